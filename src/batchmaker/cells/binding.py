@@ -1,0 +1,228 @@
+"""Bind a module to its inputs: outputs inferred, identity known, and three fast ways to run it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from batchmaker.cells.dataflow import CannotRewriteError, CellGraph
+from batchmaker.cells.export import example_rows, export_cell, flat_module, flat_outputs, infer_outputs
+from batchmaker.cells.fold import fold_tokens
+from batchmaker.cells.identity import CellIdentity, canonical
+from batchmaker.cells.lower import Packer
+from batchmaker.cells.program import Program
+from batchmaker.cells.rewrite import cut_recurrent_cells, fold_constants, lift, token_limits
+from batchmaker.cells.split import Split, compile_whole, split_cell
+from batchmaker.errors import ModelError
+from batchmaker.graph.spec import ValueSpec
+
+
+def bind(
+    module: nn.Module | torch.export.ExportedProgram,
+    inputs: tuple[ValueSpec, ...],
+    *,
+    name: str,
+    num_sequence_inputs: int | None = None,
+    fold_bytes: int = 1 << 30,
+) -> BoundCell:
+    """Check the module against its declared inputs, put it in eval mode and make it fast.
+
+    num_sequence_inputs: the first so many inputs are given step by step, the rest is state that the last
+    outputs feed; None if nothing is state (see BoundCell.split). fold_bytes: most that tables over a
+    vocabulary may take. Raises ModelError or ShapeError; a module that cannot be traced is not an error,
+    `notes` say so.
+    """
+    where = f"cell {name!r}"
+    runnable = module.module() if isinstance(module, torch.export.ExportedProgram) else flat_module(module)
+    outputs = infer_outputs(runnable, inputs, where)
+    try:
+        program = module if isinstance(module, torch.export.ExportedProgram) else _export(runnable, inputs)
+        graph = lift(program)
+    except CannotRewriteError as error:
+        notes: tuple[str, ...] = (f"left as it is: {error}",)
+        itself = module if isinstance(module, nn.Module) else runnable
+        identity = CellIdentity("", (inputs, outputs), module=itself)
+        bound = BoundCell(name, inputs, outputs, identity, notes, _Core(runnable, None, where))
+    else:
+        text, weights = canonical(graph)
+        identity = CellIdentity(text, (inputs, outputs), weights)
+        limits = token_limits(graph)
+        known = tuple(
+            dataclasses.replace(spec, num_tokens=limits.get(node.name, spec.num_tokens))
+            for spec, node in zip(inputs, graph.inputs, strict=True)
+        )
+        notes = _make_fast(graph, limits, fold_bytes)
+        bound = BoundCell(name, known, outputs, identity, notes, _Core(runnable, graph, where))
+    return bound if num_sequence_inputs is None else bound.split(num_sequence_inputs)
+
+
+def _export(module: nn.Module, inputs: tuple[ValueSpec, ...]) -> torch.export.ExportedProgram:
+    try:
+        return export_cell(module, inputs)
+    except Exception as error:  # torch.export raises whatever the module's code runs into
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CannotRewriteError(f"torch.export failed: {reason}") from error
+
+
+def _make_fast(graph: CellGraph, limits: dict[str, int], fold_bytes: int) -> tuple[str, ...]:
+    """Rewrite the graph in place and return what was done."""
+    notes = [f"{kind} cut into input projection and step" for kind in cut_recurrent_cells(graph)]
+    fold_constants(graph)
+    notes += [str(folded) for folded in fold_tokens(graph, limits, fold_bytes)]
+    graph.drop_unused_constants()
+    return tuple(notes)
+
+
+class _Core:
+    """What all splits of one cell share: its graph, or the module itself where there is none."""
+
+    def __init__(self, module: nn.Module, graph: CellGraph | None, where: str) -> None:
+        self._module = module
+        self._graph = graph
+        self._where = where
+        self._packer = Packer()
+        self._whole: Program | None = None
+
+    def whole(self) -> Program:
+        """Return the whole cell as a program, compiled at first use."""
+        if self._whole is None:
+            graph = self._graph
+            self._whole = self._run_module if graph is None else compile_whole(graph, self._packer)
+        return self._whole
+
+    def split(self, inputs: tuple[ValueSpec, ...], num_sequence_inputs: int) -> tuple[Split, tuple[str, ...]]:
+        """Return the cell in two parts, and a note on what was done."""
+        if self._graph is not None:
+            try:
+                split = split_cell(self._graph, num_sequence_inputs, self._packer)
+            except CannotRewriteError as error:
+                return self._all_in_step(inputs[:num_sequence_inputs]), (f"nothing hoisted: {error}",)
+            count = split.num_hoisted_calls
+            return split, ((f"{count} operations hoisted out of the step",) if count else ())
+        return self._all_in_step(inputs[:num_sequence_inputs]), ()
+
+    def _all_in_step(self, sequence: tuple[ValueSpec, ...]) -> Split:
+        return Split(_hand_on, self.whole(), sequence, 0)
+
+    def _run_module(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Run the module on copies: nothing is known of it, so it may write into what it is given."""
+        with torch.no_grad():
+            return flat_outputs(self._module(*(value.clone() for value in inputs)), self._where)
+
+
+def _hand_on(*inputs: Tensor) -> tuple[Tensor, ...]:
+    return inputs
+
+
+@final
+class BoundCell:
+    """A module with known rows, ready to run. Made by `bind`.
+
+    inputs, outputs: row specs; an integer input that indexes an embedding carries its num_tokens. hoisted:
+    row specs of what `hoist` returns. notes: what was done to make it fast, or why nothing was.
+
+    All calls take and return batches [n, *shape] on the CPU and never modify what they are given; an output
+    may be an input handed through. The weights are those at binding time: later changes of the module are
+    not seen.
+    """
+
+    __slots__ = (
+        "_core", "_split", "_splits", "hoisted", "identity", "inputs", "name", "notes", "num_sequence_inputs",
+        "outputs",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        name: str,
+        inputs: tuple[ValueSpec, ...],
+        outputs: tuple[ValueSpec, ...],
+        identity: CellIdentity,
+        notes: tuple[str, ...],
+        core: _Core,
+    ) -> None:
+        self.name = name
+        self.inputs = inputs
+        self.outputs = outputs
+        self.identity = identity
+        self.notes = notes
+        self.hoisted: tuple[ValueSpec, ...] = ()
+        self.num_sequence_inputs: int | None = None
+        self._core = core
+        self._split: Split | None = None
+        self._splits: dict[int, BoundCell] = {}
+
+    def split(self, num_sequence_inputs: int) -> BoundCell:
+        """Return the same cell with its first inputs given step by step and the rest as recurrent state.
+
+        Shares everything with this one, and is made once per number. Raises ModelError if the trailing
+        outputs do not have the rows of the state.
+        """
+        if num_sequence_inputs not in self._splits:
+            self._check_state(num_sequence_inputs)
+            split, notes = self._core.split(self.inputs, num_sequence_inputs)
+            made = BoundCell(self.name, self.inputs, self.outputs, self.identity, (*self.notes, *notes), self._core)
+            made.num_sequence_inputs, made._split, made.hoisted = num_sequence_inputs, split, split.hoisted
+            self._splits[num_sequence_inputs] = made
+        return self._splits[num_sequence_inputs]
+
+    def call(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Run one step: inputs [n, *shape] -> outputs [n, *shape]."""
+        return self._core.whole()(*inputs)
+
+    def hoist(self, sequence: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Compute what needs no state for m rows at once: [m, *shape] -> hoisted values [m, ...]."""
+        return self._need_split().hoist(*sequence)
+
+    def step(self, hoisted: tuple[Tensor, ...], state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Compute the rest for n rows: returns all outputs of the cell, so call(x, s) = step(hoist(x), s)."""
+        return self._need_split().step(*hoisted, *state)
+
+    def warm_up(self, batch_sizes: Iterable[int], hoist_sizes: Iterable[int] = ()) -> None:
+        """Run every size once, so that no request waits while oneDNN builds what a new size needs.
+
+        batch_sizes: for `step`, or for `call` where the cell is not split. hoist_sizes: for `hoist`.
+        """
+        for size in batch_sizes:
+            if self.num_sequence_inputs is None:
+                self.call(example_rows(self.inputs, size))
+            else:
+                state = example_rows(self.inputs[self.num_sequence_inputs :], size)
+                self.step(example_rows(self.hoisted, size), state)
+        for size in hoist_sizes:
+            self.hoist(example_rows(self.inputs[: self.num_sequence_inputs], size))
+
+    def __repr__(self) -> str:
+        given, made = (", ".join(map(str, side)) for side in (self.inputs, self.outputs))
+        return f"BoundCell({self.name!r}: ({given}) -> ({made}))"
+
+    def _need_split(self) -> Split:
+        if self._split is None:
+            raise ModelError(
+                f"cell {self.name!r}: bound without num_sequence_inputs, so nothing is known to be state. "
+                "Use call(), or split(num_sequence_inputs) first."
+            )
+        return self._split
+
+    def _check_state(self, num_sequence_inputs: int) -> None:
+        if not 0 <= num_sequence_inputs <= len(self.inputs):
+            raise ModelError(
+                f"cell {self.name!r}: got {num_sequence_inputs} sequence inputs, expected 0 to "
+                f"{len(self.inputs)}, the inputs that it declares."
+            )
+        state = self.inputs[num_sequence_inputs:]
+        if len(state) > len(self.outputs):
+            raise ModelError(
+                f"cell {self.name!r}: {len(state)} inputs are state but it returns {len(self.outputs)} "
+                "outputs. Return the next state as the last outputs, in the order of the inputs."
+            )
+        fed = self.outputs[len(self.outputs) - len(state) :]
+        for index, (old, new) in enumerate(zip(state, fed, strict=True), start=num_sequence_inputs):
+            if old.row_signature != new.row_signature:
+                raise ModelError(
+                    f"cell {self.name!r}, input {index}: state rows are {old}, but the output that feeds "
+                    f"them is {new}. Return the next state as the last outputs, in the order of the inputs."
+                )

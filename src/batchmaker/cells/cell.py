@@ -1,0 +1,276 @@
+"""A cell: an nn.Module that can be batched over its first dimension, and how an unfold function calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextvars import ContextVar
+from typing import Any, Protocol, final
+
+import numpy as np
+import torch
+from torch import nn
+
+from batchmaker.cells.host_values import host_sequence, host_value
+from batchmaker.errors import InvalidRequestError, ModelError, OptionError
+from batchmaker.graph.recorder import Argument, Recorder, SequenceArgument
+from batchmaker.graph.spec import CellType, ValueSpec
+from batchmaker.graph.values import HostValues, Value, ValueSequence
+
+DEFAULT_MAX_BATCH = 256
+
+
+class CellTypes(Protocol):
+    """Gives cells their types; an unfolding asks it at every call."""
+
+    def known(self, cell: Cell) -> CellType | None:
+        """Return the type of a cell that has been used before."""
+
+    def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...]) -> CellType:
+        """Bind a cell to its inputs' specs, prove its outputs, and give it a type."""
+
+    def use_in_runs(self, cell: CellType, num_sequence_inputs: int) -> None:
+        """Note that chains of this cell take so many inputs per step; ModelError if others take another number."""
+
+    def zero_state(self, cell: Cell, sequence: tuple[ValueSpec, ...]) -> tuple[ValueSpec, ...]:
+        """Return the specs of a chain's initial state where the unfold function gives none."""
+
+
+@final
+class UnfoldingScope:
+    """What cell calls inside a running unfold function write to. untils: first node of a loop -> what ends it."""
+
+    __slots__ = ("recorder", "types", "untils")
+
+    def __init__(self, recorder: Recorder, types: CellTypes) -> None:
+        self.recorder = recorder
+        self.types = types
+        self.untils: dict[int, Any] = {}
+
+
+current_scope: ContextVar[UnfoldingScope | None] = ContextVar("batchmaker_unfolding", default=None)
+
+
+def size_ladder(largest: int, *, exact: int, parts: int) -> tuple[int, ...]:
+    """Return sizes from 1 to `largest`: each one up to `exact`, then `parts` (a power of two) to every doubling."""
+    sizes = {*range(1, min(largest, exact) + 1), largest}
+    size = exact
+    while size < largest:
+        size += max(1, (1 << (size.bit_length() - 1)) // parts)
+        sizes.add(min(size, largest))
+    return tuple(sorted(sizes))
+
+
+def default_batch_sizes(max_batch: int) -> tuple[int, ...]:
+    """Return the sizes at which a cell is materialised: padding adds less than an eighth."""
+    return size_ladder(max_batch, exact=32, parts=8)
+
+
+@final
+class Cell:
+    """An nn.Module as a unit of batching: dimension 0 of every input and output is the batch.
+
+    max_batch: most rows in one call (`batchmaker profile` finds a good one). batch_sizes: the only sizes at which the
+    module is ever called; a batch in between is padded up. Default: every size to 32, then coarser up to max_batch.
+    priority: larger is preferred when several cells could run; give later parts of a network more (decoder over
+    encoder, inner nodes over leaves). host_outputs: outputs that the host must see after each step, such as a word.
+    name: for messages and reports; a Model names its cells after their attributes.
+
+    The methods are for use inside `Model.unfold`.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        max_batch: int | None = None,
+        batch_sizes: Iterable[int] | None = None,
+        priority: int = 0,
+        host_outputs: Iterable[int] = (),
+        name: str | None = None,
+    ) -> None:
+        if not isinstance(module, nn.Module):
+            raise ModelError(f"bm.Cell wraps a torch.nn.Module, got {type(module).__name__}")
+        if batch_sizes is None:
+            max_batch = DEFAULT_MAX_BATCH if max_batch is None else max_batch
+            if max_batch < 1:
+                raise OptionError(f"max_batch must be at least 1, got {max_batch}")
+            sizes = default_batch_sizes(max_batch)
+        else:
+            sizes = tuple(sorted(set(batch_sizes)))
+            if not sizes or sizes[0] < 1:
+                raise OptionError(f"batch_sizes must be positive numbers, got {sizes}")
+            if max_batch is not None and max_batch != sizes[-1]:
+                raise OptionError(f"max_batch is {max_batch} but the largest of batch_sizes is {sizes[-1]}")
+        self.module = module
+        self.batch_sizes = sizes
+        self.priority = priority
+        self.host_outputs = tuple(host_outputs)
+        self.name = name
+
+    @property
+    def max_batch(self) -> int:
+        return self.batch_sizes[-1]
+
+    @property
+    def float_dtype(self) -> str:
+        """Dtype of the module's first floating weight, else float32: what floating request data is converted to."""
+        for weight in self.module.parameters():
+            if weight.dtype.is_floating_point:
+                return str(weight.dtype).removeprefix("torch.")
+        return "float32"
+
+    # --- inside an unfold function ----------------------------------------------------------------------------
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Add one node. Arguments are values of other cells or data of this request (one row, without batch).
+
+        Returns the cell's output, or a tuple of its outputs.
+        """
+        scope = self._scope()
+        known = scope.types.known(self)
+        if known is not None and len(arguments) != len(known.inputs):
+            raise InvalidRequestError(f"{self._where()} takes {len(known.inputs)} inputs, got {len(arguments)}")
+        given = [self._single(argument, known, port) for port, argument in enumerate(arguments)]
+        cell = known or scope.types.learn(self, tuple(argument.spec for argument in given))
+        return _one_or_all(scope.recorder.node(cell, given))
+
+    def run(self, sequence: Any, init: Any = None) -> Any:
+        """Add a chain: the cell is called once per element, its last outputs fed back as its last inputs.
+
+        sequence: data [steps, *shape] or a sequence of values; a tuple of those for a cell that takes several inputs
+        per step. init: the initial state, one value or a tuple; zeros if omitted. Returns the last step's output
+        (or a tuple of outputs); `.steps` of each is the sequence over all steps.
+        """
+        scope = self._scope()
+        known = scope.types.known(self)
+        parts = sequence if isinstance(sequence, tuple) and _is_several(sequence) else (sequence,)
+        columns = [self._column(part, known, port) for port, part in enumerate(parts)]
+        return self._chain(scope, known, columns, init, None, None)
+
+    def loop(self, init: Any, *, until: Any = None, max_steps: int) -> Any:
+        """Add a chain that feeds all its inputs from its own last outputs, starting with `init`.
+
+        It ends after max_steps steps, or after the step at which the first of the cell's host_outputs (the first output
+        where none is declared) equals `until`; `until` may also be a function that takes an array of such values, one
+        per request, and returns an array of bools. Returns what `run` returns.
+        """
+        scope = self._scope()
+        return self._chain(scope, scope.types.known(self), [], init, max_steps, until)
+
+    def map(self, *sequences: Any) -> Any:
+        """Add one node per element, without recurrence. Returns the output as a sequence, or a tuple of sequences."""
+        scope = self._scope()
+        known = scope.types.known(self)
+        columns = [self._column(sequence, known, port) for port, sequence in enumerate(sequences)]
+        cell = known or scope.types.learn(self, tuple(column.spec for column in columns))
+        if len(columns) != len(cell.inputs):
+            raise InvalidRequestError(f"{self._where()} takes {len(cell.inputs)} inputs, got {len(columns)} sequences")
+        return _one_or_all(scope.recorder.map(cell, columns))
+
+    def tree(self, children: Any, leaves: Any, *inputs: Any) -> Any:
+        """Add the inner nodes of a tree or DAG.
+
+        children: integers [num_nodes, arity], children before parents: an entry below the number of leaves is a leaf,
+        any other is inner node `entry - number of leaves`. leaves: a sequence of values, or a tuple of sequences if a
+        node's state has several parts. inputs: optional sequences with one element per inner node. The module is
+        called with the inputs, then each child's state in order: forward(h_left, c_left, h_right, c_right).
+        Returns the outputs as sequences over the inner nodes; the root of a tree is the last: `h[-1]`.
+        """
+        scope = self._scope()
+        known = scope.types.known(self)
+        try:
+            array = np.asarray(children, dtype=np.int64)
+        except (TypeError, ValueError) as error:
+            raise InvalidRequestError(
+                f"{self._where()}: children must be integers [num_nodes, arity] ({error})"
+            ) from None
+        states = leaves if isinstance(leaves, tuple) else (leaves,)
+        if not all(isinstance(state, ValueSequence) for state in states):
+            raise InvalidRequestError(f"{self._where()}: leaves must be sequences of values, from cell.map(...)")
+        columns = [self._column(sequence, known, port) for port, sequence in enumerate(inputs)]
+        arity = array.shape[1] if array.ndim == 2 else 0
+        specs = (*(column.spec for column in columns), *(state.spec for state in states) * arity)
+        cell = known or scope.types.learn(self, specs)
+        return _one_or_all(scope.recorder.tree(cell, array, states, columns))
+
+    # --- inside -------------------------------------------------------------------------------------------------
+
+    def _chain(
+        self,
+        scope: UnfoldingScope,
+        known: CellType | None,
+        columns: list[SequenceArgument],
+        init: Any,
+        max_steps: int | None,
+        until: Any,
+    ) -> Any:
+        state: list[Argument] | None = None
+        if init is not None:
+            parts = init if isinstance(init, tuple | list) else (init,)
+            state = [self._single(part, known, len(columns) + i) for i, part in enumerate(parts)]
+        if known is None:
+            sequence_specs = tuple(column.spec for column in columns)
+            if state is None:
+                state_specs = scope.types.zero_state(self, sequence_specs)
+            else:
+                state_specs = tuple(value.spec for value in state)
+            known = scope.types.learn(self, (*sequence_specs, *state_specs))
+        scope.types.use_in_runs(known, len(columns))
+        outputs = scope.recorder.run(known, columns, state, max_steps=max_steps, open_ended=until is not None)
+        if until is not None:
+            watched = self.host_outputs[0] if self.host_outputs else 0
+            scope.untils[int(outputs[0].steps.nodes[0])] = until
+            scope.recorder.fetch(outputs[watched].steps)
+        return _one_or_all(outputs)
+
+    def _single(self, argument: Any, known: CellType | None, port: int) -> Argument:
+        if isinstance(argument, Value):
+            return argument
+        spec = known.inputs[port] if known is not None and port < len(known.inputs) else None
+        return host_value(argument, spec, self.float_dtype, self._where(port))
+
+    def _column(self, sequence: Any, known: CellType | None, port: int) -> SequenceArgument:
+        if isinstance(sequence, ValueSequence):
+            len(sequence)  # an open-ended loop's steps have no length yet, which is an error here
+            return sequence
+        if isinstance(sequence, Sequence) and len(sequence) and all(isinstance(item, Value) for item in sequence):
+            return _sequence_of(sequence, self._where(port))
+        spec = known.inputs[port] if known is not None and port < len(known.inputs) else None
+        return host_sequence(sequence, spec, self.float_dtype, self._where(port))
+
+    def _where(self, port: int | None = None) -> str:
+        name = f"cell {self.name or type(self.module).__name__!r}"
+        return name if port is None else f"{name}, input {port}"
+
+    def _scope(self) -> UnfoldingScope:
+        scope = current_scope.get()
+        if scope is None:
+            raise ModelError(f"{self._where()} was called outside Model.unfold; hand the request to an Engine instead")
+        return scope
+
+    def __repr__(self) -> str:
+        return f"Cell({self.name or type(self.module).__name__}, max_batch={self.max_batch}, priority={self.priority})"
+
+
+def _is_several(parts: tuple[Any, ...]) -> bool:
+    """Whether a tuple holds several sequences rather than the elements of one."""
+    return all(
+        isinstance(part, ValueSequence | list | tuple)
+        or (isinstance(part, np.ndarray | torch.Tensor) and part.ndim > 0)
+        or (isinstance(part, HostValues))
+        for part in parts
+    )
+
+
+def _one_or_all(outputs: tuple[Any, ...]) -> Any:
+    return outputs[0] if len(outputs) == 1 else outputs
+
+
+def _sequence_of(values: Sequence[Value], where: str) -> ValueSequence:
+    """Make a sequence of values of one output. The values stay alive with it."""
+    outputs = {value.output for value in values}
+    signatures = {value.spec.row_signature for value in values}
+    if len(outputs) > 1 or len(signatures) > 1:
+        raise InvalidRequestError(f"{where}: the values of a sequence must all be the same output of like cells")
+    nodes = np.array([value.node for value in values], np.int64)
+    return ValueSequence(nodes, values[0].output, values[0].spec, keeps=tuple(values))

@@ -1,0 +1,53 @@
+"""A model: cells and an unfold function in plain Python."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from batchmaker.cells.cell import Cell
+from batchmaker.errors import ModelError
+
+
+class Model(ABC):
+    """What is served: make the cells in `__init__`, call them in `unfold`.
+
+    example_request: optional; if set, it is unfolded when the engine starts, to prove shapes and types and to
+    materialise every cell at every batch size before the first request. Without it the first request does that.
+    """
+
+    example_request: Any = None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if isinstance(value, Cell) and value.name is None:
+            value.name = name
+        super().__setattr__(name, value)
+
+    @property
+    def cells(self) -> dict[str, Cell]:
+        """The model's cells by attribute name, in order of definition."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Cell)}
+
+    @abstractmethod
+    def unfold(self, request: Any) -> Any:
+        """Call cells on one request and return values: a value, a sequence, or a list, tuple or dict of them.
+
+        A generator function may `yield` a value to wait for it; what it yields is also streamed to the caller, and if it
+        returns nothing, the list of what it yielded is the result. A request that is a dict is passed as keyword
+        arguments where unfold names more than one parameter.
+        """
+
+    def batched(self, requests: Sequence[Any]) -> list[Any]:
+        """Compute whole requests together on the padded batch, as graph batching does; results in order.
+
+        Needed only for the policies `padded` and `serial` (the baselines), which run whole graphs.
+        """
+        raise ModelError(
+            f"{type(self).__name__} has no batched(requests): graph batching needs to know how whole requests are "
+            "padded and computed together. Define it, or use policy 'cellular'."
+        )
+
+    def length(self, request: Any) -> int:
+        """Return the length by which graph batching puts a request into a bucket."""
+        return len(request)

@@ -1,0 +1,82 @@
+"""Cell types of one model: cells bound at first use, equal cells sharing one type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import final
+
+from torch import nn
+
+from batchmaker.cells.binding import BoundCell, bind
+from batchmaker.cells.cell import Cell
+from batchmaker.cells.state import zero_state_specs
+from batchmaker.errors import ModelError
+from batchmaker.graph.spec import CellType, TypeId, ValueSpec
+
+
+@final
+class CellRegistry:
+    """Types and bound modules by type id. Grows as cells are used for the first time; nothing is ever removed.
+
+    on_new: called with each new type, before any graph that uses it exists.
+    """
+
+    def __init__(self, on_new: Callable[[CellType], None] | None = None, *, fold_bytes: int = 1 << 30) -> None:
+        self._types: dict[Cell, CellType] = {}
+        self._on_new = on_new
+        self._fold_bytes = fold_bytes
+        self.types: list[CellType] = []
+        self.bound: list[BoundCell] = []
+        self.modules: list[nn.Module] = []
+        self.num_sequence_inputs: dict[TypeId, int] = {}
+
+    def known(self, cell: Cell) -> CellType | None:
+        """Return the type of a cell that has been used before."""
+        return self._types.get(cell)
+
+    def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...]) -> CellType:
+        """Bind a cell to its inputs' specs and give it a type, that of an equal cell if there is one."""
+        name = cell.name or type(cell.module).__name__
+        bound = bind(cell.module, inputs, name=name, fold_bytes=self._fold_bytes)
+        for output in cell.host_outputs:
+            if not 0 <= output < len(bound.outputs):
+                raise ModelError(
+                    f"cell {name!r}: host_outputs names output {output}, the cell has {len(bound.outputs)}"
+                )
+        for known, other in zip(self.types, self.bound, strict=True):
+            if other.identity == bound.identity:
+                self._types[cell] = known
+                return known
+        cell_type = CellType(
+            TypeId(len(self.types)),
+            name,
+            bound.inputs,
+            bound.outputs,
+            cell.batch_sizes,
+            cell.priority,
+            cell.host_outputs,
+        )
+        self.types.append(cell_type)
+        self.bound.append(bound)
+        self.modules.append(cell.module)
+        self._types[cell] = cell_type
+        if self._on_new is not None:
+            self._on_new(cell_type)
+        return cell_type
+
+    def use_in_runs(self, cell: CellType, num_sequence_inputs: int) -> None:
+        """Note that chains of this cell take so many inputs per step; ModelError if others take another number."""
+        known = self.num_sequence_inputs.get(cell.type_id)
+        if known == num_sequence_inputs:
+            return
+        if known is not None:
+            raise ModelError(
+                f"cell {cell.name!r} is run with {num_sequence_inputs} inputs per step here and {known} elsewhere; "
+                "wrap a copy of the module in a second bm.Cell for the other use"
+            )
+        self.bound[cell.type_id].split(num_sequence_inputs)
+        self.num_sequence_inputs[cell.type_id] = num_sequence_inputs
+
+    def zero_state(self, cell: Cell, sequence: tuple[ValueSpec, ...]) -> tuple[ValueSpec, ...]:
+        """Return the specs of a chain's initial state where the unfold function gives none."""
+        return zero_state_specs(cell.module, sequence)

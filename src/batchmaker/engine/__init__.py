@@ -1,0 +1,7 @@
+"""The live driver: requests in, answers out, one loop around the scheduler."""
+
+from batchmaker.engine.driver import DriverStats, StepSeen
+from batchmaker.engine.engine import Engine
+from batchmaker.engine.ticket import Stream, Ticket
+
+__all__ = ["DriverStats", "Engine", "StepSeen", "Stream", "Ticket"]

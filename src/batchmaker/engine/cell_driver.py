@@ -1,0 +1,343 @@
+"""Drives the scheduler with real requests on a real executor: the live counterpart of the simulator."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmaker.cells.model import Model
+from batchmaker.cells.registry import CellRegistry
+from batchmaker.cells.unfolding import Unfolding
+from batchmaker.clock import Clock
+from batchmaker.engine.driver import DriverStats, StepSeen
+from batchmaker.engine.ticket import Ticket
+from batchmaker.errors import BatchmakerError, CancelledError, CellError, DeadlineError, InvalidRequestError
+from batchmaker.executor.base import Executor, StepResult
+from batchmaker.graph.cell_graph import CellGraph
+from batchmaker.graph.spec import CellType
+from batchmaker.scheduler.commands import Admit, Command, Fail, FailureKind, Read, Reply, Reserve, RunTask, Step
+from batchmaker.scheduler.core import Scheduler
+from batchmaker.scheduler.events import (
+    CellTypeAdded,
+    Event,
+    GraphExtended,
+    RequestArrived,
+    RequestCancelled,
+    RequestFailed,
+    RequestId,
+    StepFinished,
+    TaskId,
+    TimePassed,
+)
+
+_FAILURES: dict[FailureKind, type[BatchmakerError]] = {
+    FailureKind.CANCELLED: CancelledError,
+    FailureKind.DEADLINE: DeadlineError,
+    FailureKind.CELL: CellError,
+    FailureKind.UNFOLD: InvalidRequestError,
+}
+
+
+class _InFlight:
+    """A request between its arrival and its answer."""
+
+    __slots__ = ("bases", "error", "graphs", "slot", "streamed", "ticket", "unfolding", "values", "waiting_for")
+
+    def __init__(self, ticket: Ticket, unfolding: Unfolding) -> None:
+        self.ticket = ticket
+        self.unfolding = unfolding
+        self.graphs: deque[CellGraph] = deque()  # handed to the scheduler and not admitted yet
+        self.bases: list[tuple[int, int, int]] = []  # base, first local node, number of nodes
+        self.slot = 0
+        self.values: dict[tuple[int, int], Any] = {}
+        self.waiting_for: set[tuple[int, int]] = set()
+        self.streamed = 0
+        self.error: BaseException | None = None
+
+    def local(self, node: int) -> int:
+        """Return the request's own number of a node."""
+        for base, first, count in self.bases:
+            if base <= node < base + count:
+                return node - base + first
+        raise KeyError(node)
+
+
+@final
+class CellDriver:
+    """Unfolds requests, hands events to the scheduler and carries out its commands."""
+
+    def __init__(
+        self,
+        model: Model,
+        registry: CellRegistry,
+        scheduler: Scheduler,
+        executor: Executor,
+        clock: Clock,
+        max_nodes: int,
+    ) -> None:
+        self._model = model
+        self._registry = registry
+        self._scheduler = scheduler
+        self._executor = executor
+        self._clock = clock
+        self._max_nodes = max_nodes
+        self._in_flight: dict[RequestId, _InFlight] = {}
+        self._tasks: dict[TaskId, RunTask] = {}
+        self._started_s: NDArray[np.float64] = np.full(256, np.nan)
+        self._num_known = 0
+        self._settle: Callable[[Ticket, Any, BaseException | None], None] = lambda *_: None
+        self.stats = DriverStats()
+        self.observer: Callable[[StepSeen], None] | None = None
+        self.record: Callable[[Sequence[Event], Sequence[Command]], None] | None = None
+
+    def start(self, notify: Callable[[], None], settle: Callable[[Ticket, Any, BaseException | None], None]) -> None:
+        self._settle = settle
+        self._executor.start(notify)
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    def next_wakeup_s(self) -> float | None:
+        return self._scheduler.next_deadline_s
+
+    def stop(self) -> None:
+        self._executor.stop()
+
+    # --- requests ------------------------------------------------------------------------------------------------
+
+    def accept(self, tickets: Sequence[Ticket]) -> None:
+        begin = time.perf_counter()
+        events: list[Event] = []
+        for ticket in tickets:
+            unfolding = Unfolding(self._model, self._registry, ticket.request, self._max_nodes)
+            request = _InFlight(ticket, unfolding)
+            try:
+                unfolding.start()
+            except BatchmakerError as error:
+                self._learn_types(events)
+                self._settle(ticket, None, error)
+                continue
+            self._learn_types(events)
+            self._in_flight[ticket.request_id] = request
+            request.graphs.append(unfolding.graph)
+            request.waiting_for = set(unfolding.awaited)
+            ticket.num_cells += unfolding.graph.num_nodes
+            events.append(
+                RequestArrived(
+                    ticket.request_id, unfolding.graph, self._clock.now_s(), ticket.deadline_s, unfolding.open
+                )
+            )
+        self.stats.unfold_s += time.perf_counter() - begin
+        self._handle(events)
+
+    def cancel(self, request_id: RequestId) -> None:
+        if request_id in self._in_flight:
+            self._handle([RequestCancelled(request_id, self._clock.now_s())])
+
+    def cancel_all(self) -> None:
+        self._handle([RequestCancelled(request_id, self._clock.now_s()) for request_id in self._in_flight])
+
+    def tickets(self) -> Sequence[Ticket]:
+        return [request.ticket for request in self._in_flight.values()]
+
+    def _learn_types(self, events: list[Event]) -> None:
+        for cell in self._registry.types[self._num_known :]:
+            events.append(CellTypeAdded(cell, self._clock.now_s()))
+        self._num_known = len(self._registry.types)
+
+    # --- work ------------------------------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        results = self._executor.poll()
+        events: list[Event] = []
+        touched: dict[RequestId, _InFlight] = {}
+        for result in results:
+            events.append(self._take_result(result, touched))
+        for request in touched.values():
+            self._resume(request, events)
+        if not events:
+            events.append(TimePassed(self._clock.now_s()))
+        self._handle(events)
+
+    def _take_result(self, result: StepResult, touched: dict[RequestId, _InFlight]) -> StepFinished:
+        """Store what a step brought to the host and turn it into an event."""
+        task = self._tasks[result.task]
+        step = task.steps[result.step]
+        if result.step == len(task.steps) - 1:
+            del self._tasks[result.task]
+        now_s = self._clock.now_s()
+        self._count(task, step, result, now_s)
+        failed = {int(step.nodes[position]) for position, _ in result.failed}
+        for fetch, values in zip(step.fetches, result.fetched, strict=True):
+            nodes = step.nodes[fetch.positions]
+            for owner, node, value in zip(self._scheduler.owners(nodes), nodes.tolist(), values, strict=True):
+                request = self._in_flight.get(owner) if owner is not None else None
+                if request is None or owner is None or node in failed:
+                    continue
+                self._store(request, request.local(node), fetch.output, value)
+                if request.waiting_for or request.ticket.on_value is not None:
+                    touched[owner] = request
+        stopped = None if step.runs is None else self._stopped(task, step, result)
+        return StepFinished(result.task, result.step, now_s, stopped, result.failed)
+
+    def _store(self, request: _InFlight, local: int, output: int, value: Any) -> None:
+        request.values[local, output] = value
+        request.waiting_for.discard((local, output))
+        sequence = request.unfolding.streamed_sequence
+        if request.ticket.on_value is not None and sequence is not None and sequence.output == output:
+            nodes = sequence.nodes
+            while request.streamed < len(nodes) and (int(nodes[request.streamed]), output) in request.values:
+                request.ticket.on_value(request.values[int(nodes[request.streamed]), output])
+                request.streamed += 1
+
+    def _stopped(self, task: RunTask, step: Step, result: StepResult) -> NDArray[np.bool_]:
+        """Apply each open-ended run's stop test to the value that it watches, all equal tests at once."""
+        cell = self._registry.types[task.type_id]
+        watched = cell.host_outputs[0] if cell.host_outputs else 0
+        stopped = np.zeros(step.batch, np.bool_)
+        fetch, values = next(
+            (f, v) for f, v in zip(step.fetches, result.fetched, strict=True) if f.output == watched
+        )
+        groups: dict[int, tuple[Any, list[int]]] = {}
+        nodes = step.nodes[fetch.positions]
+        for i, (owner, node) in enumerate(zip(self._scheduler.owners(nodes), nodes.tolist(), strict=True)):
+            request = self._in_flight.get(owner) if owner is not None else None
+            if request is None:
+                continue
+            local = request.local(node)
+            firsts = [first for first in request.unfolding.untils if first <= local]
+            if firsts:
+                until = request.unfolding.untils[max(firsts)]
+                groups.setdefault(_group(until), (until, []))[1].append(i)
+        for until, members in groups.values():
+            array = np.asarray([values[i] for i in members])
+            stopped[fetch.positions[members]] = until(array) if callable(until) else array == until
+        return stopped
+
+    def _resume(self, request: _InFlight, events: list[Event]) -> None:
+        """Let an unfold function that has what it waited for go on, as far as it gets."""
+        if not request.unfolding.open or request.waiting_for or request.ticket.request_id not in self._in_flight:
+            return
+        begin = time.perf_counter()
+        request_id, now_s = request.ticket.request_id, self._clock.now_s()
+        try:
+            sent = request.unfolding.resume(self._lookup(request))
+        except BatchmakerError as error:
+            request.error = error
+            self._learn_types(events)
+            events.append(RequestFailed(request_id, now_s, str(error)))
+            return
+        finally:
+            self.stats.unfold_s += time.perf_counter() - begin
+        if request.ticket.on_value is not None:
+            request.ticket.on_value(sent)
+        self._learn_types(events)
+        unfolding = request.unfolding
+        request.graphs.append(unfolding.graph)
+        request.waiting_for = {key for key in unfolding.awaited if key not in request.values}
+        request.ticket.num_cells += unfolding.graph.num_nodes
+        events.append(GraphExtended(request_id, unfolding.graph, now_s, unfolding.open, unfolding.take_dropped()))
+        if unfolding.open and not request.waiting_for:
+            self._resume(request, events)
+
+    @staticmethod
+    def _lookup(request: _InFlight) -> Callable[[int, int], Any]:
+        values = request.values
+        return lambda node, output: values[node, output]
+
+    def _count(self, task: RunTask, step: Step, result: StepResult, now_s: float) -> None:
+        cell = self._registry.types[task.type_id]
+        padded = next(size for size in cell.batch_sizes if size >= step.batch)
+        stats = self.stats
+        stats.steps += 1
+        stats.cells += step.batch
+        stats.padded_cells += padded
+        stats.busy_s += result.busy_s
+        slots = self._scheduler.slots(step.nodes)
+        fresh = slots[np.isnan(self._started_s[slots])]
+        if len(fresh):
+            self._started_s[fresh] = now_s - result.busy_s
+        if self.observer is not None:
+            owners = tuple(self._scheduler.owners(step.nodes))
+            self.observer(StepSeen(task.worker, cell.name, now_s - result.busy_s, now_s, owners, padded))
+
+    # --- commands ----------------------------------------------------------------------------------------------------
+
+    def _handle(self, events: Sequence[Event]) -> None:
+        begin = time.perf_counter()
+        commands = self._scheduler.handle(*events)
+        self.stats.scheduler_s += time.perf_counter() - begin
+        if self.record is not None:
+            self.record(events, commands)
+        woken: list[_InFlight] = []
+        for command in commands:
+            match command:
+                case RunTask():
+                    self.stats.tasks += 1
+                    self._tasks[command.task] = command
+                    self._executor.submit(command)
+                case Admit():
+                    self._admit(command)
+                case Reserve():
+                    self._executor.reserve(command)
+                case Reply():
+                    self._reply(command)
+                case Fail():
+                    self._fail(command)
+                case Read():
+                    request = self._in_flight[command.request]
+                    value = self._executor.read(command.table, command.row)
+                    self._store(request, request.local(command.node), command.output, value)
+                    woken.append(request)
+        if woken:
+            following: list[Event] = []
+            for request in woken:
+                self._resume(request, following)
+            if following:
+                self._handle(following)
+
+    def _admit(self, command: Admit) -> None:
+        request = self._in_flight[command.request]
+        graph = request.graphs.popleft()
+        request.bases.append((command.base, command.first_local, command.num_nodes))
+        if command.first_local == 0:
+            request.slot = command.slot
+            if command.slot >= len(self._started_s):
+                self._started_s = np.concatenate((self._started_s, np.full(len(self._started_s), np.nan)))
+            self._started_s[command.slot] = np.nan
+        for host, table in zip(graph.host_inputs, command.host_tables, strict=True):
+            self._executor.write(table, host.first - command.first_local + command.base, host.values)
+
+    def _leave(self, request_id: RequestId) -> _InFlight:
+        request = self._in_flight.pop(request_id)
+        started_s = self._started_s[request.slot]
+        request.ticket.started_s = None if np.isnan(started_s) else float(started_s)
+        return request
+
+    def _reply(self, command: Reply) -> None:
+        request = self._leave(command.request)
+        try:
+            result = request.unfolding.result(self._lookup(request))
+        except BatchmakerError as error:
+            self._settle(request.ticket, None, error)
+            return
+        if request.ticket.on_value is not None and request.unfolding.streams_result:
+            request.ticket.on_value(result)
+        self._settle(request.ticket, result, None)
+
+    def _fail(self, command: Fail) -> None:
+        request = self._leave(command.request)
+        request.unfolding.close()
+        error = request.error or _FAILURES[command.kind](f"request {command.request}: {command.reason}")
+        self._settle(request.ticket, None, error)
+
+
+def _group(until: Any) -> int:
+    """Return a key under which equal stop tests meet."""
+    return id(until) if callable(until) else hash(until)

@@ -1,0 +1,69 @@
+"""What the engine's loop drives: cellular batching of cells, or graph batching of whole requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from batchmaker.engine.ticket import Ticket
+from batchmaker.scheduler.events import RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class StepSeen:
+    """One finished batch as an observer sees it. requests: [batch] who was in it; positions keep their lanes."""
+
+    worker: int
+    cell: str
+    begin_s: float
+    end_s: float
+    requests: tuple[RequestId | None, ...]
+    padded: int
+
+
+@dataclass(slots=True)
+class DriverStats:
+    """Counts since the start. cells: useful rows computed; padded_cells: rows computed, padding included."""
+
+    steps: int = 0
+    cells: int = 0
+    padded_cells: int = 0
+    tasks: int = 0
+    scheduler_s: float = 0.0
+    unfold_s: float = 0.0
+    busy_s: float = 0.0
+
+
+class Driver(Protocol):
+    """Takes tickets and settles each exactly once, by calling `settle(ticket, result, error)`."""
+
+    stats: DriverStats
+    observer: Callable[[StepSeen], None] | None
+
+    def start(self, notify: Callable[[], None], settle: Callable[[Ticket, Any, BaseException | None], None]) -> None: ...
+
+    def accept(self, tickets: Sequence[Ticket]) -> None:
+        """Take new requests."""
+
+    def cancel(self, request_id: RequestId) -> None:
+        """Give a request up, if it is in flight."""
+
+    def cancel_all(self) -> None:
+        """Give up every request in flight."""
+
+    def tickets(self) -> Sequence[Ticket]:
+        """Return the tickets taken and not settled."""
+
+    def advance(self) -> None:
+        """Take note of finished work and start more."""
+
+    def next_wakeup_s(self) -> float | None:
+        """Engine time at which `advance` must be called even if nothing finishes."""
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests taken and not settled."""
+
+    def stop(self) -> None:
+        """End the workers, after what they hold."""

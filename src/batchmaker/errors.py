@@ -1,0 +1,88 @@
+"""Every error that batchmaker raises on purpose.
+
+    BatchmakerError
+    ├── ModelError              the model, a cell or a saved directory is wrong
+    │   ├── ShapeError          a value has another shape or dtype than its input declares
+    │   └── SavedModelError     a saved model cannot be read or is refused
+    ├── RequestError            this request is wrong or failed; others are not touched
+    │   ├── InvalidRequestError what the caller sent cannot be unfolded
+    │   ├── NodeLimitError      the unfold function made more nodes than allowed
+    │   ├── CellError           a cell raised while it computed this request
+    │   ├── DeadlineError       the deadline passed before the last cell was done
+    │   └── CancelledError      the caller gave the request up
+    ├── DataError               a file of data is missing or malformed
+    ├── OptionError             an option, policy or model name is not known
+    ├── StoppedError            the engine takes no more requests
+    └── InvariantError          the scheduler's own books do not balance: a defect
+
+Messages say where, what came, what was wanted and what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class BatchmakerError(Exception):
+    """Anything that batchmaker raises on purpose."""
+
+
+class ModelError(BatchmakerError):
+    """The model, one of its cells or its directory is wrong."""
+
+
+class ShapeError(ModelError):
+    """A value has another shape or dtype than the input that it feeds declares."""
+
+
+class SavedModelError(ModelError):
+    """A saved model cannot be read, or is refused because it is not what it says."""
+
+
+class RequestError(BatchmakerError):
+    """One request is wrong or failed; every other request goes on."""
+
+
+class InvalidRequestError(RequestError):
+    """What the caller sent cannot be unfolded into cells."""
+
+
+class NodeLimitError(RequestError):
+    """The unfold function made more nodes than one request may have."""
+
+
+class CellError(RequestError):
+    """A cell raised while it computed a batch that this request was part of."""
+
+
+class DeadlineError(RequestError):
+    """The request's deadline passed before its last cell was done."""
+
+
+class CancelledError(RequestError):
+    """The caller gave the request up before it was answered."""
+
+
+class DataError(BatchmakerError):
+    """A data file is missing or malformed."""
+
+
+class OptionError(BatchmakerError):
+    """An option, policy or model name is not known, or its value is not allowed."""
+
+
+class StoppedError(BatchmakerError):
+    """The engine has been stopped and takes no more requests."""
+
+
+class InvariantError(BatchmakerError):
+    """The scheduler's own books do not balance. Always a defect in batchmaker."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> OptionError:
+    """Return the error for a name that is not known, with the nearest one that is."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return OptionError(f"unknown {kind} {name!r}; known: {', '.join(names)}.{hint}")

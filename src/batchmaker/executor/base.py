@@ -1,0 +1,58 @@
+"""The seam between the engine and a device: tasks go in, finished steps come out, nobody waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from batchmaker.scheduler.commands import Reserve, RunTask, TableId
+from batchmaker.scheduler.events import TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One finished step.
+
+    fetched: per fetch of the step, the values at its positions: a list of numbers for scalar outputs, else a list of
+    tensors that own their memory. failed: positions at which the cell raised, with the reason; their values are
+    undefined. busy_s: seconds the step took on its worker.
+    """
+
+    task: TaskId
+    step: int
+    fetched: tuple[list[Any], ...]
+    failed: tuple[tuple[int, str], ...]
+    busy_s: float
+
+
+class Executor(Protocol):
+    """One kind of device with one or more workers. Called by one thread, the engine's.
+
+    submit returns at once; tasks of one worker run in order and several may be in flight. Whenever steps have finished,
+    the executor calls `notify` (from any thread) and hands them out at the next `poll`, in order per task.
+    """
+
+    @property
+    def num_workers(self) -> int: ...
+
+    def start(self, notify: Callable[[], None]) -> None:
+        """Begin work. notify: cheap, callable from any thread."""
+
+    def reserve(self, command: Reserve) -> None:
+        """Create or grow state tables; waits for running steps where rows must move."""
+
+    def write(self, table: TableId, first_row: int, values: Any) -> None:
+        """Write host values [count, ...] into consecutive rows that no submitted step reads."""
+
+    def read(self, table: TableId, row: int) -> Any:
+        """Return a copy of one row, a number if it is a scalar. No submitted step writes it."""
+
+    def submit(self, task: RunTask) -> None:
+        """Run a task's steps in order after the worker's earlier tasks."""
+
+    def poll(self) -> list[StepResult]:
+        """Return the steps finished since the last call."""
+
+    def stop(self) -> None:
+        """Finish what was submitted and end the workers."""

@@ -1,0 +1,128 @@
+"""The CPU executor: one thread per worker, all sharing one set of state tables."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import torch
+
+from batchmaker.cells.binding import BoundCell
+from batchmaker.errors import OptionError
+from batchmaker.executor.base import StepResult
+from batchmaker.executor.stepping import TaskRunner
+from batchmaker.executor.tables import StateTables
+from batchmaker.graph.spec import CellType
+from batchmaker.scheduler.commands import Reserve, RunTask, TableId
+
+
+def default_threads(num_workers: int = 1) -> int:
+    """Compute threads per worker: the cores that this process may use, less one for the rest of it.
+
+    The engine, the front end and the caller need a core between them. Where they have none, a compute thread is
+    descheduled while the others of its parallel region wait, and steps take many times as long.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, (cores - 1) // num_workers)
+
+
+@final
+class CpuExecutor:
+    """Runs tasks on worker threads. PyTorch releases the interpreter inside each operation, so workers overlap.
+
+    types, cells: by type id, may grow while running. num_threads: compute threads of each worker.
+    """
+
+    def __init__(
+        self,
+        types: Sequence[CellType],
+        cells: Sequence[BoundCell],
+        *,
+        num_workers: int = 1,
+        num_threads: int | None = None,
+    ) -> None:
+        if num_workers < 1:
+            raise OptionError(f"num_workers must be at least 1, got {num_workers}")
+        self._num_threads = default_threads(num_workers) if num_threads is None else num_threads
+        if self._num_threads < 1:
+            raise OptionError(f"num_threads must be at least 1, got {self._num_threads}")
+        self._tables = StateTables()
+        self._runner = TaskRunner(types, cells, self._tables)
+        self._queues: list[queue.SimpleQueue[RunTask | None]] = [queue.SimpleQueue() for _ in range(num_workers)]
+        self._threads: list[threading.Thread] = []
+        self._results: deque[StepResult] = deque()
+        self._notify: Callable[[], None] = lambda: None
+        self._idle = threading.Condition()
+        self._num_submitted = 0
+        self._num_done = 0
+
+    @property
+    def num_workers(self) -> int:
+        return len(self._queues)
+
+    @property
+    def num_threads(self) -> int:
+        """Compute threads of each worker."""
+        return self._num_threads
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of state tables allocated."""
+        return self._tables.num_bytes
+
+    def start(self, notify: Callable[[], None]) -> None:
+        self._notify = notify
+        for number, tasks in enumerate(self._queues):
+            thread = threading.Thread(target=self._work, args=(tasks,), name=f"batchmaker-worker-{number}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def reserve(self, command: Reserve) -> None:
+        if self._tables.must_move(command):
+            with self._idle:
+                self._idle.wait_for(lambda: self._num_done == self._num_submitted)
+        self._tables.reserve(command)
+
+    def write(self, table: TableId, first_row: int, values: Any) -> None:
+        self._tables.write(table, first_row, values)
+
+    def read(self, table: TableId, row: int) -> Any:
+        value = self._tables[table][row]
+        return value.item() if value.ndim == 0 else value.clone()
+
+    def submit(self, task: RunTask) -> None:
+        self._num_submitted += 1
+        self._queues[task.worker].put(task)
+
+    def poll(self) -> list[StepResult]:
+        results: list[StepResult] = []
+        while self._results:
+            results.append(self._results.popleft())
+        return results
+
+    def stop(self) -> None:
+        for tasks in self._queues:
+            tasks.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._threads.clear()
+
+    def _work(self, tasks: queue.SimpleQueue[RunTask | None]) -> None:
+        torch.set_num_threads(self._num_threads)
+        with torch.no_grad():
+            while (task := tasks.get()) is not None:
+                begin = time.perf_counter()
+                for result in self._runner.run(task):
+                    now = time.perf_counter()
+                    fetched, failed = result.fetched, result.failed
+                    self._results.append(StepResult(task.task, result.step, fetched, failed, now - begin))
+                    begin = now
+                    self._notify()
+                with self._idle:
+                    self._num_done += 1
+                    self._idle.notify_all()

@@ -1,0 +1,60 @@
+"""An executor that computes nothing: every step is done as soon as somebody asks. For tests and dry runs."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, final
+
+from batchmaker.scheduler.commands import Reserve, RunTask, TableId
+from batchmaker.executor.base import StepResult
+
+
+@final
+class NullExecutor:
+    """Finishes every submitted step at the next poll; all values are 0. Keeps no row.
+
+    submitted: the tasks in order, if `record` is set.
+    """
+
+    def __init__(self, num_workers: int = 1, *, record: bool = False) -> None:
+        self._num_workers = num_workers
+        self._waiting: deque[RunTask] = deque()
+        self._notify: Callable[[], None] = lambda: None
+        self._record = record
+        self.submitted: list[RunTask] = []
+        self.num_rows_reserved = 0
+
+    @property
+    def num_workers(self) -> int:
+        return self._num_workers
+
+    def start(self, notify: Callable[[], None]) -> None:
+        self._notify = notify
+
+    def reserve(self, command: Reserve) -> None:
+        self.num_rows_reserved = max(self.num_rows_reserved, command.num_rows)
+
+    def write(self, table: TableId, first_row: int, values: Any) -> None:
+        """Drop the values."""
+
+    def read(self, table: TableId, row: int) -> Any:
+        return 0
+
+    def submit(self, task: RunTask) -> None:
+        if self._record:
+            self.submitted.append(task)
+        self._waiting.append(task)
+        self._notify()
+
+    def poll(self) -> list[StepResult]:
+        done = [
+            StepResult(task.task, i, tuple([0] * len(fetch.positions) for fetch in step.fetches), (), 0.0)
+            for task in self._waiting
+            for i, step in enumerate(task.steps)
+        ]
+        self._waiting.clear()
+        return done
+
+    def stop(self) -> None:
+        """Nothing runs, so nothing is left to finish."""

@@ -1,0 +1,205 @@
+"""Running the steps of a task on tensors: rows in, cell, rows out."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from batchmaker.cells.binding import BoundCell
+from batchmaker.cells.cell import size_ladder
+from batchmaker.cells.export import example_rows
+from batchmaker.executor.tables import StateTables
+from batchmaker.graph.spec import CellType, ValueSpec
+from batchmaker.scheduler.commands import ZERO_TABLE, FetchOutput, Lanes, RunTask, Source, Step
+
+Outputs = tuple[Tensor, ...]
+Failures = tuple[tuple[int, str], ...]
+
+MAX_HOISTED_ROWS = 2048
+HOISTED_SIZES = size_ladder(MAX_HOISTED_ROWS, exact=8, parts=4)
+"""Sizes at which the hoisted part of a cell runs; more rows are computed in blocks of the largest."""
+
+
+@dataclass(frozen=True, slots=True)
+class RanStep:
+    """What one step gave back for the host."""
+
+    step: int
+    fetched: tuple[list[Any], ...]
+    failed: Failures
+
+
+@final
+class TaskRunner:
+    """Runs tasks on one set of state tables. Safe for several threads, whose tasks touch different rows."""
+
+    def __init__(self, types: Sequence[CellType], cells: Sequence[BoundCell], tables: StateTables) -> None:
+        self._types = types
+        self._cells = cells
+        self._tables = tables
+
+    def run(self, task: RunTask) -> Iterator[RanStep]:
+        """Run a task's steps in order; yields after each."""
+        cell_type, cell = self._types[task.type_id], self._cells[task.type_id]
+        chains = [step for step in task.steps if step.lanes is not None]
+        hoisted: Outputs = ()
+        bad: dict[int, str] = {}
+        if chains:
+            lanes = chains[0].lanes
+            assert lanes is not None
+            cell = cell.split(len(cell.inputs) - len(lanes.tables))
+            hoisted, bad = self._hoist(cell_type, cell, chains)
+        offset = 0
+        for number, step in enumerate(task.steps):
+            padded = cell_type.batch_sizes[bisect_left(cell_type.batch_sizes, step.batch)]
+            if step.lanes is None:
+                outputs, failed = self._run_nodes(cell, step, padded)
+            else:
+                block = tuple(values[offset : offset + padded] for values in hoisted)
+                outputs, failed = self._run_chains(cell, step, step.lanes, block, padded)
+                if bad:
+                    failed += tuple((i, bad[offset + i]) for i in range(step.batch) if offset + i in bad)
+                offset += step.batch
+            self._keep(step, outputs)
+            yield RanStep(number, tuple(_fetch(fetch, outputs) for fetch in step.fetches), failed)
+
+    # --- single nodes ------------------------------------------------------------------------------------------
+
+    def _run_nodes(self, cell: BoundCell, step: Step, padded: int) -> tuple[Outputs, Failures]:
+        inputs = tuple(
+            self._tables.gather(sources, step.batch, padded, spec)
+            for sources, spec in zip(step.inputs, cell.inputs, strict=True)
+        )
+        try:
+            return cell.call(inputs), ()
+        except Exception:  # a cell may raise anything; find the rows that make it
+            return _row_by_row(cell.name, cell.outputs, step.batch, inputs, lambda *row: cell.call(row))
+
+    # --- chains --------------------------------------------------------------------------------------------------
+
+    def _hoist(self, cell_type: CellType, cell: BoundCell, chains: list[Step]) -> tuple[Outputs, dict[int, str]]:
+        """Compute what does not depend on state for all steps of the task at once.
+
+        Returns the rows of all steps one after the other, with room for the padding of the last, and the rows at which
+        the cell raised.
+        """
+        total = sum(step.batch for step in chains)
+        last = chains[-1].batch
+        room = _hoisted_rows(total - last + cell_type.batch_sizes[bisect_left(cell_type.batch_sizes, last)])
+        columns = []
+        for port, spec in enumerate(cell.inputs[: len(chains[0].inputs)]):
+            parts = [step.inputs[port] for step in chains]
+            table = parts[0][0].table
+            if all(len(p) == 1 and p[0].positions is None and p[0].table == table for p in parts):
+                rows = np.concatenate([p[0].rows for p in parts])
+                columns.append(self._tables.gather((Source(table, rows),), total, room, spec))
+            else:
+                pieces = [self._tables.gather(p, s.batch, s.batch, spec) for p, s in zip(parts, chains, strict=True)]
+                pieces.append(pieces[-1][:1].expand(room - total, *spec.shape))
+                columns.append(torch.cat(pieces))
+        try:
+            blocks = [
+                cell.hoist(tuple(column[at : at + MAX_HOISTED_ROWS] for column in columns))
+                for at in range(0, room, MAX_HOISTED_ROWS)
+            ]
+        except Exception:  # a cell may raise anything; find the rows that make it
+            hoisted, failed = _row_by_row(cell.name, cell.hoisted, room, tuple(columns), lambda *row: cell.hoist(row))
+            return hoisted, dict(failed)
+        return blocks[0] if len(blocks) == 1 else tuple(map(torch.cat, zip(*blocks, strict=True))), {}
+
+    def _run_chains(
+        self, cell: BoundCell, step: Step, lanes: Lanes, hoisted: Outputs, padded: int
+    ) -> tuple[Outputs, Failures]:
+        for i, sources in enumerate(lanes.arriving):
+            self._bring(lanes, i, sources)
+        rows = None if lanes.rows is None else torch.from_numpy(lanes.rows)
+        if rows is None:
+            state = tuple(self._tables[table][:padded] for table in lanes.tables)
+        else:
+            wide = torch.zeros(padded, dtype=torch.int64)
+            wide[: len(rows)] = rows
+            state = tuple(self._tables[table].index_select(0, wide) for table in lanes.tables)
+        failed: Failures = ()
+        try:
+            outputs = cell.step(hoisted, state)
+        except Exception:  # a cell may raise anything; find the rows that make it
+            size = len(hoisted)
+            outputs, failed = _row_by_row(
+                cell.name, cell.outputs, step.batch, (*hoisted, *state), lambda *row: cell.step(row[:size], row[size:])
+            )
+        following = outputs[len(outputs) - len(lanes.tables) :]
+        if any(_shares_memory(new, self._tables[table]) for new in following for table in lanes.tables):
+            following = tuple(new.clone() for new in following)
+        for table, new in zip(lanes.tables, following, strict=True):
+            if rows is None:
+                self._tables[table][: step.batch] = new[: step.batch]
+            else:
+                self._tables[table].index_copy_(0, rows, new[: step.batch])
+        return outputs, failed
+
+    def _bring(self, lanes: Lanes, i: int, sources: tuple[Source, ...]) -> None:
+        """Copy one part of the state of chains that start or move into their lanes."""
+        target = self._tables[lanes.tables[i]]
+        values = [
+            None if s.table == ZERO_TABLE else self._tables[s.table].index_select(0, torch.from_numpy(s.rows))
+            for s in sources
+        ]
+        for source, value in zip(sources, values, strict=True):
+            positions = np.arange(lanes.count) if source.positions is None else source.positions
+            places = torch.from_numpy(positions if lanes.rows is None else lanes.rows[positions])
+            if value is None:
+                target.index_fill_(0, places, 0)
+            else:
+                target.index_copy_(0, places, value)
+
+    # --- outputs -------------------------------------------------------------------------------------------------
+
+    def _keep(self, step: Step, outputs: Outputs) -> None:
+        keep = step.keep
+        if keep is None:
+            return
+        rows = torch.from_numpy(keep.rows)
+        positions = None if keep.positions is None else torch.from_numpy(keep.positions)
+        for table, values in zip(keep.tables, outputs, strict=True):
+            target = self._tables[table]
+            kept = values[: step.batch] if positions is None else values.index_select(0, positions)
+            target.index_copy_(0, rows, kept.clone() if _shares_memory(kept, target) else kept)
+
+
+def _fetch(fetch: FetchOutput, outputs: Outputs) -> list[Any]:
+    """Return the values at some positions: numbers for scalars, else tensors that share one fresh block."""
+    values = outputs[fetch.output].index_select(0, torch.from_numpy(fetch.positions))
+    return values.tolist() if values.ndim == 1 else list(values.unbind(0))
+
+
+def _hoisted_rows(count: int) -> int:
+    """Round up to a size at which the hoisted part runs."""
+    if count > MAX_HOISTED_ROWS:
+        return -(-count // MAX_HOISTED_ROWS) * MAX_HOISTED_ROWS
+    return HOISTED_SIZES[bisect_left(HOISTED_SIZES, count)]
+
+
+def _shares_memory(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors lie in one block: a cell may hand an input through."""
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
+def _row_by_row(
+    name: str, specs: Sequence[ValueSpec], count: int, inputs: Outputs, call: Callable[..., Outputs]
+) -> tuple[Outputs, Failures]:
+    """Run a batch one row at a time, so that only the rows that make the cell raise fail; theirs are zeros."""
+    rows: list[Outputs] = []
+    failed: list[tuple[int, str]] = []
+    for position in range(count):
+        try:
+            rows.append(call(*(value[position : position + 1] for value in inputs)))
+        except Exception as error:  # the cell's own; it is reported to the row's request
+            rows.append(example_rows(specs, 1))
+            failed.append((position, f"cell {name!r} raised {type(error).__name__}: {error}"))
+    return tuple(torch.cat(column) for column in zip(*rows, strict=True)), tuple(failed)

@@ -1,0 +1,103 @@
+"""What one request computes: nodes and runs in arrays. A chain is one entry, however long.
+
+Node numbers are local to the request and count up in the order of creation, so every node's sources have
+smaller numbers than the node. A run of n steps owns n consecutive numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmaker.graph.spec import TypeId
+from batchmaker.graph.values import NodeArray
+
+HOST = -1
+"""As a source: the value came with the request."""
+ZERO = -2
+"""As a source of a run's initial state: zeros."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeBlock:
+    """Consecutive single nodes.
+
+    first: number of the first node. types: [count] cell types. sources: [num_inputs, count] the node that feeds
+    each input, or HOST; rows beyond a node's own inputs hold HOST. outputs: [num_inputs, count] which output of the source.
+    connected: all nodes are of one type and hang together, so they are one subgraph.
+    """
+
+    first: int
+    types: NDArray[np.int16]
+    sources: NodeArray
+    outputs: NDArray[np.int16]
+    connected: bool = False
+
+    @property
+    def count(self) -> int:
+        return len(self.types)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A chain of nodes of one type as one entry: `length` steps from node `first` on.
+
+    sequences: per sequence input None (it came with the request) or (source nodes [length], output).
+    init: per state input (source, output); source may be HOST or ZERO.
+    open_ended: the run may stop before `length`, when the driver sees the value that ends it.
+    """
+
+    type_id: TypeId
+    first: int
+    length: int
+    sequences: tuple[tuple[NodeArray, int] | None, ...]
+    init: tuple[tuple[int, int], ...]
+    open_ended: bool = False
+
+    @property
+    def last(self) -> int:
+        """The node at which consumers find the run's final outputs."""
+        return self.first + self.length - 1
+
+
+@dataclass(frozen=True, slots=True)
+class HostInput:
+    """Values for one input of consecutive nodes of one type. values: [count, *shape], opaque here."""
+
+    type_id: TypeId
+    port: int
+    first: int
+    count: int
+    values: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Outputs that must travel to the host: `output` of each of `nodes`."""
+
+    nodes: NodeArray
+    output: int
+
+
+@dataclass(slots=True)
+class CellGraph:
+    """A request's cell graph, or what an unfold function that waited has added to it.
+
+    first: number of the first node here; num_nodes: how many numbers are used here. Blocks, runs and host inputs
+    lie inside that range; sources may lie before it.
+    """
+
+    first: int
+    num_nodes: int
+    blocks: list[NodeBlock] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    host_inputs: list[HostInput] = field(default_factory=list)
+    fetches: list[Fetch] = field(default_factory=list)
+
+    @property
+    def num_work_units(self) -> int:
+        """Nodes plus runs: what must finish before the request is done."""
+        return sum(block.count for block in self.blocks) + len(self.runs)

@@ -1,0 +1,302 @@
+"""Recording an unfold function: cell calls in, a cell graph out.
+
+The recorder checks what it is handed against the declared inputs of each cell, so a wrong shape or an impossible tree
+is that request's error before anything runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmaker.errors import InvalidRequestError, NodeLimitError, ShapeError
+from batchmaker.graph.cell_graph import HOST, ZERO, CellGraph, Fetch, HostInput, NodeBlock, Run
+from batchmaker.graph.spec import CellType, ValueSpec
+from batchmaker.graph.values import Hold, HostValues, NodeArray, Value, ValueSequence
+
+Argument = Value | HostValues
+SequenceArgument = ValueSequence | HostValues
+
+DEFAULT_MAX_NODES = 100_000
+
+
+@final
+class Recorder:
+    """Collects the nodes of one request.
+
+    max_nodes: NodeLimitError is raised beyond it, so that an unfold function which never ends harms only its request.
+    holds_values: note which nodes' handles have all been dropped (`dropped`: first node, count), for unfold
+    functions that wait.
+    """
+
+    def __init__(self, max_nodes: int = DEFAULT_MAX_NODES, *, holds_values: bool = False) -> None:
+        self._max_nodes = max_nodes
+        self._num_nodes = 0
+        self._graph = CellGraph(first=0, num_nodes=0)
+        self._single: list[tuple[CellType, tuple[int, ...], tuple[int, ...]]] = []
+        self._single_first = 0
+        self._fetched: set[tuple[int, int]] = set()
+        self._holds_values = holds_values
+        self.dropped: list[tuple[int, int]] = []
+
+    # --- what an unfold function calls ---------------------------------------------------------------------
+
+    def node(self, cell: CellType, arguments: Sequence[Argument]) -> tuple[Value, ...]:
+        """Add one node and return its outputs."""
+        sources: list[int] = []
+        outputs: list[int] = []
+        number = self._claim(1, cell)
+        if not self._single:
+            self._single_first = number
+        for port, argument in enumerate(arguments):
+            _check_spec(cell, port, argument.spec)
+            if isinstance(argument, Value):
+                sources.append(argument.node)
+                outputs.append(argument.output)
+            else:
+                self._host(cell, port, number, argument)
+                sources.append(HOST)
+                outputs.append(0)
+        self._single.append((cell, tuple(sources), tuple(outputs)))
+        hold = self._hold(number, 1)
+        return tuple(Value(number, k, spec, None, hold) for k, spec in enumerate(cell.outputs))
+
+    def map(self, cell: CellType, arguments: Sequence[SequenceArgument]) -> tuple[ValueSequence, ...]:
+        """Add one node per element, without edges between them, and return the outputs as sequences."""
+        count = _common_length(cell, arguments)
+        self._flush()
+        first = self._claim(count, cell)
+        sources = np.full((len(cell.inputs), count), HOST, np.int64)
+        outputs = np.zeros((len(cell.inputs), count), np.int16)
+        self._fill(cell, first, arguments, sources, outputs)
+        self._block(cell, first, sources, outputs)
+        return self._sequences(cell, np.arange(first, first + count))
+
+    def tree(
+        self,
+        cell: CellType,
+        children: NDArray[np.int64],
+        leaves: Sequence[ValueSequence],
+        inputs: Sequence[SequenceArgument],
+    ) -> tuple[ValueSequence, ...]:
+        """Add the nodes of a tree or DAG given by an array of children.
+
+        children: [num_nodes, arity]; an entry below len(leaves[0]) is a leaf, any other is node `entry - len(leaves[0])`
+        of this call, which must come before its parent. The cell is called with the elements of `inputs` (one per node),
+        then with every child's state in order: the outputs that `leaves` lists.
+        """
+        if children.ndim != 2:
+            raise InvalidRequestError(
+                f"cell {cell.name!r}: children must be an array [num_nodes, arity], got shape {children.shape}"
+            )
+        count, arity = children.shape
+        num_leaves = _common_length(cell, leaves)
+        _check_children(cell, children, num_leaves)
+        expected = len(inputs) + arity * len(leaves)
+        if expected != len(cell.inputs):
+            raise InvalidRequestError(
+                f"cell {cell.name!r}: {len(inputs)} inputs and {arity} children with {len(leaves)} values each "
+                f"make {expected} arguments, the cell takes {len(cell.inputs)}"
+            )
+        own = range(len(cell.outputs) - len(leaves), len(cell.outputs))
+        for leaf, output in zip(leaves, own, strict=True):
+            if leaf.spec.row_signature != cell.outputs[output].row_signature:
+                raise ShapeError(
+                    f"cell {cell.name!r}: leaves give {leaf.spec}, output {output} of the cell gives "
+                    f"{cell.outputs[output]}; a node's children must look alike"
+                )
+        self._flush()
+        first = self._claim(count, cell)
+        sources = np.full((len(cell.inputs), count), HOST, np.int64)
+        outputs = np.zeros((len(cell.inputs), count), np.int16)
+        if inputs:
+            if (given := _common_length(cell, inputs)) != count:
+                raise InvalidRequestError(f"cell {cell.name!r}: {given} inputs for {count} tree nodes")
+            self._fill(cell, first, inputs, sources, outputs)
+        is_leaf = children < num_leaves
+        nodes = np.arange(first, first + count)
+        for k, (leaf, output) in enumerate(zip(leaves, own, strict=True)):
+            where = np.concatenate((leaf.nodes, nodes))[children]
+            port = len(inputs) + k
+            _check_spec(cell, port, leaf.spec)
+            sources[port :: len(leaves)] = where.T
+            outputs[port :: len(leaves)] = np.where(is_leaf, leaf.output, output).T
+        roots = count - len(np.unique(children[~is_leaf]))
+        self._block(cell, first, sources, outputs, connected=roots == 1)
+        return self._sequences(cell, nodes)
+
+    def run(
+        self,
+        cell: CellType,
+        sequences: Sequence[SequenceArgument],
+        init: Sequence[Argument] | None,
+        *,
+        max_steps: int | None = None,
+        open_ended: bool = False,
+    ) -> tuple[Value, ...]:
+        """Add a chain as one entry and return its final outputs, each with `.steps`."""
+        length = _common_length(cell, sequences) if sequences else max_steps
+        if length is None or length < 1:
+            raise InvalidRequestError(f"cell {cell.name!r}: a loop needs max_steps >= 1, got {max_steps}")
+        num_state = len(cell.inputs) - len(sequences)
+        if num_state < 0 or num_state > len(cell.outputs):
+            raise InvalidRequestError(
+                f"cell {cell.name!r}: {len(sequences)} sequences given, but the cell has {len(cell.inputs)} inputs "
+                f"and {len(cell.outputs)} outputs; the inputs after the sequences are the state"
+            )
+        if init is not None and len(init) != num_state:
+            raise InvalidRequestError(f"cell {cell.name!r}: init has {len(init)} values, the state has {num_state}")
+        self._flush()
+        first = self._claim(length, cell)
+        columns: list[tuple[NodeArray, int] | None] = []
+        for port, sequence in enumerate(sequences):
+            _check_spec(cell, port, sequence.spec)
+            if isinstance(sequence, HostValues):
+                self._host(cell, port, first, sequence)
+                columns.append(None)
+            else:
+                columns.append((sequence.nodes, sequence.output))
+        start = [(ZERO, 0)] * num_state
+        for i, value in enumerate(init or ()):
+            port = len(sequences) + i
+            _check_spec(cell, port, value.spec)
+            if isinstance(value, Value):
+                start[i] = (value.node, value.output)
+            else:
+                self._host(cell, port, first, value)
+                start[i] = (HOST, 0)
+        self._graph.runs.append(Run(cell.type_id, first, length, tuple(columns), tuple(start), open_ended))
+        steps = np.arange(first, first + length)
+        hold = self._hold(first, length)
+        return tuple(
+            Value(
+                first + length - 1,
+                k,
+                spec,
+                ValueSequence(steps, k, spec, open_ended=open_ended, hold=hold),
+                hold,
+            )
+            for k, spec in enumerate(cell.outputs)
+        )
+
+    # --- what the driver calls -----------------------------------------------------------------------------
+
+    def fetch(self, value: Value | ValueSequence) -> None:
+        """Mark outputs that the host must see, as results or because the unfold function waits for them."""
+        if isinstance(value, Value):
+            key = (value.node, value.output)
+            if key not in self._fetched:
+                self._fetched.add(key)
+                self._graph.fetches.append(Fetch(np.array([value.node]), value.output))
+        else:
+            self._graph.fetches.append(Fetch(value.nodes, value.output))
+
+    def take(self) -> CellGraph:
+        """Return what has been recorded since the last call and start the next fragment."""
+        self._flush()
+        graph = self._graph
+        graph.num_nodes = self._num_nodes - graph.first
+        self._graph = CellGraph(first=self._num_nodes, num_nodes=0)
+        return graph
+
+    # --- inside ----------------------------------------------------------------------------------------------
+
+    def _claim(self, count: int, cell: CellType) -> int:
+        first = self._num_nodes
+        if first + count > self._max_nodes:
+            raise NodeLimitError(
+                f"the request needs more than {self._max_nodes} nodes (at cell {cell.name!r}); "
+                "does its unfold function end? Raise max_nodes if it should"
+            )
+        self._num_nodes = first + count
+        return first
+
+    def _hold(self, first: int, count: int) -> Hold | None:
+        if not self._holds_values:
+            return None
+        dropped = self.dropped
+        return Hold(first, count, lambda first, count: dropped.append((first, count)))
+
+    def _host(self, cell: CellType, port: int, first: int, values: HostValues) -> None:
+        self._graph.host_inputs.append(HostInput(cell.type_id, port, first, values.count, values.values))
+
+    def _fill(
+        self,
+        cell: CellType,
+        first: int,
+        arguments: Sequence[SequenceArgument],
+        sources: NodeArray,
+        outputs: NDArray[np.int16],
+    ) -> None:
+        for port, argument in enumerate(arguments):
+            _check_spec(cell, port, argument.spec)
+            if isinstance(argument, HostValues):
+                self._host(cell, port, first, argument)
+            else:
+                sources[port] = argument.nodes
+                outputs[port] = argument.output
+
+    def _block(
+        self,
+        cell: CellType,
+        first: int,
+        sources: NodeArray,
+        outputs: NDArray[np.int16],
+        connected: bool = False,
+    ) -> None:
+        types = np.full(sources.shape[1], cell.type_id, np.int16)
+        self._graph.blocks.append(NodeBlock(first, types, sources, outputs, connected))
+
+    def _flush(self) -> None:
+        """Turn the single nodes recorded since the last block into one block of their own."""
+        if not self._single:
+            return
+        ports = max(len(sources) for _, sources, _ in self._single)
+        table = np.full((ports, len(self._single)), HOST, np.int64)
+        outputs = np.zeros((ports, len(self._single)), np.int16)
+        types = np.empty(len(self._single), np.int16)
+        for i, (cell, node_sources, node_outputs) in enumerate(self._single):
+            types[i] = cell.type_id
+            table[: len(node_sources), i] = node_sources
+            outputs[: len(node_outputs), i] = node_outputs
+        self._graph.blocks.append(NodeBlock(self._single_first, types, table, outputs))
+        self._single = []
+
+    def _sequences(self, cell: CellType, nodes: NodeArray) -> tuple[ValueSequence, ...]:
+        hold = self._hold(int(nodes[0]), len(nodes))
+        return tuple(ValueSequence(nodes, k, spec, hold=hold) for k, spec in enumerate(cell.outputs))
+
+
+def _check_spec(cell: CellType, port: int, spec: ValueSpec) -> None:
+    declared = cell.inputs[port]
+    if spec is not declared and spec.row_signature != declared.row_signature:
+        raise ShapeError(
+            f"cell {cell.name!r}, input {port}: got {spec}, expected {declared}; "
+            "match the shape and dtype or unfold through a projection"
+        )
+
+
+def _common_length(cell: CellType, arguments: Sequence[SequenceArgument]) -> int:
+    lengths = {len(a) if isinstance(a, ValueSequence) else a.count for a in arguments}
+    if len(lengths) != 1:
+        raise InvalidRequestError(f"cell {cell.name!r}: sequences of different lengths {sorted(lengths)}")
+    length = lengths.pop()
+    if length == 0:
+        raise InvalidRequestError(f"cell {cell.name!r}: the sequence is empty; at least one element is needed")
+    return length
+
+
+def _check_children(cell: CellType, children: NDArray[np.int64], num_leaves: int) -> None:
+    if len(children) == 0:
+        raise InvalidRequestError(f"cell {cell.name!r}: a tree needs at least one inner node")
+    limit = num_leaves + np.arange(len(children))[:, None]
+    wrong = (children < 0) | (children >= limit)
+    if wrong.any():
+        node, child = (int(i[0]) for i in np.nonzero(wrong))
+        raise InvalidRequestError(
+            f"cell {cell.name!r}: child {child} of tree node {node} is {int(children[node, child])}; allowed are 0 to "
+            f"{int(limit[node, 0]) - 1} (leaves 0 to {num_leaves - 1}, then nodes that come before their parent)"
+        )

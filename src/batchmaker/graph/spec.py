@@ -1,0 +1,65 @@
+"""What a cell takes and gives: specs of values and cell types. Knows nothing of torch or time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NewType
+
+TypeId = NewType("TypeId", int)
+"""Number of a cell type inside one model, 0, 1, 2, ..., in order of first use."""
+
+
+@dataclass(frozen=True, slots=True)
+class ValueSpec:
+    """Shape and dtype of one value of one node, without the batch dimension.
+
+    shape: per-row shape; () for a scalar such as a token. dtype: a torch dtype's short name ("float32",
+    "bfloat16", "int64"). num_tokens: for an integer that indexes an embedding, valid values are
+    0 <= token < num_tokens; None where any value is allowed.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    num_tokens: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+    @property
+    def row_signature(self) -> tuple[tuple[int, ...], str]:
+        """What must agree for two values to be held in the same state table."""
+        return (self.shape, self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class CellType:
+    """One kind of cell, as the scheduler sees it (BatchMaker section 3.1: same graph, weights and shapes).
+
+    batch_sizes: sizes at which the cell may run, ascending; a batch in between is padded up by the executor.
+    priority: larger runs first among types that satisfy the same criterion of Algorithm 1.
+    host_outputs: indices of the outputs that travel back to the host after every step.
+    """
+
+    type_id: TypeId
+    name: str
+    inputs: tuple[ValueSpec, ...]
+    outputs: tuple[ValueSpec, ...]
+    batch_sizes: tuple[int, ...]
+    priority: int = 0
+    host_outputs: tuple[int, ...] = ()
+
+    @property
+    def max_batch(self) -> int:
+        return self.batch_sizes[-1]
+
+    @property
+    def min_batch(self) -> int:
+        return self.batch_sizes[0]
+
+    def state_inputs(self, num_sequence_inputs: int) -> range:
+        """Indices of the inputs that a chain feeds from its previous step."""
+        return range(num_sequence_inputs, len(self.inputs))
+
+    def state_outputs(self, num_sequence_inputs: int) -> range:
+        """Indices of the outputs that become the next step's state: the last ones, in order."""
+        return range(len(self.outputs) - (len(self.inputs) - num_sequence_inputs), len(self.outputs))

@@ -1,0 +1,154 @@
+"""Handles that an unfold function holds: values and sequences of values that no cell has computed yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, final, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmaker.errors import InvalidRequestError, ModelError
+from batchmaker.graph.spec import ValueSpec
+
+NodeArray = NDArray[np.int64]
+"""Node numbers local to one request, in the order in which the nodes were made."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostValues:
+    """Values that came with the request: one array whose first dimension counts nodes.
+
+    values: a NumPy array or torch tensor [count, *spec.shape]. The graph never looks inside.
+    """
+
+    values: Any
+    count: int
+    spec: ValueSpec
+
+
+@final
+class Hold:
+    """Shared by all handles to one call's outputs; when the last handle is dropped, `on_drop(first, count)` is called.
+
+    Only requests whose unfold function waits need it: their rows are kept for as long as the function could still use
+    them.
+    """
+
+    __slots__ = ("_count", "_first", "_on_drop")
+
+    def __init__(self, first: int, count: int, on_drop: Callable[[int, int], None]) -> None:
+        self._first = first
+        self._count = count
+        self._on_drop = on_drop
+
+    def __del__(self) -> None:
+        self._on_drop(self._first, self._count)
+
+
+@final
+class Value:
+    """One output of one node: what a cell call gives back inside an unfold function.
+
+    It stands for a tensor of shape `spec.shape` that will exist once the node has run. Hand it to another
+    cell, return it, or `yield` it to wait for it. `steps` is the sequence of this output over all steps,
+    where the value is the end of a run or loop.
+    """
+
+    __slots__ = ("_hold", "_steps", "node", "output", "spec")
+
+    def __init__(
+        self,
+        node: int,
+        output: int,
+        spec: ValueSpec,
+        steps: ValueSequence | None = None,
+        hold: Hold | None = None,
+    ) -> None:
+        self.node = node
+        self.output = output
+        self.spec = spec
+        self._steps = steps
+        self._hold = hold
+
+    @property
+    def steps(self) -> ValueSequence:
+        """This output at every step of the run or loop that ends here. ModelError for a single node."""
+        if self._steps is None:
+            raise ModelError(
+                "only the outputs of cell.run(...) and cell.loop(...) have steps; "
+                "this value is the output of a single cell call"
+            )
+        return self._steps
+
+    @property
+    def ends_open_loop(self) -> bool:
+        """Whether this is the end of a loop that may stop at any step."""
+        return self._steps is not None and self._steps.open_ended
+
+    def __repr__(self) -> str:
+        return f"Value({self.spec} of node {self.node}, not computed yet)"
+
+    def __bool__(self) -> bool:
+        raise ModelError("a value is not known while the request is unfolded; `yield` it to wait for it")
+
+    def __iter__(self) -> Iterator[Value]:
+        raise ModelError("this cell has one output; do not unpack it (use `.steps` for a run's sequence)")
+
+
+@final
+class ValueSequence:
+    """The same output of several nodes, in order: what `map`, `tree` and a run's `steps` give back.
+
+    It can be indexed, sliced, reversed, iterated and handed to `run` and `map`. `open_ended` marks the steps
+    of a loop whose length depends on values: such a sequence can only be returned.
+    """
+
+    __slots__ = ("_hold", "_keeps", "nodes", "open_ended", "output", "spec")
+
+    def __init__(
+        self,
+        nodes: NodeArray,
+        output: int,
+        spec: ValueSpec,
+        *,
+        open_ended: bool = False,
+        hold: Hold | None = None,
+        keeps: object = None,
+    ) -> None:
+        self.nodes = nodes
+        self.output = output
+        self.spec = spec
+        self.open_ended = open_ended
+        self._hold = hold
+        self._keeps = keeps
+
+    def __len__(self) -> int:
+        if self.open_ended:
+            raise ModelError(
+                "the length of a loop with `until` is not known while unfolding; return its steps, "
+                "or write the loop with `yield`"
+            )
+        return len(self.nodes)
+
+    @overload
+    def __getitem__(self, index: int) -> Value: ...
+    @overload
+    def __getitem__(self, index: slice) -> ValueSequence: ...
+    def __getitem__(self, index: int | slice) -> Value | ValueSequence:
+        length = len(self)
+        if isinstance(index, slice):
+            return ValueSequence(self.nodes[index], self.output, self.spec, hold=self._hold, keeps=self._keeps)
+        if not -length <= index < length:
+            raise InvalidRequestError(f"index {index} is outside a sequence of {length} values")
+        return Value(int(self.nodes[index]), self.output, self.spec, None, self._hold)
+
+    def __iter__(self) -> Iterator[Value]:
+        return (self[i] for i in range(len(self)))
+
+    def __reversed__(self) -> Iterator[Value]:
+        return iter(self[::-1])
+
+    def __repr__(self) -> str:
+        return f"ValueSequence({len(self.nodes)} x {self.spec}, not computed yet)"

@@ -1,0 +1,176 @@
+"""Nodes, subgraphs and edges of all requests in flight, as arrays. Nothing here is an object per node."""
+
+from __future__ import annotations
+
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+NOWHERE = -1
+
+# States of a node, in the only order in which it passes through them.
+WAITING, READY, SUBMITTED, DONE = 0, 1, 2, 3
+
+
+def _size_class(count: int) -> int:
+    """Round up to one of four sizes per doubling, so that freed extents fit later requests."""
+    if count <= 8:
+        return count
+    step = 1 << (count.bit_length() - 3)
+    return -(-count // step) * step
+
+
+@final
+class Extents:
+    """Consecutive numbers handed out and taken back; freed extents are used again by size class."""
+
+    __slots__ = ("_free", "num_used", "top")
+
+    def __init__(self) -> None:
+        self.top = 0
+        self.num_used = 0
+        self._free: dict[int, list[int]] = {}
+
+    def allocate(self, count: int) -> int:
+        """Return the first of `count` consecutive numbers."""
+        self.num_used += count
+        size = _size_class(count)
+        free = self._free.get(size)
+        if free:
+            return free.pop()
+        first = self.top
+        self.top += size
+        return first
+
+    def release(self, first: int, count: int) -> None:
+        """Give back what `allocate(count)` returned."""
+        self.num_used -= count
+        self._free.setdefault(_size_class(count), []).append(first)
+
+
+def _grown(array: NDArray[np.generic], size: int) -> NDArray[np.generic]:
+    shape = (*array.shape[:-1], size)
+    bigger = np.zeros(shape, array.dtype)
+    bigger[..., : array.shape[-1]] = array
+    return bigger
+
+
+@final
+class Arena:
+    """The arrays. Index by node number, subgraph number or edge number.
+
+    Nodes: state; subgraph; request (slot); pending (inputs from its own subgraph not yet submitted); uses (references
+    by nodes that have not finished); held (the unfold function may still use it); row (of its pool, NOWHERE if none);
+    fetch (bit k: output k goes to the host); source and source_table [num_ports, nodes] (a node and the table of its
+    output, or the node itself and a host table, or ZERO_TABLE); first_edge, num_edges (its consumers).
+    Subgraphs: type; head (first node); size (nodes); external (inputs from other subgraphs that are not done); pin; in_flight (its node-steps submitted
+    and not finished); sequence (place in the queue); end (one past a run's last node, 0 for single nodes); open_ended;
+    lane, lane_worker. Edges: consumer (node).
+    """
+
+    def __init__(self) -> None:
+        self.nodes = Extents()
+        self.subgraphs = Extents()
+        self.edges = Extents()
+        n, s = 1024, 256
+        self.state = np.zeros(n, np.int8)
+        self.subgraph = np.zeros(n, np.int32)
+        self.request = np.zeros(n, np.int32)
+        self.pending = np.zeros(n, np.int32)
+        self.uses = np.zeros(n, np.int32)
+        self.held = np.zeros(n, np.bool_)
+        self.row = np.full(n, NOWHERE, np.int32)
+        self.fetch = np.zeros(n, np.uint16)
+        self.first_edge = np.zeros(n, np.int64)
+        self.num_edges = np.zeros(n, np.int32)
+        self.source = np.zeros((1, n), np.int64)
+        self.source_table = np.zeros((1, n), np.int32)
+        self.type = np.zeros(s, np.int16)
+        self.head = np.zeros(s, np.int64)
+        self.size = np.zeros(s, np.int32)
+        self.external = np.zeros(s, np.int32)
+        self.pin = np.full(s, NOWHERE, np.int16)
+        self.in_flight = np.zeros(s, np.int32)
+        self.sequence = np.zeros(s, np.int64)
+        self.end = np.zeros(s, np.int64)
+        self.open_ended = np.zeros(s, np.bool_)
+        self.lane = np.full(s, NOWHERE, np.int32)
+        self.lane_worker = np.full(s, NOWHERE, np.int16)
+        self.consumer = np.zeros(n, np.int64)
+
+    _NODE_ARRAYS = (
+        "state", "subgraph", "request", "pending", "uses", "held", "row", "fetch", "first_edge", "num_edges",
+        "source", "source_table",
+    )  # fmt: skip
+    _SUBGRAPH_ARRAYS = (
+        "type", "head", "size", "external", "pin", "in_flight", "sequence", "end", "open_ended", "lane", "lane_worker",
+    )  # fmt: skip
+
+    @property
+    def node_capacity(self) -> int:
+        return len(self.state)
+
+    def need_ports(self, num_ports: int) -> None:
+        """Make room for cells with this many inputs."""
+        have = len(self.source)
+        if num_ports > have:
+            extra = np.zeros((num_ports - have, self.node_capacity), np.int64)
+            self.source = np.concatenate((self.source, extra))
+            self.source_table = np.concatenate((self.source_table, extra.astype(np.int32)))
+
+    def allocate_nodes(self, count: int) -> tuple[int, bool]:
+        """Return the first of `count` node numbers, all WAITING, and whether the arrays have grown."""
+        first = self.nodes.allocate(count)
+        grown = self.nodes.top > self.node_capacity
+        if grown:
+            size = max(2 * self.node_capacity, self.nodes.top)
+            for name in self._NODE_ARRAYS:
+                setattr(self, name, _grown(getattr(self, name), size))
+        span = slice(first, first + count)
+        self.state[span] = WAITING
+        self.uses[span] = 0
+        self.fetch[span] = 0
+        self.num_edges[span] = 0
+        self.row[span] = NOWHERE
+        self.pending[span] = 0
+        return first, grown
+
+    def allocate_subgraphs(self, count: int) -> int:
+        """Return the first of `count` subgraph numbers, unpinned and without a lane."""
+        first = self.subgraphs.allocate(count)
+        if self.subgraphs.top > len(self.type):
+            size = max(2 * len(self.type), self.subgraphs.top)
+            for name in self._SUBGRAPH_ARRAYS:
+                setattr(self, name, _grown(getattr(self, name), size))
+        span = slice(first, first + count)
+        self.external[span] = 0
+        self.pin[span] = NOWHERE
+        self.in_flight[span] = 0
+        self.end[span] = 0
+        self.open_ended[span] = False
+        self.lane[span] = NOWHERE
+        self.lane_worker[span] = NOWHERE
+        return first
+
+    def allocate_edges(self, count: int) -> int:
+        """Return the first of `count` edge numbers."""
+        first = self.edges.allocate(count)
+        if self.edges.top > len(self.consumer):
+            self.consumer = np.concatenate(
+                (
+                    self.consumer,
+                    np.zeros(max(len(self.consumer), self.edges.top - len(self.consumer)), np.int64),
+                )
+            )
+        return first
+
+    def consumers(self, nodes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the consumers of these nodes and, aligned with them, the node that each consumes."""
+        counts = self.num_edges[nodes]
+        total = int(counts.sum())
+        if total == 0:
+            return nodes[:0], nodes[:0]
+        ends = np.cumsum(counts)
+        offsets = np.arange(total) - np.repeat(ends - counts, counts)
+        return self.consumer[np.repeat(self.first_edge[nodes], counts) + offsets], np.repeat(nodes, counts)

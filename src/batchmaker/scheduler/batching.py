@@ -1,0 +1,298 @@
+"""Forming batches: Batch and FormBatchedTask of Algorithm 1 (BatchMaker section 4.3), on arrays.
+
+A step is one batched call of a cell. A task is the steps that one call of Batch submits: up to MaxTasksToSubmit. The
+dependencies of a step's nodes are updated when it is submitted, so the next step of the same task may run their
+successors: tasks of one worker run in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from batchmaker.graph.spec import TypeId
+from batchmaker.scheduler.arena import NOWHERE, READY, SUBMITTED
+from batchmaker.scheduler.books import Books, Nodes, StepRecord, TypeBook
+from batchmaker.scheduler.commands import (
+    ZERO_TABLE,
+    FetchOutput,
+    Keep,
+    Lanes,
+    Reserve,
+    Rows,
+    Source,
+    Step,
+    TableId,
+)
+from batchmaker.scheduler.events import WorkerId
+from batchmaker.scheduler.lanes import LaneMap, Placement
+from batchmaker.scheduler.ready import NODE_BITS, Keys, nodes_of
+
+NONE: Rows = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Formed:
+    """The steps of one task with what must be remembered about them, and tables that must grow first."""
+
+    steps: tuple[Step, ...]
+    records: tuple[StepRecord, ...]
+    reserves: tuple[Reserve, ...]
+
+
+@final
+class Batcher:
+    """Forms tasks from the books. Keeps nothing of its own."""
+
+    def __init__(self, books: Books, *, share_workers: bool) -> None:
+        self._books = books
+        self._share_workers = share_workers
+        self._reserves: list[Reserve] = []
+
+    def form_task(self, type_id: TypeId, worker: WorkerId, max_steps: int) -> Formed | None:
+        """Take ready nodes of one type into up to `max_steps` steps; None if all are pinned to other workers."""
+        books, book = self._books, self._books.types[type_id]
+        arena = books.arena
+        steps: list[Step] = []
+        records: list[StepRecord] = []
+        self._reserves = []
+
+        def unpinned(keys: Keys) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+            pin = arena.pin[arena.subgraph[nodes_of(keys)]]
+            return (pin == NOWHERE) | (pin == worker)
+
+        allowed = unpinned if self._share_workers else None
+        next_keys: Keys | None = None
+        while len(steps) < max_steps:
+            keys = book.ready.take(book.cell.max_batch, allowed)
+            if len(keys) == 0:
+                break
+            if len(keys) < book.cell.min_batch and steps:
+                book.ready.merge(keys)
+                break
+            if next_keys is not None and np.array_equal(keys, next_keys):
+                step, record = self._repeat(book, worker, steps[-1])
+            else:
+                step, record = self._form_step(book, worker, nodes_of(keys))
+            next_keys = self._submit(book, worker, keys, record)
+            steps.append(step)
+            records.append(record)
+        if not steps:
+            return None
+        return Formed(tuple(steps), tuple(records), tuple(self._reserves))
+
+    # --- one step ------------------------------------------------------------------------------------------
+
+    def _form_step(self, book: TypeBook, worker: WorkerId, nodes: Nodes) -> tuple[Step, StepRecord]:
+        arena = self._books.arena
+        if book.num_sequence_inputs is not None:
+            ends = arena.end[arena.subgraph[nodes]]
+            if ends.any():
+                return self._lane_step(book, worker, nodes)
+        inputs = tuple(self._sources(port, nodes, None) for port in range(len(book.cell.inputs)))
+        keep = self._keep(book, nodes, reuse=True)
+        step = Step(nodes, inputs, None, keep, self._fetches(book, nodes, nodes))
+        return step, StepRecord(nodes, None, None, open_ended=False)
+
+    def _lane_step(self, book: TypeBook, worker: WorkerId, nodes: Nodes) -> tuple[Step, StepRecord]:
+        books, arena = self._books, self._books.arena
+        subgraphs = arena.subgraph[nodes]
+        here = arena.lane_worker[subgraphs] == worker
+        lane_map = books.lane_map(worker, book.cell.type_id)
+        placement = lane_map.place(
+            subgraphs.astype(np.int64), np.where(here, arena.lane[subgraphs], NOWHERE).astype(np.int64)
+        )
+        nodes, subgraphs = nodes[placement.order], subgraphs[placement.order]
+        lanes, entering, leased = self._lanes(book, worker, lane_map, placement, nodes)
+        if lane_map.capacity > lane_map.num_reserved:
+            self._reserve_lanes(book, worker, lane_map)
+        rows = np.arange(len(nodes)) if placement.rows is None else placement.rows
+        ends = arena.end[subgraphs]
+        open_ended = arena.open_ended[subgraphs]
+        some_open = bool(open_ended.any())
+        arena.lane[subgraphs] = rows
+        arena.lane_worker[subgraphs] = worker
+        over = ((ends == 0) | (nodes + 1 == ends)) & ~open_ended
+        if over.any():
+            self._leave(lane_map, subgraphs[over], rows[over])
+        # Consumers of a run that may stop at any step look at its last node, so every step writes that node's row.
+        owners = np.where(open_ended, ends - 1, nodes) if some_open else nodes
+        assert book.num_sequence_inputs is not None
+        inputs = tuple(self._sources(port, nodes, None) for port in range(book.num_sequence_inputs))
+        runs = subgraphs.astype(np.int64) if some_open else None
+        step = Step(nodes, inputs, lanes, self._keep(book, owners), self._fetches(book, nodes, owners), runs)
+        return step, StepRecord(nodes, nodes[over], entering, some_open, leased)
+
+    def _repeat(self, book: TypeBook, worker: WorkerId, step: Step) -> tuple[Step, StepRecord]:
+        """Form the step after `step`, all of whose chains go on: the same lanes, the next nodes."""
+        arena, lanes = self._books.arena, step.lanes
+        assert lanes is not None
+        nodes = step.nodes + 1
+        subgraphs = arena.subgraph[nodes]
+        over = nodes + 1 == arena.end[subgraphs]
+        if over.any():
+            chains = subgraphs[over]
+            self._leave(self._books.lane_map(worker, book.cell.type_id), chains, arena.lane[chains])
+        inputs = tuple(self._sources(port, nodes, None) for port in range(len(step.inputs)))
+        if any(lanes.arriving):
+            lanes = Lanes(lanes.tables, lanes.count, lanes.rows, ((),) * len(lanes.tables))
+        following = Step(nodes, inputs, lanes, self._keep(book, nodes), self._fetches(book, nodes, nodes))
+        return following, StepRecord(nodes, nodes[over], NONE, open_ended=False)
+
+    def _leave(self, lane_map: LaneMap, chains: Rows, lanes: Rows) -> None:
+        """These chains have submitted their last step: their lanes are free from the next step on."""
+        lane_map.leave(lanes)
+        self._books.arena.lane[chains] = NOWHERE
+        self._books.arena.lane_worker[chains] = NOWHERE
+
+    def _submit(self, book: TypeBook, worker: WorkerId, keys: Keys, record: StepRecord) -> Keys | None:
+        """Update dependencies as if the step had run; return the next step's keys if the whole batch goes on."""
+        arena = self._books.arena
+        nodes = record.nodes
+        subgraphs = arena.subgraph[nodes]
+        np.add.at(arena.in_flight, subgraphs, 1)
+        arena.pin[subgraphs] = worker
+        book.num_running += 1
+        self._books.worker_steps[worker] += 1
+        if book.num_sequence_inputs is not None:
+            mine = arena.subgraph[nodes_of(keys)]
+            more = (nodes_of(keys) + 1 < arena.end[mine]) & ~arena.open_ended[mine]
+            going_on = (keys if more.all() else keys[more]) + 1
+            book.ready.merge(going_on)
+            if len(going_on) == len(keys):
+                return going_on
+        arena.state[nodes] = SUBMITTED
+        consumers, producers = arena.consumers(nodes)
+        if len(consumers):
+            internal = arena.subgraph[consumers] == arena.subgraph[producers]
+            consumers = consumers[internal]
+            np.subtract.at(arena.pending, consumers, 1)
+            ready = np.unique(consumers[arena.pending[consumers] == 0])
+            if len(ready):
+                arena.state[ready] = READY
+                sequence = arena.sequence[arena.subgraph[ready]]
+                book.ready.merge((sequence << NODE_BITS) | ready)
+        return None
+
+    # --- parts of a step -------------------------------------------------------------------------------------
+
+    def _sources(self, port: int, nodes: Nodes, positions: Rows | None) -> tuple[Source, ...]:
+        """Where `nodes` find one input; positions are their places in the batch (None: all in order)."""
+        arena, is_host = self._books.arena, self._books.tables.is_host
+        tables = arena.source_table[port, nodes]
+        sources = arena.source[port, nodes]
+        first = int(tables[0])
+        if (tables == first).all():
+            rows = sources if is_host[first] or first == ZERO_TABLE else arena.row[sources].astype(np.int64)
+            return (Source(TableId(first), rows, positions),)
+        parts = []
+        for table in np.unique(tables).tolist():
+            where = np.flatnonzero(tables == table)
+            rows = sources[where]
+            if not is_host[table] and table != ZERO_TABLE:
+                rows = arena.row[rows].astype(np.int64)
+            parts.append(Source(TableId(table), rows, where if positions is None else positions[where]))
+        return tuple(parts)
+
+    def _lanes(
+        self, book: TypeBook, worker: WorkerId, lane_map: LaneMap, placement: Placement, nodes: Nodes
+    ) -> tuple[Lanes, Nodes, tuple[tuple[LaneMap, Nodes], ...]]:
+        """Where the state of each chain lies and where it must be brought from; which nodes read other nodes' rows."""
+        books, arena, s = self._books, self._books.arena, book.num_sequence_inputs
+        assert s is not None
+        specs = books.tables.lanes(worker, book.cell, s)
+        tables = tuple(spec.table for spec in specs)
+        moved = placement.moved
+        if len(moved) == 0:
+            return Lanes(tables, len(nodes), placement.rows, ((),) * len(tables)), NONE, ()
+        moved_nodes = nodes[moved]
+        chains = arena.subgraph[moved_nodes]
+        elsewhere = arena.lane_worker[chains]
+        inside = placement.old != NOWHERE
+        other = ~inside & (elsewhere != NOWHERE) & (elsewhere != worker)
+        fresh = ~inside & ~other
+        arriving: list[tuple[Source, ...]] = []
+        for i, table in enumerate(tables):
+            parts: list[Source] = []
+            if inside.any():
+                parts.append(Source(table, placement.old[inside], moved[inside]))
+            for w in np.unique(elsewhere[other]).tolist():
+                from_w = other & (elsewhere == w)
+                theirs = books.tables.lanes(WorkerId(w), book.cell, s)[i].table
+                parts.append(Source(theirs, arena.lane[chains[from_w]].astype(np.int64), moved[from_w]))
+            if fresh.any():
+                parts.extend(self._sources(s + i, moved_nodes[fresh], moved[fresh]))
+            arriving.append(tuple(parts))
+        leased = tuple(
+            (
+                books.lane_map(WorkerId(w), book.cell.type_id),
+                arena.lane[chains[other & (elsewhere == w)]].astype(np.int64),
+            )
+            for w in np.unique(elsewhere[other]).tolist()
+        )
+        return Lanes(tables, len(nodes), placement.rows, tuple(arriving)), moved_nodes[fresh], leased
+
+    def _reserve_lanes(self, book: TypeBook, worker: WorkerId, lane_map: LaneMap) -> None:
+        assert book.num_sequence_inputs is not None
+        specs = self._books.tables.lanes(worker, book.cell, book.num_sequence_inputs)
+        lane_map.num_reserved = max(lane_map.capacity, book.cell.max_batch)
+        self._reserves.append(Reserve(specs, lane_map.num_reserved))
+
+    def _keep(self, book: TypeBook, owners: Nodes, *, reuse: bool = False) -> Keep | None:
+        """Give rows to the nodes whose outputs others will read.
+
+        owners: [batch] the node under whose number consumers look for each position's outputs. reuse: a node may take
+        over the row of its first child where nobody else reads it.
+        """
+        arena = self._books.arena
+        wanted = (arena.uses[owners] > 0) | arena.held[owners]
+        if not wanted.any():
+            return None
+        positions = None if wanted.all() else np.flatnonzero(wanted)
+        owners = owners if positions is None else owners[positions]
+        rows = arena.row[owners].astype(np.int64)
+        if reuse:
+            self._take_over(book, owners, rows)
+        missing = np.flatnonzero(rows == NOWHERE)
+        if len(missing):
+            fresh, grown = book.pool.allocate(len(missing))
+            rows[missing] = fresh
+            if grown:
+                self._reserves.append(Reserve(book.pool.tables, book.pool.num_rows))
+        arena.row[owners] = rows
+        return Keep(tuple(spec.table for spec in book.pool.tables), rows, positions)
+
+    def _take_over(self, book: TypeBook, owners: Nodes, rows: Rows) -> None:
+        """Write each node into its first child's row where it is the child's only reader."""
+        arena = self._books.arena
+        ports = sorted(book.value_ports)
+        if not ports:
+            return
+        child = arena.source[ports[0], owners]
+        tables = arena.source_table[ports[0], owners]
+        mine = np.zeros(len(owners), np.int32)
+        for port in ports:
+            mine += (arena.source[port, owners] == child) & ~self._books.tables.is_host[
+                arena.source_table[port, owners]
+            ]
+        low = min(spec.table for spec in book.pool.tables)
+        high = max(spec.table for spec in book.pool.tables)
+        free = (tables >= low) & (tables <= high) & (arena.uses[child] == mine) & ~arena.held[child] & (rows == NOWHERE)
+        chosen = np.flatnonzero(free)
+        child = child[chosen]
+        rows[chosen] = arena.row[child]
+        arena.row[child] = NOWHERE
+
+    def _fetches(self, book: TypeBook, nodes: Nodes, owners: Nodes) -> tuple[FetchOutput, ...]:
+        arena = self._books.arena
+        bits = arena.fetch[nodes] if owners is nodes else arena.fetch[nodes] | arena.fetch[owners]
+        if not bits.any():
+            return ()
+        found = []
+        for output in range(len(book.cell.outputs)):
+            positions = np.flatnonzero(bits & (1 << output))
+            if len(positions):
+                found.append(FetchOutput(output, positions))
+        return tuple(found)

@@ -1,0 +1,99 @@
+"""The scheduler's books: everything it knows between two events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmaker.graph.spec import CellType, TypeId
+from batchmaker.scheduler.admission import Admission, Extent
+from batchmaker.scheduler.arena import Arena, Extents
+from batchmaker.scheduler.events import RequestId, TaskId, WorkerId
+from batchmaker.scheduler.lanes import LaneMap
+from batchmaker.scheduler.ready import ReadyQueue
+from batchmaker.scheduler.rows import RowPool, Tables
+
+Nodes = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class TypeBook:
+    """One cell type: its queue, its rows, how many of its steps are on workers."""
+
+    cell: CellType
+    pool: RowPool
+    ready: ReadyQueue = field(default_factory=ReadyQueue)
+    num_running: int = 0
+    num_sequence_inputs: int | None = None  # known once the type has been used in a run
+    value_ports: set[int] = field(default_factory=set)  # inputs that other nodes have ever fed
+
+
+@dataclass(slots=True)
+class RequestBook:
+    """One request in flight."""
+
+    request: RequestId
+    slot: int
+    arrived_s: float
+    deadline_s: float | None
+    open: bool
+    alive: bool = True
+    extents: list[Extent] = field(default_factory=list)
+    waiting_edges: dict[int, list[int]] = field(default_factory=dict)  # node -> consumers in later extensions
+    late_fetches: dict[int, int] = field(default_factory=dict)  # node on a worker -> bits asked for afterwards
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What must be put right when a step has finished.
+
+    nodes: [batch]. finished: nodes that are done then (single nodes, last steps of runs), or None for all.
+    entering: nodes whose state inputs came from other nodes' rows, or None for all.
+    open_ended: whether the step has runs that may stop. leased: lanes on other workers that a chain has left.
+    """
+
+    nodes: Nodes
+    finished: Nodes | None
+    entering: Nodes | None
+    open_ended: bool
+    leased: tuple[tuple[LaneMap, Nodes], ...] = ()
+
+
+@dataclass(slots=True)
+class TaskBook:
+    """One task on a worker: the steps that have not finished yet, first one next."""
+
+    task: TaskId
+    worker: WorkerId
+    type_id: TypeId
+    steps: list[StepRecord]
+    num_finished: int = 0
+
+
+@final
+class Books:
+    """The parts, without behaviour."""
+
+    def __init__(self, num_workers: int) -> None:
+        self.arena = Arena()
+        self.tables = Tables()
+        self.admission = Admission(self.arena, self.tables)
+        self.types: list[TypeBook] = []
+        self.slots = Extents()
+        self.left: NDArray[np.int64] = np.zeros(256, np.int64)
+        self.requests: dict[RequestId, RequestBook] = {}
+        self.by_slot: dict[int, RequestBook] = {}
+        self.tasks: dict[TaskId, TaskBook] = {}
+        self.lane_maps: dict[tuple[WorkerId, TypeId], LaneMap] = {}
+        self.worker_steps = [0] * num_workers
+        self.sequence = 0
+
+    def lane_map(self, worker: WorkerId, type_id: TypeId) -> LaneMap:
+        """Return the lanes of a cell type on a worker."""
+        key = (worker, type_id)
+        if key not in self.lane_maps:
+            self.lane_maps[key] = LaneMap()
+        return self.lane_maps[key]

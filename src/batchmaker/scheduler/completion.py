@@ -1,0 +1,300 @@
+"""What follows when a step has finished, and when a request ends: rows freed, subgraphs released, numbers given back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmaker.errors import InvariantError
+from batchmaker.graph.cell_graph import CellGraph
+from batchmaker.graph.spec import TypeId
+from batchmaker.scheduler.arena import DONE, NOWHERE, READY, SUBMITTED
+from batchmaker.scheduler.books import Books, Nodes, RequestBook, StepRecord, TaskBook, TypeBook
+from batchmaker.scheduler.commands import Read
+from batchmaker.scheduler.events import RequestId, StepFinished, TaskId, WorkerId
+from batchmaker.scheduler.ready import NODE_BITS, Keys, nodes_of
+
+
+@dataclass(slots=True)
+class Finished:
+    """What a finished step means for requests: those without work left, those whose rows failed, late reads."""
+
+    finished: list[RequestBook] = field(default_factory=list)
+    failed: list[tuple[RequestId, str]] = field(default_factory=list)
+    reads: list[Read] = field(default_factory=list)
+
+
+@final
+class Completion:
+    """Keeps the books of what is on workers and of what ends."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self._dying: list[RequestBook] = []
+
+    def started(self, task: TaskId, worker: WorkerId, type_id: TypeId, records: Sequence[StepRecord]) -> None:
+        """A task was submitted."""
+        self._books.tasks[task] = TaskBook(task, worker, type_id, list(records))
+
+    def step_finished(self, event: StepFinished) -> Finished:
+        """Put right what one step has changed and say which requests it finished or failed."""
+        books, arena = self._books, self._books.arena
+        task = books.tasks.get(event.task)
+        if task is None or event.step != task.num_finished:
+            raise InvariantError(f"step {event.step} of task {event.task} finished out of turn")
+        record = task.steps[task.num_finished]
+        task.num_finished += 1
+        if task.num_finished == len(task.steps):
+            del books.tasks[event.task]
+        book = books.types[task.type_id]
+        book.num_running -= 1
+        books.worker_steps[task.worker] -= 1
+        nodes = record.nodes
+        subgraphs = arena.subgraph[nodes]
+        np.subtract.at(arena.in_flight, subgraphs, 1)
+        arena.pin[subgraphs[arena.in_flight[subgraphs] == 0]] = NOWHERE
+        for lane_map, lanes in record.leased:
+            lane_map.leave(lanes)
+        result = Finished()
+        if event.failed:
+            positions = [position for position, _ in event.failed]
+            for slot, (_, reason) in zip(arena.request[nodes[positions]].tolist(), event.failed, strict=True):
+                owner = books.by_slot[slot]
+                if owner.alive:
+                    result.failed.append((owner.request, reason))
+        finished = nodes if record.finished is None else record.finished
+        if record.open_ended:
+            finished = self._stop_or_go_on(book, record, finished, event.stopped, task.worker)
+        self._release_sources(book, record)
+        if len(finished):
+            self._finish(finished, result)
+        return result
+
+    def _stop_or_go_on(
+        self,
+        book: TypeBook,
+        record: StepRecord,
+        finished: Nodes,
+        stopped: NDArray[np.bool_] | None,
+        worker: WorkerId,
+    ) -> Nodes:
+        """Runs that stop here are done (under the number of their last node); the others' next node is ready."""
+        books, arena = self._books, self._books.arena
+        subgraphs = arena.subgraph[record.nodes]
+        open_ended = arena.open_ended[subgraphs]
+        ends = arena.end[subgraphs]
+        last = record.nodes + 1 == ends
+        if stopped is not None:
+            last |= stopped
+        over = open_ended & last
+        alive = np.array([books.by_slot[slot].alive for slot in arena.request[record.nodes].tolist()])
+        on = open_ended & ~last & alive
+        if over.any():
+            chains = subgraphs[over]
+            books.lane_map(worker, book.cell.type_id).leave(arena.lane[chains])
+            arena.lane[chains] = NOWHERE
+            arena.lane_worker[chains] = NOWHERE
+        book.ready.merge(np.sort((arena.sequence[subgraphs[on]] << NODE_BITS) | (record.nodes[on] + 1)))
+        return np.concatenate((finished, ends[over] - 1))
+
+    def _release_sources(self, book: TypeBook, record: StepRecord) -> None:
+        """The step has read its inputs: rows without further readers are free."""
+        if not book.value_ports:
+            return
+        arena, is_host = self._books.arena, self._books.tables.is_host
+        for port in book.value_ports:
+            nodes = record.nodes
+            if (
+                record.entering is not None
+                and book.num_sequence_inputs is not None
+                and port >= book.num_sequence_inputs
+            ):
+                nodes = record.entering
+            if len(nodes) == 0:
+                continue
+            tables = arena.source_table[port, nodes]
+            from_node = (tables != 0) & ~is_host[tables]
+            sources = arena.source[port, nodes[from_node]]
+            np.subtract.at(arena.uses, sources, 1)
+            self._free_unused(sources)
+
+    def _free_unused(self, nodes: Nodes) -> None:
+        arena = self._books.arena
+        unused = nodes[(arena.uses[nodes] == 0) & ~arena.held[nodes] & (arena.row[nodes] != NOWHERE)]
+        if len(unused):
+            self._free_rows(np.unique(unused))
+
+    def _free_rows(self, nodes: Nodes) -> None:
+        """Free the rows of these distinct nodes, each of which has one."""
+        books, arena = self._books, self._books.arena
+        types = arena.type[arena.subgraph[nodes]]
+        for type_id in np.unique(types).tolist():
+            chosen = nodes[types == type_id]
+            books.types[type_id].pool.release(arena.row[chosen].astype(np.int64))
+        arena.row[nodes] = NOWHERE
+
+    def _finish(self, nodes: Nodes, result: Finished) -> None:
+        """These nodes are done: release the subgraphs that waited for them, count down their requests."""
+        books, arena = self._books, self._books.arena
+        arena.state[nodes] = DONE
+        consumers, producers = arena.consumers(nodes)
+        if len(consumers):
+            external = arena.subgraph[consumers] != arena.subgraph[producers]
+            waiting = arena.subgraph[consumers[external]].astype(np.int64)
+            np.subtract.at(arena.external, waiting, 1)
+            self.release(np.unique(waiting[arena.external[waiting] == 0]))
+        slots = arena.request[nodes]
+        np.subtract.at(books.left, slots, 1)
+        for slot in np.unique(slots[books.left[slots] == 0]).tolist():
+            result.finished.append(books.by_slot[slot])
+        if any(book.waiting_edges or book.late_fetches for book in self._owners(slots)):
+            self._finish_late(nodes, result)
+
+    def _owners(self, slots: NDArray[np.int32]) -> Iterable[RequestBook]:
+        by_slot = self._books.by_slot
+        return (by_slot[slot] for slot in set(slots.tolist()) if by_slot[slot].open)
+
+    def _finish_late(self, nodes: Nodes, result: Finished) -> None:
+        """The same for what an extension has attached to nodes that were already on their way."""
+        books, arena = self._books, self._books.arena
+        for node in nodes.tolist():
+            book = books.by_slot[int(arena.request[node])]
+            consumers = np.array(book.waiting_edges.pop(node, ()), np.int64)
+            if len(consumers):
+                waiting = arena.subgraph[consumers].astype(np.int64)
+                np.subtract.at(arena.external, waiting, 1)
+                self.release(np.unique(waiting[arena.external[waiting] == 0]))
+            result.reads.extend(self._reads(book, node, book.late_fetches.pop(node, 0)))
+
+    # --- readiness -------------------------------------------------------------------------------------------
+
+    def release(self, subgraphs: NDArray[np.int64]) -> None:
+        """These subgraphs have all their external inputs: they join their type's queue with their ready nodes."""
+        books, arena = self._books, self._books.arena
+        if len(subgraphs) == 0:
+            return
+        slots = arena.request[arena.head[subgraphs]]
+        alive = [books.by_slot[slot].alive for slot in slots.tolist()]
+        if not all(alive):
+            subgraphs = subgraphs[alive]
+        arena.sequence[subgraphs] = books.sequence + np.arange(len(subgraphs))
+        books.sequence += len(subgraphs)
+        types = arena.type[subgraphs]
+        for type_id in np.unique(types).tolist():
+            mine = subgraphs[types == type_id]
+            simple = (arena.end[mine] > 0) | (arena.size[mine] == 1)
+            if simple.all():
+                first = arena.head[mine]
+                keys: Keys = (arena.sequence[mine] << NODE_BITS) | first
+            else:
+                parts = [self._first_nodes(int(subgraph)) for subgraph in mine]
+                first = np.concatenate(parts)
+                keys = (np.repeat(arena.sequence[mine], [len(part) for part in parts]) << NODE_BITS) | first
+            arena.state[first] = READY
+            books.types[type_id].ready.append(keys)
+
+    def _first_nodes(self, subgraph: int) -> Nodes:
+        """The nodes of a subgraph that wait for no other node of it."""
+        arena = self._books.arena
+        head = int(arena.head[subgraph])
+        if arena.end[subgraph] > 0:
+            return np.array([head])
+        book = self._books.by_slot[int(arena.request[head])]
+        extent = next(e for e in book.extents if e.base <= head < e.base + e.num_nodes)
+        span = slice(head, extent.base + extent.num_nodes)
+        return head + np.flatnonzero((arena.subgraph[span] == subgraph) & (arena.pending[span] == 0))
+
+    # --- unfold functions that wait --------------------------------------------------------------------------
+
+    def fetch_late(self, book: RequestBook, graph: CellGraph) -> list[Read]:
+        """Serve fetches of nodes from before this extension: at once if they are done, else when they finish."""
+        arena = self._books.arena
+        reads: list[Read] = []
+        for fetch in graph.fetches:
+            for local in fetch.nodes[fetch.nodes < graph.first].tolist():
+                node = self._node(book, local)
+                if arena.end[arena.subgraph[node]] > 0:
+                    node_done = arena.state[arena.end[arena.subgraph[node]] - 1] == DONE
+                else:
+                    node_done = arena.state[node] == DONE
+                if node_done:
+                    reads.extend(self._reads(book, node, 1 << fetch.output))
+                elif arena.state[node] == SUBMITTED or arena.in_flight[arena.subgraph[node]]:
+                    book.late_fetches[node] = book.late_fetches.get(node, 0) | 1 << fetch.output
+        return reads
+
+    def _reads(self, book: RequestBook, node: int, bits: int) -> list[Read]:
+        arena = self._books.arena
+        pool = self._books.types[int(arena.type[arena.subgraph[node]])].pool
+        return [
+            Read(book.request, node, output, spec.table, int(arena.row[node]))
+            for output, spec in enumerate(pool.tables)
+            if bits >> output & 1
+        ]
+
+    @staticmethod
+    def _node(book: RequestBook, local: int) -> int:
+        extent = next(e for e in book.extents if e.first_local <= local < e.first_local + e.num_nodes)
+        return local - extent.first_local + extent.base
+
+    def drop_handles(self, book: RequestBook, dropped: Iterable[tuple[int, int]]) -> None:
+        """The unfold function can no longer use these local nodes (first, count)."""
+        arena = self._books.arena
+        for local, count in dropped:
+            first = self._node(book, local) if count else 0
+            nodes = np.arange(first, first + count)
+            arena.held[nodes] = False
+            subgraphs = arena.subgraph[nodes]
+            tails = np.where(arena.end[subgraphs] > 0, arena.end[subgraphs] - 1, nodes)
+            self._free_unused(nodes[arena.state[tails] == DONE])
+
+    # --- endings -----------------------------------------------------------------------------------------------
+
+    def forget(self, book: RequestBook) -> None:
+        """A request is answered: give back everything that it owned. None of its steps is on a worker."""
+        for extent in book.extents:
+            nodes = np.arange(extent.base, extent.base + extent.num_nodes)
+            owners = nodes[self._books.arena.row[nodes] != NOWHERE]
+            if len(owners):
+                self._free_rows(owners)
+            self._books.admission.release(extent)
+        del self._books.by_slot[book.slot]
+        self._books.slots.release(book.slot, 1)
+
+    def kill(self, book: RequestBook) -> None:
+        """A request ends early: nothing more of it is submitted; what is on a worker finishes first."""
+        books, arena = self._books, self._books.arena
+        for type_book in books.types:
+            if len(type_book.ready):
+                type_book.ready.discard(lambda keys: arena.request[nodes_of(keys)] == book.slot)
+        self._dying.append(book)
+        self.bury()
+
+    def bury(self) -> None:
+        """Forget ended requests of which no worker holds a step any more."""
+        arena = self._books.arena
+        if not self._dying:
+            return
+        still = []
+        for book in self._dying:
+            spans = [slice(e.first_subgraph, e.first_subgraph + e.num_subgraphs) for e in book.extents]
+            if any(arena.in_flight[span].any() for span in spans):
+                still.append(book)
+                continue
+            for span in spans:
+                self._leave_lanes(np.arange(span.start, span.stop))
+            self.forget(book)
+        self._dying = still
+
+    def _leave_lanes(self, subgraphs: NDArray[np.int64]) -> None:
+        arena = self._books.arena
+        for subgraph in subgraphs[arena.lane[subgraphs] != NOWHERE].tolist():
+            worker = WorkerId(int(arena.lane_worker[subgraph]))
+            lanes = self._books.lane_map(worker, TypeId(int(arena.type[subgraph])))
+            lanes.leave(arena.lane[subgraph : subgraph + 1])
+            arena.lane[subgraph] = NOWHERE
+            arena.lane_worker[subgraph] = NOWHERE

@@ -1,0 +1,256 @@
+"""The scheduler: events in, commands out. It starts no thread, reads no clock and knows no tensor.
+
+    for command in scheduler.handle(event, ...):
+        ...carry it out...
+
+A request's life: arrived -> (cells submitted, finished, graph extended)* -> Reply or Fail, exactly one of them.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmaker.errors import InvariantError
+from batchmaker.graph.spec import CellType, TypeId
+from batchmaker.policies.base import CellPolicy
+from batchmaker.scheduler.admission import Extent
+from batchmaker.scheduler.batching import Batcher
+from batchmaker.scheduler.books import Books, RequestBook, TypeBook
+from batchmaker.scheduler.commands import Admit, Command, Fail, FailureKind, Reply, RunTask
+from batchmaker.scheduler.completion import Completion
+from batchmaker.scheduler.events import (
+    CellTypeAdded,
+    Event,
+    GraphExtended,
+    RequestArrived,
+    RequestCancelled,
+    RequestFailed,
+    RequestId,
+    StepFinished,
+    TaskId,
+    TimePassed,
+    WorkerId,
+)
+from batchmaker.scheduler.invariants import check_books
+
+
+@final
+class Scheduler:
+    """Cellular scheduling of any number of requests on any number of workers.
+
+    policy: which cell type runs next. num_workers: one per device. run_ahead: a worker gets its next task when at most
+    this many of its steps have not finished: 0 schedules when the worker is idle, 1 while it runs its last step.
+    """
+
+    def __init__(self, policy: CellPolicy, *, num_workers: int = 1, run_ahead: int = 0) -> None:
+        self._policy = policy
+        self._run_ahead = run_ahead
+        self._books = Books(num_workers)
+        self._batcher = Batcher(self._books, share_workers=num_workers > 1)
+        self._completion = Completion(self._books)
+        self._deadlines: list[tuple[float, RequestId]] = []
+        self._next_task = 0
+
+    # --- what a driver calls -------------------------------------------------------------------------------
+
+    def handle(self, *events: Event) -> list[Command]:
+        """Take events in order, then give idle workers work. Returns commands in the order to carry them out."""
+        commands: list[Command] = []
+        for event in events:
+            self._expire(event.at_s, commands)
+            match event:
+                case StepFinished():
+                    self._step_finished(event, commands)
+                case RequestArrived():
+                    self._arrived(event, commands)
+                case GraphExtended():
+                    self._extended(event, commands)
+                case RequestCancelled():
+                    self._end(event.request, FailureKind.CANCELLED, "cancelled by the caller", commands)
+                case RequestFailed():
+                    self._end(event.request, FailureKind.UNFOLD, event.reason, commands)
+                case CellTypeAdded():
+                    self._add_type(event.cell)
+                case TimePassed():
+                    pass
+        self._schedule(commands)
+        return commands
+
+    def owners(self, nodes: NDArray[np.int64]) -> list[RequestId | None]:
+        """Return the request that each node belongs to, None where it is no longer in flight."""
+        books = self._books
+        slots = books.arena.request[nodes].tolist()
+        found = (books.by_slot.get(slot) for slot in slots)
+        return [book.request if book is not None and book.alive else None for book in found]
+
+    def slots(self, nodes: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Return the slot of the request that each node belongs to (see Admit)."""
+        return self._books.arena.request[nodes]
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When the driver should send TimePassed at the latest."""
+        return self._deadlines[0][0] if self._deadlines else None
+
+    @property
+    def cells(self) -> Sequence[CellType]:
+        return [book.cell for book in self._books.types]
+
+    def num_ready(self, type_id: TypeId) -> int:
+        return len(self._books.types[type_id].ready)
+
+    def num_running(self, type_id: TypeId) -> int:
+        return self._books.types[type_id].num_running
+
+    @property
+    def num_requests(self) -> int:
+        """Requests in flight, those that ended while a worker still computes for them included."""
+        return len(self._books.by_slot)
+
+    @property
+    def num_tasks(self) -> int:
+        """Tasks submitted and not finished."""
+        return len(self._books.tasks)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of state tables in use, lanes not counted."""
+        return sum(pool.num_used for pool in self._books.tables.pools)
+
+    def check_invariants(self) -> None:
+        """Raise InvariantError unless the books balance. Slow: for tests and after incidents."""
+        check_books(self._books)
+
+    # --- events ----------------------------------------------------------------------------------------------
+
+    def _add_type(self, cell: CellType) -> None:
+        if cell.type_id != len(self._books.types):
+            raise InvariantError(f"cell types are numbered in order; got {cell.type_id} after {len(self._books.types)}")
+        pool = self._books.admission.add_type(cell)
+        self._books.types.append(TypeBook(cell, self._books.tables.pools[pool]))
+
+    def _arrived(self, event: RequestArrived, commands: list[Command]) -> None:
+        books = self._books
+        if event.request in books.requests:
+            raise InvariantError(f"request {event.request} arrived twice")
+        slot = books.slots.allocate(1)
+        if slot >= len(books.left):
+            books.left = np.concatenate((books.left, np.zeros_like(books.left)))
+        book = RequestBook(event.request, slot, event.at_s, event.deadline_s, event.open)
+        books.left[slot] = 0
+        books.requests[event.request] = books.by_slot[slot] = book
+        if event.deadline_s is not None:
+            heapq.heappush(self._deadlines, (event.deadline_s, event.request))
+        self._take_graph(event, book, commands)
+        self._reply_if_done(book, commands)
+
+    def _extended(self, event: GraphExtended, commands: list[Command]) -> None:
+        book = self._books.requests.get(event.request)
+        if book is None or not book.alive:
+            return
+        book.open = event.open
+        self._take_graph(event, book, commands)
+        self._completion.drop_handles(book, event.dropped)
+        if not event.open:
+            self._completion.drop_handles(book, [(e.first_local, e.num_nodes) for e in book.extents])
+        self._reply_if_done(book, commands)
+
+    def _take_graph(self, event: RequestArrived | GraphExtended, book: RequestBook, commands: list[Command]) -> None:
+        books, graph = self._books, event.graph
+        for run in graph.runs:
+            self._learn_form(run.type_id, len(run.sequences))
+        admitted = books.admission.admit(graph, book.slot, book.extents)
+        commands.extend(admitted.reserves)
+        extent = admitted.extent
+        book.extents.append(extent)
+        books.left[book.slot] += graph.num_work_units
+        books.arena.held[extent.base : extent.base + extent.num_nodes] = event.open
+        for producer, consumer in admitted.waiting_sources:
+            book.waiting_edges.setdefault(producer, []).append(consumer)
+        self._learn_value_ports(event, extent)
+        commands.append(Admit(event.request, book.slot, graph.first, extent.base, extent.num_nodes, tuple(admitted.host_tables)))
+        commands.extend(self._completion.fetch_late(book, graph))
+        released = np.arange(extent.first_subgraph, extent.first_subgraph + extent.num_subgraphs)
+        self._completion.release(released[books.arena.external[released] == 0])
+
+    def _learn_form(self, type_id: TypeId, num_sequence_inputs: int) -> None:
+        book = self._books.types[type_id]
+        if book.num_sequence_inputs is None:
+            book.num_sequence_inputs = num_sequence_inputs
+        elif book.num_sequence_inputs != num_sequence_inputs:
+            raise InvariantError(f"chains of cell {book.cell.name!r} take different numbers of inputs per step")
+
+    def _learn_value_ports(self, event: RequestArrived | GraphExtended, extent: Extent) -> None:
+        types = self._books.types
+        for block in event.graph.blocks:
+            ports = np.flatnonzero((block.sources >= 0).any(axis=1))
+            if len(ports):
+                for type_id in np.unique(block.types).tolist():
+                    types[type_id].value_ports.update(ports.tolist())
+        for run in event.graph.runs:
+            ports_of_run = types[run.type_id].value_ports
+            ports_of_run.update(port for port, column in enumerate(run.sequences) if column is not None)
+            ports_of_run.update(len(run.sequences) + i for i, (node, _) in enumerate(run.init) if node >= 0)
+
+    def _step_finished(self, event: StepFinished, commands: list[Command]) -> None:
+        done = self._completion.step_finished(event)
+        commands.extend(done.reads)
+        for request, reason in done.failed:
+            self._end(request, FailureKind.CELL, reason, commands)
+        for book in done.finished:
+            self._reply_if_done(book, commands)
+        self._completion.bury()
+
+    # --- endings ---------------------------------------------------------------------------------------------
+
+    def _reply_if_done(self, book: RequestBook, commands: list[Command]) -> None:
+        if not book.alive or book.open or self._books.left[book.slot] > 0:
+            return
+        book.alive = False
+        del self._books.requests[book.request]
+        self._completion.forget(book)
+        commands.append(Reply(book.request))
+
+    def _end(self, request: RequestId, kind: FailureKind, reason: str, commands: list[Command]) -> None:
+        book = self._books.requests.get(request)
+        if book is None:
+            return
+        book.alive = False
+        del self._books.requests[request]
+        self._completion.kill(book)
+        commands.append(Fail(request, kind, reason))
+
+    def _expire(self, at_s: float, commands: list[Command]) -> None:
+        while self._deadlines and self._deadlines[0][0] <= at_s:
+            deadline_s, request = heapq.heappop(self._deadlines)
+            book = self._books.requests.get(request)
+            if book is not None:
+                late = f"its deadline passed {(at_s - deadline_s) * 1e3:.1f} ms ago, {deadline_s - book.arrived_s:.3f} s after it arrived"
+                self._end(request, FailureKind.DEADLINE, late, commands)
+
+    # --- scheduling ------------------------------------------------------------------------------------------
+
+    def _schedule(self, commands: list[Command]) -> None:
+        """Call Schedule (Algorithm 1) for every worker that is idle, or about to be, until nothing is ready."""
+        for number in range(len(self._books.worker_steps)):
+            worker = WorkerId(number)
+            while self._books.worker_steps[worker] <= self._run_ahead and self._submit_task(worker, commands):
+                pass
+
+    def _submit_task(self, worker: WorkerId, commands: list[Command]) -> bool:
+        for type_id in self._policy.rank(self):
+            formed = self._batcher.form_task(type_id, worker, self._policy.max_steps)
+            if formed is None:
+                continue
+            task = TaskId(self._next_task)
+            self._next_task += 1
+            self._completion.started(task, worker, type_id, formed.records)
+            commands.extend(formed.reserves)
+            commands.append(RunTask(task, worker, type_id, formed.steps))
+            return True
+        return False

@@ -1,0 +1,91 @@
+"""What happens to the scheduler. Every event carries its time, in engine seconds; the core reads no clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NewType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmaker.graph.cell_graph import CellGraph
+from batchmaker.graph.spec import CellType
+
+RequestId = NewType("RequestId", int)
+TaskId = NewType("TaskId", int)
+WorkerId = NewType("WorkerId", int)
+
+
+@dataclass(frozen=True, slots=True)
+class CellTypeAdded:
+    """A cell was used for the first time."""
+
+    cell: CellType
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestArrived:
+    """A request was unfolded. open: its unfold function waits for a value and may add nodes later."""
+
+    request: RequestId
+    graph: CellGraph
+    at_s: float
+    deadline_s: float | None = None
+    open: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GraphExtended:
+    """An unfold function that waited went on. open: it waits again.
+
+    dropped: (first node, count) whose handles the function has let go since the last event.
+    """
+
+    request: RequestId
+    graph: CellGraph
+    at_s: float
+    open: bool = False
+    dropped: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCancelled:
+    """The caller gave the request up."""
+
+    request: RequestId
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """The driver found that the request cannot go on, for example because its unfold function raised."""
+
+    request: RequestId
+    at_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepFinished:
+    """One step of a task is done: all its rows have their outputs. Steps of a task finish in order.
+
+    stopped: [batch] whether the value that ends an open-ended run was seen; None where the step has no such run.
+    failed: positions in the batch at which the cell raised, with the reason for each. The other rows are good.
+    """
+
+    task: TaskId
+    step: int
+    at_s: float
+    stopped: NDArray[np.bool_] | None = None
+    failed: tuple[tuple[int, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """Nothing happened but time: deadlines are looked at."""
+
+    at_s: float
+
+
+Event = CellTypeAdded | RequestArrived | GraphExtended | RequestCancelled | RequestFailed | StepFinished | TimePassed

@@ -1,0 +1,103 @@
+"""The queue of ready nodes of one cell type, in the order of their subgraphs."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Keys = NDArray[np.int64]
+"""Ready nodes as sortable numbers: sequence number of the subgraph, then the node."""
+
+NODE_BITS = 36
+NODE_MASK = (1 << NODE_BITS) - 1
+EMPTY: Keys = np.empty(0, np.int64)
+
+
+def nodes_of(keys: Keys) -> NDArray[np.int64]:
+    """Return the node numbers in the keys."""
+    return keys & NODE_MASK
+
+
+@final
+class ReadyQueue:
+    """Ready nodes sorted by (subgraph, node), where new subgraphs only ever join at the end.
+
+    Two parts: `front`, one sorted array, small, into which nodes of subgraphs that already run are merged; and `back`,
+    arrays of nodes of newer subgraphs in order. A batch is taken from the front, which is refilled from the back, so the
+    cost of a batch depends on its size and not on how much waits.
+    """
+
+    __slots__ = ("_back", "_back_size", "_front")
+
+    def __init__(self) -> None:
+        self._front: Keys = EMPTY
+        self._back: deque[Keys] = deque()
+        self._back_size = 0
+
+    def __len__(self) -> int:
+        return len(self._front) + self._back_size
+
+    def append(self, keys: Keys) -> None:
+        """Add the first nodes of subgraphs that are newer than all before. keys: ascending."""
+        if len(keys):
+            self._back.append(keys)
+            self._back_size += len(keys)
+
+    def merge(self, keys: Keys) -> None:
+        """Add further nodes of subgraphs that are already known."""
+        if len(keys) == 0:
+            return
+        if len(self._front):
+            keys = np.concatenate((keys, self._front))
+        keys.sort(kind="stable")
+        self._front = keys
+
+    def take(self, limit: int, allowed: Callable[[Keys], NDArray[np.bool_]] | None = None) -> Keys:
+        """Remove and return up to `limit` nodes in order, skipping those that are not `allowed` (a mask by key)."""
+        self._refill(limit)
+        if allowed is None:
+            taken, self._front = self._front[:limit], self._front[limit:]
+            return taken
+        mask = allowed(self._front)
+        while np.count_nonzero(mask) < limit and self._back:
+            self._refill(2 * len(self._front) + limit)
+            mask = allowed(self._front)
+        chosen = np.flatnonzero(mask)[:limit]
+        taken = self._front[chosen]
+        mask[:] = True
+        mask[chosen] = False
+        self._front = self._front[mask]
+        return taken
+
+    def discard(self, unwanted: Callable[[Keys], NDArray[np.bool_]]) -> int:
+        """Remove the nodes for which `unwanted` holds; return how many they were."""
+        before = len(self)
+        self._front = self._front[~unwanted(self._front)]
+        kept = [keys[~unwanted(keys)] for keys in self._back]
+        self._back = deque(keys for keys in kept if len(keys))
+        self._back_size = sum(len(keys) for keys in self._back)
+        return before - len(self)
+
+    def keys(self) -> Keys:
+        """Return all keys, in order."""
+        return np.concatenate((self._front, *self._back))
+
+    def _refill(self, size: int) -> None:
+        if len(self._front) >= size or not self._back:
+            return
+        parts = [self._front]
+        total = len(self._front)
+        while self._back and total < size:
+            part = self._back.popleft()
+            if total + len(part) > 2 * size:
+                cut = size - total
+                self._back.appendleft(part[cut:])
+                part = part[:cut]
+            self._back_size -= len(part)
+            total += len(part)
+            parts.append(part)
+        self._front = np.concatenate(parts)
