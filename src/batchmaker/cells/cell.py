@@ -189,7 +189,7 @@ class Cell:
             raise InvalidRequestError(f"{self._where()}: leaves must be sequences of values, from cell.map(...)")
         columns = [self._column(sequence, known, port) for port, sequence in enumerate(inputs)]
         arity = array.shape[1] if array.ndim == 2 else 0
-        specs = (*(column.spec for column in columns), *(state.spec for state in states) * arity)
+        specs = (*(column.spec for column in columns), *[state.spec for state in states] * arity)
         cell = known or scope.types.learn(self, specs)
         return _one_or_all(scope.recorder.tree(cell, array, states, columns))
 

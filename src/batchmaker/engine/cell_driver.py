@@ -181,7 +181,7 @@ class CellDriver:
                 if request is None or owner is None or node in failed:
                     continue
                 self._store(request, request.local(node), fetch.output, value)
-                if request.waiting_for or request.ticket.on_value is not None:
+                if request.unfolding.open:
                     touched[owner] = request
         stopped = None if step.runs is None else self._stopped(task, step, result)
         return StepFinished(result.task, result.step, now_s, stopped, result.failed)
