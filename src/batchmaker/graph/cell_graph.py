@@ -98,6 +98,16 @@ class CellGraph:
     fetches: list[Fetch] = field(default_factory=list)
 
     @property
+    def lone_chain(self) -> Run | None:
+        """The run that is all there is and that no other node feeds, if that is what the graph looks like."""
+        if self.blocks or len(self.runs) != 1 or self.first != 0:
+            return None
+        run = self.runs[0]
+        if any(column is not None for column in run.sequences) or any(node >= 0 for node, _ in run.init):
+            return None
+        return run
+
+    @property
     def num_work_units(self) -> int:
         """Nodes plus runs: what must finish before the request is done."""
         return sum(block.count for block in self.blocks) + len(self.runs)

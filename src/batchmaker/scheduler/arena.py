@@ -62,8 +62,8 @@ class Arena:
 
     Nodes: state; subgraph; request (slot); pending (inputs from its own subgraph not yet submitted); uses (references
     by nodes that have not finished); held (the unfold function may still use it); row (of its pool, NOWHERE if none);
-    fetch (bit k: output k goes to the host); source and source_table [num_ports, nodes] (a node and the table of its
-    output, or the node itself and a host table, or ZERO_TABLE); first_edge, num_edges (its consumers).
+    fetch (bit k: output k goes to the host); source_table and source [num_ports, nodes] (the table in which
+    an input is found and, unless that is a host table or ZERO_TABLE, the node whose output it is); first_edge, num_edges (its consumers).
     Subgraphs: type; head (first node); size (nodes); external (inputs from other subgraphs that are not done); pin; in_flight (its node-steps submitted
     and not finished); sequence (place in the queue); end (one past a run's last node, 0 for single nodes); open_ended;
     lane, lane_worker. Edges: consumer (node).
@@ -75,17 +75,17 @@ class Arena:
         self.edges = Extents()
         n, s = 1024, 256
         self.state = np.zeros(n, np.int8)
-        self.subgraph = np.zeros(n, np.int32)
-        self.request = np.zeros(n, np.int32)
+        self.subgraph = np.zeros(n, np.int64)
+        self.request = np.zeros(n, np.int64)
         self.pending = np.zeros(n, np.int32)
         self.uses = np.zeros(n, np.int32)
         self.held = np.zeros(n, np.bool_)
-        self.row = np.full(n, NOWHERE, np.int32)
+        self.row = np.full(n, NOWHERE, np.int64)
         self.fetch = np.zeros(n, np.uint16)
         self.first_edge = np.zeros(n, np.int64)
         self.num_edges = np.zeros(n, np.int32)
         self.source = np.zeros((1, n), np.int64)
-        self.source_table = np.zeros((1, n), np.int32)
+        self.source_table = np.zeros((1, n), np.int64)
         self.type = np.zeros(s, np.int16)
         self.head = np.zeros(s, np.int64)
         self.size = np.zeros(s, np.int32)
@@ -95,7 +95,7 @@ class Arena:
         self.sequence = np.zeros(s, np.int64)
         self.end = np.zeros(s, np.int64)
         self.open_ended = np.zeros(s, np.bool_)
-        self.lane = np.full(s, NOWHERE, np.int32)
+        self.lane = np.full(s, NOWHERE, np.int64)
         self.lane_worker = np.full(s, NOWHERE, np.int16)
         self.consumer = np.zeros(n, np.int64)
 
@@ -117,41 +117,57 @@ class Arena:
         if num_ports > have:
             extra = np.zeros((num_ports - have, self.node_capacity), np.int64)
             self.source = np.concatenate((self.source, extra))
-            self.source_table = np.concatenate((self.source_table, extra.astype(np.int32)))
+            self.source_table = np.concatenate((self.source_table, extra))
 
     def allocate_nodes(self, count: int) -> tuple[int, bool]:
         """Return the first of `count` node numbers, all WAITING, and whether the arrays have grown."""
         first = self.nodes.allocate(count)
-        grown = self.nodes.top > self.node_capacity
-        if grown:
-            size = max(2 * self.node_capacity, self.nodes.top)
-            for name in self._NODE_ARRAYS:
-                setattr(self, name, _grown(getattr(self, name), size))
-        span = slice(first, first + count)
-        self.state[span] = WAITING
-        self.uses[span] = 0
-        self.fetch[span] = 0
-        self.num_edges[span] = 0
-        self.row[span] = NOWHERE
-        self.pending[span] = 0
+        grown = self.fit_nodes()
+        self.clear_nodes(slice(first, first + count))
         return first, grown
+
+    def fit_nodes(self) -> bool:
+        """Make the arrays hold every node number given out; return whether they have grown."""
+        if self.nodes.top <= self.node_capacity:
+            return False
+        size = max(2 * self.node_capacity, self.nodes.top)
+        for name in self._NODE_ARRAYS:
+            setattr(self, name, _grown(getattr(self, name), size))
+        return True
+
+    def clear_nodes(self, where: slice | NDArray[np.int64]) -> None:
+        """Give nodes their first state."""
+        self.state[where] = WAITING
+        self.uses[where] = 0
+        self.fetch[where] = 0
+        self.num_edges[where] = 0
+        self.row[where] = NOWHERE
+        self.pending[where] = 0
+        self.held[where] = False
 
     def allocate_subgraphs(self, count: int) -> int:
         """Return the first of `count` subgraph numbers, unpinned and without a lane."""
         first = self.subgraphs.allocate(count)
+        self.fit_subgraphs()
+        self.clear_subgraphs(slice(first, first + count))
+        return first
+
+    def fit_subgraphs(self) -> None:
+        """Make the arrays hold every subgraph number given out."""
         if self.subgraphs.top > len(self.type):
             size = max(2 * len(self.type), self.subgraphs.top)
             for name in self._SUBGRAPH_ARRAYS:
                 setattr(self, name, _grown(getattr(self, name), size))
-        span = slice(first, first + count)
-        self.external[span] = 0
-        self.pin[span] = NOWHERE
-        self.in_flight[span] = 0
-        self.end[span] = 0
-        self.open_ended[span] = False
-        self.lane[span] = NOWHERE
-        self.lane_worker[span] = NOWHERE
-        return first
+
+    def clear_subgraphs(self, where: slice | NDArray[np.int64]) -> None:
+        """Give subgraphs their first state."""
+        self.external[where] = 0
+        self.pin[where] = NOWHERE
+        self.in_flight[where] = 0
+        self.end[where] = 0
+        self.open_ended[where] = False
+        self.lane[where] = NOWHERE
+        self.lane_worker[where] = NOWHERE
 
     def allocate_edges(self, count: int) -> int:
         """Return the first of `count` edge numbers."""

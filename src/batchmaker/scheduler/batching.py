@@ -88,22 +88,23 @@ class Batcher:
     def _form_step(self, book: TypeBook, worker: WorkerId, nodes: Nodes) -> tuple[Step, StepRecord]:
         arena = self._books.arena
         if book.num_sequence_inputs is not None:
-            ends = arena.end[arena.subgraph[nodes]]
-            if ends.any():
-                return self._lane_step(book, worker, nodes)
+            subgraphs = arena.subgraph[nodes]
+            if arena.end[subgraphs].any():
+                return self._lane_step(book, worker, nodes, subgraphs)
         inputs = tuple(self._sources(port, nodes, None) for port in range(len(book.cell.inputs)))
         keep = self._keep(book, nodes, reuse=True)
         step = Step(nodes, inputs, None, keep, self._fetches(book, nodes, nodes))
-        return step, StepRecord(nodes, None, None, open_ended=False)
+        return step, StepRecord(nodes, arena.subgraph[nodes], None, None, open_ended=False)
 
-    def _lane_step(self, book: TypeBook, worker: WorkerId, nodes: Nodes) -> tuple[Step, StepRecord]:
+    def _lane_step(
+        self, book: TypeBook, worker: WorkerId, nodes: Nodes, subgraphs: Nodes
+    ) -> tuple[Step, StepRecord]:
         books, arena = self._books, self._books.arena
-        subgraphs = arena.subgraph[nodes]
-        here = arena.lane_worker[subgraphs] == worker
         lane_map = books.lane_map(worker, book.cell.type_id)
-        placement = lane_map.place(
-            subgraphs.astype(np.int64), np.where(here, arena.lane[subgraphs], NOWHERE).astype(np.int64)
-        )
+        lane = arena.lane[subgraphs]
+        if self._share_workers:
+            lane[arena.lane_worker[subgraphs] != worker] = NOWHERE
+        placement = lane_map.place(subgraphs, lane)
         nodes, subgraphs = nodes[placement.order], subgraphs[placement.order]
         lanes, entering, leased = self._lanes(book, worker, lane_map, placement, nodes)
         if lane_map.capacity > lane_map.num_reserved:
@@ -121,9 +122,9 @@ class Batcher:
         owners = np.where(open_ended, ends - 1, nodes) if some_open else nodes
         assert book.num_sequence_inputs is not None
         inputs = tuple(self._sources(port, nodes, None) for port in range(book.num_sequence_inputs))
-        runs = subgraphs.astype(np.int64) if some_open else None
+        runs = subgraphs if some_open else None
         step = Step(nodes, inputs, lanes, self._keep(book, owners), self._fetches(book, nodes, owners), runs)
-        return step, StepRecord(nodes, nodes[over], entering, some_open, leased)
+        return step, StepRecord(nodes, subgraphs, nodes[over], entering, some_open, leased)
 
     def _repeat(self, book: TypeBook, worker: WorkerId, step: Step) -> tuple[Step, StepRecord]:
         """Form the step after `step`, all of whose chains go on: the same lanes, the next nodes."""
@@ -139,7 +140,7 @@ class Batcher:
         if any(lanes.arriving):
             lanes = Lanes(lanes.tables, lanes.count, lanes.rows, ((),) * len(lanes.tables))
         following = Step(nodes, inputs, lanes, self._keep(book, nodes), self._fetches(book, nodes, nodes))
-        return following, StepRecord(nodes, nodes[over], NONE, open_ended=False)
+        return following, StepRecord(nodes, subgraphs, nodes[over], NONE, open_ended=False)
 
     def _leave(self, lane_map: LaneMap, chains: Rows, lanes: Rows) -> None:
         """These chains have submitted their last step: their lanes are free from the next step on."""
@@ -150,15 +151,17 @@ class Batcher:
     def _submit(self, book: TypeBook, worker: WorkerId, keys: Keys, record: StepRecord) -> Keys | None:
         """Update dependencies as if the step had run; return the next step's keys if the whole batch goes on."""
         arena = self._books.arena
-        nodes = record.nodes
-        subgraphs = arena.subgraph[nodes]
+        nodes, subgraphs = record.nodes, record.subgraphs
         np.add.at(arena.in_flight, subgraphs, 1)
         arena.pin[subgraphs] = worker
         book.num_running += 1
         self._books.worker_steps[worker] += 1
-        if book.num_sequence_inputs is not None:
-            mine = arena.subgraph[nodes_of(keys)]
-            more = (nodes_of(keys) + 1 < arena.end[mine]) & ~arena.open_ended[mine]
+        if record.entering is not None:
+            in_order = nodes_of(keys)
+            mine = arena.subgraph[in_order]
+            more = in_order + 1 < arena.end[mine]
+            if record.open_ended:
+                more &= ~arena.open_ended[mine]
             going_on = (keys if more.all() else keys[more]) + 1
             book.ready.merge(going_on)
             if len(going_on) == len(keys):
@@ -182,17 +185,17 @@ class Batcher:
         """Where `nodes` find one input; positions are their places in the batch (None: all in order)."""
         arena, is_host = self._books.arena, self._books.tables.is_host
         tables = arena.source_table[port, nodes]
-        sources = arena.source[port, nodes]
         first = int(tables[0])
         if (tables == first).all():
-            rows = sources if is_host[first] or first == ZERO_TABLE else arena.row[sources].astype(np.int64)
+            own = is_host[first] or first == ZERO_TABLE
+            rows = nodes if own else arena.row[arena.source[port, nodes]]
             return (Source(TableId(first), rows, positions),)
         parts = []
         for table in np.unique(tables).tolist():
             where = np.flatnonzero(tables == table)
-            rows = sources[where]
+            rows = nodes[where]
             if not is_host[table] and table != ZERO_TABLE:
-                rows = arena.row[rows].astype(np.int64)
+                rows = arena.row[arena.source[port, rows]]
             parts.append(Source(TableId(table), rows, where if positions is None else positions[where]))
         return tuple(parts)
 
@@ -207,32 +210,28 @@ class Batcher:
         moved = placement.moved
         if len(moved) == 0:
             return Lanes(tables, len(nodes), placement.rows, ((),) * len(tables)), NONE, ()
-        moved_nodes = nodes[moved]
-        chains = arena.subgraph[moved_nodes]
-        elsewhere = arena.lane_worker[chains]
         inside = placement.old != NOWHERE
-        other = ~inside & (elsewhere != NOWHERE) & (elsewhere != worker)
-        fresh = ~inside & ~other
-        arriving: list[tuple[Source, ...]] = []
-        for i, table in enumerate(tables):
-            parts: list[Source] = []
-            if inside.any():
-                parts.append(Source(table, placement.old[inside], moved[inside]))
-            for w in np.unique(elsewhere[other]).tolist():
-                from_w = other & (elsewhere == w)
-                theirs = books.tables.lanes(WorkerId(w), book.cell, s)[i].table
-                parts.append(Source(theirs, arena.lane[chains[from_w]].astype(np.int64), moved[from_w]))
-            if fresh.any():
-                parts.extend(self._sources(s + i, moved_nodes[fresh], moved[fresh]))
-            arriving.append(tuple(parts))
-        leased = tuple(
-            (
-                books.lane_map(WorkerId(w), book.cell.type_id),
-                arena.lane[chains[other & (elsewhere == w)]].astype(np.int64),
-            )
-            for w in np.unique(elsewhere[other]).tolist()
-        )
-        return Lanes(tables, len(nodes), placement.rows, tuple(arriving)), moved_nodes[fresh], leased
+        fresh = ~inside
+        parts: list[list[Source]] = [[] for _ in tables]
+        leased: list[tuple[LaneMap, Nodes]] = []
+        if self._share_workers:
+            chains = arena.subgraph[nodes[moved]]
+            home = np.where(inside, NOWHERE, arena.lane_worker[chains])
+            fresh &= home == NOWHERE
+            for number in np.unique(home[home != NOWHERE]).tolist():
+                their_worker, leaving = WorkerId(number), home == number
+                lanes = arena.lane[chains[leaving]]
+                leased.append((books.lane_map(their_worker, book.cell.type_id), lanes))
+                for part, spec in zip(parts, books.tables.lanes(their_worker, book.cell, s), strict=True):
+                    part.append(Source(spec.table, lanes, moved[leaving]))
+        old, to = placement.old[inside], moved[inside]
+        entering, at = nodes[moved[fresh]], moved[fresh]
+        for i, (part, table) in enumerate(zip(parts, tables, strict=True)):
+            if len(old):
+                part.append(Source(table, old, to))
+            if len(entering):
+                part.extend(self._sources(s + i, entering, at))
+        return Lanes(tables, len(nodes), placement.rows, tuple(map(tuple, parts))), entering, tuple(leased)
 
     def _reserve_lanes(self, book: TypeBook, worker: WorkerId, lane_map: LaneMap) -> None:
         assert book.num_sequence_inputs is not None
@@ -252,7 +251,7 @@ class Batcher:
             return None
         positions = None if wanted.all() else np.flatnonzero(wanted)
         owners = owners if positions is None else owners[positions]
-        rows = arena.row[owners].astype(np.int64)
+        rows = arena.row[owners]
         if reuse:
             self._take_over(book, owners, rows)
         missing = np.flatnonzero(rows == NOWHERE)

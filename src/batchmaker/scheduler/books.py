@@ -33,13 +33,17 @@ class TypeBook:
 
 @dataclass(slots=True)
 class RequestBook:
-    """One request in flight."""
+    """One request in flight.
+
+    may_own_rows: rows may be left when it ends, since its unfold function could have used them or it ends early.
+    """
 
     request: RequestId
     slot: int
     arrived_s: float
     deadline_s: float | None
     open: bool
+    may_own_rows: bool
     alive: bool = True
     extents: list[Extent] = field(default_factory=list)
     waiting_edges: dict[int, list[int]] = field(default_factory=dict)  # node -> consumers in later extensions
@@ -50,12 +54,13 @@ class RequestBook:
 class StepRecord:
     """What must be put right when a step has finished.
 
-    nodes: [batch]. finished: nodes that are done then (single nodes, last steps of runs), or None for all.
+    nodes: [batch]; subgraphs: [batch], theirs. finished: nodes that are done then (single nodes, last steps of runs), or None for all.
     entering: nodes whose state inputs came from other nodes' rows, or None for all.
     open_ended: whether the step has runs that may stop. leased: lanes on other workers that a chain has left.
     """
 
     nodes: Nodes
+    subgraphs: Nodes
     finished: Nodes | None
     entering: Nodes | None
     open_ended: bool
@@ -86,6 +91,7 @@ class Books:
         self.left: NDArray[np.int64] = np.zeros(256, np.int64)
         self.requests: dict[RequestId, RequestBook] = {}
         self.by_slot: dict[int, RequestBook] = {}
+        self.attached: dict[RequestId, RequestBook] = {}  # extensions wait for nodes that are on a worker
         self.tasks: dict[TaskId, TaskBook] = {}
         self.lane_maps: dict[tuple[WorkerId, TypeId], LaneMap] = {}
         self.worker_steps = [0] * num_workers

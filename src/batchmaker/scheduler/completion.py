@@ -53,8 +53,7 @@ class Completion:
         book = books.types[task.type_id]
         book.num_running -= 1
         books.worker_steps[task.worker] -= 1
-        nodes = record.nodes
-        subgraphs = arena.subgraph[nodes]
+        nodes, subgraphs = record.nodes, record.subgraphs
         np.subtract.at(arena.in_flight, subgraphs, 1)
         arena.pin[subgraphs[arena.in_flight[subgraphs] == 0]] = NOWHERE
         for lane_map, lanes in record.leased:
@@ -84,7 +83,7 @@ class Completion:
     ) -> Nodes:
         """Runs that stop here are done (under the number of their last node); the others' next node is ready."""
         books, arena = self._books, self._books.arena
-        subgraphs = arena.subgraph[record.nodes]
+        subgraphs = record.subgraphs
         open_ended = arena.open_ended[subgraphs]
         ends = arena.end[subgraphs]
         last = record.nodes + 1 == ends
@@ -134,7 +133,7 @@ class Completion:
         types = arena.type[arena.subgraph[nodes]]
         for type_id in np.unique(types).tolist():
             chosen = nodes[types == type_id]
-            books.types[type_id].pool.release(arena.row[chosen].astype(np.int64))
+            books.types[type_id].pool.release(arena.row[chosen])
         arena.row[nodes] = NOWHERE
 
     def _finish(self, nodes: Nodes, result: Finished) -> None:
@@ -144,31 +143,31 @@ class Completion:
         consumers, producers = arena.consumers(nodes)
         if len(consumers):
             external = arena.subgraph[consumers] != arena.subgraph[producers]
-            waiting = arena.subgraph[consumers[external]].astype(np.int64)
+            waiting = arena.subgraph[consumers[external]]
             np.subtract.at(arena.external, waiting, 1)
             self.release(np.unique(waiting[arena.external[waiting] == 0]))
         slots = arena.request[nodes]
         np.subtract.at(books.left, slots, 1)
-        for slot in np.unique(slots[books.left[slots] == 0]).tolist():
-            result.finished.append(books.by_slot[slot])
-        if any(book.waiting_edges or book.late_fetches for book in self._owners(slots)):
+        over = slots[books.left[slots] == 0].tolist()
+        result.finished.extend(books.by_slot[slot] for slot in dict.fromkeys(over))
+        if books.attached:
             self._finish_late(nodes, result)
-
-    def _owners(self, slots: NDArray[np.int32]) -> Iterable[RequestBook]:
-        by_slot = self._books.by_slot
-        return (by_slot[slot] for slot in set(slots.tolist()) if by_slot[slot].open)
 
     def _finish_late(self, nodes: Nodes, result: Finished) -> None:
         """The same for what an extension has attached to nodes that were already on their way."""
         books, arena = self._books, self._books.arena
         for node in nodes.tolist():
             book = books.by_slot[int(arena.request[node])]
+            if book.request not in books.attached:
+                continue
             consumers = np.array(book.waiting_edges.pop(node, ()), np.int64)
             if len(consumers):
-                waiting = arena.subgraph[consumers].astype(np.int64)
+                waiting = arena.subgraph[consumers]
                 np.subtract.at(arena.external, waiting, 1)
                 self.release(np.unique(waiting[arena.external[waiting] == 0]))
             result.reads.extend(self._reads(book, node, book.late_fetches.pop(node, 0)))
+            if not book.waiting_edges and not book.late_fetches:
+                del books.attached[book.request]
 
     # --- readiness -------------------------------------------------------------------------------------------
 
@@ -177,14 +176,13 @@ class Completion:
         books, arena = self._books, self._books.arena
         if len(subgraphs) == 0:
             return
-        slots = arena.request[arena.head[subgraphs]]
-        alive = [books.by_slot[slot].alive for slot in slots.tolist()]
-        if not all(alive):
-            subgraphs = subgraphs[alive]
+        if self._dying:
+            slots = arena.request[arena.head[subgraphs]].tolist()
+            subgraphs = subgraphs[[books.by_slot[slot].alive for slot in slots]]
         arena.sequence[subgraphs] = books.sequence + np.arange(len(subgraphs))
         books.sequence += len(subgraphs)
         types = arena.type[subgraphs]
-        for type_id in np.unique(types).tolist():
+        for type_id in set(types.tolist()):
             mine = subgraphs[types == type_id]
             simple = (arena.end[mine] > 0) | (arena.size[mine] == 1)
             if simple.all():
@@ -225,6 +223,7 @@ class Completion:
                     reads.extend(self._reads(book, node, 1 << fetch.output))
                 elif arena.state[node] == SUBMITTED or arena.in_flight[arena.subgraph[node]]:
                     book.late_fetches[node] = book.late_fetches.get(node, 0) | 1 << fetch.output
+                    self._books.attached[book.request] = book
         return reads
 
     def _reads(self, book: RequestBook, node: int, bits: int) -> list[Read]:
@@ -255,19 +254,22 @@ class Completion:
     # --- endings -----------------------------------------------------------------------------------------------
 
     def forget(self, book: RequestBook) -> None:
-        """A request is answered: give back everything that it owned. None of its steps is on a worker."""
+        """A request is over: give back everything that it still owns. None of its steps is on a worker."""
         for extent in book.extents:
-            nodes = np.arange(extent.base, extent.base + extent.num_nodes)
-            owners = nodes[self._books.arena.row[nodes] != NOWHERE]
-            if len(owners):
-                self._free_rows(owners)
+            if book.may_own_rows:
+                nodes = np.arange(extent.base, extent.base + extent.num_nodes)
+                owners = nodes[self._books.arena.row[nodes] != NOWHERE]
+                if len(owners):
+                    self._free_rows(owners)
             self._books.admission.release(extent)
+        self._books.attached.pop(book.request, None)
         del self._books.by_slot[book.slot]
         self._books.slots.release(book.slot, 1)
 
     def kill(self, book: RequestBook) -> None:
         """A request ends early: nothing more of it is submitted; what is on a worker finishes first."""
         books, arena = self._books, self._books.arena
+        book.may_own_rows = True
         for type_book in books.types:
             if len(type_book.ready):
                 type_book.ready.discard(lambda keys: arena.request[nodes_of(keys)] == book.slot)
