@@ -37,10 +37,13 @@ def bind(
     `notes` say so.
     """
     where = f"cell {name!r}"
-    runnable = module.module() if isinstance(module, torch.export.ExportedProgram) else flat_module(module)
+    if isinstance(module, torch.export.ExportedProgram):
+        runnable: nn.Module = module.module(check_guards=False)
+    else:
+        runnable = flat_module(module)
     outputs = infer_outputs(runnable, inputs, where)
     try:
-        program = module if isinstance(module, torch.export.ExportedProgram) else _export(runnable, inputs)
+        program = module if isinstance(module, torch.export.ExportedProgram) else traced(runnable, inputs)
         graph = lift(program)
     except CannotRewriteError as error:
         notes: tuple[str, ...] = (f"left as it is: {error}",)
@@ -60,7 +63,8 @@ def bind(
     return bound if num_sequence_inputs is None else bound.split(num_sequence_inputs)
 
 
-def _export(module: nn.Module, inputs: tuple[ValueSpec, ...]) -> torch.export.ExportedProgram:
+def traced(module: nn.Module, inputs: tuple[ValueSpec, ...]) -> torch.export.ExportedProgram:
+    """Return the module as a program with a dynamic batch. CannotRewriteError if it cannot be traced."""
     try:
         return export_cell(module, inputs)
     except Exception as error:  # torch.export raises whatever the module's code runs into

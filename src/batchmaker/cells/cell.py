@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Protocol, final
 
 import numpy as np
 import torch
 from torch import nn
 
+from batchmaker.cells.binding import traced
+from batchmaker.cells.export import flat_module, spec_of_rows
 from batchmaker.cells.host_values import host_sequence, host_value
-from batchmaker.errors import InvalidRequestError, ModelError, OptionError
+from batchmaker.errors import InvalidRequestError, ModelError, OptionError, ShapeError
 from batchmaker.graph.recorder import Argument, Recorder, SequenceArgument
 from batchmaker.graph.spec import CellType, ValueSpec
 from batchmaker.graph.values import HostValues, Value, ValueSequence
@@ -66,6 +69,15 @@ def default_batch_sizes(max_batch: int) -> tuple[int, ...]:
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """Row specs that a cell is known to take and give before it is used, as a traced program does."""
+
+    inputs: tuple[ValueSpec, ...]
+    outputs: tuple[ValueSpec, ...]
+
+
+@final
 class Cell:
     """An nn.Module as a unit of batching: dimension 0 of every input and output is the batch.
 
@@ -74,20 +86,28 @@ class Cell:
     priority: larger is preferred when several cells could run; give later parts of a network more (decoder over
     encoder, inner nodes over leaves). host_outputs: outputs that the host must see after each step, such as a word.
     name: for messages and reports; a Model names its cells after their attributes.
+    module may be an exported program instead, with a dynamic dimension 0. declared: what the program takes and gives,
+    proved against the program here and against the requests at first use.
 
     The methods are for use inside `Model.unfold`.
     """
 
     def __init__(
         self,
-        module: nn.Module,
+        module: nn.Module | torch.export.ExportedProgram,
         *,
         max_batch: int | None = None,
         batch_sizes: Iterable[int] | None = None,
         priority: int = 0,
         host_outputs: Iterable[int] = (),
         name: str | None = None,
+        declared: Declared | None = None,
     ) -> None:
+        self.program = module if isinstance(module, torch.export.ExportedProgram) else None
+        self.declared = declared
+        if isinstance(module, torch.export.ExportedProgram):
+            self.declared = _declared_by(module, declared)
+            module = module.module(check_guards=False)
         if not isinstance(module, nn.Module):
             raise ModelError(f"bm.Cell wraps a torch.nn.Module, got {type(module).__name__}")
         if batch_sizes is None:
@@ -118,6 +138,10 @@ class Cell:
             if weight.dtype.is_floating_point:
                 return str(weight.dtype).removeprefix("torch.")
         return "float32"
+
+    def exported(self, inputs: tuple[ValueSpec, ...]) -> torch.export.ExportedProgram:
+        """Return the cell as a program with a dynamic batch. CannotRewriteError if it cannot be traced."""
+        return self.program if self.program is not None else traced(flat_module(self.module), inputs)
 
     # --- inside an unfold function ----------------------------------------------------------------------------
 
@@ -250,6 +274,27 @@ class Cell:
 
     def __repr__(self) -> str:
         return f"Cell({self.name or type(self.module).__name__}, max_batch={self.max_batch}, priority={self.priority})"
+
+
+def _declared_by(program: torch.export.ExportedProgram, declared: Declared | None) -> Declared:
+    """Return the row specs of a program's inputs and outputs; ShapeError if others were declared."""
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    signature = program.graph_signature
+    sides = []
+    for names in (signature.user_inputs, signature.user_outputs):
+        tensors = [values.get(str(name)) for name in names]
+        if not all(isinstance(tensor, torch.Tensor) and tensor.dim() for tensor in tensors):
+            raise ModelError("a program that is a cell takes and gives batches of rows only")
+        sides.append(tuple(spec_of_rows(tensor) for tensor in tensors if isinstance(tensor, torch.Tensor)))
+    found = Declared(*sides)
+    if declared is None:
+        return found
+    for kind, had, want in (("inputs", found.inputs, declared.inputs), ("outputs", found.outputs, declared.outputs)):
+        if [spec.row_signature for spec in had] != [spec.row_signature for spec in want]:
+            raise ShapeError(
+                f"the graph's {kind} are ({', '.join(map(str, had))}), declared as ({', '.join(map(str, want))})"
+            )
+    return declared
 
 
 def _is_several(parts: tuple[Any, ...]) -> bool:

@@ -15,9 +15,11 @@ class Model(ABC):
 
     example_request: optional; if set, it is unfolded when the engine starts, to prove shapes and types and to
     materialise every cell at every batch size before the first request. Without it the first request does that.
+    can_pad: False where `batched` only computes requests one after the other, which policy `padded` then refuses.
     """
 
     example_request: Any = None
+    can_pad: bool = True
 
     def __setattr__(self, name: str, value: object) -> None:
         if isinstance(value, Cell) and value.name is None:
@@ -33,10 +35,20 @@ class Model(ABC):
     def unfold(self, request: Any) -> Any:
         """Call cells on one request and return values: a value, a sequence, or a list, tuple or dict of them.
 
-        A generator function may `yield` a value to wait for it; what it yields is also streamed to the caller, and if it
-        returns nothing, the list of what it yielded is the result. A request that is a dict is passed as keyword
+        A generator function may `yield` a value to wait for it; what it yields is also streamed to the caller, and if
+        it returns nothing, the list of what it yielded is the result. A request that is a dict is passed as keyword
         arguments where unfold names more than one parameter.
         """
+
+    def saved_state(self) -> dict[str, Any]:
+        """Return what a saved model keeps besides its cells: plain data, by default all other attributes."""
+        kept = vars(self).items()
+        return {name: value for name, value in kept if not isinstance(value, Cell) and name != "example_request"}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take back what `saved_state` returned, in a model whose cells are there and whose __init__ was not called."""
+        for name, value in state.items():
+            setattr(self, name, value)
 
     def batched(self, requests: Sequence[Any]) -> list[Any]:
         """Compute whole requests together on the padded batch, as graph batching does; results in order.

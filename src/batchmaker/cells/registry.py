@@ -10,7 +10,7 @@ from torch import nn
 from batchmaker.cells.binding import BoundCell, bind
 from batchmaker.cells.cell import Cell
 from batchmaker.cells.state import zero_state_specs
-from batchmaker.errors import ModelError
+from batchmaker.errors import ModelError, ShapeError
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 
 
@@ -37,7 +37,8 @@ class CellRegistry:
     def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...]) -> CellType:
         """Bind a cell to its inputs' specs and give it a type, that of an equal cell if there is one."""
         name = cell.name or type(cell.module).__name__
-        bound = bind(cell.module, inputs, name=name, fold_bytes=self._fold_bytes)
+        bound = bind(cell.program or cell.module, inputs, name=name, fold_bytes=self._fold_bytes)
+        _check_declared(cell, bound)
         for output in cell.host_outputs:
             if not 0 <= output < len(bound.outputs):
                 raise ModelError(
@@ -79,4 +80,22 @@ class CellRegistry:
 
     def zero_state(self, cell: Cell, sequence: tuple[ValueSpec, ...]) -> tuple[ValueSpec, ...]:
         """Return the specs of a chain's initial state where the unfold function gives none."""
+        if cell.declared is not None:
+            return cell.declared.inputs[len(sequence) :]
         return zero_state_specs(cell.module, sequence)
+
+
+def _check_declared(cell: Cell, bound: BoundCell) -> None:
+    """ShapeError unless a cell that declares its rows was bound to just these."""
+    if cell.declared is None:
+        return
+    for kind, found, declared in (
+        ("input", bound.inputs, cell.declared.inputs),
+        ("output", bound.outputs, cell.declared.outputs),
+    ):
+        for index, (got, wanted) in enumerate(zip(found, declared, strict=True)):
+            if got.row_signature != wanted.row_signature or wanted.num_tokens not in (None, got.num_tokens):
+                raise ShapeError(
+                    f"cell {bound.name!r}, {kind} {index}: got rows of {got} (tokens: {got.num_tokens}), expected "
+                    f"{wanted} (tokens: {wanted.num_tokens}), as the cell declares. Match the request."
+                )

@@ -19,7 +19,6 @@ from batchmaker.engine.ticket import Ticket
 from batchmaker.errors import BatchmakerError, CancelledError, CellError, DeadlineError, InvalidRequestError
 from batchmaker.executor.base import Executor, StepResult
 from batchmaker.graph.cell_graph import CellGraph
-from batchmaker.graph.spec import CellType
 from batchmaker.scheduler.commands import Admit, Command, Fail, FailureKind, Read, Reply, Reserve, RunTask, Step
 from batchmaker.scheduler.core import Scheduler
 from batchmaker.scheduler.events import (
@@ -147,18 +146,15 @@ class CellDriver:
         return [request.ticket for request in self._in_flight.values()]
 
     def _learn_types(self, events: list[Event]) -> None:
-        for cell in self._registry.types[self._num_known :]:
-            events.append(CellTypeAdded(cell, self._clock.now_s()))
+        now_s = self._clock.now_s()
+        events.extend(CellTypeAdded(cell, now_s) for cell in self._registry.types[self._num_known :])
         self._num_known = len(self._registry.types)
 
     # --- work ------------------------------------------------------------------------------------------------------
 
     def advance(self) -> None:
-        results = self._executor.poll()
-        events: list[Event] = []
         touched: dict[RequestId, _InFlight] = {}
-        for result in results:
-            events.append(self._take_result(result, touched))
+        events: list[Event] = [self._take_result(result, touched) for result in self._executor.poll()]
         for request in touched.values():
             self._resume(request, events)
         if not events:
@@ -201,9 +197,7 @@ class CellDriver:
         cell = self._registry.types[task.type_id]
         watched = cell.host_outputs[0] if cell.host_outputs else 0
         stopped = np.zeros(step.batch, np.bool_)
-        fetch, values = next(
-            (f, v) for f, v in zip(step.fetches, result.fetched, strict=True) if f.output == watched
-        )
+        fetch, values = next((f, v) for f, v in zip(step.fetches, result.fetched, strict=True) if f.output == watched)
         groups: dict[int, tuple[Any, list[int]]] = {}
         nodes = step.nodes[fetch.positions]
         for i, (owner, node) in enumerate(zip(self._scheduler.owners(nodes), nodes.tolist(), strict=True)):

@@ -41,7 +41,9 @@ class Driver(Protocol):
     stats: DriverStats
     observer: Callable[[StepSeen], None] | None
 
-    def start(self, notify: Callable[[], None], settle: Callable[[Ticket, Any, BaseException | None], None]) -> None: ...
+    def start(
+        self, notify: Callable[[], None], settle: Callable[[Ticket, Any, BaseException | None], None]
+    ) -> None: ...
 
     def accept(self, tickets: Sequence[Ticket]) -> None:
         """Take new requests."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import queue
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -29,6 +30,10 @@ from batchmaker.graph.recorder import DEFAULT_MAX_NODES
 from batchmaker.policies.base import CellPolicy, GraphPolicy
 from batchmaker.scheduler.core import Scheduler
 from batchmaker.scheduler.events import RequestId
+
+SWITCH_INTERVAL_S = 5e-4
+"""Longest that a worker waits for the interpreter after an operation while another thread runs Python. The default of
+5 ms turns steps of 1 ms into 5 ms; the engine lowers it for the process when it starts, and never raises it."""
 
 MAX_ARRIVALS_PER_TURN = 64
 """Requests unfolded before finished work is looked at again."""
@@ -55,9 +60,10 @@ class Engine:
         async with Engine(model) as engine:
             result = await engine.submit(request)   # from asyncio
 
-    policy: a name (`cellular`, `padded`, `serial`) or a policy object. workers: worker threads. threads: compute threads
-    of each; by default the cores less one, shared out. run_ahead: steps that may be left on a worker when it gets its
-    next task. max_nodes: most nodes of one request. executor: another device; then `workers` and `threads` do not apply.
+    policy: a name (`cellular`, `padded`, `serial`) or a policy object. workers: worker threads. threads: compute
+    threads of each; by default the cores less one, shared out. run_ahead: steps that may be left on a worker when it
+    gets its next task. max_nodes: most nodes of one request. executor: another device; then `workers` and `threads`
+    do not apply.
     The engine starts when it is entered, or at the first request.
     """
 
@@ -93,17 +99,21 @@ class Engine:
     def _make_driver(
         self, workers: int, run_ahead: int, max_nodes: int, executor: Executor | None
     ) -> CellDriver | GraphDriver:
-        if _batches_graphs(self._policy):
+        policy = self._policy
+        if isinstance(policy, GraphPolicy):
             if type(self._model).batched is Model.batched:
                 self._model.batched([])  # raises the advice
-            return GraphDriver(
-                self._model, self._policy, self._clock, num_workers=workers, num_threads=self._threads
-            )
+            if policy.max_batch > 1 and not self._model.can_pad:
+                raise ModelError(
+                    f"{type(self._model).__name__} cannot be padded: whole requests of it have no common form to be "
+                    "computed together in. Use policy 'cellular', or 'serial' for one request at a time."
+                )
+            return GraphDriver(self._model, policy, self._clock, num_workers=workers, num_threads=self._threads)
         if executor is None:
             executor = CpuExecutor(
                 self._registry.types, self._registry.bound, num_workers=workers, num_threads=self._threads
             )
-        scheduler = Scheduler(self._policy, num_workers=executor.num_workers, run_ahead=run_ahead)
+        scheduler = Scheduler(policy, num_workers=executor.num_workers, run_ahead=run_ahead)
         return CellDriver(self._model, self._registry, scheduler, executor, self._clock, max_nodes)
 
     # --- life ----------------------------------------------------------------------------------------------------
@@ -115,6 +125,7 @@ class Engine:
                 raise StoppedError("the engine has been stopped; make a new one")
             if self._thread is not None:
                 return self
+            sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
             self._driver.start(self._notify, self._settle)
             self._thread = threading.Thread(target=self._loop, name="batchmaker-engine", daemon=True)
             self._thread.start()
@@ -144,7 +155,9 @@ class Engine:
     def __enter__(self) -> Engine:
         return self.start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop(drain=kind is None)
 
     async def __aenter__(self) -> Engine:
@@ -264,9 +277,7 @@ class Engine:
 
     def _ticket(self, request: Any, deadline_s: float | None) -> Ticket:
         now_s = self._clock.now_s()
-        return Ticket(
-            RequestId(next(self._ids)), request, now_s, None if deadline_s is None else now_s + deadline_s
-        )
+        return Ticket(RequestId(next(self._ids)), request, now_s, None if deadline_s is None else now_s + deadline_s)
 
     def _send(self, ticket: Ticket) -> None:
         if self._thread is None:
@@ -357,7 +368,3 @@ class Engine:
             failure.__cause__ = error
             self._settle(ticket, None, failure)
         self._outbox.flush()
-
-
-def _batches_graphs(policy: CellPolicy | GraphPolicy) -> bool:
-    return isinstance(policy, policies.PaddedPolicy | policies.SerialPolicy)

@@ -6,6 +6,7 @@ import asyncio
 import queue
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, final
 
 from batchmaker.scheduler.events import RequestId
@@ -145,7 +146,7 @@ class Outbox:
     def flush(self) -> None:
         """Wake every loop that has answers waiting."""
         for loop, answers in self._by_loop.items():
-            _call_soon(loop, lambda answers=answers: _resolve_all(answers))
+            _call_soon(loop, partial(_resolve_all, answers))
         self._by_loop.clear()
 
 

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, final
 
-from batchmaker.scheduler.commands import Reserve, RunTask, TableId
 from batchmaker.executor.base import StepResult
+from batchmaker.scheduler.commands import Reserve, RunTask, TableId
 
 
 @final

@@ -25,8 +25,8 @@ ZERO = -2
 class NodeBlock:
     """Consecutive single nodes.
 
-    first: number of the first node. types: [count] cell types. sources: [num_inputs, count] the node that feeds
-    each input, or HOST; rows beyond a node's own inputs hold HOST. outputs: [num_inputs, count] which output of the source.
+    first: number of the first node. types: [count] cell types. sources: [num_inputs, count] the node that feeds each
+    input, or HOST, also beyond a node's own inputs. outputs: [num_inputs, count] which output of the source.
     connected: all nodes are of one type and hang together, so they are one subgraph.
     """
 

@@ -84,9 +84,9 @@ class Recorder:
     ) -> tuple[ValueSequence, ...]:
         """Add the nodes of a tree or DAG given by an array of children.
 
-        children: [num_nodes, arity]; an entry below len(leaves[0]) is a leaf, any other is node `entry - len(leaves[0])`
-        of this call, which must come before its parent. The cell is called with the elements of `inputs` (one per node),
-        then with every child's state in order: the outputs that `leaves` lists.
+        children: [num_nodes, arity]; an entry below len(leaves[0]) is a leaf, any other is node
+        `entry - len(leaves[0])` of this call, which must come before its parent. The cell is called with the elements
+        of `inputs` (one per node), then with every child's state in order: the outputs that `leaves` lists.
         """
         if children.ndim != 2:
             raise InvalidRequestError(

@@ -1,6 +1,7 @@
 """Splitting a cell graph into subgraphs: connected nodes of one type (BatchMaker section 4.3).
 
-A run is a subgraph of its own. Single nodes belong together when they have the same type and an edge connects them.
+A run is a subgraph of its own. Single nodes belong together when they have the same type and an edge connects them,
+unless that could make two subgraphs wait for each other.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.graph.cell_graph import CellGraph
+from batchmaker.graph.cell_graph import CellGraph, Run
 
 
 def split(graph: CellGraph) -> tuple[NDArray[np.int32], int]:
@@ -65,9 +66,15 @@ def _types(graph: CellGraph) -> NDArray[np.int16]:
 
 
 def _union_edges(graph: CellGraph, root: NDArray[np.int32]) -> None:
-    """Join the ends of every edge between single nodes of one type; `root` becomes each node's smallest relative."""
+    """Join the ends of edges between single nodes of one type; `root` becomes each node's smallest relative.
+
+    An edge joins only nodes of one level, the number of changes of subgraph on the longest way to the node. Every other
+    edge leads to a higher level, so no two subgraphs wait for each other (a -> b -> c with a -> c, where a and c are of
+    one type and b of another, is three subgraphs).
+    """
     types = _types(graph).tolist()
     parent = root.tolist()
+    level = _levels(graph, types)
 
     def find(node: int) -> int:
         while parent[node] != node:
@@ -80,9 +87,28 @@ def _union_edges(graph: CellGraph, root: NDArray[np.int32]) -> None:
         for port in local:
             for position, source in enumerate(port):
                 node = block.first - graph.first + position
-                if source >= 0 and types[source] == types[node]:
+                if source >= 0 and types[source] == types[node] and level[source] == level[node]:
                     a, b = find(source), find(node)
                     parent[max(a, b)] = min(a, b)
     for node in range(graph.num_nodes):
         if types[node] >= 0:
             root[node] = find(node)
+
+
+def _levels(graph: CellGraph, types: list[int]) -> list[int]:
+    """Level of each node; types: per node, -1 in runs. All steps of a run have the level of the run."""
+    level = [0] * graph.num_nodes
+    for part in sorted([*graph.blocks, *graph.runs], key=lambda part: part.first):
+        first = part.first - graph.first
+        if isinstance(part, Run):
+            columns = [column[0] for column in part.sequences if column is not None]
+            init = np.array([source for source, _ in part.init], np.int64)
+            sources = (np.concatenate([*columns, init]) - graph.first).tolist()
+            height = max((level[source] + 1 for source in sources if source >= 0), default=0)
+            level[first : first + part.length] = [height] * part.length
+            continue
+        for port in (part.sources - graph.first).T.tolist():
+            inside = [source for source in port if source >= 0]
+            level[first] = max((level[s] + (types[s] != types[first]) for s in inside), default=0)
+            first += 1
+    return level

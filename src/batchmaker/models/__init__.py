@@ -1,0 +1,48 @@
+"""The networks of the papers as cells and unfold functions, by name."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from batchmaker.cells.model import Model
+from batchmaker.errors import unknown_name
+from batchmaker.models.recurrent import GruModel, LstmModel
+from batchmaker.models.reference import reference
+from batchmaker.models.seq2seq import Seq2SeqModel
+from batchmaker.models.treelstm import TreeLstmModel
+
+MODELS: dict[str, type[LstmModel] | type[GruModel] | type[Seq2SeqModel] | type[TreeLstmModel]] = {
+    "lstm": LstmModel,
+    "gru": GruModel,
+    "seq2seq": Seq2SeqModel,
+    "treelstm": TreeLstmModel,
+}
+
+
+def option_names(name: str) -> tuple[str, ...]:
+    """Return the options of a model in order of definition. OptionError for an unknown name."""
+    if name not in MODELS:
+        raise unknown_name("model", name, MODELS)
+    return tuple(inspect.signature(MODELS[name]).parameters)
+
+
+def make(name: str, **options: Any) -> Model:
+    """Return a new model by name. OptionError names the nearest if the name or an option is not known."""
+    known = option_names(name)
+    for option in options:
+        if option not in known:
+            raise unknown_name(f"option of model {name!r}", option, known)
+    return MODELS[name](**options)
+
+
+__all__ = [
+    "MODELS",
+    "GruModel",
+    "LstmModel",
+    "Seq2SeqModel",
+    "TreeLstmModel",
+    "make",
+    "option_names",
+    "reference",
+]

@@ -26,4 +26,13 @@ def make(name: str, **options: Any) -> CellPolicy | GraphPolicy:
         raise OptionError(f"policy {name!r}: {error}") from None
 
 
-__all__ = ["POLICIES", "CellPolicy", "CellularPolicy", "GraphPolicy", "PaddedPolicy", "ReadyView", "SerialPolicy", "make"]
+__all__ = [
+    "POLICIES",
+    "CellPolicy",
+    "CellularPolicy",
+    "GraphPolicy",
+    "PaddedPolicy",
+    "ReadyView",
+    "SerialPolicy",
+    "make",
+]

@@ -7,11 +7,11 @@ from typing import final
 
 from batchmaker.errors import OptionError
 from batchmaker.graph.spec import TypeId
-from batchmaker.policies.base import ReadyView
+from batchmaker.policies.base import CellPolicy, ReadyView
 
 
 @final
-class CellularPolicy:
+class CellularPolicy(CellPolicy):
     """Prefer a full batch, then a type that is not running, then anything ready; within each, the highest priority.
 
     max_steps: MaxTasksToSubmit, the paper's 5. Small lets newcomers and other types in sooner, large saves scheduling

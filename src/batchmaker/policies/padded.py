@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import final
 
 from batchmaker.errors import OptionError
+from batchmaker.policies.base import GraphPolicy
 
 
 @final
-class PaddedPolicy:
+class PaddedPolicy(GraphPolicy):
     """Buckets by length, served round-robin; a batch starts as soon as a worker is idle (BatchMaker section 7.1).
 
     bucket_width: lengths 1..w share the first bucket, w+1..2w the second, and so on; the paper finds 10 best. There is
@@ -63,16 +64,19 @@ class PaddedPolicy:
 
 
 @final
-class SerialPolicy:
+class SerialPolicy(GraphPolicy):
     """One whole request at a time, in order of arrival."""
 
     __slots__ = ("_waiting",)
 
     name = "serial"
-    max_batch = 1
 
     def __init__(self) -> None:
         self._waiting: deque[int] = deque()
+
+    @property
+    def max_batch(self) -> int:
+        return 1
 
     def __len__(self) -> int:
         return len(self._waiting)

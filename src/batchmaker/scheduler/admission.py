@@ -265,4 +265,5 @@ class _Locator:
             return local + self._shift
         starts = np.array([e.first_local for e in self._extents] + [self._first])
         shifts = np.array([e.base - e.first_local for e in self._extents] + [self._shift])
-        return local + shifts[np.searchsorted(starts, local, side="right") - 1]
+        located: Ids = local + shifts[np.searchsorted(starts, local, side="right") - 1]
+        return located

@@ -62,11 +62,12 @@ class Arena:
 
     Nodes: state; subgraph; request (slot); pending (inputs from its own subgraph not yet submitted); uses (references
     by nodes that have not finished); held (the unfold function may still use it); row (of its pool, NOWHERE if none);
-    fetch (bit k: output k goes to the host); source_table and source [num_ports, nodes] (the table in which
-    an input is found and, unless that is a host table or ZERO_TABLE, the node whose output it is); first_edge, num_edges (its consumers).
-    Subgraphs: type; head (first node); size (nodes); external (inputs from other subgraphs that are not done); pin; in_flight (its node-steps submitted
-    and not finished); sequence (place in the queue); end (one past a run's last node, 0 for single nodes); open_ended;
-    lane, lane_worker. Edges: consumer (node).
+    fetch (bit k: output k goes to the host); source_table and source [num_ports, nodes] (the table in which an input is
+    found and, unless that is a host table or ZERO_TABLE, the node whose output it is); first_edge, num_edges (its
+    consumers).
+    Subgraphs: type; head (first node); size (nodes); external (inputs from other subgraphs that are not done); pin;
+    in_flight (its node-steps submitted and not finished); sequence (place in the queue); end (one past a run's last
+    node, 0 for single nodes); open_ended; lane, lane_worker. Edges: consumer (node).
     """
 
     def __init__(self) -> None:

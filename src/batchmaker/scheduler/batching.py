@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from batchmaker.graph.spec import TypeId
 from batchmaker.scheduler.arena import NOWHERE, READY, SUBMITTED
@@ -59,9 +60,10 @@ class Batcher:
         records: list[StepRecord] = []
         self._reserves = []
 
-        def unpinned(keys: Keys) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+        def unpinned(keys: Keys) -> NDArray[np.bool_]:
             pin = arena.pin[arena.subgraph[nodes_of(keys)]]
-            return (pin == NOWHERE) | (pin == worker)
+            mask: NDArray[np.bool_] = (pin == NOWHERE) | (pin == worker)
+            return mask
 
         allowed = unpinned if self._share_workers else None
         next_keys: Keys | None = None
@@ -96,9 +98,7 @@ class Batcher:
         step = Step(nodes, inputs, None, keep, self._fetches(book, nodes, nodes))
         return step, StepRecord(nodes, arena.subgraph[nodes], None, None, open_ended=False)
 
-    def _lane_step(
-        self, book: TypeBook, worker: WorkerId, nodes: Nodes, subgraphs: Nodes
-    ) -> tuple[Step, StepRecord]:
+    def _lane_step(self, book: TypeBook, worker: WorkerId, nodes: Nodes, subgraphs: Nodes) -> tuple[Step, StepRecord]:
         books, arena = self._books, self._books.arena
         lane_map = books.lane_map(worker, book.cell.type_id)
         lane = arena.lane[subgraphs]

@@ -47,14 +47,18 @@ class RequestBook:
     alive: bool = True
     extents: list[Extent] = field(default_factory=list)
     waiting_edges: dict[int, list[int]] = field(default_factory=dict)  # node -> consumers in later extensions
-    late_fetches: dict[int, int] = field(default_factory=dict)  # node on a worker -> bits asked for afterwards
+    # By the node whose end they wait for (of a run, the last): (node, bits) asked for after it was submitted, and
+    # nodes whose handles were dropped between their submission and that end.
+    late_fetches: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    late_drops: dict[int, list[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
     """What must be put right when a step has finished.
 
-    nodes: [batch]; subgraphs: [batch], theirs. finished: nodes that are done then (single nodes, last steps of runs), or None for all.
+    nodes: [batch]; subgraphs: [batch], theirs. finished: nodes that are done then (single nodes, last steps of runs),
+    or None for all.
     entering: nodes whose state inputs came from other nodes' rows, or None for all.
     open_ended: whether the step has runs that may stop. leased: lanes on other workers that a chain has left.
     """

@@ -83,7 +83,10 @@ class Lanes:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Outputs that stay in state tables for later nodes: one table per output, `rows[i]` takes position `positions[i]`."""
+    """Outputs that stay in state tables for later nodes.
+
+    tables: one per output. rows: [n]; rows[i] takes the outputs at positions[i], or at i where positions is None.
+    """
 
     tables: tuple[TableId, ...]
     rows: Rows

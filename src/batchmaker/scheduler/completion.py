@@ -1,4 +1,4 @@
-"""What follows when a step has finished, and when a request ends: rows freed, subgraphs released, numbers given back."""
+"""What follows when a step has finished and when a request ends: rows freed, subgraphs released, numbers returned."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from batchmaker.errors import InvariantError
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.spec import TypeId
-from batchmaker.scheduler.arena import DONE, NOWHERE, READY, SUBMITTED
+from batchmaker.scheduler.arena import DONE, NOWHERE, READY
 from batchmaker.scheduler.books import Books, Nodes, RequestBook, StepRecord, TaskBook, TypeBook
 from batchmaker.scheduler.commands import Read
 from batchmaker.scheduler.events import RequestId, StepFinished, TaskId, WorkerId
@@ -165,8 +165,13 @@ class Completion:
                 waiting = arena.subgraph[consumers]
                 np.subtract.at(arena.external, waiting, 1)
                 self.release(np.unique(waiting[arena.external[waiting] == 0]))
-            result.reads.extend(self._reads(book, node, book.late_fetches.pop(node, 0)))
-            if not book.waiting_edges and not book.late_fetches:
+            for fetched, bits in book.late_fetches.pop(node, ()):
+                result.reads.extend(self._reads(book, fetched, bits))
+            if node in book.late_drops:
+                dropped = np.array(book.late_drops.pop(node), np.int64)
+                arena.held[dropped] = False
+                self._free_unused(dropped)
+            if not book.waiting_edges and not book.late_fetches and not book.late_drops:
                 del books.attached[book.request]
 
     # --- readiness -------------------------------------------------------------------------------------------
@@ -215,19 +220,19 @@ class Completion:
         for fetch in graph.fetches:
             for local in fetch.nodes[fetch.nodes < graph.first].tolist():
                 node = self._node(book, local)
-                if arena.end[arena.subgraph[node]] > 0:
-                    node_done = arena.state[arena.end[arena.subgraph[node]] - 1] == DONE
-                else:
-                    node_done = arena.state[node] == DONE
-                if node_done:
+                end = int(arena.end[arena.subgraph[node]])
+                tail = end - 1 if end > 0 else node
+                if arena.state[tail] == DONE:
                     reads.extend(self._reads(book, node, 1 << fetch.output))
-                elif arena.state[node] == SUBMITTED or arena.in_flight[arena.subgraph[node]]:
-                    book.late_fetches[node] = book.late_fetches.get(node, 0) | 1 << fetch.output
+                elif arena.row[node] != NOWHERE:  # it was held when it was submitted, so it was given a row then
+                    book.late_fetches.setdefault(tail, []).append((node, 1 << fetch.output))
                     self._books.attached[book.request] = book
         return reads
 
     def _reads(self, book: RequestBook, node: int, bits: int) -> list[Read]:
         arena = self._books.arena
+        if arena.row[node] == NOWHERE:  # a step that an open-ended run did not reach
+            return []
         pool = self._books.types[int(arena.type[arena.subgraph[node]])].pool
         return [
             Read(book.request, node, output, spec.table, int(arena.row[node]))
@@ -241,15 +246,23 @@ class Completion:
         return local - extent.first_local + extent.base
 
     def drop_handles(self, book: RequestBook, dropped: Iterable[tuple[int, int]]) -> None:
-        """The unfold function can no longer use these local nodes (first, count)."""
+        """The unfold function can no longer use these local nodes (first, count).
+
+        A node on a worker, or of a run that goes on, is let go when it ends: nobody may take over its row before.
+        """
         arena = self._books.arena
         for local, count in dropped:
             first = self._node(book, local) if count else 0
             nodes = np.arange(first, first + count)
-            arena.held[nodes] = False
-            subgraphs = arena.subgraph[nodes]
-            tails = np.where(arena.end[subgraphs] > 0, arena.end[subgraphs] - 1, nodes)
-            self._free_unused(nodes[arena.state[tails] == DONE])
+            ends = arena.end[arena.subgraph[nodes]]
+            tails = np.where(ends > 0, ends - 1, nodes)
+            done = arena.state[tails] == DONE
+            under_way = ~done & arena.held[nodes] & (arena.row[nodes] != NOWHERE)
+            arena.held[nodes[~under_way]] = False
+            self._free_unused(nodes[done])
+            for node, tail in zip(nodes[under_way].tolist(), tails[under_way].tolist(), strict=True):
+                book.late_drops.setdefault(tail, []).append(node)
+                self._books.attached[book.request] = book
 
     # --- endings -----------------------------------------------------------------------------------------------
 
@@ -270,6 +283,7 @@ class Completion:
         """A request ends early: nothing more of it is submitted; what is on a worker finishes first."""
         books, arena = self._books, self._books.arena
         book.may_own_rows = True
+        books.attached.pop(book.request, None)
         for type_book in books.types:
             if len(type_book.ready):
                 type_book.ready.discard(lambda keys: arena.request[nodes_of(keys)] == book.slot)

@@ -80,7 +80,7 @@ class Scheduler:
         found = (books.by_slot.get(slot) for slot in slots)
         return [book.request if book is not None and book.alive else None for book in found]
 
-    def slots(self, nodes: NDArray[np.int64]) -> NDArray[np.int32]:
+    def slots(self, nodes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the slot of the request that each node belongs to (see Admit)."""
         return self._books.arena.request[nodes]
 
@@ -174,9 +174,7 @@ class Scheduler:
             book.extents.append(extent)
             books.left[book.slot] = 1
             commands.extend(result.reserves)
-            commands.append(
-                Admit(book.request, book.slot, 0, extent.base, extent.num_nodes, tuple(result.host_tables))
-            )
+            commands.append(Admit(book.request, book.slot, 0, extent.base, extent.num_nodes, tuple(result.host_tables)))
         self._completion.release(subgraphs)
         events.clear()
 
@@ -195,6 +193,8 @@ class Scheduler:
         books, graph = self._books, event.graph
         for run in graph.runs:
             self._learn_form(run.type_id, len(run.sequences))
+            if run.open_ended and any(column is not None for column in run.sequences):
+                book.may_own_rows = True  # where it stops early, what feeds the rest is never read
         admitted = books.admission.admit(graph, book.slot, book.extents)
         commands.extend(admitted.reserves)
         extent = admitted.extent
@@ -205,7 +205,9 @@ class Scheduler:
             book.waiting_edges.setdefault(producer, []).append(consumer)
             books.attached[book.request] = book
         self._learn_value_ports(event, extent)
-        commands.append(Admit(event.request, book.slot, graph.first, extent.base, extent.num_nodes, tuple(admitted.host_tables)))
+        commands.append(
+            Admit(event.request, book.slot, graph.first, extent.base, extent.num_nodes, tuple(admitted.host_tables))
+        )
         commands.extend(self._completion.fetch_late(book, graph))
         released = np.arange(extent.first_subgraph, extent.first_subgraph + extent.num_subgraphs)
         self._completion.release(released[books.arena.external[released] == 0])
@@ -223,7 +225,8 @@ class Scheduler:
             ports = np.flatnonzero((block.sources >= 0).any(axis=1))
             if len(ports):
                 for type_id in np.unique(block.types).tolist():
-                    types[type_id].value_ports.update(ports.tolist())
+                    # A block may mix types; ports beyond a type's own inputs hold nothing of its nodes.
+                    types[type_id].value_ports.update(ports[ports < len(types[type_id].cell.inputs)].tolist())
         for run in event.graph.runs:
             ports_of_run = types[run.type_id].value_ports
             ports_of_run.update(port for port, column in enumerate(run.sequences) if column is not None)
@@ -262,7 +265,7 @@ class Scheduler:
             deadline_s, request = heapq.heappop(self._deadlines)
             book = self._books.requests.get(request)
             if book is not None:
-                late = f"its deadline passed {(at_s - deadline_s) * 1e3:.1f} ms ago, {deadline_s - book.arrived_s:.3f} s after it arrived"
+                late = f"not done by its deadline, {deadline_s - book.arrived_s:.3f} s after it arrived"
                 self._end(request, FailureKind.DEADLINE, late, commands)
 
     # --- scheduling ------------------------------------------------------------------------------------------

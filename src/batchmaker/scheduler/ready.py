@@ -27,8 +27,8 @@ class ReadyQueue:
     """Ready nodes sorted by (subgraph, node), where new subgraphs only ever join at the end.
 
     Two parts: `front`, one sorted array, small, into which nodes of subgraphs that already run are merged; and `back`,
-    arrays of nodes of newer subgraphs in order. A batch is taken from the front, which is refilled from the back, so the
-    cost of a batch depends on its size and not on how much waits.
+    arrays of nodes of newer subgraphs in order. A batch is taken from the front, which is refilled from the back, so
+    the cost of a batch depends on its size and not on how much waits.
     """
 
     __slots__ = ("_back", "_back_size", "_front")
@@ -94,8 +94,10 @@ class ReadyQueue:
         while self._back and total < size:
             part = self._back.popleft()
             if total + len(part) > 2 * size:
-                cut = size - total
-                self._back.appendleft(part[cut:])
+                last = part[size - total - 1] >> NODE_BITS
+                cut = int(np.searchsorted(part, (last + 1) << NODE_BITS))  # a subgraph stays in one piece
+                if cut < len(part):
+                    self._back.appendleft(part[cut:])
                 part = part[:cut]
             self._back_size -= len(part)
             total += len(part)

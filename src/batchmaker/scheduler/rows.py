@@ -18,8 +18,8 @@ FIRST_ROWS = 256
 class RowPool:
     """Rows of state tables for finished nodes whose outputs have one signature.
 
-    Cell types with equal output shapes and dtypes share a pool, so that a tree's inner node can take over the row of its
-    leaf. One row holds all outputs of one node.
+    Cell types with equal output shapes and dtypes share a pool, so that a tree's inner node can take over the row of
+    its leaf. One row holds all outputs of one node.
     """
 
     __slots__ = ("_free", "_num_free", "num_rows", "tables")

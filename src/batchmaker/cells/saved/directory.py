@@ -1,0 +1,214 @@
+"""A saved model as a directory: written from a model whose cells are bound, and loaded again."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shutil
+import uuid
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from batchmaker.cells.binding import BoundCell
+from batchmaker.cells.cell import Cell, Declared
+from batchmaker.cells.dataflow import CannotRewriteError
+from batchmaker.cells.export import torch_dtype
+from batchmaker.cells.model import Model
+from batchmaker.cells.registry import CellRegistry
+from batchmaker.cells.saved import archive, plain
+from batchmaker.cells.saved.manifest import (
+    FORMAT,
+    MANIFEST,
+    Manifest,
+    SavedCell,
+    SavedFile,
+    SavedSpec,
+    read_file,
+    read_manifest,
+    write_file,
+)
+from batchmaker.errors import BatchmakerError, SavedModelError
+
+_CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+
+
+# --- writing --------------------------------------------------------------------------------------------------------
+
+
+def class_path(model_class: type[Model]) -> str:
+    """Return "package.module:Class", by which the class can be imported. SavedModelError if it cannot."""
+    module, name = model_class.__module__, model_class.__qualname__
+    if module == "__main__" or "<locals>" in name:
+        raise SavedModelError(
+            f"class {name} is defined in {'__main__' if module == '__main__' else 'a function'}, where a saved model "
+            "cannot find it again. Move it to the top level of a module that can be imported."
+        )
+    if _import_class(f"{module}:{name}", f"class {name}") is not model_class:
+        raise SavedModelError(f"{module}:{name} is another class than the model's own. Give them different names.")
+    return f"{module}:{name}"
+
+
+def write(model: Model, directory: str | os.PathLike[str], registry: CellRegistry, example_request: Any) -> None:
+    """Write the model to a new or empty directory, all of it or nothing.
+
+    registry: has bound every cell of the model, by unfolding `example_request`. Raises SavedModelError.
+    """
+    target = Path(directory)
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise SavedModelError(f"{target}: exists and is not an empty directory. Remove it or choose another one.")
+    model_path = class_path(type(model))
+    state = plain.to_json(model.saved_state(), f"{type(model).__name__}")
+    example = plain.to_json(example_request, "example_request")
+    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
+    partial.mkdir(parents=True)
+    try:
+        cells = _write_cells(model, partial, registry)
+        manifest = Manifest(
+            format=FORMAT,
+            batchmaker=importlib.import_module("batchmaker").__version__,
+            torch=str(torch.__version__),
+            model=model_path,
+            state=state,
+            cells=cells,
+            example_request=example,
+        )
+        (partial / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+        partial.replace(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _write_cells(model: Model, directory: Path, registry: CellRegistry) -> tuple[SavedCell, ...]:
+    files: dict[int, tuple[SavedFile, SavedFile, dict[str, str]]] = {}
+    cells = []
+    for attribute, cell in model.cells.items():
+        where = f"cell {attribute!r}"
+        cell_type = registry.known(cell)
+        if cell_type is None:
+            raise SavedModelError(
+                f"{where}: the example request never reaches it, so its inputs are not known. "
+                "Give an example request that uses every cell, or remove the cell."
+            )
+        bound = registry.bound[cell_type.type_id]
+        if cell_type.type_id not in files:
+            files[cell_type.type_id] = _write_cell(bound, cell, directory, f"{len(files)}-{attribute}", where)
+        graph, weights, aliases = files[cell_type.type_id]
+        cells.append(
+            SavedCell(
+                attribute=attribute,
+                name=cell.name or attribute,
+                batch_sizes=cell.batch_sizes,
+                priority=cell.priority,
+                host_outputs=cell.host_outputs,
+                inputs=tuple(map(SavedSpec.of, bound.inputs)),
+                outputs=tuple(map(SavedSpec.of, bound.outputs)),
+                graph=graph,
+                weights=weights,
+                aliases=aliases,
+            )
+        )
+    return tuple(cells)
+
+
+def _write_cell(
+    bound: BoundCell, cell: Cell, directory: Path, stem: str, where: str
+) -> tuple[SavedFile, SavedFile, dict[str, str]]:
+    try:
+        program = cell.exported(bound.inputs)
+    except CannotRewriteError as error:
+        raise SavedModelError(f"{where}: cannot be saved: {error}. A saved cell is traced by torch.export.") from error
+    graph = archive.dump_graph(program, where)
+    weights, aliases = archive.dump_weights(program, where)
+    stem = re.sub(r"\W", "_", stem, flags=re.ASCII).strip("_")
+    files = write_file(directory, f"{stem}.pt2", graph), write_file(directory, f"{stem}.safetensors", weights)
+    return (*files, aliases)
+
+
+# --- loading --------------------------------------------------------------------------------------------------------
+
+
+def load(directory: str | os.PathLike[str], *, model_class: type[Model] | None = None) -> Model:
+    """Return the model that `batchmaker.save` wrote, ready for an Engine.
+
+    model_class: the class whose `unfold` is used; by default the one that the manifest names, whose module is then
+    imported from what is installed: its code is trusted, as with any import. The files themselves are not: nothing is
+    unpickled, and graphs may hold ATen calls alone. `__init__` is not called; cells and `saved_state()` are put back,
+    and the example request is proved when the engine starts. Raises SavedModelError.
+    """
+    path = Path(directory)
+    manifest = read_manifest(path)
+    where = str(path / MANIFEST)
+    if model_class is None:
+        model_class = _import_class(manifest.model, where)
+    state = plain.from_json(manifest.state, f"{where}: state")
+    example = plain.from_json(manifest.example_request, f"{where}: example_request")
+    cells = _load_cells(path, manifest)
+    try:
+        model: Model = model_class.__new__(model_class)
+        for name, cell in cells.items():
+            setattr(model, name, cell)
+        model.restore(state)
+    except Exception as error:  # the class's own code
+        raise SavedModelError(
+            f"{where}: {model_class.__name__} does not take the saved state back ({type(error).__name__}: {error}). "
+            "Has the class changed since? Save the model again."
+        ) from error
+    model.example_request = example
+    return model
+
+
+def _load_cells(path: Path, manifest: Manifest) -> dict[str, Cell]:
+    programs: dict[tuple[str, str], torch.export.ExportedProgram] = {}
+    cells: dict[str, Cell] = {}
+    for saved in manifest.cells:
+        where = f"{path / MANIFEST}: cell {saved.attribute!r}"
+        if saved.attribute in cells or not saved.attribute.isidentifier() or saved.attribute.startswith("__"):
+            raise SavedModelError(f"{where}: not a new attribute's name. Save the model again.")
+        key = (saved.graph.name, saved.weights.name)
+        if key not in programs:
+            weights, graph = read_file(path, saved.weights), read_file(path, saved.graph)
+            tensors = archive.load_weights(weights, saved.aliases, str(path / saved.weights.name))
+            programs[key] = archive.load_program(graph, tensors, str(path / saved.graph.name))
+        try:
+            declared = _declared(saved)
+            cell = Cell(
+                programs[key],
+                batch_sizes=saved.batch_sizes,
+                priority=saved.priority,
+                host_outputs=saved.host_outputs,
+                name=saved.name,
+                declared=declared,
+            )
+        except BatchmakerError as error:
+            raise SavedModelError(f"{where}: {error}") from error
+        cells[saved.attribute] = cell
+    return cells
+
+
+def _declared(saved: SavedCell) -> Declared:
+    sides = tuple(spec.value_spec() for spec in saved.inputs), tuple(spec.value_spec() for spec in saved.outputs)
+    for spec in (*sides[0], *sides[1]):
+        torch_dtype(spec.dtype)
+    return Declared(*sides)
+
+
+def _import_class(path: str, where: str) -> type[Model]:
+    if not _CLASS.fullmatch(path):
+        raise SavedModelError(f"{where}: {path!r} does not name a class as 'package.module:Class'")
+    module, _, name = path.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # the module's own code
+        raise SavedModelError(
+            f"{where}: cannot import {path} ({type(error).__name__}: {error}). Install the package that defines it, "
+            "or give model_class=."
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Model)):
+        raise SavedModelError(f"{where}: {path} is not a batchmaker.Model. Give model_class=, or save the model again.")
+    return found

@@ -1,0 +1,122 @@
+"""manifest.json: what a saved model consists of, and its files read and checked."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from batchmaker.errors import SavedModelError
+from batchmaker.graph.spec import ValueSpec
+
+FORMAT: Final = 1
+MANIFEST: Final = "manifest.json"
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", re.ASCII)
+_MAX_MANIFEST_BYTES = 256 << 20
+
+
+class SavedSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A ValueSpec."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    num_tokens: int | None
+
+    @staticmethod
+    def of(spec: ValueSpec) -> SavedSpec:
+        return SavedSpec(spec.shape, spec.dtype, spec.num_tokens)
+
+    def value_spec(self) -> ValueSpec:
+        return ValueSpec(self.shape, self.dtype, self.num_tokens)
+
+
+class SavedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file in the directory. sha256: of its bytes, in hexadecimal."""
+
+    name: str
+    sha256: str
+
+
+class SavedCell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One cell. attribute: its name in the model. Cells of one type name the same two files.
+
+    aliases: weights that are the same tensor as another one, by that one's name.
+    """
+
+    attribute: str
+    name: str
+    batch_sizes: tuple[int, ...]
+    priority: int
+    host_outputs: tuple[int, ...]
+    inputs: tuple[SavedSpec, ...]
+    outputs: tuple[SavedSpec, ...]
+    graph: SavedFile
+    weights: SavedFile
+    aliases: dict[str, str]
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole saved model. model: "package.module:Class". state, example_request: see saved.plain."""
+
+    format: int
+    batchmaker: str
+    torch: str
+    model: str
+    state: dict[str, Any]
+    cells: tuple[SavedCell, ...]
+    example_request: Any
+
+
+class _Version(msgspec.Struct):
+    format: int
+    batchmaker: str = "an unknown version"
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Return the directory's manifest, of this format and well formed. Raises SavedModelError."""
+    path = directory / MANIFEST
+    raw = _read(path, "it is not a saved model; write one with batchmaker.save(model, directory)")
+    if len(raw) > _MAX_MANIFEST_BYTES:
+        raise SavedModelError(f"{path}: {len(raw)} bytes are more than a manifest may have ({_MAX_MANIFEST_BYTES})")
+    try:
+        version = msgspec.json.decode(raw, type=_Version)
+        if version.format != FORMAT:
+            raise SavedModelError(
+                f"{path}: written by batchmaker {version.batchmaker} in format {version.format}, this one reads format "
+                f"{FORMAT}. Use that version of batchmaker, or save the model again."
+            )
+        return msgspec.json.decode(raw, type=Manifest)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise SavedModelError(f"{path}: malformed: {error}. Save the model again.") from None
+
+
+def read_file(directory: Path, file: SavedFile) -> bytes:
+    """Return the content of a file in the directory, which has the hash that the manifest gives."""
+    if not _FILE_NAME.fullmatch(file.name):
+        raise SavedModelError(
+            f"{directory / MANIFEST}: file name {file.name!r} is refused: it must be a plain name in the same directory"
+        )
+    path = directory / file.name
+    content = _read(path, "the saved model is incomplete; copy the whole directory again")
+    if hashlib.sha256(content).hexdigest() != file.sha256:
+        raise SavedModelError(
+            f"{path}: its SHA-256 is not the one in {MANIFEST}: the file is truncated or was changed. "
+            "Copy the whole directory again, or save the model again."
+        )
+    return content
+
+
+def write_file(directory: Path, name: str, content: bytes) -> SavedFile:
+    """Write a new file and return its entry for the manifest."""
+    (directory / name).write_bytes(content)
+    return SavedFile(name, hashlib.sha256(content).hexdigest())
+
+
+def _read(path: Path, advice: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise SavedModelError(f"{path}: cannot be read ({error.strerror or error}): {advice}") from None

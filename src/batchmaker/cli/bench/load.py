@@ -1,0 +1,271 @@
+"""Offering load to an engine and noting what becomes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmaker.cli.bench.statistics import quiet_moment
+from batchmaker.cli.workload import Workload
+from batchmaker.datasets import poisson_arrivals
+from batchmaker.engine.driver import DriverStats
+from batchmaker.engine.engine import Engine
+from batchmaker.engine.graph_driver import GraphDriver
+from batchmaker.engine.ticket import Ticket
+from batchmaker.errors import BatchmakerError
+
+SWITCH_INTERVAL_S = 5e-4
+"""Python's default of 5 ms makes a worker wait that long for the interpreter whenever another thread computes."""
+
+Progress = Callable[[float, int], None]
+"""Called with the share that is done and the number of requests answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was seen in the measured window.
+
+    latencies_s, queues_s: of requests answered (or still unanswered at the end: then how long they have waited).
+    cells: useful cells of the requests answered in the window. stats: the engine's counts inside the window.
+    """
+
+    seconds: float
+    num_answered: int
+    num_failed: int
+    cells: int
+    latencies_s: NDArray[np.float64]
+    queues_s: NDArray[np.float64]
+    stats: DriverStats
+    offered_rps: float | None = None
+    late_ms: float = 0.0
+
+    @property
+    def mean_graph_batch(self) -> float | None:
+        """Requests per graph batch; a graph batch counts as one step."""
+        return self.num_answered / self.stats.steps if self.stats.steps else None
+
+
+@final
+class _Journal:
+    """Writes down every settled request, in the engine's thread."""
+
+    def __init__(self, engine: Engine, workload: Workload) -> None:
+        self._engine = engine
+        self._number = {id(request): number for number, request in enumerate(workload.requests)}
+        self._cells = workload.cells.tolist()
+        self._chains = workload.chains
+        self._indices: dict[int, int] = {}
+        self.batches: list[tuple[int | None, ...]] = []
+        self.before = counts(engine.stats)
+        self.tickets: list[tuple[float, float, float, int]] = []  # arrived, started, finished, cells
+        self.stats: list[tuple[float, ...]] = []
+        self.errors: list[BaseException] = []
+        self.refill: Callable[[], None] | None = None
+        self.all_settled = threading.Event()
+        self.expected: int | None = None
+        self.closed = False
+        engine.on_settled = self.note
+        if isinstance(engine.driver, GraphDriver):
+            engine.observe(lambda seen: self.batches.append(seen.requests))
+
+    def note(self, ticket: Ticket, error: BaseException | None) -> None:
+        if self.closed:
+            return
+        finished_s = ticket.finished_s or 0.0
+        if error is not None:
+            self.errors.append(error)
+        number = self._number[id(ticket.request)]
+        self._indices[ticket.request_id] = number
+        cells = 0 if error is not None else self._cells[number]
+        started_s = finished_s if ticket.started_s is None else ticket.started_s
+        self.tickets.append((ticket.arrived_s, started_s, finished_s, cells))
+        self.stats.append(counts(self._engine.stats))
+        if self.refill is not None:
+            self.refill()
+        elif self.expected is not None and len(self.tickets) >= self.expected:
+            self.all_settled.set()
+
+    def measured(self, first: int, last: int, begin_s: float, end_s: float) -> Measured:
+        """Return what was settled after entry `first` up to entry `last`; -1 begins with the first."""
+        rows = np.array(self.tickets[first + 1 : last + 1], np.float64).reshape(-1, 4)
+        arrived, started, finished, cells = rows.T
+        stats = self.delta(first, last)
+        seconds = end_s - begin_s
+        latencies_s, queues_s = finished - arrived, started - arrived
+        return Measured(seconds, len(rows), len(self.errors), int(cells.sum()), latencies_s, queues_s, stats)
+
+    def delta(self, first: int, last: int) -> DriverStats:
+        before = self.stats[first] if first >= 0 else self.before
+        steps, cells, padded, tasks, *times = (b - a for a, b in zip(before, self.stats[last], strict=True))
+        if self.batches:  # graph batching: the driver knows one length of a request, the workload all that are padded
+            cells, padded = self._padded(before[0], self.stats[last][0])
+        return DriverStats(int(steps), int(cells), int(padded), int(tasks), *times)
+
+    def _padded(self, first_step: float, last_step: float) -> tuple[float, float]:
+        """Return useful and computed cells of the graph batches between two counts of steps."""
+        begin, end = (int(step - self.before[0]) for step in (first_step, last_step))
+        useful = computed = 0
+        for owners in self.batches[begin:end]:
+            chains = self._chains[[self._indices[owner] for owner in owners if owner in self._indices]]
+            useful += int(chains.sum())
+            computed += int(chains.max(axis=0).sum()) * len(chains) if len(chains) else 0
+        return useful, computed
+
+
+def counts(stats: DriverStats) -> tuple[float, ...]:
+    """Return the counts in order of their fields (dataclasses.astuple copies deeply, which is slow)."""
+    return (
+        stats.steps, stats.cells, stats.padded_cells, stats.tasks, stats.scheduler_s, stats.unfold_s, stats.busy_s
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def quiet_interpreter() -> Iterator[None]:
+    """Keep the garbage collector and long turns of the interpreter lock out of what is measured."""
+    interval_s = sys.getswitchinterval()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval_s)
+        gc.enable()
+        gc.unfreeze()
+
+
+def all_at_once(engine: Engine, workload: Workload, count: int, progress: Progress) -> Measured:
+    """Offer `count` requests at one time and measure until the last is answered."""
+    engine.start()
+    journal = _Journal(engine, workload)
+    journal.expected = count
+    with quiet_interpreter():
+        begin_s = engine.clock.now_s()
+        for request in itertools.islice(itertools.cycle(workload.requests), count):
+            _watched(engine.submit_future(request))
+        while not journal.all_settled.wait(0.2):
+            progress(len(journal.tickets) / count, len(journal.tickets))
+    _raise_if_all_failed(journal)
+    return journal.measured(-1, len(journal.tickets) - 1, begin_s, journal.tickets[-1][2])
+
+
+def backlog(engine: Engine, workload: Workload, in_flight: int, seconds: float, progress: Progress) -> Measured:
+    """Keep `in_flight` requests in flight; measure `seconds` of the steady state.
+
+    The first `in_flight` requests all begin at the same time; measuring begins once as many have been answered, or
+    after `seconds` where that takes longer. Stops the engine.
+    """
+    engine.start()
+    journal = _Journal(engine, workload)
+    requests = itertools.cycle(workload.requests)
+    with quiet_interpreter():
+        began_s = engine.clock.now_s()
+        first_batch = list(itertools.islice(requests, in_flight))
+        journal.refill = lambda: _watched(engine.submit_future(next(requests)))
+        for request in first_batch:
+            _watched(engine.submit_future(request))
+        while len(journal.tickets) < in_flight and engine.clock.now_s() < began_s + seconds:
+            time.sleep(0.05)
+            progress(0.0, len(journal.tickets))
+        warm = len(journal.tickets)
+        warm_s = engine.clock.now_s()
+        while (passed_s := engine.clock.now_s() - warm_s) < seconds or len(journal.tickets) < warm + 2:
+            time.sleep(0.05)
+            progress(min(1.0, passed_s / seconds), len(journal.tickets))
+            if journal.errors and len(journal.errors) == len(journal.tickets):
+                break
+        last = len(journal.tickets) - 1
+        journal.closed = True
+        journal.refill = None
+    _raise_if_all_failed(journal)
+    engine.stop(drain=False)
+    finished = np.array([row[2] for row in journal.tickets[: last + 1]])
+    edge = max(1, (last - warm) // 8)
+    first = quiet_moment(finished, warm, min(warm + edge, last))
+    final = quiet_moment(finished, max(last - edge, first + 1), last)
+    if final <= first:
+        first, final = warm, last
+    return journal.measured(first, final, float(finished[first]), float(finished[final]))
+
+
+def poisson(
+    engine: Engine, workload: Workload, rate_rps: float, seconds: float, seed: int, progress: Progress
+) -> Measured:
+    """Offer a Poisson process and measure the requests that arrive in `seconds`, after a fifth of that unmeasured.
+
+    A request counts from the time at which it was due, so a late generator does not hide waiting. What is not answered
+    within `seconds` (at least 10) after the last arrival is given up and counts as it stands. Stops the engine.
+    """
+    engine.start()
+    journal = _Journal(engine, workload)
+    warm_s = 0.2 * seconds
+    arrivals = poisson_arrivals(rate_rps, seed, seconds=warm_s + seconds)
+    journal.expected = len(arrivals)
+    late_s = np.zeros(len(arrivals))
+    with quiet_interpreter():
+        begin_s = engine.clock.now_s() + 0.01
+        generator = threading.Thread(target=_generate, args=(engine, workload, arrivals, begin_s, late_s), daemon=True)
+        generator.start()
+        end_s = begin_s + warm_s + seconds
+        while not journal.all_settled.wait(0.1):
+            now_s = engine.clock.now_s()
+            progress(min(1.0, (now_s - begin_s) / (warm_s + seconds)), len(journal.tickets))
+            if now_s > end_s + max(10.0, seconds):
+                break
+        generator.join()
+        engine.stop(drain=False)
+    _raise_if_all_failed(journal)
+    rows = np.array(journal.tickets, np.float64)
+    order = np.argsort(rows[:, 2], kind="stable")
+    in_window = (rows[:, 2] >= begin_s + warm_s) & (rows[:, 2] < end_s)
+    settled = np.flatnonzero(in_window[order])
+    stats = journal.delta(int(settled[0]) - 1, int(settled[-1])) if len(settled) else DriverStats()
+    due = rows[:, 0] >= begin_s + warm_s
+    answered = rows[in_window & (rows[:, 3] > 0)]
+    return Measured(
+        seconds,
+        len(answered),
+        len(journal.errors),
+        int(answered[:, 3].sum()),
+        (rows[due, 2] - rows[due, 0]) + float(np.mean(late_s)),
+        rows[due, 1] - rows[due, 0],
+        stats,
+        rate_rps,
+        1e3 * float(np.percentile(late_s, 99)) if len(late_s) else 0.0,
+    )
+
+
+def _generate(
+    engine: Engine, workload: Workload, arrivals: NDArray[np.float64], begin_s: float, late_s: NDArray[np.float64]
+) -> None:
+    requests = itertools.cycle(workload.requests)
+    for index, (due_s, request) in enumerate(zip((arrivals + begin_s).tolist(), requests, strict=False)):
+        wait_s = due_s - engine.clock.now_s()
+        if wait_s > 0:
+            time.sleep(wait_s)
+        late_s[index] = engine.clock.now_s() - due_s
+        _watched(engine.submit_future(request))
+
+
+def _watched(future: Future[Any]) -> None:
+    """Nobody reads the results of a measurement; the journal keeps the errors."""
+
+
+def _raise_if_all_failed(journal: _Journal) -> None:
+    if journal.errors and len(journal.errors) >= len(journal.tickets):
+        error = journal.errors[0]
+        raise error if isinstance(error, BatchmakerError) else BatchmakerError(f"every request failed: {error}")
+
+

@@ -1,0 +1,95 @@
+"""The best that plain torch does with the same cells on this machine: full batches of equal lengths, nothing to schedule.
+
+No request ever waits for another here and nothing is padded, so it bounds what graph batching can reach.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from batchmaker.cells.model import Model
+from batchmaker.cli.workload import Workload
+
+BATCHES: Final = (64, 256)
+STEPS: Final = 24
+SECONDS_EACH: Final = 0.4
+
+
+def reference_cells_per_s(
+    name: str, model: Model, workload: Workload, *, hidden: int, layers: int, dtype: str, threads: int
+) -> float:
+    """Return the useful cells per second of the best way found, over the workload's mix of cells."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    kind = getattr(torch, dtype)
+    try:
+        with torch.no_grad():
+            if name in ("lstm", "gru"):
+                return 1.0 / _recurrent_s(name, hidden, layers, kind)
+            shares = workload.chains.sum(axis=0) / workload.chains.sum()
+            if name == "seq2seq":
+                return float(1.0 / (shares[0] * _recurrent_s("lstm", hidden, layers, kind) + shares[1] * _decoder_s(
+                    model.cells["decoder"].module, hidden, layers, kind
+                )))  # fmt: skip
+            leaves = (workload.chains.sum() + len(workload)) / 2 / workload.chains.sum()
+            leaf, inner = model.cells["leaf"].module, model.cells["inner"].module
+            leaf_s = _best_s(lambda batch: lambda: leaf(torch.zeros(batch, dtype=torch.int64)))
+            inner_s = _best_s(lambda batch: _bind(inner, [torch.randn(batch, hidden).to(kind) for _ in range(4)]))
+            return float(1.0 / (leaves * leaf_s + (1 - leaves) * inner_s))
+    finally:
+        torch.set_num_threads(before)
+
+
+def _recurrent_s(name: str, hidden: int, layers: int, kind: torch.dtype) -> float:
+    """Return seconds per cell of the better of torch's fused layers and a loop of its cells."""
+    fused = (nn.LSTM if name == "lstm" else nn.GRU)(hidden, hidden, layers).to(kind).eval()
+    cell = (nn.LSTMCell if name == "lstm" else nn.GRUCell)(hidden, hidden).to(kind).eval()
+
+    def sequence(batch: int) -> Callable[[], Any]:
+        return _bind(fused, [torch.randn(STEPS, batch, hidden).to(kind)])
+
+    def loop(batch: int) -> Callable[[], Any]:
+        x = torch.randn(batch, hidden).to(kind)
+
+        def steps() -> None:
+            state: Any = None
+            for _ in range(layers):
+                state = cell(x, state)
+
+        return steps
+
+    return min(_best_s(sequence) / STEPS, _best_s(loop))
+
+
+def _decoder_s(decoder: nn.Module, hidden: int, layers: int, kind: torch.dtype) -> float:
+    def step(batch: int) -> Callable[[], Any]:
+        state = [torch.randn(batch, hidden).to(kind) for _ in range(2 * layers)]
+        return _bind(decoder, [torch.zeros(batch, dtype=torch.int64), *state])
+
+    return _best_s(step)
+
+
+def _bind(module: nn.Module, inputs: list[Tensor]) -> Callable[[], Any]:
+    return lambda: module(*inputs)
+
+
+def _best_s(make: Callable[[int], Callable[[], Any]]) -> float:
+    """Return seconds per row at the best batch size: the median of repeated calls."""
+    return min(median_s(make(batch), SECONDS_EACH) / batch for batch in BATCHES)
+
+
+def median_s(call: Callable[[], Any], seconds: float, least: int = 3) -> float:
+    """Return the median time of a call, repeated for about so long and at least `least` times, after one to warm up."""
+    call()
+    times: list[float] = []
+    end_s = time.perf_counter() + seconds
+    while time.perf_counter() < end_s or len(times) < least:
+        begin_s = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - begin_s)
+    return sorted(times)[len(times) // 2]

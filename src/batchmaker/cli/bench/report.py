@@ -1,0 +1,159 @@
+"""What a measurement says: one object per policy, and a table to read."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import batchmaker
+from batchmaker.cli.bench.load import Measured
+from batchmaker.cli.bench.statistics import percentiles
+
+Result = dict[str, Any]
+"""One line of results, as it is written to JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What was measured; equal for all policies of one run."""
+
+    model: str
+    hidden: int
+    layers: int
+    dtype: str
+    threads: int
+    workers: int
+    data: str
+    load: float | None
+
+
+def machine() -> dict[str, Any]:
+    """Return the processor's name and the cores that this process may use."""
+    name = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        name = names[0] if names else name
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"cpu": name, "cores": cores}
+
+
+def commit() -> str:
+    """Return the commit of the source tree that runs, or the version of an installed package."""
+    folder = Path(batchmaker.__file__).parent
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(folder), "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, timeout=5
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return batchmaker.__version__
+    return found.stdout.strip() if found.returncode == 0 else batchmaker.__version__
+
+
+def result(setting: Setting, policy: str, max_batch: int, measured: Measured, reference: float) -> Result:
+    """Return the JSON object of one policy."""
+    stats, latency = measured.stats, percentiles(measured.latencies_s)
+    useful = measured.cells / measured.seconds
+    return {
+        "model": setting.model,
+        "policy": policy,
+        "dtype": setting.dtype,
+        "hidden": setting.hidden,
+        "layers": setting.layers,
+        "threads": setting.threads,
+        "workers": setting.workers,
+        "max_batch": max_batch,
+        "data": setting.data,
+        "load": setting.load,
+        "offered_rps": measured.offered_rps,
+        "served_rps": measured.num_answered / measured.seconds,
+        "requests": measured.num_answered,
+        "failed": measured.num_failed,
+        "seconds": measured.seconds,
+        "p50_ms": _number(latency.p50_ms),
+        "p90_ms": _number(latency.p90_ms),
+        "p99_ms": _number(latency.p99_ms),
+        "queue_p99_ms": _number(percentiles(measured.queues_s).p99_ms),
+        "useful_cells_per_s": useful,
+        "reference_cells_per_s": reference,
+        "useful_over_reference": _ratio(useful, reference),
+        "padding_share": 1.0 - (_ratio(stats.cells, stats.padded_cells) or 1.0),
+        "mean_batch": _ratio(stats.cells, stats.steps) if policy == "cellular" else measured.mean_graph_batch,
+        "scheduler_share": stats.scheduler_s / measured.seconds,
+        "unfold_share": stats.unfold_s / measured.seconds,
+        "busy_share": stats.busy_s / measured.seconds / setting.workers,
+        "scheduler_us_per_node": _ratio(1e6 * stats.scheduler_s, stats.cells),
+        "task_ms": _ratio(1e3 * stats.busy_s, stats.tasks),
+        "generator_late_ms": measured.late_ms,
+        "machine": machine(),
+        "commit": commit(),
+        "torch": torch.__version__,
+    }
+
+
+def add_ratios(results: list[Result]) -> None:
+    """Add to each object how it compares with the first baseline (any policy that is not cellular) of the run."""
+    base = next((line for line in results if line["policy"] != "cellular"), None)
+    if base is None:
+        return
+    for line in results:
+        line["baseline"] = base["policy"]
+        line["throughput_over_baseline"] = _ratio(line["useful_cells_per_s"], base["useful_cells_per_s"])
+        line["p90_over_baseline"] = _ratio(line["p90_ms"], base["p90_ms"])
+
+
+def show(console: Console, setting: Setting, results: list[Result]) -> None:
+    """Print the results as a table, and the ratios in words."""
+    offered = results[0]["offered_rps"]
+    load = "saturated" if offered is None else f"{offered:.1f} requests/s offered"
+    title = f"{setting.model}, hidden {setting.hidden}, {setting.dtype}, {setting.threads} threads: {load}"
+    table = Table(title=title, caption=setting.data, title_style="bold", caption_style="dim")
+    columns = ("policy", "requests/s", "cells/s", "of reference", "p50 ms", "p90 ms", "p99 ms", "mean batch", "padding",
+               "scheduler", "task ms")  # fmt: skip
+    for name in columns:
+        table.add_column(name, justify="left" if name == "policy" else "right")
+    for line in results:
+        table.add_row(
+            line["policy"],
+            f"{line['served_rps']:.1f}",
+            f"{line['useful_cells_per_s']:,.0f}",
+            _shown(line["useful_over_reference"], "{:.2f}×"),
+            *(_shown(line[f"p{p}_ms"], "{:,.1f}") for p in (50, 90, 99)),
+            _shown(line["mean_batch"], "{:.1f}"),
+            f"{line['padding_share']:.1%}",
+            f"{line['scheduler_share']:.1%}",
+            _shown(line["task_ms"], "{:.1f}"),
+        )
+    console.print(table)
+    console.print(f"[dim]reference: {results[0]['reference_cells_per_s']:,.0f} cells/s, the best of plain torch over "
+                  "full batches of equal lengths[/dim]")  # fmt: skip
+    for line in results:
+        if line.get("baseline") not in (None, line["policy"]):
+            throughput, p90 = line["throughput_over_baseline"], line["p90_over_baseline"]
+            console.print(
+                f"[bold]{line['policy']}[/bold] against {line['baseline']}: "
+                f"{_shown(throughput, '{:.2f}×')} the throughput, {_shown(p90, '{:.2f}×')} the p90 latency"
+            )
+        if line["failed"]:
+            console.print(f"[yellow]{line['policy']}: {line['failed']} requests failed or were not answered in time[/yellow]")
+
+
+def _ratio(a: float | None, b: float | None) -> float | None:
+    return a / b if a is not None and b else None
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _shown(value: float | None, form: str) -> str:
+    return "–" if value is None else form.format(value)

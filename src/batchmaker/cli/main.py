@@ -1,0 +1,67 @@
+"""The command line: `batchmaker COMMAND ...`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+import batchmaker
+from batchmaker.cli import options
+from batchmaker.cli.bench.command import bench
+from batchmaker.errors import BatchmakerError
+
+app = typer.Typer(
+    name="batchmaker",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"batchmaker {batchmaker.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Continuous batching for any dynamic PyTorch model: recurrent networks, translation, trees.
+
+    [bold]Start here[/bold]
+
+    batchmaker demo                                        see cellular and padded batching side by side
+
+    batchmaker run lstm --input text.txt --output out.jsonl    push a file through a model
+
+    batchmaker bench lstm --seconds 10                     measure policies on this machine
+
+    batchmaker profile lstm                                find good batch sizes
+    """
+
+
+app.command()(bench)
+
+
+def main() -> None:
+    """Run the command line. Errors of batchmaker's own are one line on standard error and exit status 2."""
+    try:
+        app()
+    except BatchmakerError as error:
+        options.err().print(f"[bold red]error:[/bold red] {_plain(str(error))}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _plain(text: str) -> str:
+    """Keep square brackets in a message from being read as markup."""
+    return text.replace("[", "\\[")

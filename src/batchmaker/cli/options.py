@@ -1,0 +1,66 @@
+"""Options that several commands share, and the models made from them."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from batchmaker import models
+from batchmaker.cells.model import Model
+from batchmaker.errors import DataError, OptionError
+
+
+Hidden = Annotated[int | None, typer.Option(min=1, help="Width of the state. Default: the model's own.")]
+Layers = Annotated[int | None, typer.Option(min=1, help="Layers of lstm, gru and seq2seq. Default: 1.")]
+Dtype = Annotated[str, typer.Option(help="Type of weights and states: float32 or bfloat16.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="Compute threads of a worker. Default: the cores less one.")]
+Workers = Annotated[int, typer.Option(min=1, help="Worker threads.")]
+MaxBatch = Annotated[
+    int | None, typer.Option(min=1, help="Most rows in one call of a cell. Default: the model's own; see `profile`.")
+]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of weights, requests and arrivals.")]
+
+
+def make_model(name: str, **options: Any) -> Model:
+    """Return a built-in model; options that are None are left to the model. OptionError for one it does not have."""
+    known = models.option_names(name)
+    given = {option: value for option, value in options.items() if value is not None}
+    for option in given:
+        if option not in known:
+            flag = option.replace("_", "-")
+            raise OptionError(f"model {name!r} has no option --{flag}; it has {', '.join(known)}")
+    return models.make(name, **given)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON that a person can read too. DataError if the file cannot be written."""
+    try:
+        path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written ({error.strerror or error}).") from error
+
+
+def check_writable(path: Path | None) -> None:
+    """Refuse an output path before the work is done rather than after. DataError if its folder does not exist."""
+    if path is not None and not path.absolute().parent.is_dir():
+        raise DataError(f"{path}: there is no folder {path.absolute().parent}. Make it first, or give another path.")
+
+
+def out() -> Console:
+    """The console for results. Made anew so that it follows whatever standard output is now."""
+    return Console()
+
+
+def err() -> Console:
+    """The console for progress and messages."""
+    return Console(stderr=True)
+
+
+def default_of(model: str, option: str) -> int:
+    """Return the default of one of a built-in model's options."""
+    return int(inspect.signature(models.MODELS[model]).parameters[option].default)

@@ -1,0 +1,140 @@
+"""Requests for the built-in models: from files, or seeded where there are none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmaker.datasets import (
+    RESERVED_WORDS,
+    Tree,
+    Vocabulary,
+    europarl_lengths,
+    fixed_lengths,
+    random_sentences,
+    random_trees,
+    read_aligned,
+    read_lines,
+    read_trees,
+    translation_lengths,
+)
+from batchmaker.errors import DataError, OptionError
+
+SYNTHETIC_WORDS: Final = 10_000
+TRANSLATION_WORDS: Final = 30_000
+TREE_WORDS: Final = 1000
+DEFAULT_COUNT: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests of one model.
+
+    chains: [num_requests, k] cells in each part of a request that a padded batch pads by itself: a sentence, or source
+    and target, or all nodes of a tree.
+    """
+
+    requests: Sequence[Any]
+    chains: NDArray[np.int64]
+    vocabulary_size: int
+    source: str
+
+    @property
+    def cells(self) -> NDArray[np.int64]:
+        """How many cells each request needs: [num_requests]."""
+        return np.asarray(self.chains.sum(axis=1), np.int64)
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+
+def make_workload(
+    model: str, *, data: Sequence[Path] = (), lengths: str | None = None, count: int | None = None, seed: int = 0
+) -> Workload:
+    """Return the model's requests in a seeded random order; `count` of them, repeated where the files have fewer.
+
+    data: files. lengths: `fixed:24` or `clip:50`, for generated sentences. Raises DataError and OptionError.
+    """
+    if data and lengths:
+        raise OptionError("--lengths is for generated sentences; leave it out with --data")
+    if model == "treelstm":
+        whole = _trees(data, count, seed)
+    elif model == "seq2seq":
+        whole = _translations(data, lengths, count, seed)
+    else:
+        whole = _sentences(data, lengths, count, seed)
+    number = len(whole) if count is None else count
+    if number < 1:
+        raise OptionError(f"--requests must be at least 1, got {number}")
+    order = np.resize(np.random.default_rng(seed).permutation(len(whole)), number)
+    return Workload([whole.requests[i] for i in order], whole.chains[order], whole.vocabulary_size, whole.source)
+
+
+def sentence_lengths(lengths: str | None, count: int, seed: int) -> NDArray[np.int64]:
+    """Return lengths spread like Europarl's, or as `fixed:N` or `clip:N` says."""
+    if lengths is None:
+        return europarl_lengths(count, seed)
+    kind, _, number = lengths.partition(":")
+    if kind not in ("fixed", "clip") or not number.isdigit() or int(number) < 1:
+        raise OptionError(f"--lengths {lengths!r}: expected fixed:N or clip:N, for example fixed:24 or clip:50")
+    return fixed_lengths(count, int(number)) if kind == "fixed" else europarl_lengths(count, seed, clip=int(number))
+
+
+def encode_tree(tree: Tree, vocabulary: Vocabulary) -> dict[str, Any]:
+    """Return a tree as the TreeLSTM's request."""
+    return {"words": vocabulary.encode_words(tree.words), "children": tree.children}
+
+
+def _sentences(
+    model: str, data: Sequence[Path], lengths: str | None, count: int | None, seed: int
+) -> Workload:
+    if not data:
+        drawn = random_sentences(sentence_lengths(lengths, count or DEFAULT_COUNT, seed), SYNTHETIC_WORDS, seed)
+        source = f"generated sentences ({lengths or 'Europarl lengths'})"
+        return Workload(drawn, _counts(drawn), SYNTHETIC_WORDS, source)
+    lines = [line for path in data for line in read_lines(path) if line.strip()]
+    if not lines:
+        raise DataError(f"{data[0]}: no line has a word")
+    vocabulary = Vocabulary.from_lines(lines, max_size=TRANSLATION_WORDS)
+    encoded = [vocabulary.encode(line) for line in lines]
+    return Workload(encoded, _counts(encoded), len(vocabulary), ", ".join(path.name for path in data))
+
+
+def _translations(data: Sequence[Path], lengths: str | None, count: int | None, seed: int) -> Workload:
+    if not data:
+        sizes = sentence_lengths(lengths, count or DEFAULT_COUNT, seed)
+        sources = random_sentences(sizes, TRANSLATION_WORDS, seed)
+        words = translation_lengths(sizes, seed)
+        name = f"generated pairs ({lengths or 'Europarl lengths'})"
+    else:
+        if len(data) != 2:
+            raise OptionError(f"seq2seq reads two aligned files (--data SOURCE --data TARGET), got {len(data)}")
+        pairs = read_aligned(data[0], data[1]).pairs
+        vocabulary = Vocabulary.from_lines([pair.source for pair in pairs], max_size=TRANSLATION_WORDS)
+        sources = [vocabulary.encode(pair.source) for pair in pairs]
+        words = np.array([len(pair.target_tokens) for pair in pairs], np.int64)
+        name = f"{data[0].name} -> {data[1].name}"
+    requests = [{"source": source, "words": int(n)} for source, n in zip(sources, words.tolist(), strict=True)]
+    return Workload(requests, np.concatenate((_counts(sources), words[:, None]), axis=1), TRANSLATION_WORDS, name)
+
+
+def _trees(data: Sequence[Path], count: int | None, seed: int) -> Workload:
+    if not data:
+        trees = random_trees(count or DEFAULT_COUNT // 2, seed, vocabulary=TREE_WORDS)
+        vocabulary = Vocabulary((*RESERVED_WORDS, *(f"w{i}" for i in range(TREE_WORDS))))
+        source = "generated trees"
+    else:
+        trees = [tree for path in data for tree in read_trees(path)]
+        vocabulary = Vocabulary.from_sentences(tree.words for tree in trees)
+        source = ", ".join(path.name for path in data)
+    requests = [encode_tree(tree, vocabulary) for tree in trees]
+    return Workload(requests, np.array([[tree.num_nodes] for tree in trees], np.int64), len(vocabulary), source)
+
+
+def _counts(sentences: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    return np.array([[len(sentence)] for sentence in sentences], np.int64)

@@ -1,0 +1,64 @@
+"""What all networks share: seeded weights and checked requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from batchmaker.errors import InvalidRequestError, OptionError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw weights from `seed` inside, and leave torch's own generator as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+def frozen(module: nn.Module, dtype: str) -> nn.Module:
+    """Return the module in eval mode with weights of this dtype that need no gradient. OptionError for other dtypes."""
+    if dtype not in DTYPES:
+        raise OptionError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    return module.to(DTYPES[dtype]).eval().requires_grad_(False)
+
+
+def check_positive(**options: int) -> None:
+    """Raise OptionError unless every option is at least 1."""
+    for name, value in options.items():
+        if value < 1:
+            raise OptionError(f"{name} must be at least 1, got {value}")
+
+
+def check_choice(option: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Raise OptionError unless the option has one of the allowed values."""
+    if value not in allowed:
+        raise OptionError(f"{option} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+
+
+def checked_tokens(tokens: Any, num_tokens: int, what: str) -> NDArray[np.int64]:
+    """Return token ids as an array [count]. InvalidRequestError unless all are 0 <= id < num_tokens."""
+    try:
+        array = np.asarray(tokens)
+    except ValueError as error:  # rows of different lengths
+        raise InvalidRequestError(f"{what} must be a list of token ids ({error})") from None
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise InvalidRequestError(
+            f"{what} must be a list of token ids, got {type(tokens).__name__} of shape {array.shape} and {array.dtype}"
+        )
+    if array.size == 0:
+        raise InvalidRequestError(f"{what} is empty; at least one token is needed")
+    if int(array.min()) < 0 or int(array.max()) >= num_tokens:
+        position = int(np.flatnonzero((array < 0) | (array >= num_tokens))[0])
+        raise InvalidRequestError(
+            f"{what}: token {array[position]} at position {position} is outside the vocabulary 0..{num_tokens - 1}"
+        )
+    return array.astype(np.int64, copy=False)

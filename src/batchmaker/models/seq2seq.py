@@ -1,0 +1,122 @@
+"""Translation: an LSTM encoder and a decoder that feeds back its own last word (BatchMaker section 7.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from batchmaker.cells.cell import Cell
+from batchmaker.cells.model import Model
+from batchmaker.errors import InvalidRequestError, OptionError
+from batchmaker.models.building import DTYPES, check_positive, checked_tokens, frozen, seeded
+from batchmaker.models.padding import final_states, fused, pad
+from batchmaker.models.recurrent import LstmStack, OneLstm
+
+BOS = 1
+"""What the decoder reads before its first word; the same id as in datasets."""
+EOS = 2
+"""The word that ends a translation; the same id as in datasets."""
+
+
+@final
+class Decoder(nn.Module):
+    """forward(word, h1, c1, ..., hL, cL) -> (next word, h1', c1', ..., hL', cL'): the likeliest word is fed back."""
+
+    def __init__(self, vocabulary_size: int, embedding: int, hidden: int, layers: int) -> None:
+        super().__init__()
+        self.stack = LstmStack(vocabulary_size, embedding, hidden, layers)
+        self.project = nn.Linear(hidden, vocabulary_size)
+
+    def forward(self, word: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        after = self.stack(word, *state)
+        return self.project(after[-2]).argmax(-1), *after
+
+
+@final
+class Seq2SeqModel(Model):
+    """Translates a sentence word by word; the words stream.
+
+    A request is a list of source ids, translated until EOS or `max_words` (None: twice the source and ten more); or
+    {"source": ids, "words": n}, which takes exactly n words, EOS or not, as benchmarks do. Returns the words, int64,
+    EOS included. until_eos: False never looks at EOS. Other options as for LstmModel.
+    """
+
+    def __init__(
+        self,
+        vocabulary_size: int = 30_000,
+        hidden: int = 1024,
+        embedding: int | None = None,
+        layers: int = 1,
+        dtype: str = "float32",
+        max_batch: int = 256,
+        max_words: int | None = None,
+        until_eos: bool = True,
+        seed: int = 0,
+    ) -> None:
+        width = hidden if embedding is None else embedding
+        check_positive(hidden=hidden, embedding=width, layers=layers, max_words=1 if max_words is None else max_words)
+        if vocabulary_size <= EOS:
+            raise OptionError(f"vocabulary_size must be above {EOS}, the id of EOS, got {vocabulary_size}")
+        sizes = (vocabulary_size, width, hidden, layers)
+        with seeded(seed):
+            self._encoder = (OneLstm if layers == 1 else LstmStack)(*sizes)
+            self._decoder = Decoder(*sizes)
+        self.encoder = Cell(frozen(self._encoder, dtype), max_batch=max_batch)
+        self.decoder = Cell(frozen(self._decoder, dtype), max_batch=max_batch, priority=1, host_outputs=(0,))
+        self.vocabulary_size = vocabulary_size
+        self.max_words = max_words
+        self.until_eos = until_eos
+        self._fused = fused(list(self._encoder.layers))  # type: ignore[arg-type]
+        zero = torch.zeros(hidden, dtype=DTYPES[dtype])
+        self._initial = None if layers == 1 else (zero,) * (2 * layers)
+        self.example_request = {"source": [BOS, EOS], "words": 2}
+
+    def unfold(self, request: Any) -> Any:
+        source, num_words, until = self._parse(request)
+        state = self.encoder.run(source, self._initial)
+        word = self.decoder.loop((BOS, *state), until=until, max_steps=num_words)[0]
+        return word.steps
+
+    def length(self, request: Any) -> int:
+        return len(self._parse(request)[0])
+
+    def batched(self, requests: Sequence[Any]) -> list[Any]:
+        """Encode the padded batch, then decode all rows until the last one ends; each keeps its own words."""
+        parsed = [self._parse(request) for request in requests]
+        tokens, lengths = pad([source for source, _, _ in parsed])
+        limits = torch.tensor([num_words for _, num_words, _ in parsed])
+        stops = torch.tensor([until is not None for _, _, until in parsed])
+        with torch.no_grad():
+            h, c = final_states(self._fused, self._encoder.embedding(tokens), lengths)
+            state = tuple(part for pair in zip(h, c, strict=True) for part in pair)
+            words = torch.full((len(parsed),), BOS)
+            steps: list[Tensor] = []
+            while bool((limits > len(steps)).any()):
+                words, *state = self._decoder(words, *state)
+                steps.append(words)
+                ended = stops & (words == EOS)
+                limits = torch.where(ended, limits.clamp(max=len(steps)), limits)
+        rows = torch.stack(steps, 1)
+        return [row[:limit].clone() for row, limit in zip(rows, limits.tolist(), strict=True)]
+
+    def _parse(self, request: Any) -> tuple[NDArray[np.int64], int, int | None]:
+        """Return the source, the most words to make, and the word that ends them earlier."""
+        if not isinstance(request, Mapping):
+            source = checked_tokens(request, self.vocabulary_size, "the source")
+            most = 2 * len(source) + 10 if self.max_words is None else self.max_words
+            return source, most, EOS if self.until_eos else None
+        if set(request) != {"source", "words"}:
+            raise InvalidRequestError(
+                "a request is a list of token ids, or a dict with 'source' and 'words'; "
+                f"got the keys {sorted(map(str, request))}"
+            )
+        source = checked_tokens(request["source"], self.vocabulary_size, "the source")
+        words = request["words"]
+        if isinstance(words, bool) or not isinstance(words, int | np.integer) or words < 1:
+            raise InvalidRequestError(f"words must be a whole number of at least 1, got {words!r}")
+        return source, int(words), None

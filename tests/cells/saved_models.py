@@ -1,0 +1,134 @@
+"""Models that the tests of saved models save: their classes must be found by import."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import batchmaker as bm
+
+WIDTH, VOCABULARY = 8, 20
+
+
+class EmbeddedLSTM(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.cell = nn.LSTMCell(WIDTH, WIDTH)
+
+    def forward(self, word: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        state: tuple[Tensor, Tensor] = self.cell(self.embedding(word), (h, c))
+        return state
+
+
+class Decode(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = EmbeddedLSTM()
+        self.out = nn.Linear(WIDTH, VOCABULARY)
+        self.out.weight = self.step.embedding.weight  # tied, as translation models do
+
+    def forward(self, word: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        h, c = self.step(word, h, c)
+        return self.out(h).argmax(-1), h, c
+
+
+class Leaf(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.register_buffer("shift", torch.linspace(0, 1, WIDTH), persistent=False)
+
+    def forward(self, word: Tensor) -> tuple[Tensor, Tensor]:
+        e = self.embedding(word) + self.shift
+        return e.tanh(), e
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2 * WIDTH, 5 * WIDTH)
+
+    def forward(self, hl: Tensor, cl: Tensor, hr: Tensor, cr: Tensor) -> tuple[Tensor, Tensor]:
+        i, o, u, f, g = self.linear(torch.cat([hl, hr], -1)).chunk(5, -1)
+        c = i.sigmoid() * u.tanh() + f.sigmoid() * cl + g.sigmoid() * cr
+        return o.sigmoid() * c.tanh(), c
+
+
+class Sentence(bm.Model):
+    example_request = [1, 2, 3]
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        self.lstm = bm.Cell(EmbeddedLSTM().to(dtype), batch_sizes=(1, 2, 4))
+
+    def unfold(self, request: Any) -> Any:
+        h, _ = self.lstm.run(request)
+        return h
+
+
+class Tree(bm.Model):
+    def __init__(self) -> None:
+        self.leaf = bm.Cell(Leaf(), max_batch=4)
+        self.inner = bm.Cell(Inner(), max_batch=4, priority=1)
+        self.sizes = {"width": WIDTH, "name": "tree", "pair": (1, 2.5), "none": None}
+        self.example_request = {"words": [3, 1, 2], "children": [(0, 1), (3, 2)]}
+
+    def unfold(self, words: Any, children: Any) -> Any:
+        h, c = self.leaf.map(words)
+        h, c = self.inner.tree(children, (h, c))
+        return h[-1]
+
+
+class Translate(bm.Model):
+    example_request = [4, 5]
+
+    def __init__(self) -> None:
+        self.encoder = bm.Cell(EmbeddedLSTM(), max_batch=4)
+        self.decoder = bm.Cell(Decode(), max_batch=4, priority=1, host_outputs=(0,))
+        self.start = 1
+        self.max_steps = 6
+
+    def unfold(self, request: Any) -> Generator[Any, Any, Any]:
+        h, c = self.encoder.run(request)
+        word: Any = self.start
+        for _ in range(self.max_steps):
+            word, h, c = self.decoder(word, h, c)
+            if (yield word) == 2:
+                break
+
+
+class Rows(bm.Model):
+    """Two cells that share one module, on vectors."""
+
+    def __init__(self) -> None:
+        module = nn.Linear(WIDTH, WIDTH)
+        self.one = bm.Cell(module, max_batch=2)
+        self.two = bm.Cell(module, max_batch=2)
+        self.example_request = torch.ones(WIDTH)
+
+    def unfold(self, request: Any) -> Any:
+        return self.two(self.one(request))
+
+
+class NeverReached(Rows):
+    def unfold(self, request: Any) -> Any:
+        return self.one(request)
+
+
+class Unsavable(Rows):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hook = print
+
+
+class Noting(Unsavable):
+    """Keeps what is not plain data in its own way."""
+
+    def saved_state(self) -> dict[str, Any]:
+        return {"hook": "print"}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.hook = {"print": print}[state["hook"]]

@@ -1,0 +1,142 @@
+"""Properties over random programs, arrivals, devices and mishaps."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from scheduler_harness import Harness, Program, cell_type, host
+
+from batchmaker.graph.recorder import Recorder
+from batchmaker.graph.spec import CellType
+
+ENCODER, DECODER, LEAF, INNER, JOIN = range(5)
+
+
+def make_cells(min_batch: int, max_batch: int, rng: random.Random) -> list[CellType]:
+    """Types that share row pools and differ in arity, with priorities at random."""
+    sizes = tuple(sorted({min_batch, max_batch}))
+    shapes = [("encoder", 2, 1), ("decoder", 2, 2), ("leaf", 1, 2), ("inner", 4, 2), ("join", 3, 1)]
+    return [
+        cell_type(i, name, inputs, outputs, sizes, rng.randrange(3))
+        for i, (name, inputs, outputs) in enumerate(shapes)
+    ]
+
+
+def random_program(cells: list[CellType], seed: int, *, size: int, waits: bool) -> Program:
+    """A program of `size` calls: runs, loops, trees, DAGs and single nodes that feed one another."""
+
+    def program(recorder: Recorder) -> Any:
+        rng = random.Random(seed)
+        values: list[Any] = []
+        sequences: list[Any] = []
+
+        def argument() -> Any:
+            return rng.choice(values) if values and rng.random() < 0.8 else host(rng.randrange(1 << 40))
+
+        def numbers(length: int) -> Any:
+            return host(*(rng.randrange(1 << 40) for _ in range(length)))
+
+        for _ in range(size):
+            kind = rng.randrange(6)
+            if kind == 0:
+                cell = rng.choice(cells)
+                values += recorder.node(cell, [argument() for _ in cell.inputs])
+            elif kind == 1:
+                given_sequence = rng.choice(sequences) if sequences and rng.random() < 0.5 else numbers(rng.randint(1, 7))
+                init = None if rng.random() < 0.5 else [argument()]
+                ends = recorder.run(cells[ENCODER], [given_sequence], init)
+                values += ends
+                sequences += [end.steps if rng.random() < 0.7 else end.steps[::-1] for end in ends]
+            elif kind == 2:
+                init = None if rng.random() < 0.3 else [argument(), argument()]
+                ends = recorder.run(cells[DECODER], [], init, max_steps=rng.randint(1, 6), open_ended=True)
+                recorder.fetch(ends[0].steps)
+                values += ends
+            elif kind == 3:
+                given_sequence = rng.choice(sequences) if sequences and rng.random() < 0.5 else numbers(rng.randint(1, 6))
+                sequences += recorder.map(cells[LEAF], [given_sequence])
+            elif kind == 4:
+                leaves = recorder.map(cells[LEAF], [numbers(rng.randint(1, 6))])
+                count = len(leaves[0])
+                if rng.random() < 0.5 and count > 1:  # a tree: every child has one parent
+                    free, children = list(range(count)), []
+                    while len(free) > 1:
+                        i = rng.randrange(len(free) - 1)
+                        children.append([free[i], free[i + 1]])
+                        free[i : i + 2] = [count + len(children) - 1]
+                else:
+                    children = [
+                        [rng.randrange(count + i), rng.randrange(count + i)] for i in range(rng.randint(1, 6))
+                    ]
+                sequences += recorder.tree(cells[INNER], np.array(children), leaves, [])
+            elif kind == 5 and sequences:
+                values.append(rng.choice(rng.choice(sequences)))
+            if waits and (values or sequences) and rng.random() < 0.4:
+                asked = [rng.choice(values + sequences)] if rng.random() < 0.8 else [*values[:2], *sequences[:1]]
+                yield [value for value in asked if not getattr(value, "ends_open_loop", False)]
+                del asked
+            if rng.random() < 0.3:
+                rng.shuffle(values)
+                del values[: len(values) // 2]
+            if rng.random() < 0.3:
+                rng.shuffle(sequences)
+                del sequences[: len(sequences) // 2]
+        return [value for value in values + sequences if rng.random() < 0.5]
+
+    return program
+
+
+@st.composite
+def settings_of_a_run(draw: Any) -> dict[str, Any]:
+    max_batch = draw(st.integers(1, 8))
+    return {
+        "seed": draw(st.integers(0, 2**32)),
+        "max_batch": max_batch,
+        "min_batch": draw(st.integers(1, max_batch)),
+        "max_steps": draw(st.integers(1, 5)),
+        "num_workers": draw(st.integers(1, 3)),
+        "run_ahead": draw(st.integers(0, 2)),
+        "num_requests": draw(st.integers(1, 12)),
+        "size": draw(st.integers(0, 8)),
+        "waits": draw(st.booleans()),
+        "mishaps": draw(st.booleans()),
+        "spread": draw(st.sampled_from([0, 5, 30])),
+    }
+
+
+def play(run: dict[str, Any]) -> Harness:
+    rng = random.Random(run["seed"])
+    cells = make_cells(run["min_batch"], run["max_batch"], rng)
+    fails = (lambda batch: (rng.randrange(batch),) if rng.random() < 0.05 else ()) if run["mishaps"] else lambda _: ()
+    harness = Harness(
+        cells,
+        max_steps=run["max_steps"],
+        num_workers=run["num_workers"],
+        run_ahead=run["run_ahead"],
+        duration=lambda: rng.choice([1.0, 1.0, 2.0, 5.0]),
+        mode=lambda: rng.choice(["start", "split", "finish"]),
+        fails=fails,
+    )
+    for request in range(run["num_requests"]):
+        at_s = float(rng.randint(0, run["spread"]))
+        program = random_program(cells, rng.randrange(2**32), size=run["size"], waits=run["waits"] and rng.random() < 0.6)
+        deadline_s = at_s + rng.randint(1, 20) if run["mishaps"] and rng.random() < 0.2 else None
+        harness.arrive(request, program, at_s, deadline_s)
+        if run["mishaps"] and rng.random() < 0.3:
+            harness.cancel(request, at_s + rng.randint(0, 15))
+    harness.run()
+    return harness
+
+
+@settings(max_examples=250, suppress_health_check=[HealthCheck.too_slow])
+@given(settings_of_a_run())
+def test_any_programs_on_any_device_compute_what_their_graphs_say(run: dict[str, Any]) -> None:
+    harness = play(run)
+    harness.check_nothing_left()
+    harness.check_replay()
+    if not run["mishaps"]:
+        assert {how for _, how in harness.answers.values()} <= {"reply"}
