@@ -59,10 +59,9 @@ class Inner(nn.Module):
 
 
 class Sentence(bm.Model):
-    example_request = [1, 2, 3]
-
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         self.lstm = bm.Cell(EmbeddedLSTM().to(dtype), batch_sizes=(1, 2, 4))
+        self.example_request = [1, 2, 3]
 
     def unfold(self, request: Any) -> Any:
         h, _ = self.lstm.run(request)
@@ -83,13 +82,12 @@ class Tree(bm.Model):
 
 
 class Translate(bm.Model):
-    example_request = [4, 5]
-
     def __init__(self) -> None:
         self.encoder = bm.Cell(EmbeddedLSTM(), max_batch=4)
         self.decoder = bm.Cell(Decode(), max_batch=4, priority=1, host_outputs=(0,))
         self.start = 1
         self.max_steps = 6
+        self.example_request = [4, 5]
 
     def unfold(self, request: Any) -> Generator[Any, Any, Any]:
         h, c = self.encoder.run(request)

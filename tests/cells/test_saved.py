@@ -198,7 +198,7 @@ def test_an_archive_of_torch_export_save_is_refused(saved: Path) -> None:
     torch.export.save(program, stream)
     (saved / "0_lstm.pt2").write_bytes(stream.getvalue())
     rehash(saved)
-    with pytest.raises(SavedModelError, match="torch.export.save are not accepted"):
+    with pytest.raises(SavedModelError, match=r"torch\.export\.save are not accepted"):
         bm.load(saved)
 
 

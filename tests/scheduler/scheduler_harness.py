@@ -207,7 +207,12 @@ class _Request:
         graph = self.recorder.take()
         fetched = [(int(node), fetch.output) for fetch in graph.fetches for node in fetch.nodes]
         self.fetches += fetched
-        self.waiting = {key for key in fetched if key not in self.delivered} if self.open else set()
+        awaited = [
+            (int(node), value.output)
+            for value in wanted
+            for node in (value.nodes if isinstance(value, ValueSequence) else [value.node])
+        ]
+        self.waiting = {key for key in awaited if key not in self.delivered} if self.open else set()
         self.reference.extend(graph)
         self.graphs.append(graph)
         return graph

@@ -10,6 +10,7 @@ import typer
 import batchmaker
 from batchmaker.cli import options
 from batchmaker.cli.bench.command import bench
+from batchmaker.cli.demo.command import demo
 from batchmaker.errors import BatchmakerError
 
 app = typer.Typer(
@@ -48,6 +49,7 @@ def root(
     """
 
 
+app.command()(demo)
 app.command()(bench)
 
 

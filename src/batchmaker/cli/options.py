@@ -14,6 +14,8 @@ from batchmaker import models
 from batchmaker.cells.model import Model
 from batchmaker.errors import DataError, OptionError
 
+WIDTH = 120
+"""Columns of tables that go to a file or a pipe."""
 
 Hidden = Annotated[int | None, typer.Option(min=1, help="Width of the state. Default: the model's own.")]
 Layers = Annotated[int | None, typer.Option(min=1, help="Layers of lstm, gru and seq2seq. Default: 1.")]
@@ -53,7 +55,8 @@ def check_writable(path: Path | None) -> None:
 
 def out() -> Console:
     """The console for results. Made anew so that it follows whatever standard output is now."""
-    return Console()
+    console = Console()
+    return console if console.is_terminal else Console(width=WIDTH)
 
 
 def err() -> Console:

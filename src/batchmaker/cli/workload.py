@@ -72,7 +72,8 @@ def make_workload(
     if number < 1:
         raise OptionError(f"--requests must be at least 1, got {number}")
     order = np.resize(np.random.default_rng(seed).permutation(len(whole)), number)
-    return Workload([whole.requests[i] for i in order], whole.chains[order], whole.vocabulary_size, whole.source)
+    requests = [whole.requests[i] for i in order.tolist()]
+    return Workload(requests, whole.chains[order], whole.vocabulary_size, whole.source)
 
 
 def sentence_lengths(lengths: str | None, count: int, seed: int) -> NDArray[np.int64]:
@@ -90,9 +91,7 @@ def encode_tree(tree: Tree, vocabulary: Vocabulary) -> dict[str, Any]:
     return {"words": vocabulary.encode_words(tree.words), "children": tree.children}
 
 
-def _sentences(
-    model: str, data: Sequence[Path], lengths: str | None, count: int | None, seed: int
-) -> Workload:
+def _sentences(data: Sequence[Path], lengths: str | None, count: int | None, seed: int) -> Workload:
     if not data:
         drawn = random_sentences(sentence_lengths(lengths, count or DEFAULT_COUNT, seed), SYNTHETIC_WORDS, seed)
         source = f"generated sentences ({lengths or 'Europarl lengths'})"

@@ -87,7 +87,8 @@ class CellGraph:
     """A request's cell graph, or what an unfold function that waited has added to it.
 
     first: number of the first node here; num_nodes: how many numbers are used here. Blocks, runs and host inputs
-    lie inside that range; sources may lie before it.
+    lie inside that range; sources may lie before it. plain: no edge joins nodes of one type but inside blocks that are
+    marked connected, so that its subgraphs can be told without following edges.
     """
 
     first: int
@@ -96,16 +97,7 @@ class CellGraph:
     runs: list[Run] = field(default_factory=list)
     host_inputs: list[HostInput] = field(default_factory=list)
     fetches: list[Fetch] = field(default_factory=list)
-
-    @property
-    def lone_chain(self) -> Run | None:
-        """The run that is all there is and that no other node feeds, if that is what the graph looks like."""
-        if self.blocks or len(self.runs) != 1 or self.first != 0:
-            return None
-        run = self.runs[0]
-        if any(column is not None for column in run.sequences) or any(node >= 0 for node, _ in run.init):
-            return None
-        return run
+    plain: bool = True
 
     @property
     def num_work_units(self) -> int:

@@ -39,6 +39,7 @@ class Recorder:
         self._single: list[tuple[CellType, tuple[int, ...], tuple[int, ...]]] = []
         self._single_first = 0
         self._fetched: set[tuple[int, int]] = set()
+        self._types_of_blocks: set[int] = set()
         self._holds_values = holds_values
         self.dropped: list[tuple[int, int]] = []
 
@@ -125,7 +126,7 @@ class Recorder:
             sources[port :: len(leaves)] = where.T
             outputs[port :: len(leaves)] = np.where(is_leaf, leaf.output, output).T
         roots = count - len(np.unique(children[~is_leaf]))
-        self._block(cell, first, sources, outputs, connected=roots == 1)
+        self._block(cell, first, sources, outputs, connected=roots == 1 or None)
         return self._sequences(cell, nodes)
 
     def run(
@@ -245,15 +246,20 @@ class Recorder:
         first: int,
         sources: NodeArray,
         outputs: NDArray[np.int16],
-        connected: bool = False,
+        connected: bool | None = False,
     ) -> None:
+        """Add a block. connected: one subgraph; False: no edges between its nodes; None: not known."""
         types = np.full(sources.shape[1], cell.type_id, np.int16)
-        self._graph.blocks.append(NodeBlock(first, types, sources, outputs, connected))
+        self._graph.plain &= cell.type_id not in self._types_of_blocks and connected is not None
+        self._types_of_blocks.add(cell.type_id)
+        self._graph.blocks.append(NodeBlock(first, types, sources, outputs, bool(connected)))
 
     def _flush(self) -> None:
         """Turn the single nodes recorded since the last block into one block of their own."""
         if not self._single:
             return
+        self._graph.plain = False
+        self._types_of_blocks.update(cell.type_id for cell, _, _ in self._single)
         ports = max(len(sources) for _, sources, _ in self._single)
         table = np.full((ports, len(self._single)), HOST, np.int64)
         outputs = np.zeros((ports, len(self._single)), np.int16)

@@ -1,4 +1,10 @@
-"""Taking a cell graph into the arena: numbers for its nodes, edges between them, its subgraphs."""
+"""Taking cell graphs into the arena: numbers for their nodes, edges between them, their subgraphs.
+
+Graphs that arrive together are taken together: their arrays are joined end to end, and everything below works on the
+joined arrays. The cost of a graph is a share of a few array operations, however many graphs there are.
+
+Two numberings: a *place* is a position in the joined arrays; a node number is where the node lives in the arena.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.graph.cell_graph import HOST, ZERO, CellGraph, NodeBlock, Run
+from batchmaker.graph.cell_graph import HOST, ZERO, CellGraph, NodeBlock
 from batchmaker.graph.spec import CellType
 from batchmaker.graph.subgraphs import split
 from batchmaker.scheduler.arena import DONE, Arena
@@ -18,7 +24,7 @@ from batchmaker.scheduler.rows import Tables
 Ids = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Extent:
     """Numbers that one graph or extension owns until its request ends."""
 
@@ -27,33 +33,43 @@ class Extent:
     num_nodes: int
     first_subgraph: int
     num_subgraphs: int
-    first_edge: int
-    num_edges: int
+    first_edge: int = 0
+    num_edges: int = 0
 
 
 @dataclass(slots=True)
 class Admitted:
-    """What admission found: the extent and the host tables that the driver fills."""
+    """What admission found, one entry per graph where there are several.
 
-    extent: Extent
-    host_tables: list[TableId] = field(default_factory=list)
+    extents; host_tables: those that the driver fills, one per host input; reserves: tables that must exist or grow first.
+    waiting_sources: (unfinished node of an earlier extent, new consumer). subgraphs: all new ones.
+    """
+
+    extents: list[Extent]
+    subgraphs: Ids
+    host_tables: list[tuple[TableId, ...]] = field(default_factory=list)
     reserves: list[Reserve] = field(default_factory=list)
-    waiting_sources: list[tuple[int, int]] = field(default_factory=list)  # (unfinished node, new consumer)
+    waiting_sources: list[tuple[int, int]] = field(default_factory=list)
 
 
 class Admission:
-    """Writes graphs into the arena. One per scheduler."""
+    """Writes graphs into the arena. One per scheduler.
+
+    value_ports: per cell type, the inputs that other nodes have ever fed.
+    """
 
     def __init__(self, arena: Arena, tables: Tables) -> None:
         self._arena = arena
         self._tables = tables
         self._cells: list[CellType] = []
         self._value_tables: NDArray[np.int32] = np.zeros((0, 0), np.int32)
+        self.value_ports: list[set[int]] = []
 
     def add_type(self, cell: CellType) -> int:
         """Learn a cell type and return the index of its row pool."""
         pool = self._tables.pool(cell)
         self._cells.append(cell)
+        self.value_ports.append(set())
         width = max(len(c.outputs) for c in self._cells)
         self._value_tables = np.zeros((len(self._cells), width), np.int32)
         for i, known in enumerate(self._cells):
@@ -62,85 +78,34 @@ class Admission:
         self._arena.need_ports(len(cell.inputs))
         return pool
 
-    def admit(self, graph: CellGraph, slot: int, earlier: list[Extent]) -> Admitted:
-        """Take a graph (or an extension of one whose earlier extents are given) into the arena.
+    def admit(self, graphs: Sequence[CellGraph], slots: Sequence[int], earlier: Sequence[Extent] = ()) -> Admitted:
+        """Take graphs into the arena, each into its request's slot. With `earlier` extents: one extension of them.
 
         Afterwards every node has its sources, uses, pending and fetch marks, and every subgraph its count of external
         inputs that are not done. Nothing is ready yet.
         """
         arena = self._arena
-        base, grown = arena.allocate_nodes(graph.num_nodes)
-        numbers, count = split(graph)
-        first_subgraph = arena.allocate_subgraphs(count)
-        span = slice(base, base + graph.num_nodes)
-        arena.subgraph[span] = numbers + first_subgraph
-        self._measure(numbers, count, first_subgraph, base)
-        arena.request[span] = slot
-        to_node = _Locator(graph, base, earlier)
-        result = Admitted(Extent(graph.first, base, graph.num_nodes, first_subgraph, count, 0, 0))
-        if grown:
-            result.reserves.append(Reserve(self._tables.all_host(), arena.node_capacity))
-        self._host_tables(graph, result)
-        for block in graph.blocks:
-            at = block.first - graph.first + base
-            arena.type[arena.subgraph[at : at + block.count]] = block.types
-        for run in graph.runs:
-            subgraph = arena.subgraph[run.first - graph.first + base]
-            arena.type[subgraph] = run.type_id
-            arena.end[subgraph] = run.first - graph.first + base + run.length
-            arena.open_ended[subgraph] = run.open_ended
-        edges: list[tuple[Ids, Ids]] = []
-        for block in graph.blocks:
-            self._block_sources(block, to_node, edges)
-        for run in graph.runs:
-            self._run_sources(run, to_node, edges)
-        first_edge, num_edges = self._edges(edges, base, graph.num_nodes, result)
-        for fetch in graph.fetches:
-            bit = np.uint16(1 << fetch.output)
-            arena.fetch[to_node(fetch.nodes)] |= bit
-        extent = result.extent
-        result.extent = Extent(extent.first_local, base, graph.num_nodes, first_subgraph, count, first_edge, num_edges)
-        return result
-
-    def admit_chains(self, graphs: Sequence[CellGraph], slots: Sequence[int]) -> tuple[list[Admitted], Ids]:
-        """Take many graphs that are lone chains at once: the same outcome as one by one, in array operations.
-
-        Returns what `admit` returns for each, and their subgraphs.
-        """
-        arena = self._arena
-        runs = [graph.runs[0] for graph in graphs]
         lengths = np.array([graph.num_nodes for graph in graphs])
         bases = np.array([arena.nodes.allocate(graph.num_nodes) for graph in graphs])
-        subgraphs = np.array([arena.subgraphs.allocate(1) for _ in graphs])
         grown = arena.fit_nodes()
-        arena.fit_subgraphs()
-        nodes = np.repeat(bases - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
+        places = np.cumsum(lengths) - lengths
+        nodes = np.repeat(bases - places, lengths) + np.arange(lengths.sum())
         arena.clear_nodes(nodes)
-        arena.clear_subgraphs(subgraphs)
-        arena.subgraph[nodes] = np.repeat(subgraphs, lengths)
         arena.request[nodes] = np.repeat(np.array(slots), lengths)
-        arena.head[subgraphs] = bases
-        arena.size[subgraphs] = lengths
-        arena.end[subgraphs] = bases + lengths
-        arena.type[subgraphs] = [run.type_id for run in runs]
-        arena.open_ended[subgraphs] = [run.open_ended for run in runs]
-        arena.source_table[:, bases] = ZERO_TABLE
-        results = []
-        fetched: list[Ids] = []
-        bits: list[int] = []
-        for graph, base, subgraph in zip(graphs, bases.tolist(), subgraphs.tolist(), strict=True):
-            result = Admitted(Extent(0, base, graph.num_nodes, subgraph, 1, 0, 0))
-            self._host_tables(graph, result)
-            for fetch in graph.fetches:
-                fetched.append(fetch.nodes + base)
-                bits.append(1 << fetch.output)
-            results.append(result)
-        if fetched:
-            marks = np.repeat(np.array(bits, np.uint16), [len(part) for part in fetched])
-            np.bitwise_or.at(arena.fetch, np.concatenate(fetched), marks)
+        extents, subgraphs = self._subgraphs(graphs, nodes, bases.tolist(), places.tolist())
+        result = Admitted(extents, subgraphs)
         if grown:
-            results[0].reserves.insert(0, Reserve(self._tables.all_host(), arena.node_capacity))
-        return results, subgraphs
+            result.reserves.append(Reserve(self._tables.all_host(), arena.node_capacity))
+        to_node = _Locator(nodes, places.tolist(), earlier)
+        for graph, base in zip(graphs, bases.tolist(), strict=True):
+            result.host_tables.append(self._host_tables(graph, base - graph.first, result.reserves))
+        edges: list[tuple[Ids, Ids]] = []
+        self._block_sources(graphs, to_node, edges)
+        self._run_sources(graphs, to_node, edges)
+        if edges:
+            self._edges(edges, nodes, lengths, result)
+        self._fetches(graphs, to_node)
+        return result
 
     def release(self, extent: Extent) -> None:
         """Give back an extent's numbers."""
@@ -149,121 +114,297 @@ class Admission:
         if extent.num_edges:
             self._arena.edges.release(extent.first_edge, extent.num_edges)
 
-    def _measure(self, numbers: NDArray[np.int32], count: int, first_subgraph: int, base: int) -> None:
-        arena = self._arena
-        if count == 1:
-            arena.head[first_subgraph] = base
-            arena.size[first_subgraph] = len(numbers)
-            return
-        _, heads, sizes = np.unique(numbers, return_index=True, return_counts=True)
-        arena.head[first_subgraph : first_subgraph + count] = heads + base
-        arena.size[first_subgraph : first_subgraph + count] = sizes
+    # --- subgraphs -------------------------------------------------------------------------------------------
 
-    def _host_tables(self, graph: CellGraph, result: Admitted) -> None:
+    def _subgraphs(
+        self, graphs: Sequence[CellGraph], nodes: Ids, bases: list[int], places: list[int]
+    ) -> tuple[list[Extent], Ids]:
+        """Number the subgraphs of all graphs and fill in what is known of them.
+
+        A graph is a list of segments: consecutive nodes that are one subgraph together, or one each.
+        """
         arena = self._arena
+        starts: list[int] = []  # place of each segment
+        counts: list[int] = []
+        together: list[bool] = []
+        types: list[int] = []
+        is_run: list[bool] = []
+        open_ended: list[bool] = []
+        num_subgraphs: list[int] = []
+        split_by_edges: list[tuple[int, NDArray[np.int32]]] = []
+        for i, graph in enumerate(graphs):
+            shift = places[i] - graph.first
+            if not graph.plain:
+                numbers, count = split(graph)
+                split_by_edges.append((i, numbers))
+                num_subgraphs.append(count)
+                continue
+            count = 0
+            for part in sorted([*graph.blocks, *graph.runs], key=_first) if graph.blocks else graph.runs:
+                starts.append(part.first + shift)
+                if isinstance(part, NodeBlock):
+                    counts.append(part.count)
+                    together.append(part.connected)
+                    types.append(int(part.types[0]))
+                    is_run.append(False)
+                    open_ended.append(False)
+                else:
+                    counts.append(part.length)
+                    together.append(True)
+                    types.append(part.type_id)
+                    is_run.append(True)
+                    open_ended.append(part.open_ended)
+                count += 1 if together[-1] else counts[-1]
+            num_subgraphs.append(count)
+        firsts = [arena.subgraphs.allocate(count) for count in num_subgraphs]
+        arena.fit_subgraphs()
+        extents = [
+            Extent(graph.first, base, graph.num_nodes, first, count)
+            for graph, base, first, count in zip(graphs, bases, firsts, num_subgraphs, strict=True)
+        ]
+        numbers = np.array(num_subgraphs)
+        offsets = np.cumsum(numbers) - numbers
+        subgraphs: Ids = np.repeat(np.array(firsts) - offsets, numbers) + np.arange(numbers.sum())
+        arena.clear_subgraphs(subgraphs)
+        if starts:
+            keep = np.ones(len(subgraphs), np.bool_)
+            for i, _ in split_by_edges:
+                keep[offsets[i] : offsets[i] + num_subgraphs[i]] = False
+            self._fill_segments(
+                subgraphs if not split_by_edges else subgraphs[keep], nodes, np.array(starts), np.array(counts),
+                np.array(together), np.array(types), np.array(is_run), np.array(open_ended),
+            )  # fmt: skip
+        for i, by_edges in split_by_edges:
+            self._fill_split(graphs[i], by_edges, firsts[i], bases[i])
+        return extents, subgraphs
+
+    def _fill_segments(
+        self,
+        subgraphs: Ids,
+        nodes: Ids,
+        starts: Ids,
+        counts: Ids,
+        together: NDArray[np.bool_],
+        types: Ids,
+        is_run: NDArray[np.bool_],
+        open_ended: NDArray[np.bool_],
+    ) -> None:
+        """Fill in the subgraphs of segments, which stand in the same order as the subgraphs."""
+        arena = self._arena
+        per_segment = np.where(together, 1, counts)
+        first = np.cumsum(per_segment) - per_segment
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        members = nodes[np.repeat(starts, counts) + within]
+        arena.subgraph[members] = subgraphs[np.repeat(first, counts) + np.where(np.repeat(together, counts), 0, within)]
+        segment = np.repeat(np.arange(len(starts)), per_segment)
+        step = np.arange(len(subgraphs)) - first[segment]
+        size = np.where(together, counts, 1)[segment]
+        arena.head[subgraphs] = nodes[starts[segment] + step]
+        arena.size[subgraphs] = size
+        arena.span[subgraphs] = size
+        arena.type[subgraphs] = types[segment]
+        arena.end[subgraphs] = np.where(is_run[segment], nodes[starts[segment]] + size, 0)
+        arena.open_ended[subgraphs] = open_ended[segment]
+
+    def _fill_split(self, graph: CellGraph, numbers: NDArray[np.int32], first_subgraph: int, base: int) -> None:
+        """Fill in the subgraphs of a graph that was split along its edges."""
+        arena = self._arena
+        if len(numbers) == 0:
+            return
+        arena.subgraph[base : base + graph.num_nodes] = numbers + first_subgraph
+        _, heads, sizes = np.unique(numbers, return_index=True, return_counts=True)
+        tails = len(numbers) - 1 - np.unique(numbers[::-1], return_index=True)[1]
+        mine = slice(first_subgraph, first_subgraph + len(heads))
+        arena.head[mine] = heads + base
+        arena.size[mine] = sizes
+        arena.span[mine] = tails - heads + 1
+        for block in graph.blocks:
+            at = block.first - graph.first + base
+            arena.type[arena.subgraph[at : at + block.count]] = block.types
+        for run in graph.runs:
+            at = run.first - graph.first + base
+            subgraph = arena.subgraph[at]
+            arena.type[subgraph] = run.type_id
+            arena.end[subgraph] = at + run.length
+            arena.open_ended[subgraph] = run.open_ended
+
+    # --- sources -----------------------------------------------------------------------------------------------
+
+    def _host_tables(self, graph: CellGraph, shift: int, reserves: list[Reserve]) -> tuple[TableId, ...]:
+        arena = self._arena
+        found = []
         for host in graph.host_inputs:
             table, new = self._tables.host(self._cells[host.type_id], host.port)
             if new:
-                result.reserves.append(Reserve((table,), arena.node_capacity))
-            result.host_tables.append(table.table)
-            at = host.first - graph.first + result.extent.base
+                reserves.append(Reserve((table,), arena.node_capacity))
+            found.append(table.table)
+            at = host.first + shift
             arena.source_table[host.port, at : at + host.count] = table.table
+        return tuple(found)
 
-    def _block_sources(self, block: NodeBlock, to_node: _Locator, edges: list[tuple[Ids, Ids]]) -> None:
+    def _tables_of(self, sources: Ids, outputs: NDArray[np.int16] | int) -> NDArray[np.int32]:
+        tables: NDArray[np.int32] = self._value_tables[self._arena.type[self._arena.subgraph[sources]], outputs]
+        return tables
+
+    def _block_sources(self, graphs: Sequence[CellGraph], to_node: _Locator, edges: list[tuple[Ids, Ids]]) -> None:
+        """Sources of all blocks; blocks of as many inputs are joined."""
         arena = self._arena
-        at = to_node.one(block.first)
-        consumers = np.arange(at, at + block.count)
-        for port in range(len(block.sources)):
-            local = block.sources[port]
-            from_node = local != HOST
-            if not from_node.any():
-                continue
-            if from_node.all():
-                consumer, outputs, sources = consumers, block.outputs[port], to_node(local)
-            else:
-                consumer, outputs = consumers[from_node], block.outputs[port][from_node]
-                sources = to_node(local[from_node])
-            arena.source[port, consumer] = sources
-            arena.source_table[port, consumer] = self._value_tables[arena.type[arena.subgraph[sources]], outputs]
-            edges.append((sources, consumer))
+        groups: dict[int, list[tuple[int, NodeBlock]]] = {}
+        for i, graph in enumerate(graphs):
+            for block in graph.blocks:
+                if (block.sources >= 0).any():
+                    groups.setdefault(len(block.sources), []).append((i, block))
+        for num_ports, members in groups.items():
+            blocks = [block for _, block in members]
+            counts = np.array([block.count for block in blocks])
+            begins = np.array([to_node.one(i, graphs[i], block.first) for i, block in members])
+            consumers = np.repeat(begins - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+            local = np.concatenate([block.sources for block in blocks], axis=1)
+            outputs = np.concatenate([block.outputs for block in blocks], axis=1)
+            owners = np.repeat(np.array([i for i, _ in members]), counts)
+            firsts = np.repeat(np.array([graphs[i].first for i, _ in members]), counts)
+            types = np.concatenate([block.types for block in blocks])
+            for port in range(num_ports):
+                fed = np.flatnonzero(local[port] != HOST)
+                if len(fed) == 0:
+                    continue
+                if len(fed) == len(consumers):
+                    consumer, sources = consumers, to_node.many(local[port], owners, firsts)
+                    tables = self._tables_of(sources, outputs[port])
+                else:
+                    consumer, sources = consumers[fed], to_node.many(local[port][fed], owners[fed], firsts[fed])
+                    tables = self._tables_of(sources, outputs[port][fed])
+                arena.source[port, consumer] = sources
+                arena.source_table[port, consumer] = tables
+                edges.append((sources, consumer))
+                for type_id in set(types[fed].tolist()):
+                    self.value_ports[type_id].add(port)
 
-    def _run_sources(self, run: Run, to_node: _Locator, edges: list[tuple[Ids, Ids]]) -> None:
+    def _run_sources(self, graphs: Sequence[CellGraph], to_node: _Locator, edges: list[tuple[Ids, Ids]]) -> None:
         arena = self._arena
-        at = to_node.one(run.first)
-        for port, column in enumerate(run.sequences):
-            if column is None:
-                continue
-            sources = to_node(column[0])
-            arena.source[port, at : at + run.length] = sources
-            arena.source_table[port, at : at + run.length] = self._value_tables[
-                arena.type[arena.subgraph[sources]], column[1]
-            ]
-            edges.append((sources, np.full(run.length, at)))
-        for i, (local, output) in enumerate(run.init):
-            port = len(run.sequences) + i
-            if local == ZERO:
-                arena.source_table[port, at] = ZERO_TABLE
-            elif local != HOST:
-                source = to_node.one(local)
-                arena.source[port, at] = source
-                arena.source_table[port, at] = self._value_tables[arena.type[arena.subgraph[source]], output]
-                edges.append((np.array([source]), np.array([at])))
+        zeros: list[tuple[int, int]] = []
+        for i, graph in enumerate(graphs):
+            for run in graph.runs:
+                at = to_node.one(i, graph, run.first)
+                for port, column in enumerate(run.sequences):
+                    if column is None:
+                        continue
+                    sources = to_node.of(i, graph, column[0])
+                    arena.source[port, at : at + run.length] = sources
+                    arena.source_table[port, at : at + run.length] = self._tables_of(sources, column[1])
+                    edges.append((sources, np.full(run.length, at)))
+                    self.value_ports[run.type_id].add(port)
+                for k, (local, output) in enumerate(run.init):
+                    port = len(run.sequences) + k
+                    if local == ZERO:
+                        zeros.append((port, at))
+                    elif local != HOST:
+                        sources = to_node.of(i, graph, np.array([local]))
+                        arena.source[port, at] = sources[0]
+                        arena.source_table[port, at] = self._tables_of(sources, output)[0]
+                        edges.append((sources, np.array([at])))
+                        self.value_ports[run.type_id].add(port)
+        if zeros:
+            ports, heads = np.array(zeros).T
+            arena.source_table[ports, heads] = ZERO_TABLE
 
-    def _edges(self, edges: list[tuple[Ids, Ids]], base: int, num_nodes: int, result: Admitted) -> tuple[int, int]:
+    def _fetches(self, graphs: Sequence[CellGraph], to_node: _Locator) -> None:
+        found: list[Ids] = []
+        bits: list[int] = []
+        for i, graph in enumerate(graphs):
+            for fetch in graph.fetches:
+                found.append(to_node.of(i, graph, fetch.nodes))
+                bits.append(1 << fetch.output)
+        if found:
+            marks = np.repeat(np.array(bits, np.uint16), [len(part) for part in found])
+            np.bitwise_or.at(self._arena.fetch, np.concatenate(found), marks)
+
+    # --- edges -------------------------------------------------------------------------------------------------
+
+    def _edges(self, edges: list[tuple[Ids, Ids]], nodes: Ids, lengths: Ids, result: Admitted) -> None:
         """Count uses and unmet inputs and store each node's consumers, grouped by the node.
 
         A run is done as a whole: an edge from any of its steps counts as one from its last step.
         """
-        if not edges:
-            return 0, 0
         arena = self._arena
         sources = np.concatenate([s for s, _ in edges])
         consumers = np.concatenate([c for _, c in edges])
         np.add.at(arena.uses, sources, 1)
-        source_subgraph = arena.subgraph[sources]
+        source_subgraph, consumer_subgraph = arena.subgraph[sources], arena.subgraph[consumers]
         ends = arena.end[source_subgraph]
         producers = np.where(ends > 0, ends - 1, sources)
+        internal = source_subgraph == consumer_subgraph
         unmet = arena.state[producers] != DONE
-        internal = source_subgraph == arena.subgraph[consumers]
         np.add.at(arena.pending, consumers[unmet & internal], 1)
-        np.add.at(arena.external, arena.subgraph[consumers[unmet & ~internal]], 1)
-        mine = (producers >= base) & (producers < base + num_nodes)
-        earlier = unmet & ~mine
-        if earlier.any():
-            result.waiting_sources = list(zip(producers[earlier].tolist(), consumers[earlier].tolist(), strict=True))
-        producers, consumers = producers[mine], consumers[mine]
-        if len(producers) == 0:
-            return 0, 0
-        order = np.argsort(producers, kind="stable")
-        counts = np.bincount(producers - base, minlength=num_nodes)
-        first = arena.allocate_edges(len(order))
-        arena.consumer[first : first + len(order)] = consumers[order]
-        arena.num_edges[base : base + num_nodes] = counts
-        arena.first_edge[base : base + num_nodes] = first + np.cumsum(counts) - counts
-        return first, len(order)
+        np.add.at(arena.external, consumer_subgraph[unmet & ~internal], 1)
+        place = self._place(producers, nodes)
+        mine = place >= 0
+        if not mine.all():
+            earlier = unmet & ~mine
+            result.waiting_sources = list(
+                zip(producers[earlier].tolist(), consumers[earlier].tolist(), strict=True)
+            )
+            place, consumers = place[mine], consumers[mine]
+        order = np.argsort(place, kind="stable")
+        counts = np.bincount(place, minlength=len(nodes))
+        before = np.cumsum(counts) - counts
+        starts = np.cumsum(lengths) - lengths
+        ends_of_graphs = np.append(before, len(order))
+        per_graph = ends_of_graphs[starts + lengths] - ends_of_graphs[starts]
+        firsts = []
+        for extent, num_edges in zip(result.extents, per_graph.tolist(), strict=True):
+            extent.num_edges = num_edges
+            extent.first_edge = arena.allocate_edges(num_edges) if num_edges else 0
+            firsts.append(extent.first_edge)
+        shift = np.array(firsts) - ends_of_graphs[starts]
+        arena.consumer[np.repeat(shift, per_graph) + np.arange(len(order))] = consumers[order]
+        arena.num_edges[nodes] = counts
+        arena.first_edge[nodes] = before + np.repeat(shift, lengths)
+
+    def _place(self, wanted: Ids, nodes: Ids) -> Ids:
+        """Return the place of each node among the new ones, -1 for nodes of earlier extents."""
+        scratch = self._arena.place
+        if len(scratch) < self._arena.node_capacity:
+            scratch = self._arena.place = np.full(self._arena.node_capacity, -1, np.int64)
+        scratch[nodes] = np.arange(len(nodes))
+        found: Ids = scratch[wanted]
+        scratch[nodes] = -1
+        return found
+
+
+def _first(part: object) -> int:
+    return part.first  # type: ignore[attr-defined, no-any-return]
 
 
 class _Locator:
-    """Turns numbers local to a request into node numbers, across its extents."""
+    """Turns numbers local to a request into node numbers."""
 
-    __slots__ = ("_extents", "_first", "_shift")
+    __slots__ = ("_earlier", "_nodes", "_places")
 
-    def __init__(self, graph: CellGraph, base: int, earlier: list[Extent]) -> None:
-        self._first = graph.first
-        self._shift = base - graph.first
-        self._extents = earlier
+    def __init__(self, nodes: Ids, places: list[int], earlier: Sequence[Extent]) -> None:
+        self._nodes = nodes
+        self._places = np.array(places)
+        self._earlier = earlier
 
-    def one(self, local: int) -> int:
-        """Return the node number of one local node."""
-        if local >= self._first:
-            return local + self._shift
-        extent = next(e for e in self._extents if e.first_local <= local < e.first_local + e.num_nodes)
-        return local - extent.first_local + extent.base
+    def one(self, i: int, graph: CellGraph, local: int) -> int:
+        """Return the number of a node of graph i itself."""
+        return int(self._nodes[self._places[i] + local - graph.first])
 
-    def __call__(self, local: Ids) -> Ids:
-        if len(local) == 0 or int(local.min()) >= self._first:
-            return local + self._shift
-        starts = np.array([e.first_local for e in self._extents] + [self._first])
-        shifts = np.array([e.base - e.first_local for e in self._extents] + [self._shift])
+    def of(self, i: int, graph: CellGraph, local: Ids) -> Ids:
+        """Return the numbers of nodes of graph i or of the earlier extents that it extends."""
+        if graph.first == 0:
+            return self._nodes[self._places[i] + local]
+        return self._extended(local, graph.first)
+
+    def many(self, local: Ids, owners: Ids, firsts: Ids) -> Ids:
+        """Return the numbers of nodes of several graphs: `owners` says whose, `firsts` where that graph begins."""
+        if not self._earlier:
+            return self._nodes[self._places[owners] + local - firsts]
+        return self._extended(local, int(firsts[0]))
+
+    def _extended(self, local: Ids, first: int) -> Ids:
+        starts = np.array([extent.first_local for extent in self._earlier] + [first])
+        own = int(self._nodes[0]) if len(self._nodes) else 0
+        shifts = np.array([extent.base - extent.first_local for extent in self._earlier] + [own - first])
         located: Ids = local + shifts[np.searchsorted(starts, local, side="right") - 1]
         return located

@@ -65,7 +65,7 @@ class Arena:
     fetch (bit k: output k goes to the host); source_table and source [num_ports, nodes] (the table in which an input is
     found and, unless that is a host table or ZERO_TABLE, the node whose output it is); first_edge, num_edges (its
     consumers).
-    Subgraphs: type; head (first node); size (nodes); external (inputs from other subgraphs that are not done); pin;
+    Subgraphs: type; head (first node); size (nodes); span (from its first to its last node); external (inputs from other subgraphs that are not done); pin;
     in_flight (its node-steps submitted and not finished); sequence (place in the queue); end (one past a run's last
     node, 0 for single nodes); open_ended; lane, lane_worker. Edges: consumer (node).
     """
@@ -90,6 +90,8 @@ class Arena:
         self.type = np.zeros(s, np.int16)
         self.head = np.zeros(s, np.int64)
         self.size = np.zeros(s, np.int32)
+        self.span = np.zeros(s, np.int32)
+        self.place = np.full(n, -1, np.int64)  # admission's scratch
         self.external = np.zeros(s, np.int32)
         self.pin = np.full(s, NOWHERE, np.int16)
         self.in_flight = np.zeros(s, np.int32)
@@ -105,7 +107,7 @@ class Arena:
         "source", "source_table",
     )  # fmt: skip
     _SUBGRAPH_ARRAYS = (
-        "type", "head", "size", "external", "pin", "in_flight", "sequence", "end", "open_ended", "lane", "lane_worker",
+        "type", "head", "size", "span", "external", "pin", "in_flight", "sequence", "end", "open_ended", "lane", "lane_worker",
     )  # fmt: skip
 
     @property

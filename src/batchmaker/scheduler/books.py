@@ -25,10 +25,10 @@ class TypeBook:
 
     cell: CellType
     pool: RowPool
+    value_ports: set[int]  # inputs that other nodes have ever fed; admission adds to it
     ready: ReadyQueue = field(default_factory=ReadyQueue)
     num_running: int = 0
     num_sequence_inputs: int | None = None  # known once the type has been used in a run
-    value_ports: set[int] = field(default_factory=set)  # inputs that other nodes have ever fed
 
 
 @dataclass(slots=True)

@@ -189,27 +189,22 @@ class Completion:
         types = arena.type[subgraphs]
         for type_id in set(types.tolist()):
             mine = subgraphs[types == type_id]
-            simple = (arena.end[mine] > 0) | (arena.size[mine] == 1)
-            if simple.all():
-                first = arena.head[mine]
-                keys: Keys = (arena.sequence[mine] << NODE_BITS) | first
-            else:
-                parts = [self._first_nodes(int(subgraph)) for subgraph in mine]
-                first = np.concatenate(parts)
-                keys = (np.repeat(arena.sequence[mine], [len(part) for part in parts]) << NODE_BITS) | first
+            first, counts = self._first_nodes(mine)
+            keys: Keys = (np.repeat(arena.sequence[mine], counts) << NODE_BITS) | first
             arena.state[first] = READY
             books.types[type_id].ready.append(keys)
 
-    def _first_nodes(self, subgraph: int) -> Nodes:
-        """The nodes of a subgraph that wait for no other node of it."""
+    def _first_nodes(self, subgraphs: Nodes) -> tuple[Nodes, Nodes]:
+        """The nodes of these subgraphs that wait for no other node of theirs, in order, and how many each has."""
         arena = self._books.arena
-        head = int(arena.head[subgraph])
-        if arena.end[subgraph] > 0:
-            return np.array([head])
-        book = self._books.by_slot[int(arena.request[head])]
-        extent = next(e for e in book.extents if e.base <= head < e.base + e.num_nodes)
-        span = slice(head, extent.base + extent.num_nodes)
-        return head + np.flatnonzero((arena.subgraph[span] == subgraph) & (arena.pending[span] == 0))
+        heads = arena.head[subgraphs]
+        spans = np.where(arena.end[subgraphs] > 0, 1, arena.span[subgraphs])
+        if (spans == 1).all():
+            return heads, spans
+        owners = np.repeat(np.arange(len(subgraphs)), spans)
+        nodes = np.repeat(heads - np.cumsum(spans) + spans, spans) + np.arange(spans.sum())
+        first = (arena.subgraph[nodes] == subgraphs[owners]) & (arena.pending[nodes] == 0)
+        return nodes[first], np.bincount(owners[first], minlength=len(subgraphs))
 
     # --- unfold functions that wait --------------------------------------------------------------------------
 

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.errors import InvariantError
+from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.spec import CellType, TypeId
 from batchmaker.policies.base import CellPolicy
-from batchmaker.scheduler.admission import Extent
 from batchmaker.scheduler.batching import Batcher
 from batchmaker.scheduler.books import Books, RequestBook, TypeBook
 from batchmaker.scheduler.commands import Admit, Command, Fail, FailureKind, Reply, RunTask
@@ -61,15 +61,15 @@ class Scheduler:
     def handle(self, *events: Event) -> list[Command]:
         """Take events in order, then give idle workers work. Returns commands in the order to carry them out."""
         commands: list[Command] = []
-        chains: list[RequestArrived] = []
+        arrivals: list[RequestArrived] = []
         for event in events:
             self._expire(event.at_s, commands)
-            if isinstance(event, RequestArrived) and not event.open and event.graph.lone_chain is not None:
-                chains.append(event)
+            if isinstance(event, RequestArrived):
+                arrivals.append(event)
                 continue
-            self._chains_arrived(chains, commands)
+            self._arrived(arrivals, commands)
             self._handle_one(event, commands)
-        self._chains_arrived(chains, commands)
+        self._arrived(arrivals, commands)
         self._schedule(commands)
         return commands
 
@@ -122,10 +122,6 @@ class Scheduler:
         match event:
             case StepFinished():
                 self._step_finished(event, commands)
-            case RequestArrived():
-                book = self._open_book(event)
-                self._take_graph(event, book, commands)
-                self._reply_if_done(book, commands)
             case GraphExtended():
                 self._extended(event, commands)
             case RequestCancelled():
@@ -143,7 +139,8 @@ class Scheduler:
         if cell.type_id != len(self._books.types):
             raise InvariantError(f"cell types are numbered in order; got {cell.type_id} after {len(self._books.types)}")
         pool = self._books.admission.add_type(cell)
-        self._books.types.append(TypeBook(cell, self._books.tables.pools[pool]))
+        value_ports = self._books.admission.value_ports[cell.type_id]
+        self._books.types.append(TypeBook(cell, self._books.tables.pools[pool], value_ports))
 
     def _open_book(self, event: RequestArrived) -> RequestBook:
         books = self._books
@@ -159,23 +156,14 @@ class Scheduler:
             heapq.heappush(self._deadlines, (event.deadline_s, event.request))
         return book
 
-    def _chains_arrived(self, events: list[RequestArrived], commands: list[Command]) -> None:
-        """Take requests that are lone chains, by far the most common, many at a time. Empties the list."""
+    def _arrived(self, events: list[RequestArrived], commands: list[Command]) -> None:
+        """Take requests that arrived together. Empties the list."""
         if not events:
             return
-        books = self._books
         opened = [self._open_book(event) for event in events]
-        graphs = [event.graph for event in events]
-        for graph in graphs:
-            self._learn_form(graph.runs[0].type_id, len(graph.runs[0].sequences))
-        admitted, subgraphs = books.admission.admit_chains(graphs, [book.slot for book in opened])
-        for book, result in zip(opened, admitted, strict=True):
-            extent = result.extent
-            book.extents.append(extent)
-            books.left[book.slot] = 1
-            commands.extend(result.reserves)
-            commands.append(Admit(book.request, book.slot, 0, extent.base, extent.num_nodes, tuple(result.host_tables)))
-        self._completion.release(subgraphs)
+        self._take_graphs([event.graph for event in events], opened, commands)
+        for book in opened:
+            self._reply_if_done(book, commands)
         events.clear()
 
     def _extended(self, event: GraphExtended, commands: list[Command]) -> None:
@@ -183,34 +171,33 @@ class Scheduler:
         if book is None or not book.alive:
             return
         book.open = event.open
-        self._take_graph(event, book, commands)
+        self._take_graphs([event.graph], [book], commands)
         self._completion.drop_handles(book, event.dropped)
         if not event.open:
             self._completion.drop_handles(book, [(e.first_local, e.num_nodes) for e in book.extents])
         self._reply_if_done(book, commands)
 
-    def _take_graph(self, event: RequestArrived | GraphExtended, book: RequestBook, commands: list[Command]) -> None:
-        books, graph = self._books, event.graph
-        for run in graph.runs:
-            self._learn_form(run.type_id, len(run.sequences))
-            if run.open_ended and any(column is not None for column in run.sequences):
-                book.may_own_rows = True  # where it stops early, what feeds the rest is never read
-        admitted = books.admission.admit(graph, book.slot, book.extents)
+    def _take_graphs(self, graphs: list[CellGraph], owners: list[RequestBook], commands: list[Command]) -> None:
+        """Admit the graphs of these requests; several only if none of them is an extension."""
+        books = self._books
+        for graph in graphs:
+            for run in graph.runs:
+                self._learn_form(run.type_id, len(run.sequences))
+        admitted = books.admission.admit(graphs, [book.slot for book in owners], owners[0].extents)
         commands.extend(admitted.reserves)
-        extent = admitted.extent
-        book.extents.append(extent)
-        books.left[book.slot] += graph.num_work_units
-        books.arena.held[extent.base : extent.base + extent.num_nodes] = event.open
+        for graph, book, extent, tables in zip(graphs, owners, admitted.extents, admitted.host_tables, strict=True):
+            book.extents.append(extent)
+            books.left[book.slot] += graph.num_work_units
+            if book.open:
+                books.arena.held[extent.base : extent.base + extent.num_nodes] = True
+            commands.append(Admit(book.request, book.slot, graph.first, extent.base, extent.num_nodes, tables))
+            if graph.first:
+                commands.extend(self._completion.fetch_late(book, graph))
         for producer, consumer in admitted.waiting_sources:
-            book.waiting_edges.setdefault(producer, []).append(consumer)
-            books.attached[book.request] = book
-        self._learn_value_ports(event, extent)
-        commands.append(
-            Admit(event.request, book.slot, graph.first, extent.base, extent.num_nodes, tuple(admitted.host_tables))
-        )
-        commands.extend(self._completion.fetch_late(book, graph))
-        released = np.arange(extent.first_subgraph, extent.first_subgraph + extent.num_subgraphs)
-        self._completion.release(released[books.arena.external[released] == 0])
+            owners[0].waiting_edges.setdefault(producer, []).append(consumer)
+            books.attached[owners[0].request] = owners[0]
+        waiting = books.arena.external[admitted.subgraphs]
+        self._completion.release(admitted.subgraphs[waiting == 0])
 
     def _learn_form(self, type_id: TypeId, num_sequence_inputs: int) -> None:
         book = self._books.types[type_id]
@@ -218,19 +205,6 @@ class Scheduler:
             book.num_sequence_inputs = num_sequence_inputs
         elif book.num_sequence_inputs != num_sequence_inputs:
             raise InvariantError(f"chains of cell {book.cell.name!r} take different numbers of inputs per step")
-
-    def _learn_value_ports(self, event: RequestArrived | GraphExtended, extent: Extent) -> None:
-        types = self._books.types
-        for block in event.graph.blocks:
-            ports = np.flatnonzero((block.sources >= 0).any(axis=1))
-            if len(ports):
-                for type_id in np.unique(block.types).tolist():
-                    # A block may mix types; ports beyond a type's own inputs hold nothing of its nodes.
-                    types[type_id].value_ports.update(ports[ports < len(types[type_id].cell.inputs)].tolist())
-        for run in event.graph.runs:
-            ports_of_run = types[run.type_id].value_ports
-            ports_of_run.update(port for port, column in enumerate(run.sequences) if column is not None)
-            ports_of_run.update(len(run.sequences) + i for i, (node, _) in enumerate(run.init) if node >= 0)
 
     def _step_finished(self, event: StepFinished, commands: list[Command]) -> None:
         done = self._completion.step_finished(event)

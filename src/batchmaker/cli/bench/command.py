@@ -60,7 +60,7 @@ class Bench:
             return offering.backlog(engine, self._workload, self._in_flight(policy), plan.seconds, tell)
 
     def peak_rps(self, policy: str) -> float:
-        """Return the saturated throughput of a baseline, measured shortly: useful cells over cells of a mean request."""
+        """Return the saturated throughput of a baseline, measured shortly, in requests a second."""
         seconds = max(0.5, min(self._plan.seconds, 10.0))
         with self._engine(policy) as engine:
             tell = self._task(f"peak of {policy}")
@@ -115,7 +115,9 @@ def bench(
     load: Annotated[
         float | None, typer.Option(help="As --rate, as a share of the padded baseline's peak, measured first.")
     ] = None,
-    requests: Annotated[int | None, typer.Option(min=1, help="Offer so many requests at once; measure to the last.")] = None,
+    requests: Annotated[
+        int | None, typer.Option(min=1, help="Offer so many requests at once; measure to the last.")
+    ] = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="Length of the measured window.")] = 10.0,
     threads: options.Threads = None,
     workers: options.Workers = 1,
@@ -161,7 +163,8 @@ def bench(
     plan = Plan(
         seconds, requests, rate, load, next(iter(built.cells.values())).max_batch, padded_batch, seed
     )
-    columns = (TextColumn("{task.description:>16}"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[answered]}"))
+    shown = TextColumn("{task.fields[answered]}")
+    columns = (TextColumn("{task.description:>16}"), BarColumn(), TimeElapsedColumn(), shown)
     console = options.err()
     with Progress(
         *columns, console=console, transient=True, refresh_per_second=4, disable=not console.is_terminal

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from batchmaker.cli.bench.statistics import quiet_moment
 from batchmaker.cli.workload import Workload
 from batchmaker.datasets import poisson_arrivals
-from batchmaker.engine.driver import DriverStats
+from batchmaker.engine.driver import DriverStats, StepSeen
 from batchmaker.engine.engine import Engine
 from batchmaker.engine.graph_driver import GraphDriver
 from batchmaker.engine.ticket import Ticket
@@ -57,7 +57,7 @@ class Measured:
 
 
 @final
-class _Journal:
+class Journal:
     """Writes down every settled request, in the engine's thread."""
 
     def __init__(self, engine: Engine, workload: Workload) -> None:
@@ -76,8 +76,25 @@ class _Journal:
         self.expected: int | None = None
         self.closed = False
         engine.on_settled = self.note
-        if isinstance(engine.driver, GraphDriver):
-            engine.observe(lambda seen: self.batches.append(seen.requests))
+        self._graphs = isinstance(engine.driver, GraphDriver)
+        self._observer: Callable[[StepSeen], None] | None = None
+        if self._graphs:
+            engine.observe(self._see_batch)
+
+    def see_steps(self, observer: Callable[[StepSeen], None]) -> None:
+        """Show every finished step to an observer as well."""
+        self._observer = observer
+        self._engine.observe(self._see_batch)
+
+    def length(self, request: int) -> int:
+        """Return how many cells a settled request needed, 1 if it is not known."""
+        return self._cells[self._indices[request]] if request in self._indices else 1
+
+    def _see_batch(self, seen: StepSeen) -> None:
+        if self._graphs:
+            self.batches.append(seen.requests)
+        if self._observer is not None:
+            self._observer(seen)
 
     def note(self, ticket: Ticket, error: BaseException | None) -> None:
         if self.closed:
@@ -149,7 +166,7 @@ def quiet_interpreter() -> Iterator[None]:
 def all_at_once(engine: Engine, workload: Workload, count: int, progress: Progress) -> Measured:
     """Offer `count` requests at one time and measure until the last is answered."""
     engine.start()
-    journal = _Journal(engine, workload)
+    journal = Journal(engine, workload)
     journal.expected = count
     with quiet_interpreter():
         begin_s = engine.clock.now_s()
@@ -168,7 +185,7 @@ def backlog(engine: Engine, workload: Workload, in_flight: int, seconds: float, 
     after `seconds` where that takes longer. Stops the engine.
     """
     engine.start()
-    journal = _Journal(engine, workload)
+    journal = Journal(engine, workload)
     requests = itertools.cycle(workload.requests)
     with quiet_interpreter():
         began_s = engine.clock.now_s()
@@ -201,15 +218,24 @@ def backlog(engine: Engine, workload: Workload, in_flight: int, seconds: float, 
 
 
 def poisson(
-    engine: Engine, workload: Workload, rate_rps: float, seconds: float, seed: int, progress: Progress
+    engine: Engine,
+    workload: Workload,
+    rate_rps: float,
+    seconds: float,
+    seed: int,
+    progress: Progress,
+    watch: Callable[[Journal], None] | None = None,
 ) -> Measured:
     """Offer a Poisson process and measure the requests that arrive in `seconds`, after a fifth of that unmeasured.
 
     A request counts from the time at which it was due, so a late generator does not hide waiting. What is not answered
-    within `seconds` (at least 10) after the last arrival is given up and counts as it stands. Stops the engine.
+    within `seconds` (at least 10) after the last arrival is given up and counts as it stands. watch: is handed the
+    journal before the first request. Stops the engine.
     """
     engine.start()
-    journal = _Journal(engine, workload)
+    journal = Journal(engine, workload)
+    if watch is not None:
+        watch(journal)
     warm_s = 0.2 * seconds
     arrivals = poisson_arrivals(rate_rps, seed, seconds=warm_s + seconds)
     journal.expected = len(arrivals)
@@ -263,7 +289,7 @@ def _watched(future: Future[Any]) -> None:
     """Nobody reads the results of a measurement; the journal keeps the errors."""
 
 
-def _raise_if_all_failed(journal: _Journal) -> None:
+def _raise_if_all_failed(journal: Journal) -> None:
     if journal.errors and len(journal.errors) >= len(journal.tickets):
         error = journal.errors[0]
         raise error if isinstance(error, BatchmakerError) else BatchmakerError(f"every request failed: {error}")

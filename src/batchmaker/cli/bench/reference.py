@@ -1,4 +1,4 @@
-"""The best that plain torch does with the same cells on this machine: full batches of equal lengths, nothing to schedule.
+"""The best that plain torch does with the same cells on this machine: full batches of equal lengths.
 
 No request ever waits for another here and nothing is padded, so it bounds what graph batching can reach.
 """

@@ -126,7 +126,7 @@ def show(console: Console, setting: Setting, results: list[Result]) -> None:
             line["policy"],
             f"{line['served_rps']:.1f}",
             f"{line['useful_cells_per_s']:,.0f}",
-            _shown(line["useful_over_reference"], "{:.2f}×"),
+            _shown(line["useful_over_reference"], "{:.2f}x"),
             *(_shown(line[f"p{p}_ms"], "{:,.1f}") for p in (50, 90, 99)),
             _shown(line["mean_batch"], "{:.1f}"),
             f"{line['padding_share']:.1%}",
@@ -141,10 +141,11 @@ def show(console: Console, setting: Setting, results: list[Result]) -> None:
             throughput, p90 = line["throughput_over_baseline"], line["p90_over_baseline"]
             console.print(
                 f"[bold]{line['policy']}[/bold] against {line['baseline']}: "
-                f"{_shown(throughput, '{:.2f}×')} the throughput, {_shown(p90, '{:.2f}×')} the p90 latency"
+                f"{_shown(throughput, '{:.2f}x')} the throughput, {_shown(p90, '{:.2f}x')} the p90 latency"
             )
         if line["failed"]:
-            console.print(f"[yellow]{line['policy']}: {line['failed']} requests failed or were not answered in time[/yellow]")
+            failed = f"{line['failed']} requests failed or were not answered in time"
+            console.print(f"[yellow]{line['policy']}: {failed}[/yellow]")
 
 
 def _ratio(a: float | None, b: float | None) -> float | None:
@@ -156,4 +157,4 @@ def _number(value: float) -> float | None:
 
 
 def _shown(value: float | None, form: str) -> str:
-    return "–" if value is None else form.format(value)
+    return "-" if value is None else form.format(value)
