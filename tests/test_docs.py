@@ -82,7 +82,9 @@ def test_every_relative_link_of_a_page_resolves(page):
             continue
         path, _, fragment = target.partition("#")
         there = (page.parent / path).resolve() if path else page
-        anchors = {anchor(h) for h in HEADING.findall(text_of(there))} if there.suffix == ".md" and there.is_file() else ()
+        anchors = (
+            {anchor(h) for h in HEADING.findall(text_of(there))} if there.suffix == ".md" and there.is_file() else ()
+        )
         if not there.exists() or (fragment and fragment not in anchors):
             broken.append(target)
     assert broken == []

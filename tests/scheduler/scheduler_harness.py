@@ -1,7 +1,8 @@
 """A virtual device that carries out the scheduler's commands on integers, and programs for it to run.
 
-Every value is a 64-bit number and every cell a hash of its inputs, so a wrong row, a value overwritten too early or a node
-computed in the wrong order changes the outcome. What a step computes is compared with a direct evaluation of the graph.
+Every value is a 64-bit number and every cell a hash of its inputs, so a wrong row, a value overwritten too early or a
+node computed in the wrong order changes the outcome. What a step computes is compared with a direct evaluation of the
+graph.
 """
 
 from __future__ import annotations

@@ -144,3 +144,18 @@ def test_a_request_cannot_arrive_twice_and_an_unknown_one_cannot_be_cancelled():
     assert scheduler.handle(RequestCancelled(7, 0.0)) == []
     commands = scheduler.handle(RequestArrived(1, CellGraph(0, 0), 0.0))
     assert isinstance(commands[-1], Reply)
+
+
+def test_what_feeds_steps_that_an_open_ended_run_does_not_reach_is_given_back(harness):
+    feeder = cell_type(1, "feeder", 1)
+
+    def program(recorder):
+        (fed,) = recorder.map(feeder, [host(*range(40))])
+        return list(recorder.run(CELL, [fed], None, open_ended=True))
+        yield
+
+    core = harness([CELL, feeder])
+    core.arrive(1, program)
+    core.run()
+    assert core.answers[1][1] == "reply"
+    assert core.scheduler.num_rows == 0

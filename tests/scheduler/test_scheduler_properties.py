@@ -21,8 +21,7 @@ def make_cells(min_batch: int, max_batch: int, rng: random.Random) -> list[CellT
     sizes = tuple(sorted({min_batch, max_batch}))
     shapes = [("encoder", 2, 1), ("decoder", 2, 2), ("leaf", 1, 2), ("inner", 4, 2), ("join", 3, 1)]
     return [
-        cell_type(i, name, inputs, outputs, sizes, rng.randrange(3))
-        for i, (name, inputs, outputs) in enumerate(shapes)
+        cell_type(i, name, inputs, outputs, sizes, rng.randrange(3)) for i, (name, inputs, outputs) in enumerate(shapes)
     ]
 
 
@@ -40,13 +39,16 @@ def random_program(cells: list[CellType], seed: int, *, size: int, waits: bool) 
         def numbers(length: int) -> Any:
             return host(*(rng.randrange(1 << 40) for _ in range(length)))
 
+        def sequence(longest: int) -> Any:
+            return rng.choice(sequences) if sequences and rng.random() < 0.5 else numbers(rng.randint(1, longest))
+
         for _ in range(size):
             kind = rng.randrange(6)
             if kind == 0:
                 cell = rng.choice(cells)
                 values += recorder.node(cell, [argument() for _ in cell.inputs])
             elif kind == 1:
-                given_sequence = rng.choice(sequences) if sequences and rng.random() < 0.5 else numbers(rng.randint(1, 7))
+                given_sequence = sequence(7)
                 init = None if rng.random() < 0.5 else [argument()]
                 ends = recorder.run(cells[ENCODER], [given_sequence], init)
                 values += ends
@@ -57,7 +59,7 @@ def random_program(cells: list[CellType], seed: int, *, size: int, waits: bool) 
                 recorder.fetch(ends[0].steps)
                 values += ends
             elif kind == 3:
-                given_sequence = rng.choice(sequences) if sequences and rng.random() < 0.5 else numbers(rng.randint(1, 6))
+                given_sequence = sequence(6)
                 sequences += recorder.map(cells[LEAF], [given_sequence])
             elif kind == 4:
                 leaves = recorder.map(cells[LEAF], [numbers(rng.randint(1, 6))])
@@ -69,9 +71,7 @@ def random_program(cells: list[CellType], seed: int, *, size: int, waits: bool) 
                         children.append([free[i], free[i + 1]])
                         free[i : i + 2] = [count + len(children) - 1]
                 else:
-                    children = [
-                        [rng.randrange(count + i), rng.randrange(count + i)] for i in range(rng.randint(1, 6))
-                    ]
+                    children = [[rng.randrange(count + i), rng.randrange(count + i)] for i in range(rng.randint(1, 6))]
                 sequences += recorder.tree(cells[INNER], np.array(children), leaves, [])
             elif kind == 5 and sequences:
                 values.append(rng.choice(rng.choice(sequences)))
@@ -123,7 +123,8 @@ def play(run: dict[str, Any]) -> Harness:
     )
     for request in range(run["num_requests"]):
         at_s = float(rng.randint(0, run["spread"]))
-        program = random_program(cells, rng.randrange(2**32), size=run["size"], waits=run["waits"] and rng.random() < 0.6)
+        waits = run["waits"] and rng.random() < 0.6
+        program = random_program(cells, rng.randrange(2**32), size=run["size"], waits=waits)
         deadline_s = at_s + rng.randint(1, 20) if run["mishaps"] and rng.random() < 0.2 else None
         harness.arrive(request, program, at_s, deadline_s)
         if run["mishaps"] and rng.random() < 0.3:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
+from functools import cached_property
 from dataclasses import dataclass
 from typing import Any, Protocol, final
 
@@ -131,7 +132,7 @@ class Cell:
     def max_batch(self) -> int:
         return self.batch_sizes[-1]
 
-    @property
+    @cached_property
     def float_dtype(self) -> str:
         """Dtype of the module's first floating weight, else float32: what floating request data is converted to."""
         for weight in self.module.parameters():

@@ -11,7 +11,7 @@ import torch
 
 from batchmaker.cells.cell import CellTypes, UnfoldingScope, current_scope
 from batchmaker.cells.model import Model
-from batchmaker.errors import BatchmakerError, InvalidRequestError
+from batchmaker.errors import BatchmakerError, InvalidRequestError, NodeLimitError
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.recorder import DEFAULT_MAX_NODES, Recorder
 from batchmaker.graph.values import Value, ValueSequence
@@ -32,6 +32,7 @@ class Unfolding:
     def __init__(self, model: Model, types: CellTypes, request: Any, max_nodes: int = DEFAULT_MAX_NODES) -> None:
         self._model = model
         self._request = request
+        self._max_yields = max_nodes
         self._generator: Generator[Any, Any, Any] | None = None
         waits = inspect.isgeneratorfunction(type(model).unfold)
         self._recorder = Recorder(max_nodes, holds_values=waits)
@@ -56,7 +57,10 @@ class Unfolding:
 
     def start(self) -> None:
         """Call the unfold function, up to its first `yield` if it has one. Raises what it raises."""
-        result = self._enter(lambda: _call(self._model, self._request))
+        try:
+            result = self._enter(lambda: _call(self._model, self._request))
+        except StopIteration as error:  # a `next` in a function that is no generator
+            raise InvalidRequestError(f"{type(self._model).__name__}.unfold raised StopIteration") from error
         if inspect.isgenerator(result):
             self._generator = result
             self._advance(lambda: next(result))
@@ -70,6 +74,11 @@ class Unfolding:
         sent = _resolve(self._yielded, lookup, scalars=True)
         self._streamed.append(sent)
         self._yielded = None
+        if len(self._streamed) > self._max_yields:  # values already there can be waited for without a new node
+            raise NodeLimitError(
+                f"{type(self._model).__name__}.unfold yielded more than {self._max_yields} times; "
+                "does it end? Raise max_nodes if it should"
+            )
         self._advance(lambda: generator.send(sent))
         return sent
 
@@ -183,7 +192,8 @@ def _resolve(structure: Any, lookup: Lookup, *, scalars: bool) -> Any:
     if isinstance(structure, Mapping):
         return {key: _resolve(item, lookup, scalars=scalars) for key, item in structure.items()}
     if isinstance(structure, list | tuple):
-        return type(structure)(_resolve(item, lookup, scalars=scalars) for item in structure)
+        items = [_resolve(item, lookup, scalars=scalars) for item in structure]
+        return type(structure)(*items) if hasattr(structure, "_fields") else type(structure)(items)
     return structure
 
 

@@ -11,6 +11,8 @@ import batchmaker
 from batchmaker.cli import options
 from batchmaker.cli.bench.command import bench
 from batchmaker.cli.demo.command import demo
+from batchmaker.cli.profile import profile
+from batchmaker.cli.run import run
 from batchmaker.errors import BatchmakerError
 
 app = typer.Typer(
@@ -50,7 +52,9 @@ def root(
 
 
 app.command()(demo)
+app.command()(run)
 app.command()(bench)
+app.command()(profile)
 
 
 def main() -> None:

@@ -41,6 +41,8 @@ _FAILURES: dict[FailureKind, type[BatchmakerError]] = {
     FailureKind.UNFOLD: InvalidRequestError,
 }
 
+_Failed = tuple[tuple[int, str], ...]
+
 
 class _InFlight:
     """A request between its arrival and its answer."""
@@ -118,9 +120,9 @@ class CellDriver:
             request = _InFlight(ticket, unfolding)
             try:
                 unfolding.start()
-            except BatchmakerError as error:
+            except Exception as error:  # the model's own code, or what it returned
                 self._learn_types(events)
-                self._settle(ticket, None, error)
+                self._settle(ticket, None, _blamed(error))
                 continue
             self._learn_types(events)
             self._in_flight[ticket.request_id] = request
@@ -179,8 +181,10 @@ class CellDriver:
                 self._store(request, request.local(node), fetch.output, value)
                 if request.unfolding.open:
                     touched[owner] = request
-        stopped = None if step.runs is None else self._stopped(task, step, result)
-        return StepFinished(result.task, result.step, now_s, stopped, result.failed)
+        if step.runs is None:
+            return StepFinished(result.task, result.step, now_s, None, result.failed)
+        stopped, untested = self._stopped(task, step, result)
+        return StepFinished(result.task, result.step, now_s, stopped, result.failed + untested)
 
     def _store(self, request: _InFlight, local: int, output: int, value: Any) -> None:
         request.values[local, output] = value
@@ -192,27 +196,39 @@ class CellDriver:
                 request.ticket.on_value(request.values[int(nodes[request.streamed]), output])
                 request.streamed += 1
 
-    def _stopped(self, task: RunTask, step: Step, result: StepResult) -> NDArray[np.bool_]:
-        """Apply each open-ended run's stop test to the value that it watches, all equal tests at once."""
+    def _stopped(self, task: RunTask, step: Step, result: StepResult) -> tuple[NDArray[np.bool_], _Failed]:
+        """Apply each open-ended run's stop test to the value that it watches, all equal tests at once.
+
+        Returns which chains stop, and the positions at which the test raised.
+        """
         cell = self._registry.types[task.type_id]
         watched = cell.host_outputs[0] if cell.host_outputs else 0
         stopped = np.zeros(step.batch, np.bool_)
         fetch, values = next((f, v) for f, v in zip(step.fetches, result.fetched, strict=True) if f.output == watched)
-        groups: dict[int, tuple[Any, list[int]]] = {}
+        groups: dict[Any, tuple[Any, list[int]]] = {}
         nodes = step.nodes[fetch.positions]
+        bad = {position for position, _ in result.failed}
         for i, (owner, node) in enumerate(zip(self._scheduler.owners(nodes), nodes.tolist(), strict=True)):
             request = self._in_flight.get(owner) if owner is not None else None
-            if request is None:
+            if request is None or int(fetch.positions[i]) in bad:
                 continue
             local = request.local(node)
             firsts = [first for first in request.unfolding.untils if first <= local]
             if firsts:
                 until = request.unfolding.untils[max(firsts)]
                 groups.setdefault(_group(until), (until, []))[1].append(i)
+        failed: list[tuple[int, str]] = []
         for until, members in groups.values():
-            array = np.asarray([values[i] for i in members])
-            stopped[fetch.positions[members]] = until(array) if callable(until) else array == until
-        return stopped
+            try:
+                stopped[fetch.positions[members]] = _holds(until, [values[i] for i in members])
+            except Exception:  # the model's own test; find the values that make it raise
+                for i in members:
+                    position = int(fetch.positions[i])
+                    try:
+                        stopped[position : position + 1] = _holds(until, [values[i]])
+                    except Exception as error:
+                        failed.append((position, f"until of cell {cell.name!r} raised {type(error).__name__}: {error}"))
+        return stopped, tuple(failed)
 
     def _resume(self, request: _InFlight, events: list[Event]) -> None:
         """Let an unfold function that has what it waited for go on, as far as it gets."""
@@ -222,8 +238,8 @@ class CellDriver:
         request_id, now_s = request.ticket.request_id, self._clock.now_s()
         try:
             sent = request.unfolding.resume(self._lookup(request))
-        except BatchmakerError as error:
-            request.error = error
+        except Exception as error:  # the model's own code, or what it yielded
+            request.error = error = _blamed(error)
             self._learn_types(events)
             events.append(RequestFailed(request_id, now_s, str(error)))
             return
@@ -318,8 +334,8 @@ class CellDriver:
         request = self._leave(command.request)
         try:
             result = request.unfolding.result(self._lookup(request))
-        except BatchmakerError as error:
-            self._settle(request.ticket, None, error)
+        except Exception as error:  # the types of what the unfold function returned are its own
+            self._settle(request.ticket, None, _blamed(error))
             return
         if request.ticket.on_value is not None and request.unfolding.streams_result:
             request.ticket.on_value(result)
@@ -332,6 +348,24 @@ class CellDriver:
         self._settle(request.ticket, None, error)
 
 
-def _group(until: Any) -> int:
+def _group(until: Any) -> Any:
     """Return a key under which equal stop tests meet."""
-    return id(until) if callable(until) else hash(until)
+    try:
+        hash(until)
+    except TypeError:
+        return id(until)
+    return until
+
+
+def _holds(until: Any, values: list[Any]) -> Any:
+    array = np.asarray(values)
+    return until(array) if callable(until) else array == until
+
+
+def _blamed(error: Exception) -> BatchmakerError:
+    """Return an error as the request's own."""
+    if isinstance(error, BatchmakerError):
+        return error
+    blamed = InvalidRequestError(f"what unfold returned or yielded cannot be used ({type(error).__name__}: {error})")
+    blamed.__cause__ = error
+    return blamed

@@ -363,7 +363,9 @@ class Engine:
             item = self._inbox.get()
             if isinstance(item, Ticket):
                 waiting.append(item)
-        for ticket in waiting:
+        for ticket in {ticket.request_id: ticket for ticket in waiting}.values():
+            if ticket.finished_s is not None:
+                continue
             failure = StoppedError(f"the engine failed: {type(error).__name__}: {error}")
             failure.__cause__ = error
             self._settle(ticket, None, failure)

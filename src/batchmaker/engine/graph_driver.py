@@ -16,7 +16,7 @@ from batchmaker.cells.model import Model
 from batchmaker.clock import Clock
 from batchmaker.engine.driver import DriverStats, StepSeen
 from batchmaker.engine.ticket import Ticket
-from batchmaker.errors import BatchmakerError, CancelledError, CellError, DeadlineError, InvalidRequestError
+from batchmaker.errors import BatchmakerError, CancelledError, CellError, DeadlineError, InvalidRequestError, ModelError
 from batchmaker.policies.base import GraphPolicy
 from batchmaker.scheduler.events import RequestId
 
@@ -169,7 +169,11 @@ class GraphDriver:
     def _outcomes(self, tickets: list[Ticket]) -> list[tuple[Any, BaseException | None]]:
         """Compute a batch; if it raises, one request at a time, so that only the requests at fault fail."""
         try:
-            results = self._model.batched([ticket.request for ticket in tickets])
+            results = list(self._model.batched([ticket.request for ticket in tickets]))
+            if len(results) != len(tickets):
+                raise ModelError(
+                    f"{type(self._model).__name__}.batched gave {len(results)} results for {len(tickets)} requests"
+                )
             return [(result, None) for result in results]
         except Exception as error:  # the model's own code
             if len(tickets) == 1:

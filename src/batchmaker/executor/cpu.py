@@ -117,12 +117,33 @@ class CpuExecutor:
         with torch.no_grad():
             while (task := tasks.get()) is not None:
                 begin = time.perf_counter()
-                for result in self._runner.run(task):
-                    now = time.perf_counter()
-                    fetched, failed = result.fetched, result.failed
-                    self._results.append(StepResult(task.task, result.step, fetched, failed, now - begin))
-                    begin = now
+                num_finished = 0
+                try:
+                    for result in self._runner.run(task):
+                        now = time.perf_counter()
+                        fetched, failed = result.fetched, result.failed
+                        self._results.append(StepResult(task.task, result.step, fetched, failed, now - begin))
+                        num_finished += 1
+                        begin = now
+                        self._notify()
+                except Exception as error:  # rows that do not fit, memory: the worker lives on, the task fails
+                    self._results.extend(_all_failed(task, num_finished, error))
                     self._notify()
                 with self._idle:
                     self._num_done += 1
                     self._idle.notify_all()
+
+
+def _all_failed(task: RunTask, first: int, error: Exception) -> list[StepResult]:
+    """Return results for a task's steps from `first` on, every row failed."""
+    reason = f"a step of this request failed: {type(error).__name__}: {error}"
+    return [
+        StepResult(
+            task.task,
+            number,
+            tuple([None] * len(fetch.positions) for fetch in step.fetches),
+            tuple((position, reason) for position in range(step.batch)),
+            0.0,
+        )
+        for number, step in enumerate(task.steps[first:], first)
+    ]

@@ -117,16 +117,18 @@ class Recorder:
             if (given := _common_length(cell, inputs)) != count:
                 raise InvalidRequestError(f"cell {cell.name!r}: {given} inputs for {count} tree nodes")
             self._fill(cell, first, inputs, sources, outputs)
-        is_leaf = children < num_leaves
         nodes = np.arange(first, first + count)
+        child = children.T
         for k, (leaf, output) in enumerate(zip(leaves, own, strict=True)):
-            where = np.concatenate((leaf.nodes, nodes))[children]
             port = len(inputs) + k
             _check_spec(cell, port, leaf.spec)
-            sources[port :: len(leaves)] = where.T
-            outputs[port :: len(leaves)] = np.where(is_leaf, leaf.output, output).T
-        roots = count - len(np.unique(children[~is_leaf]))
-        self._block(cell, first, sources, outputs, connected=roots == 1 or None)
+            sources[port :: len(leaves)] = np.concatenate((leaf.nodes, nodes))[child]
+            same = leaf.output == output
+            outputs[port :: len(leaves)] = output if same else np.where(child < num_leaves, leaf.output, output)
+        is_child = np.zeros(num_leaves + count, np.bool_)
+        is_child[children] = True
+        one_root = np.count_nonzero(is_child[num_leaves:]) == count - 1
+        self._block(cell, first, sources, outputs, connected=one_root or None)
         return self._sequences(cell, nodes)
 
     def run(
@@ -298,9 +300,9 @@ def _common_length(cell: CellType, arguments: Sequence[SequenceArgument]) -> int
 def _check_children(cell: CellType, children: NDArray[np.int64], num_leaves: int) -> None:
     if len(children) == 0:
         raise InvalidRequestError(f"cell {cell.name!r}: a tree needs at least one inner node")
-    limit = num_leaves + np.arange(len(children))[:, None]
-    wrong = (children < 0) | (children >= limit)
-    if wrong.any():
+    limit = np.arange(num_leaves, num_leaves + len(children))[:, None]
+    if int(children.min()) < 0 or (children >= limit).any():
+        wrong = (children < 0) | (children >= limit)
         node, child = (int(i[0]) for i in np.nonzero(wrong))
         raise InvalidRequestError(
             f"cell {cell.name!r}: child {child} of tree node {node} is {int(children[node, child])}; allowed are 0 to "

@@ -124,7 +124,7 @@ class TreeLstmModel(Model):
         return {"words": vocabulary.encode_words(tree.words), "children": tree.children}
 
     def unfold(self, request: Any) -> Any:
-        words, children = self._parse(request)
+        words, children = self._parse(request)  # cells check the tokens and the order of the children
         h, c = self.leaf.map(words)
         root = self.inner.tree(children, (h, c))[0][-1] if len(children) else h[0]
         return self.classify(root) if self.output == "label" else root
@@ -140,6 +140,9 @@ class TreeLstmModel(Model):
             return [self._alone(*self._parse(request)) for request in requests]
 
     def _alone(self, words: NDArray[np.int64], children: NDArray[np.int64]) -> Tensor:
+        checked_tokens(words, self.vocabulary_size, "words")
+        if (children >= np.arange(len(words), len(words) + len(children))[:, None]).any():
+            raise InvalidRequestError("children: a node comes after its parent; children come first, the root is last")
         leaf, inner = self.leaf.module, self.inner.module
         nodes = [leaf(word) for word in torch.from_numpy(words)[:, None]]
         for left, right in children.tolist():
@@ -151,7 +154,11 @@ class TreeLstmModel(Model):
         if not isinstance(request, Mapping) or set(request) != {"words", "children"}:
             got = sorted(map(str, request)) if isinstance(request, Mapping) else type(request).__name__
             raise InvalidRequestError(f"a request has the keys 'words' and 'children', got {got}")
-        words = checked_tokens(request["words"], self.vocabulary_size, "words")
+        words = np.asarray(request["words"])
+        if words.ndim != 1 or words.dtype.kind not in "iu":
+            checked_tokens(request["words"], self.vocabulary_size, "words")
+        if len(words) == 0:
+            raise InvalidRequestError("words is empty; at least one token is needed")
         return words, _checked_children(request["children"], len(words))
 
 
@@ -168,9 +175,11 @@ def _checked_children(children: Any, num_leaves: int) -> NDArray[np.int64]:
             f"children: got {array.dtype} of shape {array.shape}, expected integers of shape ({num_leaves - 1}, 2) for "
             f"{num_leaves} words"
         )
-    own = np.arange(num_leaves, 2 * num_leaves - 1)
-    if (array >= own[:, None]).any():
-        raise InvalidRequestError("children: a node comes after its parent; children come first and the root is last")
-    if not np.array_equal(np.sort(array, axis=None), np.arange(2 * num_leaves - 2)):
+    is_child = np.zeros(2 * num_leaves - 1, np.bool_)
+    if array.size:
+        if int(array.min()) < 0 or int(array.max()) >= 2 * num_leaves - 2:
+            raise InvalidRequestError(f"children: entries must be 0 to {2 * num_leaves - 3}; the root is no child")
+        is_child[array] = True
+    if np.count_nonzero(is_child) != 2 * num_leaves - 2:
         raise InvalidRequestError("children: every node but the last must be a child exactly once")
     return array.astype(np.int64, copy=False)

@@ -76,7 +76,8 @@ def graph_spans(
 ) -> list[Span]:
     """Return who held each row in a stretch of time where whole requests are batched and padded.
 
-    length: gives the cells of a request. A request uses its row for its share of the longest's time; the rest is padding.
+    length: gives the cells of a request. A request uses its row for its share of the longest's time; the rest is
+    padding.
     """
     spans: list[Span] = []
     for step in steps:

@@ -71,6 +71,7 @@ class Arena:
     """
 
     def __init__(self) -> None:
+        # Counters and indices are int64: NumPy's ufunc.at is forty times slower where it must cast.
         self.nodes = Extents()
         self.subgraphs = Extents()
         self.edges = Extents()
@@ -78,23 +79,23 @@ class Arena:
         self.state = np.zeros(n, np.int8)
         self.subgraph = np.zeros(n, np.int64)
         self.request = np.zeros(n, np.int64)
-        self.pending = np.zeros(n, np.int32)
-        self.uses = np.zeros(n, np.int32)
+        self.pending = np.zeros(n, np.int64)
+        self.uses = np.zeros(n, np.int64)
         self.held = np.zeros(n, np.bool_)
         self.row = np.full(n, NOWHERE, np.int64)
         self.fetch = np.zeros(n, np.uint16)
         self.first_edge = np.zeros(n, np.int64)
-        self.num_edges = np.zeros(n, np.int32)
+        self.num_edges = np.zeros(n, np.int64)
         self.source = np.zeros((1, n), np.int64)
         self.source_table = np.zeros((1, n), np.int64)
         self.type = np.zeros(s, np.int16)
         self.head = np.zeros(s, np.int64)
-        self.size = np.zeros(s, np.int32)
-        self.span = np.zeros(s, np.int32)
+        self.size = np.zeros(s, np.int64)
+        self.span = np.zeros(s, np.int64)
         self.place = np.full(n, -1, np.int64)  # admission's scratch
-        self.external = np.zeros(s, np.int32)
+        self.external = np.zeros(s, np.int64)
         self.pin = np.full(s, NOWHERE, np.int16)
-        self.in_flight = np.zeros(s, np.int32)
+        self.in_flight = np.zeros(s, np.int64)
         self.sequence = np.zeros(s, np.int64)
         self.end = np.zeros(s, np.int64)
         self.open_ended = np.zeros(s, np.bool_)

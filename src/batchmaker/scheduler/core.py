@@ -154,6 +154,9 @@ class Scheduler:
         books.requests[event.request] = books.by_slot[slot] = book
         if event.deadline_s is not None:
             heapq.heappush(self._deadlines, (event.deadline_s, event.request))
+            if len(self._deadlines) > 2 * len(books.requests) + 1024:  # most are of requests long answered
+                self._deadlines = [entry for entry in self._deadlines if entry[1] in books.requests]
+                heapq.heapify(self._deadlines)
         return book
 
     def _arrived(self, events: list[RequestArrived], commands: list[Command]) -> None:

@@ -16,7 +16,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.cli.bench.statistics import quiet_moment
+from batchmaker.cli.bench.statistics import whole_steps
 from batchmaker.cli.workload import Workload
 from batchmaker.datasets import poisson_arrivals
 from batchmaker.engine.driver import DriverStats, StepSeen
@@ -27,6 +27,9 @@ from batchmaker.errors import BatchmakerError
 
 SWITCH_INTERVAL_S = 5e-4
 """Python's default of 5 ms makes a worker wait that long for the interpreter whenever another thread computes."""
+
+LEAST_STEPS = 8
+"""A window is made longer than asked until it holds so many: graph batches of slow models take seconds each."""
 
 Progress = Callable[[float, int], None]
 """Called with the share that is done and the number of requests answered."""
@@ -181,7 +184,7 @@ def all_at_once(engine: Engine, workload: Workload, count: int, progress: Progre
 def backlog(engine: Engine, workload: Workload, in_flight: int, seconds: float, progress: Progress) -> Measured:
     """Keep `in_flight` requests in flight; measure `seconds` of the steady state.
 
-    The first `in_flight` requests all begin at the same time; measuring begins once as many have been answered, or
+    The window begins and ends between steps. The first `in_flight` requests all begin at the same time; measuring begins once as many have been answered, or
     after `seconds` where that takes longer. Stops the engine.
     """
     engine.start()
@@ -198,23 +201,22 @@ def backlog(engine: Engine, workload: Workload, in_flight: int, seconds: float, 
             progress(0.0, len(journal.tickets))
         warm = len(journal.tickets)
         warm_s = engine.clock.now_s()
-        while (passed_s := engine.clock.now_s() - warm_s) < seconds or len(journal.tickets) < warm + 2:
+        warm_steps = engine.stats.steps
+        while True:
+            passed_s = engine.clock.now_s() - warm_s
+            num_steps = engine.stats.steps - warm_steps
+            if passed_s >= seconds and (num_steps >= LEAST_STEPS or passed_s > 6 * seconds):
+                break
             time.sleep(0.05)
             progress(min(1.0, passed_s / seconds), len(journal.tickets))
             if journal.errors and len(journal.errors) == len(journal.tickets):
                 break
-        last = len(journal.tickets) - 1
         journal.closed = True
         journal.refill = None
     _raise_if_all_failed(journal)
     engine.stop(drain=False)
-    finished = np.array([row[2] for row in journal.tickets[: last + 1]])
-    edge = max(1, (last - warm) // 8)
-    first = quiet_moment(finished, warm, min(warm + edge, last))
-    final = quiet_moment(finished, max(last - edge, first + 1), last)
-    if final <= first:
-        first, final = warm, last
-    return journal.measured(first, final, float(finished[first]), float(finished[final]))
+    first, last = whole_steps([row[0] for row in journal.stats], warm)
+    return journal.measured(first, last, journal.tickets[first][2], journal.tickets[last][2])
 
 
 def poisson(

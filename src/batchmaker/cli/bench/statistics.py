@@ -27,12 +27,16 @@ def percentiles(values_s: Sequence[float] | NDArray[np.float64]) -> Percentiles:
     return Percentiles(p50, p90, p99)
 
 
-def quiet_moment(times: NDArray[np.float64], first: int, last: int) -> int:
-    """Return the index in [first, last) after which there is the longest gap before the next time.
+def whole_steps(steps: Sequence[float], warm: int) -> tuple[int, int]:
+    """Return the first and the last settled request after which a step ended, the first at or after number `warm`.
 
-    times: ascending. Graph batches end many requests at one time: a window that begins and ends in a gap holds whole
-    batches, so that its throughput is not off by parts of them.
+    steps: the count of steps when each request was settled. A graph batch is one step and all of it is settled at one
+    time: a window of whole steps is not off by parts of them. Without two such requests: all after the first.
     """
-    if last <= first or last >= len(times):
-        return min(first, len(times) - 1)
-    return first + int(np.argmax(np.diff(times[first : last + 1])))
+    ends = np.flatnonzero(np.diff(np.asarray(steps)))
+    chosen = ends[ends >= warm]
+    if len(chosen) < 2:
+        chosen = ends
+    if len(chosen) < 2:
+        return 0, len(steps) - 1
+    return int(chosen[0]), int(chosen[-1])

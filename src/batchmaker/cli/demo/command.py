@@ -147,7 +147,8 @@ def _draw(png: Path, sides: list[Side], results: list[Result], subtitle: str) ->
 
 
 def _title(line: Result) -> str:
-    return f"{line['policy']}: p50 {line['p50_ms'] or 0:.0f} ms, p90 {line['p90_ms'] or 0:.0f} ms, p99 {line['p99_ms'] or 0:.0f} ms"
+    latency = ", ".join(f"p{p} {line[f'p{p}_ms'] or 0:.0f} ms" for p in (50, 90, 99))
+    return f"{line['policy']}: {latency}"
 
 
 def _spans(side: Side, begin_s: float, end_s: float) -> list[Span]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rich.columns import Columns
@@ -75,7 +76,7 @@ def side_by_side(sides: list[Side]) -> Columns:
     return Columns([side.panel() for side in sides])
 
 
-def _rows(requests: list[int]) -> Text:
+def _rows(requests: Sequence[int]) -> Text:
     """Return one block per row; a request has the same colour wherever it is."""
     text = Text()
     for row in range(2 * (PANEL_WIDTH - 6)):

@@ -1,0 +1,206 @@
+"""`batchmaker run`."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Annotated, Any, final
+
+import numpy as np
+import torch
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from batchmaker import models
+from batchmaker.cells.model import Model
+from batchmaker.cli import options
+from batchmaker.cli.workload import TRANSLATION_WORDS, encode_tree
+from batchmaker.datasets import Vocabulary, parse_tree, read_lines
+from batchmaker.engine.engine import Engine
+from batchmaker.engine.ticket import Ticket
+from batchmaker.errors import BatchmakerError, DataError, unknown_name
+
+MAX_IN_FLIGHT = 4096
+
+Encode = Callable[[str], Any]
+"""One line of input -> a request. Raises BatchmakerError for a line that is none."""
+
+Show = Callable[[Any], Any]
+"""A result -> what is written of it as JSON."""
+
+
+def run(
+    model: Annotated[str, typer.Argument(help="lstm, gru, seq2seq, treelstm, or the directory of a saved model.")],
+    input: Annotated[Path, typer.Option(help="Lines of text, trees in brackets, or JSON requests (saved models).")],
+    output: Annotated[Path, typer.Option(help="One JSON object per line of input, in its order.")],
+    hidden: options.Hidden = None,
+    layers: options.Layers = None,
+    dtype: options.Dtype = "float32",
+    policy: Annotated[str, typer.Option(help="cellular, padded or serial.")] = "cellular",
+    threads: options.Threads = None,
+    workers: options.Workers = 1,
+    max_batch: options.MaxBatch = None,
+    seed: options.Seed = 0,
+) -> None:
+    """Push a file through a model, all lines batched together.
+
+    Each line of output has "index" and "result" and "latency_ms", or "index" and "error": a bad line fails alone, and
+    the exit status is 1. Empty lines are passed over.
+
+    [bold]Examples[/bold]
+
+    batchmaker run lstm --input text.txt --output states.jsonl
+
+    batchmaker run seq2seq --input europarl.de --output words.jsonl --hidden 512
+
+    batchmaker run treelstm --input sst/test.txt --output roots.jsonl
+
+    batchmaker run saved/translator --input requests.jsonl --output results.jsonl
+    """
+    options.check_writable(output)
+    if model not in models.MODELS and not Path(model).is_dir():
+        raise unknown_name("model (and no directory of a saved one)", model, models.MODELS)
+    lines = read_lines(input)
+    numbered = [(index, line) for index, line in enumerate(lines) if line.strip()]
+    if not numbered:
+        raise DataError(f"{input}: there is nothing in this file; expected one request a line.")
+    if model in models.MODELS:
+        given = {"hidden": hidden, "layers": layers, "dtype": dtype, "max_batch": max_batch, "seed": seed}
+        built, encode, show = _built_in(model, [line for _, line in numbered], given)
+    else:
+        built, encode, show = _saved(Path(model))
+    with Engine(built, policy, workers=workers, threads=threads) as engine:
+        answers = _Answers(engine, [index for index, _ in numbered], show)
+        answers.collect([line for _, line in numbered], encode)
+    answers.write(output)
+    console = options.err()
+    failed = answers.num_failed
+    console.print(f"{len(numbered) - failed} of {len(numbered)} requests answered: {output}", highlight=False)
+    if failed:
+        console.print(f"[yellow]{failed} failed; the first: {answers.first_error}[/yellow]", highlight=False)
+        raise typer.Exit(1)
+
+
+def _built_in(name: str, lines: list[str], given: dict[str, Any]) -> tuple[Model, Encode, Show]:
+    """Return the model, how a line becomes its request, and how a result is written. The words are the file's."""
+    options.make_model(name, **{**given, "hidden": 8, "vocabulary_size": 8})  # refuse bad options at once
+    if name == "treelstm":
+        trees = {line: parsed for line in lines if (parsed := _try_tree(line)) is not None}
+        words = [tree.words for tree in trees.values()]
+        vocabulary = Vocabulary.from_sentences(words) if words else Vocabulary.from_sentences([["word"]])
+        built = options.make_model(name, vocabulary_size=len(vocabulary), **given)
+        return built, lambda line: encode_tree(trees.get(line) or parse_tree(line), vocabulary), plain
+    vocabulary = Vocabulary.from_lines(lines, max_size=TRANSLATION_WORDS)
+    built = options.make_model(name, vocabulary_size=len(vocabulary), **given)
+    if name == "seq2seq":
+        return built, vocabulary.encode, lambda result: vocabulary.decode(np.asarray(result).reshape(-1))
+    return built, vocabulary.encode, plain
+
+
+def _try_tree(line: str) -> Any:
+    try:
+        return parse_tree(line)
+    except DataError:
+        return None
+
+
+def _saved(directory: Path) -> tuple[Model, Encode, Show]:
+    import batchmaker
+
+    load = getattr(batchmaker, "load", None)
+    if load is None:
+        raise BatchmakerError("this version of batchmaker cannot load saved models")
+    return load(directory), _parse_json, plain
+
+
+def _parse_json(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise DataError(f"not JSON: {error}") from None
+
+
+def plain(result: Any) -> Any:
+    """Return a result in lists, numbers and strings alone."""
+    if isinstance(result, torch.Tensor):
+        return result.tolist()
+    if isinstance(result, np.ndarray | np.generic):
+        return result.tolist()
+    if isinstance(result, dict):
+        return {str(key): plain(value) for key, value in result.items()}
+    if isinstance(result, list | tuple):
+        return [plain(value) for value in result]
+    return result
+
+
+@final
+class _Answers:
+    """Submits requests, at most MAX_IN_FLIGHT at a time, and keeps each answer at its place."""
+
+    def __init__(self, engine: Engine, indices: list[int], show: Show) -> None:
+        self._engine = engine
+        self._indices = indices
+        self._show = show
+        self._lines: list[dict[str, Any]] = [{} for _ in indices]
+        self._latency_ms: dict[int, float] = {}
+        self._room = threading.Semaphore(MAX_IN_FLIGHT)
+        engine.on_settled = self._note
+
+    def collect(self, lines: list[str], encode: Encode) -> None:
+        """Answer every line."""
+        console = options.err()
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        waiting: list[tuple[int, Future[Any]]] = []
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+            task = bar.add_task("requests", total=len(lines))
+            for place, line in enumerate(lines):
+                try:
+                    request = encode(line)
+                except BatchmakerError as error:
+                    self._fail(place, error)
+                    bar.advance(task)
+                    continue
+                self._room.acquire()
+                future = self._engine.submit_future(request)
+                future.add_done_callback(lambda _: self._answered(bar, task))
+                waiting.append((place, future))
+            for place, future in waiting:
+                self._take(place, future)
+
+    def _answered(self, bar: Progress, task: TaskID) -> None:
+        self._room.release()
+        bar.advance(task)
+
+    def _take(self, place: int, future: Future[Any]) -> None:
+        try:
+            result = self._show(future.result())
+        except BatchmakerError as error:
+            self._fail(place, error)
+            return
+        self._lines[place] = {"index": self._indices[place], "result": result}
+        self._lines[place]["latency_ms"] = round(self._latency_ms[id(future)], 3)
+
+    def _fail(self, place: int, error: BatchmakerError) -> None:
+        self._lines[place] = {"index": self._indices[place], "error": str(error)}
+
+    def _note(self, ticket: Ticket, error: BaseException | None) -> None:
+        self._latency_ms[id(ticket.future)] = 1e3 * (ticket.latency_s or 0.0)
+
+    @property
+    def num_failed(self) -> int:
+        return sum("error" in line for line in self._lines)
+
+    @property
+    def first_error(self) -> str:
+        return next(f"line {line['index'] + 1}: {line['error']}" for line in self._lines if "error" in line)
+
+    def write(self, path: Path) -> None:
+        """Write all answers in order of input."""
+        try:
+            with path.open("w", encoding="utf-8") as file:
+                file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in self._lines)
+        except OSError as error:
+            raise DataError(f"{path}: cannot be written ({error.strerror or error}).") from error
