@@ -284,7 +284,12 @@ def test_a_stopped_engine_takes_no_more_requests() -> None:
     engine = bm.Engine(Sums(), threads=1)
     engine.start()
     engine.stop()
-    for ask in (engine.submit_future, engine.stream, lambda r: asyncio.run(engine.submit(r)), lambda r: engine.map([r])):
+    for ask in (
+        engine.submit_future,
+        engine.stream,
+        lambda r: asyncio.run(engine.submit(r)),
+        lambda r: engine.map([r]),
+    ):
         with pytest.raises(StoppedError, match="stopped"):
             ask([1])
     with pytest.raises(StoppedError):
@@ -323,7 +328,9 @@ def test_cancelling_the_awaiting_task_frees_the_request_and_the_others_go_on() -
             await anext(stream)
             for task in tasks:
                 task.cancel()
-            assert all(isinstance(e, asyncio.CancelledError) for e in await asyncio.gather(*tasks, return_exceptions=True))
+            assert all(
+                isinstance(e, asyncio.CancelledError) for e in await asyncio.gather(*tasks, return_exceptions=True)
+            )
             while engine.num_in_flight > 1:
                 await anext(stream)
             assert scheduler(engine).num_requests == 1

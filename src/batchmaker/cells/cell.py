@@ -240,8 +240,8 @@ class Cell:
             else:
                 state_specs = tuple(value.spec for value in state)
             known = scope.types.learn(self, (*sequence_specs, *state_specs))
-        scope.types.use_in_runs(known, len(columns))
         outputs = scope.recorder.run(known, columns, state, max_steps=max_steps, open_ended=until is not None)
+        scope.types.use_in_runs(known, len(columns))
         if until is not None:
             watched = self.host_outputs[0] if self.host_outputs else 0
             scope.untils[int(outputs[0].steps.nodes[0])] = until

@@ -42,7 +42,7 @@ def profile(
     layers: options.Layers = None,
     dtype: options.Dtype = "float32",
     threads: options.Threads = None,
-    max: Annotated[int, typer.Option(min=1, help="Largest batch tried; sizes double from 1.")] = 512,
+    largest: Annotated[int, typer.Option("--max", min=1, help="Largest batch tried; sizes double from 1.")] = 512,
     seconds: Annotated[float, typer.Option(min=0.001, help="Time spent on each size of each cell.")] = 0.3,
     json: Annotated[Path | None, typer.Option(help="Write the numbers here.")] = None,
     png: Annotated[Path | None, typer.Option(help="Draw time and throughput against batch size here.")] = None,
@@ -62,7 +62,7 @@ def profile(
     threads = threads or default_threads()
     built = options.make_model(model, hidden=hidden, layers=layers, dtype=dtype, seed=seed)
     registry = bound_registry(built)
-    sizes = [1 << power for power in range(max.bit_length()) if 1 << power <= max]
+    sizes = [1 << power for power in range(largest.bit_length())]
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -98,11 +98,10 @@ def bound_registry(model: Model) -> CellRegistry:
 
 def _curve(registry: CellRegistry, cell: CellType, bound: BoundCell, sizes: list[int], seconds: float) -> Curve:
     num_sequence = registry.num_sequence_inputs.get(cell.type_id)
-    step_ms: list[float] = []
     console = options.err()
+    shown = track(sizes, cell.name, console=console, transient=True, disable=not console.is_terminal)
     with torch.no_grad():
-        for size in track(sizes, cell.name, console=console, transient=True, disable=not console.is_terminal):
-            step_ms.append(1e3 * _step_s(bound, size, num_sequence, seconds))
+        step_ms = [1e3 * _step_s(bound, size, num_sequence, seconds) for size in shown]
     speeds = [1e3 * size / ms for size, ms in zip(sizes, step_ms, strict=True)]
     return Curve(cell.name, sizes, step_ms, speeds, choose_batch(sizes, speeds))
 
@@ -132,5 +131,6 @@ def _show(about: str, curves: list[Curve]) -> None:
             table.add_row(str(size), f"{ms:.3f}", f"{speed:,.0f}", f"{speed / best:.0%}", style=style)
         console.print(table)
         console.print(
-            f"{curve.name}: max_batch [bold]{curve.best}[/bold], the smallest within {TOLERANCE:.0%} of the best throughput\n"
+            f"{curve.name}: max_batch [bold]{curve.best}[/bold], "
+            f"the smallest within {TOLERANCE:.0%} of the best throughput\n"
         )

@@ -34,7 +34,9 @@ Show = Callable[[Any], Any]
 
 def run(
     model: Annotated[str, typer.Argument(help="lstm, gru, seq2seq, treelstm, or the directory of a saved model.")],
-    input: Annotated[Path, typer.Option(help="Lines of text, trees in brackets, or JSON requests (saved models).")],
+    source: Annotated[
+        Path, typer.Option("--input", help="Lines of text, trees in brackets, or JSON requests (saved models).")
+    ],
     output: Annotated[Path, typer.Option(help="One JSON object per line of input, in its order.")],
     hidden: options.Hidden = None,
     layers: options.Layers = None,
@@ -63,10 +65,10 @@ def run(
     options.check_writable(output)
     if model not in models.MODELS and not Path(model).is_dir():
         raise unknown_name("model (and no directory of a saved one)", model, models.MODELS)
-    lines = read_lines(input)
+    lines = read_lines(source)
     numbered = [(index, line) for index, line in enumerate(lines) if line.strip()]
     if not numbered:
-        raise DataError(f"{input}: there is nothing in this file; expected one request a line.")
+        raise DataError(f"{source}: there is nothing in this file; expected one request a line.")
     if model in models.MODELS:
         given = {"hidden": hidden, "layers": layers, "dtype": dtype, "max_batch": max_batch, "seed": seed}
         built, encode, show = _built_in(model, [line for _, line in numbered], given)
@@ -78,9 +80,11 @@ def run(
     answers.write(output)
     console = options.err()
     failed = answers.num_failed
-    console.print(f"{len(numbered) - failed} of {len(numbered)} requests answered: {output}", highlight=False)
+    said = f"{len(numbered) - failed} of {len(numbered)} requests answered: {output}"
+    console.print(said, markup=False, highlight=False, soft_wrap=True)
     if failed:
-        console.print(f"[yellow]{failed} failed; the first: {answers.first_error}[/yellow]", highlight=False)
+        said = f"{failed} failed; the first: {answers.first_error}"
+        console.print(said, style="yellow", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1)
 
 

@@ -232,8 +232,12 @@ class CellDriver:
 
     def _resume(self, request: _InFlight, events: list[Event]) -> None:
         """Let an unfold function that has what it waited for go on, as far as it gets."""
-        if not request.unfolding.open or request.waiting_for or request.ticket.request_id not in self._in_flight:
-            return
+        while request.unfolding.open and not request.waiting_for and request.ticket.request_id in self._in_flight:
+            if not self._resume_once(request, events):
+                return
+
+    def _resume_once(self, request: _InFlight, events: list[Event]) -> bool:
+        """Run an unfold function to its next `yield` or its end; False if it raised."""
         begin = time.perf_counter()
         request_id, now_s = request.ticket.request_id, self._clock.now_s()
         try:
@@ -242,7 +246,7 @@ class CellDriver:
             request.error = error = _blamed(error)
             self._learn_types(events)
             events.append(RequestFailed(request_id, now_s, str(error)))
-            return
+            return False
         finally:
             self.stats.unfold_s += time.perf_counter() - begin
         if request.ticket.on_value is not None:
@@ -253,8 +257,7 @@ class CellDriver:
         request.waiting_for = {key for key in unfolding.awaited if key not in request.values}
         request.ticket.num_cells += unfolding.graph.num_nodes
         events.append(GraphExtended(request_id, unfolding.graph, now_s, unfolding.open, unfolding.take_dropped()))
-        if unfolding.open and not request.waiting_for:
-            self._resume(request, events)
+        return True
 
     @staticmethod
     def _lookup(request: _InFlight) -> Callable[[int, int], Any]:

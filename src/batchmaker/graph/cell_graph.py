@@ -100,6 +100,14 @@ class CellGraph:
     plain: bool = True
 
     @property
+    def parts(self) -> list[NodeBlock | Run]:
+        """Blocks and runs in the order of their nodes."""
+        if not self.blocks:
+            return list(self.runs)
+        parts: list[NodeBlock | Run] = [*self.blocks, *self.runs]
+        return sorted(parts, key=lambda part: part.first)
+
+    @property
     def num_work_units(self) -> int:
         """Nodes plus runs: what must finish before the request is done."""
         return sum(block.count for block in self.blocks) + len(self.runs)

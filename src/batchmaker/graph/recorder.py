@@ -47,13 +47,16 @@ class Recorder:
 
     def node(self, cell: CellType, arguments: Sequence[Argument]) -> tuple[Value, ...]:
         """Add one node and return its outputs."""
+        if len(arguments) != len(cell.inputs):
+            raise InvalidRequestError(f"cell {cell.name!r} takes {len(cell.inputs)} inputs, got {len(arguments)}")
+        for port, argument in enumerate(arguments):
+            _check_spec(cell, port, argument.spec)
         sources: list[int] = []
         outputs: list[int] = []
         number = self._claim(1, cell)
         if not self._single:
             self._single_first = number
         for port, argument in enumerate(arguments):
-            _check_spec(cell, port, argument.spec)
             if isinstance(argument, Value):
                 sources.append(argument.node)
                 outputs.append(argument.output)
@@ -101,6 +104,10 @@ class Recorder:
             raise InvalidRequestError(
                 f"cell {cell.name!r}: {len(inputs)} inputs and {arity} children with {len(leaves)} values each "
                 f"make {expected} arguments, the cell takes {len(cell.inputs)}"
+            )
+        if len(leaves) > len(cell.outputs):
+            raise InvalidRequestError(
+                f"cell {cell.name!r}: leaves have {len(leaves)} values, the cell gives {len(cell.outputs)}"
             )
         own = range(len(cell.outputs) - len(leaves), len(cell.outputs))
         for leaf, output in zip(leaves, own, strict=True):

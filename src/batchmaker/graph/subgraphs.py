@@ -98,7 +98,7 @@ def _union_edges(graph: CellGraph, root: NDArray[np.int32]) -> None:
 def _levels(graph: CellGraph, types: list[int]) -> list[int]:
     """Level of each node; types: per node, -1 in runs. All steps of a run have the level of the run."""
     level = [0] * graph.num_nodes
-    for part in sorted([*graph.blocks, *graph.runs], key=lambda part: part.first):
+    for part in graph.parts:
         first = part.first - graph.first
         if isinstance(part, Run):
             columns = [column[0] for column in part.sequences if column is not None]

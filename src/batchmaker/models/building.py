@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from batchmaker.errors import InvalidRequestError, OptionError
 
@@ -42,6 +42,11 @@ def check_choice(option: str, value: str, allowed: tuple[str, ...]) -> None:
     """Raise OptionError unless the option has one of the allowed values."""
     if value not in allowed:
         raise OptionError(f"{option} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+
+
+def zeros(count: int, hidden: int, dtype: str) -> tuple[Tensor, ...]:
+    """Return the initial state of a stack of layers: `count` parts [hidden]."""
+    return (torch.zeros(hidden, dtype=DTYPES[dtype]),) * count
 
 
 def checked_tokens(tokens: Any, num_tokens: int, what: str) -> NDArray[np.int64]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
+
+from batchmaker.cells.model import Model
+from batchmaker.errors import ModelError
 
 
 def fused(cells: Sequence[nn.LSTMCell] | Sequence[nn.GRUCell]) -> nn.RNNBase:
@@ -21,6 +25,35 @@ def fused(cells: Sequence[nn.LSTMCell] | Sequence[nn.GRUCell]) -> nn.RNNBase:
         for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
             setattr(layers, f"{name}_l{number}", getattr(cell, name))
     return layers.eval()
+
+
+class PaddedModel(Model):
+    """A model whose padded form stands on torch's fused layers, which hold the weights of its cells.
+
+    Attributes with a leading underscore follow from the others: they are not saved, and `_prepare` sets them again.
+    `_layers` is None in a loaded model: its cells are graphs, and torch's layers cannot be made from those.
+    """
+
+    _layers: nn.RNNBase | None = None
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Set what follows from the saved attributes."""
+
+    def saved_state(self) -> dict[str, Any]:
+        return {name: value for name, value in super().saved_state().items() if not name.startswith("_")}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        super().restore(state)
+        self._prepare()
+
+    def _need_layers(self) -> nn.RNNBase:
+        if self._layers is None:
+            raise ModelError(
+                f"a {type(self).__name__} loaded from a directory has no padded form; make it with models.make, or use "
+                "policy 'cellular'"
+            )
+        return self._layers
 
 
 def pad(sequences: Sequence[NDArray[np.int64]]) -> tuple[Tensor, Tensor]:

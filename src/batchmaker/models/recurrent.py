@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal, final
+from typing import Any, ClassVar, Literal, final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from batchmaker.cells.cell import Cell
-from batchmaker.cells.model import Model
-from batchmaker.models.building import DTYPES, check_choice, check_positive, checked_tokens, frozen, seeded
-from batchmaker.models.padding import final_states, fused, pad
+from batchmaker.models.building import check_choice, check_positive, checked_tokens, frozen, seeded, zeros
+from batchmaker.models.padding import PaddedModel, final_states, fused, pad
 
 Output = Literal["state", "scores"]
 
@@ -70,13 +69,16 @@ class OneGru(GruStack):
         return super().forward(token, h)
 
 
-class RecurrentModel(Model):
+class RecurrentModel(PaddedModel):
     """A sentence through a recurrent stack. A request is a list or array of token ids.
 
     vocabulary_size, hidden, embedding (default: hidden), layers: sizes. dtype: float32 or bfloat16. output: "state",
     the top layer's last h [hidden], or "scores" of the next word [vocabulary_size]. max_batch: most rows of one cell
     call. seed: of the random weights.
     """
+
+    num_parts: ClassVar[int]
+    """Parts of one layer's state: h and c, or h alone."""
 
     def __init__(
         self,
@@ -95,17 +97,18 @@ class RecurrentModel(Model):
         with seeded(seed):
             stack = self._stack(vocabulary_size, width, hidden, layers)
             self.step = Cell(frozen(stack, dtype), max_batch=max_batch)
-            self._stack_module = stack
             if output == "scores":
                 self.scores = Cell(frozen(nn.Linear(hidden, vocabulary_size), dtype), max_batch=max_batch, priority=1)
         self.vocabulary_size = vocabulary_size
         self.output = output
-        self._fused = fused(list(stack.layers))  # type: ignore[arg-type]
-        parts = 2 if isinstance(stack, LstmStack) else 1
-        zero = torch.zeros(hidden, dtype=DTYPES[dtype])
-        self._initial = None if layers == 1 else (zero,) * (parts * layers)
-        self._top = parts * (layers - 1)
+        self.hidden, self.layers, self.dtype = hidden, layers, dtype
+        self._layers = fused(list(stack.layers))  # type: ignore[arg-type]
+        self._prepare()
         self.example_request = [0, 0]
+
+    def _prepare(self) -> None:
+        self._initial = None if self.layers == 1 else zeros(self.num_parts * self.layers, self.hidden, self.dtype)
+        self._top = self.num_parts * (self.layers - 1)
 
     @staticmethod
     @abstractmethod
@@ -124,7 +127,7 @@ class RecurrentModel(Model):
         """Run torch's fused layers over the padded batch; each result is taken at its request's own last step."""
         tokens, lengths = pad([self._tokens(request) for request in requests])
         with torch.no_grad():
-            h = final_states(self._fused, self._stack_module.embedding(tokens), lengths)[0][-1]
+            h = final_states(self._need_layers(), self.step.module.embedding(tokens), lengths)[0][-1]  # type: ignore[operator]
             return list(self.scores.module(h) if self.output == "scores" else h)
 
     def _tokens(self, request: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -135,6 +138,8 @@ class RecurrentModel(Model):
 class LstmModel(RecurrentModel):
     """An LSTM over a sentence; see RecurrentModel for its options."""
 
+    num_parts = 2
+
     @staticmethod
     def _stack(vocabulary_size: int, embedding: int, hidden: int, layers: int) -> LstmStack:
         return (OneLstm if layers == 1 else LstmStack)(vocabulary_size, embedding, hidden, layers)
@@ -143,6 +148,8 @@ class LstmModel(RecurrentModel):
 @final
 class GruModel(RecurrentModel):
     """A GRU over a sentence; see RecurrentModel for its options."""
+
+    num_parts = 1
 
     @staticmethod
     def _stack(vocabulary_size: int, embedding: int, hidden: int, layers: int) -> GruStack:

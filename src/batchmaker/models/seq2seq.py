@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from batchmaker.cells.cell import Cell
-from batchmaker.cells.model import Model
 from batchmaker.errors import InvalidRequestError, OptionError
-from batchmaker.models.building import DTYPES, check_positive, checked_tokens, frozen, seeded
-from batchmaker.models.padding import final_states, fused, pad
+from batchmaker.models.building import check_positive, checked_tokens, frozen, seeded, zeros
+from batchmaker.models.padding import PaddedModel, final_states, fused, pad
 from batchmaker.models.recurrent import LstmStack, OneLstm
 
 BOS = 1
@@ -38,7 +37,7 @@ class Decoder(nn.Module):
 
 
 @final
-class Seq2SeqModel(Model):
+class Seq2SeqModel(PaddedModel):
     """Translates a sentence word by word; the words stream.
 
     A request is a list of source ids, translated until EOS or `max_words` (None: twice the source and ten more); or
@@ -64,17 +63,20 @@ class Seq2SeqModel(Model):
             raise OptionError(f"vocabulary_size must be above {EOS}, the id of EOS, got {vocabulary_size}")
         sizes = (vocabulary_size, width, hidden, layers)
         with seeded(seed):
-            self._encoder = (OneLstm if layers == 1 else LstmStack)(*sizes)
-            self._decoder = Decoder(*sizes)
-        self.encoder = Cell(frozen(self._encoder, dtype), max_batch=max_batch)
-        self.decoder = Cell(frozen(self._decoder, dtype), max_batch=max_batch, priority=1, host_outputs=(0,))
+            encoder = (OneLstm if layers == 1 else LstmStack)(*sizes)
+            decoder = Decoder(*sizes)
+        self.encoder = Cell(frozen(encoder, dtype), max_batch=max_batch)
+        self.decoder = Cell(frozen(decoder, dtype), max_batch=max_batch, priority=1, host_outputs=(0,))
         self.vocabulary_size = vocabulary_size
         self.max_words = max_words
         self.until_eos = until_eos
-        self._fused = fused(list(self._encoder.layers))  # type: ignore[arg-type]
-        zero = torch.zeros(hidden, dtype=DTYPES[dtype])
-        self._initial = None if layers == 1 else (zero,) * (2 * layers)
+        self.hidden, self.layers, self.dtype = hidden, layers, dtype
+        self._layers = fused(list(encoder.layers))  # type: ignore[arg-type]
+        self._prepare()
         self.example_request = {"source": [BOS, EOS], "words": 2}
+
+    def _prepare(self) -> None:
+        self._initial = None if self.layers == 1 else zeros(2 * self.layers, self.hidden, self.dtype)
 
     def unfold(self, request: Any) -> Any:
         source, num_words, until = self._parse(request)
@@ -92,12 +94,13 @@ class Seq2SeqModel(Model):
         limits = torch.tensor([num_words for _, num_words, _ in parsed])
         stops = torch.tensor([until is not None for _, _, until in parsed])
         with torch.no_grad():
-            h, c = final_states(self._fused, self._encoder.embedding(tokens), lengths)
+            layers, embedding = self._need_layers(), self.encoder.module.embedding
+            h, c = final_states(layers, embedding(tokens), lengths)  # type: ignore[operator]
             state = tuple(part for pair in zip(h, c, strict=True) for part in pair)
             words = torch.full((len(parsed),), BOS)
             steps: list[Tensor] = []
             while bool((limits > len(steps)).any()):
-                words, *state = self._decoder(words, *state)
+                words, *state = self.decoder.module(words, *state)
                 steps.append(words)
                 ended = stops & (words == EOS)
                 limits = torch.where(ended, limits.clamp(max=len(steps)), limits)

@@ -42,8 +42,7 @@ def draw_timeline(path: Path, lanes: Sequence[Lanes], begin_s: Sequence[float], 
     begin_s: start of the stretch drawn, for each of `lanes`. Grey, hatched: the row is held by a finished request.
     """
     plt = _pyplot()
-    figure, axes = plt.subplots(len(lanes), 1, figsize=(13, 3.7 * len(lanes) + 1), sharex=True, sharey=True)
-    rows = max((span.row for lane in lanes for span in lane.spans), default=0) + 1
+    figure, axes = plt.subplots(len(lanes), 1, figsize=(13, 3.7 * len(lanes) + 1), sharex=True)
     for ax, lane, start_s in zip([axes] if len(lanes) == 1 else axes, lanes, begin_s, strict=True):
         done = [span for span in lane.spans if span.end_s > span.used_s]
         if done:
@@ -60,13 +59,13 @@ def draw_timeline(path: Path, lanes: Sequence[Lanes], begin_s: Sequence[float], 
         ax.set_title(lane.title, loc="left", fontsize=12, fontweight="bold", color=INK, pad=22)
         ax.text(0, 1.025, lane.note, transform=ax.transAxes, fontsize=9.5, color="#5b626e")
         ax.set_ylabel("row of the batch", color=INK)
-        ax.set_ylim(rows - 0.4, -0.6)
+        ax.set_ylim(max((span.row for span in lane.spans), default=0) + 0.6, -0.6)
         ax.set_xlim(0, 1e3 * seconds)
         _bare(ax)
     ax.set_xlabel("time (ms)", color=INK)
     figure.suptitle("Requests in the batch over time", x=0.012, ha="left", fontsize=16, fontweight="bold", color=INK)
     figure.text(0.012, 0.945, subtitle, fontsize=10.5, color="#5b626e", va="top")
-    figure.tight_layout(rect=(0, 0, 1, 0.935), h_pad=1.6)
+    figure.tight_layout(rect=(0, 0, 1, 0.965), h_pad=1.2)
     _save(plt, figure, path)
 
 

@@ -71,9 +71,7 @@ def cell_spans(steps: Sequence[StepSeen], begin_s: float, end_s: float) -> list[
     return spans
 
 
-def graph_spans(
-    steps: Sequence[StepSeen], length: Callable[[int], int], begin_s: float, end_s: float
-) -> list[Span]:
+def graph_spans(steps: Sequence[StepSeen], length: Callable[[int], int], begin_s: float, end_s: float) -> list[Span]:
     """Return who held each row in a stretch of time where whole requests are batched and padded.
 
     length: gives the cells of a request. A request uses its row for its share of the longest's time; the rest is

@@ -41,7 +41,7 @@ class Extent:
 class Admitted:
     """What admission found, one entry per graph where there are several.
 
-    extents; host_tables: those that the driver fills, one per host input; reserves: tables that must exist or grow first.
+    extents; host_tables: those that the driver fills, one per host input; reserves: tables that must exist or grow.
     waiting_sources: (unfinished node of an earlier extent, new consumer). subgraphs: all new ones.
     """
 
@@ -140,7 +140,7 @@ class Admission:
                 num_subgraphs.append(count)
                 continue
             count = 0
-            for part in sorted([*graph.blocks, *graph.runs], key=_first) if graph.blocks else graph.runs:
+            for part in graph.parts:
                 starts.append(part.first + shift)
                 if isinstance(part, NodeBlock):
                     counts.append(part.count)
@@ -341,9 +341,7 @@ class Admission:
         mine = place >= 0
         if not mine.all():
             earlier = unmet & ~mine
-            result.waiting_sources = list(
-                zip(producers[earlier].tolist(), consumers[earlier].tolist(), strict=True)
-            )
+            result.waiting_sources = list(zip(producers[earlier].tolist(), consumers[earlier].tolist(), strict=True))
             place, consumers = place[mine], consumers[mine]
         order = np.argsort(place, kind="stable")
         counts = np.bincount(place, minlength=len(nodes))
@@ -372,10 +370,6 @@ class Admission:
         return found
 
 
-def _first(part: object) -> int:
-    return part.first  # type: ignore[attr-defined, no-any-return]
-
-
 class _Locator:
     """Turns numbers local to a request into node numbers."""
 
@@ -393,13 +387,15 @@ class _Locator:
     def of(self, i: int, graph: CellGraph, local: Ids) -> Ids:
         """Return the numbers of nodes of graph i or of the earlier extents that it extends."""
         if graph.first == 0:
-            return self._nodes[self._places[i] + local]
+            located: Ids = self._nodes[self._places[i] + local]
+            return located
         return self._extended(local, graph.first)
 
     def many(self, local: Ids, owners: Ids, firsts: Ids) -> Ids:
         """Return the numbers of nodes of several graphs: `owners` says whose, `firsts` where that graph begins."""
         if not self._earlier:
-            return self._nodes[self._places[owners] + local - firsts]
+            located: Ids = self._nodes[self._places[owners] + local - firsts]
+            return located
         return self._extended(local, int(firsts[0]))
 
     def _extended(self, local: Ids, first: int) -> Ids:

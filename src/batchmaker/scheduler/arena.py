@@ -65,9 +65,10 @@ class Arena:
     fetch (bit k: output k goes to the host); source_table and source [num_ports, nodes] (the table in which an input is
     found and, unless that is a host table or ZERO_TABLE, the node whose output it is); first_edge, num_edges (its
     consumers).
-    Subgraphs: type; head (first node); size (nodes); span (from its first to its last node); external (inputs from other subgraphs that are not done); pin;
-    in_flight (its node-steps submitted and not finished); sequence (place in the queue); end (one past a run's last
-    node, 0 for single nodes); open_ended; lane, lane_worker. Edges: consumer (node).
+    Subgraphs: type; head (first node); size (nodes); span (from its first to its last node); external (inputs from
+    other subgraphs that are not done); pin; in_flight (its node-steps submitted and not finished); sequence (place in
+    the queue); end (one past a run's last node, 0 for single nodes); open_ended; lane, lane_worker.
+    Edges: consumer (node).
     """
 
     def __init__(self) -> None:

@@ -183,9 +183,11 @@ class Scheduler:
     def _take_graphs(self, graphs: list[CellGraph], owners: list[RequestBook], commands: list[Command]) -> None:
         """Admit the graphs of these requests; several only if none of them is an extension."""
         books = self._books
-        for graph in graphs:
+        for graph, book in zip(graphs, owners, strict=True):
             for run in graph.runs:
                 self._learn_form(run.type_id, len(run.sequences))
+                if run.open_ended and run.sequences:
+                    book.may_own_rows = True  # where it stops early, what feeds the rest is never read
         admitted = books.admission.admit(graphs, [book.slot for book in owners], owners[0].extents)
         commands.extend(admitted.reserves)
         for graph, book, extent, tables in zip(graphs, owners, admitted.extents, admitted.host_tables, strict=True):

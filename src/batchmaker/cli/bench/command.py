@@ -102,8 +102,10 @@ def bench(
     model: Annotated[str, typer.Argument(help="lstm, gru, seq2seq or treelstm.")],
     data: Annotated[
         list[Path] | None,
-        typer.Option(help="Text lines (lstm, gru), source then target (seq2seq, give it twice), trees (treelstm). "
-                          "Default: seeded sentences of Europarl's lengths, seeded trees."),
+        typer.Option(
+            help="Text lines (lstm, gru), source then target (seq2seq, give it twice), trees (treelstm). "
+            "Default: seeded sentences of Europarl's lengths, seeded trees."
+        ),
     ] = None,
     policy: Annotated[
         list[str] | None, typer.Option(help="cellular, padded or serial; may be given several times.")
@@ -160,9 +162,7 @@ def bench(
     setting = Setting(
         model, width, layers or 1, dtype, threads or default_threads(workers), workers, workload.source, load
     )
-    plan = Plan(
-        seconds, requests, rate, load, next(iter(built.cells.values())).max_batch, padded_batch, seed
-    )
+    plan = Plan(seconds, requests, rate, load, next(iter(built.cells.values())).max_batch, padded_batch, seed)
     shown = TextColumn("{task.fields[answered]}")
     columns = (TextColumn("{task.description:>16}"), BarColumn(), TimeElapsedColumn(), shown)
     console = options.err()

@@ -184,8 +184,8 @@ def all_at_once(engine: Engine, workload: Workload, count: int, progress: Progre
 def backlog(engine: Engine, workload: Workload, in_flight: int, seconds: float, progress: Progress) -> Measured:
     """Keep `in_flight` requests in flight; measure `seconds` of the steady state.
 
-    The window begins and ends between steps. The first `in_flight` requests all begin at the same time; measuring begins once as many have been answered, or
-    after `seconds` where that takes longer. Stops the engine.
+    The window begins and ends between steps. The first `in_flight` requests all begin at the same time; measuring
+    begins once as many have been answered, or after `seconds` where that takes longer. Stops the engine.
     """
     engine.start()
     journal = Journal(engine, workload)
@@ -295,5 +295,3 @@ def _raise_if_all_failed(journal: Journal) -> None:
     if journal.errors and len(journal.errors) >= len(journal.tickets):
         error = journal.errors[0]
         raise error if isinstance(error, BatchmakerError) else BatchmakerError(f"every request failed: {error}")
-
-

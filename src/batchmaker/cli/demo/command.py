@@ -18,6 +18,7 @@ from batchmaker.cli.bench.load import Measured
 from batchmaker.cli.bench.report import Result, Setting, add_ratios, result
 from batchmaker.cli.demo.panels import Side, side_by_side
 from batchmaker.cli.workload import Workload, make_workload
+from batchmaker.engine.driver import StepSeen
 from batchmaker.engine.engine import Engine
 from batchmaker.executor.cpu import default_threads
 from batchmaker.observe.plots import Lanes, draw_timeline
@@ -26,7 +27,7 @@ from batchmaker.observe.timeline import Span, cell_spans, graph_spans
 LOAD = 0.7
 """Share of the padded baseline's peak that is offered to both."""
 PADDED_BATCH = 64
-DRAWN_BATCHES = 6
+DRAWN_BATCHES = 10
 """Padded batches that the picture spans."""
 
 
@@ -97,9 +98,7 @@ def _serve_all(
     threads: int,
 ) -> list[Measured]:
     measured = []
-    with Live(
-        side_by_side(sides), console=console, auto_refresh=False, transient=not console.is_terminal
-    ) as live:
+    with Live(side_by_side(sides), console=console, auto_refresh=False, transient=not console.is_terminal) as live:
         for side in sides:
             side.max_batch = PADDED_BATCH if side.name == "padded" else model.cells["step"].max_batch
             side.seconds = 1.2 * seconds
@@ -130,8 +129,8 @@ def _show(console: Console, results: list[Result]) -> None:
 
 def _draw(png: Path, sides: list[Side], results: list[Result], subtitle: str) -> None:
     graphs = sides[1].timeline.steps
-    middle = len(graphs) // 2
-    chosen = graphs[middle : middle + DRAWN_BATCHES]
+    chosen = _busiest(graphs[len(graphs) // 5 :])
+    offset_s = chosen[0].begin_s - sides[1].begin_s if chosen else 0.0
     seconds = chosen[-1].end_s - chosen[0].begin_s if chosen else 1.0
     notes = {
         "cellular": "a request starts at the next step and leaves after its own last; its row goes to the next",
@@ -140,10 +139,18 @@ def _draw(png: Path, sides: list[Side], results: list[Result], subtitle: str) ->
     lanes, begins = [], []
     for side, line in zip(sides, results, strict=True):
         steps = side.timeline.steps
-        begin_s = steps[len(steps) // 2].begin_s if steps else 0.0
+        begin_s = side.begin_s + offset_s if steps else 0.0
         lanes.append(Lanes(_title(line), notes[side.name], _spans(side, begin_s, begin_s + seconds)))
         begins.append(begin_s)
     draw_timeline(png, lanes, begins, seconds, subtitle)
+
+
+def _busiest(steps: list[StepSeen]) -> list[StepSeen]:
+    """Return the stretch of DRAWN_BATCHES with the most requests in it."""
+    sizes = [len(step.requests) for step in steps]
+    last = max(0, len(steps) - DRAWN_BATCHES)
+    begin = max(range(last + 1), key=lambda first: sum(sizes[first : first + DRAWN_BATCHES]))
+    return steps[begin : begin + DRAWN_BATCHES]
 
 
 def _title(line: Result) -> str:

@@ -35,6 +35,11 @@ class Side:
     seconds: float = 0.0
     max_batch: int = 64
 
+    @property
+    def begin_s(self) -> float:
+        """When the first step began, in its engine's time: the same arrivals follow by either policy."""
+        return self.timeline.steps[0].begin_s if self.timeline.steps else 0.0
+
     def watch(self, journal: Journal) -> None:
         """Take note of the journal of the run that begins."""
         self.journal = journal

@@ -1,0 +1,86 @@
+"""`bench` writes one object per policy with every number that is promised."""
+
+from __future__ import annotations
+
+import pytest
+
+from batchmaker.cli.bench import reference
+from batchmaker.errors import OptionError
+
+KEYS = {
+    "model", "policy", "dtype", "hidden", "threads", "offered_rps", "served_rps", "requests", "p50_ms", "p90_ms",
+    "p99_ms", "queue_p99_ms", "useful_cells_per_s", "reference_cells_per_s", "padding_share", "mean_batch",
+    "scheduler_share", "scheduler_us_per_node", "task_ms", "load", "seconds", "machine", "commit", "torch",
+    "generator_late_ms",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def short_reference(monkeypatch):
+    monkeypatch.setattr(reference, "SECONDS_EACH", 0.005)
+
+
+def test_requests_at_once_are_all_answered(command, tmp_path, read_json):
+    path = tmp_path / "out.json"
+    done = command("bench", "lstm", "--hidden", 8, "--requests", 40, "--lengths", "fixed:5", "--json", path)
+    assert done.exit_code == 0, done.output
+    cellular, padded = read_json(path)
+    assert set(cellular) >= KEYS
+    assert (cellular["policy"], padded["policy"]) == ("cellular", "padded")
+    assert cellular["requests"] == padded["requests"] == 40
+    assert cellular["useful_cells_per_s"] == pytest.approx(cellular["served_rps"] * 5)
+    assert padded["padding_share"] == 0.0
+    assert "throughput_over_baseline" in cellular
+    assert cellular["p50_ms"] <= cellular["p90_ms"] <= cellular["p99_ms"]
+
+
+def test_a_saturated_window_counts_padding(command, tmp_path, read_json):
+    path = tmp_path / "out.json"
+    batches = ("--max-batch", 8, "--padded-batch", 4)
+    done = command("bench", "gru", "--hidden", 8, "--seconds", 0.2, *batches, "--json", path)
+    assert done.exit_code == 0, done.output
+    cellular, padded = read_json(path)
+    assert cellular["offered_rps"] is None
+    assert 7 < cellular["mean_batch"] <= 8
+    assert 0 < padded["padding_share"] < 0.5
+
+
+def test_load_offers_every_policy_the_same(command, tmp_path, read_json):
+    path = tmp_path / "out.json"
+    done = command(
+        "bench", "lstm", "--hidden", 8, "--load", 0.2, "--seconds", 0.5, "--lengths", "clip:9", "--json", path
+    )
+    assert done.exit_code == 0, done.output
+    cellular, padded = read_json(path)
+    assert cellular["offered_rps"] == padded["offered_rps"] > 0
+    assert cellular["load"] == 0.2
+    assert cellular["served_rps"] == pytest.approx(cellular["offered_rps"], rel=0.5)
+
+
+def test_pairs_and_trees_from_files(command, tmp_path, text_file, tree_file, read_json):
+    path = tmp_path / "out.json"
+    pairs = ("--data", text_file, "--data", text_file)
+    done = command("bench", "seq2seq", *pairs, "--hidden", 4, "--requests", 4, "--json", path)
+    assert done.exit_code == 0, done.output
+    assert read_json(path)[0]["data"] == "text.txt -> text.txt"
+    tree_file.write_text("(3 (2 a) (1 b))\n(1 word)\n")
+    done = command("bench", "treelstm", "--data", tree_file, "--hidden", 8, "--requests", 6, "--json", path)
+    assert done.exit_code == 0, done.output
+    assert [line["policy"] for line in read_json(path)] == ["cellular", "serial"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("lstm", "--rate", "1", "--load", "1"), "one of --rate, --load and --requests"),
+        (("lstm", "--rate", "-1"), "above 0"),
+        (("lstm", "--lengths", "long"), "fixed:24 or clip:50"),
+        (("treelstm", "--layers", "2"), "no option --layers"),
+        (("treelstm", "--policy", "padded"), "cannot be padded"),
+        (("lstm", "--policy", "celular"), "Did you mean 'cellular'"),
+    ],
+)
+def test_wrong_options_are_refused(command, arguments, message):
+    error = command("bench", *arguments).exception
+    assert isinstance(error, OptionError)
+    assert message in str(error)

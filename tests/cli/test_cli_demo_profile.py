@@ -1,0 +1,39 @@
+"""`demo` and `profile` measure, print and draw."""
+
+from __future__ import annotations
+
+PNG = b"\x89PNG\r\n"
+
+
+def test_demo_draws_and_tells(command, tmp_path, read_json):
+    picture, numbers = tmp_path / "timeline.png", tmp_path / "demo.json"
+    done = command("demo", "--seconds", 1, "--hidden", 16, "--rate", 100, "--png", picture, "--json", numbers)
+    assert done.exit_code == 0, done.output
+    assert picture.read_bytes().startswith(PNG)
+    cellular, padded = read_json(numbers)
+    assert (cellular["policy"], padded["policy"]) == ("cellular", "padded")
+    assert cellular["offered_rps"] == padded["offered_rps"] == 100
+    assert "cellular" in done.output
+    assert "p99" in done.output
+
+
+def test_demo_finds_a_rate_by_itself(command, tmp_path):
+    done = command("demo", "--seconds", 0.5, "--hidden", 64, "--png", tmp_path / "timeline.png")
+    assert done.exit_code == 0, done.output
+    assert "requests a second" in done.output
+
+
+def test_profile_chooses_a_batch_for_each_cell(command, tmp_path, read_json):
+    picture, numbers = tmp_path / "profile.png", tmp_path / "profile.json"
+    done = command(
+        "profile", "treelstm", "--hidden", 16, "--max", 8, "--seconds", 0.01, "--json", numbers, "--png", picture
+    )
+    assert done.exit_code == 0, done.output
+    assert picture.read_bytes().startswith(PNG)
+    found = read_json(numbers)
+    assert [cell["name"] for cell in found["cells"]] == ["leaf", "inner"]
+    for cell in found["cells"]:
+        assert cell["batch"] == [1, 2, 4, 8]
+        assert cell["max_batch"] in cell["batch"]
+        assert all(ms > 0 for ms in cell["step_ms"])
+    assert "within 5% of the best" in done.output

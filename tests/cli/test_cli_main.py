@@ -1,0 +1,44 @@
+"""What every command has in common: help, the version, and errors of one line."""
+
+from __future__ import annotations
+
+import pytest
+
+import batchmaker
+
+
+@pytest.mark.parametrize("name", ["demo", "run", "bench", "profile"])
+def test_help_of_a_command_teaches_with_examples(command, name):
+    result = command(name, "--help")
+    assert result.exit_code == 0
+    assert "Examples" in result.output
+    assert f"batchmaker {name}" in result.output
+
+
+def test_help_lists_the_commands(command):
+    result = command("--help")
+    assert result.exit_code == 0
+    assert all(name in result.output for name in ("demo", "run", "bench", "profile"))
+
+
+def test_version(command):
+    assert command("--version").output == f"batchmaker {batchmaker.__version__}\n"
+
+
+def test_unknown_option_is_refused_with_the_nearest_name(command):
+    result = command("bench", "lstm", "--hiden", "3")
+    assert result.exit_code == 2
+    assert "--hidden" in result.output
+
+
+def test_own_errors_are_one_line_on_standard_error_and_status_2(program):
+    done = program("bench", "lstn")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.splitlines() == [
+        "error: unknown model 'lstn'; known: gru, lstm, seq2seq, treelstm. Did you mean 'lstm'?"
+    ]
+
+
+def test_a_defect_is_not_hidden(command):
+    assert command("bench", "lstm", "--rate", "1", "--load", "0.5").exception is not None

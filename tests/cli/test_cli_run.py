@@ -1,0 +1,62 @@
+"""`run` answers every line in its place."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from batchmaker.errors import DataError, OptionError
+
+
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_each_line_of_text_gets_its_state(command, tmp_path, text_file):
+    path = tmp_path / "out.jsonl"
+    done = command("run", "lstm", "--input", text_file, "--output", path, "--hidden", 8)
+    assert done.exit_code == 0, done.output
+    lines = lines_of(path)
+    assert [line["index"] for line in lines] == [0, 2, 3, 4]
+    assert all(len(line["result"]) == 8 and line["latency_ms"] > 0 for line in lines)
+
+
+def test_policies_agree(command, tmp_path, text_file):
+    results = []
+    for policy in ("cellular", "padded"):
+        path = tmp_path / f"{policy}.jsonl"
+        command("run", "gru", "--input", text_file, "--output", path, "--hidden", 8, "--policy", policy)
+        results.append([line["result"] for line in lines_of(path)])
+    for ours, theirs in zip(*results, strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-5)
+
+
+def test_a_bad_line_fails_alone(command, tmp_path, tree_file):
+    path = tmp_path / "out.jsonl"
+    done = command("run", "treelstm", "--input", tree_file, "--output", path, "--hidden", 8)
+    assert done.exit_code == 1
+    assert "1 failed; the first: line 2" in done.output
+    lines = lines_of(path)
+    assert ["error" in line for line in lines] == [False, True, False, False]
+    assert len(lines[2]["result"]) == 8
+
+
+def test_translations_are_written_as_words(command, tmp_path, text_file):
+    path = tmp_path / "out.jsonl"
+    done = command("run", "seq2seq", "--input", text_file, "--output", path, "--hidden", 8)
+    assert done.exit_code == 0, done.output
+    words = set(text_file.read_text().split()) | {"<unk>"}
+    assert all(set(line["result"].split()) <= words for line in lines_of(path))
+
+
+def test_what_is_missing_or_unknown_is_said(command, tmp_path, text_file):
+    out = tmp_path / "out.jsonl"
+    unknown = command("run", "lstn", "--input", text_file, "--output", out).exception
+    assert isinstance(unknown, OptionError)
+    assert "Did you mean 'lstm'" in str(unknown)
+    missing = command("run", "lstm", "--input", tmp_path / "none.txt", "--output", out).exception
+    assert isinstance(missing, DataError)
+    assert "no such file" in str(missing)
+    folder = command("run", "lstm", "--input", text_file, "--output", tmp_path / "none" / "out.jsonl").exception
+    assert isinstance(folder, DataError)
