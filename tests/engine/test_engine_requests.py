@@ -27,7 +27,15 @@ from engine_models import (
 
 import batchmaker as bm
 from batchmaker.engine import StepSeen
-from batchmaker.errors import CancelledError, DeadlineError, InvalidRequestError, ModelError, OptionError, StoppedError
+from batchmaker.errors import (
+    CancelledError,
+    DeadlineError,
+    InvalidRequestError,
+    ModelError,
+    NodeLimitError,
+    OptionError,
+    StoppedError,
+)
 from batchmaker.executor.null import NullExecutor
 from batchmaker.policies import CellularPolicy
 
@@ -138,9 +146,9 @@ def test_a_stream_of_a_returned_sequence_gives_its_elements_in_order() -> None:
 def test_a_stream_raises_what_the_request_raises() -> None:
     with bm.Engine(Endless(), threads=1, max_nodes=4) as engine:
         stream = iter(engine.stream(0))
-        assert [next(stream) for _ in range(4)] == [1, 2, 3, 4]
-        with pytest.raises(Exception, match="more than 4 nodes"):
-            next(stream)
+        assert [next(stream) for _ in range(3)] == [1, 2, 3]  # the next node is refused before the fourth is handed out
+        with pytest.raises(NodeLimitError, match="more than 4 nodes"):
+            list(stream)
     assert_balanced(engine)
 
 
@@ -211,6 +219,8 @@ def test_many_threads_may_submit_at_once(engine: bm.Engine) -> None:
 def test_two_engines_serve_one_model_at_once(modules: Any) -> None:
     model = Translator(*modules)
     with bm.Engine(model, threads=1) as one, bm.Engine(model, threads=1) as other:
+        for e in (one, other):  # one after the other: a module must not be traced while another engine computes it
+            e.map([SOURCES[0]])
         futures = [(e.submit_future(s), s) for s in SOURCES * 3 for e in (one, other)]
         assert all(f.result() == translate(*modules, s) for f, s in futures)
     assert_balanced(one)
@@ -304,15 +314,13 @@ def test_an_engine_stopped_before_it_began_takes_no_requests() -> None:
 
 
 def test_the_example_request_proves_the_model_at_start() -> None:
-    class Wrong(Sums):
-        example_request = ["not a number"]
-
     model = Sums(max_batch=4)
     model.example_request = [1, 2]
     with bm.Engine(model, threads=1) as engine:
         assert len(engine.registry.types) == 1
         assert float(engine.submit_future([3, 4]).result()) == 7.0
-    engine = bm.Engine(Wrong(), threads=1)
+    model.example_request = ["not a number"]
+    engine = bm.Engine(model, threads=1)
     with pytest.raises(ModelError, match="example request failed"):
         engine.start()
 
@@ -333,7 +341,8 @@ def test_cancelling_the_awaiting_task_frees_the_request_and_the_others_go_on() -
             )
             while engine.num_in_flight > 1:
                 await anext(stream)
-            assert scheduler(engine).num_requests == 1
+            while scheduler(engine).num_requests > 1:  # a worker may still compute for those that ended
+                await anext(stream)
             value = await anext(stream)
             assert await anext(stream) == value + 1
             await stream.aclose()
@@ -516,7 +525,7 @@ def test_impossible_options_are_refused(options: dict[str, int]) -> None:
 
 
 def test_calling_a_cell_outside_unfold_says_what_to_do() -> None:
-    with pytest.raises(ModelError, match="outside Model.unfold"):
+    with pytest.raises(ModelError, match=r"outside Model\.unfold"):
         Sums().add([1.0], [0.0])
 
 

@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from batchmaker.cells.dataflow import CannotRewriteError, CellGraph
+from batchmaker.cells.dataflow import CannotRewriteError, TracedCell
 from batchmaker.cells.export import example_rows, export_cell, flat_module, flat_outputs, infer_outputs
 from batchmaker.cells.fold import fold_tokens
 from batchmaker.cells.identity import CellIdentity, canonical
@@ -72,7 +72,7 @@ def traced(module: nn.Module, inputs: tuple[ValueSpec, ...]) -> torch.export.Exp
         raise CannotRewriteError(f"torch.export failed: {reason}") from error
 
 
-def _make_fast(graph: CellGraph, limits: dict[str, int], fold_bytes: int) -> tuple[str, ...]:
+def _make_fast(graph: TracedCell, limits: dict[str, int], fold_bytes: int) -> tuple[str, ...]:
     """Rewrite the graph in place and return what was done."""
     notes = [f"{kind} cut into input projection and step" for kind in cut_recurrent_cells(graph)]
     fold_constants(graph)
@@ -84,7 +84,7 @@ def _make_fast(graph: CellGraph, limits: dict[str, int], fold_bytes: int) -> tup
 class _Core:
     """What all splits of one cell share: its graph, or the module itself where there is none."""
 
-    def __init__(self, module: nn.Module, graph: CellGraph | None, where: str) -> None:
+    def __init__(self, module: nn.Module, graph: TracedCell | None, where: str) -> None:
         self._module = module
         self._graph = graph
         self._where = where

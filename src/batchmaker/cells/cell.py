@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
-from functools import cached_property
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, final
 
 import numpy as np
@@ -85,7 +85,8 @@ class Cell:
     max_batch: most rows in one call (`batchmaker profile` finds a good one). batch_sizes: the only sizes at which the
     module is ever called; a batch in between is padded up. Default: every size to 32, then coarser up to max_batch.
     priority: larger is preferred when several cells could run; give later parts of a network more (decoder over
-    encoder, inner nodes over leaves). host_outputs: outputs that the host must see after each step, such as a word.
+    encoder, inner nodes over leaves). host_outputs: outputs that steer, such as a word: the first is what `until` of a
+    loop looks at.
     name: for messages and reports; a Model names its cells after their attributes.
     module may be an exported program instead, with a dynamic dimension 0. declared: what the program takes and gives,
     proved against the program here and against the requests at first use.

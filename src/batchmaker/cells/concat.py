@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from batchmaker.cells.dataflow import CellGraph
+from batchmaker.cells.dataflow import TracedCell
 
 _aten = torch.ops.aten
 
 
-def part_concatenations(cell: CellGraph, apart: Callable[[fx.Node], bool]) -> None:
+def part_concatenations(cell: TracedCell, apart: Callable[[fx.Node], bool]) -> None:
     """Rewrite W [a, b] as Wa a + Wb b wherever some of the values side by side are `apart` and some are not.
 
     A decoder that reads its last word next to a context is the case in mind: the word's part is a table, the
@@ -27,7 +27,7 @@ def part_concatenations(cell: CellGraph, apart: Callable[[fx.Node], bool]) -> No
     cell.graph.eliminate_dead_code()
 
 
-def _parts(cell: CellGraph, node: fx.Node) -> list[fx.Node]:
+def _parts(cell: TracedCell, node: fx.Node) -> list[fx.Node]:
     """Return the values that a linear node with constant weights reads side by side, [] if it is no such node."""
     if node.target is not _aten.linear.default or cell.value(node.args[1]) is None:
         return []
@@ -40,7 +40,7 @@ def _parts(cell: CellGraph, node: fx.Node) -> list[fx.Node]:
     return list(parts) if dim in (1, -1) and two_dimensional else []
 
 
-def _part(cell: CellGraph, node: fx.Node, parts: list[fx.Node], early: list[fx.Node]) -> None:
+def _part(cell: TracedCell, node: fx.Node, parts: list[fx.Node], early: list[fx.Node]) -> None:
     weight = cell.value(node.args[1])
     assert weight is not None
     columns = torch.split_with_sizes(weight, [int(part.meta["val"].shape[1]) for part in parts], 1)

@@ -26,7 +26,7 @@ _numbers = itertools.count()
 
 
 @dataclass(slots=True)
-class CellGraph:
+class TracedCell:
     """A functional graph: placeholders, get_attr of `constants`, calls, one output tuple of nodes."""
 
     graph: fx.Graph
@@ -93,7 +93,7 @@ def row_spec(node: fx.Node, where: fx.Node) -> ValueSpec:
         raise CannotRewriteError(str(error)) from None
 
 
-def extract(cell: CellGraph, inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> CellGraph:
+def extract(cell: TracedCell, inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> TracedCell:
     """Copy what leads from `inputs` to `outputs` into a graph of its own that shares the constants.
 
     Nodes that need constants or the batch size alone are copied with it; the batch size is then read off
@@ -118,7 +118,7 @@ def extract(cell: CellGraph, inputs: Sequence[fx.Node], outputs: Sequence[fx.Nod
         else:
             copies[node] = graph.node_copy(node, lambda source: copies[source])
     graph.output(tuple(copies[node] for node in outputs))
-    return CellGraph(graph, cell.constants)
+    return TracedCell(graph, cell.constants)
 
 
 def _ancestors(outputs: Iterable[fx.Node], stop: set[fx.Node]) -> set[fx.Node]:

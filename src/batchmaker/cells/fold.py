@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from batchmaker.cells.concat import part_concatenations
-from batchmaker.cells.dataflow import BATCH, CellGraph, dependencies, extract, is_symbolic, row_spec
+from batchmaker.cells.dataflow import BATCH, TracedCell, dependencies, extract, is_symbolic, row_spec
 from batchmaker.cells.export import torch_dtype
 from batchmaker.cells.program import compile_program
 
@@ -44,7 +44,7 @@ class Folded:
         return "; ".join(parts)
 
 
-def fold_tokens(cell: CellGraph, limits: Mapping[str, int], fold_bytes: int) -> list[Folded]:
+def fold_tokens(cell: TracedCell, limits: Mapping[str, int], fold_bytes: int) -> list[Folded]:
     """Replace every value that depends on one scalar token alone, through real arithmetic, by a table lookup.
 
     limits: number of tokens by input name. All tables together stay within fold_bytes.
@@ -80,7 +80,7 @@ def _row_bytes(node: fx.Node, token: fx.Node) -> int:
     return math.prod(spec.shape) * torch_dtype(spec.dtype).itemsize
 
 
-def _frontier(cell: CellGraph, token: fx.Node) -> list[fx.Node]:
+def _frontier(cell: TracedCell, token: fx.Node) -> list[fx.Node]:
     """Return the values that depend on the token alone, took arithmetic and are read by others."""
     depends = dependencies(cell.graph)
     alone: set[fx.Node] = set()
@@ -96,7 +96,7 @@ def _frontier(cell: CellGraph, token: fx.Node) -> list[fx.Node]:
     return [node for node in worked if any(user not in alone for user in node.users)]
 
 
-def _replace(cell: CellGraph, token: fx.Node, nodes: list[fx.Node], num_tokens: int) -> None:
+def _replace(cell: TracedCell, token: fx.Node, nodes: list[fx.Node], num_tokens: int) -> None:
     """Compute the nodes for the whole vocabulary and look them up instead."""
     tables = _tabulate(extract(cell, [token], nodes), token, num_tokens)
     for node, table in zip(nodes, tables, strict=True):
@@ -107,7 +107,7 @@ def _replace(cell: CellGraph, token: fx.Node, nodes: list[fx.Node], num_tokens: 
     cell.graph.eliminate_dead_code()
 
 
-def _tabulate(part: CellGraph, token: fx.Node, num_tokens: int) -> list[Tensor]:
+def _tabulate(part: TracedCell, token: fx.Node, num_tokens: int) -> list[Tensor]:
     """Return one table [num_tokens, *shape] per output, computed in chunks."""
     program = compile_program(part)
     row_bytes = sum(_row_bytes(node, part.inputs[0]) for node in part.outputs)

@@ -8,7 +8,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, fx, nn
 
-from batchmaker.cells.dataflow import CellGraph
+from batchmaker.cells.dataflow import TracedCell
 from batchmaker.graph.spec import ValueSpec
 
 
@@ -57,7 +57,7 @@ def _same_tensor(a: Tensor, b: Tensor) -> bool:
     return a.device == b.device and torch.equal(a, b)
 
 
-def canonical(cell: CellGraph) -> tuple[str, tuple[Tensor, ...]]:
+def canonical(cell: TracedCell) -> tuple[str, tuple[Tensor, ...]]:
     """Return the graph as text free of names, and its constants in order of first use."""
     numbers: dict[fx.Node, str] = {}
     weights: dict[str, Tensor] = {}

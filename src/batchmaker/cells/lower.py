@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from batchmaker.cells.dataflow import CellGraph
+from batchmaker.cells.dataflow import TracedCell
 from batchmaker.cells.linear import Activation, Linear
 
 _aten = torch.ops.aten
@@ -21,7 +21,7 @@ _ACTIVATIONS: dict[Any, Activation] = {
 class Packer:
     """Packs each set of weights once, however many graphs use it.
 
-    Weights are told apart by identity: whoever calls keeps them alive (a CellGraph's constants are).
+    Weights are told apart by identity: whoever calls keeps them alive (a TracedCell's constants are).
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ def _side_by_side(weights: list[Tensor], biases: list[Tensor | None]) -> Tensor 
     return torch.cat([w.new_zeros(w.shape[0]) if b is None else b for w, b in pairs])
 
 
-def lower(cell: CellGraph, packer: Packer) -> None:
+def lower(cell: TracedCell, packer: Packer) -> None:
     """Replace the linear nodes of a graph in place; nodes over more than two dimensions stay."""
     readers: dict[fx.Node, list[fx.Node]] = {}
     for node in cell.graph.nodes:
@@ -59,7 +59,7 @@ def lower(cell: CellGraph, packer: Packer) -> None:
     cell.graph.eliminate_dead_code()
 
 
-def _is_plain_linear(cell: CellGraph, node: fx.Node) -> bool:
+def _is_plain_linear(cell: TracedCell, node: fx.Node) -> bool:
     """Whether the node is a linear layer [n, in] -> [n, out] with constant weights."""
     if node.target is not _aten.linear.default or cell.value(node.args[1]) is None:
         return False
@@ -68,13 +68,13 @@ def _is_plain_linear(cell: CellGraph, node: fx.Node) -> bool:
     return bool(node.meta["val"].dim() == 2)
 
 
-def _parameters(cell: CellGraph, node: fx.Node) -> tuple[Tensor, Tensor | None]:
+def _parameters(cell: TracedCell, node: fx.Node) -> tuple[Tensor, Tensor | None]:
     weight = cell.value(node.args[1])
     assert weight is not None
     return weight, cell.value(node.args[2]) if len(node.args) > 2 else None
 
 
-def _merge(cell: CellGraph, nodes: list[fx.Node], packer: Packer) -> None:
+def _merge(cell: TracedCell, nodes: list[fx.Node], packer: Packer) -> None:
     """Compute layers that read the same input in one product and slice it."""
     parameters = [_parameters(cell, node) for node in nodes]
     layer = packer.linear([weight for weight, _ in parameters], [bias for _, bias in parameters])
@@ -90,7 +90,7 @@ def _merge(cell: CellGraph, nodes: list[fx.Node], packer: Packer) -> None:
             start += width
 
 
-def _fuse(cell: CellGraph, node: fx.Node, packer: Packer) -> None:
+def _fuse(cell: TracedCell, node: fx.Node, packer: Packer) -> None:
     """Replace a layer, together with the activation or sum that alone reads it."""
     weight, bias = _parameters(cell, node)
     user = next(iter(node.users))
@@ -117,7 +117,7 @@ def _other_summand(node: fx.Node, user: fx.Node) -> fx.Node | None:
     return other
 
 
-def _substitute(cell: CellGraph, node: fx.Node, target: Any, arguments: tuple[Any, ...]) -> None:
+def _substitute(cell: TracedCell, node: fx.Node, target: Any, arguments: tuple[Any, ...]) -> None:
     with cell.graph.inserting_before(node):
         replacement = cell.graph.call_function(target, arguments)
     replacement.meta = dict(node.meta)

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, fx
 
-from batchmaker.cells.dataflow import CellGraph
+from batchmaker.cells.dataflow import TracedCell
 
 Program: TypeAlias = Callable[..., tuple[Tensor, ...]]
 """Takes the graph's inputs one by one, returns its outputs."""
@@ -24,7 +24,7 @@ _DIRECT = frozenset(
 _LITERALS = (int, float, bool, str, type(None))
 
 
-def compile_program(cell: CellGraph) -> Program:
+def compile_program(cell: TracedCell) -> Program:
     """Return a function equal to the graph; it keeps the constants alive, other values to their last use."""
     space: dict[str, Any] = {}
     names: dict[fx.Node, str] = {}

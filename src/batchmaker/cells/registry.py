@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import final
 
@@ -12,6 +13,9 @@ from batchmaker.cells.cell import Cell
 from batchmaker.cells.state import zero_state_specs
 from batchmaker.errors import ModelError, ShapeError
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
+
+_TRACING = threading.Lock()
+"""torch.export puts stand-ins into the module that it traces: one at a time in a process, for models may share one."""
 
 
 @final
@@ -37,7 +41,8 @@ class CellRegistry:
     def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...]) -> CellType:
         """Bind a cell to its inputs' specs and give it a type, that of an equal cell if there is one."""
         name = cell.name or type(cell.module).__name__
-        bound = bind(cell.program or cell.module, inputs, name=name, fold_bytes=self._fold_bytes)
+        with _TRACING:
+            bound = bind(cell.program or cell.module, inputs, name=name, fold_bytes=self._fold_bytes)
         _check_declared(cell, bound)
         for output in cell.host_outputs:
             if not 0 <= output < len(bound.outputs):

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, fx
 from torch.export.graph_signature import InputKind, OutputKind
 
-from batchmaker.cells.dataflow import CannotRewriteError, CellGraph, dependencies, is_symbolic
+from batchmaker.cells.dataflow import CannotRewriteError, TracedCell, dependencies, is_symbolic
 from batchmaker.cells.recurrent import GRUStep, LSTMStep, RNNStep, gru_rows, lstm_bias, lstm_rows, rnn_bias
 
 _aten = torch.ops.aten
 _CHECKS = ("_assert", "sym_constrain")
 
 
-def lift(program: torch.export.ExportedProgram) -> CellGraph:
+def lift(program: torch.export.ExportedProgram) -> TracedCell:
     """Return the program's graph with parameters and buffers as constants, without its checks and dropouts.
 
     Raises CannotRewriteError for programs that change buffers or inputs, that hold nested graphs
@@ -34,7 +34,7 @@ def lift(program: torch.export.ExportedProgram) -> CellGraph:
         raise CannotRewriteError(f"it changes {changed[0].target or 'its inputs'} when it runs")
     sources = {spec.arg.name: spec for spec in signature.input_specs}
     tensors: dict[str, Any] = {**program.constants, **program.state_dict}
-    cell = CellGraph(fx.Graph())
+    cell = TracedCell(fx.Graph())
     copies: dict[fx.Node, fx.Node] = {}
     for node in program.graph.nodes:
         if node.op == "placeholder" and sources[node.name].kind is not InputKind.USER_INPUT:
@@ -54,7 +54,7 @@ def lift(program: torch.export.ExportedProgram) -> CellGraph:
     return cell
 
 
-def _batch_size(cell: CellGraph) -> str:
+def _batch_size(cell: TracedCell) -> str:
     """Return the symbol of the batch size."""
     return str(cell.inputs[0].meta["val"].shape[0])
 
@@ -97,7 +97,7 @@ def _is_plain_attention(node: fx.Node) -> bool:
     return bool(node.target is _aten.scaled_dot_product_attention.default and dropout == 0.0)
 
 
-def cut_recurrent_cells(cell: CellGraph) -> list[str]:
+def cut_recurrent_cells(cell: TracedCell) -> list[str]:
     """Replace each torch recurrent cell with constant weights by a projection (a linear node) and a step.
 
     Returns the names of the cells that were cut, in order.
@@ -113,7 +113,7 @@ def cut_recurrent_cells(cell: CellGraph) -> list[str]:
     return names
 
 
-def _weights(cell: CellGraph, node: fx.Node) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None] | None:
+def _weights(cell: TracedCell, node: fx.Node) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None] | None:
     """Return w_ih, w_hh, b_ih, b_hh of a recurrent cell, None if any is computed from the inputs."""
     arguments = [*node.args[2:], None, None][:4]
     w_ih, w_hh, b_ih, b_hh = (cell.value(argument) for argument in arguments)
@@ -148,7 +148,7 @@ _BUILDERS: dict[Any, Callable[..., _Cut]] = {
 }
 
 
-def _cut(cell: CellGraph, node: fx.Node, weight: Tensor, bias: Tensor | None, step: Any) -> None:
+def _cut(cell: TracedCell, node: fx.Node, weight: Tensor, bias: Tensor | None, step: Any) -> None:
     x, state = node.args[:2]
     assert isinstance(x, fx.Node)
     with cell.graph.inserting_before(node):
@@ -162,7 +162,7 @@ def _cut(cell: CellGraph, node: fx.Node, weight: Tensor, bias: Tensor | None, st
     node.replace_all_uses_with(replacement)
 
 
-def fold_constants(cell: CellGraph) -> None:
+def fold_constants(cell: TracedCell) -> None:
     """Compute whatever depends on constants alone, once."""
     depends = dependencies(cell.graph)
     known: dict[fx.Node, Any] = {}
@@ -182,7 +182,7 @@ def fold_constants(cell: CellGraph) -> None:
     cell.graph.eliminate_dead_code()
 
 
-def token_limits(cell: CellGraph) -> dict[str, int]:
+def token_limits(cell: TracedCell) -> dict[str, int]:
     """Return the number of tokens of each integer input that is looked up in an embedding."""
     limits: dict[str, int] = {}
     for node in cell.graph.nodes:

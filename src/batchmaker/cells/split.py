@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, fx
 
 from batchmaker.cells.concat import part_concatenations
-from batchmaker.cells.dataflow import BATCH, CellGraph, dependencies, extract, is_symbolic, row_spec
+from batchmaker.cells.dataflow import BATCH, TracedCell, dependencies, extract, is_symbolic, row_spec
 from batchmaker.cells.fold import is_lookup
 from batchmaker.cells.lower import Packer, lower
 from batchmaker.cells.program import Program, compile_program
@@ -30,14 +30,14 @@ class Split:
     num_hoisted_calls: int
 
 
-def compile_whole(cell: CellGraph, packer: Packer) -> Program:
+def compile_whole(cell: TracedCell, packer: Packer) -> Program:
     """Return the cell as one program."""
     whole = extract(cell, cell.inputs, cell.outputs)
     lower(whole, packer)
     return compile_program(whole)
 
 
-def split_cell(cell: CellGraph, num_sequence_inputs: int, packer: Packer) -> Split:
+def split_cell(cell: TracedCell, num_sequence_inputs: int, packer: Packer) -> Split:
     """Cut the graph between what depends on the first inputs alone and the rest.
 
     A lookup in a table is left to the step: handing on the token is cheaper than handing on the row.
@@ -57,7 +57,7 @@ def split_cell(cell: CellGraph, num_sequence_inputs: int, packer: Packer) -> Spl
     return Split(compile_program(before), compile_program(after), specs, num_calls)
 
 
-def _handed_over(cell: CellGraph, sequence: Sequence[fx.Node]) -> list[fx.Node]:
+def _handed_over(cell: TracedCell, sequence: Sequence[fx.Node]) -> list[fx.Node]:
     """Return the nodes that depend on the sequence inputs alone and are read by those that do not."""
     needs_only = _needs_only(cell, sequence)
     early = {n for n in cell.graph.nodes if n.op != "output" and not is_symbolic(n) and needs_only(n)}
@@ -72,7 +72,7 @@ def _handed_over(cell: CellGraph, sequence: Sequence[fx.Node]) -> list[fx.Node]:
     return list(handed)
 
 
-def _needs_only(cell: CellGraph, sequence: Sequence[fx.Node]) -> Callable[[fx.Node], bool]:
+def _needs_only(cell: TracedCell, sequence: Sequence[fx.Node]) -> Callable[[fx.Node], bool]:
     """Return a test for nodes that depend on some of the sequence inputs and on no state."""
     names = {node.name for node in sequence}
     depends = dependencies(cell.graph)

@@ -133,9 +133,9 @@ class TaskRunner:
             outputs, failed = _row_by_row(
                 cell.name, cell.outputs, step.batch, (*hoisted, *state), lambda *row: cell.step(row[:size], row[size:])
             )
+        if any(_shares_memory(new, self._tables[table]) for new in outputs for table in lanes.tables):
+            outputs = tuple(new.clone() for new in outputs)  # they are still to be kept and fetched
         following = outputs[len(outputs) - len(lanes.tables) :]
-        if any(_shares_memory(new, self._tables[table]) for new in following for table in lanes.tables):
-            following = tuple(new.clone() for new in following)
         for table, new in zip(lanes.tables, following, strict=True):
             if rows is None:
                 self._tables[table][: step.batch] = new[: step.batch]

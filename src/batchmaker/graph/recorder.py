@@ -58,6 +58,8 @@ class Recorder:
             self._single_first = number
         for port, argument in enumerate(arguments):
             if isinstance(argument, Value):
+                if argument.node >= number:
+                    raise _foreign(cell.name)
                 sources.append(argument.node)
                 outputs.append(argument.output)
             else:
@@ -128,6 +130,8 @@ class Recorder:
         child = children.T
         for k, (leaf, output) in enumerate(zip(leaves, own, strict=True)):
             port = len(inputs) + k
+            if leaf.nodes.max() >= first:
+                raise _foreign(cell.name)
             _check_spec(cell, port, leaf.spec)
             sources[port :: len(leaves)] = np.concatenate((leaf.nodes, nodes))[child]
             same = leaf.output == output
@@ -168,12 +172,16 @@ class Recorder:
                 self._host(cell, port, first, sequence)
                 columns.append(None)
             else:
+                if sequence.nodes.max() >= first:
+                    raise _foreign(cell.name)
                 columns.append((sequence.nodes, sequence.output))
         start = [(ZERO, 0)] * num_state
         for i, value in enumerate(init or ()):
             port = len(sequences) + i
             _check_spec(cell, port, value.spec)
             if isinstance(value, Value):
+                if value.node >= first:
+                    raise _foreign(cell.name)
                 start[i] = (value.node, value.output)
             else:
                 self._host(cell, port, first, value)
@@ -196,6 +204,9 @@ class Recorder:
 
     def fetch(self, value: Value | ValueSequence) -> None:
         """Mark outputs that the host must see, as results or because the unfold function waits for them."""
+        nodes = value.node if isinstance(value, Value) else value.nodes.max(initial=-1)
+        if nodes >= self._num_nodes:
+            raise _foreign("unfold")
         if isinstance(value, Value):
             key = (value.node, value.output)
             if key not in self._fetched:
@@ -246,6 +257,8 @@ class Recorder:
             if isinstance(argument, HostValues):
                 self._host(cell, port, first, argument)
             else:
+                if argument.nodes.max() >= first:
+                    raise _foreign(cell.name)
                 sources[port] = argument.nodes
                 outputs[port] = argument.output
 
@@ -292,6 +305,10 @@ def _check_spec(cell: CellType, port: int, spec: ValueSpec) -> None:
             f"cell {cell.name!r}, input {port}: got {spec}, expected {declared}; "
             "match the shape and dtype or unfold through a projection"
         )
+
+
+def _foreign(where: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{where!r}: got a value of another request; values live as long as their own request")
 
 
 def _common_length(cell: CellType, arguments: Sequence[SequenceArgument]) -> int:

@@ -93,6 +93,13 @@ class Value:
     def __bool__(self) -> bool:
         raise ModelError("a value is not known while the request is unfolded; `yield` it to wait for it")
 
+    def __eq__(self, other: object) -> bool:
+        raise ModelError(
+            "a value is not known while the request is unfolded; `yield` it to wait for it and compare then"
+        )
+
+    __hash__ = object.__hash__
+
     def __iter__(self) -> Iterator[Value]:
         raise ModelError("this cell has one output; do not unpack it (use `.steps` for a run's sequence)")
 

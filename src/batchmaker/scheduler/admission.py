@@ -16,25 +16,12 @@ from numpy.typing import NDArray
 
 from batchmaker.graph.cell_graph import HOST, ZERO, CellGraph, NodeBlock
 from batchmaker.graph.spec import CellType
-from batchmaker.graph.subgraphs import split
 from batchmaker.scheduler.arena import DONE, Arena
 from batchmaker.scheduler.commands import ZERO_TABLE, Reserve, TableId
+from batchmaker.scheduler.numbering import Extent, Locator, SubgraphNumbers
 from batchmaker.scheduler.rows import Tables
 
 Ids = NDArray[np.int64]
-
-
-@dataclass(slots=True)
-class Extent:
-    """Numbers that one graph or extension owns until its request ends."""
-
-    first_local: int
-    base: int
-    num_nodes: int
-    first_subgraph: int
-    num_subgraphs: int
-    first_edge: int = 0
-    num_edges: int = 0
 
 
 @dataclass(slots=True)
@@ -63,6 +50,7 @@ class Admission:
         self._tables = tables
         self._cells: list[CellType] = []
         self._value_tables: NDArray[np.int32] = np.zeros((0, 0), np.int32)
+        self._numbers = SubgraphNumbers(arena)
         self.value_ports: list[set[int]] = []
 
     def add_type(self, cell: CellType) -> int:
@@ -92,11 +80,11 @@ class Admission:
         nodes = np.repeat(bases - places, lengths) + np.arange(lengths.sum())
         arena.clear_nodes(nodes)
         arena.request[nodes] = np.repeat(np.array(slots), lengths)
-        extents, subgraphs = self._subgraphs(graphs, nodes, bases.tolist(), places.tolist())
+        extents, subgraphs = self._numbers.assign(graphs, nodes, bases.tolist(), places.tolist())
         result = Admitted(extents, subgraphs)
         if grown:
             result.reserves.append(Reserve(self._tables.all_host(), arena.node_capacity))
-        to_node = _Locator(nodes, places.tolist(), earlier)
+        to_node = Locator(nodes, places.tolist(), earlier)
         for graph, base in zip(graphs, bases.tolist(), strict=True):
             result.host_tables.append(self._host_tables(graph, base - graph.first, result.reserves))
         edges: list[tuple[Ids, Ids]] = []
@@ -113,120 +101,6 @@ class Admission:
         self._arena.subgraphs.release(extent.first_subgraph, extent.num_subgraphs)
         if extent.num_edges:
             self._arena.edges.release(extent.first_edge, extent.num_edges)
-
-    # --- subgraphs -------------------------------------------------------------------------------------------
-
-    def _subgraphs(
-        self, graphs: Sequence[CellGraph], nodes: Ids, bases: list[int], places: list[int]
-    ) -> tuple[list[Extent], Ids]:
-        """Number the subgraphs of all graphs and fill in what is known of them.
-
-        A graph is a list of segments: consecutive nodes that are one subgraph together, or one each.
-        """
-        arena = self._arena
-        starts: list[int] = []  # place of each segment
-        counts: list[int] = []
-        together: list[bool] = []
-        types: list[int] = []
-        is_run: list[bool] = []
-        open_ended: list[bool] = []
-        num_subgraphs: list[int] = []
-        split_by_edges: list[tuple[int, NDArray[np.int32]]] = []
-        for i, graph in enumerate(graphs):
-            shift = places[i] - graph.first
-            if not graph.plain:
-                numbers, count = split(graph)
-                split_by_edges.append((i, numbers))
-                num_subgraphs.append(count)
-                continue
-            count = 0
-            for part in graph.parts:
-                starts.append(part.first + shift)
-                if isinstance(part, NodeBlock):
-                    counts.append(part.count)
-                    together.append(part.connected)
-                    types.append(int(part.types[0]))
-                    is_run.append(False)
-                    open_ended.append(False)
-                else:
-                    counts.append(part.length)
-                    together.append(True)
-                    types.append(part.type_id)
-                    is_run.append(True)
-                    open_ended.append(part.open_ended)
-                count += 1 if together[-1] else counts[-1]
-            num_subgraphs.append(count)
-        firsts = [arena.subgraphs.allocate(count) for count in num_subgraphs]
-        arena.fit_subgraphs()
-        extents = [
-            Extent(graph.first, base, graph.num_nodes, first, count)
-            for graph, base, first, count in zip(graphs, bases, firsts, num_subgraphs, strict=True)
-        ]
-        numbers = np.array(num_subgraphs)
-        offsets = np.cumsum(numbers) - numbers
-        subgraphs: Ids = np.repeat(np.array(firsts) - offsets, numbers) + np.arange(numbers.sum())
-        arena.clear_subgraphs(subgraphs)
-        if starts:
-            keep = np.ones(len(subgraphs), np.bool_)
-            for i, _ in split_by_edges:
-                keep[offsets[i] : offsets[i] + num_subgraphs[i]] = False
-            self._fill_segments(
-                subgraphs if not split_by_edges else subgraphs[keep], nodes, np.array(starts), np.array(counts),
-                np.array(together), np.array(types), np.array(is_run), np.array(open_ended),
-            )  # fmt: skip
-        for i, by_edges in split_by_edges:
-            self._fill_split(graphs[i], by_edges, firsts[i], bases[i])
-        return extents, subgraphs
-
-    def _fill_segments(
-        self,
-        subgraphs: Ids,
-        nodes: Ids,
-        starts: Ids,
-        counts: Ids,
-        together: NDArray[np.bool_],
-        types: Ids,
-        is_run: NDArray[np.bool_],
-        open_ended: NDArray[np.bool_],
-    ) -> None:
-        """Fill in the subgraphs of segments, which stand in the same order as the subgraphs."""
-        arena = self._arena
-        per_segment = np.where(together, 1, counts)
-        first = np.cumsum(per_segment) - per_segment
-        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        members = nodes[np.repeat(starts, counts) + within]
-        arena.subgraph[members] = subgraphs[np.repeat(first, counts) + np.where(np.repeat(together, counts), 0, within)]
-        segment = np.repeat(np.arange(len(starts)), per_segment)
-        step = np.arange(len(subgraphs)) - first[segment]
-        size = np.where(together, counts, 1)[segment]
-        arena.head[subgraphs] = nodes[starts[segment] + step]
-        arena.size[subgraphs] = size
-        arena.span[subgraphs] = size
-        arena.type[subgraphs] = types[segment]
-        arena.end[subgraphs] = np.where(is_run[segment], nodes[starts[segment]] + size, 0)
-        arena.open_ended[subgraphs] = open_ended[segment]
-
-    def _fill_split(self, graph: CellGraph, numbers: NDArray[np.int32], first_subgraph: int, base: int) -> None:
-        """Fill in the subgraphs of a graph that was split along its edges."""
-        arena = self._arena
-        if len(numbers) == 0:
-            return
-        arena.subgraph[base : base + graph.num_nodes] = numbers + first_subgraph
-        _, heads, sizes = np.unique(numbers, return_index=True, return_counts=True)
-        tails = len(numbers) - 1 - np.unique(numbers[::-1], return_index=True)[1]
-        mine = slice(first_subgraph, first_subgraph + len(heads))
-        arena.head[mine] = heads + base
-        arena.size[mine] = sizes
-        arena.span[mine] = tails - heads + 1
-        for block in graph.blocks:
-            at = block.first - graph.first + base
-            arena.type[arena.subgraph[at : at + block.count]] = block.types
-        for run in graph.runs:
-            at = run.first - graph.first + base
-            subgraph = arena.subgraph[at]
-            arena.type[subgraph] = run.type_id
-            arena.end[subgraph] = at + run.length
-            arena.open_ended[subgraph] = run.open_ended
 
     # --- sources -----------------------------------------------------------------------------------------------
 
@@ -246,7 +120,7 @@ class Admission:
         tables: NDArray[np.int32] = self._value_tables[self._arena.type[self._arena.subgraph[sources]], outputs]
         return tables
 
-    def _block_sources(self, graphs: Sequence[CellGraph], to_node: _Locator, edges: list[tuple[Ids, Ids]]) -> None:
+    def _block_sources(self, graphs: Sequence[CellGraph], to_node: Locator, edges: list[tuple[Ids, Ids]]) -> None:
         """Sources of all blocks; blocks of as many inputs are joined."""
         arena = self._arena
         groups: dict[int, list[tuple[int, NodeBlock]]] = {}
@@ -280,7 +154,7 @@ class Admission:
                 for type_id in set(types[fed].tolist()):
                     self.value_ports[type_id].add(port)
 
-    def _run_sources(self, graphs: Sequence[CellGraph], to_node: _Locator, edges: list[tuple[Ids, Ids]]) -> None:
+    def _run_sources(self, graphs: Sequence[CellGraph], to_node: Locator, edges: list[tuple[Ids, Ids]]) -> None:
         arena = self._arena
         zeros: list[tuple[int, int]] = []
         for i, graph in enumerate(graphs):
@@ -308,7 +182,7 @@ class Admission:
             ports, heads = np.array(zeros).T
             arena.source_table[ports, heads] = ZERO_TABLE
 
-    def _fetches(self, graphs: Sequence[CellGraph], to_node: _Locator) -> None:
+    def _fetches(self, graphs: Sequence[CellGraph], to_node: Locator) -> None:
         found: list[Ids] = []
         bits: list[int] = []
         for i, graph in enumerate(graphs):
@@ -368,39 +242,3 @@ class Admission:
         found: Ids = scratch[wanted]
         scratch[nodes] = -1
         return found
-
-
-class _Locator:
-    """Turns numbers local to a request into node numbers."""
-
-    __slots__ = ("_earlier", "_nodes", "_places")
-
-    def __init__(self, nodes: Ids, places: list[int], earlier: Sequence[Extent]) -> None:
-        self._nodes = nodes
-        self._places = np.array(places)
-        self._earlier = earlier
-
-    def one(self, i: int, graph: CellGraph, local: int) -> int:
-        """Return the number of a node of graph i itself."""
-        return int(self._nodes[self._places[i] + local - graph.first])
-
-    def of(self, i: int, graph: CellGraph, local: Ids) -> Ids:
-        """Return the numbers of nodes of graph i or of the earlier extents that it extends."""
-        if graph.first == 0:
-            located: Ids = self._nodes[self._places[i] + local]
-            return located
-        return self._extended(local, graph.first)
-
-    def many(self, local: Ids, owners: Ids, firsts: Ids) -> Ids:
-        """Return the numbers of nodes of several graphs: `owners` says whose, `firsts` where that graph begins."""
-        if not self._earlier:
-            located: Ids = self._nodes[self._places[owners] + local - firsts]
-            return located
-        return self._extended(local, int(firsts[0]))
-
-    def _extended(self, local: Ids, first: int) -> Ids:
-        starts = np.array([extent.first_local for extent in self._earlier] + [first])
-        own = int(self._nodes[0]) if len(self._nodes) else 0
-        shifts = np.array([extent.base - extent.first_local for extent in self._earlier] + [own - first])
-        located: Ids = local + shifts[np.searchsorted(starts, local, side="right") - 1]
-        return located

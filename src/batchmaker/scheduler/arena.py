@@ -109,7 +109,8 @@ class Arena:
         "source", "source_table",
     )  # fmt: skip
     _SUBGRAPH_ARRAYS = (
-        "type", "head", "size", "span", "external", "pin", "in_flight", "sequence", "end", "open_ended", "lane", "lane_worker",
+        "type", "head", "size", "span", "external", "pin", "in_flight", "sequence", "end", "open_ended", "lane",
+        "lane_worker",
     )  # fmt: skip
 
     @property

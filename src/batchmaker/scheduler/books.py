@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.graph.spec import CellType, TypeId
-from batchmaker.scheduler.admission import Admission, Extent
+from batchmaker.scheduler.admission import Admission
 from batchmaker.scheduler.arena import Arena, Extents
 from batchmaker.scheduler.events import RequestId, TaskId, WorkerId
 from batchmaker.scheduler.lanes import LaneMap
+from batchmaker.scheduler.numbering import Extent
 from batchmaker.scheduler.ready import ReadyQueue
 from batchmaker.scheduler.rows import RowPool, Tables
 

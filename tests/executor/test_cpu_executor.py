@@ -1,0 +1,135 @@
+"""The CPU executor as its engine sees it: whatever a cell does with its rows, each request gets its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import batchmaker as bm
+from batchmaker.errors import OptionError
+from batchmaker.executor.cpu import CpuExecutor, default_threads
+
+
+class Swap(nn.Module):
+    """x, h, c -> c, h + x: hands a state through in the other's place."""
+
+    def forward(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        return c, h + x
+
+
+class Keep(nn.Module):
+    """x, h, c -> x, h, c + x: hands an input and a state through as they are."""
+
+    def forward(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return x, h, c + x
+
+
+class Chains(bm.Model):
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        self.cell = bm.Cell(module, **options)
+
+    def unfold(self, xs: Sequence[float], form: str) -> Any:
+        state: Any = ([1.0, 2.0], [3.0, 4.0])
+        if form == "run":
+            ends = self.cell.run([[float(x), 0.5] for x in xs], state)
+            return [ends, [end.steps for end in ends]]
+        for x in xs:
+            outputs = self.cell([float(x), 0.5], *state)
+            state = outputs[-2:]
+        return [outputs]
+
+
+def plainly(module: nn.Module, xs: Sequence[float]) -> tuple[list[Tensor], list[Tensor]]:
+    state, steps = [torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]])], []
+    for x in xs:
+        outputs = module(torch.tensor([[float(x), 0.5]]), *state)
+        state = list(outputs[-2:])
+        steps.append([value[0] for value in outputs])
+    return steps[-1], [torch.stack(column) for column in zip(*steps, strict=True)]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("sizes", [[1], [3], [2, 4, 16]])
+@pytest.mark.parametrize("module", [Swap(), Keep()])
+def test_cells_that_hand_rows_through_give_every_request_its_own(module: nn.Module, sizes: Any, workers: int) -> None:
+    requests = [{"xs": [i, *range(1 + i % 7)], "form": ("run", "nodes")[i % 3 == 0]} for i in range(50)]
+    with bm.Engine(Chains(module, batch_sizes=sizes), threads=1, workers=workers) as engine:
+        for request, answer in zip(requests, engine.map(requests), strict=True):
+            end, steps = plainly(module, request["xs"])
+            torch.testing.assert_close(list(answer[0]), end)
+            if request["form"] == "run":
+                torch.testing.assert_close(answer[1], steps)
+        engine.driver._scheduler.check_invariants()
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_many_chains_and_few_lanes_move_between_workers_and_stay_right(workers: int) -> None:
+    torch.manual_seed(0)
+    cell = nn.GRUCell(2, 5)
+
+    class Grus(bm.Model):
+        def __init__(self) -> None:
+            self.cell = bm.Cell(cell, max_batch=4)
+
+        def unfold(self, request: Any) -> Any:
+            return self.cell.run(request)
+
+    requests = [torch.randn(1 + (i * 13) % 23, 2) for i in range(90)]
+    with bm.Engine(Grus(), threads=1, workers=workers) as engine:
+        answers = engine.map(requests)
+        engine.driver._scheduler.check_invariants()
+    with torch.no_grad():
+        for xs, answer in zip(requests, answers, strict=True):
+            h = torch.zeros(1, 5)
+            for x in xs:
+                h = cell(x[None], h)
+            torch.testing.assert_close(answer, h[0], rtol=1e-5, atol=1e-5)
+
+
+def test_tables_grow_while_requests_are_in_flight() -> None:
+    with bm.Engine(Chains(Swap()), threads=1, workers=2) as engine:
+        small = [engine.submit_future({"xs": list(range(20)), "form": "run"}) for _ in range(3)]
+        large = [engine.submit_future({"xs": list(range(900)), "form": "run"}) for _ in range(6)]
+        for futures, length in ((small, 20), (large, 900)):
+            end, steps = plainly(Swap(), range(length))
+            for future in futures:
+                torch.testing.assert_close(list(future.result()[0]), end)
+                torch.testing.assert_close(future.result()[1], steps)
+
+
+def test_bfloat16_weights_make_bfloat16_rows() -> None:
+    torch.manual_seed(0)
+    cell = nn.GRUCell(4, 4).to(torch.bfloat16)
+
+    class Half(bm.Model):
+        def __init__(self) -> None:
+            self.cell = bm.Cell(cell)
+
+        def unfold(self, request: Any) -> Any:
+            return self.cell.run(request)
+
+    xs = torch.randn(6, 4)
+    with bm.Engine(Half(), threads=1) as engine:
+        answers = engine.map([xs, xs.numpy(), xs.to(torch.bfloat16)])
+    h = torch.zeros(1, 4, dtype=torch.bfloat16)
+    with torch.no_grad():
+        for x in xs.to(torch.bfloat16):
+            h = cell(x[None], h)
+    for answer in answers:
+        assert answer.dtype == torch.bfloat16
+        torch.testing.assert_close(answer, h[0], rtol=0.05, atol=0.02)
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_threads": 0}])
+def test_impossible_numbers_are_refused(options: dict[str, int]) -> None:
+    with pytest.raises(OptionError, match="at least 1"):
+        CpuExecutor([], [], **options)
+
+
+def test_default_threads_leave_a_core_and_are_at_least_one() -> None:
+    assert default_threads(1) >= 1
+    assert default_threads(10_000) == 1

@@ -1,0 +1,71 @@
+"""State tables: rows in, rows out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from batchmaker.executor.tables import StateTables
+from batchmaker.graph.spec import ValueSpec
+from batchmaker.scheduler.commands import ZERO_TABLE, Reserve, Source, TableId, TableSpec
+
+TABLE = TableId(1)
+
+
+def tables(dtype: str = "float32", num_rows: int = 8) -> StateTables:
+    made = StateTables()
+    made.reserve(Reserve((TableSpec(TABLE, ValueSpec((2,), dtype)),), num_rows))
+    made.write(TABLE, 0, torch.arange(2.0 * num_rows).reshape(num_rows, 2).to(getattr(torch, dtype)))
+    return made
+
+
+def rows(*numbers: int) -> np.ndarray:
+    return np.array(numbers, np.int64)
+
+
+def test_consecutive_rows_come_back_as_a_view() -> None:
+    made = tables()
+    batch = made.gather((Source(TABLE, rows(2, 3, 4)),), 3, 4, ValueSpec((2,), "float32"))
+    assert batch.shape == (4, 2)
+    assert batch.data_ptr() == made[TABLE][2].data_ptr()
+    assert batch[:3].tolist() == made[TABLE][2:5].tolist()
+
+
+@pytest.mark.parametrize("numbers", [(4, 3, 2), (2, 2, 2), (2, 4, 4), (2, 4, 3, 5), (5, 6, 7), (7,)])
+def test_other_rows_come_back_as_a_copy_in_their_order(numbers: tuple[int, ...]) -> None:
+    made = tables()
+    batch = made.gather((Source(TABLE, rows(*numbers)),), len(numbers), len(numbers) + 1, ValueSpec((2,), "float32"))
+    assert batch.shape == (len(numbers) + 1, 2)
+    assert batch.untyped_storage().data_ptr() != made[TABLE].untyped_storage().data_ptr()
+    assert batch[: len(numbers)].tolist() == [made[TABLE][i].tolist() for i in numbers]
+
+
+def test_several_sources_and_zeros_meet_in_one_batch() -> None:
+    made = tables()
+    sources = (Source(TABLE, rows(7, 1), rows(3, 0)), Source(ZERO_TABLE, rows(0, 0), rows(1, 2)))
+    batch = made.gather(sources, 4, 6, ValueSpec((2,), "float32"))
+    assert batch[:4].tolist() == [[2, 3], [0, 0], [0, 0], [14, 15]]
+    assert len(batch) == 6
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "float64"])
+def test_growth_keeps_every_value_and_adds_zeros(dtype: str) -> None:
+    made = tables(dtype)
+    before = made[TABLE].clone()
+    grow = Reserve((TableSpec(TABLE, ValueSpec((2,), dtype)),), 20)
+    assert made.must_move(grow)
+    made.reserve(grow)
+    assert not made.must_move(grow)
+    assert torch.equal(made[TABLE][:8], before)
+    assert not made[TABLE][8:].any()
+    assert made.num_bytes == made[TABLE].nbytes
+    made.reserve(Reserve((TableSpec(TABLE, ValueSpec((2,), dtype)),), 4))
+    assert len(made[TABLE]) == 20
+
+
+def test_arrays_are_written_into_the_grown_table() -> None:
+    made = tables()
+    made.reserve(Reserve((TableSpec(TABLE, ValueSpec((2,), "float32")),), 16))
+    made.write(TABLE, 14, np.array([[5, 6], [7, 8]], np.float32))
+    assert made[TABLE][14:].tolist() == [[5, 6], [7, 8]]
