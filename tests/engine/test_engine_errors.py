@@ -226,19 +226,19 @@ def test_a_value_of_another_request_is_refused_or_at_least_harmless() -> None:
         check_good(engine.submit_future(good).result(10))
 
 
-# --- parameters -------------------------------------------------------------------------------------------------------
+# --- parameters ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("request_", [{"xs": [1], "unknown": 2}, {"form": "run"}, {}, 5, None, "abc"])
 def test_parameters_that_unfold_does_not_have_are_refused(request_: Any) -> None:
     with bm.Engine(Sums(), threads=1) as engine:
         good, bad = engine.submit_future([1, 2]), engine.submit_future(request_)
-        with pytest.raises(InvalidRequestError, match="Sums.unfold"):
+        with pytest.raises(InvalidRequestError, match=r"Sums\.unfold"):
             bad.result(10)
         assert float(good.result(10)) == 3.0
 
 
-# --- cells that raise ---------------------------------------------------------------------------------------------------
+# --- cells that raise ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -332,7 +332,7 @@ def test_a_stop_test_that_raises_fails_its_own_request(until: Any) -> None:
     assert_balanced(engine)
 
 
-# --- everything at once -----------------------------------------------------------------------------------------------
+# --- everything at once -------------------------------------------------------------------------------
 
 KINDS = ("good", "nodes", "poison", "garbage", "late", "cancelled")
 

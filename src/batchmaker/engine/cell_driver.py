@@ -101,6 +101,12 @@ class CellDriver:
         self._executor.start(notify)
 
     @property
+    def wants_requests(self) -> bool:
+        types = self._registry.types[: self._num_known]
+        num_ready = sum(self._scheduler.num_ready(cell.type_id) for cell in types)
+        return num_ready < 2 * max((cell.max_batch for cell in types), default=1)
+
+    @property
     def num_in_flight(self) -> int:
         return len(self._in_flight)
 

@@ -64,6 +64,10 @@ class Driver(Protocol):
         """Engine time at which `advance` must be called even if nothing finishes."""
 
     @property
+    def wants_requests(self) -> bool:
+        """Whether the workers may soon run out of requests that are ready."""
+
+    @property
     def num_in_flight(self) -> int:
         """Requests taken and not settled."""
 

@@ -307,7 +307,7 @@ class Engine:
                 stopping |= self._take_inbox(backlog)
                 self._woken.clear()
                 self._driver.advance()
-                if backlog:
+                if self._should_accept(backlog):
                     self._driver.accept(backlog[:MAX_ARRIVALS_PER_TURN])
                     del backlog[:MAX_ARRIVALS_PER_TURN]
                 self._outbox.flush()
@@ -319,10 +319,17 @@ class Engine:
         finally:
             self._driver.stop()
 
+    def _should_accept(self, backlog: list[Ticket]) -> bool:
+        """Whether to take requests now. While more waits than the workers can use soon, many are taken together."""
+        if not backlog:
+            return False
+        urgent = self._driver.wants_requests or backlog[0].deadline_s is not None
+        return urgent or len(backlog) >= MAX_ARRIVALS_PER_TURN
+
     def _take_inbox(self, backlog: list[Ticket]) -> bool:
         """Move what has come into `backlog`; wait for it if there is nothing else to do. True once told to stop."""
         stopping = False
-        wait = not backlog
+        wait = not self._should_accept(backlog)
         while True:
             try:
                 item = self._inbox.get(timeout=self._patience_s()) if wait else self._inbox.get_nowait()

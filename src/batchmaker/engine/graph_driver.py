@@ -68,6 +68,10 @@ class GraphDriver:
             thread.start()
 
     @property
+    def wants_requests(self) -> bool:
+        return True
+
+    @property
     def num_in_flight(self) -> int:
         return len(self._waiting) + len(self._running)
 

@@ -44,6 +44,7 @@ def draw_timeline(path: Path, lanes: Sequence[Lanes], begin_s: Sequence[float], 
     plt = _pyplot()
     figure, axes = plt.subplots(len(lanes), 1, figsize=(13, 3.7 * len(lanes) + 1), sharex=True)
     for ax, lane, start_s in zip([axes] if len(lanes) == 1 else axes, lanes, begin_s, strict=True):
+        rows = max((span.row for span in lane.spans), default=0) + 1
         done = [span for span in lane.spans if span.end_s > span.used_s]
         if done:
             ax.barh(
@@ -53,13 +54,13 @@ def draw_timeline(path: Path, lanes: Sequence[Lanes], begin_s: Sequence[float], 
             )  # fmt: skip
         ax.barh(
             [span.row for span in lane.spans], [1e3 * (span.used_s - span.begin_s) for span in lane.spans],
-            left=[1e3 * (span.begin_s - start_s) for span in lane.spans], height=0.84,
-            color=[_colour(span.request) for span in lane.spans], edgecolor="white", linewidth=0.5,
+            left=[1e3 * (span.begin_s - start_s) for span in lane.spans], height=0.84 if rows < 40 else 1.0,
+            color=[_colour(span.request) for span in lane.spans], edgecolor="white", linewidth=0.5 if rows < 40 else 0.25,
         )  # fmt: skip
         ax.set_title(lane.title, loc="left", fontsize=12, fontweight="bold", color=INK, pad=22)
         ax.text(0, 1.025, lane.note, transform=ax.transAxes, fontsize=9.5, color="#5b626e")
         ax.set_ylabel("row of the batch", color=INK)
-        ax.set_ylim(max((span.row for span in lane.spans), default=0) + 0.6, -0.6)
+        ax.set_ylim(rows - 0.4, -0.6)
         ax.set_xlim(0, 1e3 * seconds)
         _bare(ax)
     ax.set_xlabel("time (ms)", color=INK)
@@ -72,19 +73,24 @@ def draw_timeline(path: Path, lanes: Sequence[Lanes], begin_s: Sequence[float], 
 def draw_profile(path: Path, curves: Sequence[Curve], subtitle: str) -> None:
     """Write a PNG of step time and throughput against batch size, after figure 3 of BatchMaker: one row per cell."""
     plt = _pyplot()
+    from matplotlib import ticker
+
     figure, grid = plt.subplots(len(curves), 2, figsize=(11.5, 3.6 * len(curves) + 1.1), squeeze=False)
     for (left, right), curve in zip(grid, curves, strict=True):
         left.loglog(curve.sizes, curve.step_ms, "o-", color=ORANGE, lw=2, ms=4.5)
         right.semilogx(curve.sizes, curve.cells_per_s, "o-", color=BLUE, lw=2, ms=4.5)
+        left.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        left.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+        left.yaxis.set_minor_locator(ticker.NullLocator())
         left.set_title(f"{curve.name}: time of one step", loc="left", fontsize=11.5, fontweight="bold", color=INK)
         right.set_title(f"{curve.name}: throughput", loc="left", fontsize=11.5, fontweight="bold", color=INK)
         left.set_ylabel("ms", color=INK)
         right.set_ylabel("cells per second", color=INK)
         right.set_ylim(0, 1.18 * max(curve.cells_per_s))
-        right.yaxis.set_major_formatter(plt.FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        right.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.0f}"))
         for ax in (left, right):
             ax.set_xticks(curve.sizes, [str(size) for size in curve.sizes], fontsize=9)
-            ax.minorticks_off()
+            ax.xaxis.set_minor_locator(ticker.NullLocator())
             ax.axvline(curve.best, color="#8a919e", lw=1, ls="--")
             ax.grid(axis="y", color="#eceef1")
             ax.set_axisbelow(True)
