@@ -6,6 +6,7 @@
     │   └── SavedModelError     a saved model cannot be read or is refused
     ├── RequestError            this request is wrong or failed; others are not touched
     │   ├── InvalidRequestError what the caller sent cannot be unfolded
+    │   │   └── RequestShapeError  data of the request has another shape or dtype than declared (also a ShapeError)
     │   ├── NodeLimitError      the unfold function made more nodes than allowed
     │   ├── CellError           a cell raised while it computed this request
     │   ├── DeadlineError       the deadline passed before the last cell was done
@@ -46,6 +47,10 @@ class RequestError(BatchmakerError):
 
 class InvalidRequestError(RequestError):
     """What the caller sent cannot be unfolded into cells."""
+
+
+class RequestShapeError(InvalidRequestError, ShapeError):
+    """Data that came with the request has another shape or dtype than the input that it feeds declares."""
 
 
 class NodeLimitError(RequestError):

@@ -211,6 +211,27 @@ def test_a_loop_ends_at_its_value_or_after_its_steps(until: Any, max_steps: int,
     assert int(found[2]) == 2 * wanted[-1]
 
 
+@pytest.mark.parametrize("max_steps", [3, 9])
+@pytest.mark.parametrize("late", [False, True])
+def test_an_unfold_function_can_wait_for_the_end_of_a_loop(max_steps: int, late: bool) -> None:
+    class Waits(bm.Model):
+        def __init__(self) -> None:
+            self.double = bm.Cell(Double(), host_outputs=(0,))
+
+        def unfold(self, start: int) -> Any:
+            end = self.double.loop(start, until=32, max_steps=max_steps)
+            if late:
+                yield self.double(end)
+            return (yield end)
+
+    with bm.Engine(Waits()) as engine:
+        assert [int(end) for end in engine.map([1, 16, 32], progress=False)] == [
+            min(32, 2**max_steps),
+            32,
+            32 * 2**max_steps,
+        ]
+
+
 def test_stop_values_with_equal_hashes_are_told_apart() -> None:
     class Down(nn.Module):
         def forward(self, n: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterable
 from typing import final
@@ -66,10 +67,17 @@ def bind(
 def traced(module: nn.Module, inputs: tuple[ValueSpec, ...]) -> torch.export.ExportedProgram:
     """Return the module as a program with a dynamic batch. CannotRewriteError if it cannot be traced."""
     try:
-        return export_cell(module, inputs)
+        return export_cell(_with_shared_weights(module), inputs)
     except Exception as error:  # torch.export raises whatever the module's code runs into
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CannotRewriteError(f"torch.export failed: {reason}") from error
+
+
+def _with_shared_weights(module: nn.Module) -> nn.Module:
+    """Return a copy with the very same weight tensors: tracing swaps them out for a while, and somebody may be running
+    the module."""
+    shared = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+    return copy.deepcopy(module, shared)
 
 
 def _make_fast(graph: TracedCell, limits: dict[str, int], fold_bytes: int) -> tuple[str, ...]:

@@ -39,16 +39,25 @@ class CellTypes(Protocol):
         """Return the specs of a chain's initial state where the unfold function gives none."""
 
 
+@dataclass(frozen=True, slots=True)
+class OpenLoop:
+    """A loop that a value ends. first, last: its nodes, if it takes all its steps. until: see Cell.loop."""
+
+    first: int
+    last: int
+    until: Any
+
+
 @final
 class UnfoldingScope:
-    """What cell calls inside a running unfold function write to. untils: first node of a loop -> what ends it."""
+    """What cell calls inside a running unfold function write to. loops: by first node."""
 
-    __slots__ = ("recorder", "types", "untils")
+    __slots__ = ("loops", "recorder", "types")
 
     def __init__(self, recorder: Recorder, types: CellTypes) -> None:
         self.recorder = recorder
         self.types = types
-        self.untils: dict[int, Any] = {}
+        self.loops: dict[int, OpenLoop] = {}
 
 
 current_scope: ContextVar[UnfoldingScope | None] = ContextVar("batchmaker_unfolding", default=None)
@@ -245,7 +254,8 @@ class Cell:
         scope.types.use_in_runs(known, len(columns))
         if until is not None:
             watched = self.host_outputs[0] if self.host_outputs else 0
-            scope.untils[int(outputs[0].steps.nodes[0])] = until
+            first = int(outputs[0].steps.nodes[0])
+            scope.loops[first] = OpenLoop(first, outputs[0].node, until)
             scope.recorder.fetch(outputs[watched].steps)
         return _one_or_all(outputs)
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from batchmaker.cells.export import torch_dtype
-from batchmaker.errors import InvalidRequestError, ShapeError
+from batchmaker.errors import InvalidRequestError, RequestShapeError
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.graph.values import HostValues
 
@@ -19,7 +19,8 @@ def host_sequence(data: Any, spec: ValueSpec | None, float_dtype: str, where: st
 
     data: a list, NumPy array or tensor [count, *shape]. spec: what the input declares, None at first use. float_dtype:
     dtype for floating data where nothing is declared. Returns values [count, *shape] in the declared dtype; floats
-    convert to floats and integers to integers, nothing else. Raises InvalidRequestError or ShapeError naming `where`.
+    convert to floats and integers to integers, nothing else. Raises InvalidRequestError or RequestShapeError, which
+    name `where`.
     """
     array = _as_array(data, where)
     if array.ndim == 0:
@@ -31,7 +32,7 @@ def host_sequence(data: Any, spec: ValueSpec | None, float_dtype: str, where: st
     if spec is None:
         spec = ValueSpec(shape, _default_dtype(array, float_dtype))
     elif shape != spec.shape:
-        raise ShapeError(f"{where}: got rows of shape {shape}, expected {spec.shape}")
+        raise RequestShapeError(f"{where}: got rows of shape {shape}, expected {spec.shape}")
     values = _convert(array, spec, where)
     if spec.num_tokens is not None:
         _check_tokens(values, spec.num_tokens, where)
@@ -54,7 +55,7 @@ def _as_array(data: Any, where: str) -> Any:
     try:
         return np.asarray(data)
     except ValueError as error:
-        raise ShapeError(f"{where}: the rows do not have one shape ({error})") from None
+        raise RequestShapeError(f"{where}: the rows do not have one shape ({error})") from None
 
 
 def _kind(array: Any) -> str:
@@ -74,7 +75,7 @@ def _convert(array: Any, spec: ValueSpec, where: str) -> Any:
     allowed = "f" if wanted.is_floating_point else "b" if wanted == torch.bool else "i"
     if kind != allowed:
         got = "objects" if kind == "O" else str(array.dtype)
-        raise ShapeError(f"{where}: got values of dtype {got}, expected {spec.dtype}; convert them first")
+        raise RequestShapeError(f"{where}: got values of dtype {got}, expected {spec.dtype}; convert them first")
     if isinstance(array, torch.Tensor):
         return array.to(wanted)
     if spec.dtype == "bfloat16":

@@ -9,7 +9,7 @@ from typing import Any, final
 
 import torch
 
-from batchmaker.cells.cell import CellTypes, UnfoldingScope, current_scope
+from batchmaker.cells.cell import CellTypes, OpenLoop, UnfoldingScope, current_scope
 from batchmaker.cells.model import Model
 from batchmaker.errors import BatchmakerError, InvalidRequestError, NodeLimitError
 from batchmaker.graph.cell_graph import CellGraph
@@ -26,7 +26,7 @@ class Unfolding:
     """Runs `model.unfold(request)` and collects what it records.
 
     After `start` and each `resume`: `graph` is what was added, `open` tells whether the function waits, `awaited` lists
-    the (node, output) it waits for, `dropped` the nodes it can no longer use, `untils` the loops that end on a value.
+    the (node, output) it waits for, `dropped` the nodes it can no longer use.
     """
 
     def __init__(self, model: Model, types: CellTypes, request: Any, max_nodes: int = DEFAULT_MAX_NODES) -> None:
@@ -45,9 +45,13 @@ class Unfolding:
         self.awaited: list[tuple[int, int]] = []
 
     @property
-    def untils(self) -> dict[int, Any]:
-        """First local node of each loop that ends on a value -> what ends it."""
-        return self._scope.untils
+    def loops(self) -> dict[int, OpenLoop]:
+        """The loops that a value ends, by first local node."""
+        return self._scope.loops
+
+    def loop_of(self, node: int) -> OpenLoop | None:
+        """Return the loop that a local node is a step of, if a value may end it."""
+        return next((loop for loop in self._scope.loops.values() if loop.first <= node <= loop.last), None)
 
     def take_dropped(self) -> tuple[tuple[int, int], ...]:
         """Return (first node, count) of handles dropped since the last call."""
@@ -122,7 +126,7 @@ class Unfolding:
 
     def _note_awaited(self, handle: Handle) -> None:
         if isinstance(handle, Value):
-            self.awaited.append((handle.node, handle.output))
+            self.awaited.append((_place(handle), handle.output))
         else:
             len(handle)  # an open-ended loop has none: an error with advice
             self.awaited.extend((int(node), handle.output) for node in handle.nodes)
@@ -163,6 +167,15 @@ def _call(model: Model, request: Any) -> Any:
     return model.unfold(request)
 
 
+def end_of_loop(node: int) -> int:
+    """Return the number under which the final outputs of a loop are looked up, wherever it ended. node: its last."""
+    return -1 - node
+
+
+def _place(value: Value) -> int:
+    return end_of_loop(value.node) if value.ends_open_loop else value.node
+
+
 def _handles(structure: Any) -> Iterator[Handle]:
     if isinstance(structure, Value | ValueSequence):
         yield structure
@@ -177,10 +190,7 @@ def _handles(structure: Any) -> Iterator[Handle]:
 def _resolve(structure: Any, lookup: Lookup, *, scalars: bool) -> Any:
     """Replace every handle by what was computed. scalars: single numbers as Python numbers, else as tensors."""
     if isinstance(structure, Value):
-        if structure.ends_open_loop:
-            value = _sequence_values(structure.steps, lookup)[-1]
-        else:
-            value = lookup(structure.node, structure.output)
+        value = lookup(_place(structure), structure.output)
         if structure.spec.shape == ():
             return value if scalars else torch.tensor(value, dtype=_dtype(structure.spec.dtype))
         return value

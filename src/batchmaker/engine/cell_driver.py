@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from batchmaker.cells.model import Model
 from batchmaker.cells.registry import CellRegistry
-from batchmaker.cells.unfolding import Unfolding
+from batchmaker.cells.unfolding import Unfolding, end_of_loop
 from batchmaker.clock import Clock
 from batchmaker.engine.driver import DriverStats, StepSeen
 from batchmaker.engine.ticket import Ticket
@@ -190,6 +190,7 @@ class CellDriver:
         if step.runs is None:
             return StepFinished(result.task, result.step, now_s, None, result.failed)
         stopped, untested = self._stopped(task, step, result)
+        self._end_loops(step, result, stopped)
         return StepFinished(result.task, result.step, now_s, stopped, result.failed + untested)
 
     def _store(self, request: _InFlight, local: int, output: int, value: Any) -> None:
@@ -201,6 +202,22 @@ class CellDriver:
             while request.streamed < len(nodes) and (int(nodes[request.streamed]), output) in request.values:
                 request.ticket.on_value(request.values[int(nodes[request.streamed]), output])
                 request.streamed += 1
+
+    def _end_loops(self, step: Step, result: StepResult, stopped: NDArray[np.bool_]) -> None:
+        """Store the final outputs of loops that end here where an unfold function looks for them."""
+        for fetch, values in zip(step.fetches, result.fetched, strict=True):
+            nodes = step.nodes[fetch.positions]
+            ends = stopped[fetch.positions].tolist()
+            for owner, node, over, value in zip(
+                self._scheduler.owners(nodes), nodes.tolist(), ends, values, strict=True
+            ):
+                request = self._in_flight.get(owner) if owner is not None else None
+                if request is None:
+                    continue
+                local = request.local(node)
+                loop = request.unfolding.loop_of(local)
+                if loop is not None and (over or local == loop.last):
+                    self._store(request, end_of_loop(loop.last), fetch.output, value)
 
     def _stopped(self, task: RunTask, step: Step, result: StepResult) -> tuple[NDArray[np.bool_], _Failed]:
         """Apply each open-ended run's stop test to the value that it watches, all equal tests at once.
@@ -219,9 +236,9 @@ class CellDriver:
             if request is None or int(fetch.positions[i]) in bad:
                 continue
             local = request.local(node)
-            firsts = [first for first in request.unfolding.untils if first <= local]
-            if firsts:
-                until = request.unfolding.untils[max(firsts)]
+            loop = request.unfolding.loop_of(local)
+            if loop is not None:
+                until = loop.until
                 groups.setdefault(_group(until), (until, []))[1].append(i)
         failed: list[tuple[int, str]] = []
         for until, members in groups.values():
@@ -312,7 +329,9 @@ class CellDriver:
                 case Read():
                     request = self._in_flight[command.request]
                     value = self._executor.read(command.table, command.row)
-                    self._store(request, request.local(command.node), command.output, value)
+                    local = request.local(command.node)
+                    self._store(request, local, command.output, value)
+                    self._store(request, end_of_loop(local), command.output, value)
                     woken.append(request)
         if woken:
             following: list[Event] = []

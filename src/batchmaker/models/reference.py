@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from batchmaker.cells.cell import Cell
+from batchmaker.cells.cell import Cell, OpenLoop
 from batchmaker.cells.export import flat_module, flat_outputs, infer_outputs
 from batchmaker.cells.model import Model
 from batchmaker.cells.state import zero_state_specs
-from batchmaker.cells.unfolding import Unfolding
+from batchmaker.cells.unfolding import Unfolding, end_of_loop
 from batchmaker.graph.cell_graph import HOST, ZERO, CellGraph, NodeBlock, Run
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 
@@ -27,10 +27,10 @@ def reference(model: Model, request: Any) -> Any:
     with torch.no_grad():
         try:
             unfolding.start()
-            values.compute(unfolding.graph, unfolding.untils)
+            values.compute(unfolding.graph, unfolding.loops)
             while unfolding.open:
                 unfolding.resume(values.lookup)
-                values.compute(unfolding.graph, unfolding.untils)
+                values.compute(unfolding.graph, unfolding.loops)
             return unfolding.result(values.lookup)
         finally:
             unfolding.close()
@@ -80,10 +80,12 @@ class _Values:
 
     def lookup(self, node: int, output: int) -> Any:
         """Return one value: a number, or a tensor [*shape]. KeyError for a step that a loop did not take."""
+        if node < 0:
+            node = self._ends.get(end_of_loop(node), end_of_loop(node))
         row = self._rows[node, output][0]
         return row.item() if row.dim() == 0 else row
 
-    def compute(self, graph: CellGraph, untils: dict[int, Any]) -> None:
+    def compute(self, graph: CellGraph, loops: dict[int, OpenLoop]) -> None:
         host: dict[tuple[int, int], Tensor] = {}
         for given in graph.host_inputs:
             for i in range(given.count):
@@ -91,7 +93,7 @@ class _Values:
         parts: list[NodeBlock | Run] = [*graph.blocks, *graph.runs]
         for part in sorted(parts, key=lambda part: part.first):
             if isinstance(part, Run):
-                self._run(part, host, untils.get(part.first))
+                self._run(part, host, loops[part.first].until if part.open_ended else None)
             else:
                 self._block(part, host)
 

@@ -45,6 +45,7 @@ def draw_timeline(path: Path, lanes: Sequence[Lanes], begin_s: Sequence[float], 
     figure, axes = plt.subplots(len(lanes), 1, figsize=(13, 3.7 * len(lanes) + 1), sharex=True)
     for ax, lane, start_s in zip([axes] if len(lanes) == 1 else axes, lanes, begin_s, strict=True):
         rows = max((span.row for span in lane.spans), default=0) + 1
+        height, edge = (0.84, 0.5) if rows < 40 else (1.0, 0.25)
         done = [span for span in lane.spans if span.end_s > span.used_s]
         if done:
             ax.barh(
@@ -54,8 +55,8 @@ def draw_timeline(path: Path, lanes: Sequence[Lanes], begin_s: Sequence[float], 
             )  # fmt: skip
         ax.barh(
             [span.row for span in lane.spans], [1e3 * (span.used_s - span.begin_s) for span in lane.spans],
-            left=[1e3 * (span.begin_s - start_s) for span in lane.spans], height=0.84 if rows < 40 else 1.0,
-            color=[_colour(span.request) for span in lane.spans], edgecolor="white", linewidth=0.5 if rows < 40 else 0.25,
+            left=[1e3 * (span.begin_s - start_s) for span in lane.spans], height=height,
+            color=[_colour(span.request) for span in lane.spans], edgecolor="white", linewidth=edge,
         )  # fmt: skip
         ax.set_title(lane.title, loc="left", fontsize=12, fontweight="bold", color=INK, pad=22)
         ax.text(0, 1.025, lane.note, transform=ax.transAxes, fontsize=9.5, color="#5b626e")

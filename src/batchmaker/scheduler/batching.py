@@ -96,7 +96,8 @@ class Batcher:
         inputs = tuple(self._sources(port, nodes, None) for port in range(len(book.cell.inputs)))
         keep = self._keep(book, nodes, reuse=True)
         step = Step(nodes, inputs, None, keep, self._fetches(book, nodes, nodes))
-        return step, StepRecord(nodes, arena.subgraph[nodes], None, None, open_ended=False)
+        steers = bool(arena.held[nodes].any())
+        return step, StepRecord(nodes, arena.subgraph[nodes], None, None, open_ended=False, steers=steers)
 
     def _lane_step(self, book: TypeBook, worker: WorkerId, nodes: Nodes, subgraphs: Nodes) -> tuple[Step, StepRecord]:
         books, arena = self._books, self._books.arena
@@ -124,7 +125,9 @@ class Batcher:
         inputs = tuple(self._sources(port, nodes, None) for port in range(book.num_sequence_inputs))
         runs = subgraphs if some_open else None
         step = Step(nodes, inputs, lanes, self._keep(book, owners), self._fetches(book, nodes, owners), runs)
-        return step, StepRecord(nodes, subgraphs, nodes[over], entering, some_open, leased)
+        return step, StepRecord(
+            nodes, subgraphs, nodes[over], entering, some_open, some_open or bool(arena.held[nodes].any()), leased
+        )
 
     def _repeat(self, book: TypeBook, worker: WorkerId, step: Step) -> tuple[Step, StepRecord]:
         """Form the step after `step`, all of whose chains go on: the same lanes, the next nodes."""
@@ -140,7 +143,9 @@ class Batcher:
         if any(lanes.arriving):
             lanes = Lanes(lanes.tables, lanes.count, lanes.rows, ((),) * len(lanes.tables))
         following = Step(nodes, inputs, lanes, self._keep(book, nodes), self._fetches(book, nodes, nodes))
-        return following, StepRecord(nodes, subgraphs, nodes[over], NONE, open_ended=False)
+        return following, StepRecord(
+            nodes, subgraphs, nodes[over], NONE, open_ended=False, steers=bool(arena.held[nodes].any())
+        )
 
     def _leave(self, lane_map: LaneMap, chains: Rows, lanes: Rows) -> None:
         """These chains have submitted their last step: their lanes are free from the next step on."""
@@ -156,6 +161,7 @@ class Batcher:
         arena.pin[subgraphs] = worker
         book.num_running += 1
         self._books.worker_steps[worker] += 1
+        self._books.worker_steering[worker] += record.steers
         if record.entering is not None:
             in_order = nodes_of(keys)
             mine = arena.subgraph[in_order]

@@ -61,7 +61,8 @@ class StepRecord:
     nodes: [batch]; subgraphs: [batch], theirs. finished: nodes that are done then (single nodes, last steps of runs),
     or None for all.
     entering: nodes whose state inputs came from other nodes' rows, or None for all.
-    open_ended: whether the step has runs that may stop. leased: lanes on other workers that a chain has left.
+    open_ended: whether the step has runs that may stop. steers: whether its values decide what comes next, for runs
+    that may stop and for unfold functions that wait. leased: lanes on other workers that a chain has left.
     """
 
     nodes: Nodes
@@ -69,6 +70,7 @@ class StepRecord:
     finished: Nodes | None
     entering: Nodes | None
     open_ended: bool
+    steers: bool
     leased: tuple[tuple[LaneMap, Nodes], ...] = ()
 
 
@@ -100,6 +102,7 @@ class Books:
         self.tasks: dict[TaskId, TaskBook] = {}
         self.lane_maps: dict[tuple[WorkerId, TypeId], LaneMap] = {}
         self.worker_steps = [0] * num_workers
+        self.worker_steering = [0] * num_workers  # of those, steps whose values decide what comes next
         self.sequence = 0
 
     def lane_map(self, worker: WorkerId, type_id: TypeId) -> LaneMap:

@@ -53,6 +53,7 @@ class Completion:
         book = books.types[task.type_id]
         book.num_running -= 1
         books.worker_steps[task.worker] -= 1
+        books.worker_steering[task.worker] -= record.steers
         nodes, subgraphs = record.nodes, record.subgraphs
         np.subtract.at(arena.in_flight, subgraphs, 1)
         arena.pin[subgraphs[arena.in_flight[subgraphs] == 0]] = NOWHERE

@@ -250,11 +250,19 @@ class Scheduler:
     # --- scheduling ------------------------------------------------------------------------------------------
 
     def _schedule(self, commands: list[Command]) -> None:
-        """Call Schedule (Algorithm 1) for every worker that is idle, or about to be, until nothing is ready."""
+        """Call Schedule (Algorithm 1) for every worker that is idle, or about to be, until nothing is ready.
+
+        A worker is not run ahead of while its values decide what comes next: those requests would find their batch gone
+        and alternate with it for ever.
+        """
         for number in range(len(self._books.worker_steps)):
             worker = WorkerId(number)
-            while self._books.worker_steps[worker] <= self._run_ahead and self._submit_task(worker, commands):
+            while self._may_submit(worker) and self._submit_task(worker, commands):
                 pass
+
+    def _may_submit(self, worker: WorkerId) -> bool:
+        steps = self._books.worker_steps[worker]
+        return steps == 0 or (steps <= self._run_ahead and not self._books.worker_steering[worker])
 
     def _submit_task(self, worker: WorkerId, commands: list[Command]) -> bool:
         for type_id in self._policy.rank(self):

@@ -33,7 +33,7 @@ DRAWN_BATCHES = 10
 
 def demo(
     seconds: Annotated[float, typer.Option(min=0.5, max=60, help="How long to serve by each policy.")] = 8.0,
-    hidden: Annotated[int, typer.Option(min=1, help="Width of the LSTM.")] = 256,
+    hidden: Annotated[int, typer.Option(min=1, help="Width of the LSTM.")] = 512,
     threads: options.Threads = None,
     rate: Annotated[float | None, typer.Option(help="Requests a second. Default: 0.7 of the padded peak.")] = None,
     png: Annotated[Path, typer.Option(help="Write the picture of rows over time here.")] = Path("timeline.png"),
