@@ -175,11 +175,8 @@ def _checked_children(children: Any, num_leaves: int) -> NDArray[np.int64]:
             f"children: got {array.dtype} of shape {array.shape}, expected integers of shape ({num_leaves - 1}, 2) for "
             f"{num_leaves} words"
         )
-    is_child = np.zeros(2 * num_leaves - 1, np.bool_)
     if array.size:
-        if int(array.min()) < 0 or int(array.max()) >= 2 * num_leaves - 2:
-            raise InvalidRequestError(f"children: entries must be 0 to {2 * num_leaves - 3}; the root is no child")
-        is_child[array] = True
-    if np.count_nonzero(is_child) != 2 * num_leaves - 2:
-        raise InvalidRequestError("children: every node but the last must be a child exactly once")
+        times = np.bincount(array.ravel()) if int(array.min()) >= 0 else array[:0, 0]
+        if len(times) != 2 * num_leaves - 2 or not (times == 1).all():
+            raise InvalidRequestError("children: every node but the last must be a child exactly once")
     return array.astype(np.int64, copy=False)
