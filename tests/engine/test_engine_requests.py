@@ -408,7 +408,7 @@ def test_a_deadline_gives_up_a_request_that_runs_and_one_that_waits() -> None:
 def test_a_deadline_passes_while_the_engine_waits_for_a_long_step() -> None:
     gate = Gate()
     gate.opened.set()
-    with bm.Engine(Sums(gate), threads=1) as engine:
+    with bm.Engine(Sums(gate), workers=2, threads=1) as engine:
         engine.submit_future([-1]).result()
         gate.opened.clear()
         future = engine.submit_future([1], deadline_s=0.03)

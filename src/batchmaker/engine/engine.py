@@ -26,6 +26,7 @@ from batchmaker.engine.ticket import Outbox, Stream, Ticket
 from batchmaker.errors import BatchmakerError, ModelError, OptionError, StoppedError
 from batchmaker.executor.base import Executor
 from batchmaker.executor.cpu import CpuExecutor, default_threads
+from batchmaker.executor.inline import InlineExecutor
 from batchmaker.graph.recorder import DEFAULT_MAX_NODES
 from batchmaker.policies.base import CellPolicy, GraphPolicy
 from batchmaker.scheduler.core import Scheduler
@@ -60,10 +61,11 @@ class Engine:
         async with Engine(model) as engine:
             result = await engine.submit(request)   # from asyncio
 
-    policy: a name (`cellular`, `padded`, `serial`) or a policy object. workers: worker threads. threads: compute
-    threads of each; by default the cores less one, shared out. run_ahead: steps that may be left on a worker when it
-    gets its next task. max_nodes: most nodes of one request. executor: another device; then `workers` and `threads`
-    do not apply.
+    policy: a name (`cellular`, `padded`, `serial`) or a policy object. workers: 1 computes in the engine's own thread,
+    more in threads of their own. threads: compute threads of each; by default the cores less one, shared out.
+    run_ahead: steps that may be left on a worker when it gets its next task; by default 1 where workers have threads of
+    their own. max_nodes: most nodes of one request. executor: another device; then `workers` and `threads` do not
+    apply.
     The engine starts when it is entered, or at the first request.
     """
 
@@ -74,7 +76,7 @@ class Engine:
         *,
         workers: int = 1,
         threads: int | None = None,
-        run_ahead: int = 1,
+        run_ahead: int | None = None,
         max_nodes: int = DEFAULT_MAX_NODES,
         executor: Executor | None = None,
     ) -> None:
@@ -97,7 +99,7 @@ class Engine:
         self.on_settled: Callable[[Ticket, BaseException | None], None] | None = None
 
     def _make_driver(
-        self, workers: int, run_ahead: int, max_nodes: int, executor: Executor | None
+        self, workers: int, run_ahead: int | None, max_nodes: int, executor: Executor | None
     ) -> CellDriver | GraphDriver:
         policy = self._policy
         if isinstance(policy, GraphPolicy):
@@ -109,10 +111,13 @@ class Engine:
                     "computed together in. Use policy 'cellular', or 'serial' for one request at a time."
                 )
             return GraphDriver(self._model, policy, self._clock, num_workers=workers, num_threads=self._threads)
-        if executor is None:
-            executor = CpuExecutor(
-                self._registry.types, self._registry.bound, num_workers=workers, num_threads=self._threads
-            )
+        types, bound = self._registry.types, self._registry.bound
+        if executor is None and workers == 1:
+            executor = InlineExecutor(types, bound, num_threads=self._threads)
+        elif executor is None:
+            executor = CpuExecutor(types, bound, num_workers=workers, num_threads=self._threads)
+        if run_ahead is None:
+            run_ahead = 0 if isinstance(executor, InlineExecutor) else 1
         scheduler = Scheduler(policy, num_workers=executor.num_workers, run_ahead=run_ahead)
         return CellDriver(self._model, self._registry, scheduler, executor, self._clock, max_nodes)
 

@@ -26,6 +26,21 @@ class StepResult:
     busy_s: float
 
 
+def failed_results(task: RunTask, first: int, error: Exception) -> list[StepResult]:
+    """Return results for a task's steps from `first` on, every row failed."""
+    reason = f"a step of this request failed: {type(error).__name__}: {error}"
+    return [
+        StepResult(
+            task.task,
+            number,
+            tuple([None] * len(fetch.positions) for fetch in step.fetches),
+            tuple((position, reason) for position in range(step.batch)),
+            0.0,
+        )
+        for number, step in enumerate(task.steps[first:], first)
+    ]
+
+
 class Executor(Protocol):
     """One kind of device with one or more workers. Called by one thread, the engine's.
 

@@ -14,7 +14,7 @@ import torch
 
 from batchmaker.cells.binding import BoundCell
 from batchmaker.errors import OptionError
-from batchmaker.executor.base import StepResult
+from batchmaker.executor.base import StepResult, failed_results
 from batchmaker.executor.stepping import TaskRunner
 from batchmaker.executor.tables import StateTables
 from batchmaker.graph.spec import CellType
@@ -127,23 +127,8 @@ class CpuExecutor:
                         begin = now
                         self._notify()
                 except Exception as error:  # rows that do not fit, memory: the worker lives on, the task fails
-                    self._results.extend(_all_failed(task, num_finished, error))
+                    self._results.extend(failed_results(task, num_finished, error))
                     self._notify()
                 with self._idle:
                     self._num_done += 1
                     self._idle.notify_all()
-
-
-def _all_failed(task: RunTask, first: int, error: Exception) -> list[StepResult]:
-    """Return results for a task's steps from `first` on, every row failed."""
-    reason = f"a step of this request failed: {type(error).__name__}: {error}"
-    return [
-        StepResult(
-            task.task,
-            number,
-            tuple([None] * len(fetch.positions) for fetch in step.fetches),
-            tuple((position, reason) for position in range(step.batch)),
-            0.0,
-        )
-        for number, step in enumerate(task.steps[first:], first)
-    ]

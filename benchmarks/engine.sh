@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Every figure of docs/benchmarks.md, in one go: about ten minutes on two cores that are otherwise idle.
+# Usage: benchmarks/engine.sh DATA [OUT] - DATA holds europarl_deen/raw5k.{de,en} and sst/train.txt.
+set -euo pipefail
+data=${1:?usage: benchmarks/engine.sh DATA [OUT]}
+out=${2:-$(dirname "$0")/results}
+mkdir -p "$out"
+english=$data/europarl_deen/raw5k.en
+german=$data/europarl_deen/raw5k.de
+both=(--policy cellular --policy padded)
+
+for dtype in bfloat16 float32; do
+    batchmaker bench lstm --data "$english" --dtype $dtype "${both[@]}" --seconds 8 --json "$out/lstm-$dtype.json"
+    batchmaker bench lstm --data "$english" --dtype $dtype "${both[@]}" --load 0.5 --seconds 10 --json "$out/lstm-$dtype-half.json"
+    batchmaker bench lstm --lengths fixed:24 --dtype $dtype --policy cellular --seconds 6 --json "$out/lstm-$dtype-fixed.json"
+done
+batchmaker bench seq2seq --data "$german" --data "$english" --dtype bfloat16 "${both[@]}" --seconds 15 --json "$out/seq2seq.json"
+batchmaker bench seq2seq --data "$german" --data "$english" --dtype bfloat16 "${both[@]}" --load 0.5 --seconds 20 --json "$out/seq2seq-half.json"
+batchmaker bench treelstm --data "$data/sst/train.txt" --hidden 256 --threads 1 --policy cellular --requests 8544 --json "$out/treelstm.json"
+batchmaker profile lstm --dtype bfloat16 --max 512 --json "$out/profile-lstm.json" --png "$out/profile-lstm.png"
