@@ -91,6 +91,7 @@ class CellDriver:
         self._tasks: dict[TaskId, RunTask] = {}
         self._started_s: NDArray[np.float64] = np.full(256, np.nan)
         self._num_known = 0
+        self._results: list[StepResult] = []
         self._settle: Callable[[Ticket, Any, BaseException | None], None] = lambda *_: None
         self.stats = DriverStats()
         self.observer: Callable[[StepSeen], None] | None = None
@@ -118,9 +119,8 @@ class CellDriver:
 
     # --- requests ------------------------------------------------------------------------------------------------
 
-    def accept(self, tickets: Sequence[Ticket]) -> None:
+    def _unfold(self, tickets: Sequence[Ticket], events: list[Event]) -> None:
         begin = time.perf_counter()
-        events: list[Event] = []
         for ticket in tickets:
             unfolding = Unfolding(self._model, self._registry, ticket.request, self._max_nodes)
             request = _InFlight(ticket, unfolding)
@@ -141,7 +141,6 @@ class CellDriver:
                 )
             )
         self.stats.unfold_s += time.perf_counter() - begin
-        self._handle(events)
 
     def cancel(self, request_id: RequestId) -> None:
         if request_id in self._in_flight:
@@ -160,11 +159,17 @@ class CellDriver:
 
     # --- work ------------------------------------------------------------------------------------------------------
 
-    def advance(self) -> None:
+    def collect(self) -> None:
+        self._results.extend(self._executor.poll())
+
+    def advance(self, tickets: Sequence[Ticket]) -> None:
         touched: dict[RequestId, _InFlight] = {}
-        events: list[Event] = [self._take_result(result, touched) for result in self._executor.poll()]
+        events: list[Event] = [self._take_result(result, touched) for result in self._results]
+        self._results.clear()
         for request in touched.values():
             self._resume(request, events)
+        if tickets:
+            self._unfold(tickets, events)
         if not events:
             events.append(TimePassed(self._clock.now_s()))
         self._handle(events)

@@ -45,9 +45,6 @@ class Driver(Protocol):
         self, notify: Callable[[], None], settle: Callable[[Ticket, Any, BaseException | None], None]
     ) -> None: ...
 
-    def accept(self, tickets: Sequence[Ticket]) -> None:
-        """Take new requests."""
-
     def cancel(self, request_id: RequestId) -> None:
         """Give a request up, if it is in flight."""
 
@@ -57,8 +54,11 @@ class Driver(Protocol):
     def tickets(self) -> Sequence[Ticket]:
         """Return the tickets taken and not settled."""
 
-    def advance(self) -> None:
-        """Take note of finished work and start more."""
+    def collect(self) -> None:
+        """Fetch finished work from the workers; where the engine's own thread computes, do some."""
+
+    def advance(self, tickets: Sequence[Ticket]) -> None:
+        """Take note of what was collected and of new requests together, then start more work."""
 
     def next_wakeup_s(self) -> float | None:
         """Engine time at which `advance` must be called even if nothing finishes."""

@@ -90,6 +90,7 @@ class Engine:
         self._driver = self._make_driver(workers, run_ahead, max_nodes, executor)
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._woken = threading.Event()
+        self._work_waits = False
         self._outbox = Outbox()
         self._ids = itertools.count()
         self._lock = threading.Lock()
@@ -309,12 +310,14 @@ class Engine:
         stopping = False
         try:
             while True:
-                stopping |= self._take_inbox(backlog)
+                stopping |= self._take_inbox(backlog, wait=not self._work_waits and not self._should_accept(backlog))
+                self._work_waits = False
                 self._woken.clear()
-                self._driver.advance()
-                if self._should_accept(backlog):
-                    self._driver.accept(backlog[:MAX_ARRIVALS_PER_TURN])
-                    del backlog[:MAX_ARRIVALS_PER_TURN]
+                self._driver.collect()
+                stopping |= self._take_inbox(backlog, wait=False)  # who came meanwhile joins the next task
+                arrivals = backlog[:MAX_ARRIVALS_PER_TURN] if self._should_accept(backlog) else []
+                self._driver.advance(arrivals)
+                del backlog[: len(arrivals)]
                 self._outbox.flush()
                 if stopping and not backlog and self._driver.num_in_flight == 0 and self._inbox.empty():
                     return
@@ -331,10 +334,9 @@ class Engine:
         urgent = self._driver.wants_requests or backlog[0].deadline_s is not None
         return urgent or len(backlog) >= MAX_ARRIVALS_PER_TURN
 
-    def _take_inbox(self, backlog: list[Ticket]) -> bool:
-        """Move what has come into `backlog`; wait for it if there is nothing else to do. True once told to stop."""
+    def _take_inbox(self, backlog: list[Ticket], *, wait: bool) -> bool:
+        """Move what has come into `backlog`, after waiting for something if told to. True once told to stop."""
         stopping = False
-        wait = not self._should_accept(backlog)
         while True:
             try:
                 item = self._inbox.get(timeout=self._patience_s()) if wait else self._inbox.get_nowait()
@@ -345,7 +347,9 @@ class Engine:
                 backlog.append(item)
             elif isinstance(item, _Cancel):
                 self._cancel(item.request_id, backlog)
-            elif item is not _WAKE:
+            elif item is _WAKE:
+                self._work_waits = True
+            else:
                 stopping = True
                 if not item[1]:
                     for ticket in backlog:
@@ -358,8 +362,8 @@ class Engine:
         if waiting is None:
             self._driver.cancel(request_id)
         else:
-            self._driver.accept([waiting])
             backlog.remove(waiting)
+            self._driver.advance([waiting])
             self._driver.cancel(request_id)
 
     def _patience_s(self) -> float | None:

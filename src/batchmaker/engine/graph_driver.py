@@ -84,7 +84,7 @@ class GraphDriver:
         for thread in self._threads:
             thread.join()
 
-    def accept(self, tickets: Sequence[Ticket]) -> None:
+    def _accept(self, tickets: Sequence[Ticket]) -> None:
         for ticket in tickets:
             try:
                 length = int(self._model.length(ticket.request))
@@ -94,7 +94,6 @@ class GraphDriver:
             ticket.num_cells = length
             self._waiting[ticket.request_id] = (ticket, length)
             self._policy.add(ticket.request_id, length)
-        self._dispatch()
 
     def cancel(self, request_id: RequestId) -> None:
         if request_id in self._waiting:
@@ -111,7 +110,11 @@ class GraphDriver:
     def tickets(self) -> Sequence[Ticket]:
         return [*(ticket for ticket, _ in self._waiting.values()), *self._running.values()]
 
-    def advance(self) -> None:
+    def collect(self) -> None:
+        """Nothing to do: workers hand their results over themselves."""
+
+    def advance(self, tickets: Sequence[Ticket]) -> None:
+        self._accept(tickets)
         while self._finished:
             done = self._finished.popleft()
             self._idle.append(done.worker)
