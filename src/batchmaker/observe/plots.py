@@ -61,6 +61,7 @@ def draw_timeline(path: Path, lanes: Sequence[Lanes], begin_s: Sequence[float], 
         ax.set_title(lane.title, loc="left", fontsize=12, fontweight="bold", color=INK, pad=22)
         ax.text(0, 1.025, lane.note, transform=ax.transAxes, fontsize=9.5, color="#5b626e")
         ax.set_ylabel("row of the batch", color=INK)
+        ax.yaxis.get_major_locator().set_params(integer=True)
         ax.set_ylim(rows - 0.4, -0.6)
         ax.set_xlim(0, 1e3 * seconds)
         _bare(ax)
