@@ -117,9 +117,10 @@ class Engine:
             executor = InlineExecutor(types, bound, num_threads=self._threads)
         elif executor is None:
             executor = CpuExecutor(types, bound, num_workers=workers, num_threads=self._threads)
+        inline = isinstance(executor, InlineExecutor)
         if run_ahead is None:
-            run_ahead = 0 if isinstance(executor, InlineExecutor) else 1
-        scheduler = Scheduler(policy, num_workers=executor.num_workers, run_ahead=run_ahead)
+            run_ahead = 0 if inline else 1
+        scheduler = Scheduler(policy, num_workers=executor.num_workers, run_ahead=run_ahead, take_turns=inline)
         return CellDriver(self._model, self._registry, scheduler, executor, self._clock, max_nodes)
 
     # --- life ----------------------------------------------------------------------------------------------------

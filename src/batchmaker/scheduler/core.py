@@ -45,9 +45,13 @@ class Scheduler:
 
     policy: which cell type runs next. num_workers: one per device. run_ahead: a worker gets its next task when at most
     this many of its steps have not finished: 0 schedules when the worker is idle, 1 while it runs its last step.
+    take_turns: the type that a worker has just run counts as running when its next task is chosen, as it would with
+    run-ahead. Without either, a type of low priority starves for as long as one of high priority is ready.
     """
 
-    def __init__(self, policy: CellPolicy, *, num_workers: int = 1, run_ahead: int = 0) -> None:
+    def __init__(
+        self, policy: CellPolicy, *, num_workers: int = 1, run_ahead: int = 0, take_turns: bool = False
+    ) -> None:
         self._policy = policy
         self._run_ahead = run_ahead
         self._books = Books(num_workers)
@@ -55,6 +59,8 @@ class Scheduler:
         self._completion = Completion(self._books)
         self._deadlines: list[tuple[float, RequestId]] = []
         self._next_task = 0
+        self._take_turns = take_turns
+        self._just_run: TypeId | None = None
 
     # --- what a driver calls -------------------------------------------------------------------------------
 
@@ -97,7 +103,7 @@ class Scheduler:
         return len(self._books.types[type_id].ready)
 
     def num_running(self, type_id: TypeId) -> int:
-        return self._books.types[type_id].num_running
+        return self._books.types[type_id].num_running + (type_id == self._just_run)
 
     @property
     def num_requests(self) -> int:
@@ -274,5 +280,7 @@ class Scheduler:
             self._completion.started(task, worker, type_id, formed.records)
             commands.extend(formed.reserves)
             commands.append(RunTask(task, worker, type_id, formed.steps))
+            if self._take_turns:
+                self._just_run = type_id
             return True
         return False
