@@ -114,6 +114,13 @@ class CellDriver:
     def next_wakeup_s(self) -> float | None:
         return self._scheduler.next_deadline_s
 
+    def finish(self) -> None:
+        self._executor.stop()
+        self.collect()
+        while self._results:
+            self.advance([])
+            self.collect()
+
     def stop(self) -> None:
         self._executor.stop()
 

@@ -71,5 +71,8 @@ class Driver(Protocol):
     def num_in_flight(self) -> int:
         """Requests taken and not settled."""
 
+    def finish(self) -> None:
+        """Let the workers finish what they hold for requests that are gone, and take note of it."""
+
     def stop(self) -> None:
         """End the workers, after what they hold."""

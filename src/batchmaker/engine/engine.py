@@ -321,6 +321,7 @@ class Engine:
                 del backlog[: len(arrivals)]
                 self._outbox.flush()
                 if stopping and not backlog and self._driver.num_in_flight == 0 and self._inbox.empty():
+                    self._driver.finish()
                     return
         except BaseException as error:  # a defect: whoever waits must hear of it
             self._fail_all(backlog, error)

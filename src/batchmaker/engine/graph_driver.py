@@ -78,6 +78,9 @@ class GraphDriver:
     def next_wakeup_s(self) -> float | None:
         return None
 
+    def finish(self) -> None:
+        """Nothing to do: a request is in flight for as long as a worker holds it."""
+
     def stop(self) -> None:
         for work in self._work:
             work.put(None)
