@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
@@ -15,10 +14,10 @@ from batchmaker.cells.registry import CellRegistry
 from batchmaker.cells.unfolding import Unfolding, end_of_loop
 from batchmaker.clock import Clock
 from batchmaker.engine.driver import DriverStats, StepSeen
+from batchmaker.engine.in_flight import InFlight
 from batchmaker.engine.ticket import Ticket
 from batchmaker.errors import BatchmakerError, CancelledError, CellError, DeadlineError, InvalidRequestError
 from batchmaker.executor.base import Executor, StepResult
-from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.scheduler.commands import Admit, Command, Fail, FailureKind, Read, Reply, Reserve, RunTask, Step
 from batchmaker.scheduler.core import Scheduler
 from batchmaker.scheduler.events import (
@@ -44,30 +43,6 @@ _FAILURES: dict[FailureKind, type[BatchmakerError]] = {
 _Failed = tuple[tuple[int, str], ...]
 
 
-class _InFlight:
-    """A request between its arrival and its answer."""
-
-    __slots__ = ("bases", "error", "graphs", "slot", "streamed", "ticket", "unfolding", "values", "waiting_for")
-
-    def __init__(self, ticket: Ticket, unfolding: Unfolding) -> None:
-        self.ticket = ticket
-        self.unfolding = unfolding
-        self.graphs: deque[CellGraph] = deque()  # handed to the scheduler and not admitted yet
-        self.bases: list[tuple[int, int, int]] = []  # base, first local node, number of nodes
-        self.slot = 0
-        self.values: dict[tuple[int, int], Any] = {}
-        self.waiting_for: set[tuple[int, int]] = set()
-        self.streamed = 0
-        self.error: BaseException | None = None
-
-    def local(self, node: int) -> int:
-        """Return the request's own number of a node."""
-        for base, first, count in self.bases:
-            if base <= node < base + count:
-                return node - base + first
-        raise KeyError(node)
-
-
 @final
 class CellDriver:
     """Unfolds requests, hands events to the scheduler and carries out its commands."""
@@ -87,7 +62,7 @@ class CellDriver:
         self._executor = executor
         self._clock = clock
         self._max_nodes = max_nodes
-        self._in_flight: dict[RequestId, _InFlight] = {}
+        self._in_flight: dict[RequestId, InFlight] = {}
         self._tasks: dict[TaskId, RunTask] = {}
         self._started_s: NDArray[np.float64] = np.full(256, np.nan)
         self._num_known = 0
@@ -130,7 +105,7 @@ class CellDriver:
         begin = time.perf_counter()
         for ticket in tickets:
             unfolding = Unfolding(self._model, self._registry, ticket.request, self._max_nodes)
-            request = _InFlight(ticket, unfolding)
+            request = InFlight(ticket, unfolding)
             try:
                 unfolding.start()
             except Exception as error:  # the model's own code, or what it returned
@@ -170,7 +145,7 @@ class CellDriver:
         self._results.extend(self._executor.poll())
 
     def advance(self, tickets: Sequence[Ticket]) -> None:
-        touched: dict[RequestId, _InFlight] = {}
+        touched: dict[RequestId, InFlight] = {}
         events: list[Event] = [self._take_result(result, touched) for result in self._results]
         self._results.clear()
         for request in touched.values():
@@ -181,7 +156,7 @@ class CellDriver:
             events.append(TimePassed(self._clock.now_s()))
         self._handle(events)
 
-    def _take_result(self, result: StepResult, touched: dict[RequestId, _InFlight]) -> StepFinished:
+    def _take_result(self, result: StepResult, touched: dict[RequestId, InFlight]) -> StepFinished:
         """Store what a step brought to the host and turn it into an event."""
         task = self._tasks[result.task]
         step = task.steps[result.step]
@@ -205,7 +180,7 @@ class CellDriver:
         self._end_loops(step, result, stopped)
         return StepFinished(result.task, result.step, now_s, stopped, result.failed + untested)
 
-    def _store(self, request: _InFlight, local: int, output: int, value: Any) -> None:
+    def _store(self, request: InFlight, local: int, output: int, value: Any) -> None:
         request.values[local, output] = value
         request.waiting_for.discard((local, output))
         sequence = request.unfolding.streamed_sequence
@@ -265,13 +240,13 @@ class CellDriver:
                         failed.append((position, f"until of cell {cell.name!r} raised {type(error).__name__}: {error}"))
         return stopped, tuple(failed)
 
-    def _resume(self, request: _InFlight, events: list[Event]) -> None:
+    def _resume(self, request: InFlight, events: list[Event]) -> None:
         """Let an unfold function that has what it waited for go on, as far as it gets."""
         while request.unfolding.open and not request.waiting_for and request.ticket.request_id in self._in_flight:
             if not self._resume_once(request, events):
                 return
 
-    def _resume_once(self, request: _InFlight, events: list[Event]) -> bool:
+    def _resume_once(self, request: InFlight, events: list[Event]) -> bool:
         """Run an unfold function to its next `yield` or its end; False if it raised."""
         begin = time.perf_counter()
         request_id, now_s = request.ticket.request_id, self._clock.now_s()
@@ -295,7 +270,7 @@ class CellDriver:
         return True
 
     @staticmethod
-    def _lookup(request: _InFlight) -> Callable[[int, int], Any]:
+    def _lookup(request: InFlight) -> Callable[[int, int], Any]:
         values = request.values
         return lambda node, output: values[node, output]
 
@@ -323,7 +298,7 @@ class CellDriver:
         self.stats.scheduler_s += time.perf_counter() - begin
         if self.record is not None:
             self.record(events, commands)
-        woken: list[_InFlight] = []
+        woken: list[InFlight] = []
         for command in commands:
             match command:
                 case RunTask():
@@ -364,7 +339,7 @@ class CellDriver:
         for host, table in zip(graph.host_inputs, command.host_tables, strict=True):
             self._executor.write(table, host.first - command.first_local + command.base, host.values)
 
-    def _leave(self, request_id: RequestId) -> _InFlight:
+    def _leave(self, request_id: RequestId) -> InFlight:
         request = self._in_flight.pop(request_id)
         started_s = self._started_s[request.slot]
         request.ticket.started_s = None if np.isnan(started_s) else float(started_s)
