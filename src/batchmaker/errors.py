@@ -10,6 +10,7 @@
     │   ├── NodeLimitError      the unfold function made more nodes than allowed
     │   ├── CellError           a cell raised while it computed this request
     │   ├── DeadlineError       the deadline passed before the last cell was done
+    │   │   └── RefusedError    it could not be met, so nothing was computed
     │   └── CancelledError      the caller gave the request up
     ├── DataError               a file of data is missing or malformed
     ├── OptionError             an option, policy or model name is not known
@@ -63,6 +64,10 @@ class CellError(RequestError):
 
 class DeadlineError(RequestError):
     """The request's deadline passed before its last cell was done."""
+
+
+class RefusedError(DeadlineError):
+    """The request's deadline could not be met any more, so it was turned away before anything was computed."""
 
 
 class CancelledError(RequestError):

@@ -16,7 +16,14 @@ from batchmaker.clock import Clock
 from batchmaker.engine.driver import DriverStats, StepSeen
 from batchmaker.engine.in_flight import InFlight
 from batchmaker.engine.ticket import Ticket
-from batchmaker.errors import BatchmakerError, CancelledError, CellError, DeadlineError, InvalidRequestError
+from batchmaker.errors import (
+    BatchmakerError,
+    CancelledError,
+    CellError,
+    DeadlineError,
+    InvalidRequestError,
+    RefusedError,
+)
 from batchmaker.executor.base import Executor, StepResult
 from batchmaker.scheduler.commands import Admit, Command, Fail, FailureKind, Read, Reply, Reserve, RunTask, Step
 from batchmaker.scheduler.core import Scheduler
@@ -36,6 +43,7 @@ from batchmaker.scheduler.events import (
 _FAILURES: dict[FailureKind, type[BatchmakerError]] = {
     FailureKind.CANCELLED: CancelledError,
     FailureKind.DEADLINE: DeadlineError,
+    FailureKind.REFUSED: RefusedError,
     FailureKind.CELL: CellError,
     FailureKind.UNFOLD: InvalidRequestError,
 }
@@ -175,10 +183,10 @@ class CellDriver:
                 if request.unfolding.open:
                     touched[owner] = request
         if step.runs is None:
-            return StepFinished(result.task, result.step, now_s, None, result.failed)
+            return StepFinished(result.task, result.step, now_s, None, result.failed, result.busy_s)
         stopped, untested = self._stopped(task, step, result)
         self._end_loops(step, result, stopped)
-        return StepFinished(result.task, result.step, now_s, stopped, result.failed + untested)
+        return StepFinished(result.task, result.step, now_s, stopped, result.failed + untested, result.busy_s)
 
     def _store(self, request: InFlight, local: int, output: int, value: Any) -> None:
         request.values[local, output] = value

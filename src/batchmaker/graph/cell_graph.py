@@ -82,13 +82,27 @@ class Fetch:
     output: int
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Nodes and steps of each cell type in one graph.
+
+    types: [num_types] type ids, ascending. nodes: [num_types] how many nodes of the type. steps: [num_types] the most
+    nodes of the type on any path: batches that the request needs of it, however much is computed together (ED-Batch,
+    Equation 2).
+    """
+
+    types: NDArray[np.int64]
+    nodes: NDArray[np.int64]
+    steps: NDArray[np.int64]
+
+
 @dataclass(slots=True)
 class CellGraph:
     """A request's cell graph, or what an unfold function that waited has added to it.
 
     first: number of the first node here; num_nodes: how many numbers are used here. Blocks, runs and host inputs
     lie inside that range; sources may lie before it. plain: no edge joins nodes of one type but inside blocks that are
-    marked connected, so that its subgraphs can be told without following edges.
+    marked connected, so that its subgraphs can be told without following edges. known_work: kept by `work_of`.
     """
 
     first: int
@@ -98,6 +112,7 @@ class CellGraph:
     host_inputs: list[HostInput] = field(default_factory=list)
     fetches: list[Fetch] = field(default_factory=list)
     plain: bool = True
+    known_work: Work | None = None
 
     @property
     def parts(self) -> list[NodeBlock | Run]:

@@ -162,6 +162,8 @@ class Batcher:
         book.num_running += 1
         self._books.worker_steps[worker] += 1
         self._books.worker_steering[worker] += record.steers
+        if self._books.watched is not None:
+            self._books.watched.submitted(arena.request[nodes], book.cell.type_id)
         if record.entering is not None:
             in_order = nodes_of(keys)
             mine = arena.subgraph[in_order]

@@ -9,10 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.graph.spec import CellType, TypeId
+from batchmaker.policies.requests import RequestTable
 from batchmaker.scheduler.admission import Admission
 from batchmaker.scheduler.arena import Arena, Extents
 from batchmaker.scheduler.events import RequestId, TaskId, WorkerId
 from batchmaker.scheduler.lanes import LaneMap
+from batchmaker.scheduler.line import WaitingLine
 from batchmaker.scheduler.numbering import Extent
 from batchmaker.scheduler.ready import ReadyQueue
 from batchmaker.scheduler.rows import RowPool, Tables
@@ -37,6 +39,7 @@ class RequestBook:
     """One request in flight.
 
     may_own_rows: rows may be left when it ends, since its unfold function could have used them or it ends early.
+    waiting: it stands in the waiting line and has not begun.
     """
 
     request: RequestId
@@ -45,6 +48,7 @@ class RequestBook:
     deadline_s: float | None
     open: bool
     may_own_rows: bool
+    waiting: bool = False
     alive: bool = True
     extents: list[Extent] = field(default_factory=list)
     waiting_edges: dict[int, list[int]] = field(default_factory=dict)  # node -> consumers in later extensions
@@ -89,7 +93,9 @@ class TaskBook:
 class Books:
     """The parts, without behaviour."""
 
-    def __init__(self, num_workers: int) -> None:
+    def __init__(self, num_workers: int, *, watch_requests: bool = False) -> None:
+        self.watched = RequestTable() if watch_requests else None
+        self.line = WaitingLine()
         self.arena = Arena()
         self.tables = Tables()
         self.admission = Admission(self.arena, self.tables)

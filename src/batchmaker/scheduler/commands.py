@@ -152,6 +152,7 @@ class Reply:
 class FailureKind(Enum):
     CANCELLED = "cancelled"
     DEADLINE = "deadline"
+    REFUSED = "refused"
     CELL = "cell"
     UNFOLD = "unfold"
 

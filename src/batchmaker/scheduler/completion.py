@@ -21,8 +21,13 @@ from batchmaker.scheduler.ready import NODE_BITS, Keys, nodes_of
 
 @dataclass(slots=True)
 class Finished:
-    """What a finished step means for requests: those without work left, those whose rows failed, late reads."""
+    """What a finished step means for requests: those without work left, those whose rows failed, late reads.
 
+    type_id, batch: what ran.
+    """
+
+    type_id: TypeId
+    batch: int
     finished: list[RequestBook] = field(default_factory=list)
     failed: list[tuple[RequestId, str]] = field(default_factory=list)
     reads: list[Read] = field(default_factory=list)
@@ -59,7 +64,7 @@ class Completion:
         arena.pin[subgraphs[arena.in_flight[subgraphs] == 0]] = NOWHERE
         for lane_map, lanes in record.leased:
             lane_map.leave(lanes)
-        result = Finished()
+        result = Finished(task.type_id, len(nodes))
         if event.failed:
             positions = [position for position, _ in event.failed]
             for slot, (_, reason) in zip(arena.request[nodes[positions]].tolist(), event.failed, strict=True):
@@ -98,6 +103,9 @@ class Completion:
             books.lane_map(worker, book.cell.type_id).leave(arena.lane[chains])
             arena.lane[chains] = NOWHERE
             arena.lane_worker[chains] = NOWHERE
+            if books.watched is not None:
+                unused = ends[over] - 1 - record.nodes[over]
+                books.watched.stopped(arena.request[record.nodes[over]], book.cell.type_id, unused)
         book.ready.merge(np.sort((arena.sequence[subgraphs[on]] << NODE_BITS) | (record.nodes[on] + 1)))
         return np.concatenate((finished, ends[over] - 1))
 

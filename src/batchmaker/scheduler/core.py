@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 from batchmaker.errors import InvariantError
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.spec import CellType, TypeId
+from batchmaker.graph.work import work_of
 from batchmaker.policies.base import CellPolicy
+from batchmaker.policies.requests import RequestTable
 from batchmaker.scheduler.batching import Batcher
 from batchmaker.scheduler.books import Books, RequestBook, TypeBook
 from batchmaker.scheduler.commands import Admit, Command, Fail, FailureKind, Reply, RunTask
@@ -54,13 +56,14 @@ class Scheduler:
     ) -> None:
         self._policy = policy
         self._run_ahead = run_ahead
-        self._books = Books(num_workers)
+        self._books = Books(num_workers, watch_requests=policy.watches_requests)
         self._batcher = Batcher(self._books, share_workers=num_workers > 1)
         self._completion = Completion(self._books)
         self._deadlines: list[tuple[float, RequestId]] = []
         self._next_task = 0
         self._take_turns = take_turns
         self._just_run: TypeId | None = None
+        self._now_s = 0.0
 
     # --- what a driver calls -------------------------------------------------------------------------------
 
@@ -69,6 +72,7 @@ class Scheduler:
         commands: list[Command] = []
         arrivals: list[RequestArrived] = []
         for event in events:
+            self._now_s = event.at_s
             self._expire(event.at_s, commands)
             if isinstance(event, RequestArrived):
                 arrivals.append(event)
@@ -95,6 +99,25 @@ class Scheduler:
         """When the driver should send TimePassed at the latest."""
         return self._deadlines[0][0] if self._deadlines else None
 
+    # --- what a policy sees --------------------------------------------------------------------------------
+
+    @property
+    def now_s(self) -> float:
+        return self._now_s
+
+    @property
+    def requests(self) -> RequestTable:
+        if self._books.watched is None:
+            raise InvariantError(f"policy {self._policy.name!r} reads requests and does not declare watches_requests")
+        return self._books.watched
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._books.line)
+
+    def waiting(self, limit: int) -> NDArray[np.int64]:
+        return self._books.line.first(limit)
+
     @property
     def cells(self) -> Sequence[CellType]:
         return [book.cell for book in self._books.types]
@@ -104,6 +127,8 @@ class Scheduler:
 
     def num_running(self, type_id: TypeId) -> int:
         return self._books.types[type_id].num_running + (type_id == self._just_run)
+
+    # --- what is left ----------------------------------------------------------------------------------------
 
     @property
     def num_requests(self) -> int:
@@ -147,6 +172,8 @@ class Scheduler:
         pool = self._books.admission.add_type(cell)
         value_ports = self._books.admission.value_ports[cell.type_id]
         self._books.types.append(TypeBook(cell, self._books.tables.pools[pool], value_ports))
+        if self._books.watched is not None:
+            self._books.watched.add_type()
 
     def _open_book(self, event: RequestArrived) -> RequestBook:
         books = self._books
@@ -158,6 +185,9 @@ class Scheduler:
         book = RequestBook(event.request, slot, event.at_s, event.deadline_s, event.open, event.open)
         books.left[slot] = 0
         books.requests[event.request] = books.by_slot[slot] = book
+        if books.watched is not None:
+            books.watched.enter(slot, event.at_s, event.deadline_s, event.model, is_open=event.open)
+            books.watched.add_work(slot, work_of(event.graph))
         if event.deadline_s is not None:
             heapq.heappush(self._deadlines, (event.deadline_s, event.request))
             if len(self._deadlines) > 2 * len(books.requests) + 1024:  # most are of requests long answered
@@ -170,16 +200,27 @@ class Scheduler:
         if not events:
             return
         opened = [self._open_book(event) for event in events]
-        self._take_graphs([event.graph for event in events], opened, commands)
+        if self._books.watched is None:
+            self._begin([event.graph for event in events], opened, commands)
+        else:
+            for event, book in zip(events, opened, strict=True):
+                book.waiting = True
+                self._books.line.join(book.slot, event.graph, event.priority)
+        events.clear()
+
+    def _begin(self, graphs: list[CellGraph], opened: list[RequestBook], commands: list[Command]) -> None:
+        self._take_graphs(graphs, opened, commands)
         for book in opened:
             self._reply_if_done(book, commands)
-        events.clear()
 
     def _extended(self, event: GraphExtended, commands: list[Command]) -> None:
         book = self._books.requests.get(event.request)
         if book is None or not book.alive:
             return
         book.open = event.open
+        if self._books.watched is not None:
+            self._books.watched.open[book.slot] = event.open
+            self._books.watched.add_work(book.slot, work_of(event.graph))
         self._take_graphs([event.graph], [book], commands)
         self._completion.drop_handles(book, event.dropped)
         if not event.open:
@@ -220,6 +261,8 @@ class Scheduler:
     def _step_finished(self, event: StepFinished, commands: list[Command]) -> None:
         done = self._completion.step_finished(event)
         commands.extend(done.reads)
+        if event.busy_s > 0:
+            self._policy.step_finished(done.type_id, done.batch, event.busy_s)
         for request, reason in done.failed:
             self._end(request, FailureKind.CELL, reason, commands)
         for book in done.finished:
@@ -233,6 +276,9 @@ class Scheduler:
             return
         book.alive = False
         del self._books.requests[book.request]
+        if self._books.watched is not None:
+            self._policy.request_finished(self, book.slot)
+            self._books.watched.leave(book.slot)
         self._completion.forget(book)
         commands.append(Reply(book.request))
 
@@ -242,6 +288,10 @@ class Scheduler:
             return
         book.alive = False
         del self._books.requests[request]
+        if self._books.watched is not None:
+            self._books.watched.leave(book.slot)
+        if book.waiting:
+            self._books.line.leave(book.slot)
         self._completion.kill(book)
         commands.append(Fail(request, kind, reason))
 
@@ -263,8 +313,32 @@ class Scheduler:
         """
         for number in range(len(self._books.worker_steps)):
             worker = WorkerId(number)
-            while self._may_submit(worker) and self._submit_task(worker, commands):
-                pass
+            while self._may_submit(worker):
+                self._admit(commands)
+                if not self._submit_task(worker, commands):
+                    break
+
+    def _admit(self, commands: list[Command]) -> None:
+        """Let the policy decide which waiting requests begin."""
+        line, watched = self._books.line, self._books.watched
+        if watched is None or not len(line):
+            return
+        admission = self._policy.admit(self)
+        for slot in admission.refuse:
+            book = self._books.by_slot[slot]
+            late = (
+                "its deadline" if book.deadline_s is None else f"its deadline in {book.deadline_s - self._now_s:.3f} s"
+            )
+            self._end(book.request, FailureKind.REFUSED, f"refused: {late} cannot be met", commands)
+        count = admission.begin if len(watched.in_flight) else max(admission.begin, 1)
+        books = [self._books.by_slot[slot] for slot in line.first(count).tolist()]
+        if not books:
+            return
+        graphs = [line.leave(book.slot) for book in books]
+        for book in books:
+            book.waiting = False
+            watched.begin(book.slot)
+        self._begin(graphs, books, commands)
 
     def _may_submit(self, worker: WorkerId) -> bool:
         steps = self._books.worker_steps[worker]

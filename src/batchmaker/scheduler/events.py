@@ -26,13 +26,19 @@ class CellTypeAdded:
 
 @dataclass(frozen=True, slots=True)
 class RequestArrived:
-    """A request was unfolded. open: its unfold function waits for a value and may add nodes later."""
+    """A request was unfolded.
+
+    open: its unfold function waits for a value and may add nodes later. priority: larger is served first. model: which
+    of the models that share the scheduler it is for.
+    """
 
     request: RequestId
     graph: CellGraph
     at_s: float
     deadline_s: float | None = None
     open: bool = False
+    priority: int = 0
+    model: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +78,7 @@ class StepFinished:
 
     stopped: [batch] whether the value that ends an open-ended run was seen; None where the step has no such run.
     failed: positions in the batch at which the cell raised, with the reason for each. The other rows are good.
+    busy_s: seconds that the step took on its worker, 0 if not known.
     """
 
     task: TaskId
@@ -79,6 +86,7 @@ class StepFinished:
     at_s: float
     stopped: NDArray[np.bool_] | None = None
     failed: tuple[tuple[int, str], ...] = ()
+    busy_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

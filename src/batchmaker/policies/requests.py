@@ -1,0 +1,96 @@
+"""What a policy knows of the requests: one row per slot, as arrays."""
+
+from __future__ import annotations
+
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmaker.graph.cell_graph import Work
+
+Slots = NDArray[np.int64]
+
+
+@final
+class RequestTable:
+    """Facts of the requests that wait or are in flight, by slot.
+
+    arrived_s, deadline_s: [slots] engine seconds; infinity where there is no deadline. model: [slots]. open: [slots]
+    the request may still get nodes. left, done: [slots, types] nodes not submitted yet and nodes submitted. width:
+    [slots, types] nodes per step: how many of a type the request can run together, at least 1.
+    The scheduler writes, policies read.
+    """
+
+    __slots__ = ("_in_flight", "_listed", "arrived_s", "deadline_s", "done", "left", "model", "open", "width")
+
+    def __init__(self) -> None:
+        self.arrived_s = np.zeros(64)
+        self.deadline_s = np.full(64, np.inf)
+        self.model = np.zeros(64, np.int64)
+        self.open = np.zeros(64, np.bool_)
+        self.left = np.zeros((64, 0), np.int64)
+        self.done = np.zeros((64, 0), np.int64)
+        self.width = np.ones((64, 0))
+        self._in_flight: dict[int, None] = {}
+        self._listed: Slots | None = None
+
+    @property
+    def in_flight(self) -> Slots:
+        """Slots of the requests that have begun and not ended, in the order in which they began."""
+        if self._listed is None:
+            self._listed = np.fromiter(self._in_flight, np.int64, len(self._in_flight))
+        return self._listed
+
+    def add_type(self) -> None:
+        """One more cell type."""
+        column = np.zeros((len(self.left), 1), np.int64)
+        self.left = np.concatenate((self.left, column), axis=1)
+        self.done = np.concatenate((self.done, column), axis=1)
+        self.width = np.concatenate((self.width, column + 1.0), axis=1)
+
+    def enter(self, slot: int, arrived_s: float, deadline_s: float | None, model: int, *, is_open: bool) -> None:
+        """A request has arrived."""
+        while slot >= len(self.arrived_s):
+            self._grow()
+        self.arrived_s[slot] = arrived_s
+        self.deadline_s[slot] = np.inf if deadline_s is None else deadline_s
+        self.model[slot] = model
+        self.open[slot] = is_open
+        self.left[slot] = 0
+        self.done[slot] = 0
+        self.width[slot] = 1.0
+
+    def add_work(self, slot: int, work: Work) -> None:
+        """A request has this much more to compute."""
+        self.left[slot, work.types] += work.nodes
+        self.width[slot, work.types] = np.maximum(self.width[slot, work.types], work.nodes / work.steps)
+
+    def begin(self, slot: int) -> None:
+        """A request has left the waiting line."""
+        self._in_flight[slot] = None
+        self._listed = None
+
+    def submitted(self, slots: Slots, type_id: int) -> None:
+        """One node of this type of each of these requests is on a worker; slots may repeat."""
+        np.subtract.at(self.left[:, type_id], slots, 1)
+        np.add.at(self.done[:, type_id], slots, 1)
+
+    def stopped(self, slots: Slots, type_id: int, counts: NDArray[np.int64]) -> None:
+        """Runs of these requests ended early: so many nodes of the type will not be computed."""
+        np.subtract.at(self.left[:, type_id], slots, counts)
+
+    def leave(self, slot: int) -> None:
+        """A request has ended."""
+        if slot in self._in_flight:
+            del self._in_flight[slot]
+            self._listed = None
+
+    def _grow(self) -> None:
+        self.arrived_s = np.concatenate((self.arrived_s, np.zeros_like(self.arrived_s)))
+        self.deadline_s = np.concatenate((self.deadline_s, np.full_like(self.deadline_s, np.inf)))
+        self.model = np.concatenate((self.model, np.zeros_like(self.model)))
+        self.open = np.concatenate((self.open, np.zeros_like(self.open)))
+        self.left = np.concatenate((self.left, np.zeros_like(self.left)))
+        self.done = np.concatenate((self.done, np.zeros_like(self.done)))
+        self.width = np.concatenate((self.width, np.ones_like(self.width)))
