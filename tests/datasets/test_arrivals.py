@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchmaker.datasets import poisson_arrivals, trace_arrivals
+from batchmaker.datasets import mmpp_arrivals, poisson_arrivals, trace_arrivals
 from batchmaker.errors import DataError, OptionError
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -144,3 +144,38 @@ def test_recorded_traces_have_their_known_statistics(real_data, name, num_arriva
     assert 1 / gaps.mean() == pytest.approx(rate_rps, abs=0.01)
     assert gaps.std() / gaps.mean() == pytest.approx(variation, abs=0.01)
     assert 1 / np.diff(trace_arrivals(path, rate_rps=100.0)).mean() == pytest.approx(100)
+
+
+def test_bursty_arrivals_have_the_asked_rate_and_come_in_bursts():
+    times = mmpp_arrivals(50.0, seed=0, count=50_000)
+    gaps = np.diff(times)
+    assert (times.shape, times.dtype) == ((50_000,), np.float64)
+    assert gaps.mean() == pytest.approx(1 / 50, rel=0.06)
+    assert gaps.std() / gaps.mean() > 1.3
+    in_a_second = np.bincount(times.astype(np.int64))
+    assert in_a_second.var() / in_a_second.mean() > 5
+
+
+def test_bursts_that_are_no_faster_are_a_poisson_process():
+    gaps = np.diff(mmpp_arrivals(50.0, seed=0, count=20_000, burst_ratio=1.0))
+    assert gaps.std() / gaps.mean() == pytest.approx(1, abs=0.03)
+
+
+@given(RATES, SEEDS, st.integers(0, 300), st.integers(0, 300))
+def test_bursty_arrivals_are_ascending_repeatable_and_scale_with_the_rate(rate_rps, seed, count, more):
+    times = mmpp_arrivals(rate_rps, seed, count=count)
+    assert times.shape == (count,)
+    assert (np.diff(times) >= 0).all()
+    assert (times >= 0).all()
+    assert np.array_equal(times, mmpp_arrivals(rate_rps, seed, count=count + more)[:count])
+    assert np.allclose(2 * mmpp_arrivals(2 * rate_rps, seed, count=count), times)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"rate_rps": 0.0}, {"rate_rps": float("inf")}, {"seed": -1}, {"count": -1}, {"burst_ratio": 0.5},
+     {"burst_share": 0.0}, {"burst_share": 1.0}, {"burst_arrivals": 0.0}],
+)  # fmt: skip
+def test_bursts_out_of_range_are_refused(wrong):
+    with pytest.raises(OptionError):
+        mmpp_arrivals(**{"rate_rps": 1.0, "seed": 0, "count": 3, **wrong})

@@ -8,6 +8,7 @@ from batchmaker.datasets import (
     complete_tree,
     europarl_lengths,
     fixed_lengths,
+    lazybatching_lengths,
     random_binary_tree,
     random_sentences,
     random_trees,
@@ -136,3 +137,15 @@ def test_a_complete_tree_is_numbered_level_by_level():
 def test_an_argument_out_of_range_is_refused(call, complaint):
     with pytest.raises(OptionError, match=complaint):
         call()
+
+
+def test_lengths_of_lazybatching_are_a_function_of_the_seed():
+    source, target = lazybatching_lengths(1000, 3)
+    again = lazybatching_lengths(1000, 3)
+    assert (source == again[0]).all()
+    assert (target == again[1]).all()
+    assert (source.dtype, target.dtype) == (np.int64, np.int64)
+    assert source.min() >= 1
+    assert source.max() <= 80
+    assert np.corrcoef(source, target)[0, 1] > 0.9
+    assert [len(part) for part in lazybatching_lengths(0, 3)] == [0, 0]

@@ -1,4 +1,4 @@
-"""When requests arrive: Poisson processes and recorded traces.
+"""When requests arrive: Poisson processes, bursts and recorded traces.
 
 Times are float64 arrays of seconds, ascending.
 """
@@ -52,6 +52,48 @@ def poisson_arrivals(
         reached_s = float(_after(gaps, rate_rps)[-1])
     arrivals = _after(gaps, rate_rps)
     return arrivals[arrivals < seconds]
+
+
+def mmpp_arrivals(
+    rate_rps: float,
+    seed: int,
+    *,
+    count: int,
+    burst_ratio: float = 8.0,
+    burst_share: float = 0.1,
+    burst_arrivals: float = 50.0,
+) -> NDArray[np.float64]:
+    """Return the arrival times of bursty traffic: [count] float64 seconds, from 0 on.
+
+    A Markov-modulated Poisson process of two states, quiet and burst; the stay in each is exponential. rate_rps: mean
+    rate over both. burst_ratio: rate in a burst over the quiet rate, at least 1. burst_share: share of time in bursts,
+    above 0 and below 1. burst_arrivals: mean number of arrivals in one burst. The process starts in a state drawn by
+    its share. With the defaults the quiet rate is 0.59 and the burst rate 4.7 times the mean.
+    Raises OptionError if an argument is out of range.
+    """
+    _positive("rate_rps", rate_rps)
+    _positive("burst_arrivals", burst_arrivals)
+    if seed < 0 or count < 0:
+        raise OptionError(f"seed and count must be at least 0, got {seed} and {count}.")
+    if not (1 <= burst_ratio < math.inf and 0 < burst_share < 1):
+        raise OptionError(
+            f"burst_ratio must be at least 1 and burst_share above 0 and below 1, got {burst_ratio} and {burst_share}."
+        )
+    quiet = 1.0 / (1.0 - burst_share + burst_share * burst_ratio)  # in units of the mean rate
+    rates = (quiet, quiet * burst_ratio)
+    burst_stay = burst_arrivals / rates[1]  # in units of the mean gap
+    stays = (burst_stay * (1.0 - burst_share) / burst_share, burst_stay)
+    generator = np.random.default_rng(seed)
+    state = int(generator.random() < burst_share)
+    parts: list[NDArray[np.float64]] = []
+    reached, found = 0.0, 0
+    while found < count:
+        stay = float(generator.exponential(stays[state]))
+        arrived = np.sort(generator.random(int(generator.poisson(rates[state] * stay)))) * stay
+        parts.append(reached + arrived)
+        reached, found, state = reached + stay, found + len(arrived), 1 - state
+    times = np.concatenate(parts)[:count] if parts else np.empty(0)
+    return times / rate_rps
 
 
 def _after(gaps: NDArray[np.float64], rate_rps: float) -> NDArray[np.float64]:

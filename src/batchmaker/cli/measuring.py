@@ -1,0 +1,79 @@
+"""Times of a model's cells by batch size, measured on this machine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+from rich.progress import track
+
+from batchmaker.cells.binding import BoundCell
+from batchmaker.cells.export import example_rows
+from batchmaker.cells.model import Model
+from batchmaker.cells.registry import CellRegistry
+from batchmaker.cells.unfolding import Unfolding
+from batchmaker.cli import options
+from batchmaker.cli.bench.reference import times_s
+from batchmaker.cost.latency import CellLatency
+from batchmaker.errors import ModelError
+from batchmaker.graph.spec import CellType
+
+STEPS_PER_TASK: Final = 5
+"""Steps over which an input projection is shared, as in the engine's tasks."""
+
+
+def bound_registry(model: Model) -> CellRegistry:
+    """Return the model's cells bound to the inputs that its example request gives them. ModelError without one."""
+    if model.example_request is None:
+        raise ModelError(f"{type(model).__name__} has no example_request to tell what its cells are given")
+    registry = CellRegistry()
+    Unfolding(model, registry, model.example_request).start()
+    return registry
+
+
+def measured_cells(registry: CellRegistry, sizes: Sequence[int], seconds: float, threads: int) -> list[CellLatency]:
+    """Return the time of every bound cell at every batch size. seconds: spent on each size of each cell."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.no_grad():
+            return [
+                _measured(registry, cell, bound, sizes, seconds)
+                for cell, bound in zip(registry.types, registry.bound, strict=True)
+            ]
+    finally:
+        torch.set_num_threads(before)
+
+
+def _measured(
+    registry: CellRegistry, cell: CellType, bound: BoundCell, sizes: Sequence[int], seconds: float
+) -> CellLatency:
+    num_sequence = registry.num_sequence_inputs.get(cell.type_id)
+    console = options.err()
+    shown = track(sizes, cell.name, console=console, transient=True, disable=not console.is_terminal)
+    times = [_step_s(bound, size, num_sequence, seconds) for size in shown]
+    return CellLatency(cell.name, tuple(sizes), tuple(middle for middle, _ in times), tuple(high for _, high in times))
+
+
+def _step_s(bound: BoundCell, size: int, num_sequence: int | None, seconds: float) -> tuple[float, float]:
+    """Return median and 95th percentile of a step as the engine runs it: what needs no state is computed for several
+    steps at once."""
+    if num_sequence is None:
+        inputs = example_rows(bound.inputs, size, random=True)
+        return _median_and_p95(lambda: bound.call(inputs), seconds)
+    split = bound.split(num_sequence)
+    state = example_rows(bound.inputs[num_sequence:], size, random=True)
+    given = example_rows(bound.inputs[:num_sequence], size * STEPS_PER_TASK, random=True)
+    hoisted = split.hoist(tuple(value[:size] for value in given))
+    step = _median_and_p95(lambda: split.step(hoisted, state), seconds)
+    if not num_sequence:
+        return step
+    shared = _median_and_p95(lambda: split.hoist(given), seconds / 4)
+    return step[0] + shared[0] / STEPS_PER_TASK, step[1] + shared[1] / STEPS_PER_TASK
+
+
+def _median_and_p95(call: Callable[[], Any], seconds: float) -> tuple[float, float]:
+    times = times_s(call, seconds)
+    return times[len(times) // 2], times[math.ceil(0.95 * len(times)) - 1]

@@ -1,0 +1,96 @@
+"""Playing requests forward, without arrivals, to learn when each would finish.
+
+The laggards run first: types in order, and within a type everybody who still has steps of it, until the last one has
+done them. Under that order the future has a closed form: the k-th step of a type is taken by all who have at least k
+steps of it left, so the batch sizes of all steps to come are one cumulative sum, and so are their times. It jumps from
+one change of members to the next, however many steps lie between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Steps = NDArray[np.int64]
+Seconds = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Forecasts:
+    """When requests finish, in seconds from now, if 0, 1, 2, ... of the candidates join.
+
+    finish_s: [candidates + 1, requests]; row j counts only for the first num_fixed + j requests, and is 0 where nothing
+    is left. drain_s: [candidates + 1] when the last of all steps is done.
+    """
+
+    finish_s: Seconds
+    drain_s: Seconds
+
+
+@final
+class Replay:
+    """Forecasts from the seconds that a step of each type takes at each batch size.
+
+    seconds: [types, max_batch + 1], column 0 is zero. A larger batch takes whole calls of max_batch and one of the
+    rest.
+    """
+
+    __slots__ = ("_flat", "_max_batch", "_seconds")
+
+    def __init__(self, seconds: Seconds) -> None:
+        self._seconds = seconds
+        self._max_batch = seconds.shape[1] - 1
+        self._flat = np.ascontiguousarray(seconds).ravel()
+
+    def alone(self, steps: Steps) -> Seconds:
+        """Return the seconds that each request takes by itself, one row at a time: [requests].
+
+        steps: [requests, types] steps left. This is SingleInputExecTime of LazyBatching's Algorithm 1.
+        """
+        single: Seconds = steps @ self._seconds[:, 1]
+        return single
+
+    def forecasts(self, steps: Steps, num_fixed: int, width: NDArray[np.float64] | None = None) -> Forecasts:
+        """Return when each request finishes if the first `num_fixed` and the first j of the others run together.
+
+        steps: [requests, types] steps left. width: [requests, types] rows that a step of the request takes; None: one.
+        """
+        num_requests, num_types = steps.shape
+        num_rows = num_requests - num_fixed + 1
+        longest = steps.max(axis=0, initial=0)
+        ends = longest.cumsum()
+        total = int(ends[-1]) if num_types else 0
+        finish_s = np.zeros((num_rows, num_requests))
+        if total == 0:
+            return Forecasts(finish_s, np.zeros(num_rows))
+        requests, types = steps.nonzero()
+        left = steps[requests, types]
+        begin = (ends - longest)[types]
+        end = begin + left
+        # What joins and leaves at each step to come; candidate j adds its part from row j + 1 on.
+        line = np.maximum(requests - (num_fixed - 1), 0) * (total + 1)
+        size = num_rows * (total + 1)
+        rows = None if width is None else width[requests, types]
+        change = np.bincount(line + begin, rows, size) - np.bincount(line + end, rows, size)
+        batch = change.reshape(num_rows, total + 1)[:, :total].cumsum(axis=1)
+        if num_rows > 1:
+            batch = batch.cumsum(axis=0)
+        if rows is not None:
+            batch = np.ceil(batch - 1e-6).astype(np.int64)
+        done_s = self._step_s(np.arange(num_types).repeat(longest), batch).cumsum(axis=1)
+        last = np.zeros(num_requests, np.int64)
+        last[requests] = end - 1  # nonzero lists a request's types in ascending order: the last one stays
+        finish_s = done_s[:, last]
+        finish_s[:, ~steps.any(axis=1)] = 0.0
+        return Forecasts(finish_s, done_s[:, -1])
+
+    def _step_s(self, types: Steps, batch: Steps) -> Seconds:
+        if int(batch.max()) <= self._max_batch:
+            seconds: Seconds = self._flat.take(batch + types * (self._max_batch + 1))
+            return seconds
+        whole, rest = np.divmod(batch, self._max_batch)
+        seconds = whole * self._seconds[types, self._max_batch] + self._seconds[types, rest]
+        return seconds
