@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 import batchmaker as bm
+from batchmaker.graph.spec import TypeId
+from batchmaker.policies.base import CellPolicy, ReadyView
+from batchmaker.policies.cellular import CellularPolicy
 
 HIDDEN = 6
 VOCABULARY = 30
@@ -167,6 +170,17 @@ class Endless(Counter):
         while True:
             value = self.count(value)
             yield value
+
+
+class Watching(CellPolicy):
+    """As cellular batching, but requests wait in line until they are let in."""
+
+    name = "watching"
+    watches_requests: ClassVar[bool] = True
+    max_steps = 1
+
+    def rank(self, view: ReadyView) -> Sequence[TypeId]:
+        return CellularPolicy().rank(view)
 
 
 def scheduler(engine: bm.Engine) -> Any:

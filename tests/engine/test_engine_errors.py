@@ -205,25 +205,26 @@ def test_a_bad_waiting_request_fails_alone(name: str) -> None:
     assert_balanced(engine)
 
 
-def test_a_value_of_another_request_is_refused_or_at_least_harmless() -> None:
+def test_a_value_of_another_request_is_refused_even_where_its_number_would_do() -> None:
     """Handles belong to their request: one that is kept on the model must not bring the engine down."""
     kept: list[Any] = []
 
     def keep(model: Forms) -> Any:
-        values = [model.add([1.0], [0.0]) for _ in range(9)]
-        kept.append(values[-1])
-        return values[-1]
+        kept.append(model.add([1.0], [0.0]))
+        return kept[0]
+
+    def use(model: Forms) -> Any:
+        own = [model.add([1.0], [0.0]) for _ in range(3)]
+        return model.add([1.0], kept[0]), own
 
     with bm.Engine(Forms(), threads=1) as engine:
         engine.submit_future(keep).result(10)
-        futures = [
-            engine.submit_future(lambda m: m.add(kept[0], [0.0])),
-            engine.submit_future(lambda m: kept[0]),
-        ]
+        futures = [engine.submit_future(bad) for bad in (use, lambda m: (use, kept[0]))]
         for future in futures:
-            with pytest.raises(InvalidRequestError):
+            with pytest.raises(InvalidRequestError, match="got a value of another request"):
                 future.result(10)
         check_good(engine.submit_future(good).result(10))
+    assert_balanced(engine)
 
 
 # --- parameters ---------------------------------------------------------------------------------------
@@ -361,11 +362,11 @@ def test_each_request_of_any_mix_is_settled_exactly_once(mix: Any, workers: int,
                 if length > 6:
                     next(stream)
                 stream.close()
-                engine._inbox.put(_cancel(len(futures)))
+                engine._loop.cancel(len(futures))  # type: ignore[arg-type]
                 futures.append((kind, xs, None))
             else:
-                deadline_s = {"late": -1.0}.get(kind)
-                futures.append((kind, xs, engine.submit_future(request, deadline_s=deadline_s)))
+                deadline_ms = {"late": -1.0}.get(kind)
+                futures.append((kind, xs, engine.submit_future(request, deadline_ms=deadline_ms)))
         for kind, xs, future in futures:
             if future is None:
                 continue
@@ -378,12 +379,6 @@ def test_each_request_of_any_mix_is_settled_exactly_once(mix: Any, workers: int,
                 assert isinstance(error, expected), (kind, error)
     assert sorted(settled) == list(range(len(mix)))
     assert_balanced(engine)
-
-
-def _cancel(request_id: int) -> Any:
-    from batchmaker.engine.engine import _Cancel
-
-    return _Cancel(request_id)
 
 
 def test_cancelled_errors_are_request_errors() -> None:

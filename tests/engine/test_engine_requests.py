@@ -28,13 +28,11 @@ from engine_models import (
 import batchmaker as bm
 from batchmaker.engine import StepSeen
 from batchmaker.errors import (
-    CancelledError,
     DeadlineError,
     InvalidRequestError,
     ModelError,
     NodeLimitError,
     OptionError,
-    StoppedError,
 )
 from batchmaker.executor.null import NullExecutor
 from batchmaker.policies import CellularPolicy
@@ -244,87 +242,6 @@ def test_several_event_loops_share_an_engine(engine: bm.Engine) -> None:
     assert sorted(answers) == sorted([float(i) for i in range(20)] * 3)
 
 
-# --- life -----------------------------------------------------------------------------------------------------------
-
-
-def test_an_engine_starts_at_its_first_request_and_stops_once() -> None:
-    engine = bm.Engine(Sums(), threads=1)
-    assert float(engine.submit_future([1, 2]).result()) == 3.0
-    engine.stop()
-    engine.stop()
-    assert_balanced(engine)
-
-
-def test_the_async_context_manager_starts_and_stops() -> None:
-    async def main() -> bm.Engine:
-        async with bm.Engine(Sums(), threads=1) as engine:
-            assert float(await engine.submit([4, 5])) == 9.0
-        return engine
-
-    assert_balanced(asyncio.run(main()))
-
-
-def test_stop_answers_everything_accepted() -> None:
-    engine = bm.Engine(Counter(), threads=1)
-    futures = [engine.submit_future(n) for n in [60, 1, 30] * 60]
-    engine.stop()
-    assert [len(future.result(0)) for future in futures] == [60, 1, 30] * 60
-    assert_balanced(engine)
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_stop_without_drain_settles_everything_with_an_error(workers: int) -> None:
-    engine = bm.Engine(Endless(), threads=1, workers=workers)
-    futures = [engine.submit_future(0) for _ in range(150)]
-    wait_until(lambda: engine.stats.steps > 10)
-    engine.stop(drain=False)
-    assert all(isinstance(future.exception(0), CancelledError | StoppedError) for future in futures)
-    assert_balanced(engine)
-
-
-def test_leaving_the_context_by_an_error_does_not_wait_for_endless_requests() -> None:
-    with pytest.raises(KeyError), bm.Engine(Endless(), threads=1) as engine:  # noqa: PT012
-        future = engine.submit_future(0)
-        raise KeyError
-    assert isinstance(future.exception(0), CancelledError | StoppedError)
-    assert_balanced(engine)
-
-
-def test_a_stopped_engine_takes_no_more_requests() -> None:
-    engine = bm.Engine(Sums(), threads=1)
-    engine.start()
-    engine.stop()
-    for ask in (
-        engine.submit_future,
-        engine.stream,
-        lambda r: asyncio.run(engine.submit(r)),
-        lambda r: engine.map([r]),
-    ):
-        with pytest.raises(StoppedError, match="stopped"):
-            ask([1])
-    with pytest.raises(StoppedError):
-        engine.start()
-
-
-def test_an_engine_stopped_before_it_began_takes_no_requests() -> None:
-    engine = bm.Engine(Sums(), threads=1)
-    engine.stop()
-    with pytest.raises(StoppedError, match="make a new one"):
-        engine.submit_future([1])
-
-
-def test_the_example_request_proves_the_model_at_start() -> None:
-    model = Sums(max_batch=4)
-    model.example_request = [1, 2]
-    with bm.Engine(model, threads=1) as engine:
-        assert len(engine.registry.types) == 1
-        assert float(engine.submit_future([3, 4]).result()) == 7.0
-    model.example_request = ["not a number"]
-    engine = bm.Engine(model, threads=1)
-    with pytest.raises(ModelError, match="example request failed"):
-        engine.start()
-
-
 # --- giving up -----------------------------------------------------------------------------------------------------
 
 
@@ -395,13 +312,13 @@ def test_a_request_cancelled_while_its_batch_runs_leaves_its_neighbours_alone() 
 
 def test_a_deadline_gives_up_a_request_that_runs_and_one_that_waits() -> None:
     with bm.Engine(Endless(), threads=1) as engine:
-        late = [engine.submit_future(0, deadline_s=0.05) for _ in range(3)]
-        gone = engine.submit_future(0, deadline_s=-1.0)
+        late = [engine.submit_future(0, deadline_ms=50) for _ in range(3)]
+        gone = engine.submit_future(0, deadline_ms=-1000)
         for future in [*late, gone]:
             with pytest.raises(DeadlineError, match="deadline"):
                 future.result(10)
         with pytest.raises(DeadlineError):
-            list(engine.stream(0, deadline_s=0.02))
+            list(engine.stream(0, deadline_ms=20))
     assert_balanced(engine)
 
 
@@ -411,7 +328,7 @@ def test_a_deadline_passes_while_the_engine_waits_for_a_long_step() -> None:
     with bm.Engine(Sums(gate), workers=2, threads=1) as engine:
         engine.submit_future([-1]).result()
         gate.opened.clear()
-        future = engine.submit_future([1], deadline_s=0.03)
+        future = engine.submit_future([1], deadline_ms=30)
         with pytest.raises(DeadlineError):
             future.result(10)
         gate.opened.set()
@@ -419,7 +336,7 @@ def test_a_deadline_passes_while_the_engine_waits_for_a_long_step() -> None:
 
 
 def test_a_generous_deadline_changes_nothing(engine: bm.Engine) -> None:
-    assert float(engine.submit_future([1, 2], deadline_s=60.0).result()) == 3.0
+    assert float(engine.submit_future([1, 2], deadline_ms=60_000).result()) == 3.0
 
 
 # --- what can be seen and chosen -------------------------------------------------------------------------------------
@@ -498,7 +415,7 @@ def test_a_stream_under_graph_batching_is_the_result_alone() -> None:
     with bm.Engine(Padded(), "padded", threads=1) as engine:
         assert [float(x) for x in engine.stream([1, 2])] == [3.0]
         with pytest.raises(DeadlineError):
-            engine.submit_future([1], deadline_s=-1.0).result()
+            engine.submit_future([1], deadline_ms=-1000).result()
 
 
 def test_padded_needs_a_model_that_defines_batched() -> None:

@@ -10,7 +10,6 @@ from batchmaker import policies
 from batchmaker.errors import OptionError
 from batchmaker.graph.spec import CellType
 from batchmaker.policies.cellular import CellularPolicy
-from batchmaker.policies.padded import PaddedPolicy, SerialPolicy
 
 
 def view(*types: tuple[int, int, int]) -> SimpleNamespace:
@@ -36,30 +35,6 @@ def view(*types: tuple[int, int, int]) -> SimpleNamespace:
 )
 def test_cellular_policy_ranks_by_the_three_criteria_then_priority(types, order):
     assert list(CellularPolicy().rank(view(*types))) == order
-
-
-def test_padded_policy_serves_buckets_in_turn_oldest_first():
-    policy = PaddedPolicy(max_batch=2, bucket_width=10)
-    for request, length in enumerate([1, 25, 10, 11, 5, 30]):
-        policy.add(request, length)
-    assert [list(policy.choose()) for _ in range(5)] == [[0, 2], [3], [1, 5], [4], []]
-    assert len(policy) == 0
-
-
-def test_discarded_requests_are_not_served():
-    for policy in (PaddedPolicy(), SerialPolicy()):
-        policy.add(1, 3)
-        policy.add(2, 3)
-        policy.discard(1)
-        policy.discard(99)
-        assert (list(policy.choose()), list(policy.choose())) == ([2], [])
-
-
-def test_serial_policy_serves_one_at_a_time_in_order():
-    policy = SerialPolicy()
-    for request in range(3):
-        policy.add(request, 1)
-    assert [list(policy.choose()) for _ in range(4)] == [[0], [1], [2], []]
 
 
 def test_policies_are_found_by_name_and_wrong_options_are_refused():

@@ -19,6 +19,7 @@ from batchmaker.graph.cell_graph import HOST, ZERO, CellGraph
 from batchmaker.graph.recorder import Recorder
 from batchmaker.graph.spec import CellType, ValueSpec
 from batchmaker.graph.values import HostValues, Value, ValueSequence
+from batchmaker.policies.ageing import PATIENCE
 from batchmaker.policies.cellular import CellularPolicy
 from batchmaker.scheduler.commands import ZERO_TABLE, Admit, Fail, Read, Reply, Reserve, RunTask, Source, Step
 from batchmaker.scheduler.core import Scheduler
@@ -243,10 +244,14 @@ class Harness:
         mode: Callable[[], str] = lambda: "split",
         fails: Callable[[int], tuple[int, ...]] = lambda batch: (),
         check_always: bool = True,
+        patience: int = PATIENCE,
     ) -> None:
         self.cells = list(cells)
         self._make = lambda: Scheduler(
-            policy or CellularPolicy(max_steps=max_steps), num_workers=num_workers, run_ahead=run_ahead
+            policy or CellularPolicy(max_steps=max_steps),
+            num_workers=num_workers,
+            run_ahead=run_ahead,
+            patience=patience,
         )
         self.scheduler = self._make()
         self._duration, self._mode, self._fails = duration, mode, fails
@@ -269,12 +274,20 @@ class Harness:
 
     # --- what a test says ------------------------------------------------------------------------------------
 
-    def arrive(self, request: int, program: Program, at_s: float = 0.0, deadline_s: float | None = None) -> None:
+    def arrive(
+        self,
+        request: int,
+        program: Program,
+        at_s: float = 0.0,
+        deadline_s: float | None = None,
+        priority: int = 0,
+    ) -> None:
         def arrived() -> list[Event]:
             state = self._requests[request] = _Request(program, self.cells)
             self.accepted.append(request)
             graph = state.advance()
-            events: list[Event] = [RequestArrived(request, graph, self.now_s, deadline_s, state.open)]  # type: ignore[arg-type]
+            arrival = RequestArrived(request, graph, self.now_s, deadline_s, state.open, priority)  # type: ignore[arg-type]
+            events: list[Event] = [arrival]
             self._wake(request)
             return events
 

@@ -27,8 +27,8 @@ def test_figure_5_under_cellular_batching(harness):
 def test_figure_5_under_graph_batching():
     policy, now, left = PaddedPolicy(max_batch=4, bucket_width=10), 0, {}
     for request, length in LENGTHS.items():
-        policy.add(request, length)
-    while chosen := policy.choose():
+        policy.add(request, length, 0.0)
+    while chosen := policy.choose(float(now)):
         now += max(LENGTHS[request] for request in chosen)
         left.update(dict.fromkeys(chosen, now))
     assert left == {1: 5, 2: 5, 3: 5, 4: 5, 5: 12, 6: 12, 7: 12, 8: 12}

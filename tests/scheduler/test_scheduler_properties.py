@@ -12,8 +12,11 @@ from scheduler_harness import Harness, Program, cell_type, host
 
 from batchmaker.graph.recorder import Recorder
 from batchmaker.graph.spec import CellType
+from batchmaker.policies import POLICIES, CellPolicy, make
+from batchmaker.policies.ageing import PATIENCE
 
 ENCODER, DECODER, LEAF, INNER, JOIN = range(5)
+CELL_POLICIES = sorted(name for name, policy in POLICIES.items() if issubclass(policy, CellPolicy))
 
 
 def make_cells(min_batch: int, max_batch: int, rng: random.Random) -> list[CellType]:
@@ -26,7 +29,8 @@ def make_cells(min_batch: int, max_batch: int, rng: random.Random) -> list[CellT
 
 
 def random_program(cells: list[CellType], seed: int, *, size: int, waits: bool) -> Program:
-    """A program of `size` calls: runs, loops, trees, DAGs and single nodes that feed one another."""
+    """A program of `size` calls: runs, loops, trees, DAGs and single nodes that feed one another. Runs over sequences
+    may be open-ended, and tree nodes may take inputs of their own."""
 
     def program(recorder: Recorder) -> Any:
         rng = random.Random(seed)
@@ -50,9 +54,13 @@ def random_program(cells: list[CellType], seed: int, *, size: int, waits: bool) 
             elif kind == 1:
                 given_sequence = sequence(7)
                 init = None if rng.random() < 0.5 else [argument()]
-                ends = recorder.run(cells[ENCODER], [given_sequence], init)
+                open_ended = rng.random() < 0.3
+                ends = recorder.run(cells[ENCODER], [given_sequence], init, open_ended=open_ended)
                 values += ends
-                sequences += [end.steps if rng.random() < 0.7 else end.steps[::-1] for end in ends]
+                if open_ended:
+                    recorder.fetch(ends[0].steps)
+                else:
+                    sequences += [end.steps if rng.random() < 0.7 else end.steps[::-1] for end in ends]
             elif kind == 2:
                 init = None if rng.random() < 0.3 else [argument(), argument()]
                 ends = recorder.run(cells[DECODER], [], init, max_steps=rng.randint(1, 6), open_ended=True)
@@ -72,7 +80,11 @@ def random_program(cells: list[CellType], seed: int, *, size: int, waits: bool) 
                         free[i : i + 2] = [count + len(children) - 1]
                 else:
                     children = [[rng.randrange(count + i), rng.randrange(count + i)] for i in range(rng.randint(1, 6))]
-                sequences += recorder.tree(cells[INNER], np.array(children), leaves, [])
+                if rng.random() < 0.5:
+                    sequences += recorder.tree(cells[INNER], np.array(children), leaves, [])
+                else:
+                    given_numbers = numbers(len(children))
+                    sequences += recorder.tree(cells[JOIN], np.array(children), leaves[:1], [given_numbers])
             elif kind == 5 and sequences:
                 values.append(rng.choice(rng.choice(sequences)))
             if waits and (values or sequences) and rng.random() < 0.4:
@@ -104,7 +116,10 @@ def settings_of_a_run(draw: Any) -> dict[str, Any]:
         "size": draw(st.integers(0, 8)),
         "waits": draw(st.booleans()),
         "mishaps": draw(st.booleans()),
+        "priorities": draw(st.sampled_from([(0,), (3,), (0, 0, 1), (-1, 0, 1, 2)])),
         "spread": draw(st.sampled_from([0, 5, 30])),
+        "policy": draw(st.sampled_from(CELL_POLICIES)),
+        "patience": draw(st.sampled_from([1, 5, PATIENCE])),
     }
 
 
@@ -114,7 +129,8 @@ def play(run: dict[str, Any]) -> Harness:
     fails = (lambda batch: (rng.randrange(batch),) if rng.random() < 0.05 else ()) if run["mishaps"] else lambda _: ()
     harness = Harness(
         cells,
-        max_steps=run["max_steps"],
+        policy=make(run["policy"], **({} if run["policy"] == "depth" else {"max_steps": run["max_steps"]})),
+        patience=run["patience"],
         num_workers=run["num_workers"],
         run_ahead=run["run_ahead"],
         duration=lambda: rng.choice([1.0, 1.0, 2.0, 5.0]),
@@ -126,7 +142,7 @@ def play(run: dict[str, Any]) -> Harness:
         waits = run["waits"] and rng.random() < 0.6
         program = random_program(cells, rng.randrange(2**32), size=run["size"], waits=waits)
         deadline_s = at_s + rng.randint(1, 20) if run["mishaps"] and rng.random() < 0.2 else None
-        harness.arrive(request, program, at_s, deadline_s)
+        harness.arrive(request, program, at_s, deadline_s, rng.choice(run["priorities"]))
         if run["mishaps"] and rng.random() < 0.3:
             harness.cancel(request, at_s + rng.randint(0, 15))
     harness.run()

@@ -2,6 +2,7 @@
 
 from batchmaker.engine.driver import DriverStats, StepSeen
 from batchmaker.engine.engine import Engine
+from batchmaker.engine.service import ServiceStats
 from batchmaker.engine.ticket import Stream, Ticket
 
-__all__ = ["DriverStats", "Engine", "StepSeen", "Stream", "Ticket"]
+__all__ = ["DriverStats", "Engine", "ServiceStats", "StepSeen", "Stream", "Ticket"]

@@ -9,23 +9,17 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.cells.model import Model
+from batchmaker.cells.cell import CellTypes
 from batchmaker.cells.registry import CellRegistry
 from batchmaker.cells.unfolding import Unfolding, end_of_loop
 from batchmaker.clock import Clock
-from batchmaker.engine.driver import DriverStats, StepSeen
+from batchmaker.engine.driver import DriverStats, StepSeen, error_of
 from batchmaker.engine.in_flight import InFlight
+from batchmaker.engine.stop_tests import Watched, apply_stop_tests
 from batchmaker.engine.ticket import Ticket
-from batchmaker.errors import (
-    BatchmakerError,
-    CancelledError,
-    CellError,
-    DeadlineError,
-    InvalidRequestError,
-    RefusedError,
-)
+from batchmaker.errors import BatchmakerError, InvalidRequestError
 from batchmaker.executor.base import Executor, StepResult
-from batchmaker.scheduler.commands import Admit, Command, Fail, FailureKind, Read, Reply, Reserve, RunTask, Step
+from batchmaker.scheduler.commands import Admit, Command, Fail, Read, Reply, Reserve, RunTask, Step
 from batchmaker.scheduler.core import Scheduler
 from batchmaker.scheduler.events import (
     CellTypeAdded,
@@ -40,32 +34,27 @@ from batchmaker.scheduler.events import (
     TimePassed,
 )
 
-_FAILURES: dict[FailureKind, type[BatchmakerError]] = {
-    FailureKind.CANCELLED: CancelledError,
-    FailureKind.DEADLINE: DeadlineError,
-    FailureKind.REFUSED: RefusedError,
-    FailureKind.CELL: CellError,
-    FailureKind.UNFOLD: InvalidRequestError,
-}
-
 _Failed = tuple[tuple[int, str], ...]
 
 
 @final
 class CellDriver:
-    """Unfolds requests, hands events to the scheduler and carries out its commands."""
+    """Unfolds requests, hands events to the scheduler and carries out its commands.
+
+    models: for each model, by number, where its cells get their types: the registry, under the model's names.
+    """
 
     def __init__(
         self,
-        model: Model,
         registry: CellRegistry,
+        models: Sequence[CellTypes],
         scheduler: Scheduler,
         executor: Executor,
         clock: Clock,
         max_nodes: int,
     ) -> None:
-        self._model = model
         self._registry = registry
+        self._models = models
         self._scheduler = scheduler
         self._executor = executor
         self._clock = clock
@@ -112,7 +101,7 @@ class CellDriver:
     def _unfold(self, tickets: Sequence[Ticket], events: list[Event]) -> None:
         begin = time.perf_counter()
         for ticket in tickets:
-            unfolding = Unfolding(self._model, self._registry, ticket.request, self._max_nodes)
+            unfolding = Unfolding(ticket.model, self._models[ticket.model_id], ticket.request, self._max_nodes)
             request = InFlight(ticket, unfolding)
             try:
                 unfolding.start()
@@ -127,7 +116,13 @@ class CellDriver:
             ticket.num_cells += unfolding.graph.num_nodes
             events.append(
                 RequestArrived(
-                    ticket.request_id, unfolding.graph, self._clock.now_s(), ticket.deadline_s, unfolding.open
+                    ticket.request_id,
+                    unfolding.graph,
+                    self._clock.now_s(),
+                    ticket.deadline_s,
+                    unfolding.open,
+                    ticket.priority,
+                    ticket.model_id,
                 )
             )
         self.stats.unfold_s += time.perf_counter() - begin
@@ -220,33 +215,21 @@ class CellDriver:
         Returns which chains stop, and the positions at which the test raised.
         """
         cell = self._registry.types[task.type_id]
-        watched = cell.host_outputs[0] if cell.host_outputs else 0
-        stopped = np.zeros(step.batch, np.bool_)
-        fetch, values = next((f, v) for f, v in zip(step.fetches, result.fetched, strict=True) if f.output == watched)
-        groups: dict[Any, tuple[Any, list[int]]] = {}
+        output = cell.host_outputs[0] if cell.host_outputs else 0
+        fetch, values = next((f, v) for f, v in zip(step.fetches, result.fetched, strict=True) if f.output == output)
         nodes = step.nodes[fetch.positions]
         bad = {position for position, _ in result.failed}
-        for i, (owner, node) in enumerate(zip(self._scheduler.owners(nodes), nodes.tolist(), strict=True)):
+        watched: list[Watched] = []
+        for owner, node, position, value in zip(
+            self._scheduler.owners(nodes), nodes.tolist(), fetch.positions.tolist(), values, strict=True
+        ):
             request = self._in_flight.get(owner) if owner is not None else None
-            if request is None or int(fetch.positions[i]) in bad:
+            if request is None or position in bad:
                 continue
-            local = request.local(node)
-            loop = request.unfolding.loop_of(local)
+            loop = request.unfolding.loop_of(request.local(node))
             if loop is not None:
-                until = loop.until
-                groups.setdefault(_group(until), (until, []))[1].append(i)
-        failed: list[tuple[int, str]] = []
-        for until, members in groups.values():
-            try:
-                stopped[fetch.positions[members]] = _holds(until, [values[i] for i in members])
-            except Exception:  # the model's own test; find the values that make it raise
-                for i in members:
-                    position = int(fetch.positions[i])
-                    try:
-                        stopped[position : position + 1] = _holds(until, [values[i]])
-                    except Exception as error:
-                        failed.append((position, f"until of cell {cell.name!r} raised {type(error).__name__}: {error}"))
-        return stopped, tuple(failed)
+                watched.append(Watched(position, loop.until, value))
+        return apply_stop_tests(watched, step.batch, cell.name)
 
     def _resume(self, request: InFlight, events: list[Event]) -> None:
         """Let an unfold function that has what it waited for go on, as far as it gets."""
@@ -342,15 +325,17 @@ class CellDriver:
         if command.first_local == 0:
             request.slot = command.slot
             if command.slot >= len(self._started_s):
-                self._started_s = np.concatenate((self._started_s, np.full(len(self._started_s), np.nan)))
+                missing = max(command.slot + 1, 2 * len(self._started_s)) - len(self._started_s)
+                self._started_s = np.concatenate((self._started_s, np.full(missing, np.nan)))
             self._started_s[command.slot] = np.nan
         for host, table in zip(graph.host_inputs, command.host_tables, strict=True):
             self._executor.write(table, host.first - command.first_local + command.base, host.values)
 
     def _leave(self, request_id: RequestId) -> InFlight:
         request = self._in_flight.pop(request_id)
-        started_s = self._started_s[request.slot]
-        request.ticket.started_s = None if np.isnan(started_s) else float(started_s)
+        if request.slot is not None:
+            started_s = self._started_s[request.slot]
+            request.ticket.started_s = None if np.isnan(started_s) else float(started_s)
         return request
 
     def _reply(self, command: Reply) -> None:
@@ -367,22 +352,8 @@ class CellDriver:
     def _fail(self, command: Fail) -> None:
         request = self._leave(command.request)
         request.unfolding.close()
-        error = request.error or _FAILURES[command.kind](f"request {command.request}: {command.reason}")
+        error = request.error or error_of(command)
         self._settle(request.ticket, None, error)
-
-
-def _group(until: Any) -> Any:
-    """Return a key under which equal stop tests meet."""
-    try:
-        hash(until)
-    except TypeError:
-        return id(until)
-    return until
-
-
-def _holds(until: Any, values: list[Any]) -> Any:
-    array = np.asarray(values)
-    return until(array) if callable(until) else array == until
 
 
 def _blamed(error: Exception) -> BatchmakerError:

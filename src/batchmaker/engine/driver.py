@@ -7,7 +7,29 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from batchmaker.engine.ticket import Ticket
+from batchmaker.errors import (
+    BatchmakerError,
+    CancelledError,
+    CellError,
+    DeadlineError,
+    InvalidRequestError,
+    RefusedError,
+)
+from batchmaker.scheduler.commands import Fail, FailureKind
 from batchmaker.scheduler.events import RequestId
+
+_FAILURES: dict[FailureKind, type[BatchmakerError]] = {
+    FailureKind.CANCELLED: CancelledError,
+    FailureKind.DEADLINE: DeadlineError,
+    FailureKind.REFUSED: RefusedError,
+    FailureKind.CELL: CellError,
+    FailureKind.UNFOLD: InvalidRequestError,
+}
+
+
+def error_of(command: Fail) -> BatchmakerError:
+    """Return what the caller of a failed request gets to see."""
+    return _FAILURES[command.kind](f"request {command.request}: {command.reason}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,160 +4,144 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import queue
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from functools import partial
 from types import TracebackType
-from typing import Any, final
+from typing import Any, Literal, final
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from batchmaker import policies
 from batchmaker.cells.model import Model
 from batchmaker.cells.registry import CellRegistry
 from batchmaker.clock import RealClock
-from batchmaker.engine.cell_driver import CellDriver
+from batchmaker.engine.catalogue import Catalogue
+from batchmaker.engine.choice import choose_policy, make_driver
+from batchmaker.engine.costs import cost_profile, wants_costs
 from batchmaker.engine.driver import Driver, DriverStats, StepSeen
 from batchmaker.engine.graph_driver import GraphDriver
+from batchmaker.engine.loop import Loop
 from batchmaker.engine.materialise import materialise
-from batchmaker.engine.ticket import Outbox, Stream, Ticket
-from batchmaker.errors import BatchmakerError, ModelError, OptionError, StoppedError
+from batchmaker.engine.service import ServiceStats
+from batchmaker.engine.ticket import Stream, Ticket
+from batchmaker.errors import BatchmakerError, ModelError, OptionError
 from batchmaker.executor.base import Executor
-from batchmaker.executor.cpu import CpuExecutor, default_threads
-from batchmaker.executor.inline import InlineExecutor
+from batchmaker.executor.cpu import default_threads
 from batchmaker.graph.recorder import DEFAULT_MAX_NODES
 from batchmaker.policies.base import CellPolicy, GraphPolicy
-from batchmaker.scheduler.core import Scheduler
 from batchmaker.scheduler.events import RequestId
 
 SWITCH_INTERVAL_S = 5e-4
 """Longest that a worker waits for the interpreter after an operation while another thread runs Python. The default of
 5 ms turns steps of 1 ms into 5 ms; the engine lowers it for the process when it starts, and never raises it."""
 
-MAX_ARRIVALS_PER_TURN = 64
-"""Requests unfolded before finished work is looked at again."""
-
-
-@final
-class _Cancel:
-    __slots__ = ("request_id",)
-
-    def __init__(self, request_id: RequestId) -> None:
-        self.request_id = request_id
-
-
-_WAKE = object()
-_STOP = object()
-
 
 @final
 class Engine:
-    """Serves one model: continuous batching of its cells across requests.
+    """Serves models: continuous batching of their cells across requests.
 
         with Engine(model) as engine:
             results = engine.map(requests)          # from synchronous code, with a progress bar
         async with Engine(model) as engine:
             result = await engine.submit(request)   # from asyncio
 
-    policy: a name (`cellular`, `padded`, `serial`) or a policy object. workers: 1 computes in the engine's own thread,
-    more in threads of their own. threads: compute threads of each; by default the cores less one, shared out.
-    run_ahead: steps that may be left on a worker when it gets its next task; by default 1 where workers have threads of
-    their own. max_nodes: most nodes of one request. executor: another device; then `workers` and `threads` do not
-    apply.
+    model: one, or several by name: then each request says which it is for. policy: a name, such as `cellular` or
+    `padded`, or a policy object; by default `lazy` where some model has a deadline, else `cellular`. workers: 1
+    computes in the engine's own thread, more in threads of their own. threads: compute threads of each; by default the
+    cores less one, shared out. run_ahead: steps that may be left on a worker when it gets its next task; by default 1
+    where workers have threads of their own. max_nodes: most nodes of one request. executor: another device; then
+    `workers` and `threads` do not apply.
+    deadline_ms: of requests to models that have none of their own. late: at its deadline a request is given up
+    (`give-up`), or computed all the same and counted as late (`finish`). refuse: a request whose deadline cannot be met
+    any more is turned away before anything of it is computed, as far as the policy can tell.
     The engine starts when it is entered, or at the first request.
     """
 
     def __init__(
         self,
-        model: Model,
-        policy: str | CellPolicy | GraphPolicy = "cellular",
+        model: Model | Mapping[str, Model],
+        policy: str | CellPolicy | GraphPolicy | None = None,
         *,
         workers: int = 1,
         threads: int | None = None,
         run_ahead: int | None = None,
         max_nodes: int = DEFAULT_MAX_NODES,
         executor: Executor | None = None,
+        deadline_ms: float | None = None,
+        late: Literal["give-up", "finish"] = "give-up",
+        refuse: bool = False,
     ) -> None:
         if workers < 1:
             raise OptionError(f"workers must be at least 1, got {workers}")
-        self._model = model
+        if late not in ("give-up", "finish"):
+            raise OptionError(f"late must be 'give-up' or 'finish', got {late!r}")
         self._clock = RealClock()
         self._registry = CellRegistry()
-        self._policy = policies.make(policy) if isinstance(policy, str) else policy
+        self._catalogue = Catalogue(model, self._registry, deadline_ms)
+        self._policy = choose_policy(policy, has_deadlines=self._catalogue.has_deadlines, refuse=refuse)
         self._threads = default_threads(workers) if threads is None else threads
-        self._driver = self._make_driver(workers, run_ahead, max_nodes, executor)
-        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._woken = threading.Event()
-        self._work_waits = False
-        self._outbox = Outbox()
+        self._computes_here = executor is None
+        self._driver = make_driver(
+            self._catalogue,
+            self._registry,
+            self._policy,
+            self._clock,
+            workers=workers,
+            threads=self._threads,
+            run_ahead=run_ahead,
+            max_nodes=max_nodes,
+            executor=executor,
+            give_up_late=late == "give-up",
+        )
+        self._loop = Loop(self._driver, self._clock, self._settled)
         self._ids = itertools.count()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._stopping = False
-        self._crash: BaseException | None = None
+        self._service = {served.name: ServiceStats() for served in self._catalogue}
+        self._service_of = list(self._service.values())
         self.on_settled: Callable[[Ticket, BaseException | None], None] | None = None
-
-    def _make_driver(
-        self, workers: int, run_ahead: int | None, max_nodes: int, executor: Executor | None
-    ) -> CellDriver | GraphDriver:
-        policy = self._policy
-        if isinstance(policy, GraphPolicy):
-            if type(self._model).batched is Model.batched:
-                self._model.batched([])  # raises the advice
-            if policy.max_batch > 1 and not self._model.can_pad:
-                raise ModelError(
-                    f"{type(self._model).__name__} cannot be padded: whole requests of it have no common form to be "
-                    "computed together in. Use policy 'cellular', or 'serial' for one request at a time."
-                )
-            return GraphDriver(self._model, policy, self._clock, num_workers=workers, num_threads=self._threads)
-        types, bound = self._registry.types, self._registry.bound
-        if executor is None and workers == 1:
-            executor = InlineExecutor(types, bound, num_threads=self._threads)
-        elif executor is None:
-            executor = CpuExecutor(types, bound, num_workers=workers, num_threads=self._threads)
-        inline = isinstance(executor, InlineExecutor)
-        if run_ahead is None:
-            run_ahead = 0 if inline else 1
-        scheduler = Scheduler(policy, num_workers=executor.num_workers, run_ahead=run_ahead, take_turns=inline)
-        return CellDriver(self._model, self._registry, scheduler, executor, self._clock, max_nodes)
 
     # --- life ----------------------------------------------------------------------------------------------------
 
     def start(self) -> Engine:
-        """Start the workers, prove and materialise the model's cells from its example request. Once is enough."""
-        with self._lock:
-            if self._stopping:
-                raise StoppedError("the engine has been stopped; make a new one")
-            if self._thread is not None:
-                return self
-            sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
-            self._driver.start(self._notify, self._settle)
-            self._thread = threading.Thread(target=self._loop, name="batchmaker-engine", daemon=True)
-            self._thread.start()
-        if self._model.example_request is not None:
-            self._prove_example()
+        """Start the workers, prove and materialise the models' cells from their example requests. Once is enough."""
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
+        if not self._loop.start():
+            return self
+        examples = [served for served in self._catalogue if served.model.example_request is not None]
+        for served in examples:
+            self._prove_example(served.name)
+        cells = not isinstance(self._driver, GraphDriver)
+        if examples and cells:
+            materialise(self._registry, self._threads)
+        if wants_costs(self._policy):
+            threads = self._threads if examples and cells and self._computes_here else None
+            profile = cost_profile(self._catalogue, self._registry, threads)
+            if profile is not None:
+                self._loop.call_soon(partial(self._policy.use_profile, profile))
         return self
 
-    def _prove_example(self) -> None:
+    def _prove_example(self, name: str) -> None:
+        request = self._catalogue.find(name).model.example_request
+        future: Future[Any] = Future()
+        ticket = self._ticket(request, math.inf, 0, name, trial=True)
+        ticket.future = future
+        self._loop.send(ticket)
         try:
-            self.submit_future(self._model.example_request).result()
+            future.result()
         except BatchmakerError as error:
             self.stop()
-            raise ModelError(f"the model's example request failed: {error}") from error
-        if isinstance(self._driver, CellDriver):
-            materialise(self._registry, self._threads)
+            which = f" of model {name!r}" if len(self._catalogue) > 1 else ""
+            raise ModelError(f"the model's example request{which} failed: {error}") from error
 
     def stop(self, *, drain: bool = True) -> None:
-        """Take no more requests, finish those accepted (or cancel them, without `drain`) and end all threads."""
-        with self._lock:
-            self._stopping = True
-            thread = self._thread
-        if thread is None or thread is threading.current_thread():
-            return
-        self._inbox.put((_STOP, drain))
-        thread.join()
+        """Take no more requests, finish those accepted (or cancel them, without `drain`) and end all threads.
+
+        Returns once they have ended; in the engine's own thread, such as in a future's callback, at once.
+        """
+        self._loop.stop(drain=drain)
 
     def __enter__(self) -> Engine:
         return self.start()
@@ -177,38 +161,46 @@ class Engine:
 
     # --- requests ------------------------------------------------------------------------------------------------
 
-    async def submit(self, request: Any, *, deadline_s: float | None = None) -> Any:
+    async def submit(
+        self, request: Any, *, deadline_ms: float | None = None, priority: int = 0, model: str | None = None
+    ) -> Any:
         """Return the request's result as soon as its last cell is done.
 
-        deadline_s: seconds from now after which the request is given up with DeadlineError. Cancelling the task that
-        awaits this cancels the request. Raises the request's own error, whose class tells whose fault it was.
+        deadline_ms: milliseconds from now by which the result is wanted, by default the model's, math.inf for none; see
+        `late` for what follows. priority: larger is served first. model: its name, where the engine has several.
+        Cancelling the task that awaits this cancels the request. Raises the request's own error, whose class tells
+        whose fault it was.
         """
-        ticket = self._ticket(request, deadline_s)
+        ticket = self._ticket(request, deadline_ms, priority, model)
         ticket.loop = asyncio.get_running_loop()
         ticket.future = ticket.loop.create_future()
         self._send(ticket)
         try:
             return await ticket.future
         except asyncio.CancelledError:
-            self._inbox.put(_Cancel(ticket.request_id))
+            self._loop.cancel(ticket.request_id)
             raise
 
-    def submit_future(self, request: Any, *, deadline_s: float | None = None) -> Future[Any]:
+    def submit_future(
+        self, request: Any, *, deadline_ms: float | None = None, priority: int = 0, model: str | None = None
+    ) -> Future[Any]:
         """As `submit`, for threads: returns a concurrent future at once."""
-        ticket = self._ticket(request, deadline_s)
+        ticket = self._ticket(request, deadline_ms, priority, model)
         future: Future[Any] = Future()
         ticket.future = future
         self._send(ticket)
         return future
 
-    def stream(self, request: Any, *, deadline_s: float | None = None) -> AsyncIterator[Any] | Iterator[Any]:
-        """Return the request's values as they come: iterate with `async for` or `for`.
+    def stream(
+        self, request: Any, *, deadline_ms: float | None = None, priority: int = 0, model: str | None = None
+    ) -> AsyncIterator[Any] | Iterator[Any]:
+        """Return the request's values as they come: iterate with `async for` or `for`. For the options see `submit`.
 
         An unfold function streams what it yields; one that returns a sequence streams its elements in order; any other
         streams its result alone. Leaving the iteration early cancels the request.
         """
-        ticket = self._ticket(request, deadline_s)
-        stream = Stream(lambda: self._inbox.put(_Cancel(ticket.request_id)))
+        ticket = self._ticket(request, deadline_ms, priority, model)
+        stream = Stream(lambda: self._loop.cancel(ticket.request_id))
         future: Future[Any] = Future()
         future.add_done_callback(lambda done: stream.end(done.exception()))
         ticket.future = future
@@ -216,10 +208,20 @@ class Engine:
         self._send(ticket)
         return stream  # type: ignore[return-value]
 
-    def map(self, requests: Iterable[Any], *, progress: bool = True, max_in_flight: int = 4096) -> list[Any]:
+    def map(
+        self,
+        requests: Iterable[Any],
+        *,
+        progress: bool = True,
+        max_in_flight: int = 4096,
+        deadline_ms: float | None = None,
+        priority: int = 0,
+        model: str | None = None,
+    ) -> list[Any]:
         """Return the results of many requests in order, all batched together, with a progress bar on a terminal.
 
-        The first error is raised once everything in flight is settled. max_in_flight: requests offered at once.
+        The first error is raised once everything in flight is settled. max_in_flight: requests offered at once. For the
+        other options see `submit`.
         """
         requests = list(requests)
         results: list[Any] = [None] * len(requests)
@@ -241,7 +243,8 @@ class Engine:
             task = bar.add_task("requests", total=len(requests))
             for index, request in enumerate(requests):
                 room.acquire()
-                self.submit_future(request).add_done_callback(lambda f, i=index: settled(i, f))  # type: ignore[misc]
+                future = self.submit_future(request, deadline_ms=deadline_ms, priority=priority, model=model)
+                future.add_done_callback(partial(settled, index))
             for _ in requests:
                 done.get()
                 bar.advance(task)
@@ -258,8 +261,13 @@ class Engine:
 
     @property
     def stats(self) -> DriverStats:
-        """Counts since the start; read them, do not write."""
+        """Counts of what was computed since the start; read them, do not write."""
         return self._driver.stats
+
+    @property
+    def service(self) -> Mapping[str, ServiceStats]:
+        """Counts of what callers got, by the model's name (a single model's class); read them, do not write."""
+        return self._service
 
     @property
     def driver(self) -> Driver:
@@ -267,8 +275,13 @@ class Engine:
         return self._driver
 
     @property
+    def policy(self) -> CellPolicy | GraphPolicy:
+        """What decides which work runs next."""
+        return self._policy
+
+    @property
     def registry(self) -> CellRegistry:
-        """The model's bound cells."""
+        """The models' bound cells."""
         return self._registry
 
     @property
@@ -282,109 +295,29 @@ class Engine:
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _ticket(self, request: Any, deadline_s: float | None) -> Ticket:
+    def _ticket(
+        self, request: Any, deadline_ms: float | None, priority: int, model: str | None, *, trial: bool = False
+    ) -> Ticket:
+        served = self._catalogue.find(model)
         now_s = self._clock.now_s()
-        return Ticket(RequestId(next(self._ids)), request, now_s, None if deadline_s is None else now_s + deadline_s)
+        return Ticket(
+            RequestId(next(self._ids)),
+            request,
+            now_s,
+            served.due_s(now_s, deadline_ms),
+            model=served.model,
+            model_id=served.model_id,
+            priority=priority,
+            trial=trial,
+        )
 
     def _send(self, ticket: Ticket) -> None:
-        if self._thread is None:
+        if not self._loop.is_running:
             self.start()
-        with self._lock:
-            if self._stopping:
-                raise StoppedError("the engine has been stopped and takes no more requests") from self._crash
-            self._inbox.put(ticket)
+        self._loop.send(ticket)
 
-    def _notify(self) -> None:
-        """Wake the loop; many calls before it looks make one wake-up."""
-        if not self._woken.is_set():
-            self._woken.set()
-            self._inbox.put(_WAKE)
-
-    def _settle(self, ticket: Ticket, result: Any, error: BaseException | None) -> None:
-        ticket.finished_s = self._clock.now_s()
+    def _settled(self, ticket: Ticket, error: BaseException | None) -> None:
+        if not ticket.trial:
+            self._service_of[ticket.model_id].settled(ticket, error)
         if self.on_settled is not None:
             self.on_settled(ticket, error)
-        self._outbox.deliver(ticket, result, error)
-
-    def _loop(self) -> None:
-        backlog: list[Ticket] = []
-        stopping = False
-        try:
-            while True:
-                stopping |= self._take_inbox(backlog, wait=not self._work_waits and not self._should_accept(backlog))
-                self._work_waits = False
-                self._woken.clear()
-                self._driver.collect()
-                stopping |= self._take_inbox(backlog, wait=False)  # who came meanwhile joins the next task
-                arrivals = backlog[:MAX_ARRIVALS_PER_TURN] if self._should_accept(backlog) else []
-                self._driver.advance(arrivals)
-                del backlog[: len(arrivals)]
-                self._outbox.flush()
-                if stopping and not backlog and self._driver.num_in_flight == 0 and self._inbox.empty():
-                    self._driver.finish()
-                    return
-        except BaseException as error:  # a defect: whoever waits must hear of it
-            self._fail_all(backlog, error)
-            raise
-        finally:
-            self._driver.stop()
-
-    def _should_accept(self, backlog: list[Ticket]) -> bool:
-        """Whether to take requests now. While more waits than the workers can use soon, many are taken together."""
-        if not backlog:
-            return False
-        urgent = self._driver.wants_requests or backlog[0].deadline_s is not None
-        return urgent or len(backlog) >= MAX_ARRIVALS_PER_TURN
-
-    def _take_inbox(self, backlog: list[Ticket], *, wait: bool) -> bool:
-        """Move what has come into `backlog`, after waiting for something if told to. True once told to stop."""
-        stopping = False
-        while True:
-            try:
-                item = self._inbox.get(timeout=self._patience_s()) if wait else self._inbox.get_nowait()
-            except queue.Empty:
-                return stopping
-            wait = False
-            if isinstance(item, Ticket):
-                backlog.append(item)
-            elif isinstance(item, _Cancel):
-                self._cancel(item.request_id, backlog)
-            elif item is _WAKE:
-                self._work_waits = True
-            else:
-                stopping = True
-                if not item[1]:
-                    for ticket in backlog:
-                        self._settle(ticket, None, StoppedError("the engine was stopped before the request began"))
-                    backlog.clear()
-                    self._driver.cancel_all()
-
-    def _cancel(self, request_id: RequestId, backlog: list[Ticket]) -> None:
-        waiting = next((ticket for ticket in backlog if ticket.request_id == request_id), None)
-        if waiting is None:
-            self._driver.cancel(request_id)
-        else:
-            backlog.remove(waiting)
-            self._driver.advance([waiting])
-            self._driver.cancel(request_id)
-
-    def _patience_s(self) -> float | None:
-        wakeup_s = self._driver.next_wakeup_s()
-        return None if wakeup_s is None else max(0.0, wakeup_s - self._clock.now_s())
-
-    def _fail_all(self, backlog: list[Ticket], error: BaseException) -> None:
-        with self._lock:
-            self._stopping = True
-            self._crash = error
-        waiting = [*backlog, *self._driver.tickets()]
-        while not self._inbox.empty():
-            item = self._inbox.get()
-            if isinstance(item, Ticket):
-                waiting.append(item)
-        for ticket in {ticket.request_id: ticket for ticket in waiting}.values():
-            if ticket.finished_s is not None:
-                continue
-            failure = StoppedError(f"the engine failed: {type(error).__name__}: {error}")
-            failure.__cause__ = error
-            self._settle(ticket, None, failure)
-        self._outbox.flush()

@@ -12,54 +12,62 @@ from typing import Any, final
 
 import torch
 
-from batchmaker.cells.model import Model
 from batchmaker.clock import Clock
-from batchmaker.engine.driver import DriverStats, StepSeen
+from batchmaker.engine.driver import DriverStats, StepSeen, error_of
 from batchmaker.engine.ticket import Ticket
-from batchmaker.errors import BatchmakerError, CancelledError, CellError, DeadlineError, InvalidRequestError, ModelError
+from batchmaker.errors import BatchmakerError, CellError, InvalidRequestError, ModelError
 from batchmaker.policies.base import GraphPolicy
-from batchmaker.scheduler.events import RequestId
-
-Settle = Callable[[Ticket, Any, BaseException | None], None]
+from batchmaker.scheduler.commands import Fail, Reply
+from batchmaker.scheduler.events import RequestCancelled, RequestId, TimePassed
+from batchmaker.scheduler.graph_batching import BatchFinished, GraphEvent, GraphScheduler, RunBatch, WholeRequestArrived
 
 
 @dataclass(frozen=True, slots=True)
-class _Finished:
+class _Batch:
+    """What a worker is given. tickets: those of `run.requests`, in order."""
+
+    run: RunBatch
     tickets: list[Ticket]
-    outcomes: list[tuple[Any, BaseException | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    batch: _Batch
+    outcomes: list[tuple[Any, BatchmakerError | None]]
     begin_s: float
     end_s: float
-    worker: int
 
 
 @final
 class GraphDriver:
-    """Gives an idle worker the policy's next batch of whole requests; all of a batch leave together.
+    """Hands whole requests to a GraphScheduler and computes the batches that it asks for, on threads.
 
-    The same threads, clock and tickets as cellular batching, so that the two can be compared.
+    The same clock and tickets as cellular batching, so that the two can be compared.
     """
 
     def __init__(
-        self, model: Model, policy: GraphPolicy, clock: Clock, *, num_workers: int = 1, num_threads: int = 1
+        self,
+        policy: GraphPolicy,
+        clock: Clock,
+        *,
+        num_workers: int = 1,
+        num_threads: int = 1,
+        give_up_late: bool = True,
     ) -> None:
-        self._model = model
-        self._policy = policy
+        self._scheduler = GraphScheduler(policy, num_workers=num_workers, give_up_late=give_up_late)
         self._clock = clock
         self._num_threads = num_threads
-        self._waiting: dict[RequestId, tuple[Ticket, int]] = {}
-        self._running: dict[RequestId, Ticket] = {}
-        self._cancelled: set[RequestId] = set()
-        self._idle = deque(range(num_workers))
-        self._work: list[queue.SimpleQueue[list[Ticket] | None]] = [queue.SimpleQueue() for _ in range(num_workers)]
+        self._tickets: dict[RequestId, Ticket] = {}
+        self._outcome: dict[RequestId, tuple[Any, BatchmakerError | None]] = {}  # computed and not answered
+        self._work: list[queue.SimpleQueue[_Batch | None]] = [queue.SimpleQueue() for _ in range(num_workers)]
         self._threads: list[threading.Thread] = []
-        self._finished: deque[_Finished] = deque()
-        self._lengths: dict[RequestId, int] = {}
-        self._settle: Settle = lambda *_: None
+        self._finished: deque[_Done] = deque()
+        self._settle: Callable[[Ticket, Any, BaseException | None], None] = lambda *_: None
         self._notify: Callable[[], None] = lambda: None
         self.stats = DriverStats()
         self.observer: Callable[[StepSeen], None] | None = None
 
-    def start(self, notify: Callable[[], None], settle: Settle) -> None:
+    def start(self, notify: Callable[[], None], settle: Callable[[Ticket, Any, BaseException | None], None]) -> None:
         self._notify = notify
         self._settle = settle
         for number in range(len(self._work)):
@@ -73,13 +81,14 @@ class GraphDriver:
 
     @property
     def num_in_flight(self) -> int:
-        return len(self._waiting) + len(self._running)
+        return len(self._tickets)
 
     def next_wakeup_s(self) -> float | None:
-        return None
+        return self._scheduler.next_wakeup_s
 
     def finish(self) -> None:
-        """Nothing to do: a request is in flight for as long as a worker holds it."""
+        self.stop()
+        self.advance([])
 
     def stop(self) -> None:
         for work in self._work:
@@ -87,102 +96,112 @@ class GraphDriver:
         for thread in self._threads:
             thread.join()
 
-    def _accept(self, tickets: Sequence[Ticket]) -> None:
+    # --- requests ------------------------------------------------------------------------------------------------
+
+    def _accept(self, tickets: Sequence[Ticket], events: list[GraphEvent]) -> None:
         for ticket in tickets:
             try:
-                length = int(self._model.length(ticket.request))
+                ticket.num_cells = int(ticket.model.length(ticket.request))
             except Exception as error:  # the model's own code; it is that request's error
                 self._settle(ticket, None, _as_invalid(error))
                 continue
-            ticket.num_cells = length
-            self._waiting[ticket.request_id] = (ticket, length)
-            self._policy.add(ticket.request_id, length)
+            self._tickets[ticket.request_id] = ticket
+            now_s = self._clock.now_s()
+            events.append(
+                WholeRequestArrived(
+                    ticket.request_id, ticket.num_cells, now_s, ticket.deadline_s, ticket.priority, ticket.model_id
+                )
+            )
 
     def cancel(self, request_id: RequestId) -> None:
-        if request_id in self._waiting:
-            ticket, _ = self._waiting.pop(request_id)
-            self._policy.discard(request_id)
-            self._settle(ticket, None, CancelledError(f"request {request_id}: cancelled by the caller"))
-        elif request_id in self._running:
-            self._cancelled.add(request_id)
+        if request_id in self._tickets:
+            self._handle([RequestCancelled(request_id, self._clock.now_s())])
 
     def cancel_all(self) -> None:
-        for request_id in [*self._waiting, *self._running]:
-            self.cancel(request_id)
+        self._handle([RequestCancelled(request_id, self._clock.now_s()) for request_id in self._tickets])
 
     def tickets(self) -> Sequence[Ticket]:
-        return [*(ticket for ticket, _ in self._waiting.values()), *self._running.values()]
+        return list(self._tickets.values())
+
+    # --- work ------------------------------------------------------------------------------------------------------
 
     def collect(self) -> None:
         """Nothing to do: workers hand their results over themselves."""
 
     def advance(self, tickets: Sequence[Ticket]) -> None:
-        self._accept(tickets)
+        events: list[GraphEvent] = []
         while self._finished:
-            done = self._finished.popleft()
-            self._idle.append(done.worker)
-            self._count(done)
-            for ticket, (result, error) in zip(done.tickets, done.outcomes, strict=True):
-                del self._running[ticket.request_id]
-                self._lengths.pop(ticket.request_id)
-                ticket.started_s = done.begin_s
-                if ticket.request_id in self._cancelled:
-                    self._cancelled.discard(ticket.request_id)
-                    error = CancelledError(f"request {ticket.request_id}: cancelled by the caller")
-                elif ticket.on_value is not None and error is None:
-                    ticket.on_value(result)
-                self._settle(ticket, result, error)
-        self._dispatch()
+            events.append(self._take_result(self._finished.popleft()))
+        self._accept(tickets, events)
+        self._handle(events or [TimePassed(self._clock.now_s())])
 
-    def _dispatch(self) -> None:
-        while self._idle:
-            begin = time.perf_counter()
-            chosen = self._policy.choose()
-            self.stats.scheduler_s += time.perf_counter() - begin
-            if not chosen:
-                return
-            tickets = []
-            now_s = self._clock.now_s()
-            for request in chosen:
-                ticket, length = self._waiting.pop(RequestId(request))
-                if ticket.deadline_s is not None and ticket.deadline_s <= now_s:
-                    late = f"request {request}: its deadline passed {1e3 * (now_s - ticket.deadline_s):.1f} ms ago"
-                    self._settle(ticket, None, DeadlineError(late))
-                    continue
-                self._running[ticket.request_id] = ticket
-                self._lengths[ticket.request_id] = length
-                tickets.append(ticket)
-            if tickets:
-                self._work[self._idle.popleft()].put(tickets)
-
-    def _count(self, done: _Finished) -> None:
-        lengths = [self._lengths[ticket.request_id] for ticket in done.tickets]
+    def _take_result(self, done: _Done) -> BatchFinished:
+        """Store what a batch gave and turn it into an event."""
+        run, lengths = done.batch.run, [ticket.num_cells for ticket in done.batch.tickets]
         stats = self.stats
-        stats.tasks += 1
         stats.steps += 1
         stats.cells += sum(lengths)
         stats.padded_cells += max(lengths) * len(lengths)
         stats.busy_s += done.end_s - done.begin_s
         if self.observer is not None:
-            owners = tuple(ticket.request_id for ticket in done.tickets)
-            self.observer(StepSeen(done.worker, "graph", done.begin_s, done.end_s, owners, len(owners)))
+            self.observer(StepSeen(run.worker, "graph", done.begin_s, done.end_s, run.requests, len(lengths)))
+        failed = []
+        for ticket, outcome in zip(done.batch.tickets, done.outcomes, strict=True):
+            if ticket.request_id not in self._tickets:
+                continue  # cancelled meanwhile
+            ticket.started_s = done.begin_s
+            self._outcome[ticket.request_id] = outcome
+            if outcome[1] is not None:
+                failed.append((ticket.request_id, str(outcome[1])))
+        return BatchFinished(run.batch, self._clock.now_s(), tuple(failed))
+
+    def _handle(self, events: Sequence[GraphEvent]) -> None:
+        begin = time.perf_counter()
+        commands = self._scheduler.handle(*events)
+        self.stats.scheduler_s += time.perf_counter() - begin
+        for command in commands:
+            match command:
+                case RunBatch():
+                    self._submit(command)
+                case Reply():
+                    ticket, (result, _) = self._leave(command.request)
+                    if ticket.on_value is not None:
+                        ticket.on_value(result)
+                    self._settle(ticket, result, None)
+                case Fail():
+                    ticket, (_, error) = self._leave(command.request)
+                    self._settle(ticket, None, error or error_of(command))
+
+    def _submit(self, command: RunBatch) -> None:
+        self.stats.tasks += 1
+        tickets = [self._tickets[request] for request in command.requests]
+        now_s = self._clock.now_s()
+        for ticket in tickets:
+            ticket.started_s = now_s
+        self._work[command.worker].put(_Batch(command, tickets))
+
+    def _leave(self, request_id: RequestId) -> tuple[Ticket, tuple[Any, BatchmakerError | None]]:
+        return self._tickets.pop(request_id), self._outcome.pop(request_id, (None, None))
+
+    # --- in the workers' threads -------------------------------------------------------------------------------------
 
     def _run(self, worker: int) -> None:
         torch.set_num_threads(self._num_threads)
         with torch.no_grad():
-            while (tickets := self._work[worker].get()) is not None:
+            while (batch := self._work[worker].get()) is not None:
                 begin_s = self._clock.now_s()
-                outcomes = self._outcomes(tickets)
-                self._finished.append(_Finished(tickets, outcomes, begin_s, self._clock.now_s(), worker))
+                outcomes = self._outcomes(batch.tickets)
+                self._finished.append(_Done(batch, outcomes, begin_s, self._clock.now_s()))
                 self._notify()
 
-    def _outcomes(self, tickets: list[Ticket]) -> list[tuple[Any, BaseException | None]]:
+    def _outcomes(self, tickets: list[Ticket]) -> list[tuple[Any, BatchmakerError | None]]:
         """Compute a batch; if it raises, one request at a time, so that only the requests at fault fail."""
+        model = tickets[0].model  # that of all: a batch is of one model
         try:
-            results = list(self._model.batched([ticket.request for ticket in tickets]))
+            results = list(model.batched([ticket.request for ticket in tickets]))
             if len(results) != len(tickets):
                 raise ModelError(
-                    f"{type(self._model).__name__}.batched gave {len(results)} results for {len(tickets)} requests"
+                    f"{type(model).__name__}.batched gave {len(results)} results for {len(tickets)} requests"
                 )
             return [(result, None) for result in results]
         except Exception as error:  # the model's own code

@@ -20,7 +20,7 @@ class InFlight:
         self.unfolding = unfolding
         self.graphs: deque[CellGraph] = deque()  # handed to the scheduler and not admitted yet
         self.bases: list[tuple[int, int, int]] = []  # base, first local node, number of nodes
-        self.slot = 0
+        self.slot: int | None = None  # once it is admitted
         self.values: dict[tuple[int, int], Any] = {}
         self.waiting_for: set[tuple[int, int]] = set()
         self.streamed = 0

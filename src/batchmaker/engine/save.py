@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 from typing import Any
 
@@ -29,10 +30,10 @@ def save(model: Model, directory: str | os.PathLike[str], *, example_request: An
         )
     probe = copy.copy(model)
     probe.example_request = None  # nothing is materialised only to be saved
-    engine = Engine(probe, threads=1)
+    engine = Engine(probe, "cellular", threads=1)
     try:
         with engine:
-            engine.submit_future(example_request).result()
+            engine.submit_future(example_request, deadline_ms=math.inf).result()
     except BatchmakerError as error:
         raise SavedModelError(f"{type(model).__name__}: its example request failed: {error}") from error
     write(model, directory, engine.registry, example_request)

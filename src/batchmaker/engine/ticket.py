@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, final
 
+from batchmaker.cells.model import Model
 from batchmaker.scheduler.events import RequestId
 
 
@@ -16,26 +17,52 @@ from batchmaker.scheduler.events import RequestId
 class Ticket:
     """A request, its times (engine seconds) and its answer.
 
+    priority: larger is served first. trial: the engine's own, to prove a model; it is not counted.
     future: resolves to the result or raises. on_value: called by the engine thread with each streamed value, then
     `on_end` once; both must return at once.
     """
 
     __slots__ = (
-        "arrived_s", "deadline_s", "finished_s", "future", "loop", "num_cells", "on_value", "request", "request_id",
-        "started_s",
+        "arrived_s", "deadline_s", "finished_s", "future", "loop", "model", "model_id", "num_cells", "on_value",
+        "priority", "request", "request_id", "started_s", "trial",
     )  # fmt: skip
 
-    def __init__(self, request_id: RequestId, request: Any, arrived_s: float, deadline_s: float | None) -> None:
+    def __init__(
+        self,
+        request_id: RequestId,
+        request: Any,
+        arrived_s: float,
+        deadline_s: float | None,
+        *,
+        model: Model,
+        model_id: int = 0,
+        priority: int = 0,
+        trial: bool = False,
+    ) -> None:
         self.request_id = request_id
         self.request = request
         self.arrived_s = arrived_s
         self.deadline_s = deadline_s
+        self.model = model
+        self.model_id = model_id
+        self.priority = priority
+        self.trial = trial
         self.started_s: float | None = None
         self.finished_s: float | None = None
         self.num_cells = 0
         self.future: Future[Any] | asyncio.Future[Any] | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         self.on_value: Callable[[Any], None] | None = None
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether it should not wait for others to come before it is looked at."""
+        return self.deadline_s is not None or self.priority != 0
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it was settled after its deadline."""
+        return self.deadline_s is not None and self.finished_s is not None and self.finished_s > self.deadline_s
 
     @property
     def latency_s(self) -> float | None:

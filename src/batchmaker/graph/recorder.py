@@ -12,7 +12,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.errors import InvalidRequestError, NodeLimitError, ShapeError
+from batchmaker.errors import InvalidRequestError, ModelError, NodeLimitError, ShapeError
 from batchmaker.graph.cell_graph import HOST, ZERO, CellGraph, Fetch, HostInput, NodeBlock, Run
 from batchmaker.graph.spec import CellType, ValueSpec
 from batchmaker.graph.values import Hold, HostValues, NodeArray, Value, ValueSequence
@@ -39,6 +39,7 @@ class Recorder:
         self._single: list[tuple[CellType, tuple[int, ...], tuple[int, ...]]] = []
         self._single_first = 0
         self._fetched: set[tuple[int, int]] = set()
+        self._fetched_loops: set[tuple[int, int]] = set()  # first node, output
         self._types_of_blocks: set[int] = set()
         self._holds_values = holds_values
         self.dropped: list[tuple[int, int]] = []
@@ -58,8 +59,8 @@ class Recorder:
             self._single_first = number
         for port, argument in enumerate(arguments):
             if isinstance(argument, Value):
-                if argument.node >= number:
-                    raise _foreign(cell.name)
+                if argument.origin is not self:
+                    raise foreign(f"cell {cell.name!r}, input {port}")
                 sources.append(argument.node)
                 outputs.append(argument.output)
             else:
@@ -68,7 +69,7 @@ class Recorder:
                 outputs.append(0)
         self._single.append((cell, tuple(sources), tuple(outputs)))
         hold = self._hold(number, 1)
-        return tuple(Value(number, k, spec, None, hold) for k, spec in enumerate(cell.outputs))
+        return tuple(Value(number, k, spec, self, None, hold) for k, spec in enumerate(cell.outputs))
 
     def map(self, cell: CellType, arguments: Sequence[SequenceArgument]) -> tuple[ValueSequence, ...]:
         """Add one node per element, without edges between them, and return the outputs as sequences."""
@@ -101,23 +102,7 @@ class Recorder:
         count, arity = children.shape
         num_leaves = _common_length(cell, leaves)
         _check_children(cell, children, num_leaves)
-        expected = len(inputs) + arity * len(leaves)
-        if expected != len(cell.inputs):
-            raise InvalidRequestError(
-                f"cell {cell.name!r}: {len(inputs)} inputs and {arity} children with {len(leaves)} values each "
-                f"make {expected} arguments, the cell takes {len(cell.inputs)}"
-            )
-        if len(leaves) > len(cell.outputs):
-            raise InvalidRequestError(
-                f"cell {cell.name!r}: leaves have {len(leaves)} values, the cell gives {len(cell.outputs)}"
-            )
-        own = range(len(cell.outputs) - len(leaves), len(cell.outputs))
-        for leaf, output in zip(leaves, own, strict=True):
-            if leaf.spec.row_signature != cell.outputs[output].row_signature:
-                raise ShapeError(
-                    f"cell {cell.name!r}: leaves give {leaf.spec}, output {output} of the cell gives "
-                    f"{cell.outputs[output]}; a node's children must look alike"
-                )
+        own = _child_outputs(cell, arity, leaves, len(inputs))
         self._flush()
         first = self._claim(count, cell)
         sources = np.full((len(cell.inputs), count), HOST, np.int64)
@@ -130,8 +115,8 @@ class Recorder:
         child = children.T
         for k, (leaf, output) in enumerate(zip(leaves, own, strict=True)):
             port = len(inputs) + k
-            if leaf.nodes.max() >= first:
-                raise _foreign(cell.name)
+            if leaf.origin is not self:
+                raise foreign(f"cell {cell.name!r}, input {port}")
             _check_spec(cell, port, leaf.spec)
             sources[port :: len(leaves)] = np.concatenate((leaf.nodes, nodes))[child]
             same = leaf.output == output
@@ -146,12 +131,15 @@ class Recorder:
         self,
         cell: CellType,
         sequences: Sequence[SequenceArgument],
-        init: Sequence[Argument] | None,
+        init: Sequence[Argument | None] | None,
         *,
         max_steps: int | None = None,
         open_ended: bool = False,
     ) -> tuple[Value, ...]:
-        """Add a chain as one entry and return its final outputs, each with `.steps`."""
+        """Add a chain as one entry and return its final outputs, each with `.steps`.
+
+        init: the initial state; parts that are None, or all of it, start from zeros.
+        """
         length = _common_length(cell, sequences) if sequences else max_steps
         if length is None or length < 1:
             raise InvalidRequestError(f"cell {cell.name!r}: a loop needs max_steps >= 1, got {max_steps}")
@@ -172,20 +160,10 @@ class Recorder:
                 self._host(cell, port, first, sequence)
                 columns.append(None)
             else:
-                if sequence.nodes.max() >= first:
-                    raise _foreign(cell.name)
+                if sequence.origin is not self:
+                    raise foreign(f"cell {cell.name!r}, input {port}")
                 columns.append((sequence.nodes, sequence.output))
-        start = [(ZERO, 0)] * num_state
-        for i, value in enumerate(init or ()):
-            port = len(sequences) + i
-            _check_spec(cell, port, value.spec)
-            if isinstance(value, Value):
-                if value.node >= first:
-                    raise _foreign(cell.name)
-                start[i] = (value.node, value.output)
-            else:
-                self._host(cell, port, first, value)
-                start[i] = (HOST, 0)
+        start = self._initial(cell, first, init or (None,) * num_state)
         self._graph.runs.append(Run(cell.type_id, first, length, tuple(columns), tuple(start), open_ended))
         steps = np.arange(first, first + length)
         hold = self._hold(first, length)
@@ -194,7 +172,8 @@ class Recorder:
                 first + length - 1,
                 k,
                 spec,
-                ValueSequence(steps, k, spec, open_ended=open_ended, hold=hold),
+                self,
+                ValueSequence(steps, k, spec, self, open_ended=open_ended, hold=hold),
                 hold,
             )
             for k, spec in enumerate(cell.outputs)
@@ -203,17 +182,28 @@ class Recorder:
     # --- what the driver calls -----------------------------------------------------------------------------
 
     def fetch(self, value: Value | ValueSequence) -> None:
-        """Mark outputs that the host must see, as results or because the unfold function waits for them."""
-        nodes = value.node if isinstance(value, Value) else value.nodes.max(initial=-1)
-        if nodes >= self._num_nodes:
-            raise _foreign("unfold")
+        """Mark outputs that the host must see, as results or because the unfold function waits for them.
+
+        The steps of an open-ended run are seen from its first step on or not at all: ModelError if they are first
+        marked after its part of the graph was taken.
+        """
+        if value.origin is not self:
+            raise foreign("the result or a `yield` of unfold")
         if isinstance(value, Value):
             key = (value.node, value.output)
             if key not in self._fetched:
                 self._fetched.add(key)
                 self._graph.fetches.append(Fetch(np.array([value.node]), value.output))
-        else:
-            self._graph.fetches.append(Fetch(value.nodes, value.output))
+            return
+        if value.open_ended:
+            key = (int(value.nodes[0]), value.output)
+            if key[0] < self._graph.first and key not in self._fetched_loops:
+                raise ModelError(
+                    f"output {value.output} of a loop with `until`: its steps were first asked for after the loop had "
+                    "been handed over, and some may be gone; take `.steps` before the next `yield`"
+                )
+            self._fetched_loops.add(key)
+        self._graph.fetches.append(Fetch(value.nodes, value.output))
 
     def take(self) -> CellGraph:
         """Return what has been recorded since the last call and start the next fragment."""
@@ -257,10 +247,27 @@ class Recorder:
             if isinstance(argument, HostValues):
                 self._host(cell, port, first, argument)
             else:
-                if argument.nodes.max() >= first:
-                    raise _foreign(cell.name)
+                if argument.origin is not self:
+                    raise foreign(f"cell {cell.name!r}, input {port}")
                 sources[port] = argument.nodes
                 outputs[port] = argument.output
+
+    def _initial(self, cell: CellType, first: int, init: Sequence[Argument | None]) -> list[tuple[int, int]]:
+        """Return the sources of a run's state: the last inputs of its cell."""
+        start = [(ZERO, 0)] * len(init)
+        for i, value in enumerate(init):
+            if value is None:
+                continue
+            port = len(cell.inputs) - len(init) + i
+            _check_spec(cell, port, value.spec)
+            if isinstance(value, Value):
+                if value.origin is not self:
+                    raise foreign(f"cell {cell.name!r}, input {port}")
+                start[i] = (value.node, value.output)
+            else:
+                self._host(cell, port, first, value)
+                start[i] = (HOST, 0)
+        return start
 
     def _block(
         self,
@@ -295,7 +302,7 @@ class Recorder:
 
     def _sequences(self, cell: CellType, nodes: NodeArray) -> tuple[ValueSequence, ...]:
         hold = self._hold(int(nodes[0]), len(nodes))
-        return tuple(ValueSequence(nodes, k, spec, hold=hold) for k, spec in enumerate(cell.outputs))
+        return tuple(ValueSequence(nodes, k, spec, self, hold=hold) for k, spec in enumerate(cell.outputs))
 
 
 def _check_spec(cell: CellType, port: int, spec: ValueSpec) -> None:
@@ -307,8 +314,11 @@ def _check_spec(cell: CellType, port: int, spec: ValueSpec) -> None:
         )
 
 
-def _foreign(where: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{where!r}: got a value of another request; values live as long as their own request")
+def foreign(where: str) -> InvalidRequestError:
+    """Return the error for a handle that another request's unfold function was given."""
+    return InvalidRequestError(
+        f"{where}: got a value of another request, whose unfold function made it; call the cell in this request too"
+    )
 
 
 def _common_length(cell: CellType, arguments: Sequence[SequenceArgument]) -> int:
@@ -319,6 +329,28 @@ def _common_length(cell: CellType, arguments: Sequence[SequenceArgument]) -> int
     if length == 0:
         raise InvalidRequestError(f"cell {cell.name!r}: the sequence is empty; at least one element is needed")
     return length
+
+
+def _child_outputs(cell: CellType, arity: int, leaves: Sequence[ValueSequence], num_inputs: int) -> range:
+    """Return the indices of the outputs that a tree node's parent reads, once it is proved that leaves look alike."""
+    expected = num_inputs + arity * len(leaves)
+    if expected != len(cell.inputs):
+        raise InvalidRequestError(
+            f"cell {cell.name!r}: {num_inputs} inputs and {arity} children with {len(leaves)} values each "
+            f"make {expected} arguments, the cell takes {len(cell.inputs)}"
+        )
+    if len(leaves) > len(cell.outputs):
+        raise InvalidRequestError(
+            f"cell {cell.name!r}: leaves have {len(leaves)} values, the cell gives {len(cell.outputs)}"
+        )
+    own = range(len(cell.outputs) - len(leaves), len(cell.outputs))
+    for leaf, output in zip(leaves, own, strict=True):
+        if leaf.spec.row_signature != cell.outputs[output].row_signature:
+            raise ShapeError(
+                f"cell {cell.name!r}: leaves give {leaf.spec}, output {output} of the cell gives "
+                f"{cell.outputs[output]}; a node's children must look alike"
+            )
+    return own
 
 
 def _check_children(cell: CellType, children: NDArray[np.int64], num_leaves: int) -> None:

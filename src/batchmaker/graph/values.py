@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, final, overload
+from typing import Any, Protocol, final, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,13 @@ class HostValues:
     values: Any
     count: int
     spec: ValueSpec
+
+
+class Origin(Protocol):
+    """What made a handle: one per request. Handles of any other origin stand for values of another request."""
+
+    def fetch(self, value: Value | ValueSequence) -> None:
+        """Mark outputs that the host must see."""
 
 
 @final
@@ -56,30 +63,38 @@ class Value:
     where the value is the end of a run or loop.
     """
 
-    __slots__ = ("_hold", "_steps", "node", "output", "spec")
+    __slots__ = ("_hold", "_steps", "node", "origin", "output", "spec")
 
     def __init__(
         self,
         node: int,
         output: int,
         spec: ValueSpec,
+        origin: Origin,
         steps: ValueSequence | None = None,
         hold: Hold | None = None,
     ) -> None:
         self.node = node
         self.output = output
         self.spec = spec
+        self.origin = origin
         self._steps = steps
         self._hold = hold
 
     @property
     def steps(self) -> ValueSequence:
-        """This output at every step of the run or loop that ends here. ModelError for a single node."""
+        """This output at every step of the run or loop that ends here. ModelError for a single node.
+
+        The steps of a loop with `until` travel to the host as they are computed and are kept nowhere else, so they
+        must be asked for before the unfold function waits for anything: ModelError afterwards.
+        """
         if self._steps is None:
             raise ModelError(
                 "only the outputs of cell.run(...) and cell.loop(...) have steps; "
                 "this value is the output of a single cell call"
             )
+        if self._steps.open_ended:
+            self.origin.fetch(self._steps)
         return self._steps
 
     @property
@@ -112,13 +127,14 @@ class ValueSequence:
     of a loop whose length depends on values: such a sequence can only be returned.
     """
 
-    __slots__ = ("_hold", "_keeps", "nodes", "open_ended", "output", "spec")
+    __slots__ = ("_hold", "_keeps", "nodes", "open_ended", "origin", "output", "spec")
 
     def __init__(
         self,
         nodes: NodeArray,
         output: int,
         spec: ValueSpec,
+        origin: Origin,
         *,
         open_ended: bool = False,
         hold: Hold | None = None,
@@ -127,6 +143,7 @@ class ValueSequence:
         self.nodes = nodes
         self.output = output
         self.spec = spec
+        self.origin = origin
         self.open_ended = open_ended
         self._hold = hold
         self._keeps = keeps
@@ -146,10 +163,11 @@ class ValueSequence:
     def __getitem__(self, index: int | slice) -> Value | ValueSequence:
         length = len(self)
         if isinstance(index, slice):
-            return ValueSequence(self.nodes[index], self.output, self.spec, hold=self._hold, keeps=self._keeps)
+            nodes = self.nodes[index]
+            return ValueSequence(nodes, self.output, self.spec, self.origin, hold=self._hold, keeps=self._keeps)
         if not -length <= index < length:
             raise InvalidRequestError(f"index {index} is outside a sequence of {length} values")
-        return Value(int(self.nodes[index]), self.output, self.spec, None, self._hold)
+        return Value(int(self.nodes[index]), self.output, self.spec, self.origin, None, self._hold)
 
     def __iter__(self) -> Iterator[Value]:
         return (self[i] for i in range(len(self)))

@@ -14,6 +14,19 @@ from batchmaker.graph.spec import CellType, TypeId
 from batchmaker.policies.requests import RequestTable
 
 
+class DepthView(Protocol):
+    """Depths of nodes: how many others must run one after another before each, 0 for a node without sources."""
+
+    def mean(self, type_id: TypeId) -> float:
+        """Mean depth of all nodes of a type in the mini-batch (what is in flight together), run or not."""
+
+    def mean_left(self, type_id: TypeId) -> float:
+        """Mean depth of the nodes of a type that are in flight and not submitted."""
+
+    def lowest_ready(self, type_id: TypeId) -> int:
+        """Depth of the least deep ready node of a type that has ready nodes."""
+
+
 class ReadyView(Protocol):
     """The scheduler as a policy sees it."""
 
@@ -36,6 +49,10 @@ class ReadyView(Protocol):
         """What is known of each request. Kept only for policies that watch requests."""
 
     @property
+    def depths(self) -> DepthView:
+        """What is known of depth. Kept only for policies that need it."""
+
+    @property
     def num_waiting(self) -> int:
         """Requests that have not begun."""
 
@@ -45,21 +62,24 @@ class ReadyView(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Which waiting requests begin now: the first `begin` in line, once those in `refuse` have been turned away."""
+    """Slots of waiting requests that begin now, and of those that are turned away."""
 
-    begin: int
-    refuse: tuple[int, ...] = ()
+    begin: Sequence[int]
+    refuse: Sequence[int] = ()
 
 
 class CellPolicy(ABC):
     """Decides which requests begin and which cell type an idle worker runs next.
 
     watches_requests: the policy holds requests back or looks at them one by one; the scheduler keeps `view.requests`
-    and asks `admit`. Otherwise every request begins when it arrives.
+    and asks `admit`. Otherwise every request begins when it arrives. needs_depth: the scheduler keeps `view.depths`.
+    one_depth: and a batch holds only nodes of one depth, the lowest that is ready.
     """
 
     name: str
     watches_requests: ClassVar[bool] = False
+    needs_depth: ClassVar[bool] = False
+    one_depth: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -68,14 +88,17 @@ class CellPolicy(ABC):
 
     @abstractmethod
     def rank(self, view: ReadyView) -> Sequence[TypeId]:
-        """Cell types with ready nodes, best first. The scheduler takes the first of which it can form a batch."""
+        """Cell types with ready nodes, best first. The scheduler takes the first of which it can form a batch.
+
+        A type that has been passed over very often in a row goes first all the same (see `ageing`).
+        """
 
     def admit(self, view: ReadyView) -> Admission:
         """Decide which waiting requests begin, whenever a worker is about to be given work.
 
-        If none is in flight, the first in line begins all the same.
+        If none is in flight or begins, the first in line begins all the same.
         """
-        return Admission(view.num_waiting)
+        return Admission(view.waiting(view.num_waiting).tolist())
 
     def step_finished(self, type_id: TypeId, batch: int, seconds: float) -> None:  # noqa: B027
         """A step of `batch` rows took so long on its worker."""
@@ -85,7 +108,11 @@ class CellPolicy(ABC):
 
 
 class GraphPolicy(ABC):
-    """Decides which whole requests an idle worker computes together (graph batching)."""
+    """Decides which whole requests an idle worker computes together, and when (graph batching).
+
+    Requests of different models never share a batch. Among those that a policy holds equal, the highest priority comes
+    first, then the earliest arrival. Times are engine seconds and never run backwards.
+    """
 
     name: str
 
@@ -95,7 +122,15 @@ class GraphPolicy(ABC):
         """Most requests computed together. Above 1 they are padded to a common length."""
 
     @abstractmethod
-    def add(self, request: int, length: int) -> None:
+    def add(
+        self,
+        request: int,
+        length: int,
+        at_s: float,
+        deadline_s: float | None = None,
+        model: int = 0,
+        priority: int = 0,
+    ) -> None:
         """A request of this length has arrived."""
 
     @abstractmethod
@@ -103,8 +138,19 @@ class GraphPolicy(ABC):
         """A waiting request was given up; unknown requests are ignored."""
 
     @abstractmethod
-    def choose(self) -> Sequence[int]:
-        """Remove and return the requests of the next batch; empty if nothing waits."""
+    def choose(self, now_s: float) -> Sequence[int]:
+        """Remove and return the requests of the next batch, all of one model; empty if none may start now."""
+
+    def next_wakeup_s(self, now_s: float) -> float | None:
+        """Return when `choose` may give something although nothing arrives; None if it will not."""
+        return None
+
+    def refuse(self, now_s: float) -> Sequence[int]:
+        """Remove and return the requests that are turned away, whenever a worker is about to be given work."""
+        return ()
+
+    def batch_finished(self, model: int, lengths: Sequence[int], seconds: float) -> None:  # noqa: B027
+        """A batch of requests of these lengths took so long on its worker."""
 
     @abstractmethod
     def __len__(self) -> int:

@@ -1,13 +1,13 @@
-"""Graph batching, the baselines: whole requests, padded to the longest of their batch."""
+"""Graph batching that starts as soon as a worker is idle: by buckets of length, or one request at a time."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import final
 
 from batchmaker.errors import OptionError
 from batchmaker.policies.base import GraphPolicy
+from batchmaker.policies.line import WaitingLine
 
 
 @final
@@ -15,10 +15,10 @@ class PaddedPolicy(GraphPolicy):
     """Buckets by length, served round-robin; a batch starts as soon as a worker is idle (BatchMaker section 7.1).
 
     bucket_width: lengths 1..w share the first bucket, w+1..2w the second, and so on; the paper finds 10 best. There is
-    no time-out: the paper finds starting at once better than any.
+    no time-out: the paper finds starting at once better than any. Each model has buckets of its own.
     """
 
-    __slots__ = ("_buckets", "_max_batch", "_next", "_size", "_width")
+    __slots__ = ("_bucket", "_buckets", "_max_batch", "_next", "_width")
 
     name = "padded"
 
@@ -27,39 +27,46 @@ class PaddedPolicy(GraphPolicy):
             raise OptionError(f"max_batch and bucket_width must be at least 1, got {max_batch} and {bucket_width}")
         self._max_batch = max_batch
         self._width = bucket_width
-        self._buckets: dict[int, deque[int]] = {}
-        self._next = 0
-        self._size = 0
+        self._buckets: dict[tuple[int, int], WaitingLine[None]] = {}  # (model, number)
+        self._bucket: dict[int, tuple[int, int]] = {}  # of each request
+        self._next = (0, 0)
 
     @property
     def max_batch(self) -> int:
         return self._max_batch
 
     def __len__(self) -> int:
-        return self._size
+        return len(self._bucket)
 
-    def add(self, request: int, length: int) -> None:
+    def add(
+        self,
+        request: int,
+        length: int,
+        at_s: float,
+        deadline_s: float | None = None,
+        model: int = 0,
+        priority: int = 0,
+    ) -> None:
         """A request of this length has arrived."""
-        self._buckets.setdefault((max(length, 1) - 1) // self._width, deque()).append(request)
-        self._size += 1
+        key = (model, (max(length, 1) - 1) // self._width)
+        self._bucket[request] = key
+        self._buckets.setdefault(key, WaitingLine()).join(request, None, priority)
 
     def discard(self, request: int) -> None:
         """A waiting request was given up; unknown requests are ignored."""
-        for bucket in self._buckets.values():
-            if request in bucket:
-                bucket.remove(request)
-                self._size -= 1
+        if request in self._bucket:
+            self._buckets[self._bucket.pop(request)].leave(request)
 
-    def choose(self) -> Sequence[int]:
-        """Remove and return the oldest requests of the next bucket in turn that has any."""
-        waiting = sorted(number for number, bucket in self._buckets.items() if bucket)
+    def choose(self, now_s: float) -> Sequence[int]:
+        """Remove and return the first requests of the next bucket in turn that has any."""
+        waiting = sorted(key for key, bucket in self._buckets.items() if len(bucket))
         if not waiting:
             return ()
-        number = next((n for n in waiting if n >= self._next), waiting[0])
-        self._next = number + 1
-        bucket = self._buckets[number]
-        chosen = [bucket.popleft() for _ in range(min(len(bucket), self._max_batch))]
-        self._size -= len(chosen)
+        key = next((k for k in waiting if k >= self._next), waiting[0])
+        self._next = (key[0], key[1] + 1)
+        chosen: list[int] = self._buckets[key].first(self._max_batch).tolist()
+        for request in chosen:
+            self.discard(request)
         return chosen
 
 
@@ -72,7 +79,7 @@ class SerialPolicy(GraphPolicy):
     name = "serial"
 
     def __init__(self) -> None:
-        self._waiting: deque[int] = deque()
+        self._waiting: WaitingLine[None] = WaitingLine()
 
     @property
     def max_batch(self) -> int:
@@ -81,15 +88,26 @@ class SerialPolicy(GraphPolicy):
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, request: int, length: int) -> None:
+    def add(
+        self,
+        request: int,
+        length: int,
+        at_s: float,
+        deadline_s: float | None = None,
+        model: int = 0,
+        priority: int = 0,
+    ) -> None:
         """A request has arrived."""
-        self._waiting.append(request)
+        self._waiting.join(request, None, priority)
 
     def discard(self, request: int) -> None:
         """A waiting request was given up; unknown requests are ignored."""
         if request in self._waiting:
-            self._waiting.remove(request)
+            self._waiting.leave(request)
 
-    def choose(self) -> Sequence[int]:
-        """Remove and return the oldest request."""
-        return (self._waiting.popleft(),) if self._waiting else ()
+    def choose(self, now_s: float) -> Sequence[int]:
+        """Remove and return the first request."""
+        chosen: list[int] = self._waiting.first(1).tolist()
+        for request in chosen:
+            self._waiting.leave(request)
+        return chosen

@@ -16,22 +16,41 @@ Slots = NDArray[np.int64]
 class RequestTable:
     """Facts of the requests that wait or are in flight, by slot.
 
-    arrived_s, deadline_s: [slots] engine seconds; infinity where there is no deadline. model: [slots]. open: [slots]
-    the request may still get nodes. left, done: [slots, types] nodes not submitted yet and nodes submitted. width:
-    [slots, types] nodes per step: how many of a type the request can run together, at least 1.
-    The scheduler writes, policies read.
+    arrived_s, began_s, deadline_s: [slots] engine seconds; infinity where it has not begun or there is no deadline.
+    model: [slots]. open: [slots] the request may still get nodes. left, done: [slots, types] nodes not submitted yet
+    and nodes submitted. width: [slots, types] nodes per step: how many of a type the request can run together, at least
+    1. num_models: how many models requests have come for. type_model: [types] the model that last used each type.
+    changes: how often requests have come, begun, grown or ended. The scheduler writes, policies read.
     """
 
-    __slots__ = ("_in_flight", "_listed", "arrived_s", "deadline_s", "done", "left", "model", "open", "width")
+    __slots__ = (
+        "_in_flight",
+        "_listed",
+        "arrived_s",
+        "began_s",
+        "changes",
+        "deadline_s",
+        "done",
+        "left",
+        "model",
+        "num_models",
+        "open",
+        "type_model",
+        "width",
+    )
 
     def __init__(self) -> None:
         self.arrived_s = np.zeros(64)
+        self.began_s = np.full(64, np.inf)
         self.deadline_s = np.full(64, np.inf)
         self.model = np.zeros(64, np.int64)
         self.open = np.zeros(64, np.bool_)
         self.left = np.zeros((64, 0), np.int64)
         self.done = np.zeros((64, 0), np.int64)
         self.width = np.ones((64, 0))
+        self.changes = 0
+        self.num_models = 0
+        self.type_model = np.zeros(0, np.int64)
         self._in_flight: dict[int, None] = {}
         self._listed: Slots | None = None
 
@@ -48,14 +67,18 @@ class RequestTable:
         self.left = np.concatenate((self.left, column), axis=1)
         self.done = np.concatenate((self.done, column), axis=1)
         self.width = np.concatenate((self.width, column + 1.0), axis=1)
+        self.type_model = np.append(self.type_model, 0)
 
     def enter(self, slot: int, arrived_s: float, deadline_s: float | None, model: int, *, is_open: bool) -> None:
         """A request has arrived."""
+        self.changes += 1
         while slot >= len(self.arrived_s):
             self._grow()
         self.arrived_s[slot] = arrived_s
+        self.began_s[slot] = np.inf
         self.deadline_s[slot] = np.inf if deadline_s is None else deadline_s
         self.model[slot] = model
+        self.num_models = max(self.num_models, model + 1)
         self.open[slot] = is_open
         self.left[slot] = 0
         self.done[slot] = 0
@@ -63,11 +86,15 @@ class RequestTable:
 
     def add_work(self, slot: int, work: Work) -> None:
         """A request has this much more to compute."""
+        self.changes += 1
         self.left[slot, work.types] += work.nodes
+        self.type_model[work.types] = self.model[slot]
         self.width[slot, work.types] = np.maximum(self.width[slot, work.types], work.nodes / work.steps)
 
-    def begin(self, slot: int) -> None:
+    def begin(self, slot: int, now_s: float) -> None:
         """A request has left the waiting line."""
+        self.changes += 1
+        self.began_s[slot] = now_s
         self._in_flight[slot] = None
         self._listed = None
 
@@ -82,12 +109,14 @@ class RequestTable:
 
     def leave(self, slot: int) -> None:
         """A request has ended."""
+        self.changes += 1
         if slot in self._in_flight:
             del self._in_flight[slot]
             self._listed = None
 
     def _grow(self) -> None:
         self.arrived_s = np.concatenate((self.arrived_s, np.zeros_like(self.arrived_s)))
+        self.began_s = np.concatenate((self.began_s, np.full_like(self.began_s, np.inf)))
         self.deadline_s = np.concatenate((self.deadline_s, np.full_like(self.deadline_s, np.inf)))
         self.model = np.concatenate((self.model, np.zeros_like(self.model)))
         self.open = np.concatenate((self.open, np.zeros_like(self.open)))

@@ -18,6 +18,7 @@ from batchmaker.graph.cell_graph import HOST, ZERO, CellGraph, NodeBlock
 from batchmaker.graph.spec import CellType
 from batchmaker.scheduler.arena import DONE, Arena
 from batchmaker.scheduler.commands import ZERO_TABLE, Reserve, TableId
+from batchmaker.scheduler.copies import GraphCopies
 from batchmaker.scheduler.numbering import Extent, Locator, SubgraphNumbers
 from batchmaker.scheduler.rows import Tables
 
@@ -42,15 +43,18 @@ class Admitted:
 class Admission:
     """Writes graphs into the arena. One per scheduler.
 
-    value_ports: per cell type, the inputs that other nodes have ever fed.
+    plan_rows: note where each input will be found. value_ports: per cell type, the inputs that other nodes have ever
+    fed; left empty where rows are not planned, for then nobody reads them.
     """
 
-    def __init__(self, arena: Arena, tables: Tables) -> None:
+    def __init__(self, arena: Arena, tables: Tables, *, plan_rows: bool = True) -> None:
         self._arena = arena
         self._tables = tables
+        self._plan_rows = plan_rows
         self._cells: list[CellType] = []
         self._value_tables: NDArray[np.int32] = np.zeros((0, 0), np.int32)
         self._numbers = SubgraphNumbers(arena)
+        self._copies = GraphCopies(arena)
         self.value_ports: list[set[int]] = []
 
     def add_type(self, cell: CellType) -> int:
@@ -72,6 +76,23 @@ class Admission:
         Afterwards every node has its sources, uses, pending and fetch marks, and every subgraph its count of external
         inputs that are not done. Nothing is ready yet.
         """
+        if not self._plan_rows and not earlier:
+            return self._copied(graphs, slots)
+        return self._taken(graphs, slots, earlier)
+
+    def _copied(self, graphs: Sequence[CellGraph], slots: Sequence[int]) -> Admitted:
+        """Take graphs in one by one, those that have been here before as copies."""
+        extents = []
+        for graph, slot in zip(graphs, slots, strict=True):
+            if self._copies.knows(graph):
+                extents.append(self._copies.write(graph, slot))
+                continue
+            extents += self._taken([graph], [slot], ()).extents
+            self._copies.remember(graph, extents[-1])
+        spans = [np.arange(e.first_subgraph, e.first_subgraph + e.num_subgraphs) for e in extents]
+        return Admitted(extents, np.concatenate(spans), [()] * len(graphs))
+
+    def _taken(self, graphs: Sequence[CellGraph], slots: Sequence[int], earlier: Sequence[Extent]) -> Admitted:
         arena = self._arena
         lengths = np.array([graph.num_nodes for graph in graphs])
         bases = np.array([arena.nodes.allocate(graph.num_nodes) for graph in graphs])
@@ -82,17 +103,19 @@ class Admission:
         arena.request[nodes] = np.repeat(np.array(slots), lengths)
         extents, subgraphs = self._numbers.assign(graphs, nodes, bases.tolist(), places.tolist())
         result = Admitted(extents, subgraphs)
-        if grown:
+        if grown and self._plan_rows:
             result.reserves.append(Reserve(self._tables.all_host(), arena.node_capacity))
         to_node = Locator(nodes, places.tolist(), earlier)
         for graph, base in zip(graphs, bases.tolist(), strict=True):
-            result.host_tables.append(self._host_tables(graph, base - graph.first, result.reserves))
+            tables = self._host_tables(graph, base - graph.first, result.reserves) if self._plan_rows else ()
+            result.host_tables.append(tables)
         edges: list[tuple[Ids, Ids]] = []
         self._block_sources(graphs, to_node, edges)
         self._run_sources(graphs, to_node, edges)
         if edges:
             self._edges(edges, nodes, lengths, result)
-        self._fetches(graphs, to_node)
+        if self._plan_rows:
+            self._fetches(graphs, to_node)
         return result
 
     def release(self, extent: Extent) -> None:
@@ -152,7 +175,11 @@ class Admission:
                 arena.source_table[port, consumer] = tables
                 edges.append((sources, consumer))
                 for type_id in set(types[fed].tolist()):
-                    self.value_ports[type_id].add(port)
+                    self._note_value_port(type_id, port)
+
+    def _note_value_port(self, type_id: int, port: int) -> None:
+        if self._plan_rows:
+            self.value_ports[type_id].add(port)
 
     def _run_sources(self, graphs: Sequence[CellGraph], to_node: Locator, edges: list[tuple[Ids, Ids]]) -> None:
         arena = self._arena
@@ -167,7 +194,7 @@ class Admission:
                     arena.source[port, at : at + run.length] = sources
                     arena.source_table[port, at : at + run.length] = self._tables_of(sources, column[1])
                     edges.append((sources, np.full(run.length, at)))
-                    self.value_ports[run.type_id].add(port)
+                    self._note_value_port(run.type_id, port)
                 for k, (local, output) in enumerate(run.init):
                     port = len(run.sequences) + k
                     if local == ZERO:
@@ -177,7 +204,7 @@ class Admission:
                         arena.source[port, at] = sources[0]
                         arena.source_table[port, at] = self._tables_of(sources, output)[0]
                         edges.append((sources, np.array([at])))
-                        self.value_ports[run.type_id].add(port)
+                        self._note_value_port(run.type_id, port)
         if zeros:
             ports, heads = np.array(zeros).T
             arena.source_table[ports, heads] = ZERO_TABLE

@@ -7,6 +7,7 @@ successors: tasks of one worker run in order.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
@@ -32,6 +33,8 @@ from batchmaker.scheduler.lanes import LaneMap, Placement
 from batchmaker.scheduler.ready import NODE_BITS, Keys, nodes_of
 
 NONE: Rows = np.empty(0, np.int64)
+Allowed = Callable[[Keys], NDArray[np.bool_]]
+"""Which ready nodes may be taken, as a mask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +48,15 @@ class Formed:
 
 @final
 class Batcher:
-    """Forms tasks from the books. Keeps nothing of its own."""
+    """Forms tasks from the books. Keeps nothing of its own.
 
-    def __init__(self, books: Books, *, share_workers: bool) -> None:
+    patience: given where a batch may hold only nodes of one depth: how many batches in a row may leave the first in the
+    queue behind (see `_one_depth`).
+    """
+
+    def __init__(self, books: Books, *, share_workers: bool, patience: int | None = None) -> None:
         self._books = books
+        self._patience = patience
         self._share_workers = share_workers
         self._reserves: list[Reserve] = []
 
@@ -65,9 +73,11 @@ class Batcher:
             mask: NDArray[np.bool_] = (pin == NOWHERE) | (pin == worker)
             return mask
 
-        allowed = unpinned if self._share_workers else None
+        allowed: Allowed | None = unpinned if self._share_workers else None
         next_keys: Keys | None = None
         while len(steps) < max_steps:
+            if self._patience is not None:
+                allowed = self._one_depth(book, unpinned, self._patience)
             keys = book.ready.take(book.cell.max_batch, allowed)
             if len(keys) == 0:
                 break
@@ -85,10 +95,33 @@ class Batcher:
             return None
         return Formed(tuple(steps), tuple(records), tuple(self._reserves))
 
+    def _one_depth(self, book: TypeBook, unpinned: Allowed, patience: int) -> Allowed:
+        """Return a test for the nodes of the lowest depth that is ready; now and then, of the depth of the oldest.
+
+        Otherwise a stream of newcomers, all at depth 0, would keep those before them from ever going on.
+        """
+        depths = self._books.depths
+        assert depths is not None
+        keys = book.ready.keys()
+        keys = keys[unpinned(keys)]
+        if len(keys) == 0:
+            return unpinned
+        ready = depths.of[nodes_of(keys)]
+        depth = ready[0] if book.num_passed >= patience else ready.min()
+        book.num_passed = 0 if depth == ready[0] else book.num_passed + 1
+
+        def at_depth(keys: Keys) -> NDArray[np.bool_]:
+            mask: NDArray[np.bool_] = unpinned(keys) & (depths.of[nodes_of(keys)] == depth)
+            return mask
+
+        return at_depth
+
     # --- one step ------------------------------------------------------------------------------------------
 
     def _form_step(self, book: TypeBook, worker: WorkerId, nodes: Nodes) -> tuple[Step, StepRecord]:
         arena = self._books.arena
+        if not self._books.plan_rows:
+            return self._bare_step(book, nodes)
         if book.num_sequence_inputs is not None:
             subgraphs = arena.subgraph[nodes]
             if arena.end[subgraphs].any():
@@ -98,6 +131,19 @@ class Batcher:
         step = Step(nodes, inputs, None, keep, self._fetches(book, nodes, nodes))
         steers = bool(arena.held[nodes].any())
         return step, StepRecord(nodes, arena.subgraph[nodes], None, None, open_ended=False, steers=steers)
+
+    def _bare_step(self, book: TypeBook, nodes: Nodes) -> tuple[Step, StepRecord]:
+        """Form a step that says who runs together and nothing of where values lie."""
+        arena = self._books.arena
+        subgraphs = arena.subgraph[nodes]
+        steers = bool(arena.held[nodes].any())
+        if book.num_sequence_inputs is None:
+            return Step(nodes, (), None, None, ()), StepRecord(nodes, subgraphs, None, None, False, steers)
+        ends, open_ended = arena.end[subgraphs], arena.open_ended[subgraphs]
+        some_open = bool(open_ended.any())
+        finished = nodes[((ends == 0) | (nodes + 1 == ends)) & ~open_ended]
+        step = Step(nodes, (), None, None, (), subgraphs if some_open else None)
+        return step, StepRecord(nodes, subgraphs, finished, NONE, some_open, steers or some_open)
 
     def _lane_step(self, book: TypeBook, worker: WorkerId, nodes: Nodes, subgraphs: Nodes) -> tuple[Step, StepRecord]:
         books, arena = self._books, self._books.arena
@@ -132,8 +178,10 @@ class Batcher:
     def _repeat(self, book: TypeBook, worker: WorkerId, step: Step) -> tuple[Step, StepRecord]:
         """Form the step after `step`, all of whose chains go on: the same lanes, the next nodes."""
         arena, lanes = self._books.arena, step.lanes
-        assert lanes is not None
         nodes = step.nodes + 1
+        if not self._books.plan_rows:
+            return self._bare_step(book, nodes)
+        assert lanes is not None
         subgraphs = arena.subgraph[nodes]
         over = nodes + 1 == arena.end[subgraphs]
         if over.any():
@@ -164,16 +212,21 @@ class Batcher:
         self._books.worker_steering[worker] += record.steers
         if self._books.watched is not None:
             self._books.watched.submitted(arena.request[nodes], book.cell.type_id)
+        if self._books.depths is not None:
+            self._books.depths.submitted(arena.request[nodes], book.cell.type_id, nodes)
         if record.entering is not None:
             in_order = nodes_of(keys)
             mine = arena.subgraph[in_order]
-            more = in_order + 1 < arena.end[mine]
+            ends = arena.end[mine]
+            more = in_order + 1 < ends
             if record.open_ended:
                 more &= ~arena.open_ended[mine]
             going_on = (keys if more.all() else keys[more]) + 1
             book.ready.merge(going_on)
             if len(going_on) == len(keys):
                 return going_on
+            if ends.all():  # a run feeds only other subgraphs
+                return None
         arena.state[nodes] = SUBMITTED
         consumers, producers = arena.consumers(nodes)
         if len(consumers):

@@ -8,15 +8,18 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.spec import CellType, TypeId
+from batchmaker.policies.line import WaitingLine
 from batchmaker.policies.requests import RequestTable
 from batchmaker.scheduler.admission import Admission
 from batchmaker.scheduler.arena import Arena, Extents
-from batchmaker.scheduler.events import RequestId, TaskId, WorkerId
+from batchmaker.scheduler.depths import DepthBook
+from batchmaker.scheduler.events import GraphExtended, RequestId, TaskId, WorkerId
 from batchmaker.scheduler.lanes import LaneMap
-from batchmaker.scheduler.line import WaitingLine
 from batchmaker.scheduler.numbering import Extent
-from batchmaker.scheduler.ready import ReadyQueue
+from batchmaker.scheduler.ranked import Priorities, RankedQueue
+from batchmaker.scheduler.ready import nodes_of
 from batchmaker.scheduler.rows import RowPool, Tables
 
 Nodes = NDArray[np.int64]
@@ -29,8 +32,9 @@ class TypeBook:
     cell: CellType
     pool: RowPool
     value_ports: set[int]  # inputs that other nodes have ever fed; admission adds to it
-    ready: ReadyQueue = field(default_factory=ReadyQueue)
+    ready: RankedQueue
     num_running: int = 0
+    num_passed: int = 0  # batches in a row that left the first in the queue behind, being of another depth
     num_sequence_inputs: int | None = None  # known once the type has been used in a run
 
 
@@ -39,7 +43,7 @@ class RequestBook:
     """One request in flight.
 
     may_own_rows: rows may be left when it ends, since its unfold function could have used them or it ends early.
-    waiting: it stands in the waiting line and has not begun.
+    waiting: it stands in the waiting line and has not begun. early: how it was extended meanwhile.
     """
 
     request: RequestId
@@ -49,6 +53,7 @@ class RequestBook:
     open: bool
     may_own_rows: bool
     waiting: bool = False
+    early: list[GraphExtended] = field(default_factory=list)
     alive: bool = True
     extents: list[Extent] = field(default_factory=list)
     waiting_edges: dict[int, list[int]] = field(default_factory=dict)  # node -> consumers in later extensions
@@ -91,14 +96,17 @@ class TaskBook:
 
 @final
 class Books:
-    """The parts, without behaviour."""
+    """The parts, without behaviour. plan_rows: whether steps say where values lie."""
 
-    def __init__(self, num_workers: int, *, watch_requests: bool = False) -> None:
+    def __init__(self, num_workers: int, *, watch_requests: bool = False, plan_rows: bool = True) -> None:
+        self.plan_rows = plan_rows
         self.watched = RequestTable() if watch_requests else None
-        self.line = WaitingLine()
+        self.depths: DepthBook | None = None
+        self.line: WaitingLine[CellGraph] = WaitingLine()
         self.arena = Arena()
+        self.priorities = Priorities(self.arena)
         self.tables = Tables()
-        self.admission = Admission(self.arena, self.tables)
+        self.admission = Admission(self.arena, self.tables, plan_rows=plan_rows)
         self.types: list[TypeBook] = []
         self.slots = Extents()
         self.left: NDArray[np.int64] = np.zeros(256, np.int64)
@@ -110,6 +118,17 @@ class Books:
         self.worker_steps = [0] * num_workers
         self.worker_steering = [0] * num_workers  # of those, steps whose values decide what comes next
         self.sequence = 0
+
+    def ready_nodes(self, type_id: int) -> Nodes:
+        """Return the ready nodes of a type, in the order of their queue."""
+        return nodes_of(self.types[type_id].ready.keys())
+
+    def leave(self, slot: int) -> None:
+        """A request has ended: policies see it no more."""
+        if self.watched is not None:
+            self.watched.leave(slot)
+        if self.depths is not None:
+            self.depths.leave(slot)
 
     def lane_map(self, worker: WorkerId, type_id: TypeId) -> LaneMap:
         """Return the lanes of a cell type on a worker."""

@@ -96,16 +96,21 @@ class Completion:
         if stopped is not None:
             last |= stopped
         over = open_ended & last
-        alive = np.array([books.by_slot[slot].alive for slot in arena.request[record.nodes].tolist()])
-        on = open_ended & ~last & alive
+        on = open_ended & ~last
+        if self._dying:
+            on &= np.array([books.by_slot[slot].alive for slot in arena.request[record.nodes].tolist()])
         if over.any():
-            chains = subgraphs[over]
-            books.lane_map(worker, book.cell.type_id).leave(arena.lane[chains])
-            arena.lane[chains] = NOWHERE
-            arena.lane_worker[chains] = NOWHERE
+            if books.plan_rows:
+                chains = subgraphs[over]
+                books.lane_map(worker, book.cell.type_id).leave(arena.lane[chains])
+                arena.lane[chains] = NOWHERE
+                arena.lane_worker[chains] = NOWHERE
             if books.watched is not None:
                 unused = ends[over] - 1 - record.nodes[over]
                 books.watched.stopped(arena.request[record.nodes[over]], book.cell.type_id, unused)
+            if books.depths is not None:
+                for node, end in zip(record.nodes[over].tolist(), ends[over].tolist(), strict=True):
+                    books.depths.stopped(int(arena.request[node]), book.cell.type_id, node + 1, end)
         book.ready.merge(np.sort((arena.sequence[subgraphs[on]] << NODE_BITS) | (record.nodes[on] + 1)))
         return np.concatenate((finished, ends[over] - 1))
 
@@ -157,8 +162,8 @@ class Completion:
             self.release(np.unique(waiting[arena.external[waiting] == 0]))
         slots = arena.request[nodes]
         np.subtract.at(books.left, slots, 1)
-        over = slots[books.left[slots] == 0].tolist()
-        result.finished.extend(books.by_slot[slot] for slot in dict.fromkeys(over))
+        over = sorted(set(slots[books.left[slots] == 0].tolist()))  # whatever the order of rows
+        result.finished.extend(books.by_slot[slot] for slot in over)
         if books.attached:
             self._finish_late(nodes, result)
 
@@ -281,6 +286,7 @@ class Completion:
             self._books.admission.release(extent)
         self._books.attached.pop(book.request, None)
         del self._books.by_slot[book.slot]
+        self._books.priorities.leave(book.slot)
         self._books.slots.release(book.slot, 1)
 
     def kill(self, book: RequestBook) -> None:

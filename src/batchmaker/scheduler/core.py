@@ -8,7 +8,6 @@ A request's life: arrived -> (cells submitted, finished, graph extended)* -> Rep
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from typing import final
 
@@ -19,12 +18,15 @@ from batchmaker.errors import InvariantError
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.spec import CellType, TypeId
 from batchmaker.graph.work import work_of
+from batchmaker.policies.ageing import PATIENCE, Ageing
 from batchmaker.policies.base import CellPolicy
 from batchmaker.policies.requests import RequestTable
 from batchmaker.scheduler.batching import Batcher
 from batchmaker.scheduler.books import Books, RequestBook, TypeBook
 from batchmaker.scheduler.commands import Admit, Command, Fail, FailureKind, Reply, RunTask
 from batchmaker.scheduler.completion import Completion
+from batchmaker.scheduler.deadlines import Deadlines
+from batchmaker.scheduler.depths import DepthBook
 from batchmaker.scheduler.events import (
     CellTypeAdded,
     Event,
@@ -39,6 +41,7 @@ from batchmaker.scheduler.events import (
     WorkerId,
 )
 from batchmaker.scheduler.invariants import check_books
+from batchmaker.scheduler.ranked import RankedQueue
 
 
 @final
@@ -49,17 +52,35 @@ class Scheduler:
     this many of its steps have not finished: 0 schedules when the worker is idle, 1 while it runs its last step.
     take_turns: the type that a worker has just run counts as running when its next task is chosen, as it would with
     run-ahead. Without either, a type of low priority starves for as long as one of high priority is ready.
+    give_up_late: requests fail at their deadlines; without it deadlines are only for policies to look at. plan_rows:
+    False where nothing is computed: steps then say which nodes run together and not where values lie, and no table is
+    ever reserved. Who runs when is the same. patience: see Ageing.
     """
 
     def __init__(
-        self, policy: CellPolicy, *, num_workers: int = 1, run_ahead: int = 0, take_turns: bool = False
+        self,
+        policy: CellPolicy,
+        *,
+        num_workers: int = 1,
+        run_ahead: int = 0,
+        take_turns: bool = False,
+        give_up_late: bool = True,
+        plan_rows: bool = True,
+        patience: int = PATIENCE,
     ) -> None:
         self._policy = policy
         self._run_ahead = run_ahead
-        self._books = Books(num_workers, watch_requests=policy.watches_requests)
-        self._batcher = Batcher(self._books, share_workers=num_workers > 1)
+        self._give_up_late = give_up_late
+        self._books = Books(num_workers, watch_requests=policy.watches_requests, plan_rows=plan_rows)
+        if policy.needs_depth:
+            self._books.depths = DepthBook(self._books.ready_nodes)
+        self._ageing = Ageing(patience)
+        self._batcher = Batcher(
+            self._books, share_workers=num_workers > 1, patience=patience if policy.one_depth else None
+        )
         self._completion = Completion(self._books)
-        self._deadlines: list[tuple[float, RequestId]] = []
+        self._deadlines = Deadlines()
+        self._cells: list[CellType] = []
         self._next_task = 0
         self._take_turns = take_turns
         self._just_run: TypeId | None = None
@@ -80,6 +101,7 @@ class Scheduler:
             self._arrived(arrivals, commands)
             self._handle_one(event, commands)
         self._arrived(arrivals, commands)
+        self._expire(self._now_s, commands)  # who arrived too late
         self._schedule(commands)
         return commands
 
@@ -97,7 +119,7 @@ class Scheduler:
     @property
     def next_deadline_s(self) -> float | None:
         """When the driver should send TimePassed at the latest."""
-        return self._deadlines[0][0] if self._deadlines else None
+        return self._deadlines.next_s
 
     # --- what a policy sees --------------------------------------------------------------------------------
 
@@ -112,6 +134,12 @@ class Scheduler:
         return self._books.watched
 
     @property
+    def depths(self) -> DepthBook:
+        if self._books.depths is None:
+            raise InvariantError(f"policy {self._policy.name!r} reads depths and does not declare needs_depth")
+        return self._books.depths
+
+    @property
     def num_waiting(self) -> int:
         return len(self._books.line)
 
@@ -120,7 +148,7 @@ class Scheduler:
 
     @property
     def cells(self) -> Sequence[CellType]:
-        return [book.cell for book in self._books.types]
+        return self._cells
 
     def num_ready(self, type_id: TypeId) -> int:
         return len(self._books.types[type_id].ready)
@@ -170,10 +198,14 @@ class Scheduler:
         if cell.type_id != len(self._books.types):
             raise InvariantError(f"cell types are numbered in order; got {cell.type_id} after {len(self._books.types)}")
         pool = self._books.admission.add_type(cell)
+        self._cells.append(cell)
         value_ports = self._books.admission.value_ports[cell.type_id]
-        self._books.types.append(TypeBook(cell, self._books.tables.pools[pool], value_ports))
+        queue = RankedQueue(self._books.priorities)
+        self._books.types.append(TypeBook(cell, self._books.tables.pools[pool], value_ports, queue))
         if self._books.watched is not None:
             self._books.watched.add_type()
+        if self._books.depths is not None:
+            self._books.depths.add_type()
 
     def _open_book(self, event: RequestArrived) -> RequestBook:
         books = self._books
@@ -184,15 +216,13 @@ class Scheduler:
             books.left = np.concatenate((books.left, np.zeros_like(books.left)))
         book = RequestBook(event.request, slot, event.at_s, event.deadline_s, event.open, event.open)
         books.left[slot] = 0
+        books.priorities.enter(slot, event.priority)
         books.requests[event.request] = books.by_slot[slot] = book
         if books.watched is not None:
             books.watched.enter(slot, event.at_s, event.deadline_s, event.model, is_open=event.open)
             books.watched.add_work(slot, work_of(event.graph))
-        if event.deadline_s is not None:
-            heapq.heappush(self._deadlines, (event.deadline_s, event.request))
-            if len(self._deadlines) > 2 * len(books.requests) + 1024:  # most are of requests long answered
-                self._deadlines = [entry for entry in self._deadlines if entry[1] in books.requests]
-                heapq.heapify(self._deadlines)
+        if event.deadline_s is not None and self._give_up_late:
+            self._deadlines.add(event.deadline_s, event.request, books.requests, len(books.requests))
         return book
 
     def _arrived(self, events: list[RequestArrived], commands: list[Command]) -> None:
@@ -217,6 +247,9 @@ class Scheduler:
         book = self._books.requests.get(event.request)
         if book is None or not book.alive:
             return
+        if book.waiting:
+            book.early.append(event)
+            return
         book.open = event.open
         if self._books.watched is not None:
             self._books.watched.open[book.slot] = event.open
@@ -233,13 +266,15 @@ class Scheduler:
         for graph, book in zip(graphs, owners, strict=True):
             for run in graph.runs:
                 self._learn_form(run.type_id, len(run.sequences))
-                if run.open_ended and run.sequences:
+                if run.open_ended and run.sequences and books.plan_rows:
                     book.may_own_rows = True  # where it stops early, what feeds the rest is never read
         admitted = books.admission.admit(graphs, [book.slot for book in owners], owners[0].extents)
         commands.extend(admitted.reserves)
         for graph, book, extent, tables in zip(graphs, owners, admitted.extents, admitted.host_tables, strict=True):
             book.extents.append(extent)
             books.left[book.slot] += graph.num_work_units
+            if books.depths is not None:
+                books.depths.admit(book.slot, graph, book.extents)
             if book.open:
                 books.arena.held[extent.base : extent.base + extent.num_nodes] = True
             commands.append(Admit(book.request, book.slot, graph.first, extent.base, extent.num_nodes, tables))
@@ -278,7 +313,7 @@ class Scheduler:
         del self._books.requests[book.request]
         if self._books.watched is not None:
             self._policy.request_finished(self, book.slot)
-            self._books.watched.leave(book.slot)
+        self._books.leave(book.slot)
         self._completion.forget(book)
         commands.append(Reply(book.request))
 
@@ -288,16 +323,14 @@ class Scheduler:
             return
         book.alive = False
         del self._books.requests[request]
-        if self._books.watched is not None:
-            self._books.watched.leave(book.slot)
+        self._books.leave(book.slot)
         if book.waiting:
             self._books.line.leave(book.slot)
         self._completion.kill(book)
         commands.append(Fail(request, kind, reason))
 
     def _expire(self, at_s: float, commands: list[Command]) -> None:
-        while self._deadlines and self._deadlines[0][0] <= at_s:
-            deadline_s, request = heapq.heappop(self._deadlines)
+        for deadline_s, request in self._deadlines.passed(at_s):
             book = self._books.requests.get(request)
             if book is not None:
                 late = f"not done by its deadline, {deadline_s - book.arrived_s:.3f} s after it arrived"
@@ -314,15 +347,15 @@ class Scheduler:
         for number in range(len(self._books.worker_steps)):
             worker = WorkerId(number)
             while self._may_submit(worker):
-                self._admit(commands)
-                if not self._submit_task(worker, commands):
+                began = self._admit(commands)
+                if not self._submit_task(worker, commands) and not began:  # who began may have had nothing to compute
                     break
 
-    def _admit(self, commands: list[Command]) -> None:
-        """Let the policy decide which waiting requests begin."""
+    def _admit(self, commands: list[Command]) -> bool:
+        """Let the policy decide which waiting requests begin; return whether any has."""
         line, watched = self._books.line, self._books.watched
         if watched is None or not len(line):
-            return
+            return False
         admission = self._policy.admit(self)
         for slot in admission.refuse:
             book = self._books.by_slot[slot]
@@ -330,25 +363,30 @@ class Scheduler:
                 "its deadline" if book.deadline_s is None else f"its deadline in {book.deadline_s - self._now_s:.3f} s"
             )
             self._end(book.request, FailureKind.REFUSED, f"refused: {late} cannot be met", commands)
-        count = admission.begin if len(watched.in_flight) else max(admission.begin, 1)
-        books = [self._books.by_slot[slot] for slot in line.first(count).tolist()]
-        if not books:
-            return
+        begin = admission.begin if len(admission.begin) or len(watched.in_flight) else line.first(1).tolist()
+        if not len(begin):
+            return False
+        books = [self._books.by_slot[slot] for slot in begin]
         graphs = [line.leave(book.slot) for book in books]
         for book in books:
             book.waiting = False
-            watched.begin(book.slot)
+            watched.begin(book.slot, self._now_s)
         self._begin(graphs, books, commands)
+        for event in [event for book in books for event in book.early]:
+            self._extended(event, commands)
+        return True
 
     def _may_submit(self, worker: WorkerId) -> bool:
         steps = self._books.worker_steps[worker]
         return steps == 0 or (steps <= self._run_ahead and not self._books.worker_steering[worker])
 
     def _submit_task(self, worker: WorkerId, commands: list[Command]) -> bool:
-        for type_id in self._policy.rank(self):
+        ranked = self._policy.rank(self)
+        for type_id in self._ageing.order(ranked):
             formed = self._batcher.form_task(type_id, worker, self._policy.max_steps)
             if formed is None:
                 continue
+            self._ageing.ran(type_id, ranked)
             task = TaskId(self._next_task)
             self._next_task += 1
             self._completion.started(task, worker, type_id, formed.records)

@@ -18,6 +18,7 @@ def check_books(books: Books) -> None:
     _check_ready(books)
     _check_workers(books)
     _check_requests(books)
+    _check_depths(books)
 
 
 def _require(condition: bool, message: str) -> None:
@@ -71,7 +72,10 @@ def _check_ready(books: Books) -> None:
     arena = books.arena
     for book in books.types:
         keys = book.ready.keys()
-        _require(bool((np.diff(keys) > 0).all()), f"the queue of {book.cell.name!r} is out of order")
+        ranks = books.priorities.of(keys)
+        ranks = np.zeros(len(keys), np.int64) if ranks is None else ranks
+        in_order = (np.diff(ranks) < 0) | ((np.diff(ranks) == 0) & (np.diff(keys) > 0))
+        _require(bool(in_order.all()), f"the queue of {book.cell.name!r} is out of order")
         nodes = nodes_of(keys)
         subgraphs = arena.subgraph[nodes]
         slots = arena.request[nodes].tolist()
@@ -128,3 +132,14 @@ def _check_requests(books: Books) -> None:
             f"request {book.request} has {left} units left, not {books.left[book.slot]}",
         )
     _require(len(books.requests) == sum(b.alive for b in books.by_slot.values()), "requests are miscounted")
+
+
+def _check_depths(books: Books) -> None:
+    """What is left by type is what is left by request, and nothing once no request is."""
+    if books.depths is None:
+        return
+    left, by_slot = books.depths.left, books.depths.left_of_slot
+    _require(bool((left == by_slot.sum(axis=2)).all()), "depths left by type and by request differ")
+    alive = [book.slot for book in books.by_slot.values() if book.alive]
+    _require(not np.delete(by_slot, alive, axis=2).any(), "depths are left of a request that has ended")
+    _require(not (by_slot < 0).any(), "more nodes were submitted than there are")

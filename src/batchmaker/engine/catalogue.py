@@ -1,0 +1,85 @@
+"""The models that one engine serves, by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import final
+
+from batchmaker.cells.cell import CellTypes
+from batchmaker.cells.model import Model
+from batchmaker.cells.registry import CellRegistry
+from batchmaker.errors import ModelError, OptionError, unknown_name
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One model. model_id: its number, which the scheduler uses. cells: where its cells get their types. prefix: of
+    their names, empty where the engine has one model. deadline_ms: of requests that bring none."""
+
+    model_id: int
+    name: str
+    model: Model
+    cells: CellTypes
+    prefix: str
+    deadline_ms: float | None
+
+    def due_s(self, now_s: float, deadline_ms: float | None) -> float | None:
+        """Return when a request that comes now must be answered, None if at any time."""
+        if deadline_ms is None:
+            deadline_ms = self.deadline_ms
+        if deadline_ms is None or deadline_ms == math.inf:
+            return None
+        if not math.isfinite(deadline_ms):
+            raise OptionError(f"deadline_ms must be a number of milliseconds, got {deadline_ms}")
+        return now_s + deadline_ms / 1e3
+
+
+@final
+class Catalogue:
+    """Models by name; a single one need not be named.
+
+    deadline_ms: for models that have none of their own.
+    """
+
+    def __init__(
+        self, models: Model | Mapping[str, Model], registry: CellRegistry, deadline_ms: float | None = None
+    ) -> None:
+        named = {type(models).__name__: models} if isinstance(models, Model) else dict(models)
+        if not named:
+            raise OptionError("an engine needs a model, got an empty mapping")
+        self._models: dict[str, ServedModel] = {}
+        for name, model in named.items():
+            if not isinstance(model, Model):
+                raise ModelError(f"model {name!r}: an engine serves a batchmaker.Model, got {type(model).__name__}")
+            if not isinstance(name, str) or not name or "/" in name:
+                raise OptionError(f"a model's name is a text without '/', got {name!r}")
+            own_ms = deadline_ms if model.deadline_ms is None else model.deadline_ms
+            if own_ms is not None and not own_ms > 0:
+                raise OptionError(f"model {name!r}: deadline_ms must be above 0, got {own_ms}")
+            prefix = f"{name}/" if len(named) > 1 else ""
+            cells = registry.prefixed(prefix) if prefix else registry
+            self._models[name] = ServedModel(len(self._models), name, model, cells, prefix, own_ms)
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self._models.values())
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+    @property
+    def has_deadlines(self) -> bool:
+        """Whether some model's requests have a deadline without asking for one."""
+        return any(served.deadline_ms not in (None, math.inf) for served in self)
+
+    def find(self, name: str | None) -> ServedModel:
+        """Return a model by name. OptionError for an unknown one, and for none where there are several."""
+        if name is None:
+            if len(self._models) > 1:
+                raise OptionError(f"this engine has several models; give model=, one of {', '.join(self._models)}")
+            return next(iter(self))
+        if name not in self._models:
+            raise unknown_name("model", name, self._models)
+        return self._models[name]

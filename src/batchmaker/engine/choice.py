@@ -1,0 +1,92 @@
+"""From the options of an engine to its policy and its driver."""
+
+from __future__ import annotations
+
+from batchmaker import policies
+from batchmaker.cells.model import Model
+from batchmaker.cells.registry import CellRegistry
+from batchmaker.clock import Clock
+from batchmaker.engine.catalogue import Catalogue
+from batchmaker.engine.cell_driver import CellDriver
+from batchmaker.engine.graph_driver import GraphDriver
+from batchmaker.errors import ModelError, OptionError
+from batchmaker.executor.base import Executor
+from batchmaker.executor.cpu import CpuExecutor
+from batchmaker.executor.inline import InlineExecutor
+from batchmaker.policies.base import CellPolicy, GraphPolicy
+from batchmaker.scheduler.core import Scheduler
+
+
+def default_policy(*, has_deadlines: bool) -> str:
+    """Return the name of the policy of an engine that is not told one."""
+    return "lazy" if has_deadlines and "lazy" in policies.POLICIES else "cellular"
+
+
+def choose_policy(
+    policy: str | CellPolicy | GraphPolicy | None, *, has_deadlines: bool, refuse: bool
+) -> CellPolicy | GraphPolicy:
+    """Return the policy of an engine. has_deadlines: some model has one by default. refuse: see Engine."""
+    if policy is None:
+        policy = "lazy" if refuse else default_policy(has_deadlines=has_deadlines)
+    if not isinstance(policy, str):
+        if refuse:
+            raise OptionError(
+                f"refuse=True is for policies given by name; make the {type(policy).__name__} so that it refuses itself"
+            )
+        return policy
+    if not refuse:
+        return policies.make(policy)
+    made = policies.make(policy)  # a wrong name or option is an error of its own
+    try:
+        return policies.make(policy, hopeless="drop")
+    except OptionError:
+        raise OptionError(
+            f"policy {made.name!r} forecasts nothing and so cannot refuse what would be late; use policy='lazy'"
+        ) from None
+
+
+def make_driver(
+    catalogue: Catalogue,
+    registry: CellRegistry,
+    policy: CellPolicy | GraphPolicy,
+    clock: Clock,
+    *,
+    workers: int,
+    threads: int,
+    run_ahead: int | None,
+    max_nodes: int,
+    executor: Executor | None,
+    give_up_late: bool,
+) -> CellDriver | GraphDriver:
+    """Return the driver that carries out the policy. For the options see Engine."""
+    if isinstance(policy, GraphPolicy):
+        for served in catalogue:
+            _check_whole_requests(served.model, policy)
+        return GraphDriver(policy, clock, num_workers=workers, num_threads=threads, give_up_late=give_up_late)
+    if executor is None and workers == 1:
+        executor = InlineExecutor(registry.types, registry.bound, num_threads=threads)
+    elif executor is None:
+        executor = CpuExecutor(registry.types, registry.bound, num_workers=workers, num_threads=threads)
+    inline = isinstance(executor, InlineExecutor)
+    if run_ahead is None:
+        run_ahead = 0 if inline else 1
+    scheduler = Scheduler(
+        policy,
+        num_workers=executor.num_workers,
+        run_ahead=run_ahead,
+        take_turns=inline,
+        give_up_late=give_up_late,
+    )
+    cells = [served.cells for served in catalogue]
+    return CellDriver(registry, cells, scheduler, executor, clock, max_nodes)
+
+
+def _check_whole_requests(model: Model, policy: GraphPolicy) -> None:
+    """Raise ModelError unless whole requests of the model can be computed as the policy wants."""
+    if type(model).batched is Model.batched:
+        model.batched([])  # raises the advice
+    if policy.max_batch > 1 and not model.can_pad:
+        raise ModelError(
+            f"{type(model).__name__} cannot be padded: whole requests of it have no common form to be computed "
+            "together in. Use policy 'cellular', or 'serial' for one request at a time."
+        )

@@ -1,0 +1,46 @@
+"""The depth of nodes: how many others must run one after another before each."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmaker.graph.cell_graph import CellGraph, NodeBlock, Run
+
+Depths = NDArray[np.int64]
+
+
+def depths_of(graph: CellGraph, earlier: Depths) -> Depths:
+    """Return the depth of each node of a graph [num_nodes]: 0 without sources, else one more than its deepest source.
+
+    earlier: [graph.first] depths of the nodes before an extension; empty for a request's first graph.
+    """
+    depth = np.concatenate((earlier, np.zeros(graph.num_nodes + 1, np.int64)))
+    depth[-1] = -1  # stands for what is no node: sources that are negative numbers
+    for part in graph.parts:
+        if isinstance(part, Run):
+            _run_depths(part, depth)
+        else:
+            _block_depths(part, depth)
+    return depth[graph.first : -1]
+
+
+def _run_depths(run: Run, depth: Depths) -> None:
+    """Each step is deeper than the one before it, and than what feeds it."""
+    reached = np.full(run.length, -1, np.int64)
+    reached[0] = max((int(depth[max(source, -1)]) for source, _ in run.init), default=-1)
+    for column in run.sequences:
+        if column is not None:
+            reached = np.maximum(reached, depth[column[0]])
+    steps = np.arange(run.length)
+    depth[run.first : run.first + run.length] = np.maximum.accumulate(reached + 1 - steps) + steps
+
+
+def _block_depths(block: NodeBlock, depth: Depths) -> None:
+    end = block.first + block.count
+    sources = np.maximum(block.sources, -1)
+    if not (sources >= block.first).any():  # no edge inside: all at once
+        depth[block.first : end] = depth[sources].max(axis=0, initial=-1) + 1
+        return
+    for node, fed in zip(range(block.first, end), sources.T.tolist(), strict=True):
+        depth[node] = 1 + max(int(depth[source]) for source in fed)

@@ -1,0 +1,172 @@
+"""What LazyBatching expects of the future: the steps that requests have left, and the seconds that steps take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmaker.cost.latency import LatencyTable, OnlineCorrection
+from batchmaker.cost.lengths import LengthProfile
+from batchmaker.cost.profile import CostProfile
+from batchmaker.cost.replay import Replay
+from batchmaker.graph.spec import CellType
+from batchmaker.policies.requests import RequestTable, Slots
+
+Lengths = Literal["conditional", "fixed", "true"]
+Steps = NDArray[np.int64]
+
+CORRECT_EVERY = 64
+"""Steps measured between two updates of the forecast's times."""
+
+
+@final
+class StepsLeft:
+    """How many steps of each type requests have left.
+
+    For most types the graph tells. For those with a length profile (`conditional`) it is the quantile of what is left
+    given the input length and the steps done; or (`fixed`, LazyBatching's dec_timesteps) a length that `percent` % of
+    outputs do not exceed. `true` believes the graph for every type: the Oracle, where the graph holds true lengths.
+    """
+
+    __slots__ = ("_columns", "_known", "_lengths", "_predicted", "_quantile", "_share")
+
+    def __init__(self, lengths: Lengths, quantile: float, percent: float) -> None:
+        self._lengths = lengths
+        self._quantile = quantile
+        self._share = percent / 100
+        self._known: list[tuple[str, str | None, LengthProfile]] = []
+        self._columns = 0
+        self._predicted: list[tuple[int, int | None, LengthProfile]] = []
+
+    def use(self, profile: CostProfile) -> None:
+        """Predict lengths from this profile; what is learnt while serving stays with this object."""
+        if self._lengths == "true":
+            return
+        self._known = [
+            (known.cell, known.given, LengthProfile(known.profile.edges, known.profile.counts))
+            for known in profile.lengths
+        ]
+        self._columns = 0
+
+    def learn_types(self, cells: Sequence[CellType]) -> None:
+        """Find the columns of the types that profiles name."""
+        if len(cells) == self._columns:
+            return
+        self._columns = len(cells)
+        column = {cell.name: i for i, cell in enumerate(cells)}
+        self._predicted = [
+            (column[cell], None if given is None else column.get(given), profile)
+            for cell, given, profile in self._known
+            if cell in column
+        ]
+
+    def left(self, table: RequestTable, slots: Slots) -> Steps:
+        """Return the steps of each type that these requests still have to run: [slots, types]."""
+        nodes, width = table.left[slots], table.width[slots]
+        steps = nodes if (width == 1).all() else np.ceil(nodes / width - 1e-9).astype(np.int64)
+        for cell, given, profile in self._predicted:
+            done = table.done[slots, cell]
+            alive = (nodes[:, cell] > 0) | table.open[slots]
+            if self._lengths == "fixed":
+                expected = np.maximum(profile.fixed(self._share) - done, 1)
+            else:
+                source = self._given(table, slots, given)
+                expected = profile.remaining(source, done, self._quantile)
+            steps[:, cell] = np.where(alive, expected, 0)
+        return steps
+
+    def whole(self, table: RequestTable, slots: Slots) -> Steps:
+        """Return the steps of each type that these requests have in all, done ones included: [slots, types]."""
+        return self.left(table, slots) + np.ceil(table.done[slots] / table.width[slots] - 1e-9).astype(np.int64)
+
+    def request_finished(self, table: RequestTable, slot: int) -> None:
+        """Learn from a request how long its runs were."""
+        if self._lengths != "conditional":
+            return
+        for cell, given, profile in self._predicted:
+            done = int(table.done[slot, cell])
+            if done:
+                profile.observe(int(self._given(table, np.array([slot]), given)[0]), done)
+
+    @staticmethod
+    def _given(table: RequestTable, slots: Slots, column: int | None) -> Steps:
+        if column is None:
+            return np.zeros(len(slots), np.int64)
+        whole: Steps = table.left[slots, column] + table.done[slots, column]
+        return whole
+
+
+@final
+class StepTimes:
+    """Seconds per step of each type and batch size: profiled, and corrected by what steps take while serving.
+
+    A cell that the profile does not know takes as long as its steps have taken so far, whatever their size; before its
+    first step, no time at all.
+    """
+
+    __slots__ = ("_base", "_cells", "_correction", "_known", "_measured", "_names", "_replay", "_since")
+
+    def __init__(self, *, correct: bool) -> None:
+        self._correction = OnlineCorrection(0) if correct else None
+        self._cells: Sequence[CellType] = ()
+        self._names: list[str] = []
+        self._known: LatencyTable | None = None
+        self._measured: NDArray[np.float64] = np.zeros(0)
+        self._base: NDArray[np.float64] = np.zeros((0, 2))
+        self._replay = Replay(self._base)
+        self._since = 0
+
+    def use(self, profile: CostProfile) -> None:
+        """Take step times from this profile."""
+        self._known = profile.latency
+        self._names = []
+
+    @property
+    def replay(self) -> Replay:
+        """Forecasts with the times as they are believed now."""
+        return self._replay
+
+    def learn_types(self, cells: Sequence[CellType]) -> None:
+        """Fill in the rows of cell types that are new."""
+        if len(cells) == len(self._names):
+            return
+        names = [cell.name for cell in cells]
+        self._measured = np.concatenate((self._measured, np.zeros(len(names) - len(self._measured))))
+        if self._correction is not None:
+            factors = self._correction.factors
+            self._correction = OnlineCorrection(len(names))
+            self._correction.factors[: len(factors)] = factors
+        max_batch = max(cell.max_batch for cell in cells)
+        self._base = np.zeros((len(names), max_batch + 1))
+        known = {cell.name for cell in self._known.cells} if self._known is not None else set()
+        rows = [i for i, name in enumerate(names) if name in known]
+        if rows and self._known is not None:
+            self._base[rows] = self._known.dense([names[i] for i in rows], max_batch)
+        self._names = names
+        self._rebuild()
+
+    def step_finished(self, type_id: int, batch: int, seconds: float) -> None:
+        """A step was measured."""
+        if self._correction is None or type_id >= len(self._names):
+            return
+        predicted = float(self._base[type_id, min(batch, self._base.shape[1] - 1)])
+        if predicted > 0:
+            self._correction.observe(type_id, predicted, seconds)
+        else:
+            before = self._measured[type_id]
+            self._measured[type_id] = seconds if before == 0 else 0.9 * before + 0.1 * seconds
+        self._since += 1
+        if self._since >= CORRECT_EVERY or predicted == 0:
+            self._rebuild()
+
+    def _rebuild(self) -> None:
+        self._since = 0
+        seconds = self._base.copy()
+        if self._correction is not None:
+            seconds *= self._correction.factors[:, None]
+        unknown = self._base[:, -1] == 0
+        seconds[unknown, 1:] = self._measured[unknown, None]
+        self._replay = Replay(seconds)

@@ -1,0 +1,184 @@
+"""LazyBatching: node-level batching with a test before newcomers may preempt (Choi et al., HPCA 2021, section IV).
+
+The paper's BatchTable is a stack of sub-batches at different nodes, the laggard on top, and entries merge where their
+next nodes are equal. Since progress never decreases from top to bottom, the top is always the sub-batch that is
+furthest behind, and all who are at a node belong to one entry. So the stack needs no books of its own: the requests in
+flight are its members, and the cell type that comes first among those with ready nodes is its top. What is left to
+decide is who may join, and when. Who was refused entry once is not asked about again before somebody comes, begins or
+ends: catching up only becomes dearer while those in flight go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal, final
+
+import numpy as np
+
+from batchmaker.cost.profile import CostProfile
+from batchmaker.errors import OptionError
+from batchmaker.graph.spec import TypeId
+from batchmaker.policies.base import Admission, CellPolicy, ReadyView
+from batchmaker.policies.expectation import Lengths, StepsLeft, StepTimes
+from batchmaker.policies.requests import RequestTable, Slots
+from batchmaker.policies.slack import EquationTwo, NoSlack, ReplaySlack, Situation, SlackTest, largest_prefix
+
+
+@final
+class LazyPolicy(CellPolicy):
+    """Requests wait in line; at every step the longest prefix of the line joins that is feasible and beneficial.
+
+    profile: step times and length profiles; without any, newcomers are judged by the steps seen so far.
+    slack: `replay` forecasts when each request finishes; `oldest` and `literal` are Equation 2, asked of the oldest
+    request in flight or of everybody; `none` asks nobody. benefit: also ask that the sum of finish times shrinks.
+    estimate: for Equation 2, `sum` adds what each takes alone (the paper), `table` looks up the common batch.
+    lengths: steps of a decoder by `conditional` quantile `quantile` of what is left, by the `fixed` length that
+    `percent` % do not exceed (the paper's dec_timesteps), or `true`: the graph's own, which makes it the Oracle: it
+    knows the requests present, not those to come. hopeless: a request that would be late in any case is ignored,
+    forbids joining (`veto`), or is turned away while it waits (`drop`). max_in_flight: most requests of a model in
+    flight, by default the smallest max_batch of the cells, so that merged batches fit. stack: which of several models
+    goes first, `slack`: that with the least slack, or `recent`: that of the newest member, the paper's single stack.
+    max_steps: steps per task; newcomers can only join between tasks.
+    """
+
+    name = "lazy"
+    watches_requests: ClassVar[bool] = True
+    wants_costs: ClassVar[bool] = True
+
+    __slots__ = (
+        "_benefit",
+        "_drop",
+        "_left",
+        "_max_in_flight",
+        "_max_steps",
+        "_recent",
+        "_rejected_at",
+        "_test",
+        "_times",
+    )
+
+    def __init__(
+        self,
+        profile: CostProfile | None = None,
+        *,
+        slack: Literal["replay", "oldest", "literal", "none"] = "replay",
+        benefit: bool = True,
+        estimate: Literal["sum", "table"] = "sum",
+        lengths: Lengths = "conditional",
+        quantile: float = 0.75,
+        percent: float = 90.0,
+        hopeless: Literal["ignore", "veto", "drop"] = "ignore",
+        max_in_flight: int | None = None,
+        stack: Literal["slack", "recent"] = "slack",
+        max_steps: int = 1,
+    ) -> None:
+        for option, value, known in (
+            ("slack", slack, ("replay", "oldest", "literal", "none")),
+            ("estimate", estimate, ("sum", "table")),
+            ("lengths", lengths, ("conditional", "fixed", "true")),
+            ("hopeless", hopeless, ("ignore", "veto", "drop")),
+            ("stack", stack, ("slack", "recent")),
+        ):
+            if value not in known:
+                raise OptionError(f"policy 'lazy': {option} must be one of {', '.join(known)}, got {value!r}")
+        if not 0 < quantile < 1 or not 0 < percent <= 100:
+            raise OptionError(
+                f"policy 'lazy': got quantile {quantile} and percent {percent}; they are 0 to 1 and 0 to 100"
+            )
+        if max_steps < 1 or (max_in_flight is not None and max_in_flight < 1):
+            raise OptionError("policy 'lazy': max_steps and max_in_flight must be at least 1")
+        self._max_steps = max_steps
+        self._max_in_flight = max_in_flight
+        self._benefit = benefit
+        self._drop = hopeless == "drop"
+        self._recent = stack == "recent"
+        self._left = StepsLeft(lengths, quantile, percent)
+        self._times = StepTimes(correct=lengths != "true")
+        self._test = _slack_test(slack, from_table=estimate == "table", veto=hopeless == "veto")
+        self._rejected_at: int | None = None
+        if profile is not None:
+            self.use_profile(profile)
+
+    def use_profile(self, profile: CostProfile) -> None:
+        """Take step times and length profiles from here."""
+        self._left.use(profile)
+        self._times.use(profile)
+
+    @property
+    def max_steps(self) -> int:
+        return self._max_steps
+
+    def rank(self, view: ReadyView) -> Sequence[TypeId]:
+        ready = [cell.type_id for cell in view.cells if view.num_ready(cell.type_id) > 0]
+        table = view.requests
+        if len(ready) < 2 or table.num_models < 2:
+            return ready
+        urgency = self._urgency(view, table, table.in_flight)
+        return sorted(ready, key=lambda type_id: (urgency[int(table.type_model[type_id])], type_id))
+
+    def admit(self, view: ReadyView) -> Admission:
+        table, cells = view.requests, view.cells
+        self._left.learn_types(cells)
+        self._times.learn_types(cells)
+        cap = self._max_in_flight or min(cell.max_batch for cell in cells)
+        in_flight = table.in_flight
+        one_model = table.num_models < 2
+        room = cap - len(in_flight) if one_model else cap * table.num_models
+        line = view.waiting(cap if self._drop else room)
+        refused: Slots = line[:0]
+        if self._drop and len(line):
+            hopeless = self._hopeless(view, line)
+            refused, line = line[hopeless], line[~hopeless]
+        candidates = line[: max(room, 0)] if one_model else _fitting(table, line, cap)
+        if len(candidates) and table.changes == self._rejected_at:
+            candidates = candidates[:0]
+        elif len(candidates) and len(in_flight) and (self._benefit or not isinstance(self._test, NoSlack)):
+            slots = np.concatenate((in_flight, candidates))
+            boundary = Situation(table, self._left, self._times.replay, view.now_s, slots, len(in_flight))
+            candidates = candidates[: largest_prefix(boundary, self._test, benefit=self._benefit)]
+            self._rejected_at = None if len(candidates) else table.changes
+        return Admission(candidates.tolist(), refused.tolist())
+
+    def step_finished(self, type_id: TypeId, batch: int, seconds: float) -> None:
+        self._times.step_finished(type_id, batch, seconds)
+
+    def request_finished(self, view: ReadyView, slot: int) -> None:
+        self._left.request_finished(view.requests, slot)
+
+    def _hopeless(self, view: ReadyView, slots: Slots) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        table = view.requests
+        alone_s = self._times.replay.alone(self._left.left(table, slots))
+        late: np.ndarray[tuple[int], np.dtype[np.bool_]] = view.now_s + alone_s > table.deadline_s[slots]
+        return late
+
+    def _urgency(self, view: ReadyView, table: RequestTable, slots: Slots) -> dict[int, float]:
+        """Return a number per model: the smaller, the sooner it runs."""
+        models = table.model[slots]
+        if self._recent:
+            keys = -table.began_s[slots]
+        else:
+            keys = table.deadline_s[slots] - self._times.replay.alone(self._left.left(table, slots))
+        urgency = dict.fromkeys(range(table.num_models), np.inf)
+        for model in set(models.tolist()):
+            urgency[model] = float(keys[models == model].min())
+        return urgency
+
+
+def _slack_test(slack: str, *, from_table: bool, veto: bool) -> SlackTest:
+    if slack == "none":
+        return NoSlack()
+    if slack == "replay":
+        return ReplaySlack(veto=veto)
+    return EquationTwo(oldest_only=slack == "oldest", from_table=from_table, veto=veto)
+
+
+def _fitting(table: RequestTable, line: Slots, cap: int) -> Slots:
+    """Return those in line whose model has fewer than `cap` requests in flight, in order."""
+    counts = np.bincount(table.model[table.in_flight], minlength=table.num_models)
+    chosen = []
+    for slot in line.tolist():
+        model = int(table.model[slot])
+        if counts[model] < cap:
+            counts[model] += 1
+            chosen.append(slot)
+    return np.array(chosen, np.int64)

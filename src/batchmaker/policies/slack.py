@@ -1,0 +1,170 @@
+"""Slack tests: how many of the candidates may join without making a request late (LazyBatching, Equations 1 and 2).
+
+A test answers for every prefix of the candidates, first in line first, at once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmaker.cost.replay import Forecasts, Replay
+from batchmaker.policies.expectation import StepsLeft
+from batchmaker.policies.requests import RequestTable, Slots
+
+Steps = NDArray[np.int64]
+Seconds = NDArray[np.float64]
+Allowed = NDArray[np.bool_]
+"""[candidates + 1] whether 0, 1, 2, ... of the candidates may join."""
+
+
+@final
+@dataclass(frozen=True)
+class Situation:
+    """A boundary between two steps: who is in flight and who might join.
+
+    slots: [requests] those in flight, in the order in which they began, then the candidates. left, whole: [requests,
+    types] steps left, and steps in all. deadline_s: [requests] seconds from now. Forecasts are found when first asked
+    for.
+    """
+
+    table: RequestTable
+    steps: StepsLeft
+    replay: Replay
+    now_s: float
+    slots: Slots
+    num_in_flight: int
+
+    @property
+    def num_candidates(self) -> int:
+        return len(self.slots) - self.num_in_flight
+
+    @cached_property
+    def left(self) -> Steps:
+        return self.steps.left(self.table, self.slots)
+
+    @cached_property
+    def whole(self) -> Steps:
+        return self.steps.whole(self.table, self.slots)
+
+    @cached_property
+    def width(self) -> NDArray[np.float64] | None:
+        width = self.table.width[self.slots]
+        return None if (width == 1).all() else width
+
+    @cached_property
+    def deadline_s(self) -> Seconds:
+        deadline_s: Seconds = self.table.deadline_s[self.slots] - self.now_s
+        return deadline_s
+
+    @cached_property
+    def slack_of_line_s(self) -> Seconds:
+        """SLA less the time in line: [requests]. Stalls after the beginning do not count (the paper's T_wait)."""
+        begun_s = np.minimum(self.table.began_s[self.slots], self.now_s)
+        slack_s: Seconds = self.table.deadline_s[self.slots] - begun_s
+        return slack_s
+
+    @cached_property
+    def together(self) -> Forecasts:
+        """When each finishes if so many candidates join now."""
+        return self.replay.forecasts(self.left, self.num_in_flight, self.width)
+
+    @cached_property
+    def apart_s(self) -> Seconds:
+        """When each finishes if so many candidates start once those in flight are done: [candidates + 1, requests]."""
+        n = self.num_in_flight
+        width = None if self.width is None else self.width[n:]
+        after = self.replay.forecasts(self.left[n:], 0, width)
+        finish_s = np.empty_like(self.together.finish_s)
+        finish_s[:, :n] = self.together.finish_s[0, :n]
+        finish_s[:, n:] = after.finish_s + self.together.drain_s[0]
+        return finish_s
+
+    @cached_property
+    def counts(self) -> Allowed:
+        """Which requests are there if so many candidates join: [candidates + 1, requests]."""
+        joining = np.arange(len(self.slots)) - self.num_in_flight
+        return joining < np.arange(self.num_candidates + 1)[:, None]
+
+
+class SlackTest(ABC):
+    """Decides how many candidates may join."""
+
+    @abstractmethod
+    def allows(self, situation: Situation) -> Allowed:
+        """Return which prefixes of the candidates may join the requests in flight."""
+
+
+@final
+class NoSlack(SlackTest):
+    """Everybody may join."""
+
+    def allows(self, situation: Situation) -> Allowed:
+        return np.ones(situation.num_candidates + 1, np.bool_)
+
+
+@final
+class EquationTwo(SlackTest):
+    """Slack = SLA - (time in line + execution of all members) must not be negative.
+
+    oldest_only: of the requests in flight, only the one that began first is asked; otherwise all of them and the
+    candidates. from_table: the execution of all members together as the step times of their common batch say,
+    otherwise the sum of what each takes alone. veto: whether a request that would be late anyway counts as well.
+    """
+
+    def __init__(self, *, oldest_only: bool, from_table: bool, veto: bool) -> None:
+        self._oldest_only = oldest_only
+        self._from_table = from_table
+        self._veto = veto
+
+    def allows(self, situation: Situation) -> Allowed:
+        s, n = situation, situation.num_in_flight
+        alone_s = s.replay.alone(s.whole)
+        summed_s = alone_s.cumsum()[n - 1 :]
+        total_s = s.replay.forecasts(s.whole, n, s.width).drain_s if self._from_table else summed_s
+        late = s.slack_of_line_s < total_s[:, None]
+        if not self._veto:
+            needs_s = np.where(np.arange(len(s.slots)) < n, total_s[0], alone_s)
+            late &= s.slack_of_line_s >= needs_s
+        if self._oldest_only:
+            return ~late[:, 0]
+        return np.logical_not((late & s.counts).any(axis=1))
+
+
+@final
+class ReplaySlack(SlackTest):
+    """No request that would be in time becomes late, by a forecast of when each finishes with and without joining.
+
+    veto: a request that is late in any case forbids joining, too.
+    """
+
+    def __init__(self, *, veto: bool) -> None:
+        self._veto = veto
+
+    def allows(self, situation: Situation) -> Allowed:
+        s = situation
+        late = (s.together.finish_s > s.deadline_s) & s.counts
+        if not self._veto and late.any():
+            late &= s.apart_s <= s.deadline_s
+        return np.logical_not(late.any(axis=1))
+
+
+def beneficial(situation: Situation) -> Allowed:
+    """Return which prefixes make all finish sooner, in sum, by joining now than by starting after the others."""
+    s = situation
+    sooner: Allowed = ((s.together.finish_s - s.apart_s) * s.counts).sum(axis=1) <= 0.0
+    return sooner
+
+
+def largest_prefix(situation: Situation, test: SlackTest, *, benefit: bool) -> int:
+    """Return how many candidates may join: the longest prefix that the test allows and that is beneficial."""
+    allowed = test.allows(situation)
+    if benefit and allowed[1:].any():
+        allowed &= beneficial(situation)
+    found = np.flatnonzero(allowed)
+    return int(found[-1]) if len(found) else 0

@@ -1,0 +1,105 @@
+"""Depths of the nodes in flight, for policies that ask for them. Kept up to date as nodes come, run and go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmaker.graph.cell_graph import CellGraph
+from batchmaker.graph.depth import depths_of
+from batchmaker.scheduler.numbering import Extent
+
+Nodes = NDArray[np.int64]
+
+
+@final
+class DepthBook:
+    """What is known of depth, by node, by type and by request.
+
+    of: [nodes] depth of each node in flight (see `depths_of`). left: [2, types] how many nodes of the requests in
+    flight are not submitted, and the sum of their depths. left_of_slot: [2, types, slots] the same by request.
+    ready_nodes: returns a type's ready nodes.
+    A mini-batch is what is in flight together: it begins with the first request that begins while no other is in
+    flight, and ends when none is.
+    """
+
+    __slots__ = ("_all", "_members", "_ready_nodes", "left", "left_of_slot", "of")
+
+    def __init__(self, ready_nodes: Callable[[int], Nodes]) -> None:
+        self._ready_nodes = ready_nodes
+        self.of: Nodes = np.zeros(1024, np.int64)
+        self._all = np.zeros((2, 0), np.int64)  # as `left`, of all nodes in the mini-batch
+        self.left = np.zeros((2, 0), np.int64)
+        self.left_of_slot = np.zeros((2, 0, 64), np.int64)
+        self._members: set[int] = set()
+
+    def mean(self, type_id: int) -> float:
+        """Return the mean depth of all nodes of a type in the mini-batch, run or not; 0 if it has none."""
+        count, total = self._all[:, type_id].tolist()
+        return total / count if count else 0.0
+
+    def mean_left(self, type_id: int) -> float:
+        """Return the mean depth of the nodes of a type that are in flight and not submitted; 0 if there are none."""
+        count, total = self.left[:, type_id].tolist()
+        return total / count if count else 0.0
+
+    def lowest_ready(self, type_id: int) -> int:
+        """Return the depth of the least deep ready node of a type that has some. Costs a look at all of them."""
+        return int(self.of[self._ready_nodes(type_id)].min())
+
+    def add_type(self) -> None:
+        """One more cell type."""
+        self._all = np.concatenate((self._all, np.zeros((2, 1), np.int64)), axis=1)
+        self.left = np.concatenate((self.left, np.zeros((2, 1), np.int64)), axis=1)
+        column = np.zeros((2, 1, self.left_of_slot.shape[2]), np.int64)
+        self.left_of_slot = np.concatenate((self.left_of_slot, column), axis=1)
+
+    def admit(self, slot: int, graph: CellGraph, extents: Sequence[Extent]) -> None:
+        """A request has got these nodes. extents: all of the request's, the graph's own last."""
+        *earlier, own = extents
+        while slot >= self.left_of_slot.shape[2]:
+            self.left_of_slot = np.concatenate((self.left_of_slot, np.zeros_like(self.left_of_slot)), axis=2)
+        if own.base + own.num_nodes > len(self.of):
+            size = max(2 * len(self.of), own.base + own.num_nodes)
+            self.of = np.concatenate((self.of, np.zeros(size - len(self.of), np.int64)))
+        before = [self.of[e.base : e.base + e.num_nodes] for e in earlier]
+        depth = depths_of(graph, np.concatenate(before) if before else np.empty(0, np.int64))
+        self.of[own.base : own.base + own.num_nodes] = depth
+        if not self._members:
+            self._all[:] = 0
+        self._members.add(slot)
+        added = np.zeros_like(self._all)
+        for run in graph.runs:
+            steps = depth[run.first - graph.first : run.first - graph.first + run.length]
+            added[:, run.type_id] += (run.length, steps.sum())
+        for block in graph.blocks:
+            nodes = depth[block.first - graph.first : block.first - graph.first + block.count]
+            np.add.at(added[0], block.types, 1)
+            np.add.at(added[1], block.types, nodes)
+        self._all += added
+        self.left += added
+        self.left_of_slot[:, :, slot] += added
+
+    def submitted(self, slots: Nodes, type_id: int, nodes: Nodes) -> None:
+        """These nodes of one type are on a worker. slots: whose each is."""
+        depth = self.of[nodes]
+        self.left[:, type_id] -= (len(nodes), int(depth.sum()))
+        np.subtract.at(self.left_of_slot[0, type_id], slots, 1)
+        np.subtract.at(self.left_of_slot[1, type_id], slots, depth)
+
+    def stopped(self, slot: int, type_id: int, first: int, end: int) -> None:
+        """The nodes from `first` to before `end` of a run will not be computed: it has ended early."""
+        if slot in self._members:
+            gone = (end - first, int(self.of[first:end].sum()))
+            self.left[:, type_id] -= gone
+            self.left_of_slot[:, type_id, slot] -= gone
+
+    def leave(self, slot: int) -> None:
+        """A request has ended; what is left of it will not be submitted."""
+        if slot in self._members:
+            self._members.discard(slot)
+            self.left -= self.left_of_slot[:, :, slot]
+            self.left_of_slot[:, :, slot] = 0

@@ -1,0 +1,126 @@
+"""Priorities of requests, and queues of ready nodes that follow them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmaker.scheduler.arena import Arena
+from batchmaker.scheduler.ready import Keys, ReadyQueue, nodes_of
+
+
+@final
+class Priorities:
+    """The priority of each request in flight, by slot. Larger is served first; 0 is the usual one."""
+
+    __slots__ = ("_arena", "_num_unusual", "_of_slot")
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._of_slot = np.zeros(256, np.int64)
+        self._num_unusual = 0
+
+    def enter(self, slot: int, priority: int) -> None:
+        """A request has come."""
+        if priority == 0:
+            return
+        if slot >= len(self._of_slot):
+            bigger = np.zeros(max(slot + 1, 2 * len(self._of_slot)), np.int64)
+            bigger[: len(self._of_slot)] = self._of_slot
+            self._of_slot = bigger
+        self._of_slot[slot] = priority
+        self._num_unusual += 1
+
+    def leave(self, slot: int) -> None:
+        """A request has gone, and its slot is free."""
+        if self._num_unusual and slot < len(self._of_slot) and self._of_slot[slot] != 0:
+            self._of_slot[slot] = 0
+            self._num_unusual -= 1
+
+    def of(self, keys: Keys) -> NDArray[np.int64] | None:
+        """Return the priority of each ready node, or None where all requests in flight have the usual one."""
+        if not self._num_unusual:
+            return None
+        slots = self._arena.request[nodes_of(keys)]
+        known = slots < len(self._of_slot)
+        found: NDArray[np.int64] = np.where(known, self._of_slot[np.where(known, slots, 0)], 0)
+        return found
+
+
+@final
+class RankedQueue:
+    """The ready nodes of one cell type: the highest priority first, within a priority as ReadyQueue orders them.
+
+    One ReadyQueue for the usual priority, which is all there is until a request asks for another; then one for each
+    priority that has ready nodes.
+    """
+
+    __slots__ = ("_others", "_priorities", "_usual")
+
+    def __init__(self, priorities: Priorities) -> None:
+        self._priorities = priorities
+        self._usual = ReadyQueue()
+        self._others: dict[int, ReadyQueue] = {}
+
+    def __len__(self) -> int:
+        if not self._others:
+            return len(self._usual)
+        return len(self._usual) + sum(map(len, self._others.values()))
+
+    def append(self, keys: Keys) -> None:
+        """Add the first nodes of subgraphs that are newer than all before. keys: ascending."""
+        priorities = self._priorities.of(keys)
+        if priorities is None:
+            self._usual.append(keys)
+            return
+        for queue, part in self._parts(keys, priorities):
+            queue.append(part)
+
+    def merge(self, keys: Keys) -> None:
+        """Add further nodes of subgraphs that are already known."""
+        priorities = self._priorities.of(keys)
+        if priorities is None:
+            self._usual.merge(keys)
+            return
+        for queue, part in self._parts(keys, priorities):
+            queue.merge(part)
+
+    def take(self, limit: int, allowed: Callable[[Keys], NDArray[np.bool_]] | None = None) -> Keys:
+        """Remove and return up to `limit` nodes in order, skipping those that are not `allowed` (a mask by key)."""
+        if not self._others:
+            return self._usual.take(limit, allowed)
+        taken: list[Keys] = []
+        for queue in self._in_order():
+            taken.append(queue.take(limit, allowed))
+            limit -= len(taken[-1])
+            if limit == 0:
+                break
+        self._forget_empty()
+        return np.concatenate(taken)
+
+    def discard(self, unwanted: Callable[[Keys], NDArray[np.bool_]]) -> int:
+        """Remove the nodes for which `unwanted` holds; return how many they were."""
+        count = sum(queue.discard(unwanted) for queue in self._in_order())
+        self._forget_empty()
+        return count
+
+    def keys(self) -> Keys:
+        """Return all keys, in order."""
+        return self._usual.keys() if not self._others else np.concatenate([q.keys() for q in self._in_order()])
+
+    def _parts(self, keys: Keys, priorities: NDArray[np.int64]) -> Iterator[tuple[ReadyQueue, Keys]]:
+        """Split keys by priority."""
+        for priority in np.unique(priorities).tolist():
+            queue = self._others.setdefault(priority, ReadyQueue()) if priority else self._usual
+            yield queue, keys[priorities == priority]
+
+    def _in_order(self) -> list[ReadyQueue]:
+        ranked = {**self._others, 0: self._usual}
+        return [ranked[priority] for priority in sorted(ranked, reverse=True)]
+
+    def _forget_empty(self) -> None:
+        for priority in [priority for priority, queue in self._others.items() if not len(queue)]:
+            del self._others[priority]

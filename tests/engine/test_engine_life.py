@@ -1,0 +1,119 @@
+"""How an engine starts and stops."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from engine_models import Counter, Endless, Sums, assert_balanced, wait_until
+
+import batchmaker as bm
+from batchmaker.errors import CancelledError, ModelError, StoppedError
+
+
+def test_an_engine_starts_at_its_first_request_and_stops_once() -> None:
+    engine = bm.Engine(Sums(), threads=1)
+    assert float(engine.submit_future([1, 2]).result()) == 3.0
+    engine.stop()
+    engine.stop()
+    assert_balanced(engine)
+
+
+def test_the_async_context_manager_starts_and_stops() -> None:
+    async def main() -> bm.Engine:
+        async with bm.Engine(Sums(), threads=1) as engine:
+            assert float(await engine.submit([4, 5])) == 9.0
+        return engine
+
+    assert_balanced(asyncio.run(main()))
+
+
+def test_stop_answers_everything_accepted() -> None:
+    engine = bm.Engine(Counter(), threads=1)
+    futures = [engine.submit_future(n) for n in [60, 1, 30] * 60]
+    engine.stop()
+    assert [len(future.result(0)) for future in futures] == [60, 1, 30] * 60
+    assert_balanced(engine)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_stop_without_drain_settles_everything_with_an_error(workers: int) -> None:
+    engine = bm.Engine(Endless(), threads=1, workers=workers)
+    futures = [engine.submit_future(0) for _ in range(150)]
+    wait_until(lambda: engine.stats.steps > 10)
+    engine.stop(drain=False)
+    assert all(isinstance(future.exception(0), CancelledError | StoppedError) for future in futures)
+    assert_balanced(engine)
+
+
+def test_leaving_the_context_by_an_error_does_not_wait_for_endless_requests() -> None:
+    with pytest.raises(KeyError), bm.Engine(Endless(), threads=1) as engine:  # noqa: PT012
+        future = engine.submit_future(0)
+        raise KeyError
+    assert isinstance(future.exception(0), CancelledError | StoppedError)
+    assert_balanced(engine)
+
+
+def test_a_stopped_engine_takes_no_more_requests() -> None:
+    engine = bm.Engine(Sums(), threads=1)
+    engine.start()
+    engine.stop()
+    for ask in (
+        engine.submit_future,
+        engine.stream,
+        lambda r: asyncio.run(engine.submit(r)),
+        lambda r: engine.map([r]),
+    ):
+        with pytest.raises(StoppedError, match="stopped"):
+            ask([1])
+    with pytest.raises(StoppedError):
+        engine.start()
+
+
+def test_an_engine_stopped_before_it_began_takes_no_requests() -> None:
+    engine = bm.Engine(Sums(), threads=1)
+    engine.stop()
+    with pytest.raises(StoppedError, match="make a new one"):
+        engine.submit_future([1])
+
+
+def test_the_example_request_proves_the_model_at_start() -> None:
+    model = Sums(max_batch=4)
+    model.example_request = [1, 2]
+    with bm.Engine(model, threads=1) as engine:
+        assert len(engine.registry.types) == 1
+        assert float(engine.submit_future([3, 4]).result()) == 7.0
+    model.example_request = ["not a number"]
+    engine = bm.Engine(model, threads=1)
+    with pytest.raises(ModelError, match="example request failed"):
+        engine.start()
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_an_engine_stopped_in_its_own_thread_settles_all_it_accepted_and_ends(drain: bool) -> None:
+    """A future's callbacks run in the engine's thread, which cannot wait for its own end."""
+    engine = bm.Engine(Counter(), threads=1)
+    first = engine.submit_future(1)
+    others = [engine.submit_future(n) for n in (400, 3, 200)]
+    refused: list[BaseException] = []
+
+    def stop(_: Future[Any]) -> None:
+        engine.stop(drain=drain)
+        try:
+            engine.submit_future(1)
+        except StoppedError as error:
+            refused.append(error)
+
+    first.add_done_callback(stop)
+    wait_until(lambda: engine._loop.has_ended)
+    assert len(refused) == 1
+    assert first.result(0) == [1]
+    if drain:
+        assert [len(future.result(0)) for future in others] == [400, 3, 200]
+    else:
+        assert any(isinstance(future.exception(0), CancelledError) for future in others)
+    assert all(future.done() for future in others)
+    engine.stop()
+    assert_balanced(engine)

@@ -1,0 +1,28 @@
+"""docs/policies.md lists what there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from batchmaker.policies import POLICIES, CellPolicy
+from batchmaker.policies.options import text_options
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "policies.md"
+ROW = re.compile(r"^\| `([\w-]+)` \| (\w+) \| .* \| (.*) \|$", re.MULTILINE)
+
+
+def shown(default: object) -> str:
+    return {True: "yes", False: "no", None: "none"}.get(default) if isinstance(default, bool | None) else f"{default}"
+
+
+def test_the_page_has_every_policy_with_what_it_chooses_from_and_its_options():
+    listed = {
+        name: (kind, dict(re.findall(r"`(\w+)` \(([^)]*)\)", options)))
+        for name, kind, options in ROW.findall(PAGE.read_text("utf-8"))
+    }
+    expected = {}
+    for name, policy in POLICIES.items():
+        kind = "cells" if issubclass(policy, CellPolicy) else "requests"
+        expected[name] = (kind, {option: shown(default) for option, default in text_options(policy).items()})
+    assert listed == expected

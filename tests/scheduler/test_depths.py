@@ -1,0 +1,37 @@
+"""The books of depth agree with what has run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_scheduler_properties import play, settings_of_a_run
+
+from batchmaker.policies import AgendaRemainingPolicy
+from batchmaker.scheduler.core import Scheduler
+from batchmaker.scheduler.depths import DepthBook
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(settings_of_a_run(), st.sampled_from(["agenda-remaining", "depth"]))
+def test_nothing_is_left_of_a_request_that_is_answered(run: dict[str, Any], policy: str) -> None:
+    leave, num_left = DepthBook.leave, 0
+
+    def checked(book: DepthBook, slot: int) -> None:
+        nonlocal num_left
+        num_left += 1
+        assert not book.left_of_slot[:, :, slot].any()
+        leave(book, slot)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DepthBook, "leave", checked)
+        play(run | {"mishaps": False, "policy": policy})
+    assert num_left == run["num_requests"]
+
+
+def test_a_scheduler_in_which_nothing_is_in_flight_has_nothing_left() -> None:
+    scheduler = Scheduler(AgendaRemainingPolicy())
+    scheduler.check_invariants()
+    assert not scheduler.depths.left.any()
