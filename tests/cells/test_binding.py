@@ -312,10 +312,27 @@ def test_cells_are_one_type_exactly_when_graph_weights_and_rows_agree() -> None:
     assert bind(branchy, rows(4, 8), name="a").identity != bind(Untraceable(), rows(4, 8), name="b").identity
 
 
-def test_warm_up_runs_every_size() -> None:
+def test_warm_up_runs_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[str, int]] = []
+
+    def record(way: str) -> None:
+        original = getattr(BoundCell, way)
+
+        def recording(bound: BoundCell, *batches: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            outputs: tuple[Tensor, ...] = original(bound, *batches)
+            ran.append((way, len(outputs[0])))
+            return outputs
+
+        monkeypatch.setattr(BoundCell, way, recording)
+
+    for way in ("call", "step", "hoist"):
+        record(way)
     bound = bind(Decoder(), (*rows(6), TOKEN, *rows(16)), name="decoder")
     bound.warm_up([1, 4])
+    assert ran == [("call", 1), ("call", 4)]
+    ran.clear()
     bound.split(1).warm_up([1, 4], [8])
+    assert ran == [("step", 1), ("step", 4), ("hoist", 8)]
 
 
 def test_dropout_is_off_and_no_gradient_is_kept() -> None:

@@ -66,6 +66,28 @@ def test_reference_of_translation_is_a_loop_by_hand():
     assert reference(model, WORDS).tolist()[: len(stopped)] == stopped
 
 
+class Half(bm.Model):
+    """Begins with one part of its state given and the other zero."""
+
+    def __init__(self):
+        self.lstm = bm.Cell(nn.LSTMCell(1, 2))
+
+    def unfold(self, request):
+        return self.lstm.run(request, (torch.tensor([1.0, -2.0]), None))[0]
+
+
+def test_a_part_of_the_first_state_that_is_none_is_zero():
+    model = Half()
+    x, lstm = torch.tensor([[0.5], [2.0]]), model.lstm.module
+    with torch.no_grad():
+        h, c = torch.tensor([[1.0, -2.0]]), torch.zeros(1, 2)
+        for step in x:
+            h, c = lstm(step[None], (h, c))
+    torch.testing.assert_close(reference(model, x), h[0])
+    with bm.Engine(model, threads=1) as engine:
+        torch.testing.assert_close(engine.submit_future(x).result(), h[0])
+
+
 class Count(nn.Module):
     def __init__(self):
         super().__init__()

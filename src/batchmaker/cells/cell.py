@@ -16,7 +16,7 @@ from batchmaker.cells.binding import traced
 from batchmaker.cells.export import flat_module, spec_of_rows
 from batchmaker.cells.host_values import host_sequence, host_value
 from batchmaker.errors import InvalidRequestError, ModelError, OptionError, ShapeError
-from batchmaker.graph.recorder import Argument, Recorder, SequenceArgument
+from batchmaker.graph.recorder import Argument, Recorder, SequenceArgument, foreign
 from batchmaker.graph.spec import CellType, ValueSpec
 from batchmaker.graph.values import HostValues, Value, ValueSequence
 
@@ -173,8 +173,8 @@ class Cell:
         """Add a chain: the cell is called once per element, its last outputs fed back as its last inputs.
 
         sequence: data [steps, *shape] or a sequence of values; a tuple of those for a cell that takes several inputs
-        per step. init: the initial state, one value or a tuple; zeros if omitted. Returns the last step's output
-        (or a tuple of outputs); `.steps` of each is the sequence over all steps.
+        per step. init: the initial state, one value or a tuple; zeros if omitted, as are those of its parts that are
+        None. Returns the last step's output (or a tuple of outputs); `.steps` of each is the sequence over all steps.
         """
         scope = self._scope()
         known = scope.types.known(self)
@@ -183,7 +183,7 @@ class Cell:
         return self._chain(scope, known, columns, init, None, None)
 
     def loop(self, init: Any, *, until: Any = None, max_steps: int) -> Any:
-        """Add a chain that feeds all its inputs from its own last outputs, starting with `init`.
+        """Add a chain that feeds all its inputs from its own last outputs, starting with `init`, as in `run`.
 
         It ends after max_steps steps, or after the step at which the first of the cell's host_outputs (the first output
         where none is declared) equals `until`; `until` may also be a function that takes an array of such values, one
@@ -239,24 +239,25 @@ class Cell:
         max_steps: int | None,
         until: Any,
     ) -> Any:
-        state: list[Argument] | None = None
+        state: list[Argument | None] | None = None
         if init is not None:
             parts = init if isinstance(init, tuple | list) else (init,)
-            state = [self._single(part, known, len(columns) + i) for i, part in enumerate(parts)]
+            state = [
+                None if part is None else self._single(part, known, len(columns) + i) for i, part in enumerate(parts)
+            ]
         if known is None:
             sequence_specs = tuple(column.spec for column in columns)
-            if state is None:
-                state_specs = scope.types.zero_state(self, sequence_specs)
-            else:
-                state_specs = tuple(value.spec for value in state)
-            known = scope.types.learn(self, (*sequence_specs, *state_specs))
+            given = None if state is None else [None if value is None else value.spec for value in state]
+            if given is None or None in given:
+                zeros = scope.types.zero_state(self, sequence_specs)
+                given = list(zeros) if given is None else [a or b for a, b in zip(given, zeros, strict=False)]
+            known = scope.types.learn(self, (*sequence_specs, *(spec for spec in given if spec is not None)))
         outputs = scope.recorder.run(known, columns, state, max_steps=max_steps, open_ended=until is not None)
         scope.types.use_in_runs(known, len(columns))
         if until is not None:
             watched = self.host_outputs[0] if self.host_outputs else 0
-            first = int(outputs[0].steps.nodes[0])
+            first = int(outputs[watched].steps.nodes[0])  # asking for the steps brings them to the host
             scope.loops[first] = OpenLoop(first, outputs[0].node, until)
-            scope.recorder.fetch(outputs[watched].steps)
         return _one_or_all(outputs)
 
     def _single(self, argument: Any, known: CellType | None, port: int) -> Argument:
@@ -325,9 +326,11 @@ def _one_or_all(outputs: tuple[Any, ...]) -> Any:
 
 def _sequence_of(values: Sequence[Value], where: str) -> ValueSequence:
     """Make a sequence of values of one output. The values stay alive with it."""
+    if len({id(value.origin) for value in values}) > 1:
+        raise foreign(where)
     outputs = {value.output for value in values}
     signatures = {value.spec.row_signature for value in values}
     if len(outputs) > 1 or len(signatures) > 1:
         raise InvalidRequestError(f"{where}: the values of a sequence must all be the same output of like cells")
     nodes = np.array([value.node for value in values], np.int64)
-    return ValueSequence(nodes, values[0].output, values[0].spec, keeps=tuple(values))
+    return ValueSequence(nodes, values[0].output, values[0].spec, values[0].origin, keeps=tuple(values))

@@ -7,7 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from batchmaker.cells.cell import Cell
+from batchmaker.cost.profile import CostProfile
 from batchmaker.errors import ModelError
+
+_KEPT_APART = ("example_request", "deadline_ms", "profile")
+"""Attributes that a saved model keeps by themselves, whatever its `saved_state` returns."""
 
 
 class Model(ABC):
@@ -16,10 +20,15 @@ class Model(ABC):
     example_request: optional; if set, it is unfolded when the engine starts, to prove shapes and types and to
     materialise every cell at every batch size before the first request. Without it the first request does that.
     can_pad: False where `batched` only computes requests one after the other, which policy `padded` then refuses.
+    deadline_ms: milliseconds within which a request is to be answered, where it does not say so itself. profile: what
+    the cells cost and how often they are called, for policies that forecast; `batchmaker.load` finds it beside the
+    model. Both are saved with the model.
     """
 
     example_request: Any = None
     can_pad: bool = True
+    deadline_ms: float | None = None
+    profile: CostProfile | None = None
 
     def __setattr__(self, name: str, value: object) -> None:
         if isinstance(value, Cell) and value.name is None:
@@ -43,7 +52,7 @@ class Model(ABC):
     def saved_state(self) -> dict[str, Any]:
         """Return what a saved model keeps besides its cells: plain data, by default all other attributes."""
         kept = vars(self).items()
-        return {name: value for name, value in kept if not isinstance(value, Cell) and name != "example_request"}
+        return {name: value for name, value in kept if not isinstance(value, Cell) and name not in _KEPT_APART}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take back what `saved_state` returned, in a model whose cells are there and whose __init__ was not called."""
@@ -59,6 +68,12 @@ class Model(ABC):
             f"{type(self).__name__} has no batched(requests): graph batching needs to know how whole requests are "
             "padded and computed together. Define it, or use policy 'cellular'."
         )
+
+    def alone(self, request: Any) -> Any:
+        """Compute one request in plain PyTorch, without cells and batches: what `unfold` must give. Needed only to
+        compare with, and only where the network is at hand in such a form.
+        """
+        raise ModelError(f"{type(self).__name__} has no plain form of its network to compute a request with alone.")
 
     def length(self, request: Any) -> int:
         """Return the length by which graph batching puts a request into a bucket."""

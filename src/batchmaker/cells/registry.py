@@ -1,4 +1,4 @@
-"""Cell types of one model: cells bound at first use, equal cells sharing one type."""
+"""Cell types of an engine: cells bound at first use, equal cells sharing one type."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import final
 from torch import nn
 
 from batchmaker.cells.binding import BoundCell, bind
-from batchmaker.cells.cell import Cell
+from batchmaker.cells.cell import Cell, CellTypes
 from batchmaker.cells.state import zero_state_specs
 from batchmaker.errors import ModelError, ShapeError
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
@@ -38,9 +38,16 @@ class CellRegistry:
         """Return the type of a cell that has been used before."""
         return self._types.get(cell)
 
-    def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...]) -> CellType:
-        """Bind a cell to its inputs' specs and give it a type, that of an equal cell if there is one."""
-        name = cell.name or type(cell.module).__name__
+    def prefixed(self, prefix: str) -> CellTypes:
+        """Return this registry for one of several models: the names of its cell types begin with `prefix`."""
+        return _Prefixed(self, prefix)
+
+    def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...], prefix: str = "") -> CellType:
+        """Bind a cell to its inputs' specs and give it a type, that of an equal cell if there is one.
+
+        Cells that steer by other outputs are never equal: a type has one set of host outputs, and loops stop by them.
+        """
+        name = prefix + (cell.name or type(cell.module).__name__)
         with _TRACING:
             bound = bind(cell.program or cell.module, inputs, name=name, fold_bytes=self._fold_bytes)
         _check_declared(cell, bound)
@@ -50,7 +57,7 @@ class CellRegistry:
                     f"cell {name!r}: host_outputs names output {output}, the cell has {len(bound.outputs)}"
                 )
         for known, other in zip(self.types, self.bound, strict=True):
-            if other.identity == bound.identity:
+            if known.host_outputs == cell.host_outputs and other.identity == bound.identity:
                 self._types[cell] = known
                 return known
         cell_type = CellType(
@@ -88,6 +95,22 @@ class CellRegistry:
         if cell.declared is not None:
             return cell.declared.inputs[len(sequence) :]
         return zero_state_specs(cell.module, sequence)
+
+
+@final
+class _Prefixed:
+    """A registry as the cells of one of several models see it."""
+
+    def __init__(self, registry: CellRegistry, prefix: str) -> None:
+        self._registry = registry
+        self._prefix = prefix
+        self.known = registry.known
+        self.use_in_runs = registry.use_in_runs
+        self.zero_state = registry.zero_state
+
+    def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...]) -> CellType:
+        """As the registry's, with a name of the model's own."""
+        return self._registry.learn(cell, inputs, self._prefix)
 
 
 def _check_declared(cell: Cell, bound: BoundCell) -> None:

@@ -8,17 +8,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import final
 
 import torch
 
 from batchmaker.cells.binding import BoundCell
 from batchmaker.errors import OptionError
 from batchmaker.executor.base import StepResult, failed_results
-from batchmaker.executor.stepping import TaskRunner
-from batchmaker.executor.tables import StateTables
+from batchmaker.executor.computing import ComputingExecutor
 from batchmaker.graph.spec import CellType
-from batchmaker.scheduler.commands import Reserve, RunTask, TableId
+from batchmaker.scheduler.commands import Reserve, RunTask
 
 
 def default_threads(num_workers: int = 1) -> int:
@@ -32,7 +31,7 @@ def default_threads(num_workers: int = 1) -> int:
 
 
 @final
-class CpuExecutor:
+class CpuExecutor(ComputingExecutor):
     """Runs tasks on worker threads. PyTorch releases the interpreter inside each operation, so workers overlap.
 
     types, cells: by type id, may grow while running. num_threads: compute threads of each worker.
@@ -48,15 +47,10 @@ class CpuExecutor:
     ) -> None:
         if num_workers < 1:
             raise OptionError(f"num_workers must be at least 1, got {num_workers}")
-        self._num_threads = default_threads(num_workers) if num_threads is None else num_threads
-        if self._num_threads < 1:
-            raise OptionError(f"num_threads must be at least 1, got {self._num_threads}")
-        self._tables = StateTables()
-        self._runner = TaskRunner(types, cells, self._tables)
+        super().__init__(types, cells, default_threads(num_workers) if num_threads is None else num_threads)
         self._queues: list[queue.SimpleQueue[RunTask | None]] = [queue.SimpleQueue() for _ in range(num_workers)]
         self._threads: list[threading.Thread] = []
         self._results: deque[StepResult] = deque()
-        self._notify: Callable[[], None] = lambda: None
         self._idle = threading.Condition()
         self._num_submitted = 0
         self._num_done = 0
@@ -65,18 +59,8 @@ class CpuExecutor:
     def num_workers(self) -> int:
         return len(self._queues)
 
-    @property
-    def num_threads(self) -> int:
-        """Compute threads of each worker."""
-        return self._num_threads
-
-    @property
-    def table_bytes(self) -> int:
-        """Bytes of state tables allocated."""
-        return self._tables.num_bytes
-
     def start(self, notify: Callable[[], None]) -> None:
-        self._notify = notify
+        super().start(notify)
         for number, tasks in enumerate(self._queues):
             thread = threading.Thread(target=self._work, args=(tasks,), name=f"batchmaker-worker-{number}", daemon=True)
             self._threads.append(thread)
@@ -86,14 +70,7 @@ class CpuExecutor:
         if self._tables.must_move(command):
             with self._idle:
                 self._idle.wait_for(lambda: self._num_done == self._num_submitted)
-        self._tables.reserve(command)
-
-    def write(self, table: TableId, first_row: int, values: Any) -> None:
-        self._tables.write(table, first_row, values)
-
-    def read(self, table: TableId, row: int) -> Any:
-        value = self._tables[table][row]
-        return value.item() if value.ndim == 0 else value.clone()
+        super().reserve(command)
 
     def submit(self, task: RunTask) -> None:
         self._num_submitted += 1

@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, final
+from collections.abc import Iterator, Sequence
+from typing import final
 
 import torch
 
 from batchmaker.cells.binding import BoundCell
-from batchmaker.errors import OptionError
 from batchmaker.executor.base import StepResult, failed_results
+from batchmaker.executor.computing import ComputingExecutor
 from batchmaker.executor.cpu import default_threads
-from batchmaker.executor.stepping import RanStep, TaskRunner
-from batchmaker.executor.tables import StateTables
+from batchmaker.executor.stepping import RanStep
 from batchmaker.graph.spec import CellType
-from batchmaker.scheduler.commands import Reserve, RunTask, TableId
+from batchmaker.scheduler.commands import RunTask
 
 
 @final
-class InlineExecutor:
+class InlineExecutor(ComputingExecutor):
     """Runs the steps of submitted tasks in the thread that polls.
 
     types, cells: by type id, may grow while running. num_threads: compute threads of one step.
@@ -33,43 +32,15 @@ class InlineExecutor:
     def __init__(
         self, types: Sequence[CellType], cells: Sequence[BoundCell], *, num_threads: int | None = None
     ) -> None:
-        self._num_threads = default_threads() if num_threads is None else num_threads
-        if self._num_threads < 1:
-            raise OptionError(f"num_threads must be at least 1, got {self._num_threads}")
-        self._tables = StateTables()
-        self._runner = TaskRunner(types, cells, self._tables)
+        super().__init__(types, cells, default_threads() if num_threads is None else num_threads)
         self._tasks: deque[RunTask] = deque()
         self._running: Iterator[RanStep] | None = None
         self._num_finished = 0
-        self._notify: Callable[[], None] = lambda: None
         self._ready = False
 
     @property
     def num_workers(self) -> int:
         return 1
-
-    @property
-    def num_threads(self) -> int:
-        """Compute threads of one step."""
-        return self._num_threads
-
-    @property
-    def table_bytes(self) -> int:
-        """Bytes of state tables allocated."""
-        return self._tables.num_bytes
-
-    def start(self, notify: Callable[[], None]) -> None:
-        self._notify = notify
-
-    def reserve(self, command: Reserve) -> None:
-        self._tables.reserve(command)
-
-    def write(self, table: TableId, first_row: int, values: Any) -> None:
-        self._tables.write(table, first_row, values)
-
-    def read(self, table: TableId, row: int) -> Any:
-        value = self._tables[table][row]
-        return value.item() if value.ndim == 0 else value.clone()
 
     def submit(self, task: RunTask) -> None:
         self._tasks.append(task)

@@ -133,10 +133,15 @@ class TaskRunner:
             outputs, failed = _row_by_row(
                 cell.name, cell.outputs, step.batch, (*hoisted, *state), lambda *row: cell.step(row[:size], row[size:])
             )
-        if any(_shares_memory(new, self._tables[table]) for new in outputs for table in lanes.tables):
-            outputs = tuple(new.clone() for new in outputs)  # they are still to be kept and fetched
-        following = outputs[len(outputs) - len(lanes.tables) :]
-        for table, new in zip(lanes.tables, following, strict=True):
+        first = len(outputs) - len(lanes.tables)
+        stays = [i >= first and new is state[i - first] for i, new in enumerate(outputs)]  # handed through, in its lane
+        moving = [new for new, still in zip(outputs, stays, strict=True) if not still]
+        if any(_shares_memory(new, self._tables[table]) for new in moving for table in lanes.tables):
+            # They are still to be kept and fetched.
+            outputs = tuple(new if still else new.clone() for new, still in zip(outputs, stays, strict=True))
+        for table, new, still in zip(lanes.tables, outputs[first:], stays[first:], strict=True):
+            if still:
+                continue
             if rows is None:
                 self._tables[table][: step.batch] = new[: step.batch]
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, final
 
 import numpy as np
@@ -15,10 +16,16 @@ from batchmaker.scheduler.commands import ZERO_TABLE, Reserve, Source, TableId
 
 Rows = NDArray[np.int64]
 
+_ALIGNMENT = 64
+_BLOCK_BYTES = 1 << 20
+
 
 @final
 class StateTables:
-    """Tables [num_rows, *shape]. Memory is allocated once per doubling and its pages are touched only when used."""
+    """Tables [num_rows, *shape]. Room is made once per doubling, and takes memory only where rows have been written.
+
+    An image has a row for every node of its network, of which one is written.
+    """
 
     def __init__(self) -> None:
         self._tensors: dict[TableId, Tensor] = {}
@@ -36,9 +43,9 @@ class StateTables:
             old = self._tensors.get(spec.table)
             if old is not None and len(old) >= command.num_rows:
                 continue
-            new = torch.zeros((command.num_rows, *spec.spec.shape), dtype=torch_dtype(spec.spec.dtype))
+            new = untouched_zeros((command.num_rows, *spec.spec.shape), torch_dtype(spec.spec.dtype))
             if old is not None:
-                new[: len(old)] = old
+                copy_used(old, new)
             self._tensors[spec.table] = new
             if new.dtype != torch.bfloat16:
                 self._arrays[spec.table] = new.numpy()
@@ -84,6 +91,24 @@ class StateTables:
             wider[:count] = rows
             rows = wider
         return tensor.index_select(0, torch.from_numpy(rows))
+
+
+def untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return zeros whose pages take no memory before they are written; torch.zeros writes them all."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    block = torch.from_numpy(np.zeros(num_bytes + _ALIGNMENT, np.uint8))
+    start = -block.data_ptr() % _ALIGNMENT
+    return block[start : start + num_bytes].view(dtype).view(shape)
+
+
+def copy_used(old: Tensor, new: Tensor) -> None:
+    """Copy rows to the beginning of a larger table of zeros, but for blocks of zeros: they would take memory."""
+    row_bytes = max(1, old[:1].nbytes)
+    size = max(1, _BLOCK_BYTES // row_bytes)
+    for at in range(0, len(old), size):
+        block = old[at : at + size]
+        if block.flatten().view(torch.uint8).numpy().any():
+            new[at : at + size][: len(block)] = block
 
 
 def _ascending(rows: Rows) -> bool:

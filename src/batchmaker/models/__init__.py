@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 from batchmaker.cells.model import Model
 from batchmaker.errors import unknown_name
+from batchmaker.models.bert import BertModel
+from batchmaker.models.deepspeech2 import DeepSpeech2Model
+from batchmaker.models.gnmt import GnmtModel
+from batchmaker.models.las import LasModel
 from batchmaker.models.recurrent import GruModel, LstmModel
 from batchmaker.models.reference import reference
 from batchmaker.models.seq2seq import Seq2SeqModel
+from batchmaker.models.transformer import TransformerModel
 from batchmaker.models.treelstm import TreeLstmModel
+from batchmaker.models.vision import MobileNetModel, ResNet50Model, Vgg16Model
 
-MODELS: dict[str, type[LstmModel] | type[GruModel] | type[Seq2SeqModel] | type[TreeLstmModel]] = {
+MODELS: dict[str, Callable[..., Model]] = {
     "lstm": LstmModel,
     "gru": GruModel,
     "seq2seq": Seq2SeqModel,
     "treelstm": TreeLstmModel,
+    "resnet50": ResNet50Model,
+    "vgg16": Vgg16Model,
+    "mobilenet": MobileNetModel,
+    "bert": BertModel,
+    "deepspeech2": DeepSpeech2Model,
+    "gnmt": GnmtModel,
+    "las": LasModel,
+    "transformer": TransformerModel,
 }
 
 
@@ -38,10 +53,18 @@ def make(name: str, **options: Any) -> Model:
 
 __all__ = [
     "MODELS",
+    "BertModel",
+    "DeepSpeech2Model",
+    "GnmtModel",
     "GruModel",
+    "LasModel",
     "LstmModel",
+    "MobileNetModel",
+    "ResNet50Model",
     "Seq2SeqModel",
+    "TransformerModel",
     "TreeLstmModel",
+    "Vgg16Model",
     "make",
     "option_names",
     "reference",

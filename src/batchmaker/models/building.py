@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from batchmaker.errors import InvalidRequestError, OptionError
+from batchmaker.errors import InvalidRequestError, OptionError, RequestShapeError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -67,3 +67,18 @@ def checked_tokens(tokens: Any, num_tokens: int, what: str) -> NDArray[np.int64]
             f"{what}: token {array[position]} at position {position} is outside the vocabulary 0..{num_tokens - 1}"
         )
     return array.astype(np.int64, copy=False)
+
+
+def checked_frames(frames: Any, width: int, what: str) -> NDArray[np.float32]:
+    """Return a spectrogram as an array [frames, width]. InvalidRequestError unless it is one, with a frame at least."""
+    try:
+        array = np.asarray(frames)
+    except ValueError as error:  # rows of different lengths
+        raise InvalidRequestError(f"{what} must be an array [frames, {width}] ({error})") from None
+    if array.ndim != 2 or array.shape[1] != width or array.dtype.kind != "f":
+        raise RequestShapeError(
+            f"{what} must be an array [frames, {width}] of floats, got {array.dtype} of shape {array.shape}"
+        )
+    if len(array) == 0:
+        raise InvalidRequestError(f"{what} is empty; at least one frame is needed")
+    return array.astype(np.float32, copy=False)

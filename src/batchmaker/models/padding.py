@@ -65,6 +65,15 @@ def pad(sequences: Sequence[NDArray[np.int64]]) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(tokens), torch.tensor(lengths)
 
 
+def pad_frames(spectrograms: Sequence[NDArray[np.float32]], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return frames [batch, longest, pitches], zeros after each end, and lengths [batch]."""
+    lengths = [len(frames) for frames in spectrograms]
+    batch = np.zeros((len(spectrograms), max(lengths), spectrograms[0].shape[1]), np.float32)
+    for row, frames in zip(batch, spectrograms, strict=True):
+        row[: len(frames)] = frames
+    return torch.from_numpy(batch).to(dtype), torch.tensor(lengths)
+
+
 def final_states(layers: nn.RNNBase, x: Tensor, lengths: Tensor) -> tuple[Tensor, ...]:
     """Return each state, (h, c) or (h,), as [layers, batch, hidden] at each row's own last step.
 
@@ -92,3 +101,48 @@ def final_states(layers: nn.RNNBase, x: Tensor, lengths: Tensor) -> tuple[Tensor
 
 def _states(state: Any) -> tuple[Tensor, ...]:
     return state if isinstance(state, tuple) else (state,)
+
+
+class NetworkModel(Model):
+    """A model that keeps its whole network beside its cells, for padded batches and to compare with.
+
+    Attributes with a leading underscore are not saved: a loaded model has its cells alone.
+    """
+
+    _network: nn.Module | None = None
+
+    def saved_state(self) -> dict[str, Any]:
+        return {name: value for name, value in super().saved_state().items() if not name.startswith("_")}
+
+    def alone(self, request: Any) -> Any:
+        return self.batched([request])[0]
+
+    def _need_network(self) -> Any:
+        if self._network is None:
+            raise ModelError(
+                f"a {type(self).__name__} loaded from a directory has no padded form; make it with models.make, or use "
+                "policy 'cellular'"
+            )
+        return self._network
+
+
+def outputs_of(cell: nn.LSTMCell | nn.GRUCell, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+    """Return h at every step of a padded batch: [longest, batch, hidden]. x: [longest, batch, width].
+
+    lengths: [batch], to run each row from its own end to its beginning.
+    """
+    layer = fused([cell])  # type: ignore[arg-type]
+    if lengths is None:
+        forwards: Tensor = layer(x)[0]
+        return forwards
+    return from_the_end(layer(from_the_end(x, lengths))[0], lengths)
+
+
+def from_the_end(x: Tensor, lengths: Tensor) -> Tensor:
+    """Return a padded batch with each row's own steps in reverse order; what is beyond its end stays there.
+
+    x: [longest, batch, width]. lengths: [batch].
+    """
+    step = torch.arange(len(x))[:, None]
+    order = torch.where(step < lengths, lengths - 1 - step, step)
+    return x.gather(0, order[:, :, None].expand(-1, -1, x.shape[2]))

@@ -1,4 +1,4 @@
-"""The oracle: one request alone, at batch 1, through the cells' own modules. No batching, no rewriting."""
+"""The oracle: one request alone, at batch 1, through the network or the cells' own modules. Nothing is rewritten."""
 
 from __future__ import annotations
 
@@ -20,8 +20,16 @@ from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 
 
 def reference(model: Model, request: Any) -> Any:
-    """Return what `model.unfold(request)` means: the result that every policy must give, in plain eager PyTorch."""
-    types = _types.setdefault(model, _PlainTypes())
+    """Return what `model.unfold(request)` means: the result that every policy must give, in plain eager PyTorch.
+
+    That is the network itself where the model has it (`Model.alone`), else its cells one after the other.
+    """
+    return interpreted(model, request) if type(model).alone is Model.alone else model.alone(request)
+
+
+def interpreted(model: Model, request: Any) -> Any:
+    """Return what the cell graph of a request gives, node by node, through the cells' own modules."""
+    types = _types.setdefault(model, PlainTypes())
     unfolding = Unfolding(model, types, request)
     values = _Values(types)
     with torch.no_grad():
@@ -37,7 +45,7 @@ def reference(model: Model, request: Any) -> Any:
 
 
 @final
-class _PlainTypes:
+class PlainTypes:
     """Gives each cell a type of its own, found by running its module; nothing is traced."""
 
     def __init__(self) -> None:
@@ -49,6 +57,7 @@ class _PlainTypes:
         return self._known.get(cell)
 
     def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...]) -> CellType:
+        """Give a cell a type of its own for these inputs, its outputs found by running its module."""
         name = cell.name or type(cell.module).__name__
         module = flat_module(cell.module)
         outputs = infer_outputs(module, inputs, f"cell {name!r}")
@@ -63,17 +72,19 @@ class _PlainTypes:
         """Any number does here."""
 
     def zero_state(self, cell: Cell, sequence: tuple[ValueSpec, ...]) -> tuple[ValueSpec, ...]:
+        if cell.declared is not None:
+            return cell.declared.inputs[len(sequence) :]
         return zero_state_specs(cell.module, sequence)
 
 
-_types: weakref.WeakKeyDictionary[Model, _PlainTypes] = weakref.WeakKeyDictionary()
+_types: weakref.WeakKeyDictionary[Model, PlainTypes] = weakref.WeakKeyDictionary()
 
 
 @final
 class _Values:
     """The outputs of one request's nodes, each [1, *shape], computed in order of number."""
 
-    def __init__(self, types: _PlainTypes) -> None:
+    def __init__(self, types: PlainTypes) -> None:
         self._types = types
         self._rows: dict[tuple[int, int], Tensor] = {}
         self._ends: dict[int, int] = {}  # last node of a loop that ended early -> the node at which it did
@@ -88,8 +99,9 @@ class _Values:
     def compute(self, graph: CellGraph, loops: dict[int, OpenLoop]) -> None:
         host: dict[tuple[int, int], Tensor] = {}
         for given in graph.host_inputs:
+            values = given.values.copy() if isinstance(given.values, np.ndarray) else given.values
             for i in range(given.count):
-                host[given.first + i, given.port] = torch.as_tensor(given.values[i : i + 1])
+                host[given.first + i, given.port] = torch.as_tensor(values[i : i + 1])
         parts: list[NodeBlock | Run] = [*graph.blocks, *graph.runs]
         for part in sorted(parts, key=lambda part: part.first):
             if isinstance(part, Run):

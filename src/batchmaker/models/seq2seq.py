@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, final
 
 import numpy as np
@@ -11,15 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from batchmaker.cells.cell import Cell
-from batchmaker.errors import InvalidRequestError, OptionError
 from batchmaker.models.building import check_positive, checked_tokens, frozen, seeded, zeros
 from batchmaker.models.padding import PaddedModel, final_states, fused, pad
 from batchmaker.models.recurrent import LstmStack, OneLstm
-
-BOS = 1
-"""What the decoder reads before its first word; the same id as in datasets."""
-EOS = 2
-"""The word that ends a translation; the same id as in datasets."""
+from batchmaker.models.translation import BOS, EOS, check_vocabulary, read_order, write
 
 
 @final
@@ -59,8 +54,7 @@ class Seq2SeqModel(PaddedModel):
     ) -> None:
         width = hidden if embedding is None else embedding
         check_positive(hidden=hidden, embedding=width, layers=layers, max_words=1 if max_words is None else max_words)
-        if vocabulary_size <= EOS:
-            raise OptionError(f"vocabulary_size must be above {EOS}, the id of EOS, got {vocabulary_size}")
+        check_vocabulary(vocabulary_size)
         sizes = (vocabulary_size, width, hidden, layers)
         with seeded(seed):
             encoder = (OneLstm if layers == 1 else LstmStack)(*sizes)
@@ -91,35 +85,19 @@ class Seq2SeqModel(PaddedModel):
         """Encode the padded batch, then decode all rows until the last one ends; each keeps its own words."""
         parsed = [self._parse(request) for request in requests]
         tokens, lengths = pad([source for source, _, _ in parsed])
-        limits = torch.tensor([num_words for _, num_words, _ in parsed])
-        stops = torch.tensor([until is not None for _, _, until in parsed])
         with torch.no_grad():
             layers, embedding = self._need_layers(), self.encoder.module.embedding
             h, c = final_states(layers, embedding(tokens), lengths)  # type: ignore[operator]
-            state = tuple(part for pair in zip(h, c, strict=True) for part in pair)
-            words = torch.full((len(parsed),), BOS)
-            steps: list[Tensor] = []
-            while bool((limits > len(steps)).any()):
-                words, *state = self.decoder.module(words, *state)
-                steps.append(words)
-                ended = stops & (words == EOS)
-                limits = torch.where(ended, limits.clamp(max=len(steps)), limits)
-        rows = torch.stack(steps, 1)
-        return [row[:limit].clone() for row, limit in zip(rows, limits.tolist(), strict=True)]
+            state = [part for pair in zip(h, c, strict=True) for part in pair]
+
+            def step(words: Tensor) -> Tensor:
+                words, *state[:] = self.decoder.module(words, *state)
+                return words
+
+            return write(step, [most for _, most, _ in parsed], [until for _, _, until in parsed])
 
     def _parse(self, request: Any) -> tuple[NDArray[np.int64], int, int | None]:
         """Return the source, the most words to make, and the word that ends them earlier."""
-        if not isinstance(request, Mapping):
-            source = checked_tokens(request, self.vocabulary_size, "the source")
-            most = 2 * len(source) + 10 if self.max_words is None else self.max_words
-            return source, most, EOS if self.until_eos else None
-        if set(request) != {"source", "words"}:
-            raise InvalidRequestError(
-                "a request is a list of token ids, or a dict with 'source' and 'words'; "
-                f"got the keys {sorted(map(str, request))}"
-            )
-        source = checked_tokens(request["source"], self.vocabulary_size, "the source")
-        words = request["words"]
-        if isinstance(words, bool) or not isinstance(words, int | np.integer) or words < 1:
-            raise InvalidRequestError(f"words must be a whole number of at least 1, got {words!r}")
-        return source, int(words), None
+        given, words, until = read_order(request, until_eos=self.until_eos)
+        source = checked_tokens(given, self.vocabulary_size, "the source")
+        return source, words or self.max_words or 2 * len(source) + 10, until

@@ -31,7 +31,8 @@ from batchmaker.cells.saved.manifest import (
     read_manifest,
     write_file,
 )
-from batchmaker.errors import BatchmakerError, SavedModelError
+from batchmaker.cost.profile import PROFILE, CostProfile
+from batchmaker.errors import BatchmakerError, DataError, SavedModelError
 
 _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 
@@ -75,7 +76,10 @@ def write(model: Model, directory: str | os.PathLike[str], registry: CellRegistr
             state=state,
             cells=cells,
             example_request=example,
+            deadline_ms=model.deadline_ms,
         )
+        if model.profile is not None:
+            model.profile.write(partial / PROFILE)
         (partial / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
         partial.replace(target)
     finally:
@@ -158,7 +162,19 @@ def load(directory: str | os.PathLike[str], *, model_class: type[Model] | None =
             "Has the class changed since? Save the model again."
         ) from error
     model.example_request = example
+    model.deadline_ms = manifest.deadline_ms
+    model.profile = _load_profile(path / PROFILE)
     return model
+
+
+def _load_profile(path: Path) -> CostProfile | None:
+    """Return the profile that lies beside the model, None if there is none."""
+    if not path.exists():
+        return None
+    try:
+        return CostProfile.read(path)
+    except DataError as error:
+        raise SavedModelError(str(error)) from error
 
 
 def _load_cells(path: Path, manifest: Manifest) -> dict[str, Cell]:

@@ -59,7 +59,8 @@ class SavedCell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole saved model. model: "package.module:Class". state, example_request: see saved.plain."""
+    """The whole saved model. model: "package.module:Class". state, example_request: see saved.plain. deadline_ms: see
+    Model."""
 
     format: int
     batchmaker: str
@@ -68,6 +69,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     state: dict[str, Any]
     cells: tuple[SavedCell, ...]
     example_request: Any
+    deadline_ms: float | None = None
 
 
 class _Version(msgspec.Struct):

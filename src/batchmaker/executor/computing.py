@@ -1,0 +1,66 @@
+"""What executors that compute have in common: state tables, what runs a task on them, and compute threads."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from batchmaker.cells.binding import BoundCell
+from batchmaker.errors import OptionError
+from batchmaker.executor.base import StepResult
+from batchmaker.executor.stepping import TaskRunner
+from batchmaker.executor.tables import StateTables
+from batchmaker.graph.spec import CellType
+from batchmaker.scheduler.commands import Reserve, RunTask, TableId
+
+
+class ComputingExecutor(ABC):
+    """An Executor whose workers share one set of state tables; subclasses say in which thread a task runs, and when.
+
+    types, cells: by type id, may grow while running. num_threads: compute threads of each worker; OptionError below 1.
+    """
+
+    def __init__(self, types: Sequence[CellType], cells: Sequence[BoundCell], num_threads: int) -> None:
+        if num_threads < 1:
+            raise OptionError(f"num_threads must be at least 1, got {num_threads}")
+        self._num_threads = num_threads
+        self._tables = StateTables()
+        self._runner = TaskRunner(types, cells, self._tables)
+        self._notify: Callable[[], None] = lambda: None
+
+    @property
+    @abstractmethod
+    def num_workers(self) -> int: ...
+
+    @property
+    def num_threads(self) -> int:
+        """Compute threads of each worker."""
+        return self._num_threads
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of state tables allocated."""
+        return self._tables.num_bytes
+
+    def start(self, notify: Callable[[], None]) -> None:
+        self._notify = notify
+
+    def reserve(self, command: Reserve) -> None:
+        self._tables.reserve(command)
+
+    def write(self, table: TableId, first_row: int, values: Any) -> None:
+        self._tables.write(table, first_row, values)
+
+    def read(self, table: TableId, row: int) -> Any:
+        value = self._tables[table][row]
+        return value.item() if value.ndim == 0 else value.clone()
+
+    @abstractmethod
+    def submit(self, task: RunTask) -> None: ...
+
+    @abstractmethod
+    def poll(self) -> list[StepResult]: ...
+
+    @abstractmethod
+    def stop(self) -> None: ...
