@@ -1,0 +1,1 @@
+"""`batchmaker simulate`: policies under a virtual clock."""

@@ -1,0 +1,87 @@
+"""`batchmaker simulate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from batchmaker.cli import options
+from batchmaker.cli.simulate import device, tables, workload
+from batchmaker.cli.simulate.plan import Ask, make_study, run_study
+from batchmaker.errors import OptionError
+from batchmaker.models.blueprint import blueprint
+from batchmaker.observe.sweeps import draw_panels
+from batchmaker.simulator.costs import step_costs
+from batchmaker.simulator.run import Device
+
+DEFAULT_POLICIES: Final = ("serial", "graph", "cellular")
+MAX_BATCH: Final = 64
+"""Of LazyBatching's evaluation."""
+
+
+def simulate(
+    model: Annotated[str, typer.Argument(help="A built-in model: lstm, gru, seq2seq, treelstm, gnmt, ...")],
+    policy: Annotated[
+        list[str] | None, typer.Option(help="For example cellular, serial or graph:window_ms=45. Repeat for several.")
+    ] = None,
+    rate: Annotated[list[float] | None, typer.Option(help="Requests per second. Repeat for several.")] = None,
+    sla_ms: Annotated[list[float] | None, typer.Option(help="Time to answer in. Repeat for several.")] = None,
+    requests: Annotated[int, typer.Option(min=1, help="Requests of each simulation.")] = 2000,
+    seed: Annotated[list[int] | None, typer.Option(min=0, help="Of arrivals and requests. Repeat for several.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="As --seed 0, 1, ... up to so many.")] = None,
+    npu: Annotated[bool, typer.Option("--npu", help="Steps cost what LazyBatching's accelerator takes.")] = False,
+    dataflow: Annotated[str, typer.Option(help="Of the NPU: ws, os or tpu; see `npu`.")] = device.DATAFLOW,
+    latency_table: Annotated[Path | None, typer.Option(help="What steps cost: from `profile MODEL --out`.")] = None,
+    files: Annotated[
+        list[Path] | None,
+        typer.Option("--workload", help="JSON lines, text or trees; two aligned files. Default: generated."),
+    ] = None,
+    arrivals: Annotated[str, typer.Option(help="poisson, mmpp (bursts) or trace:FILE.")] = "poisson",
+    hidden: options.Hidden = None,
+    layers: options.Layers = None,
+    max_batch: Annotated[int, typer.Option(min=1, help="Most rows in one call of a cell.")] = MAX_BATCH,
+    workers: Annotated[int, typer.Option(min=1, help="Devices.")] = 1,
+    run_ahead: Annotated[int, typer.Option(min=0, help="Steps left on a worker when it gets its next task.")] = 0,
+    give_up: Annotated[
+        bool, typer.Option("--give-up", help="Late requests fail; else they are finished late.")
+    ] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
+    json: Annotated[Path | None, typer.Option(help="Write the results here, one object per simulation.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Draw latency, throughput and violations here.")] = None,
+) -> None:
+    """Compare policies under a virtual clock: the scheduler and policies that serve, with a model of cost as device.
+
+    Every policy gets the same arrivals and requests from a seed; the same command gives the same numbers.
+
+    [bold]Examples[/bold]
+
+    batchmaker simulate gnmt --npu --policy lazy --policy graph:window_ms=45 --rate 250 --rate 1000 --seeds 20 --jobs 8
+
+    batchmaker simulate lstm --latency-table profile.json --policy cellular --rate 500 --sla-ms 20 --json out.json
+    """
+    for path in (json, png):
+        options.check_writable(path)
+    if seed and seeds:
+        raise OptionError("give --seed or --seeds, not both")
+    coming = workload.Arrivals(arrivals)
+    ask = Ask(
+        tuple(policy or DEFAULT_POLICIES), tuple(rate or coming.default_rates), tuple(sla_ms or (100.0,)),
+        tuple(seed or range(seeds or 1)), requests, give_up,
+    )  # fmt: skip
+    ask.check()
+    plan = blueprint(model, lambda: options.make_model(model, hidden=hidden, layers=layers, max_batch=max_batch))
+    work = workload.make(model, plan, files or (), requests)
+    profile, costs = device.cost_profile(plan, work, npu=npu, dataflow=dataflow, table=latency_table)
+    machine = Device(step_costs(plan.model, profile.latency, padded=not npu), workers, run_ahead)
+    about = {"workload": work.source, "arrivals": arrivals, "costs": costs, "workers": workers}
+    study = make_study(ask, plan, work, coming, profile, machine, about)
+    results = run_study(study, ask, jobs)
+    tables.show(options.out(), results)
+    tables.show_differences(options.out(), results)
+    if json is not None:
+        options.write_json(json, results)
+    if png is not None:
+        under = f"{work.source}; {arrivals} arrivals; costs: {costs}; {requests} requests, {len(ask.seeds)} seeds"
+        draw_panels(png, tables.panels(results), f"Policies on {model}, simulated", under)

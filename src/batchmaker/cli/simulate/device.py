@@ -1,0 +1,60 @@
+"""What steps cost in a simulation: from a file, or from the NPU model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from batchmaker.cli.simulate.workload import Workload
+from batchmaker.cost.latency import LatencyTable
+from batchmaker.cost.lengths import LengthProfile
+from batchmaker.cost.npu import Npu
+from batchmaker.cost.profile import CostProfile, PredictedLength, ProfileOptions
+from batchmaker.cost.systolic import dataflow_named
+from batchmaker.errors import OptionError
+from batchmaker.graph.work import work_of
+from batchmaker.models.blueprint import Blueprint
+
+DATAFLOW: Final = "tpu"
+"""Weights are loaded ahead of their use, as in the accelerators that the paper's is like."""
+
+
+def cost_profile(
+    blueprint: Blueprint, workload: Workload, *, npu: bool, dataflow: str, table: Path | None
+) -> tuple[CostProfile, str]:
+    """Return what steps cost and what policies may know of lengths, and where the costs are from.
+
+    Lengths are those in the file, or else those that the workload is drawn from. OptionError unless exactly one source
+    of costs is given.
+    """
+    if npu == (table is not None):
+        raise OptionError(
+            "what does a step cost? Give --npu, for LazyBatching's accelerator, or --latency-table FILE, as "
+            "`batchmaker profile MODEL --out FILE` writes it; one of the two"
+        )
+    if table is not None:
+        read = CostProfile.read(table)
+        lengths = read.lengths or predicted_lengths(blueprint, workload)
+        return CostProfile(read.model, read.options, read.latency, lengths), table.name
+    most = max(cell.max_batch for cell in blueprint.model.cells)
+    latency: LatencyTable = Npu().latency_table(blueprint.operations, most, dataflow_named(dataflow))
+    about = ProfileOptions("int8", 1, f"NPU model, dataflow {dataflow}", "")
+    lengths = predicted_lengths(blueprint, workload)
+    return CostProfile(blueprint.model.name, about, latency, lengths), f"npu:{dataflow}"
+
+
+def predicted_lengths(blueprint: Blueprint, workload: Workload) -> tuple[PredictedLength, ...]:
+    """Return how the steps of every run that may end follow from the length of the source."""
+    if workload.lengths is None:
+        return ()
+    source, words = 7, 5
+    graph = blueprint.sized(source, words).graph
+    cells = blueprint.model.cells
+    ends = sorted({int(run.type_id) for run in graph.runs if run.open_ended})
+    work = work_of(graph)
+    as_long = work.types[(work.nodes == source) & ~np.isin(work.types, ends)]
+    given = cells[int(as_long[0])].name if len(as_long) else None
+    profile = LengthProfile.from_pairs(*workload.lengths)
+    return tuple(PredictedLength(cells[type_id].name, given, profile) for type_id in ends)

@@ -1,0 +1,130 @@
+"""All simulations of one call: every policy at every rate, SLA and seed, on as many processes as asked for."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from typing import Any, Final, final
+
+from batchmaker import policies
+from batchmaker.cost.profile import CostProfile
+from batchmaker.policies.base import CellPolicy, GraphPolicy
+from batchmaker.simulator.report import summarise
+from batchmaker.simulator.run import Device, simulate
+from batchmaker.simulator.workload import Offered, SimulatedModel, SimulatedRequest, Times
+
+Result = dict[str, Any]
+"""One simulation under one SLA, as it is written to JSON."""
+
+BLIND: Final = ("serial", "padded", "graph")
+"""Graph policies that do not look at deadlines."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Study:
+    """What all simulations have in common.
+
+    profile: what policies may know of costs and lengths. requests: by seed, the same for all policies and rates.
+    arrivals: by rate and seed, the same for all policies. about: fields of every result.
+    """
+
+    model: SimulatedModel
+    device: Device
+    profile: CostProfile
+    slas_s: tuple[float, ...]
+    requests: dict[int, Sequence[SimulatedRequest]]
+    arrivals: dict[tuple[float, int], Times]
+    give_up_late: bool
+    about: dict[str, Any]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One simulation. sla_s: the deadlines that the policy sees; None: it would not look at them."""
+
+    policy: str
+    rate_rps: float
+    seed: int
+    sla_s: float | None
+
+
+def make_policy(text: str, profile: CostProfile) -> CellPolicy | GraphPolicy:
+    """Return a new policy, with the profile if it takes one. OptionError for unknown names and options."""
+    name = text.partition(":")[0]
+    if getattr(policies.POLICIES.get(name), "wants_costs", False):
+        return policies.make(text, profile=profile)
+    return policies.make(text)
+
+
+def looks_at_deadlines(policy: CellPolicy | GraphPolicy) -> bool:
+    """Whether another SLA could change what the policy does. A policy that is not known to be blind is not."""
+    if isinstance(policy, CellPolicy):
+        return policy.watches_requests
+    return policy.name not in BLIND
+
+
+def jobs_of(study: Study, names: Sequence[str], rates: Sequence[float], seeds: Sequence[int]) -> list[Job]:
+    """Return every simulation that is needed: one for all SLAs where the SLA changes nothing."""
+    found = []
+    for name in names:
+        blind = not study.give_up_late and not looks_at_deadlines(make_policy(name, study.profile))
+        slas: Sequence[float | None] = (None,) if blind else study.slas_s
+        found += [Job(name, rate, seed, sla) for rate in rates for seed in seeds for sla in slas]
+    return found
+
+
+def play(study: Study, job: Job) -> list[Result]:
+    """Return the results of one simulation: one per SLA that it stands for."""
+    offered = Offered(study.requests[job.seed], study.arrivals[job.rate_rps, job.seed])
+    records = simulate(
+        study.model, make_policy(job.policy, study.profile), offered, study.device, sla_s=job.sla_s,
+        give_up_late=study.give_up_late,
+    )  # fmt: skip
+    results = []
+    for sla_s in study.slas_s if job.sla_s is None else (job.sla_s,):
+        numbers = asdict(summarise(records, sla_s, study.device.workers))
+        given = {"policy": job.policy, "rate": job.rate_rps, "sla_ms": 1e3 * sla_s, "seed": job.seed}
+        results.append({"model": study.model.name, **given, **numbers, **study.about})
+    return results
+
+
+def play_all(study: Study, jobs: Sequence[Job], num_processes: int, finished: Callable[[], None]) -> list[Result]:
+    """Return the results of all jobs, in order of the jobs and whatever the number of processes.
+
+    finished: called after each job.
+    """
+    by_job: list[list[Result]] = [[] for _ in jobs]
+    for number, results in _played(study, jobs, num_processes):
+        by_job[number] = results
+        finished()
+    return [result for results in by_job for result in results]
+
+
+def _played(study: Study, jobs: Sequence[Job], num_processes: int) -> Iterator[tuple[int, list[Result]]]:
+    if num_processes == 1 or len(jobs) == 1:
+        for number, job in enumerate(jobs):
+            yield number, play(study, job)
+        return
+    context = multiprocessing.get_context("spawn")  # the parent has torch's threads, which a fork would not survive
+    with ProcessPoolExecutor(min(num_processes, len(jobs)), context, _receive, (study,)) as pool:
+        numbers = {pool.submit(_play_here, job): number for number, job in enumerate(jobs)}
+        for future in as_completed(numbers):
+            yield numbers[future], future.result()
+
+
+_study: Study | None = None
+"""What this process simulates, where it is a worker of `play_all`."""
+
+
+def _receive(study: Study) -> None:
+    global _study
+    _study = study
+
+
+def _play_here(job: Job) -> list[Result]:
+    assert _study is not None
+    return play(_study, job)

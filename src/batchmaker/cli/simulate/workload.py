@@ -1,0 +1,170 @@
+"""Requests and arrivals of a simulation: from files, or seeded where there are none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmaker.cli.workload import make_workload
+from batchmaker.datasets import (
+    lazybatching_lengths,
+    mmpp_arrivals,
+    poisson_arrivals,
+    read_aligned,
+    read_lines,
+    tokenize,
+    trace_arrivals,
+)
+from batchmaker.errors import BatchmakerError, DataError, OptionError
+from batchmaker.models.blueprint import Blueprint
+from batchmaker.simulator.workload import SimulatedRequest
+
+LENGTHS_STREAM: Final = 1
+"""Number of the random stream that lengths are drawn from, beside the arrivals of the same seed."""
+
+Draw = Callable[[int, int], Sequence[SimulatedRequest]]
+"""(seed, count) -> so many requests."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """draw: requests of one seed. source: in words. lengths: (source, words) [n] each, of what it is drawn from, where
+    requests have such lengths."""
+
+    draw: Draw
+    source: str
+    lengths: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+
+
+def make(name: str, blueprint: Blueprint, files: Sequence[Path], count: int) -> Workload:
+    """Return the workload of a model. Raises DataError, naming file and line, for what cannot be read or unfolded."""
+    if files:
+        found, lengths = _from_files(name, blueprint, files)
+
+        def shuffled(seed: int, count: int) -> list[SimulatedRequest]:
+            order = np.resize(np.random.default_rng((seed, LENGTHS_STREAM)).permutation(len(found)), count)
+            return [found[i] for i in order.tolist()]
+
+        return Workload(shuffled, ", ".join(path.name for path in files), lengths)
+    if name == "treelstm":
+        trees = make_workload(name, count=min(count, 2048)).requests
+        shapes = [blueprint.request(tree) for tree in trees]
+        return Workload(
+            lambda seed, count: [shapes[i] for i in np.random.default_rng((seed, LENGTHS_STREAM)).integers(
+                0, len(shapes), size=count).tolist()],
+            "generated trees",
+        )  # fmt: skip
+    if blueprint.sized(2) is blueprint.sized(3):
+        alone = blueprint.sized(1)
+        return Workload(lambda seed, count: [alone] * count, "requests that are all alike")
+
+    def drawn(seed: int, count: int) -> list[SimulatedRequest]:
+        source, words = lazybatching_lengths(count, np.random.default_rng((seed, LENGTHS_STREAM)))
+        return [blueprint.sized(n, m) for n, m in zip(source.tolist(), words.tolist(), strict=True)]
+
+    # What a policy may learn of lengths beforehand comes from a stream of its own, never from the simulated requests.
+    return Workload(drawn, "generated pairs (LazyBatching's lengths)", lazybatching_lengths(30_000, _training()))
+
+
+def _training() -> np.random.Generator:
+    return np.random.default_rng((0, LENGTHS_STREAM, 1))
+
+
+Lengths = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+
+def _from_files(
+    name: str, blueprint: Blueprint, files: Sequence[Path]
+) -> tuple[list[SimulatedRequest], Lengths | None]:
+    if len(files) > 2:
+        raise OptionError(f"--workload takes one file, or two aligned ones; got {len(files)}")
+    if len(files) == 2:
+        pairs = read_aligned(files[0], files[1]).pairs
+        sizes = [(len(pair.source_tokens), len(pair.target_tokens)) for pair in pairs]
+        return [blueprint.sized(n, m) for n, m in sizes], _columns(sizes)
+    if name == "treelstm" and not _is_json(files[0]):
+        return [blueprint.request(tree) for tree in make_workload(name, data=files).requests], None
+    numbered = [(number, line) for number, line in enumerate(read_lines(files[0]), 1) if line.strip()]
+    if not numbered:
+        raise DataError(f"{files[0]}: there is nothing in this file; expected one request a line.")
+    as_json = _is_json(files[0])
+    requests: list[SimulatedRequest] = []
+    sizes = []
+    for number, line in numbered:
+        try:
+            size, request = _read_line(line, as_json)
+            requests.append(blueprint.sized(*size) if size else blueprint.request(request))
+        except BatchmakerError as error:
+            raise DataError(f"{files[0]}, line {number}: {error}") from error
+        if size:
+            sizes.append(size)
+    return requests, _columns(sizes) if len(sizes) == len(requests) else None
+
+
+def _columns(sizes: Sequence[tuple[int, int]]) -> Lengths:
+    source, words = np.array(sizes, np.int64).T
+    return source, words
+
+
+def _is_json(path: Path) -> bool:
+    first = next((line.strip() for line in read_lines(path) if line.strip()), "")
+    return first[:1] in ("{", "[")
+
+
+def _read_line(line: str, as_json: bool) -> tuple[tuple[int, int] | None, Any]:
+    """Return the lengths (source, words) that a line gives, or None and the request that it is."""
+    if not as_json:
+        words = len(tokenize(line))
+        return (words, words), None
+    try:
+        content = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"no JSON ({error})") from None
+    if isinstance(content, dict) and isinstance(content.get("source"), int):
+        size = (content["source"], content.get("words", 1))
+        if set(content) - {"source", "words"} or not all(type(n) is int and n >= 1 for n in size):
+            raise DataError(f'got {line.strip()}, expected {{"source": n, "words": m}} with numbers of at least 1')
+        return size, None
+    return None, content
+
+
+@final
+class Arrivals:
+    """When requests come. text: poisson, mmpp or trace:FILE. OptionError for anything else, DataError for bad files."""
+
+    def __init__(self, text: str) -> None:
+        kind, _, path = text.partition(":")
+        if kind not in ("poisson", "mmpp", "trace") or (kind == "trace") != bool(path):
+            raise OptionError(f"--arrivals {text!r}: expected poisson, mmpp or trace:FILE, for example trace:azure.csv")
+        self._kind = kind
+        self._trace = trace_arrivals(path) if path else None
+        if self._trace is not None and (len(self._trace) < 2 or self._trace[-1] == 0):
+            raise DataError(f"{path}: a trace to simulate needs arrivals at two times or more")
+
+    @property
+    def default_rates(self) -> tuple[float, ...]:
+        """The rates to simulate where none is given: a trace has one of its own."""
+        return () if self._trace is None else ((len(self._trace) - 1) / float(self._trace[-1]),)
+
+    def times_s(self, rate_rps: float, seed: int, count: int) -> NDArray[np.float64]:
+        """Return times of arrival: [count] seconds. The same seed at another rate is the same process, stretched.
+
+        A trace is stretched to the rate, begins at a place drawn from the seed, and begins anew where it ends.
+        """
+        if self._kind == "poisson":
+            return poisson_arrivals(rate_rps, seed, count=count)
+        if self._kind == "mmpp":
+            return mmpp_arrivals(rate_rps, seed, count=count)
+        assert self._trace is not None
+        gaps = np.diff(self._trace)
+        first = int(np.random.default_rng(seed).integers(len(gaps)))
+        order = (first + np.arange(count)) % len(gaps)
+        times = np.cumsum(gaps[order])
+        return np.asarray((times - times[0]) * (self.default_rates[0] / rate_rps), np.float64)

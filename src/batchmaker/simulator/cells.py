@@ -1,0 +1,113 @@
+"""The cellular scheduler in virtual time: every step takes what a table of seconds says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmaker.errors import OptionError
+from batchmaker.policies.base import CellPolicy
+from batchmaker.scheduler.commands import Admit, Fail, Reply, RunTask
+from batchmaker.scheduler.core import Scheduler
+from batchmaker.scheduler.events import CellTypeAdded, Event, RequestArrived, RequestId, StepFinished, TimePassed
+from batchmaker.simulator.driver import Observe, Simulation
+from batchmaker.simulator.workload import Offered, SimulatedModel
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step that was submitted. seconds: that it takes."""
+
+    task: RunTask
+    number: int
+    seconds: float
+
+
+@final
+class CellSimulation(Simulation[_Step]):
+    """One simulation of a cell policy. seconds: [cells, max_batch + 1], see `costs.step_seconds`.
+
+    run_ahead, give_up_late, plan_rows: see Scheduler. A run that may end has as many steps as its graph says, and the
+    scheduler learns so only when the last of them is done.
+    """
+
+    def __init__(
+        self,
+        model: SimulatedModel,
+        policy: CellPolicy,
+        offered: Offered,
+        seconds: NDArray[np.float64],
+        *,
+        sla_s: float | None = None,
+        num_workers: int = 1,
+        run_ahead: int = 0,
+        give_up_late: bool = False,
+        plan_rows: bool = False,
+        observe: Observe | None = None,
+    ) -> None:
+        super().__init__(offered, sla_s, num_workers, policy.name, observe, give_up_late=give_up_late)
+        largest = max(cell.max_batch for cell in model.cells)
+        if seconds.shape[0] != len(model.cells) or seconds.shape[1] <= largest:
+            raise OptionError(
+                f"model {model.name!r} has {len(model.cells)} cells and batches of up to {largest}; got seconds of "
+                f"shape {list(seconds.shape)}, expected [{len(model.cells)}, {largest + 1}]"
+            )
+        self.scheduler = Scheduler(
+            policy, num_workers=num_workers, run_ahead=run_ahead, give_up_late=give_up_late, plan_rows=plan_rows
+        )
+        self._model = model
+        self._requests = offered.requests
+        self._seconds: list[list[float]] = seconds.tolist()
+        self._run_ahead = run_ahead
+        self._free_s = [0.0] * num_workers
+        self._by_slot: NDArray[np.int64] = np.zeros(256, np.int64)
+
+    def _begin(self) -> None:
+        self.scheduler.handle(*(CellTypeAdded(cell, 0.0) for cell in self._model.cells))
+
+    def _may_submit(self) -> bool:
+        return min(self._unfinished) <= self._run_ahead
+
+    def _wakeup_s(self) -> float | None:
+        return self.scheduler.next_deadline_s
+
+    def _num_left(self) -> int:
+        return self.scheduler.num_requests
+
+    def _handle(self, arrivals: Sequence[int], ended: Sequence[_Step], now_s: float) -> int:
+        events: list[Event] = [
+            RequestArrived(RequestId(i), self._requests[i].graph, self._arrived_s[i], self._deadline_s(i))
+            for i in arrivals
+        ]
+        for step in ended:
+            self._unfinished[step.task.worker] -= 1
+            events.append(StepFinished(step.task.task, step.number, now_s, busy_s=step.seconds))
+        commands = self.scheduler.handle(*(events or (TimePassed(now_s),)))
+        for command in commands:
+            match command:
+                case RunTask():
+                    self._start(command, now_s)
+                case Admit():
+                    self._note_slot(command)
+                case Reply() | Fail():
+                    self._end(command, now_s)
+        return len(commands)
+
+    def _note_slot(self, command: Admit) -> None:
+        if command.slot >= len(self._by_slot):
+            self._by_slot = np.concatenate((self._by_slot, np.zeros(command.slot + 1, np.int64)))
+        self._by_slot[command.slot] = command.request
+
+    def _start(self, task: RunTask, now_s: float) -> None:
+        worker, seconds, what = task.worker, self._seconds[task.type_id], self._model.cells[task.type_id].name
+        begin_s = max(self._free_s[worker], now_s)
+        for number, step in enumerate(task.steps):
+            taken_s = seconds[len(step.nodes)]
+            requests = self._by_slot[self.scheduler.slots(step.nodes)]
+            self._submit(_Step(task, number, taken_s), worker, what, begin_s, taken_s, requests)
+            begin_s += taken_s
+        self._free_s[worker] = begin_s

@@ -1,0 +1,103 @@
+"""What is simulated: cell types without weights, requests without values, and what becomes of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmaker.errors import OptionError
+from batchmaker.graph.cell_graph import CellGraph
+from batchmaker.graph.spec import CellType
+
+Times = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedModel:
+    """A model as the scheduler sees it. cells: by type id, with unique names. OptionError if they are not."""
+
+    name: str
+    cells: tuple[CellType, ...]
+
+    def __post_init__(self) -> None:
+        if not self.cells:
+            raise OptionError(f"model {self.name!r} has no cells to simulate")
+        for number, cell in enumerate(self.cells):
+            if cell.type_id != number:
+                raise OptionError(f"model {self.name!r}: cell {cell.name!r} has id {cell.type_id}, expected {number}")
+        names = [cell.name for cell in self.cells]
+        if len(set(names)) < len(names):
+            raise OptionError(f"model {self.name!r}: cells share a name among {', '.join(names)}; give each its own")
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedRequest:
+    """A request without values. Requests of one shape may be one object, and are then admitted much faster.
+
+    graph: its open-ended runs have as many steps as they really take; that they may end is then all that the scheduler
+    sees. length: what graph batching puts the request into a bucket by.
+    """
+
+    graph: CellGraph
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """Requests and when they come. arrived_s: [num_requests] seconds, ascending, from 0 on. OptionError if not."""
+
+    requests: Sequence[SimulatedRequest]
+    arrived_s: Times
+
+    def __post_init__(self) -> None:
+        if not len(self.requests):
+            raise OptionError("there is no request to simulate; give at least one")
+        if len(self.requests) != len(self.arrived_s):
+            raise OptionError(f"{len(self.requests)} requests were given {len(self.arrived_s)} times of arrival")
+        if not np.isfinite(self.arrived_s).all() or self.arrived_s[0] < 0 or (np.diff(self.arrived_s) < 0).any():
+            raise OptionError("times of arrival must be finite, at least 0 and ascending")
+
+
+OUTCOMES: Final = ("answered", "refused", "given up")
+"""Meaning of `Records.outcome`."""
+ANSWERED, REFUSED, GIVEN_UP = range(3)
+
+
+@dataclass(slots=True)
+class Records:
+    """What became of each request. Arrays [num_requests], in order of arrival.
+
+    arrived_s, started_s, finished_s: seconds; started_s is NaN where nothing was computed, finished_s is when a request
+    that was not answered ended. outcome: index into OUTCOMES. steps, rows: batched calls (of cells, or of whole graphs)
+    and the rows in them. busy_s: seconds that the workers computed, all together.
+    """
+
+    arrived_s: Times
+    started_s: Times
+    finished_s: Times
+    outcome: NDArray[np.int8]
+    steps: int = 0
+    rows: int = 0
+    busy_s: float = 0.0
+
+    @classmethod
+    def of(cls, arrived_s: Times) -> Records:
+        """Return records in which nothing has happened yet."""
+        count = len(arrived_s)
+        return cls(arrived_s, np.full(count, np.nan), np.full(count, np.nan), np.zeros(count, np.int8))
+
+    @property
+    def answered(self) -> NDArray[np.bool_]:
+        """Which requests were answered, in time or not."""
+        return np.asarray(self.outcome == ANSWERED, np.bool_)
+
+    def met(self, sla_s: float) -> NDArray[np.bool_]:
+        """Return which requests were answered within so many seconds of their arrival. OptionError unless above 0."""
+        if not (math.isfinite(sla_s) and sla_s > 0):
+            raise OptionError(f"an SLA must be a finite time above 0, got {sla_s} s")
+        return np.asarray(self.answered & (self.finished_s - self.arrived_s <= sla_s), np.bool_)
