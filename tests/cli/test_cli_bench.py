@@ -45,6 +45,20 @@ def test_a_saturated_window_counts_padding(command, tmp_path, read_json):
     assert 0 < padded["padding_share"] < 0.5
 
 
+def test_missed_deadlines_are_counted(command, tmp_path, read_json):
+    path = tmp_path / "out.json"
+    lstm = ("bench", "lstm", "--hidden", 8, "--requests", 20, "--lengths", "fixed:5", "--json", path)
+    for deadline_ms, missed in ((0.001, 1.0), (60_000, 0.0)):
+        done = command(*lstm, "--deadline-ms", deadline_ms)
+        assert done.exit_code == 0, done.output
+        for line in read_json(path):
+            assert (line["deadline_ms"], line["violation_share"]) == (deadline_ms, missed)
+            assert (line["requests"], line["failed"]) == (20, 0)
+            assert line["goodput_rps"] == pytest.approx((1 - missed) * line["served_rps"])
+    assert command(*lstm).exit_code == 0
+    assert {line["violation_share"] for line in read_json(path)} == {None}
+
+
 def test_load_offers_every_policy_the_same(command, tmp_path, read_json):
     path = tmp_path / "out.json"
     done = command(

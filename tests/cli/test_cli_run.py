@@ -32,6 +32,14 @@ def test_policies_agree(command, tmp_path, text_file):
         assert ours == pytest.approx(theirs, abs=1e-5)
 
 
+def test_lines_that_miss_their_deadline_are_given_up(command, tmp_path, text_file):
+    path = tmp_path / "out.jsonl"
+    lstm = ("run", "lstm", "--input", text_file, "--output", path, "--hidden", 8)
+    assert command(*lstm, "--deadline-ms", 0.001).exit_code == 1
+    assert all("deadline" in line["error"] for line in lines_of(path))
+    assert command(*lstm, "--deadline-ms", 60_000).exit_code == 0
+
+
 def test_a_bad_line_fails_alone(command, tmp_path, tree_file):
     path = tmp_path / "out.jsonl"
     done = command("run", "treelstm", "--input", tree_file, "--output", path, "--hidden", 8)

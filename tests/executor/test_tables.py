@@ -69,3 +69,23 @@ def test_arrays_are_written_into_the_grown_table() -> None:
     made.reserve(Reserve((TableSpec(TABLE, ValueSpec((2,), "float32")),), 16))
     made.write(TABLE, 14, np.array([[5, 6], [7, 8]], np.float32))
     assert made[TABLE][14:].tolist() == [[5, 6], [7, 8]]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "bool"])
+def test_large_tables_take_memory_only_where_rows_are_written(dtype: str) -> None:
+    made, spec = StateTables(), TableSpec(TABLE, ValueSpec((1 << 20,), dtype))
+    made.reserve(Reserve((spec,), 64))
+    ones = torch.ones((1, 1 << 20), dtype=getattr(torch, dtype))
+    made.write(TABLE, 40, ones)
+    before = resident_bytes()
+    made.reserve(Reserve((spec,), 512))
+    assert resident_bytes() - before < 64 << 20
+    assert torch.equal(made[TABLE][40:41], ones)
+    assert made[TABLE].data_ptr() % 64 == 0
+    assert not made[TABLE][41].any()
+
+
+def resident_bytes() -> int:
+    """Memory that this process has now."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096

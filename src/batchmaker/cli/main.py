@@ -11,8 +11,11 @@ import batchmaker
 from batchmaker.cli import options
 from batchmaker.cli.bench.command import bench
 from batchmaker.cli.demo.command import demo
+from batchmaker.cli.npu import npu
 from batchmaker.cli.profile import profile
 from batchmaker.cli.run import run
+from batchmaker.cli.serve import serve
+from batchmaker.cli.simulate.command import simulate
 from batchmaker.errors import BatchmakerError
 
 app = typer.Typer(
@@ -45,16 +48,25 @@ def root(
 
     batchmaker run lstm --input text.txt --output out.jsonl    push a file through a model
 
+    batchmaker serve lstm                                  answer requests over HTTP
+
     batchmaker bench lstm --seconds 10                     measure policies on this machine
 
     batchmaker profile lstm                                find good batch sizes
+
+    batchmaker npu 49 4608 512 --dataflow ws               cycles of a matrix product on an NPU
+
+    batchmaker simulate lstm --npu --rate 500              compare policies under a virtual clock
     """
 
 
 app.command()(demo)
 app.command()(run)
+app.command()(serve)
 app.command()(bench)
 app.command()(profile)
+app.command()(npu)
+app.command()(simulate)
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 
@@ -24,6 +25,9 @@ Threads = Annotated[int | None, typer.Option(min=1, help="Compute threads of a w
 Workers = Annotated[int, typer.Option(min=1, help="Worker threads.")]
 MaxBatch = Annotated[
     int | None, typer.Option(min=1, help="Most rows in one call of a cell. Default: the model's own; see `profile`.")
+]
+DeadlineMs = Annotated[
+    float | None, typer.Option(min=0.001, help="Milliseconds from its arrival within which a request is wanted.")
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of weights, requests and arrivals.")]
 
@@ -62,6 +66,17 @@ def out() -> Console:
 def err() -> Console:
     """The console for progress and messages."""
     return Console(stderr=True)
+
+
+def check_model(name: str, **options: Any) -> None:
+    """Refuse bad options before any weight is drawn. OptionError as `make_model`."""
+    with torch.device("meta"):
+        make_model(name, **options)
+
+
+def width_of(model: str) -> int | None:
+    """Return the default width of a built-in model's state, None where its layers differ."""
+    return default_of(model, "hidden") if "hidden" in models.option_names(model) else None
 
 
 def default_of(model: str, option: str) -> int:

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from batchmaker import models
 from batchmaker.cells.model import Model
 from batchmaker.cli import options
-from batchmaker.cli.workload import TRANSLATION_WORDS, encode_tree
+from batchmaker.cli.workload import ATTENTION, SPEECH, TRANSLATION_WORDS, encode_tree
 from batchmaker.datasets import Vocabulary, parse_tree, read_lines
 from batchmaker.engine.engine import Engine
 from batchmaker.engine.ticket import Ticket
@@ -35,7 +35,11 @@ Show = Callable[[Any], Any]
 def run(
     model: Annotated[str, typer.Argument(help="lstm, gru, seq2seq, treelstm, or the directory of a saved model.")],
     source: Annotated[
-        Path, typer.Option("--input", help="Lines of text, trees in brackets, or JSON requests (saved models).")
+        Path,
+        typer.Option(
+            "--input",
+            help="Lines of text, trees in brackets, JSON arrays (images, spectrograms) or requests (saved models).",
+        ),
     ],
     output: Annotated[Path, typer.Option(help="One JSON object per line of input, in its order.")],
     hidden: options.Hidden = None,
@@ -45,12 +49,13 @@ def run(
     threads: options.Threads = None,
     workers: options.Workers = 1,
     max_batch: options.MaxBatch = None,
+    deadline_ms: options.DeadlineMs = None,
     seed: options.Seed = 0,
 ) -> None:
     """Push a file through a model, all lines batched together.
 
     Each line of output has "index" and "result" and "latency_ms", or "index" and "error": a bad line fails alone, and
-    the exit status is 1. Empty lines are passed over.
+    the exit status is 1. Empty lines are passed over. Lines that are not done within --deadline-ms are given up.
 
     [bold]Examples[/bold]
 
@@ -74,7 +79,7 @@ def run(
         built, encode, show = _built_in(model, [line for _, line in numbered], given)
     else:
         built, encode, show = _saved(Path(model))
-    with Engine(built, policy, workers=workers, threads=threads) as engine:
+    with Engine(built, policy, workers=workers, threads=threads, deadline_ms=deadline_ms) as engine:
         answers = _Answers(engine, [index for index, _ in numbered], show)
         answers.collect([line for _, line in numbered], encode)
     answers.write(output)
@@ -90,7 +95,9 @@ def run(
 
 def _built_in(name: str, lines: list[str], given: dict[str, Any]) -> tuple[Model, Encode, Show]:
     """Return the model, how a line becomes its request, and how a result is written. The words are the file's."""
-    options.make_model(name, **{**given, "hidden": 8, "vocabulary_size": 8})  # refuse bad options at once
+    options.check_model(name, **given)
+    if "vocabulary_size" not in models.option_names(name) or name in SPEECH:
+        return options.make_model(name, **given), _parse_array, plain
     if name == "treelstm":
         trees = {line: parsed for line in lines if (parsed := _try_tree(line)) is not None}
         words = [tree.words for tree in trees.values()]
@@ -99,7 +106,7 @@ def _built_in(name: str, lines: list[str], given: dict[str, Any]) -> tuple[Model
         return built, lambda line: encode_tree(trees.get(line) or parse_tree(line), vocabulary), plain
     vocabulary = Vocabulary.from_lines(lines, max_size=TRANSLATION_WORDS)
     built = options.make_model(name, vocabulary_size=len(vocabulary), **given)
-    if name == "seq2seq":
+    if name == "seq2seq" or name in ATTENTION:
         return built, vocabulary.encode, lambda result: vocabulary.decode(np.asarray(result).reshape(-1))
     return built, vocabulary.encode, plain
 
@@ -118,6 +125,13 @@ def _saved(directory: Path) -> tuple[Model, Encode, Show]:
     if load is None:
         raise BatchmakerError("this version of batchmaker cannot load saved models")
     return load(directory), _parse_json, plain
+
+
+def _parse_array(line: str) -> Any:
+    try:
+        return np.asarray(_parse_json(line), np.float32)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"not an array of numbers: {error}") from None
 
 
 def _parse_json(line: str) -> Any:

@@ -16,7 +16,11 @@ from batchmaker.datasets import (
     Vocabulary,
     europarl_lengths,
     fixed_lengths,
+    lazybatching_lengths,
+    librispeech_lengths,
+    random_images,
     random_sentences,
+    random_spectrograms,
     random_trees,
     read_aligned,
     read_lines,
@@ -28,7 +32,21 @@ from batchmaker.errors import DataError, OptionError
 SYNTHETIC_WORDS: Final = 10_000
 TRANSLATION_WORDS: Final = 30_000
 TREE_WORDS: Final = 1000
+BERT_WORDS: Final = 30_522
 DEFAULT_COUNT: Final = 4096
+IMAGES: Final = 64
+UTTERANCES: Final = 128
+VISION: Final = ("resnet50", "vgg16", "mobilenet")
+SPEECH: Final = {"deepspeech2": 161, "las": 40}
+"""Pitches of the spectrograms."""
+ATTENTION: Final = ("gnmt", "transformer")
+"""Translators with room for so many words."""
+PLACES: Final = 80
+TEXT_PLACES: Final = 128
+"""Most tokens of a text for BERT."""
+LAS_FRAMES: Final = 1600
+CHARACTERS_PER_FRAME: Final = 0.14
+"""In read English speech, at 100 frames a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +54,13 @@ class Workload:
     """Requests of one model.
 
     chains: [num_requests, k] cells in each part of a request that a padded batch pads by itself: a sentence, or source
-    and target, or all nodes of a tree.
+    and target, or all nodes of a tree. A network that is alike for all requests counts as one. vocabulary_size: None
+    where requests have no tokens.
     """
 
     requests: Sequence[Any]
     chains: NDArray[np.int64]
-    vocabulary_size: int
+    vocabulary_size: int | None
     source: str
 
     @property
@@ -58,14 +77,23 @@ def make_workload(
 ) -> Workload:
     """Return the model's requests in a seeded random order; `count` of them, repeated where the files have fewer.
 
-    data: files. lengths: `fixed:24` or `clip:50`, for generated sentences. Raises DataError and OptionError.
+    data: files. lengths: `fixed:24` or `clip:50`, for generated sentences and utterances. Raises DataError and
+    OptionError.
     """
     if data and lengths:
         raise OptionError("--lengths is for generated sentences; leave it out with --data")
+    if data and (model in VISION or model in SPEECH):
+        raise OptionError(f"{model} has generated requests only; leave --data out")
     if model == "treelstm":
         whole = _trees(data, count, seed)
-    elif model == "seq2seq":
-        whole = _translations(data, lengths, count, seed)
+    elif model == "seq2seq" or model in ATTENTION:
+        whole = _translations(model, data, lengths, count, seed)
+    elif model in VISION:
+        whole = _images(lengths, count, seed)
+    elif model in SPEECH:
+        whole = _utterances(model, lengths, count, seed)
+    elif model == "bert":
+        whole = _texts(data, lengths, count, seed)
     else:
         whole = _sentences(data, lengths, count, seed)
     number = len(whole) if count is None else count
@@ -80,10 +108,15 @@ def sentence_lengths(lengths: str | None, count: int, seed: int) -> NDArray[np.i
     """Return lengths spread like Europarl's, or as `fixed:N` or `clip:N` says."""
     if lengths is None:
         return europarl_lengths(count, seed)
+    kind, most = _read_lengths(lengths)
+    return fixed_lengths(count, most) if kind == "fixed" else europarl_lengths(count, seed, clip=most)
+
+
+def _read_lengths(lengths: str) -> tuple[str, int]:
     kind, _, number = lengths.partition(":")
     if kind not in ("fixed", "clip") or not number.isdigit() or int(number) < 1:
         raise OptionError(f"--lengths {lengths!r}: expected fixed:N or clip:N, for example fixed:24 or clip:50")
-    return fixed_lengths(count, int(number)) if kind == "fixed" else europarl_lengths(count, seed, clip=int(number))
+    return kind, int(number)
 
 
 def encode_tree(tree: Tree, vocabulary: Vocabulary) -> dict[str, Any]:
@@ -104,20 +137,58 @@ def _sentences(data: Sequence[Path], lengths: str | None, count: int | None, see
     return Workload(encoded, _counts(encoded), len(vocabulary), ", ".join(path.name for path in data))
 
 
-def _translations(data: Sequence[Path], lengths: str | None, count: int | None, seed: int) -> Workload:
+def _texts(data: Sequence[Path], lengths: str | None, count: int | None, seed: int) -> Workload:
+    """Return sentences that BERT has room for: all of them are one network to it."""
+    whole = _sentences(data, lengths, count, seed)
+    requests = [sentence[:TEXT_PLACES] for sentence in whole.requests]
+    return Workload(requests, _ones(len(requests)), BERT_WORDS, whole.source)
+
+
+def _images(lengths: str | None, count: int | None, seed: int) -> Workload:
+    if lengths:
+        raise OptionError("--lengths is for sentences and utterances; images are all alike")
+    images = random_images(min(count or IMAGES, IMAGES), seed)
+    return Workload(images, _ones(len(images)), None, "generated images")
+
+
+def _utterances(model: str, lengths: str | None, count: int | None, seed: int) -> Workload:
+    number = min(count or UTTERANCES, UTTERANCES)
+    if lengths is None:
+        frames = librispeech_lengths(number, seed)
+    else:
+        kind, most = _read_lengths(lengths)
+        frames = fixed_lengths(number, most) if kind == "fixed" else librispeech_lengths(number, seed, clip=most)
+    name = f"generated utterances ({lengths or 'LibriSpeech lengths'})"
+    if model == "las":
+        frames = np.minimum(frames, LAS_FRAMES)
+    spectrograms = random_spectrograms(frames.tolist(), SPEECH[model], seed)
+    if model != "las":
+        return Workload(spectrograms, frames[:, None], None, name)
+    words = np.maximum(np.rint(CHARACTERS_PER_FRAME * frames), 1).astype(np.int64)
+    requests = [{"source": source, "words": int(n)} for source, n in zip(spectrograms, words.tolist(), strict=True)]
+    return Workload(requests, np.stack((frames, words), axis=1), None, name)
+
+
+def _translations(model: str, data: Sequence[Path], lengths: str | None, count: int | None, seed: int) -> Workload:
     if not data:
-        sizes = sentence_lengths(lengths, count or DEFAULT_COUNT, seed)
+        if model in ATTENTION and lengths is None:
+            sizes, words = lazybatching_lengths(count or DEFAULT_COUNT, seed)
+            name = "generated pairs (LazyBatching's lengths)"
+        else:
+            sizes = sentence_lengths(lengths, count or DEFAULT_COUNT, seed)
+            words = translation_lengths(sizes, seed)
+            name = f"generated pairs ({lengths or 'Europarl lengths'})"
         sources = random_sentences(sizes, TRANSLATION_WORDS, seed)
-        words = translation_lengths(sizes, seed)
-        name = f"generated pairs ({lengths or 'Europarl lengths'})"
     else:
         if len(data) != 2:
-            raise OptionError(f"seq2seq reads two aligned files (--data SOURCE --data TARGET), got {len(data)}")
+            raise OptionError(f"{model} reads two aligned files (--data SOURCE --data TARGET), got {len(data)}")
         pairs = read_aligned(data[0], data[1]).pairs
         vocabulary = Vocabulary.from_lines([pair.source for pair in pairs], max_size=TRANSLATION_WORDS)
         sources = [vocabulary.encode(pair.source) for pair in pairs]
         words = np.array([len(pair.target_tokens) for pair in pairs], np.int64)
         name = f"{data[0].name} -> {data[1].name}"
+    if model in ATTENTION:
+        sources, words = [source[:PLACES] for source in sources], np.minimum(words, PLACES)
     requests = [{"source": source, "words": int(n)} for source, n in zip(sources, words.tolist(), strict=True)]
     return Workload(requests, np.concatenate((_counts(sources), words[:, None]), axis=1), TRANSLATION_WORDS, name)
 
@@ -133,6 +204,10 @@ def _trees(data: Sequence[Path], count: int | None, seed: int) -> Workload:
         source = ", ".join(path.name for path in data)
     requests = [encode_tree(tree, vocabulary) for tree in trees]
     return Workload(requests, np.array([[tree.num_nodes] for tree in trees], np.int64), len(vocabulary), source)
+
+
+def _ones(count: int) -> NDArray[np.int64]:
+    return np.ones((count, 1), np.int64)
 
 
 def _counts(sentences: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:

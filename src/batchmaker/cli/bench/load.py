@@ -40,6 +40,7 @@ class Measured:
     """What was seen in the measured window.
 
     latencies_s, queues_s: of requests answered (or still unanswered at the end: then how long they have waited).
+    answered: whether each of these has a result.
     cells: useful cells of the requests answered in the window. stats: the engine's counts inside the window.
     """
 
@@ -49,9 +50,14 @@ class Measured:
     cells: int
     latencies_s: NDArray[np.float64]
     queues_s: NDArray[np.float64]
+    answered: NDArray[np.bool_]
     stats: DriverStats
     offered_rps: float | None = None
     late_ms: float = 0.0
+
+    def num_in_time(self, deadline_s: float) -> int:
+        """Return how many requests had their result within so many seconds."""
+        return int(np.count_nonzero(self.answered & (self.latencies_s <= deadline_s)))
 
     @property
     def mean_graph_batch(self) -> float | None:
@@ -100,6 +106,7 @@ class Journal:
             self._observer(seen)
 
     def note(self, ticket: Ticket, error: BaseException | None) -> None:
+        """Write down one settled request, and offer the next where a backlog is kept up."""
         if self.closed:
             return
         finished_s = ticket.finished_s or 0.0
@@ -123,7 +130,8 @@ class Journal:
         stats = self.delta(first, last)
         seconds = end_s - begin_s
         latencies_s, queues_s = finished - arrived, started - arrived
-        return Measured(seconds, len(rows), len(self.errors), int(cells.sum()), latencies_s, queues_s, stats)
+        answered = cells > 0
+        return Measured(seconds, len(rows), len(self.errors), int(cells.sum()), latencies_s, queues_s, answered, stats)
 
     def delta(self, first: int, last: int) -> DriverStats:
         before = self.stats[first] if first >= 0 else self.before
@@ -269,6 +277,7 @@ def poisson(
         int(answered[:, 3].sum()),
         rows[due, 2] - rows[due, 0],
         rows[due, 1] - rows[due, 0],
+        rows[due, 3] > 0,
         stats,
         rate_rps,
         1e3 * float(np.percentile(late_s, 99)) if len(late_s) else 0.0,

@@ -16,12 +16,14 @@ from batchmaker.cells.model import Model
 from batchmaker.cli.workload import Workload
 
 BATCHES: Final = (64, 256)
+WHOLE_BATCHES: Final = (4, 16)
+"""Requests computed together where a request is a whole network."""
 STEPS: Final = 24
 SECONDS_EACH: Final = 0.4
 
 
 def reference_cells_per_s(
-    name: str, model: Model, workload: Workload, *, hidden: int, layers: int, dtype: str, threads: int
+    name: str, model: Model, workload: Workload, *, hidden: int | None, layers: int, dtype: str, threads: int
 ) -> float:
     """Return the useful cells per second of the best way found, over the workload's mix of cells."""
     before = torch.get_num_threads()
@@ -29,6 +31,8 @@ def reference_cells_per_s(
     kind = getattr(torch, dtype)
     try:
         with torch.no_grad():
+            if hidden is None or name not in ("lstm", "gru", "seq2seq", "treelstm"):
+                return 1.0 / _whole_s(model, workload)
             if name in ("lstm", "gru"):
                 return 1.0 / _recurrent_s(name, hidden, layers, kind)
             shares = workload.chains.sum(axis=0) / workload.chains.sum()
@@ -43,6 +47,18 @@ def reference_cells_per_s(
             return float(1.0 / (leaves * leaf_s + (1 - leaves) * inner_s))
     finally:
         torch.set_num_threads(before)
+
+
+def _whole_s(model: Model, workload: Workload) -> float:
+    """Return seconds per cell of whole requests, all like the one in the middle, at the better batch size."""
+    middle = int(workload.cells.argsort()[len(workload) // 2])
+    request, cells = workload.requests[middle], int(workload.cells[middle])
+
+    def whole(batch: int) -> float:
+        requests = [request] * batch
+        return median_s(lambda: model.batched(requests), SECONDS_EACH) / (batch * cells)
+
+    return min(map(whole, WHOLE_BATCHES))
 
 
 def _recurrent_s(name: str, hidden: int, layers: int, kind: torch.dtype) -> float:
@@ -84,7 +100,14 @@ def _best_s(make: Callable[[int], Callable[[], Any]]) -> float:
 
 
 def median_s(call: Callable[[], Any], seconds: float, least: int = 3) -> float:
-    """Return the median time of a call, repeated for about so long and at least `least` times, after one to warm up."""
+    """Return the median time of a call; see `times_s`."""
+    times = times_s(call, seconds, least)
+    return times[len(times) // 2]
+
+
+def times_s(call: Callable[[], Any], seconds: float, least: int = 3) -> list[float]:
+    """Return the times of a call, ascending: repeated for about so long and at least `least` times, after one to warm
+    up."""
     call()
     times: list[float] = []
     end_s = time.perf_counter() + seconds
@@ -92,4 +115,4 @@ def median_s(call: Callable[[], Any], seconds: float, least: int = 3) -> float:
         begin_s = time.perf_counter()
         call()
         times.append(time.perf_counter() - begin_s)
-    return sorted(times)[len(times) // 2]
+    return sorted(times)

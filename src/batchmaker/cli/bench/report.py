@@ -27,13 +27,14 @@ class Setting:
     """What was measured; equal for all policies of one run."""
 
     model: str
-    hidden: int
+    hidden: int | None
     layers: int
     dtype: str
     threads: int
     workers: int
     data: str
     load: float | None
+    deadline_ms: float | None = None
 
 
 def machine() -> dict[str, Any]:
@@ -62,6 +63,7 @@ def commit() -> str:
 def result(setting: Setting, policy: str, max_batch: int, measured: Measured, reference: float) -> Result:
     """Return the JSON object of one policy."""
     stats, latency = measured.stats, percentiles(measured.latencies_s)
+    num_in_time = None if setting.deadline_ms is None else measured.num_in_time(setting.deadline_ms / 1e3)
     useful = measured.cells / measured.seconds
     return {
         "model": setting.model,
@@ -82,6 +84,9 @@ def result(setting: Setting, policy: str, max_batch: int, measured: Measured, re
         "p50_ms": _number(latency.p50_ms),
         "p90_ms": _number(latency.p90_ms),
         "p99_ms": _number(latency.p99_ms),
+        "deadline_ms": setting.deadline_ms,
+        "violation_share": None if num_in_time is None else 1.0 - (_ratio(num_in_time, len(measured.answered)) or 0.0),
+        "goodput_rps": None if num_in_time is None else num_in_time / measured.seconds,
         "queue_p99_ms": _number(percentiles(measured.queues_s).p99_ms),
         "useful_cells_per_s": useful,
         "reference_cells_per_s": reference,
@@ -115,7 +120,8 @@ def show(console: Console, setting: Setting, results: list[Result]) -> None:
     """Print the results as a table, and the ratios in words."""
     offered = results[0]["offered_rps"]
     load = "saturated" if offered is None else f"{offered:.1f} requests/s offered"
-    title = f"{setting.model}, hidden {setting.hidden}, {setting.dtype}, {setting.threads} threads: {load}"
+    named = setting.model if setting.hidden is None else f"{setting.model}, hidden {setting.hidden}"
+    title = f"{named}, {setting.dtype}, {setting.threads} threads: {load}"
     table = Table(title=title, caption=setting.data, title_style="bold", caption_style="dim")
     columns = ("policy", "requests/s", "cells/s", "of reference", "p50 ms", "p90 ms", "p99 ms", "mean batch", "padding",
                "scheduler", "task ms")  # fmt: skip
@@ -143,6 +149,9 @@ def show(console: Console, setting: Setting, results: list[Result]) -> None:
                 f"[bold]{line['policy']}[/bold] against {line['baseline']}: "
                 f"{_shown(throughput, '{:.2f}x')} the throughput, {_shown(p90, '{:.2f}x')} the p90 latency"
             )
+        if line["violation_share"] is not None:
+            missed = f"{line['violation_share']:.1%} missed {line['deadline_ms']:g} ms"
+            console.print(f"[bold]{line['policy']}[/bold]: {missed}, {line['goodput_rps']:.1f} requests/s met it")
         if line["failed"]:
             failed = f"{line['failed']} requests failed or were not answered in time"
             console.print(f"[yellow]{line['policy']}: {failed}[/yellow]")

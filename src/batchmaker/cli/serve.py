@@ -1,0 +1,123 @@
+"""`batchmaker serve`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from batchmaker.cli import options
+from batchmaker.errors import OptionError
+
+
+def serve(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="MODEL_OR_DIR...",
+            help="lstm, gru, seq2seq or treelstm; the directory of a saved model; a folder of them; or NAME= one of "
+            "these. Options of a built-in model follow a colon.",
+        ),
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen at. Default: 127.0.0.1, this machine only.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="Port for HTTP; 0 takes any that is free. Default: 8000.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file with all of this and more; what is given here goes before it.")
+    ] = None,
+    api_keys: Annotated[
+        Path | None, typer.Option(help="File with NAME:KEY on each line. Also: $BATCHMAKER_API_KEYS.")
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate (PEM), for https.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its private key (PEM).")] = None,
+    max_in_flight: Annotated[
+        int | None, typer.Option(min=1, help="Requests of a model accepted and not answered. Default: 1024.")
+    ] = None,
+    max_body_mb: Annotated[int | None, typer.Option(min=1, help="Megabytes of one request. Default: 16.")] = None,
+    drain_seconds: Annotated[
+        float | None, typer.Option(min=0, help="Time to finish what was accepted, after SIGTERM. Default: 30.")
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="What runs next: cellular, lazy, padded, ... Default: as the model asks.")
+    ] = None,
+    threads: options.Threads = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Worker threads of each model. Default: 1.")] = None,
+    all_versions: Annotated[bool, typer.Option(help="Serve all versions of a model, not only the newest.")] = False,
+    access_log: Annotated[bool, typer.Option(help="Log every call.")] = False,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error. Default: info.")] = None,
+) -> None:
+    """Serve models over HTTP (Open Inference Protocol v2), all requests batched together.
+
+    Prints a line with its address when requests are taken. SIGTERM (or Ctrl-C) finishes what was accepted and ends;
+    the exit status is 1 if that did not fit into --drain-seconds.
+
+    [bold]Examples[/bold]
+
+    batchmaker serve lstm
+
+    batchmaker serve translator=seq2seq:hidden=512,vocabulary_size=8000 treelstm --port 9000
+
+    batchmaker serve saved/translator models/ --config server.toml
+
+    [bold]Then[/bold]
+
+    curl localhost:8000/v2/models/lstm/generate -d '{"input_0": [3, 4, 5]}'
+
+    curl -N localhost:8000/v2/models/translator/generate_stream -d '{"source": [3, 4, 5]}'
+    """
+    from batchmaker.server import Config, read_config
+    from batchmaker.server import serve as run_server
+
+    settings = Config() if config is None else read_config(config)
+    engine = _given(policy=policy, threads=threads, workers=workers)
+    entries = [*settings.models, *_entries(models or [])]
+    if not entries:
+        raise OptionError(
+            "there is nothing to serve. Name a model (batchmaker serve lstm), or a --config with [[models]]."
+        )
+    limits = _given(
+        max_in_flight=max_in_flight,
+        max_body_bytes=None if max_body_mb is None else max_body_mb << 20,
+        drain_seconds=drain_seconds,
+    )
+    settings = _replaced(
+        settings,
+        models=[_replaced(entry, **engine) for entry in entries],
+        limits=_replaced(settings.limits, **limits),
+        auth=_replaced(settings.auth, **_given(keys=_text(api_keys))),
+        tls=_replaced(settings.tls, **_given(cert=_text(tls_cert), key=_text(tls_key))),
+        log=_replaced(settings.log, **_given(level=log_level, access=access_log or None)),
+        **_given(host=host, port=port, versions="all" if all_versions else None),
+    )
+    if not run_server(settings, _say_ready):
+        raise typer.Exit(1)
+
+
+def _say_ready(address: str, served: list[str]) -> None:
+    typer.echo(f"ready: {address} serves {', '.join(served)}")
+
+
+def _entries(sources: list[str]) -> list[Any]:
+    from batchmaker.server.config import ModelEntry
+
+    return [ModelEntry(source=source) for source in sources]
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    """Return the options that were given."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+def _replaced(struct: Any, **values: Any) -> Any:
+    """Return a struct of settings with other values, which are checked."""
+    try:
+        return msgspec.convert(msgspec.structs.asdict(msgspec.structs.replace(struct, **values)), type(struct))
+    except msgspec.ValidationError as error:
+        raise OptionError(f"an option cannot be used: {error}") from None

@@ -1,0 +1,7 @@
+"""The server: models over HTTP, in the Open Inference Protocol v2 with Triton's extensions."""
+
+from batchmaker.server.config import Config, read_config
+from batchmaker.server.run import serve
+from batchmaker.server.signature import Signature, TensorSpec
+
+__all__ = ["Config", "Signature", "TensorSpec", "read_config", "serve"]

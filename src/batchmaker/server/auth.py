@@ -1,0 +1,141 @@
+"""Who may call: API keys, and how often each."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, final
+
+from batchmaker.clock import Clock, RealClock
+from batchmaker.errors import OptionError
+from batchmaker.server.faults import FaultKind, ServiceError
+
+ENVIRONMENT: Final = "BATCHMAKER_API_KEYS"
+"""Environment variable with keys as NAME:KEY, separated by commas."""
+
+_MIN_KEY: Final = 16
+
+
+@final
+class TokenBucket:
+    """Lets `burst` calls through at once and `rate` a second in the long run."""
+
+    __slots__ = ("_burst", "_clock", "_filled_s", "_rate", "_tokens")
+
+    def __init__(self, rate: float, burst: float, clock: Clock) -> None:
+        self._rate = rate
+        self._burst = burst
+        self._clock = clock
+        self._tokens = burst
+        self._filled_s = clock.now_s()
+
+    def take(self) -> float:
+        """Take one token and return 0, or return the seconds after which there will be one."""
+        now_s = self._clock.now_s()
+        self._tokens = min(self._burst, self._tokens + (now_s - self._filled_s) * self._rate)
+        self._filled_s = now_s
+        if self._tokens >= 1.0:
+            self._tokens -= 1.0
+            return 0.0
+        return (1.0 - self._tokens) / self._rate
+
+
+@final
+class KeyRing:
+    """The keys that are known, by the name of whom each was given to. Without any, all may call.
+
+    rate: calls a second for each key, None for any number; burst: calls at once. control: names that may load and
+    unload models; empty for all.
+    """
+
+    def __init__(
+        self,
+        keys: Mapping[str, str],
+        rate: float | None = None,
+        burst: float | None = None,
+        control: frozenset[str] = frozenset(),
+        clock: Clock | None = None,
+    ) -> None:
+        unknown = sorted(control - set(keys))
+        if unknown:
+            raise OptionError(f"control_keys names {unknown[0]!r}, but there is no key of that name")
+        self._digests = {name: _digest(key) for name, key in keys.items()}
+        self._control = control
+        clock = clock or RealClock()
+        self._buckets: dict[str, TokenBucket] = {}
+        if rate is not None:
+            self._buckets = {name: TokenBucket(rate, burst or max(1.0, rate), clock) for name in keys}
+
+    @property
+    def open(self) -> bool:
+        """Whether anybody may call."""
+        return not self._digests
+
+    def caller(self, key: str | None) -> str:
+        """Return the name of a key's holder, "" where all may call.
+
+        Raises ServiceError: UNAUTHENTICATED for a key that is missing or unknown, TOO_MANY above its rate. All keys are
+        looked at in constant time, so the time taken tells nothing of them.
+        """
+        if self.open:
+            return ""
+        presented = _digest(key or "")
+        holder = ""
+        for name, digest in self._digests.items():
+            if hmac.compare_digest(digest, presented):
+                holder = name
+        if not holder:
+            what = "no API key was sent" if not key else "this API key is not known"
+            raise ServiceError(
+                FaultKind.UNAUTHENTICATED, f"{what}; send one as 'Authorization: Bearer KEY' or 'X-API-Key: KEY'"
+            )
+        bucket = self._buckets.get(holder)
+        wait_s = bucket.take() if bucket is not None else 0.0
+        if wait_s:
+            raise ServiceError(
+                FaultKind.TOO_MANY, "too many requests with this API key; slow down", retry_after_s=wait_s
+            )
+        return holder
+
+    def check_control(self, holder: str) -> None:
+        """Raise FORBIDDEN unless this holder of a key may load and unload models."""
+        if self._control and holder not in self._control:
+            raise ServiceError(FaultKind.FORBIDDEN, "this API key may not load or unload models")
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+def read_keys(path: Path | None, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return keys by name from a file with NAME:KEY on each line (# begins a comment), and from the environment.
+
+    Raises OptionError for what is malformed or too short to be a secret. Messages never hold a key.
+    """
+    entries: list[tuple[str, str]] = []
+    if path is not None:
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise OptionError(f"{path}: the API keys cannot be read ({error})") from None
+        entries += [(f"{path}:{number}", line) for number, line in enumerate(lines, 1)]
+    entries += [(f"${ENVIRONMENT}", part) for part in environment.get(ENVIRONMENT, "").split(",")]
+    keys: dict[str, str] = {}
+    for where, entry in entries:
+        text = entry.strip()
+        if not text or text.startswith("#"):
+            continue
+        name, colon, key = (part.strip() for part in text.partition(":"))
+        if not (name and colon and key):
+            raise OptionError(f"{where}: expected NAME:KEY")
+        if len(key) < _MIN_KEY:
+            raise OptionError(f"{where}: the key of {name!r} is shorter than {_MIN_KEY} characters; make a longer one")
+        if name in keys:
+            raise OptionError(f"{where}: there are two keys named {name!r}")
+        keys[name] = key
+    if path is not None and not keys:
+        raise OptionError(f"{path}: holds no API key; expected NAME:KEY on each line")
+    return keys

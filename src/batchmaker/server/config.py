@@ -1,0 +1,157 @@
+"""The server's settings, from a TOML file."""
+
+from __future__ import annotations
+
+import tomllib
+import typing
+from pathlib import Path
+from types import UnionType
+from typing import Any
+
+import msgspec
+
+from batchmaker.errors import OptionError, unknown_name
+from batchmaker.server.engine_port import EngineOptions
+from batchmaker.server.limits import Limits
+from batchmaker.server.logs import Level
+from batchmaker.server.repository import Entry, VersionPolicy
+from batchmaker.server.sources import parse_source
+
+
+class AuthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who may call.
+
+    keys: file with NAME:KEY on each line. rate: calls a second for each key; burst: at once, by default as many as in a
+    second. control_keys: names of keys that may load and unload models; empty for all.
+    """
+
+    keys: str | None = None
+    rate: float | None = None
+    burst: float | None = None
+    control_keys: list[str] = []
+
+
+class TlsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """PEM files of the certificate (with its chain) and its private key; both or neither."""
+
+    cert: str | None = None
+    key: str | None = None
+
+
+class LogConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """level: of the log. access: one line for every call. spans: OpenTelemetry spans, sent where its own environment
+    variables (OTEL_...) say."""
+
+    level: Level = "info"
+    access: bool = False
+    spans: bool = False
+
+
+class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model. source: as on the command line. options: of a built-in network. policy, workers, threads: see Engine."""
+
+    source: str
+    name: str | None = None
+    options: dict[str, bool | int | float | str] = {}
+    policy: str | None = None
+    workers: int = 1
+    threads: int | None = None
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything the server is told. versions: serve each model's newest version or all. trace_steps: finished steps
+    kept for /v2/trace; 0 also leaves out metrics of single cells."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    versions: VersionPolicy = "latest"
+    trace_steps: int = 20_000
+    models: list[ModelEntry] = []
+    limits: Limits = Limits()
+    auth: AuthConfig = AuthConfig()
+    tls: TlsConfig = TlsConfig()
+    log: LogConfig = LogConfig()
+
+    def entries(self) -> list[Entry]:
+        """Return the models' sources. OptionError for one that is not there."""
+        return [
+            Entry(
+                parse_source(model.source, model.options, model.name),
+                EngineOptions(model.policy, model.workers, model.threads, self.limits.max_nodes),
+            )
+            for model in self.models
+        ]
+
+
+def read_config(path: Path) -> Config:
+    """Return the settings in a TOML file. OptionError names an option that is not known, and the nearest one that is.
+
+    Paths in it are taken from the folder of the file.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise OptionError(f"{path}: cannot be read as TOML: {error}") from None
+    try:
+        _check_names(content, Config, "")
+        config = msgspec.convert(content, Config)
+    except OptionError as error:
+        raise OptionError(f"{path}: {error}") from None
+    except msgspec.ValidationError as error:
+        raise OptionError(f"{path}: {error}") from None
+    check_config(config)
+    return _resolved(config, path.parent)
+
+
+def check_config(config: Config) -> None:
+    """Raise OptionError for settings that cannot be used, or not together."""
+    if not 0 <= config.port < 65536:
+        raise OptionError(f"port must be 0 (any that is free) to 65535, got {config.port}")
+    if (config.tls.cert is None) != (config.tls.key is None):
+        raise OptionError("TLS needs both a certificate and its key (tls.cert and tls.key)")
+    for name in Limits.__struct_fields__:
+        if getattr(config.limits, name) <= 0 and name != "drain_seconds":
+            raise OptionError(f"limits.{name} must be above 0, got {getattr(config.limits, name)}")
+    for name in ("rate", "burst"):
+        value = getattr(config.auth, name)
+        if value is not None and value <= 0:
+            raise OptionError(f"auth.{name} must be above 0, got {value}")
+    if config.trace_steps < 0:
+        raise OptionError(f"trace_steps must be at least 0, got {config.trace_steps}")
+
+
+def _check_names(content: dict[str, Any], struct: type[msgspec.Struct], where: str) -> None:
+    """Raise OptionError for a key that `struct`, or a struct within it, does not have."""
+    types = {field.name: field.type for field in msgspec.structs.fields(struct)}
+    for key, value in content.items():
+        if key not in types:
+            raise unknown_name("option", f"{where}{key}", [f"{where}{name}" for name in types])
+        inner = _struct_in(types[key])
+        if inner is None:
+            continue
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, dict):
+                _check_names(item, inner, f"{where}{key}.")
+
+
+def _struct_in(kind: Any) -> type[msgspec.Struct] | None:
+    """Return the struct that a type is, or is a list of."""
+    if isinstance(kind, UnionType):
+        return None
+    found = next(iter(typing.get_args(kind)), kind) if typing.get_origin(kind) is list else kind
+    return found if isinstance(found, type) and issubclass(found, msgspec.Struct) else None
+
+
+def _resolved(config: Config, folder: Path) -> Config:
+    def resolve(path: str | None) -> str | None:
+        return None if path is None else str(folder / path)
+
+    def source(text: str) -> str:
+        return str(folder / text) if (folder / text).is_dir() else text
+
+    return msgspec.structs.replace(
+        config,
+        auth=msgspec.structs.replace(config.auth, keys=resolve(config.auth.keys)),
+        tls=TlsConfig(cert=resolve(config.tls.cert), key=resolve(config.tls.key)),
+        models=[msgspec.structs.replace(model, source=source(model.source)) for model in config.models],
+    )

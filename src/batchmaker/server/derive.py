@@ -1,0 +1,105 @@
+"""A model's signature, read from its example request and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from batchmaker.cells.model import Model
+from batchmaker.errors import ModelError
+from batchmaker.models.seq2seq import Seq2SeqModel
+from batchmaker.server.signature import (
+    DeclaresSignature,
+    RequestForm,
+    ResultForm,
+    Signature,
+    StreamForm,
+    TensorSpec,
+    as_array,
+    datatype_of,
+)
+
+_WIDER = {"FP64": "FP32"}
+"""Python's floats are FP64; networks rarely are."""
+
+
+def signature_of(model: Model, result: Any, streamed: Sequence[Any]) -> Signature:
+    """Return how a model appears as tensors: as it declares, or as its example request tells.
+
+    result, streamed: what the engine made of the example request, at once and value by value. The first dimension of
+    every input varies, and that of an output unless it is known not to; the others are the example's. Raises ModelError
+    if request or result is not a value or a flat list or dict of them.
+    """
+    if isinstance(model, DeclaresSignature):
+        return model.serving_signature()
+    stream = _stream_form(result, streamed)
+    form, outputs = _outputs(model, result, stream)
+    if isinstance(model, Seq2SeqModel):
+        source, words = TensorSpec("source", "INT64", (-1,)), TensorSpec("words", "INT64", (1,), optional=True)
+        return Signature((source, words), outputs, "keys", form, stream, alone="source")
+    request, inputs = _inputs(model)
+    return Signature(inputs, outputs, request, form, stream)
+
+
+def _inputs(model: Model) -> tuple[RequestForm, tuple[TensorSpec, ...]]:
+    example = model.example_request
+    if example is None:
+        raise ModelError(
+            f"{type(model).__name__} has no example request, so nothing tells which tensors it takes. Set "
+            "example_request, or define serving_signature()."
+        )
+    keyed = isinstance(example, Mapping)
+    named = {str(key): value for key, value in example.items()} if keyed else {"input_0": example}
+    specs = tuple(_spec(model, f"the example request's {name!r}", name, value) for name, value in named.items())
+    return "keys" if keyed else "value", specs
+
+
+def _outputs(model: Model, result: Any, stream: StreamForm) -> tuple[ResultForm, tuple[TensorSpec, ...]]:
+    where = "the example's result"
+    if isinstance(result, Mapping):
+        return "keys", tuple(_spec(model, f"{where} {key!r}", str(key), value) for key, value in result.items())
+    if isinstance(result, tuple) or (stream != "elements" and _holds_tensors(result)):
+        names = getattr(result, "_fields", None) or [f"output_{index}" for index in range(len(result))]
+        specs = (_spec(model, f"{where} {name!r}", name, value) for name, value in zip(names, result, strict=True))
+        return "items", tuple(specs)
+    fixed = stream == "result" and not isinstance(result, list)
+    return "value", (_spec(model, where, "output_0", result, fixed=fixed),)
+
+
+def _holds_tensors(result: Any) -> bool:
+    return isinstance(result, list) and any(_shape(item) for item in result)
+
+
+def _spec(model: Model, where: str, name: str, value: Any, *, fixed: bool = False) -> TensorSpec:
+    try:
+        array = as_array(value)
+    except (ValueError, TypeError) as error:
+        raise ModelError(
+            f"{type(model).__name__}: {where} cannot be a tensor ({error}). Define serving_signature() and say which "
+            "tensors it takes and gives."
+        ) from None
+    datatype = datatype_of(array)
+    if isinstance(value, float | list):
+        datatype = _WIDER.get(datatype, datatype)
+    shape = array.shape or (1,)
+    if array.ndim and not fixed:
+        shape = (-1, *shape[1:])
+    return TensorSpec(name, datatype, shape)
+
+
+def _stream_form(result: Any, streamed: Sequence[Any]) -> StreamForm:
+    """Tell whether what streamed are the elements of the result, or the result itself."""
+    if isinstance(result, Mapping | tuple):
+        return "result" if len(streamed) == 1 and isinstance(streamed[0], type(result)) else "values"
+    parts = [_shape(value) for value in streamed]
+    whole = _shape(result)
+    if whole and len(parts) == whole[0] and all(part == whole[1:] for part in parts):
+        return "elements"
+    return "result" if parts == [whole] else "values"
+
+
+def _shape(value: Any) -> tuple[int, ...] | None:
+    try:
+        return as_array(value).shape
+    except (ValueError, TypeError):
+        return None

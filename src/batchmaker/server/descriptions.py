@@ -1,0 +1,90 @@
+"""What the server says of itself and its models, in the JSON of the Open Inference Protocol and Triton's extensions."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import batchmaker
+from batchmaker.server.served import ServedModel
+from batchmaker.server.signature import TensorSpec
+
+PLATFORM: Final = "batchmaker"
+EXTENSIONS: Final = (
+    "binary_tensor_data",
+    "parameters",
+    "schedule_policy",
+    "statistics",
+    "model_repository",
+    "model_configuration",
+    "generate",
+)
+"""What is implemented, and nothing else."""
+
+
+def server_metadata() -> dict[str, Any]:
+    """GET /v2."""
+    return {"name": "batchmaker", "version": batchmaker.__version__, "extensions": EXTENSIONS}
+
+
+def model_metadata(model: ServedModel, versions: tuple[str, ...]) -> dict[str, Any]:
+    """GET /v2/models/M."""
+    return {
+        "name": model.name,
+        "versions": versions,
+        "platform": PLATFORM,
+        "inputs": [_tensor(spec) for spec in model.signature.inputs],
+        "outputs": [_tensor(spec) for spec in model.signature.outputs],
+    }
+
+
+def _tensor(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "datatype": spec.datatype, "shape": spec.shape}
+
+
+def model_config(model: ServedModel) -> dict[str, Any]:
+    """GET /v2/models/M/config. max_batch_size is 0: a request is one example, and batches are the engine's own."""
+    return {
+        "name": model.name,
+        "platform": PLATFORM,
+        "backend": PLATFORM,
+        "max_batch_size": 0,
+        "input": [{**_dims(spec), "optional": spec.optional} for spec in model.signature.inputs],
+        "output": [_dims(spec) for spec in model.signature.outputs],
+        "model_transaction_policy": {"decoupled": False},
+    }
+
+
+def _dims(spec: TensorSpec) -> dict[str, Any]:
+    datatype = "STRING" if spec.datatype == "BYTES" else spec.datatype
+    return {"name": spec.name, "data_type": f"TYPE_{datatype}", "dims": spec.shape}
+
+
+def model_statistics(model: ServedModel) -> dict[str, Any]:
+    """One entry of GET /v2/models/M/stats. An execution is one batched call of a cell."""
+    counts = model.statistics
+    done = counts.succeeded
+    times = (counts.queue_s, counts.input_s, counts.compute_s, counts.output_s)
+    failed = sum(counts.failed.values()) + sum(counts.refused.values())
+    return {
+        "name": model.name,
+        "version": model.version,
+        "last_inference": int(1e3 * counts.last_unix_s),
+        "inference_count": done,
+        "execution_count": model.port.stats.steps,
+        "inference_stats": {
+            "success": _duration(done, sum(times)),
+            "fail": _duration(failed, counts.failed_s),
+            "queue": _duration(done, counts.queue_s),
+            "compute_input": _duration(done, counts.input_s),
+            "compute_infer": _duration(done, counts.compute_s),
+            "compute_output": _duration(done, counts.output_s),
+            "cache_hit": _duration(0, 0.0),
+            "cache_miss": _duration(0, 0.0),
+        },
+        "batch_stats": [],
+        "memory_usage": [],
+    }
+
+
+def _duration(count: int, seconds: float) -> dict[str, int]:
+    return {"count": count, "ns": int(1e9 * seconds)}

@@ -1,0 +1,79 @@
+"""The only file of the server that calls the engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, cast, final
+
+from batchmaker.cells.model import Model
+from batchmaker.clock import RealClock
+from batchmaker.engine import DriverStats, Engine, StepSeen, Ticket
+from batchmaker.server.parameters import CallOptions
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What the engine of a model is made with; see Engine."""
+
+    policy: str | None = None
+    workers: int = 1
+    threads: int | None = None
+    max_nodes: int = 100_000
+
+
+@final
+class EnginePort:
+    """One engine with one model, started and proved."""
+
+    def __init__(self, model: Model, options: EngineOptions) -> None:
+        self._model = model
+        self._engine = Engine(
+            model, options.policy, workers=options.workers, threads=options.threads, max_nodes=options.max_nodes
+        )
+
+    def start(self) -> tuple[Any, list[Any]]:
+        """Start, and return what becomes of the example request: its result, and its values as they stream.
+
+        Both are None and empty where the model has no example request. Blocks while cells are materialised.
+        """
+        self._engine.start()
+        example = self._model.example_request
+        if example is None:
+            return None, []
+        result = self._engine.submit_future(example, deadline_ms=math.inf).result()
+        return result, list(self._engine.stream(example, deadline_ms=math.inf))  # type: ignore[arg-type]
+
+    def watch(
+        self, on_settled: Callable[[Ticket, BaseException | None], None], on_step: Callable[[StepSeen], None] | None
+    ) -> None:
+        """Call these from now on, in the engine's thread, with every answer and every finished step."""
+        self._engine.on_settled = on_settled
+        self._engine.observe(on_step)
+
+    def stop(self, *, drain: bool) -> None:
+        """Take no more requests; finish those accepted, or cancel them. Blocks until the engine has ended."""
+        self._engine.stop(drain=drain)
+
+    async def submit(self, request: Any, options: CallOptions) -> Any:
+        """Return a request's result. Cancelling the task that waits here frees the request's rows."""
+        return await self._engine.submit(request, deadline_ms=options.deadline_ms, priority=options.priority)
+
+    async def stream(self, request: Any, options: CallOptions) -> AsyncIterator[Any]:
+        """Yield a request's values as they come. Closing the iterator frees the request's rows."""
+        stream = cast(Any, self._engine.stream(request, deadline_ms=options.deadline_ms, priority=options.priority))
+        async with aclosing(aiter(stream)) as values:
+            async for value in values:
+                yield value
+
+    @property
+    def clock(self) -> RealClock:
+        """What the times of tickets and steps refer to."""
+        return self._engine.clock
+
+    @property
+    def stats(self) -> DriverStats:
+        """The engine's own counts."""
+        return self._engine.stats

@@ -1,0 +1,83 @@
+"""Why a call was not answered, in words that are no protocol's own: HTTP and gRPC each have a code for every kind."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import final
+
+from batchmaker.errors import (
+    BatchmakerError,
+    CancelledError,
+    CellError,
+    DeadlineError,
+    InvalidRequestError,
+    NodeLimitError,
+    RefusedError,
+    SavedModelError,
+    StoppedError,
+)
+
+
+class FaultKind(Enum):
+    """What went wrong, and by that who can mend it. The value is the reason under which metrics count it."""
+
+    INVALID = "BAD_REQUEST"
+    UNAUTHENTICATED = "UNAUTHENTICATED"
+    FORBIDDEN = "FORBIDDEN"
+    NOT_FOUND = "NOT_FOUND"
+    TOO_LARGE = "TOO_LARGE"
+    TOO_SLOW = "TOO_SLOW"
+    ENCODING = "ENCODING"
+    TOO_MANY = "RATE_LIMIT"
+    UNAVAILABLE = "REJECTED"
+    DEADLINE = "DEADLINE"
+    CANCELLED = "CANCELED"
+    UNSUPPORTED = "UNSUPPORTED"
+    INTERNAL = "BACKEND"
+
+
+@final
+class ServiceError(BatchmakerError):
+    """A call is refused or has failed. The message is for the client: what to mend, and nothing of the inside.
+
+    retry_after_s: when trying again may help; None where it never does.
+    """
+
+    def __init__(self, kind: FaultKind, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.retry_after_s = retry_after_s
+
+
+def invalid(message: str) -> ServiceError:
+    """Return the fault for a call that is wrong as it stands."""
+    return ServiceError(FaultKind.INVALID, message)
+
+
+def fault_of(error: BaseException) -> ServiceError:
+    """Return what a client hears of any error. Messages that quote the model's own code are left out."""
+    match error:
+        case ServiceError():
+            return error
+        case InvalidRequestError() if error.__cause__ is not None:
+            return invalid(
+                "the model cannot use this request. Check names, shapes and values against the model's metadata "
+                "(GET /v2/models/NAME)."
+            )
+        case InvalidRequestError() | NodeLimitError():
+            return invalid(str(error))
+        case DeadlineError():
+            return ServiceError(FaultKind.DEADLINE, "the deadline passed before the request was done")
+        case CancelledError():
+            return ServiceError(FaultKind.CANCELLED, "the request was given up")
+        case CellError():
+            return ServiceError(FaultKind.INTERNAL, "the model failed while it computed this request")
+        case RefusedError():
+            return ServiceError(
+                FaultKind.UNAVAILABLE, "the deadline cannot be met with what is waiting now", retry_after_s=1.0
+            )
+        case StoppedError():
+            return ServiceError(FaultKind.UNAVAILABLE, "the model is being stopped", retry_after_s=1.0)
+        case SavedModelError():
+            return ServiceError(FaultKind.INTERNAL, "the model cannot be loaded; the server's log says why")
+    return ServiceError(FaultKind.INTERNAL, "the server failed; its log says more under this request's id")

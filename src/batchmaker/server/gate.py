@@ -1,0 +1,138 @@
+"""What every HTTP call passes: its id, its key, its span, its line in the log, and the answer to its errors."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import re
+import secrets
+import time
+from typing import Any, Final, final
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from batchmaker.server.answers import STATUS, error_answer, fault_answer
+from batchmaker.server.auth import KeyRing
+from batchmaker.server.faults import FaultKind, ServiceError
+from batchmaker.server.spans import Spans
+
+_LOG = logging.getLogger("batchmaker.server")
+_REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
+_OPEN_PATHS: Final = frozenset({"/v2/health/live", "/v2/health/ready"})
+"""Probes have no key."""
+
+
+@final
+class Gate:
+    """An ASGI application around another: nothing that is raised inside leaves it."""
+
+    def __init__(self, app: ASGIApp, keys: KeyRing, spans: Spans, *, log_access: bool) -> None:
+        self._app = app
+        self._keys = keys
+        self._spans = spans
+        self._log_access = log_access
+        self._prefix = secrets.token_hex(4)
+        self._numbers = itertools.count(1)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        call = _Call(scope, send, self._request_id(scope))
+        begin = time.perf_counter()
+        if self._spans.enabled:
+            carrier = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+            attributes = {"http.request.method": scope["method"], "url.path": scope["path"]}
+            with self._spans.call(f"{scope['method']} {scope['path']}", carrier, attributes) as span:
+                await self._answer(call, receive)
+                span.set_attribute("http.response.status_code", call.status)
+                span.set_attribute("batchmaker.request_id", call.request_id)
+        else:
+            await self._answer(call, receive)
+        if self._log_access or call.status >= 500:
+            self._log(call, time.perf_counter() - begin)
+
+    def _request_id(self, scope: Scope) -> str:
+        """Return the id that the client gave in X-Request-Id, or a new one."""
+        for name, value in scope["headers"]:
+            if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
+                return str(value.decode("ascii"))
+        return f"{self._prefix}-{next(self._numbers)}"
+
+    async def _answer(self, call: _Call, receive: Receive) -> None:
+        try:
+            if call.scope["path"] not in _OPEN_PATHS:
+                call.caller = self._keys.caller(_key(call.scope))
+            call.scope["app"] = self  # so that the router raises what it does not find
+            call.scope["state"] = {"request_id": call.request_id, "caller": call.caller}
+            await self._app(call.scope, receive, call.send)
+        except ServiceError as fault:
+            if fault.kind is FaultKind.CANCELLED:
+                call.status = STATUS[fault.kind]  # nobody is there to be answered
+            else:
+                await call.fail(receive, fault_answer(fault))
+        except HTTPException as error:
+            await call.fail(receive, _routing_error(call.scope, error))
+        except asyncio.CancelledError:  # the server stops, and this call has had its time
+            await call.fail(
+                receive, fault_answer(ServiceError(FaultKind.UNAVAILABLE, "the server is shutting down", 1.0))
+            )
+        except Exception as error:
+            if not isinstance(error, ConnectionError):
+                _LOG.exception("call failed", extra={"request_id": call.request_id, "path": call.scope["path"]})
+            await call.fail(receive, error_answer(500, "the server failed; its log says more under this request's id"))
+
+    def _log(self, call: _Call, seconds: float) -> None:
+        level = logging.WARNING if call.status >= 500 else logging.INFO
+        client = call.scope.get("client")
+        detail = {
+            "request_id": call.request_id, "method": call.scope["method"], "path": call.scope["path"],
+            "status": call.status, "ms": round(1e3 * seconds, 3), "client": client[0] if client else "",
+            "caller": call.caller,
+        }  # fmt: skip
+        _LOG.log(level, "call", extra=detail)
+
+
+@final
+class _Call:
+    """One call, and what has been answered so far."""
+
+    __slots__ = ("_send", "caller", "request_id", "scope", "status")
+
+    def __init__(self, scope: Scope, send: Send, request_id: str) -> None:
+        self.scope = scope
+        self.request_id = request_id
+        self.caller = ""
+        self.status = 0
+        self._send = send
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [*message["headers"], (b"x-request-id", self.request_id.encode("ascii"))]
+        await self._send(message)
+
+    async def fail(self, receive: Receive, answer: Any) -> None:
+        """Answer with an error. If an answer has begun, break it off, so that it cannot be taken for a whole one."""
+        if self.status:
+            raise ConnectionAbortedError("an answer that had begun could not be finished")
+        await answer(self.scope, receive, self.send)
+
+
+def _key(scope: Scope) -> str | None:
+    """Return the API key in a call's headers."""
+    for name, value in scope["headers"]:
+        if name == b"x-api-key":
+            return str(value.decode("latin-1"))
+        if name == b"authorization" and value[:7].lower() == b"bearer ":
+            return str(value[7:].strip().decode("latin-1"))
+    return None
+
+
+def _routing_error(scope: Scope, error: HTTPException) -> Any:
+    if error.status_code == 404:
+        return error_answer(404, f"there is no {scope['method']} {scope['path'][:128]} here; see GET /v2")
+    if error.status_code == 405:
+        return error_answer(405, f"{scope['method']} is not allowed here", error.headers)
+    return error_answer(error.status_code, str(error.detail), error.headers)

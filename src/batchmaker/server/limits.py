@@ -1,0 +1,30 @@
+"""How much one client, and all of them together, may ask for."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Bounds that hold whatever arrives; with them the server's memory is bounded.
+
+    max_body_bytes: of one request. max_total_body_bytes: of all requests read and not answered. max_in_flight: requests
+    of one model accepted and not answered; more are refused with "try again". max_streams: open streams, all models.
+    max_connections: of all clients. max_head_bytes: of a request's line and headers. max_sequence: elements along any
+    variable dimension of an input. max_tensors: inputs of one request. max_nodes: cells of one request. body_seconds:
+    to send a whole request, from its first byte. write_seconds: until a client takes what was sent. drain_seconds:
+    to finish what was accepted, once told to stop or to unload.
+    """
+
+    max_body_bytes: int = 16 << 20
+    max_total_body_bytes: int = 256 << 20
+    max_in_flight: int = 1024
+    max_streams: int = 512
+    max_connections: int = 4096
+    max_head_bytes: int = 64 << 10
+    max_sequence: int = 100_000
+    max_tensors: int = 64
+    max_nodes: int = 100_000
+    body_seconds: float = 30.0
+    write_seconds: float = 30.0
+    drain_seconds: float = 30.0

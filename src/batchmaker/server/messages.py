@@ -1,0 +1,42 @@
+"""An inference as it is asked for and answered, in no protocol's own form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from batchmaker.server.tensors import Tensor
+
+Parameter = bool | int | float | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class WantedOutput:
+    """An output that the client names. binary: how it wants it sent; None leaves that to the whole request."""
+
+    name: str
+    binary: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InferRequest:
+    """What a client asks of a model. outputs: empty for all. parameters: the client's, reserved ones included."""
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[WantedOutput, ...] = ()
+    id: str = ""
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class InferResponse:
+    """What a model answered: the outputs asked for, in the order asked for, or one part of a stream.
+
+    single: names of outputs that are one value, and not a list that happens to have one.
+    """
+
+    model: str
+    version: str
+    outputs: tuple[Tensor, ...]
+    id: str = ""
+    single: frozenset[str] = frozenset()

@@ -1,0 +1,1 @@
+"""HTTP routes, by what they are about. Each file has a function that makes its routes for a Site."""

@@ -1,0 +1,76 @@
+"""Inference: tensors in, tensors out; and `generate`, with plain JSON instead of tensors, at once or as events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from batchmaker.server.answers import EventStream, encoded
+from batchmaker.server.bodies import HEADER_LENGTH, read_infer, write_infer
+from batchmaker.server.generate_body import read_generate, write_generate
+from batchmaker.server.messages import InferRequest, InferResponse
+from batchmaker.server.parts import Site, named_model
+from batchmaker.server.reading import unless_gone
+
+
+def infer_routes(site: Site) -> list[Route]:
+    """infer, generate and generate_stream, for the newest version of a model or one that is named."""
+    service = site.service
+
+    async def infer(request: Request) -> Response:
+        name, version = named_model(request)
+        service.check_room(name, version)
+        with site.bodies.holding() as held:
+            body = await held.read(request)
+            asked = read_infer(body, request.headers.get(HEADER_LENGTH), service.limits)
+            response = await unless_gone(request.receive, service.infer(name, version, asked))
+        content, json_length = write_infer(response, asked)
+        if json_length is None:
+            return encoded(content)
+        return Response(content, media_type="application/octet-stream", headers={HEADER_LENGTH: str(json_length)})
+
+    async def read_asked(request: Request) -> InferRequest:
+        name, version = named_model(request)
+        service.check_room(name, version)
+        with site.bodies.holding() as held:
+            return read_generate(await held.read(request), service.repository.get(name, version).signature)
+
+    async def generate(request: Request) -> Response:
+        asked = await read_asked(request)
+        return encoded(write_generate(await unless_gone(request.receive, service.infer(*named_model(request), asked))))
+
+    async def generate_stream(request: Request) -> Response:
+        asked = await read_asked(request)
+        parts = service.stream(*named_model(request), asked)
+        first = await unless_gone(request.receive, _first(parts))  # its errors still have a status of their own
+        return EventStream(_encoded_parts(first, parts), service.limits.write_seconds)
+
+    return [
+        route
+        for prefix in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
+        for route in (
+            Route(f"{prefix}/infer", infer, methods=["POST"]),
+            Route(f"{prefix}/generate", generate, methods=["POST"]),
+            Route(f"{prefix}/generate_stream", generate_stream, methods=["POST"]),
+        )
+    ]
+
+
+async def _first(parts: AsyncIterator[InferResponse]) -> list[InferResponse]:
+    """Return the first part, in a list that is empty if there is none."""
+    try:
+        return [await anext(parts)]
+    except StopAsyncIteration:
+        return []
+
+
+async def _encoded_parts(first: list[InferResponse], rest: AsyncIterator[InferResponse]) -> AsyncIterator[bytes]:
+    async with aclosing(rest) as parts:  # type: ignore[type-var]
+        for part in first:
+            yield write_generate(part)
+        async for part in parts:
+            yield write_generate(part)

@@ -1,0 +1,43 @@
+"""What the server says of itself and its models."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from batchmaker.server.answers import as_json
+from batchmaker.server.descriptions import model_config, model_metadata, model_statistics, server_metadata
+from batchmaker.server.parts import Site, named_model
+
+
+def model_routes(site: Site) -> list[Route]:
+    """Metadata, configuration and statistics."""
+    repository = site.service.repository
+
+    async def server(request: Request) -> Response:
+        return as_json(server_metadata())
+
+    async def metadata(request: Request) -> Response:
+        served = repository.get(*named_model(request))
+        return as_json(model_metadata(served, repository.versions(served.name)))
+
+    async def config(request: Request) -> Response:
+        return as_json(model_config(repository.get(*named_model(request))))
+
+    async def statistics(request: Request) -> Response:
+        return as_json({"model_stats": [model_statistics(repository.get(*named_model(request)))]})
+
+    async def all_statistics(request: Request) -> Response:
+        return as_json({"model_stats": [model_statistics(model) for model in repository.models()]})
+
+    return [
+        Route("/v2", server),
+        Route("/v2/models/stats", all_statistics),
+        Route("/v2/models/{model}", metadata),
+        Route("/v2/models/{model}/versions/{version}", metadata),
+        Route("/v2/models/{model}/config", config),
+        Route("/v2/models/{model}/versions/{version}/config", config),
+        Route("/v2/models/{model}/stats", statistics),
+        Route("/v2/models/{model}/versions/{version}/stats", statistics),
+    ]

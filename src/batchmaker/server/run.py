@@ -1,0 +1,168 @@
+"""The server as a process: from its settings to its last answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, final
+
+import uvicorn
+import uvloop
+
+from batchmaker.errors import OptionError
+from batchmaker.server import logs
+from batchmaker.server.auth import KeyRing, read_keys
+from batchmaker.server.config import Config, check_config
+from batchmaker.server.http import make_app
+from batchmaker.server.protocol import limited_protocol
+from batchmaker.server.repository import Repository
+from batchmaker.server.service import Service
+from batchmaker.server.spans import Spans
+
+_LOG = logging.getLogger("batchmaker.server")
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_LAST_WRITES_S: Final = 5
+_KEEP_ALIVE_S: Final = 75
+
+OnReady = Callable[[str, list[str]], None]
+"""Called with the server's address and the names of its models once requests are taken."""
+
+
+def serve(config: Config, on_ready: OnReady) -> bool:
+    """Serve until SIGTERM or SIGINT, then finish what was accepted. Returns whether all of it was.
+
+    Raises OptionError for settings that cannot be used, and what loading a model raises.
+    """
+    check_config(config)
+    keys = KeyRing(
+        read_keys(None if config.auth.keys is None else Path(config.auth.keys)),
+        config.auth.rate,
+        config.auth.burst,
+        frozenset(config.auth.control_keys),
+    )
+    repository = Repository(config.entries(), config.limits, config.versions, config.trace_steps)
+    with contextlib.closing(_bind(config)) as listener:
+        logs.configure(config.log.level)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_serve(config, repository, keys, listener, on_ready))
+
+
+async def _serve(
+    config: Config, repository: Repository, keys: KeyRing, listener: socket.socket, on_ready: OnReady
+) -> bool:
+    if keys.open and config.host not in ("127.0.0.1", "::1", "localhost"):
+        _LOG.warning("anybody who reaches this address may call; set API keys", extra={"host": config.host})
+    service = Service(repository, config.limits)
+    server = _make_server(config, service, keys, Spans(enabled=config.log.spans))
+    try:
+        await repository.load_all()
+        stop = _Stop(service, server)
+        stop.on_signals(asyncio.get_running_loop())
+        host, port = listener.getsockname()[:2]
+        scheme = "http" if config.tls.cert is None else "https"
+        address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+        server.on_started = lambda: on_ready(address, sorted({model.name for model in repository.models()}))
+        await server.serve(sockets=[listener])
+        return stop.finished
+    finally:
+        await repository.close(0.0)
+
+
+def _bind(config: Config) -> socket.socket:
+    """Return a socket with the server's address, which does not listen yet. OptionError if it cannot be had."""
+    listener = socket.socket(socket.AF_INET6 if ":" in config.host else socket.AF_INET)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # clients inherit both: one that has vanished
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # without a word, or takes nothing, is noticed
+            milliseconds = int(1e3 * config.limits.write_seconds)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+        listener.bind((config.host, config.port))
+    except OSError as error:
+        listener.close()
+        raise OptionError(
+            f"{config.host}:{config.port} cannot be used ({error.strerror or error}). Give another --port or --host; "
+            "port 0 takes any that is free."
+        ) from None
+    return listener
+
+
+def _make_server(config: Config, service: Service, keys: KeyRing, spans: Spans) -> _Server:
+    app = make_app(service, keys, spans, log_access=config.log.access)
+    settings = uvicorn.Config(
+        app,
+        http=limited_protocol(config.limits),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_LAST_WRITES_S,
+        limit_concurrency=config.limits.max_connections,
+        ssl_certfile=config.tls.cert,
+        ssl_keyfile=config.tls.key,
+    )
+    try:
+        settings.load()
+    except OSError as error:
+        raise OptionError(f"the TLS certificate or key cannot be used: {error}") from None
+    return _Server(settings)
+
+
+@final
+class _Server(uvicorn.Server):
+    """uvicorn, which leaves signals to us and says when it listens."""
+
+    on_started: Callable[[], None] = staticmethod(lambda: None)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.on_started()
+
+
+@final
+class _Stop:
+    """Refuses what is new, finishes what was accepted and ends, at a signal. A second one ends at once."""
+
+    def __init__(self, service: Service, server: _Server) -> None:
+        self._service = service
+        self._server = server
+        self._draining: asyncio.Task[None] | None = None
+        self.finished = True
+
+    def on_signals(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Act on SIGTERM and SIGINT from now on."""
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._signalled)
+
+    def _signalled(self) -> None:
+        if self._draining is None:
+            self._draining = asyncio.ensure_future(self._drain())
+            return
+        self.finished = False
+        self._server.should_exit = self._server.force_exit = True
+
+    async def _drain(self) -> None:
+        repository = self._service.repository
+        self._service.drain()
+        _LOG.info("stopping", extra={"in_flight": repository.in_flight})
+        end = time.monotonic() + self._service.limits.drain_seconds
+        while repository.in_flight and time.monotonic() < end:
+            await asyncio.sleep(0.02)
+        if repository.in_flight:
+            _LOG.warning("gave up on requests", extra={"in_flight": repository.in_flight})
+            self.finished = False
+            await repository.close(0.0)
+        self._server.should_exit = True

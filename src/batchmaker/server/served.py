@@ -1,0 +1,165 @@
+"""One version of one model, being served."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any, final
+
+from batchmaker.cells.model import Model
+from batchmaker.engine import StepSeen, Ticket
+from batchmaker.errors import BatchmakerError, StoppedError
+from batchmaker.observe.chrome_trace import StepRing
+from batchmaker.server.derive import signature_of
+from batchmaker.server.engine_port import EngineOptions, EnginePort
+from batchmaker.server.faults import FaultKind, ServiceError, fault_of
+from batchmaker.server.limits import Limits
+from batchmaker.server.messages import InferRequest, InferResponse
+from batchmaker.server.parameters import CallOptions, call_options
+from batchmaker.server.signature import Signature
+from batchmaker.server.statistics import ModelStatistics
+from batchmaker.server.tensors import Tensor
+
+_LOG = logging.getLogger("batchmaker.server")
+RETRY_AFTER_S = 1.0
+
+
+@final
+class ServedModel:
+    """A model version with its engine: takes requests until it is closed, and then finishes those that it took."""
+
+    def __init__(
+        self, name: str, version: str, model: Model, options: EngineOptions, limits: Limits, trace_steps: int
+    ) -> None:
+        """Load: the engine starts and the example request is proved. Blocks. Raises what that raises."""
+        self.name = name
+        self.version = version
+        self._limits = limits
+        self._port = EnginePort(model, options)
+        try:
+            self.signature: Signature = signature_of(model, *self._port.start())
+        except BaseException:
+            self._port.stop(drain=False)
+            raise
+        self.statistics = ModelStatistics()
+        self.steps = StepRing(trace_steps)
+        self._closing = False
+        self._failed = False
+        self._port.watch(self._settled, self._stepped if trace_steps else None)
+
+    def _settled(self, ticket: Ticket, error: BaseException | None) -> None:
+        self.statistics.note_settled(ticket, error)
+
+    def _stepped(self, step: StepSeen) -> None:
+        self.statistics.note_step(step)
+        self.steps.add(step)
+
+    @property
+    def ready(self) -> bool:
+        """Whether it takes requests."""
+        return not (self._closing or self._failed)
+
+    @property
+    def port(self) -> EnginePort:
+        """The engine, for those who look on."""
+        return self._port
+
+    def check_room(self) -> None:
+        """Raise UNAVAILABLE, with when to try again, if no more requests are taken now."""
+        if not self.ready:
+            raise ServiceError(FaultKind.UNAVAILABLE, f"model {self.name!r} is being stopped", RETRY_AFTER_S)
+        if self.statistics.in_flight >= self._limits.max_in_flight:
+            raise ServiceError(
+                FaultKind.UNAVAILABLE,
+                f"model {self.name!r} has {self._limits.max_in_flight} requests in flight and takes no more now; "
+                "try again later",
+                RETRY_AFTER_S,
+            )
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        """Return a request's answer. Raises ServiceError; cancelling the caller's task frees the request's rows."""
+        begin = time.perf_counter()
+        data, options = self._accept(request)
+        submitted = time.perf_counter()
+        result = await self._guarded(self._port.submit(data, options))
+        answered = time.perf_counter()
+        outputs = self._tensors(self.signature.to_outputs, result, request.outputs)
+        statistics = self.statistics
+        statistics.first_response_ms.add(1e3 * (answered - begin))
+        statistics.input_s += submitted - begin
+        statistics.output_s += time.perf_counter() - answered
+        return InferResponse(self.name, self.version, outputs, request.id, self.signature.single_outputs)
+
+    async def stream(self, request: InferRequest) -> AsyncIterator[InferResponse]:
+        """Yield a request's values as they are computed; see Signature.to_part. Otherwise as `infer`."""
+        begin = time.perf_counter()
+        data, options = self._accept(request)
+        first, single = True, self.signature.single_parts
+        async with aclosing(self._port.stream(data, options)) as values:  # type: ignore[type-var]
+            while True:
+                try:
+                    value = await self._guarded(anext(values))
+                except StopAsyncIteration:
+                    return
+                if first:
+                    self.statistics.first_response_ms.add(1e3 * (time.perf_counter() - begin))
+                    first = False
+                outputs = self._tensors(self.signature.to_part, value)
+                yield InferResponse(self.name, self.version, outputs, request.id, single)
+
+    def _accept(self, request: InferRequest) -> tuple[Any, CallOptions]:
+        """Count a request as accepted and return what the engine gets. Raises ServiceError for what is refused."""
+        try:
+            self.check_room()
+            options = call_options(request.parameters)
+            self.signature.check_outputs(request.outputs)
+            data = self.signature.to_request(request.inputs, self._limits)
+        except ServiceError as fault:
+            self.statistics.refused[fault.kind] += 1
+            raise
+        self.statistics.accepted += 1
+        return data, options
+
+    async def _guarded(self, work: Any) -> Any:
+        """Await the engine; its errors become faults, and the log says what the client is not told."""
+        try:
+            return await work
+        except (asyncio.CancelledError, StopAsyncIteration):
+            raise
+        except Exception as error:
+            if isinstance(error, StoppedError) and not self._closing:
+                self._failed = True
+            if not isinstance(error, BatchmakerError):
+                self.statistics.accepted -= 1  # the engine never had it
+            fault = fault_of(error)
+            if self._closing and fault.kind is FaultKind.CANCELLED:
+                fault = ServiceError(
+                    FaultKind.UNAVAILABLE, "the server stopped before the request was done", RETRY_AFTER_S
+                )
+            if fault.kind is FaultKind.INTERNAL or error.__cause__ is not None:
+                _LOG.warning("request failed", extra={"model": self.name, "error": f"{type(error).__name__}: {error}"})
+            raise fault from error
+
+    def _tensors(self, form: Callable[..., tuple[Tensor, ...]], *values: Any) -> tuple[Tensor, ...]:
+        try:
+            return form(*values)
+        except (ValueError, TypeError, KeyError) as error:
+            _LOG.warning("result does not fit the signature", extra={"model": self.name, "error": str(error)})
+            raise ServiceError(FaultKind.INTERNAL, "the model's result does not fit its own signature") from error
+
+    def refuse(self) -> None:
+        """From now on take no more requests; those taken go on."""
+        self._closing = True
+
+    async def close(self, within_s: float) -> bool:
+        """Take no more requests, finish those taken, for `within_s` at most, and end. Returns whether all were done."""
+        self.refuse()
+        end = time.monotonic() + within_s
+        while self.statistics.in_flight and not self._failed and time.monotonic() < end:
+            await asyncio.sleep(0.02)
+        done = self.statistics.in_flight == 0
+        await asyncio.to_thread(self._port.stop, drain=done)
+        return done

@@ -1,0 +1,63 @@
+"""What a server does with a call, whatever protocol it came by."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import final
+
+from batchmaker.server.faults import FaultKind, ServiceError
+from batchmaker.server.limits import Limits
+from batchmaker.server.messages import InferRequest, InferResponse
+from batchmaker.server.repository import Repository
+
+
+@final
+class Service:
+    """Models behind limits. Used from one event loop."""
+
+    def __init__(self, repository: Repository, limits: Limits) -> None:
+        self.repository = repository
+        self.limits = limits
+        self.num_streams = 0
+        self._draining = False
+
+    def drain(self) -> None:
+        """From now on refuse what is new; what was accepted goes on."""
+        self._draining = True
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are taken."""
+        return not self._draining and self.repository.ready
+
+    def check_room(self, model: str, version: str | None) -> None:
+        """Raise the ServiceError that a request for this model would meet now, before the work of reading it."""
+        if self._draining:
+            raise ServiceError(FaultKind.UNAVAILABLE, "the server is shutting down", retry_after_s=1.0)
+        served = self.repository.get(model, version)
+        try:
+            served.check_room()
+        except ServiceError as fault:
+            served.statistics.refused[fault.kind] += 1
+            raise
+
+    async def infer(self, model: str, version: str | None, request: InferRequest) -> InferResponse:
+        """Return a model's answer. Raises ServiceError. Cancelling the task that waits here gives the request up."""
+        self.check_room(model, version)
+        return await self.repository.get(model, version).infer(request)
+
+    async def stream(self, model: str, version: str | None, request: InferRequest) -> AsyncIterator[InferResponse]:
+        """Yield a model's values as they are computed. Raises ServiceError. Closing the iterator gives it up."""
+        self.check_room(model, version)
+        if self.num_streams >= self.limits.max_streams:
+            raise ServiceError(
+                FaultKind.UNAVAILABLE, f"{self.limits.max_streams} streams are open; try again later", 1.0
+            )
+        self.num_streams += 1
+        try:
+            async with aclosing(self.repository.get(model, version).stream(request)) as parts:  # type: ignore[type-var]
+                async for part in parts:
+                    yield part
+        finally:
+            self.num_streams -= 1

@@ -1,0 +1,212 @@
+"""How a model's request and result appear as named tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from batchmaker.server.faults import invalid
+from batchmaker.server.limits import Limits
+from batchmaker.server.messages import WantedOutput
+from batchmaker.server.tensors import NUMPY, Tensor, kind_of
+
+RequestForm = Literal["value", "keys"]
+ResultForm = Literal["value", "items", "keys"]
+StreamForm = Literal["elements", "result", "values"]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Name, datatype and shape of an input or output; -1 for a dimension that varies.
+
+    A shape of (1,) is a single number or string, which the model gets and gives as such. optional: an input that a
+    client may leave out.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    optional: bool = False
+
+    @property
+    def single(self) -> bool:
+        return self.shape == (1,)
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a model takes and gives.
+
+    request: the model's request is the only input itself ("value"), or a dict of the inputs given ("keys"). alone: an
+    input which, given without any other, is the request itself. result: it is the only output ("value"), or holds the
+    outputs in order ("items") or by name ("keys"). stream: what streams are elements of the only output along its
+    first dimension, or the result as a whole, or values that are in no output.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    request: RequestForm = "keys"
+    result: ResultForm = "value"
+    stream: StreamForm = "result"
+    alone: str | None = None
+
+    @property
+    def single_outputs(self) -> frozenset[str]:
+        """Names of outputs that are one value each."""
+        return frozenset(spec.name for spec in self.outputs if spec.single)
+
+    @property
+    def single_parts(self) -> frozenset[str]:
+        """Names of what is one value in each part of a stream."""
+        if self.stream == "elements":
+            return frozenset(spec.name for spec in self.outputs if len(spec.shape) == 1)
+        return self.single_outputs
+
+    def to_request(self, tensors: Sequence[Tensor], limits: Limits) -> Any:
+        """Return what the model's `unfold` is given. INVALID unless the tensors are those that it takes."""
+        given: dict[str, Any] = {}
+        specs = {spec.name: spec for spec in self.inputs}
+        for tensor in tensors:
+            if tensor.name not in specs:
+                raise invalid(f"unknown input {tensor.name[:64]!r}; the inputs are {_listed(self.inputs)}")
+            if tensor.name in given:
+                raise invalid(f"input {tensor.name!r} is given twice")
+            given[tensor.name] = _input_value(specs[tensor.name], tensor, limits)
+        missing = [spec.name for spec in self.inputs if not spec.optional and spec.name not in given]
+        if missing:
+            raise invalid(f"input {missing[0]!r} is missing; the inputs are {_listed(self.inputs)}")
+        if self.request == "value":
+            return given[self.inputs[0].name]
+        return given[self.alone] if self.alone is not None and set(given) == {self.alone} else given
+
+    def check_outputs(self, wanted: Sequence[WantedOutput]) -> None:
+        """Raise INVALID for an output that the model does not give."""
+        known = {spec.name for spec in self.outputs}
+        for output in wanted:
+            if output.name not in known:
+                raise invalid(f"unknown output {output.name[:64]!r}; the outputs are {_listed(self.outputs)}")
+
+    def to_outputs(self, result: Any, wanted: Sequence[WantedOutput] = ()) -> tuple[Tensor, ...]:
+        """Return a result as tensors: all, or those wanted in their order."""
+        if self.result == "value":
+            values: list[Any] = [result]
+        elif self.result == "items":
+            values = list(result)
+        else:
+            values = [result[spec.name] for spec in self.outputs]
+        tensors = {spec.name: output_tensor(spec, value) for spec, value in zip(self.outputs, values, strict=True)}
+        return tuple(tensors[output.name] for output in wanted) if wanted else tuple(tensors.values())
+
+    def to_part(self, value: Any) -> tuple[Tensor, ...]:
+        """Return one streamed value as tensors. Parts of a streamed sequence put in a row are the output as a whole."""
+        if self.stream == "result":
+            return self.to_outputs(value)
+        if self.stream == "elements":
+            spec = self.outputs[0]
+            return (Tensor(spec.name, spec.datatype, as_array(value).astype(NUMPY[spec.datatype])[None]),)
+        items = value if isinstance(value, list | tuple) else [value]
+        arrays = [as_array(item) for item in items]
+        return tuple(
+            Tensor(f"output_{index}", datatype_of(array), array if array.ndim else array[None])
+            for index, array in enumerate(arrays)
+        )
+
+
+@runtime_checkable
+class DeclaresSignature(Protocol):
+    """A model that says itself how it appears as tensors, where its example request does not tell."""
+
+    def serving_signature(self) -> Signature: ...
+
+
+def _listed(specs: Sequence[TensorSpec]) -> str:
+    return ", ".join(repr(spec.name) + (" (optional)" if spec.optional else "") for spec in specs)
+
+
+def _input_value(spec: TensorSpec, tensor: Tensor, limits: Limits) -> Any:
+    """Return one input as the model gets it: an array, or a list of strings, or a single one of either."""
+    if kind_of(spec.datatype) != kind_of(tensor.datatype):
+        raise invalid(f"input {spec.name!r}: got {tensor.datatype}, expected {spec.datatype}")
+    shape = tensor.shape
+    if spec.single and shape == ():
+        shape = (1,)
+    fits = len(shape) == len(spec.shape) and all(want in (-1, got) for got, want in zip(shape, spec.shape, strict=True))
+    if not fits:
+        raise invalid(
+            f"input {spec.name!r}: got shape {list(tensor.shape)}, expected {list(spec.shape)} (-1: any size)"
+        )
+    if any(size > limits.max_sequence for size in shape):
+        raise invalid(f"input {spec.name!r}: a dimension of {max(shape)} is more than {limits.max_sequence}")
+    if spec.datatype == "BYTES":
+        strings = _strings(spec.name, tensor.data)
+        return strings[0] if spec.single else strings
+    data = _converted(spec, tensor)
+    return data.reshape(()).item() if spec.single else data
+
+
+def _strings(name: str, data: NDArray[Any]) -> list[str]:
+    try:
+        return [item.decode() for item in data.reshape(-1)]
+    except UnicodeDecodeError:
+        raise invalid(f"input {name!r}: a string is not UTF-8") from None
+
+
+def _converted(spec: TensorSpec, tensor: Tensor) -> NDArray[Any]:
+    """Return the data in the spec's datatype, which is of the same kind. INVALID for an integer that does not fit."""
+    dtype = NUMPY[spec.datatype]
+    if tensor.data.dtype == dtype:
+        return tensor.data
+    if dtype.kind in "iu" and tensor.data.size:
+        low, high = int(tensor.data.min()), int(tensor.data.max())
+        bounds = np.iinfo(dtype)
+        if low < bounds.min or high > bounds.max:
+            raise invalid(f"input {spec.name!r}: {low if low < bounds.min else high} does not fit in {spec.datatype}")
+    with np.errstate(over="ignore"):
+        return tensor.data.astype(dtype)
+
+
+# --- results --------------------------------------------------------------------------------------------------------
+
+
+def as_array(value: Any) -> NDArray[Any]:
+    """Return a tensor, number, string, or a list of them as an array. ValueError for what is none."""
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu()
+        return np.asarray(value.float() if value.dtype == torch.bfloat16 else value)
+    if isinstance(value, list | tuple) and value and isinstance(value[0], torch.Tensor):
+        return np.stack([as_array(item) for item in value])
+    if isinstance(value, str | bytes):
+        return _bytes_array([value])[0:1].reshape(())
+    array = np.asarray(value)
+    if array.dtype.kind in "US":
+        return _bytes_array(array.reshape(-1).tolist()).reshape(array.shape)
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"{type(value).__name__} is no tensor")
+    return array
+
+
+def _bytes_array(items: Sequence[str | bytes]) -> NDArray[Any]:
+    array = np.empty(len(items), object)
+    array[:] = [item.encode() if isinstance(item, str) else item for item in items]
+    return array
+
+
+_DATATYPE_OF = {dtype.newbyteorder("="): name for name, dtype in NUMPY.items() if name != "BF16"}
+
+
+def datatype_of(array: NDArray[Any]) -> str:
+    """Return the datatype in which an array is sent. bfloat16 arrives here as float32, and is sent as that: FP32."""
+    return _DATATYPE_OF[array.dtype.newbyteorder("=")]
+
+
+def output_tensor(spec: TensorSpec, value: Any) -> Tensor:
+    """Return one output as a tensor of its declared datatype; a single value has the shape [1]."""
+    array = as_array(value)
+    if array.ndim == 0:
+        array = array[None]
+    return Tensor(spec.name, spec.datatype, array.astype(NUMPY[spec.datatype], copy=False))

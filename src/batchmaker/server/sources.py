@@ -1,0 +1,140 @@
+"""Where models come from: built-in networks, directories of saved models, and folders that hold many of those."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol, final
+
+from batchmaker import models
+from batchmaker.cells.model import Model
+from batchmaker.cells.saved import load
+from batchmaker.cells.saved.manifest import MANIFEST
+from batchmaker.errors import OptionError, unknown_name
+
+Versions = Mapping[str, Callable[[], Model]]
+"""Version ("1", "2", ...) -> what makes the model."""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", re.ASCII)
+_VERSION: Final = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
+_ALIAS: Final = re.compile(r"([^=:/]+)=(.+)", re.DOTALL)
+_RESERVED: Final = {"stats"}
+"""Names that are part of a route."""
+
+
+class Source(Protocol):
+    """Something that has models. What clients send never reaches it: it says what it has, and they choose by name."""
+
+    def scan(self) -> Mapping[str, Versions]:
+        """Return the models that are there now, by name."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class BuiltIn:
+    """A network of the papers, with random weights, as version 1."""
+
+    name: str
+    network: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def scan(self) -> Mapping[str, Versions]:
+        return {self.name: {"1": lambda: models.make(self.network, **self.options)}}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SavedDirectory:
+    """A directory that `batchmaker.save` wrote, as version 1, or one with such directories named 1, 2, ..."""
+
+    name: str
+    path: Path
+
+    def scan(self) -> Mapping[str, Versions]:
+        return {self.name: _versions(self.path)}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RepositoryRoot:
+    """A folder of saved models: NAME/ or NAME/VERSION/. What is added later is found at the next scan."""
+
+    path: Path
+
+    def scan(self) -> Mapping[str, Versions]:
+        folders = sorted(path for path in self.path.iterdir() if path.is_dir() and is_name(path.name))
+        found = {folder.name: _versions(folder) for folder in folders}
+        return {name: versions for name, versions in found.items() if versions}
+
+
+def is_name(name: str) -> bool:
+    """Whether a model may have this name."""
+    return _NAME.fullmatch(name) is not None and name not in _RESERVED
+
+
+def _versions(folder: Path) -> Versions:
+    if (folder / MANIFEST).is_file():
+        return {"1": lambda: load(folder)}
+    inner = [path for path in folder.iterdir() if _VERSION.fullmatch(path.name) and (path / MANIFEST).is_file()]
+    return {path.name: lambda path=path: load(path) for path in inner}  # type: ignore[misc]
+
+
+def parse_source(text: str, options: Mapping[str, Any] | None = None, name: str | None = None) -> Source:
+    """Return the source that a text names: `lstm`, `lstm:hidden=256,layers=2`, a directory, or `NAME=` one of these.
+
+    options, name: as given apart from the text. Raises OptionError where nothing of that name is there.
+    """
+    alias = _ALIAS.fullmatch(text)
+    if alias is not None:
+        name, text = alias[1], alias[2]
+    network, _, listed = text.partition(":")
+    if network in models.MODELS:
+        given = {**_options(text, listed), **(options or {})}
+        known = models.option_names(network)
+        for option in given:
+            if option not in known:
+                raise unknown_name(f"option of model {network!r}", option, known)
+        return BuiltIn(_checked(name or network), network, given)
+    path = Path(text)
+    if not path.is_dir():
+        raise unknown_name("model (and no directory of saved ones)", text, models.MODELS)
+    if options:
+        raise OptionError(f"{text}: a saved model has its options in it; remove {', '.join(options)}")
+    if name is not None or (path / MANIFEST).is_file() or _versions(path):
+        return SavedDirectory(_checked(name or path.resolve().name), path)
+    root = RepositoryRoot(path)
+    if not root.scan():
+        raise OptionError(f"{text}: holds no saved model. Write one with batchmaker.save(model, directory).")
+    return root
+
+
+def _checked(name: str) -> str:
+    if not is_name(name):
+        raise OptionError(
+            f"model name {name!r}: letters, digits, '_', '.' and '-' are allowed, and not {', '.join(_RESERVED)}. "
+            "Give another as NAME=MODEL."
+        )
+    return name
+
+
+def _options(text: str, listed: str) -> dict[str, Any]:
+    given: dict[str, Any] = {}
+    for part in filter(None, listed.split(",")):
+        option, equals, value = part.partition("=")
+        if not equals:
+            raise OptionError(f"{text}: got {part!r}, expected OPTION=VALUE, as in lstm:hidden=256,layers=2")
+        given[option.strip().replace("-", "_")] = _value(value.strip())
+    return given
+
+
+def _value(text: str) -> Any:
+    if text in ("true", "false"):
+        return text == "true"
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    return text

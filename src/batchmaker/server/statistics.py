@@ -1,0 +1,106 @@
+"""What has happened to the requests of one model, counted where it happens and read by whoever asks."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from typing import Final, final
+
+from batchmaker.engine import StepSeen, Ticket
+from batchmaker.server.faults import FaultKind, fault_of
+
+FIRST_RESPONSE_MS: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0)
+"""Upper bounds of the histogram of times to the first response."""
+
+SLACK_MS: Final = (0.0, 1.0, 5.0, 10.0, 50.0, 100.0, 500.0, 1000.0)
+"""Upper bounds of the histogram of what was left before deadlines; 0: none."""
+
+
+@final
+class Histogram:
+    """Counts of values up to each bound, and above the last."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def add(self, value: float) -> None:
+        """Count one value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+
+@dataclass(slots=True)
+class CellCounts:
+    """Of one cell. rows: useful; padded: computed, padding included."""
+
+    steps: int = 0
+    rows: int = 0
+    padded: int = 0
+    busy_s: float = 0.0
+
+
+@dataclass(slots=True)
+class ModelStatistics:
+    """Counts since the model was loaded, in seconds and requests.
+
+    Each field has one thread that writes it, so none has a lock: the first group the engine's, the second the server's.
+    settled: answered by the engine, in whatever way. missed: deadlines. accepted: handed to the engine.
+    """
+
+    settled: int = 0
+    succeeded: int = 0
+    failed: dict[FaultKind, int] = field(default_factory=lambda: dict.fromkeys(FaultKind, 0))
+    failed_s: float = 0.0
+    queue_s: float = 0.0
+    compute_s: float = 0.0
+    nodes: int = 0
+    missed: int = 0
+    slack_ms: Histogram = field(default_factory=lambda: Histogram(SLACK_MS))
+    last_unix_s: float = 0.0
+    cells: dict[str, CellCounts] = field(default_factory=dict)
+
+    accepted: int = 0
+    refused: dict[FaultKind, int] = field(default_factory=lambda: dict.fromkeys(FaultKind, 0))
+    input_s: float = 0.0
+    output_s: float = 0.0
+    first_response_ms: Histogram = field(default_factory=lambda: Histogram(FIRST_RESPONSE_MS))
+
+    @property
+    def in_flight(self) -> int:
+        """Requests handed to the engine and not answered by it."""
+        return self.accepted - self.settled
+
+    def note_settled(self, ticket: Ticket, error: BaseException | None) -> None:
+        """Count one answer. Called in the engine's thread."""
+        finished_s = ticket.arrived_s if ticket.finished_s is None else ticket.finished_s
+        if error is None:
+            started_s = finished_s if ticket.started_s is None else ticket.started_s
+            self.succeeded += 1
+            self.queue_s += started_s - ticket.arrived_s
+            self.compute_s += finished_s - started_s
+            self.nodes += ticket.num_cells
+            self.last_unix_s = time.time()
+            if ticket.deadline_s is not None:
+                self.slack_ms.add(1e3 * (ticket.deadline_s - finished_s))
+        else:
+            kind = fault_of(error).kind
+            self.failed[kind] += 1
+            self.failed_s += finished_s - ticket.arrived_s
+            self.missed += kind is FaultKind.DEADLINE
+        self.settled += 1
+
+    def note_step(self, step: StepSeen) -> None:
+        """Count one finished step. Called in the engine's thread."""
+        counts = self.cells.get(step.cell)
+        if counts is None:
+            counts = CellCounts()
+            self.cells = {**self.cells, step.cell: counts}  # replaced, so that a reader's iteration is not disturbed
+        counts.steps += 1
+        counts.rows += len(step.requests)
+        counts.padded += step.padded
+        counts.busy_s += step.end_s - step.begin_s

@@ -1,0 +1,213 @@
+"""The one place where tensors are read from bytes or JSON and written again (Open Inference Protocol v2).
+
+A tensor is a NumPy array with a name and one of the protocol's datatypes. BF16, which NumPy lacks, is held as float32,
+which has all its values; BYTES is an array of objects, each of them `bytes`.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmaker.server.faults import FaultKind, ServiceError, invalid
+
+MAX_DIMENSIONS: Final = 16
+
+NUMPY: Final[dict[str, np.dtype[Any]]] = {
+    "BOOL": np.dtype("?"),
+    "UINT8": np.dtype("u1"),
+    "UINT16": np.dtype("<u2"),
+    "UINT32": np.dtype("<u4"),
+    "UINT64": np.dtype("<u8"),
+    "INT8": np.dtype("i1"),
+    "INT16": np.dtype("<i2"),
+    "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"),
+    "FP16": np.dtype("<f2"),
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+    "BF16": np.dtype("<f4"),
+    "BYTES": np.dtype(object),
+}
+"""How each datatype is held in memory."""
+
+_JSON_TYPE: Final[dict[str, type]] = {"b": bool, "i": int, "u": int, "f": float, "O": str}
+_LENGTH: Final = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One named tensor. data: its values in the shape that the client sees, as NUMPY says for the datatype."""
+
+    name: str
+    datatype: str
+    data: NDArray[Any]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.data.shape
+
+
+def kind_of(datatype: str) -> str:
+    """Return b, i (signed or not), f or O. Datatypes of one kind are converted into each other, others never."""
+    kind = NUMPY[datatype].kind
+    return "i" if kind == "u" else kind
+
+
+def num_elements(name: str, datatype: str, shape: Sequence[int]) -> int:
+    """Return how many elements a tensor has by its declaration. INVALID unless datatype and shape are well formed."""
+    if datatype not in NUMPY:
+        raise invalid(f"tensor {name!r}: unknown datatype {datatype[:32]!r}; known: {', '.join(NUMPY)}")
+    if len(shape) > MAX_DIMENSIONS:
+        raise invalid(f"tensor {name!r}: {len(shape)} dimensions are more than {MAX_DIMENSIONS}")
+    if any(size < 0 for size in shape):
+        raise invalid(f"tensor {name!r}: shape {list(shape)} has a negative size")
+    return math.prod(shape)
+
+
+# --- bytes ----------------------------------------------------------------------------------------------------------
+
+
+def from_raw(name: str, datatype: str, shape: Sequence[int], raw: memoryview) -> Tensor:
+    """Return the tensor whose little-endian elements are `raw`, copied. INVALID unless it is exactly that long."""
+    count = num_elements(name, datatype, shape)
+    if datatype == "BYTES":
+        return Tensor(name, datatype, _objects(_split_strings(name, count, raw), shape))
+    width = 2 if datatype == "BF16" else NUMPY[datatype].itemsize
+    if len(raw) != count * width:
+        raise invalid(
+            f"tensor {name!r}: got {len(raw)} bytes, expected {count * width} for {datatype} of shape {list(shape)}"
+        )
+    if datatype == "BF16":
+        data = (np.frombuffer(raw, "<u2").astype("<u4") << np.uint32(16)).view("<f4")
+    elif datatype == "BOOL":
+        bits = np.frombuffer(raw, np.uint8)
+        if bits.size and bits.max() > 1:
+            raise invalid(f"tensor {name!r}: a BOOL is a byte of 0 or 1, got {int(bits.max())}")
+        data = bits.astype(np.bool_)
+    else:
+        data = np.frombuffer(raw, NUMPY[datatype]).copy()
+    return Tensor(name, datatype, data.reshape(shape))
+
+
+def to_raw(tensor: Tensor) -> bytes:
+    """Return the elements as `from_raw` reads them. Float32 becomes BF16 by rounding to the nearest, ties to even."""
+    if tensor.datatype == "BYTES":
+        parts: list[bytes] = []
+        for item in tensor.data.ravel():
+            parts += (_LENGTH.pack(len(item)), item)
+        return b"".join(parts)
+    if tensor.datatype == "BF16":
+        return _to_bfloat16(tensor.data)
+    return np.ascontiguousarray(tensor.data, NUMPY[tensor.datatype]).tobytes()
+
+
+def _to_bfloat16(data: NDArray[Any]) -> bytes:
+    values = np.ascontiguousarray(data, "<f4").reshape(-1)
+    bits = values.view("<u4")
+    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    kept = np.where(np.isnan(values), bits | np.uint32(0x00400000), rounded)  # a NaN must not round to infinity
+    return (kept >> np.uint32(16)).astype("<u2").tobytes()
+
+
+def _split_strings(name: str, count: int, raw: memoryview) -> list[bytes]:
+    """Return `count` strings, each of which carries its length before it."""
+    if count * _LENGTH.size > len(raw):
+        raise invalid(
+            f"tensor {name!r}: {len(raw)} bytes cannot hold {count} elements; each has its length (4 bytes) before it"
+        )
+    items: list[bytes] = []
+    at = 0
+    for _ in range(count):
+        end = at + _LENGTH.size
+        if end > len(raw):
+            raise invalid(f"tensor {name!r}: the data ends within element {len(items)} of {count}")
+        (length,) = _LENGTH.unpack_from(raw, at)
+        at = end + length
+        if at > len(raw):
+            raise invalid(f"tensor {name!r}: element {len(items)} has {length} bytes by its length, but the data ends")
+        items.append(bytes(raw[end:at]))
+    if at != len(raw):
+        raise invalid(f"tensor {name!r}: {len(raw) - at} bytes are left after {count} elements")
+    return items
+
+
+def _objects(items: Sequence[bytes], shape: Sequence[int]) -> NDArray[Any]:
+    array = np.empty(len(items), object)
+    array[:] = items
+    return array.reshape(tuple(shape))
+
+
+# --- JSON -----------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=256)
+def _decoder(scalar: type, depth: int) -> msgspec.json.Decoder[Any]:
+    wanted: Any = scalar
+    for _ in range(depth):
+        wanted = list[wanted]
+    return msgspec.json.Decoder(wanted)
+
+
+def from_json(name: str, datatype: str, shape: Sequence[int], data: bytes) -> Tensor:
+    """Return the tensor whose elements are a JSON list, flat or nested as the shape is. INVALID if they do not fit."""
+    count = num_elements(name, datatype, shape)
+    if datatype == "BF16":
+        raise invalid(f"tensor {name!r}: BF16 cannot be written in JSON; send it as binary data")
+    start = data.lstrip()
+    nested = start[:1] == b"[" and start[1:].lstrip()[:1] == b"["
+    depth = len(shape) if nested and len(shape) > 1 else 1
+    dtype = NUMPY[datatype]
+    try:
+        values = _decoder(_JSON_TYPE[dtype.kind], depth).decode(data)
+        if depth > 1:
+            values = _flattened(values, tuple(shape))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise invalid(f"tensor {name!r}: data is no {datatype} of shape {list(shape)}: {error}") from None
+    if len(values) != count:
+        raise invalid(f"tensor {name!r}: got {len(values)} elements, expected {count} for shape {list(shape)}")
+    if datatype == "BYTES":
+        return Tensor(name, datatype, _objects([item.encode() for item in values], shape))
+    try:
+        with np.errstate(over="ignore"):  # a number beyond the type is infinite, as it is in the language of the client
+            array = np.array(values, dtype)
+    except (OverflowError, ValueError):
+        raise invalid(f"tensor {name!r}: a value is outside the range of {datatype}") from None
+    return Tensor(name, datatype, array.reshape(tuple(shape)))
+
+
+def _flattened(values: list[Any], shape: tuple[int, ...]) -> list[Any]:
+    """Return nested lists as one flat list. ValueError unless every list is as long as `shape` says."""
+    count = 1
+    for outer, inner in pairwise(shape):
+        count *= outer
+        if len(values) != count or any(len(row) != inner for row in values):
+            raise ValueError("its lists have other lengths")
+        values = [item for row in values for item in row]
+    return values
+
+
+def to_json(tensor: Tensor) -> list[Any]:
+    """Return the elements as a flat list. UNSUPPORTED for what JSON cannot hold."""
+    if tensor.datatype == "BF16":
+        raise ServiceError(
+            FaultKind.UNSUPPORTED, f"tensor {tensor.name!r}: BF16 is not written in JSON; ask for binary data"
+        )
+    flat = tensor.data.reshape(-1).tolist()
+    if tensor.datatype != "BYTES":
+        return flat
+    try:
+        return [item.decode() for item in flat]
+    except UnicodeDecodeError:
+        raise ServiceError(
+            FaultKind.UNSUPPORTED, f"tensor {tensor.name!r} is not UTF-8, so not JSON; ask for binary data"
+        ) from None

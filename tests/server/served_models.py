@@ -1,0 +1,97 @@
+"""Small models that the server's tests save and serve; the server's process imports this file too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import batchmaker as bm
+from batchmaker.server import Signature, TensorSpec
+
+
+class Count(nn.Module):
+    """n -> n + 1."""
+
+    def forward(self, n: Tensor) -> Tensor:
+        return n + 1
+
+
+class Counter(bm.Model):
+    """Counts to n, waiting for every number: a request that lasts as long as it says, and streams."""
+
+    example_request = 2
+
+    def __init__(self) -> None:
+        self.count = bm.Cell(Count(), host_outputs=(0,))
+
+    def unfold(self, n: int) -> Iterator[Any]:
+        value: Any = 0
+        for _ in range(n):
+            value = self.count(value)
+            yield value
+
+
+class Accumulate(nn.Module):
+    """x, total -> total + x."""
+
+    def forward(self, x: Tensor, total: Tensor) -> Tensor:
+        return total + x
+
+
+class Sums(bm.Model):
+    """Sums of rows, exact for small whole numbers, so that answers tell their requests apart."""
+
+    def __init__(self, width: int = 2) -> None:
+        self.add = bm.Cell(Accumulate())
+        self.width = width
+        self.example_request = {"rows": [[1.0] * width], "start": [0.0] * width}
+
+    def unfold(self, rows: Any, start: Any) -> Any:
+        total = self.add.run(rows, (start,))
+        return {"total": total, "steps": total.steps}
+
+
+class Poisoned(nn.Module):
+    """Adds, and raises where a row holds 13: cannot be traced, so it runs as it is."""
+
+    def forward(self, x: Tensor, total: Tensor) -> Tensor:
+        if bool((x == 13).any()):
+            raise ValueError("a secret of the inside")
+        return total + x
+
+
+class Fragile(bm.Model):
+    """Fails for a request with a 13 in it, and for no other."""
+
+    def __init__(self) -> None:
+        self.add = bm.Cell(Poisoned())
+        self.example_request = [1.0, 2.0]
+
+    def unfold(self, xs: Any) -> Any:
+        if len(xs) == 7:
+            raise KeyError("a secret of the inside")
+        return self.add.run([[float(x)] for x in xs], ([0.0],))
+
+
+class Declared(Counter):
+    """Says itself how it appears."""
+
+    def serving_signature(self) -> Signature:
+        number = TensorSpec("upto", "INT32", (1,))
+        return Signature((number,), (TensorSpec("numbers", "FP64", (-1,)),), request="value", stream="elements")
+
+
+class Pair(bm.Model):
+    """Returns a tuple, one part of it a whole number."""
+
+    example_request = torch.zeros(3, 2)
+
+    def __init__(self) -> None:
+        self.add = bm.Cell(Accumulate())
+        self.count = bm.Cell(Count())
+
+    def unfold(self, rows: Any) -> Any:
+        return self.add.run(rows, ([0.0, 0.0],)), self.count(len(rows))

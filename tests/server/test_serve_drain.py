@@ -1,0 +1,125 @@
+"""SIGTERM under load: what was accepted is answered, what is new is refused, and the process ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+
+import pytest
+from server_process import read_head, request_bytes
+
+GENERATE = "/v2/models/counter/generate"
+
+
+def ask(server, n, connection=None):
+    """Send a request and leave its answer for later."""
+    connection = connection or server.connect()
+    connection.sendall(request_bytes(GENERATE, {"input_0": n}))
+    return connection
+
+
+def answer(connection):
+    """Return status and body of an answer."""
+    received = read_head(connection)
+    head, _, body = received.partition(b"\r\n\r\n")
+    (length,) = [int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")]
+    while len(body) < length:
+        body += connection.recv(1 << 20)
+    return int(head.split()[1]), json.loads(body)
+
+
+def test_every_accepted_request_is_answered_and_new_ones_are_refused(serve, saved_models):
+    server = serve(saved_models)
+    accepted = [ask(server, 800 + n) for n in range(24)]
+    late, idle = server.connect(), server.connect()
+    server.wait_for(lambda: server.metric("nv_inference_pending_request_count") == len(accepted))
+    server.process.send_signal(signal.SIGTERM)
+    server.wait_for(lambda: server.get("/v2/health/ready").status == 503)
+    assert server.get("/v2/health/live").status == 200
+    status, refused = answer(ask(server, 1, late))
+    assert (status, refused) == (503, {"error": "the server is shutting down"})
+    answers = [answer(connection) for connection in accepted]
+    assert [(status, len(content["output_0"])) for status, content in answers] == [(200, 800 + n) for n in range(24)]
+    assert server.process.wait(20) == 0
+    for connection in (*accepted, late, idle):
+        connection.close()
+
+
+def test_a_server_under_steady_load_answers_all_that_it_took(serve, saved_models):
+    """Clients call until they are refused or cut off; nobody gets half an answer or waits in vain."""
+    server = serve(saved_models)
+    seen: list[int] = []
+    broken: list[str] = []
+
+    def client():
+        connection = server.connect()
+        try:
+            while True:
+                try:
+                    ask(server, 40, connection)
+                except OSError:
+                    return  # the connection was idle when it was closed
+                received = read_head(connection)
+                if not received:
+                    return
+                status = int(received.split()[1])
+                body = received.partition(b"\r\n\r\n")[2]
+                while status == 200 and not body.endswith(b"]}"):
+                    more = connection.recv(1 << 20)
+                    if not more:
+                        broken.append("half an answer")
+                        return
+                    body += more
+                seen.append(status)
+                if status != 200:
+                    return
+        except ConnectionResetError:
+            return  # closed before the request was read, so it was not accepted
+        except OSError as error:
+            broken.append(repr(error))
+        finally:
+            connection.close()
+
+    clients = [threading.Thread(target=client) for _ in range(12)]
+    for thread in clients:
+        thread.start()
+    server.wait_for(lambda: len(seen) > 100)
+    assert server.terminate() == 0
+    for thread in clients:
+        thread.join(20)
+    assert not any(thread.is_alive() for thread in clients)
+    assert broken == []
+    assert set(seen) <= {200, 503}
+
+
+def test_what_does_not_end_in_time_is_given_up_with_an_answer(serve, saved_models):
+    server = serve(saved_models, "--drain-seconds", 0.2)
+    waiting = ask(server, 90_000)
+    server.wait_for(lambda: server.metric("nv_inference_pending_request_count") == 1)
+    assert server.terminate() == 1
+    status, content = answer(waiting)
+    assert status == 503
+    assert "stopped before the request was done" in content["error"]
+    waiting.close()
+
+
+def test_an_idle_server_ends_at_once(serve):
+    server = serve("lstm:hidden=4,vocabulary_size=9")
+    begin = time.monotonic()
+    assert server.terminate() == 0
+    assert time.monotonic() - begin < 10
+    assert '"event":"stopping"' in server.log.read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_a_server_that_drains(serve, saved_models, number):
+    server = serve(saved_models)
+    waiting = ask(server, 90_000)
+    server.wait_for(lambda: server.metric("nv_inference_pending_request_count") == 1)
+    server.process.send_signal(number)
+    server.wait_for(lambda: server.get("/v2/health/ready").status == 503)
+    server.process.send_signal(number)
+    assert server.process.wait(20) == 1
+    waiting.close()

@@ -1,0 +1,84 @@
+"""Settings: what is misspelt is refused with the nearest name, and nothing is ignored."""
+
+from __future__ import annotations
+
+import pytest
+
+from batchmaker.errors import OptionError
+from batchmaker.server.config import Config, read_config
+from batchmaker.server.sources import BuiltIn
+
+WHOLE = """
+host = "0.0.0.0"
+port = 9000
+versions = "all"
+
+[limits]
+max_in_flight = 64
+
+[auth]
+keys = "keys.txt"
+rate = 100.0
+
+[log]
+level = "warning"
+access = true
+
+[[models]]
+source = "seq2seq"
+name = "translator"
+options = { hidden = 32 }
+threads = 1
+
+[[models]]
+source = "lstm:hidden=16"
+"""
+
+
+@pytest.fixture
+def config_file(tmp_path):
+    def write(text):
+        path = tmp_path / "server.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_a_whole_file_is_read(config_file, tmp_path):
+    config = read_config(config_file(WHOLE))
+    assert (config.host, config.port, config.limits.max_in_flight, config.log.access) == ("0.0.0.0", 9000, 64, True)
+    assert config.auth.keys == str(tmp_path / "keys.txt")
+    translator, lstm = config.entries()
+    assert translator.source == BuiltIn("translator", "seq2seq", {"hidden": 32})
+    assert (translator.options.threads, lstm.options.threads) == (1, None)
+
+
+def test_an_empty_file_is_the_defaults(config_file):
+    assert read_config(config_file("")) == Config()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("hots = 'x'", "unknown option 'hots'.*Did you mean 'host'"),
+        ("[limits]\nmax_inflight = 3", "unknown option 'limits.max_inflight'.*Did you mean 'limits.max_in_flight'"),
+        ("[[models]]\nsorce = 'lstm'", "unknown option 'models.sorce'.*Did you mean 'models.source'"),
+        ("port = 'x'", r"Expected `int`, got `str` - at `\$.port`"),
+        ("port = 70000", "port must be"),
+        ("[log]\nlevel = 'loud'", "Invalid enum value 'loud'"),
+        ("[limits]\nmax_in_flight = 0", "limits.max_in_flight must be above 0"),
+        ("[auth]\nrate = -1.0", "auth.rate must be above 0"),
+        ("[tls]\ncert = 'x'", "both a certificate and its key"),
+        ("trace_steps = -1", "trace_steps"),
+        ("host = ", "cannot be read as TOML"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_with_its_place(config_file, text, said):
+    with pytest.raises(OptionError, match=said):
+        read_config(config_file(text))
+
+
+def test_a_missing_file_is_said(tmp_path):
+    with pytest.raises(OptionError, match="cannot be read"):
+        read_config(tmp_path / "none.toml")
