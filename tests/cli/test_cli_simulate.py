@@ -191,3 +191,17 @@ def test_a_rate_is_asked_for(command: Command) -> None:
     done = command("simulate", "lstm", *SMALL, "--npu")
     assert isinstance(done.exception, OptionError)
     assert "Give --rate" in str(done.exception)
+
+
+def test_a_policy_that_predicts_learns_lengths_from_the_workload(
+    command: Command, tmp_path: Path, read_json: Any
+) -> None:
+    path, out = tmp_path / "pairs.jsonl", tmp_path / "out.json"
+    path.write_text('{"source": 3, "words": 2}\n{"source": [3, 4], "words": 5}\n', encoding="utf-8")
+    for files in ((), ("--workload", path)):
+        done = command(
+            "simulate", "seq2seq", *SMALL, "--npu", "--policy", "lazy", "--rate", 2000, "--sla-ms", 1, "--sla-ms", 9,
+            *files, "--json", out,
+        )  # fmt: skip
+        assert done.exit_code == 0, done.output
+        assert [result["answered"] for result in read_json(out)] == [60, 60]

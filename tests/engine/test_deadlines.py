@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import batchmaker as bm
-from batchmaker import policies
-from batchmaker.engine.choice import choose_policy, default_policy
+from batchmaker.cost import CellLatency, CostProfile, LatencyTable, ProfileOptions
 from batchmaker.errors import CancelledError, DeadlineError, OptionError, RefusedError
 from batchmaker.policies.base import Admission, ReadyView
 from batchmaker.policies.cellular import CellularPolicy
@@ -26,6 +25,12 @@ class Turnstile(Watching):
         slots = view.waiting(view.num_waiting)
         hopeless = view.requests.deadline_s[slots] < math.inf
         return Admission(slots[~hopeless].tolist(), slots[hopeless].tolist())
+
+
+def profile(cell: str, seconds: float) -> CostProfile:
+    """Return what says that every step of a cell takes so long."""
+    latency = LatencyTable((CellLatency(cell, (1,), (seconds,), (seconds,)),))
+    return CostProfile("model", ProfileOptions("float32", 1, "machine", "commit"), latency)
 
 
 def due_ms(engine: bm.Engine, **options: Any) -> float | None:
@@ -98,17 +103,14 @@ def test_refused_requests_fail_at_once_and_are_counted_apart() -> None:
 
 
 def test_the_default_policy_looks_at_deadlines_where_there_are_any() -> None:
-    assert default_policy(has_deadlines=False) == "cellular"
-    wanted = "lazy" if "lazy" in policies.POLICIES else "cellular"
-    assert default_policy(has_deadlines=True) == wanted
-    assert choose_policy(None, has_deadlines=True, refuse=False).name == wanted
-    engine = bm.Engine(Sums(), deadline_ms=50, threads=1)
-    assert engine.policy.name == wanted
+    assert bm.Engine(Sums(), threads=1).policy.name == "cellular"
     assert bm.Engine(Sums(), deadline_ms=math.inf, threads=1).policy.name == "cellular"
+    assert bm.Engine(Sums(), deadline_ms=50, threads=1).policy.name == "lazy"
+    assert bm.Engine(Sums(), "cellular", deadline_ms=50, threads=1).policy.name == "cellular"
 
 
 def test_only_a_policy_that_forecasts_can_refuse() -> None:
-    with pytest.raises(OptionError, match="'cellular' forecasts nothing"):
+    with pytest.raises(OptionError, match="'cellular' has no option to refuse"):
         bm.Engine(Sums(), "cellular", refuse=True)
     with pytest.raises(OptionError, match="given by name"):
         bm.Engine(Sums(), CellularPolicy(), refuse=True)
@@ -116,11 +118,13 @@ def test_only_a_policy_that_forecasts_can_refuse() -> None:
         bm.Engine(Sums(), "celular", refuse=True)
 
 
-@pytest.mark.skipif("lazy" not in policies.POLICIES, reason="policy lazy has no name yet")
-def test_refusing_can_be_switched_on() -> None:
-    for policy in (None, "lazy"):
-        chosen = choose_policy(policy, has_deadlines=True, refuse=True)
-        assert isinstance(chosen, LazyPolicy)
+@pytest.mark.parametrize(("policy", "refuse"), [(None, True), ("lazy", True), ("lazy", False)])
+def test_refusing_can_be_switched_on_and_off(policy: str | None, refuse: bool) -> None:
+    model = Sums()
+    model.profile = profile("add", 10.0)  # seconds a step
+    with bm.Engine(model, policy, refuse=refuse, late="finish", threads=1) as engine:
+        future = engine.submit_future([1, 2], deadline_ms=1000)
+        assert isinstance(future.exception(10), RefusedError if refuse else type(None))
 
 
 def test_late_has_two_values() -> None:

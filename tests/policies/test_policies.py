@@ -16,6 +16,7 @@ def view(*types: tuple[int, int, int]) -> SimpleNamespace:
     """types: (ready, running, priority) each, with a batch of 4."""
     return SimpleNamespace(
         cells=[CellType(i, str(i), (), (), (1, 4), priority) for i, (_, _, priority) in enumerate(types)],
+        ready=[i for i, (ready, _, _) in enumerate(types) if ready],
         num_ready=lambda i: types[i][0],
         num_running=lambda i: types[i][1],
     )

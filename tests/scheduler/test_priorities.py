@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_harness import Harness, cell_type, chain
 
+from batchmaker.graph.spec import TypeId
 from batchmaker.scheduler.arena import Arena
 from batchmaker.scheduler.ranked import Priorities, RankedQueue
 from batchmaker.scheduler.ready import NODE_BITS
@@ -76,7 +77,8 @@ def test_no_batch_leaves_a_ready_node_of_higher_priority_behind(requests: Any, n
 def test_the_queue_gives_back_what_it_took_in_order_of_priority(data: Any) -> None:
     arena = Arena()
     priorities = Priorities(arena)
-    queue = RankedQueue(priorities)
+    nonempty: set[TypeId] = set()
+    queue = RankedQueue(priorities, TypeId(3), nonempty)
     of_node = data.draw(st.lists(st.integers(-1, 2), min_size=1, max_size=40))
     for node, priority in enumerate(of_node):
         arena.request[node] = node
@@ -90,6 +92,7 @@ def test_the_queue_gives_back_what_it_took_in_order_of_priority(data: Any) -> No
     assert queue.discard(lambda some: np.isin(arena.request[some & ((1 << NODE_BITS) - 1)], list(gone))) == len(gone)
     kept = sorted((node for node in nodes.tolist() if node not in gone), key=lambda node: (-of_node[node], node))
     assert len(queue) == len(kept)
+    assert nonempty == ({3} if kept else set())
     assert (queue.keys() & ((1 << NODE_BITS) - 1)).tolist() == kept
     taken: list[int] = []
     while len(queue):
@@ -99,6 +102,7 @@ def test_the_queue_gives_back_what_it_took_in_order_of_priority(data: Any) -> No
             queue.merge(part[1:])
             del taken[len(taken) - len(part) + 1 :]
     assert taken == kept
+    assert not nonempty
 
 
 def test_queues_of_the_usual_priority_alone_look_nothing_up() -> None:

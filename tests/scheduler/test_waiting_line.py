@@ -24,7 +24,7 @@ class OneAtATime(CellPolicy):
     max_steps = 1
 
     def rank(self, view):
-        return [cell.type_id for cell in view.cells if view.num_ready(cell.type_id)]
+        return view.ready
 
     def admit(self, view):
         return Admission(() if len(view.requests.in_flight) else view.waiting(1).tolist())

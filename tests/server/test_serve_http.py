@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import shlex
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from tritonclient.utils import InferenceServerException
 
 from batchmaker import models
 
+REPOSITORY = Path(__file__).resolve().parents[2]
 SMALL = {"hidden": 8, "vocabulary_size": 40, "seed": 1}
 OPTIONS = ",".join(f"{name}={value}" for name, value in SMALL.items())
 
@@ -289,3 +293,30 @@ def test_metrics_are_those_of_the_requests(server):
     server.post("/v2/models/gru/generate", {"input_0": [1, 2]})
     assert server.metric("nv_inference_request_success", model="gru") == before + 1
     assert server.metric("batchmaker_cell_rows_total", model="gru") > 0
+
+
+# --- the page of the docs -------------------------------------------------------------------------------------------
+
+
+def examples(language: str) -> list[str]:
+    """The commands of docs/serving.md that ask a server."""
+    text = (REPOSITORY / "docs" / "serving.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    if language == "python":
+        return [code for block in blocks for code in re.findall(r"<<'EOF'\n(.*?)^EOF", block, re.MULTILINE | re.DOTALL)]
+    return [line for block in blocks for line in block.replace("\\\n", "").splitlines() if line.startswith("curl")]
+
+
+@pytest.mark.parametrize("code", examples("python"), ids=["sync", "async"])
+def test_the_python_examples_of_the_docs_run(server, code, capsys):
+    exec(code.replace("localhost:8000", server.address), {})
+    assert "[" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("line", examples("curl"))
+def test_the_curl_examples_of_the_docs_are_answered(server, line):
+    """Sent without curl, which not every machine has."""
+    _, url, _, content = shlex.split(line.replace("-N ", ""))
+    answer = server.call("POST", url.removeprefix("localhost:8000"), content.encode())
+    assert answer.status == 200
+    assert b"output_0" in answer.content

@@ -51,6 +51,10 @@ def specs(items):
             lambda: models.make("treelstm", hidden=6, vocabulary_size=9, output="label"),
             [("words", "INT64", (-1,)), ("children", "INT64", (-1, 2))], [("output_0", "INT64", (1,))], "result",
         ),
+        (
+            lambda: models.make("transformer", hidden=8, heads=2, inner=8, layers=1, vocabulary_size=9, positions=8),
+            [("source", "INT64", (-1,)), ("words", "INT64", (1,))], [("output_0", "INT64", (-1,))], "elements",
+        ),
         (Counter, [("input_0", "INT64", (1,))], [("output_0", "INT64", (-1,))], "elements"),
         (
             Sums, [("rows", "FP32", (-1, 2)), ("start", "FP32", (-1,))],

@@ -85,7 +85,7 @@ def test_a_request_that_a_policy_turns_away_is_refused() -> None:
         max_steps = 1
 
         def rank(self, view: Any) -> Any:
-            return [cell.type_id for cell in view.cells if view.num_ready(cell.type_id)]
+            return view.ready
 
         def admit(self, view: Any) -> Admission:
             line = view.waiting(view.num_waiting).tolist()

@@ -10,14 +10,15 @@ import typer
 
 from batchmaker.cli import options
 from batchmaker.errors import OptionError
+from batchmaker.models import MODELS
 
 
 def serve(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="MODEL_OR_DIR...",
-            help="lstm, gru, seq2seq or treelstm; the directory of a saved model; a folder of them; or NAME= one of "
+            metavar="MODEL_OR_DIR",
+            help=f"{', '.join(MODELS)}; the directory of a saved model; a folder of them; or NAME= one of "
             "these. Options of a built-in model follow a colon.",
         ),
     ] = None,

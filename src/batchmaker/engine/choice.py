@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 from batchmaker import policies
 from batchmaker.cells.model import Model
 from batchmaker.cells.registry import CellRegistry
@@ -17,32 +19,26 @@ from batchmaker.policies.base import CellPolicy, GraphPolicy
 from batchmaker.scheduler.core import Scheduler
 
 
-def default_policy(*, has_deadlines: bool) -> str:
-    """Return the name of the policy of an engine that is not told one."""
-    return "lazy" if has_deadlines and "lazy" in policies.POLICIES else "cellular"
-
-
 def choose_policy(
     policy: str | CellPolicy | GraphPolicy | None, *, has_deadlines: bool, refuse: bool
 ) -> CellPolicy | GraphPolicy:
-    """Return the policy of an engine. has_deadlines: some model has one by default. refuse: see Engine."""
+    """Return the policy of an engine. has_deadlines: some model has one by default. policy, refuse: see Engine."""
     if policy is None:
-        policy = "lazy" if refuse else default_policy(has_deadlines=has_deadlines)
+        policy = "lazy" if has_deadlines or refuse else "cellular"
     if not isinstance(policy, str):
         if refuse:
             raise OptionError(
                 f"refuse=True is for policies given by name; make the {type(policy).__name__} so that it refuses itself"
             )
         return policy
+    made = policies.make(policy)
     if not refuse:
-        return policies.make(policy)
-    made = policies.make(policy)  # a wrong name or option is an error of its own
-    try:
-        return policies.make(policy, hopeless="drop")
-    except OptionError:
+        return made
+    if "hopeless" not in inspect.signature(type(made)).parameters:
         raise OptionError(
-            f"policy {made.name!r} forecasts nothing and so cannot refuse what would be late; use policy='lazy'"
-        ) from None
+            f"policy {made.name!r} has no option to refuse what cannot be met any more; use policy='lazy'"
+        )
+    return policies.make(policy, hopeless="drop")
 
 
 def make_driver(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
-from typing import Any, final
+from typing import Any, Final, final
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from batchmaker.cost.npu import Operation
 from batchmaker.errors import InvalidRequestError, ModelError
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.simulator.workload import SimulatedModel, SimulatedRequest
+
+FRAMES: Final = 8
+"""Frames of a spectrogram for each element of a source: what LAS's pyramid makes one of."""
 
 
 @final
@@ -66,7 +69,8 @@ class Blueprint:
     def sized(self, source: int, words: int = 1) -> SimulatedRequest:
         """Return a request like the example with a source of so many elements, which asks for so many words.
 
-        A model whose example has no length, such as one of images, gives the example whatever is asked for.
+        An element of a spectrogram is FRAMES frames. A model whose example has no length, such as one of images, gives
+        the example whatever is asked for.
         """
         return self.request(_resized(self._model.example_request, source, words))
 
@@ -95,7 +99,7 @@ def _resized(example: Any, source: int, words: int) -> Any:
     rows = np.asarray(example) if isinstance(example, list | tuple | np.ndarray | torch.Tensor) else None
     if rows is None or rows.ndim not in (1, 2):  # an image, a tree
         return example
-    return np.repeat(rows[:1], source, axis=0)
+    return np.repeat(rows[:1], source * (FRAMES if rows.ndim == 2 else 1), axis=0)
 
 
 def _likeness(request: Any) -> Hashable:

@@ -26,7 +26,7 @@ class _ByMeanDepth(CellPolicy):
         return self._max_steps
 
     def rank(self, view: ReadyView) -> Sequence[TypeId]:
-        ready = [cell.type_id for cell in view.cells if view.num_ready(cell.type_id) > 0]
+        ready = view.ready
         if len(ready) < 2:
             return ready
         return sorted(ready, key=lambda t: (self._mean_depth(view.depths, t), t))

@@ -38,6 +38,10 @@ class ReadyView(Protocol):
     def cells(self) -> Sequence[CellType]:
         """All cell types; position is the type id."""
 
+    @property
+    def ready(self) -> Sequence[TypeId]:
+        """Cell types with ready nodes, ascending."""
+
     def num_ready(self, type_id: TypeId) -> int:
         """Nodes of this type whose inputs are there or on their way."""
 

@@ -37,7 +37,7 @@ class CellularPolicy(CellPolicy):
                 return 0
             return 2 if view.num_running(type_id) else 1
 
-        ready = [cell.type_id for cell in view.cells if view.num_ready(cell.type_id) > 0]
+        ready = view.ready
         if len(ready) < 2:
             return ready
         return sorted(ready, key=lambda t: (criterion(t), -view.cells[t].priority, t))

@@ -30,7 +30,7 @@ class DepthPolicy(CellPolicy):
         return 1
 
     def rank(self, view: ReadyView) -> Sequence[TypeId]:
-        ready = [cell.type_id for cell in view.cells if view.num_ready(cell.type_id) > 0]
+        ready = view.ready
         if len(ready) < 2:
             return ready
         return sorted(ready, key=lambda t: (view.depths.lowest_ready(t), t))

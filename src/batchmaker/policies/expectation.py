@@ -31,14 +31,13 @@ class StepsLeft:
     outputs do not exceed. `true` believes the graph for every type: the Oracle, where the graph holds true lengths.
     """
 
-    __slots__ = ("_columns", "_known", "_lengths", "_predicted", "_quantile", "_share")
+    __slots__ = ("_known", "_lengths", "_predicted", "_quantile", "_share")
 
     def __init__(self, lengths: Lengths, quantile: float, percent: float) -> None:
         self._lengths = lengths
         self._quantile = quantile
         self._share = percent / 100
         self._known: list[tuple[str, str | None, LengthProfile]] = []
-        self._columns = 0
         self._predicted: list[tuple[int, int | None, LengthProfile]] = []
 
     def use(self, profile: CostProfile) -> None:
@@ -49,13 +48,9 @@ class StepsLeft:
             (known.cell, known.given, LengthProfile(known.profile.edges, known.profile.counts))
             for known in profile.lengths
         ]
-        self._columns = 0
 
     def learn_types(self, cells: Sequence[CellType]) -> None:
         """Find the columns of the types that profiles name."""
-        if len(cells) == self._columns:
-            return
-        self._columns = len(cells)
         column = {cell.name: i for i, cell in enumerate(cells)}
         self._predicted = [
             (column[cell], None if given is None else column.get(given), profile)
@@ -122,7 +117,6 @@ class StepTimes:
     def use(self, profile: CostProfile) -> None:
         """Take step times from this profile."""
         self._known = profile.latency
-        self._names = []
 
     @property
     def replay(self) -> Replay:
@@ -131,8 +125,6 @@ class StepTimes:
 
     def learn_types(self, cells: Sequence[CellType]) -> None:
         """Fill in the rows of cell types that are new."""
-        if len(cells) == len(self._names):
-            return
         names = [cell.name for cell in cells]
         self._measured = np.concatenate((self._measured, np.zeros(len(names) - len(self._measured))))
         if self._correction is not None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from batchmaker.cost.profile import CostProfile
 from batchmaker.errors import OptionError
-from batchmaker.graph.spec import TypeId
+from batchmaker.graph.spec import CellType, TypeId
 from batchmaker.policies.base import Admission, CellPolicy, ReadyView
 from batchmaker.policies.expectation import Lengths, StepsLeft, StepTimes
 from batchmaker.policies.requests import RequestTable, Slots
@@ -47,10 +47,12 @@ class LazyPolicy(CellPolicy):
 
     __slots__ = (
         "_benefit",
+        "_cap",
         "_drop",
         "_left",
         "_max_in_flight",
         "_max_steps",
+        "_num_types",
         "_recent",
         "_rejected_at",
         "_test",
@@ -96,6 +98,8 @@ class LazyPolicy(CellPolicy):
         self._times = StepTimes(correct=lengths != "true")
         self._test = _slack_test(slack, from_table=estimate == "table", veto=hopeless == "veto")
         self._rejected_at: int | None = None
+        self._num_types = 0
+        self._cap = 1
         if profile is not None:
             self.use_profile(profile)
 
@@ -103,13 +107,14 @@ class LazyPolicy(CellPolicy):
         """Take step times and length profiles from here."""
         self._left.use(profile)
         self._times.use(profile)
+        self._num_types = 0
 
     @property
     def max_steps(self) -> int:
         return self._max_steps
 
     def rank(self, view: ReadyView) -> Sequence[TypeId]:
-        ready = [cell.type_id for cell in view.cells if view.num_ready(cell.type_id) > 0]
+        ready = view.ready
         table = view.requests
         if len(ready) < 2 or table.num_models < 2:
             return ready
@@ -118,9 +123,9 @@ class LazyPolicy(CellPolicy):
 
     def admit(self, view: ReadyView) -> Admission:
         table, cells = view.requests, view.cells
-        self._left.learn_types(cells)
-        self._times.learn_types(cells)
-        cap = self._max_in_flight or min(cell.max_batch for cell in cells)
+        if len(cells) != self._num_types:
+            self._learn_types(cells)
+        cap = self._cap
         in_flight = table.in_flight
         one_model = table.num_models < 2
         room = cap - len(in_flight) if one_model else cap * table.num_models
@@ -138,6 +143,12 @@ class LazyPolicy(CellPolicy):
             candidates = candidates[: largest_prefix(boundary, self._test, benefit=self._benefit)]
             self._rejected_at = None if len(candidates) else table.changes
         return Admission(candidates.tolist(), refused.tolist())
+
+    def _learn_types(self, cells: Sequence[CellType]) -> None:
+        self._num_types = len(cells)
+        self._left.learn_types(cells)
+        self._times.learn_types(cells)
+        self._cap = self._max_in_flight or min(cell.max_batch for cell in cells)
 
     def step_finished(self, type_id: TypeId, batch: int, seconds: float) -> None:
         self._times.step_finished(type_id, batch, seconds)

@@ -121,7 +121,7 @@ class Batcher:
     def _form_step(self, book: TypeBook, worker: WorkerId, nodes: Nodes) -> tuple[Step, StepRecord]:
         arena = self._books.arena
         if not self._books.plan_rows:
-            return self._bare_step(book, nodes)
+            return self._bare_step(book, nodes, arena.subgraph[nodes])
         if book.num_sequence_inputs is not None:
             subgraphs = arena.subgraph[nodes]
             if arena.end[subgraphs].any():
@@ -132,10 +132,9 @@ class Batcher:
         steers = bool(arena.held[nodes].any())
         return step, StepRecord(nodes, arena.subgraph[nodes], None, None, open_ended=False, steers=steers)
 
-    def _bare_step(self, book: TypeBook, nodes: Nodes) -> tuple[Step, StepRecord]:
+    def _bare_step(self, book: TypeBook, nodes: Nodes, subgraphs: Nodes) -> tuple[Step, StepRecord]:
         """Form a step that says who runs together and nothing of where values lie."""
         arena = self._books.arena
-        subgraphs = arena.subgraph[nodes]
         steers = bool(arena.held[nodes].any())
         if book.num_sequence_inputs is None:
             return Step(nodes, (), None, None, ()), StepRecord(nodes, subgraphs, None, None, False, steers)
@@ -180,7 +179,7 @@ class Batcher:
         arena, lanes = self._books.arena, step.lanes
         nodes = step.nodes + 1
         if not self._books.plan_rows:
-            return self._bare_step(book, nodes)
+            return self._bare_step(book, nodes, arena.subgraph[nodes])
         assert lanes is not None
         subgraphs = arena.subgraph[nodes]
         over = nodes + 1 == arena.end[subgraphs]
@@ -215,8 +214,10 @@ class Batcher:
         if self._books.depths is not None:
             self._books.depths.submitted(arena.request[nodes], book.cell.type_id, nodes)
         if record.entering is not None:
-            in_order = nodes_of(keys)
-            mine = arena.subgraph[in_order]
+            in_order, mine = nodes, subgraphs
+            if self._books.plan_rows:  # their lanes have put them into another order
+                in_order = nodes_of(keys)
+                mine = arena.subgraph[in_order]
             ends = arena.end[mine]
             more = in_order + 1 < ends
             if record.open_ended:

@@ -8,6 +8,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.errors import InvariantError
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.spec import CellType, TypeId
 from batchmaker.policies.line import WaitingLine
@@ -36,6 +37,13 @@ class TypeBook:
     num_running: int = 0
     num_passed: int = 0  # batches in a row that left the first in the queue behind, being of another depth
     num_sequence_inputs: int | None = None  # known once the type has been used in a run
+
+    def learn_form(self, num_sequence_inputs: int) -> None:
+        """A chain of this type takes so many inputs per step, as all others do."""
+        if self.num_sequence_inputs is None:
+            self.num_sequence_inputs = num_sequence_inputs
+        elif self.num_sequence_inputs != num_sequence_inputs:
+            raise InvariantError(f"chains of cell {self.cell.name!r} take different numbers of inputs per step")
 
 
 @dataclass(slots=True)

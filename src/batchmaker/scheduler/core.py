@@ -81,6 +81,7 @@ class Scheduler:
         self._completion = Completion(self._books)
         self._deadlines = Deadlines()
         self._cells: list[CellType] = []
+        self._ready: set[TypeId] = set()
         self._next_task = 0
         self._take_turns = take_turns
         self._just_run: TypeId | None = None
@@ -150,6 +151,10 @@ class Scheduler:
     def cells(self) -> Sequence[CellType]:
         return self._cells
 
+    @property
+    def ready(self) -> Sequence[TypeId]:
+        return sorted(self._ready)
+
     def num_ready(self, type_id: TypeId) -> int:
         return len(self._books.types[type_id].ready)
 
@@ -200,7 +205,7 @@ class Scheduler:
         pool = self._books.admission.add_type(cell)
         self._cells.append(cell)
         value_ports = self._books.admission.value_ports[cell.type_id]
-        queue = RankedQueue(self._books.priorities)
+        queue = RankedQueue(self._books.priorities, cell.type_id, self._ready)
         self._books.types.append(TypeBook(cell, self._books.tables.pools[pool], value_ports, queue))
         if self._books.watched is not None:
             self._books.watched.add_type()
@@ -265,7 +270,7 @@ class Scheduler:
         books = self._books
         for graph, book in zip(graphs, owners, strict=True):
             for run in graph.runs:
-                self._learn_form(run.type_id, len(run.sequences))
+                books.types[run.type_id].learn_form(len(run.sequences))
                 if run.open_ended and run.sequences and books.plan_rows:
                     book.may_own_rows = True  # where it stops early, what feeds the rest is never read
         admitted = books.admission.admit(graphs, [book.slot for book in owners], owners[0].extents)
@@ -285,13 +290,6 @@ class Scheduler:
             books.attached[owners[0].request] = owners[0]
         waiting = books.arena.external[admitted.subgraphs]
         self._completion.release(admitted.subgraphs[waiting == 0])
-
-    def _learn_form(self, type_id: TypeId, num_sequence_inputs: int) -> None:
-        book = self._books.types[type_id]
-        if book.num_sequence_inputs is None:
-            book.num_sequence_inputs = num_sequence_inputs
-        elif book.num_sequence_inputs != num_sequence_inputs:
-            raise InvariantError(f"chains of cell {book.cell.name!r} take different numbers of inputs per step")
 
     def _step_finished(self, event: StepFinished, commands: list[Command]) -> None:
         done = self._completion.step_finished(event)

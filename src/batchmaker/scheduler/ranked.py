@@ -8,6 +8,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.graph.spec import TypeId
 from batchmaker.scheduler.arena import Arena
 from batchmaker.scheduler.ready import Keys, ReadyQueue, nodes_of
 
@@ -55,13 +56,15 @@ class RankedQueue:
     """The ready nodes of one cell type: the highest priority first, within a priority as ReadyQueue orders them.
 
     One ReadyQueue for the usual priority, which is all there is until a request asks for another; then one for each
-    priority that has ready nodes.
+    priority that has ready nodes. nonempty: the types whose queues hold anything; every queue keeps its own up to date.
     """
 
-    __slots__ = ("_others", "_priorities", "_usual")
+    __slots__ = ("_nonempty", "_others", "_priorities", "_type_id", "_usual")
 
-    def __init__(self, priorities: Priorities) -> None:
+    def __init__(self, priorities: Priorities, type_id: TypeId, nonempty: set[TypeId]) -> None:
         self._priorities = priorities
+        self._type_id = type_id
+        self._nonempty = nonempty
         self._usual = ReadyQueue()
         self._others: dict[int, ReadyQueue] = {}
 
@@ -72,6 +75,8 @@ class RankedQueue:
 
     def append(self, keys: Keys) -> None:
         """Add the first nodes of subgraphs that are newer than all before. keys: ascending."""
+        if len(keys):
+            self._nonempty.add(self._type_id)
         priorities = self._priorities.of(keys)
         if priorities is None:
             self._usual.append(keys)
@@ -81,6 +86,8 @@ class RankedQueue:
 
     def merge(self, keys: Keys) -> None:
         """Add further nodes of subgraphs that are already known."""
+        if len(keys):
+            self._nonempty.add(self._type_id)
         priorities = self._priorities.of(keys)
         if priorities is None:
             self._usual.merge(keys)
@@ -91,7 +98,10 @@ class RankedQueue:
     def take(self, limit: int, allowed: Callable[[Keys], NDArray[np.bool_]] | None = None) -> Keys:
         """Remove and return up to `limit` nodes in order, skipping those that are not `allowed` (a mask by key)."""
         if not self._others:
-            return self._usual.take(limit, allowed)
+            keys = self._usual.take(limit, allowed)
+            if not len(self._usual):
+                self._nonempty.discard(self._type_id)
+            return keys
         taken: list[Keys] = []
         for queue in self._in_order():
             taken.append(queue.take(limit, allowed))
@@ -124,3 +134,5 @@ class RankedQueue:
     def _forget_empty(self) -> None:
         for priority in [priority for priority, queue in self._others.items() if not len(queue)]:
             del self._others[priority]
+        if not len(self):
+            self._nonempty.discard(self._type_id)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from batchmaker.cells.model import Model
 from batchmaker.errors import ModelError
+from batchmaker.models.gnmt import GnmtModel
+from batchmaker.models.las import LasModel
 from batchmaker.models.seq2seq import Seq2SeqModel
+from batchmaker.models.transformer import TransformerModel
 from batchmaker.server.signature import (
     DeclaresSignature,
     RequestForm,
@@ -18,6 +22,9 @@ from batchmaker.server.signature import (
     as_array,
     datatype_of,
 )
+
+_TRANSLATORS = (Seq2SeqModel, GnmtModel, LasModel, TransformerModel)
+"""Their requests are a source alone, or with how many words to make of it."""
 
 _WIDER = {"FP64": "FP32"}
 """Python's floats are FP64; networks rarely are."""
@@ -34,10 +41,10 @@ def signature_of(model: Model, result: Any, streamed: Sequence[Any]) -> Signatur
         return model.serving_signature()
     stream = _stream_form(result, streamed)
     form, outputs = _outputs(model, result, stream)
-    if isinstance(model, Seq2SeqModel):
-        source, words = TensorSpec("source", "INT64", (-1,)), TensorSpec("words", "INT64", (1,), optional=True)
-        return Signature((source, words), outputs, "keys", form, stream, alone="source")
     request, inputs = _inputs(model)
+    if isinstance(model, _TRANSLATORS):
+        free = tuple(replace(spec, optional=True) if spec.name == "words" else spec for spec in inputs)
+        return Signature(free, outputs, request, form, stream, alone="source")
     return Signature(inputs, outputs, request, form, stream)
 
 

@@ -7,12 +7,16 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from batchmaker.server.joined import JoinedWrites
 from batchmaker.server.limits import Limits
 
 
 def limited_protocol(limits: Limits) -> type[HttpToolsProtocol]:
-    """Return a protocol that gives a client `body_seconds` for the head of a request, which may be `max_head_bytes`
-    long, and again for the rest of a body that nobody reads."""
+    """Return a protocol that writes the head and body of an answer together, and has limits for clients.
+
+    They have `body_seconds` for the head of a request, which may be `max_head_bytes` long, and again for the rest of a
+    body that nobody reads.
+    """
 
     class LimitedProtocol(HttpToolsProtocol):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -22,7 +26,7 @@ def limited_protocol(limits: Limits) -> type[HttpToolsProtocol]:
             self._head_bytes = 0
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
+            super().connection_made(JoinedWrites(transport, self.loop))  # type: ignore[arg-type]
             self._arm()
 
         def connection_lost(self, exc: Exception | None) -> None:

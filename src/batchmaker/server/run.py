@@ -100,6 +100,7 @@ def _make_server(config: Config, service: Service, keys: KeyRing, spans: Spans) 
         http=limited_protocol(config.limits),
         ws="none",
         lifespan="off",
+        proxy_headers=False,
         log_config=None,
         access_log=False,
         server_header=False,

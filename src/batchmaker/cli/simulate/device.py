@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from batchmaker.cli.simulate.workload import Workload
 from batchmaker.cost.latency import LatencyTable
@@ -26,8 +27,8 @@ def cost_profile(
 ) -> tuple[CostProfile, str]:
     """Return what steps cost and what policies may know of lengths, and where the costs are from.
 
-    Lengths are those in the file, or else those that the workload is drawn from. OptionError unless exactly one source
-    of costs is given.
+    Lengths are those in the file if it has any, or else those that the workload is drawn from. OptionError unless
+    exactly one source of costs is given.
     """
     if npu == (table is not None):
         raise OptionError(
@@ -46,15 +47,26 @@ def cost_profile(
 
 
 def predicted_lengths(blueprint: Blueprint, workload: Workload) -> tuple[PredictedLength, ...]:
-    """Return how the steps of every run that may end follow from the length of the source."""
-    if workload.lengths is None:
-        return ()
+    """Return how the steps of every run that may end follow from those of a cell with one step for each element."""
     source, words = 7, 5
-    graph = blueprint.sized(source, words).graph
-    cells = blueprint.model.cells
+    graph, cells = blueprint.sized(source, words).graph, blueprint.model.cells
     ends = sorted({int(run.type_id) for run in graph.runs if run.open_ended})
     work = work_of(graph)
-    as_long = work.types[(work.nodes == source) & ~np.isin(work.types, ends)]
-    given = cells[int(as_long[0])].name if len(as_long) else None
-    profile = LengthProfile.from_pairs(*workload.lengths)
-    return tuple(PredictedLength(cells[type_id].name, given, profile) for type_id in ends)
+    as_long = work.types[(work.nodes == source) & ~np.isin(work.types, ends)].tolist()
+    given = as_long[0] if as_long else None
+    found = []
+    for type_id in ends:
+        lengths = workload.lengths or _lengths(workload, given, type_id)
+        if len(lengths[0]):
+            name = None if given is None else cells[given].name
+            found.append(PredictedLength(cells[type_id].name, name, LengthProfile.from_pairs(*lengths)))
+    return tuple(found)
+
+
+def _lengths(workload: Workload, given: int | None, end: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the nodes of type `given` (0 for None) and of type `end` of the samples that have any of the latter."""
+    counts = [dict(zip(work.types.tolist(), work.nodes.tolist(), strict=True)) for work in (
+        work_of(request.graph) for request in workload.samples)]  # fmt: skip
+    pairs = [(0 if given is None else count.get(given, 0), count[end]) for count in counts if end in count]
+    known, steps = np.array(pairs, np.int64).reshape(-1, 2).T
+    return known, steps

@@ -10,6 +10,7 @@ from typing import Any, Final, final
 
 from batchmaker import policies
 from batchmaker.cost.profile import CostProfile
+from batchmaker.engine.costs import wants_costs
 from batchmaker.policies.base import CellPolicy, GraphPolicy
 from batchmaker.simulator.report import summarise
 from batchmaker.simulator.run import Device, simulate
@@ -54,10 +55,10 @@ class Job:
 
 def make_policy(text: str, profile: CostProfile) -> CellPolicy | GraphPolicy:
     """Return a new policy, with the profile if it takes one. OptionError for unknown names and options."""
-    name = text.partition(":")[0]
-    if getattr(policies.POLICIES.get(name), "wants_costs", False):
-        return policies.make(text, profile=profile)
-    return policies.make(text)
+    policy = policies.make(text)
+    if wants_costs(policy):
+        policy.use_profile(profile)
+    return policy
 
 
 def looks_at_deadlines(policy: CellPolicy | GraphPolicy) -> bool:

@@ -27,6 +27,8 @@ from batchmaker.simulator.workload import SimulatedRequest
 
 LENGTHS_STREAM: Final = 1
 """Number of the random stream that lengths are drawn from, beside the arrivals of the same seed."""
+MOST_WORDS: Final = 80
+"""Of one request that is drawn: what the networks with a fixed number of positions have room for."""
 
 Draw = Callable[[int, int], Sequence[SimulatedRequest]]
 """(seed, count) -> so many requests."""
@@ -35,24 +37,25 @@ Draw = Callable[[int, int], Sequence[SimulatedRequest]]
 @final
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """draw: requests of one seed. source: in words. lengths: (source, words) [n] each, of what it is drawn from, where
-    requests have such lengths."""
+    """draw: requests of one seed. source: in words. What policies may know of lengths: lengths, (source, words) [n]
+    each, where it is drawn from such pairs; or else samples."""
 
     draw: Draw
     source: str
     lengths: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+    samples: Sequence[SimulatedRequest] = ()
 
 
 def make(name: str, blueprint: Blueprint, files: Sequence[Path], count: int) -> Workload:
     """Return the workload of a model. Raises DataError, naming file and line, for what cannot be read or unfolded."""
     if files:
-        found, lengths = _from_files(name, blueprint, files)
+        found = _from_files(name, blueprint, files)
 
         def shuffled(seed: int, count: int) -> list[SimulatedRequest]:
             order = np.resize(np.random.default_rng((seed, LENGTHS_STREAM)).permutation(len(found)), count)
             return [found[i] for i in order.tolist()]
 
-        return Workload(shuffled, ", ".join(path.name for path in files), lengths)
+        return Workload(shuffled, ", ".join(path.name for path in files), samples=found)
     if name == "treelstm":
         trees = make_workload(name, count=min(count, 2048)).requests
         shapes = [blueprint.request(tree) for tree in trees]
@@ -67,6 +70,7 @@ def make(name: str, blueprint: Blueprint, files: Sequence[Path], count: int) -> 
 
     def drawn(seed: int, count: int) -> list[SimulatedRequest]:
         source, words = lazybatching_lengths(count, np.random.default_rng((seed, LENGTHS_STREAM)))
+        words = np.minimum(words, MOST_WORDS)
         return [blueprint.sized(n, m) for n, m in zip(source.tolist(), words.tolist(), strict=True)]
 
     # What a policy may learn of lengths beforehand comes from a stream of its own, never from the simulated requests.
@@ -77,40 +81,26 @@ def _training() -> np.random.Generator:
     return np.random.default_rng((0, LENGTHS_STREAM, 1))
 
 
-Lengths = tuple[NDArray[np.int64], NDArray[np.int64]]
-
-
-def _from_files(
-    name: str, blueprint: Blueprint, files: Sequence[Path]
-) -> tuple[list[SimulatedRequest], Lengths | None]:
+def _from_files(name: str, blueprint: Blueprint, files: Sequence[Path]) -> list[SimulatedRequest]:
     if len(files) > 2:
         raise OptionError(f"--workload takes one file, or two aligned ones; got {len(files)}")
     if len(files) == 2:
         pairs = read_aligned(files[0], files[1]).pairs
-        sizes = [(len(pair.source_tokens), len(pair.target_tokens)) for pair in pairs]
-        return [blueprint.sized(n, m) for n, m in sizes], _columns(sizes)
+        return [blueprint.sized(len(pair.source_tokens), len(pair.target_tokens)) for pair in pairs]
     if name == "treelstm" and not _is_json(files[0]):
-        return [blueprint.request(tree) for tree in make_workload(name, data=files).requests], None
+        return [blueprint.request(tree) for tree in make_workload(name, data=files).requests]
     numbered = [(number, line) for number, line in enumerate(read_lines(files[0]), 1) if line.strip()]
     if not numbered:
         raise DataError(f"{files[0]}: there is nothing in this file; expected one request a line.")
     as_json = _is_json(files[0])
     requests: list[SimulatedRequest] = []
-    sizes = []
     for number, line in numbered:
         try:
             size, request = _read_line(line, as_json)
             requests.append(blueprint.sized(*size) if size else blueprint.request(request))
         except BatchmakerError as error:
             raise DataError(f"{files[0]}, line {number}: {error}") from error
-        if size:
-            sizes.append(size)
-    return requests, _columns(sizes) if len(sizes) == len(requests) else None
-
-
-def _columns(sizes: Sequence[tuple[int, int]]) -> Lengths:
-    source, words = np.array(sizes, np.int64).T
-    return source, words
+    return requests
 
 
 def _is_json(path: Path) -> bool:

@@ -1,0 +1,255 @@
+"""The tables and pictures of docs/lazybatching.md, from benchmarks/results/lazybatching.json.
+
+Usage: python benchmarks/lazybatching_page.py
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from batchmaker.observe.sweeps import Line, Panel, draw_panels
+from batchmaker.simulator.report import paired_difference
+
+ROOT = Path(__file__).parent.parent
+PAGE, IMAGES = ROOT / "docs" / "lazybatching.md", ROOT / "docs" / "images"
+LABELS = {
+    "serial": "Serial", "graph:window_ms=5": "GraphB(5)", "graph:window_ms=45": "GraphB(45)",
+    "graph:window_ms=95": "GraphB(95)", "lazy:slack=literal,benefit=no,lengths=fixed": "Lazy, Eq. 2 asked of all",
+    "lazy:slack=oldest,benefit=no,lengths=fixed": "Lazy, Eq. 2 asked of the oldest",
+    "lazy:benefit=no,lengths=true": "Oracle", "cellular:max_steps=1": "cellular", "lazy": "ours",
+    "lazy:lengths=true": "Oracle + benefit", "lazy:slack=none,benefit=no": "greedy",
+}  # fmt: skip
+GRAPHB = tuple(name for name in LABELS if name.startswith("graph"))
+OLDEST, IMPROVED, ORACLE_BENEFIT = "lazy:slack=oldest,benefit=no,lengths=fixed", "lazy", "lazy:lengths=true"
+PUBLISHED = {"resnet50": (5.3, 1.1), "gnmt": (2.7, 1.3), "transformer": (2.5, 1.2)}
+Rows = list[dict[str, Any]]
+
+
+def label(policy: str) -> str:
+    """Return what the page calls a policy."""
+    return LABELS.get(policy, f"`{policy}`")
+
+
+def mean(row: dict[str, Any], key: str) -> float:
+    """Return a number's mean over seeds."""
+    return float(np.mean(row[key]))
+
+
+def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table; all columns but the first two are numbers."""
+    rule = ["---", "---"] + ["---:"] * (len(head) - 2)
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *lines))
+
+
+def where(rows: Rows, **wanted: Any) -> Rows:
+    """Return the rows with these values."""
+    return [row for row in rows if all(row.get(key) == value for key, value in wanted.items())]
+
+
+def networks(results: dict[str, Any]) -> str:
+    """What each network takes alone and serves at most."""
+    head = ("network", "costs", "cells", "alone, mean ms", "alone, p99 ms", "capacity /s")
+    lines = [
+        (n["model"], n["costs"], str(n["cells"]), f"{n['single_ms']:.2f}", f"{n['single_p99_ms']:.2f}",
+         f"{n['capacity_rps']:.0f}")
+        for n in results["networks"]
+    ]  # fmt: skip
+    return table(head, lines)
+
+
+def ratios(rows: Rows, policy: str) -> tuple[float, float, float, float]:
+    """Return latency and throughput against the best GraphB at each rate, then against all: geometric means."""
+    best_latency, best_throughput, all_latency, all_throughput = [], [], [], []
+    for row in where(rows, policy=policy):
+        graphs = [other for other in rows if other["policy"] in GRAPHB and other["rate"] == row["rate"]]
+        latency = [mean(other, "mean_ms") / mean(row, "mean_ms") for other in graphs]
+        throughput = [mean(row, "throughput_rps") / mean(other, "throughput_rps") for other in graphs]
+        best_latency.append(min(latency))
+        best_throughput.append(min(throughput))
+        all_latency += latency
+        all_throughput += throughput
+    return tuple(
+        float(np.exp(np.mean(np.log(x)))) for x in (best_latency, best_throughput, all_latency, all_throughput)
+    )  # type: ignore[return-value]
+
+
+def headlines(rows: Rows) -> str:
+    """Ratios beside the paper's."""
+    head = ("network", "policy", "latency: best GraphB / it", "paper", "throughput: it / best GraphB", "paper",
+            "latency, all GraphB", "throughput, all GraphB")  # fmt: skip
+    lines = []
+    for model, (latency, throughput) in PUBLISHED.items():
+        mine = where(rows, part="rates", model=model)
+        for policy in (OLDEST, IMPROVED, "cellular:max_steps=1"):
+            a, b, c, d = ratios(mine, policy)
+            lines.append(
+                (model, label(policy), f"{a:.2f}", f"{latency}", f"{b:.2f}", f"{throughput}", f"{c:.1f}", f"{d:.2f}")
+            )
+    return table(head, lines)
+
+
+def by_rate(rows: Rows, part: str, key: str, form: str) -> str:
+    """One number of every policy at every rate."""
+    mine = where(rows, part=part)
+    rates = sorted({row["rate"] for row in mine})
+    lines = []
+    for model in dict.fromkeys(row["model"] for row in mine):
+        for policy in dict.fromkeys(row["policy"] for row in where(mine, model=model)):
+            found = {row["rate"]: mean(row, key) for row in where(mine, model=model, policy=policy)}
+            lines.append((model, label(policy), *(form.format(found[rate]) for rate in rates)))
+    return table(("network", "policy", *(f"{rate:g}/s" for rate in rates)), lines)
+
+
+def violations(rows: Rows, part: str, rate: float) -> str:
+    """Share of violations of every policy at every SLA."""
+    mine = where(rows, part=part, rate=rate)
+    slas = sorted({row["sla_ms"] for row in mine})
+    lines = []
+    for model in dict.fromkeys(row["model"] for row in mine):
+        for policy in dict.fromkeys(row["policy"] for row in where(mine, model=model)):
+            found = {row["sla_ms"]: mean(row, "violation_share") for row in where(mine, model=model, policy=policy)}
+            lines.append((model, label(policy), *(f"{100 * found[sla]:.1f} %" for sla in slas)))
+    return table(("network", "policy", *(f"{sla:g} ms" for sla in slas)), lines)
+
+
+def gates(results: dict[str, Any]) -> str:
+    """The improved policy against the Oracle with the benefit test, and against `oldest`, wherever both were run."""
+    rows = results["rows"]
+    single = {n["model"]: n["single_p99_ms"] for n in results["networks"] if n["costs"] == "calibrated"}
+    head = ("network", "load", "SLA ms", "SLA / p99 alone", "goodput / Oracle's", "mean / Oracle's",
+            "violations - oldest's (95 %)", "mean ms - oldest's (95 %)")  # fmt: skip
+    lines = []
+    for row in [*where(rows, part="gates", policy=IMPROVED), *where(rows, part="slas", policy=IMPROVED)]:
+        same = {key: row[key] for key in ("part", "model", "rate", "sla_ms")}
+        (oracle,), (oldest,) = where(rows, policy=ORACLE_BENEFIT, **same), where(rows, policy=OLDEST, **same)
+        late = paired_difference(row["violation_share"], oldest["violation_share"])
+        slower = paired_difference(row["mean_ms"], oldest["mean_ms"])
+        lines.append((
+            row["model"], f"{row['share_of_capacity']:.2f} of capacity ({row['rate']:.0f}/s)", f"{row['sla_ms']:g}",
+            f"{row['sla_ms'] / single[row['model']]:.1f}",
+            f"{mean(row, 'goodput_rps') / mean(oracle, 'goodput_rps'):.3f}",
+            f"{mean(row, 'mean_ms') / mean(oracle, 'mean_ms'):.3f}",
+            f"{100 * late.mean:+.1f} % ({100 * late.low:+.1f}, {100 * late.high:+.1f})",
+            f"{slower.mean:+.1f} ({slower.low:+.1f}, {slower.high:+.1f})",
+        ))  # fmt: skip
+    return table(head, lines)
+
+
+def all_numbers(rows: Rows, parts: Sequence[str]) -> str:
+    """Mean, p99, goodput and violations of every policy in these parts."""
+    head = ("part", "policy", "rate /s", "SLA ms", "mean ms", "p99 ms", "goodput /s", "violations", "mean batch")
+    mine = [row for row in rows if row["part"] in parts]
+    mine.sort(key=lambda row: (parts.index(row["part"]), row["rate"], row["sla_ms"]))
+    lines = [
+        (row["part"], label(row["policy"]), f"{row['rate']:.0f}", f"{row['sla_ms']:g}", f"{mean(row, 'mean_ms'):.1f}",
+         f"{mean(row, 'p99_ms'):.1f}", f"{mean(row, 'goodput_rps'):.0f}", f"{100 * mean(row, 'violation_share'):.1f} %",
+         f"{mean(row, 'mean_batch'):.1f}")
+        for row in mine
+    ]  # fmt: skip
+    return table(head, lines)
+
+
+def speed(rows: Rows) -> str:
+    """Requests simulated per second."""
+    lines = [
+        (row["model"], label(row["policy"]), f"{row['requests_per_s']:,}", f"{row['steps_per_s']:,}",
+         f"{row['mean_batch']:.1f}")
+        for row in where(rows, part="speed")
+    ]  # fmt: skip
+    return table(("network", "policy", "requests/s", "steps/s", "mean batch"), lines)
+
+
+def _lines(rows: Rows, x: str, key: str, scale: float = 1.0) -> list[Line]:
+    found = []
+    for policy in dict.fromkeys(row["policy"] for row in rows):
+        mine = sorted(where(rows, policy=policy), key=lambda row: row[x])
+        quartiles = [np.percentile(row[key], (25, 75)) * scale for row in mine]
+        found.append(Line(label(policy), [row[x] for row in mine], [scale * mean(row, key) for row in mine],
+                          [q[0] for q in quartiles], [q[1] for q in quartiles]))  # fmt: skip
+    return found
+
+
+def draw(results: dict[str, Any]) -> None:
+    """Draw the papers' figures."""
+    rows = results["rows"]
+    models = list(PUBLISHED)
+    shown = [row for row in rows if row.get("policy") in LABELS and "asked of all" not in label(row["policy"])]
+    costs = "simulated NPU, costs scaled to Table II"
+    under = f"{costs}; {rows[0]['seeds']} seeds, {rows[0]['requests']} requests; bands are quartiles"
+
+    def panels(
+        part: str, x: tuple[str, str], key: tuple[str, str], scale: float = 1.0, *, log: bool = False
+    ) -> list[Panel]:
+        chosen = {model: where(shown, part=part, model=model) for model in models}
+        return [Panel(m, x[1], key[1], _lines(mine, x[0], key[0], scale), log=log) for m, mine in chosen.items()]
+
+    rate, sla = ("rate", "requests/s"), ("sla_ms", "SLA, ms")
+    percent = range(100)
+    curves = [
+        Panel(model, "latency, ms", "requests, %", [
+            Line(label(row["policy"]), row["quantiles_ms"][:100], percent, percent, percent)
+            for row in where(rows, part="latencies", model=model)])
+        for model in models
+    ]  # fmt: skip
+    batches = [
+        Panel(title, "batch", axis, [
+            Line(row["model"], range(1, len(row["batch_ms"]) + 1), y := shape(row["batch_ms"]), y, y)
+            for row in where(rows, part="batches")])
+        for title, axis, shape in _BATCH_PANELS
+    ]  # fmt: skip
+    figures = (
+        ("latency", "Mean latency against rate (Figure 12)", panels("rates", rate, ("mean_ms", "ms"), log=True), under),
+        ("throughput", "Throughput against rate (Figure 13)", panels("rates", rate, ("throughput_rps", "1/s")), under),
+        ("violations", "Violations against SLA at 1000/s (Figure 15)",
+         panels("slas", sla, ("violation_share", "%"), 100), under),
+        ("cdf", "Latency at 1000/s (Figure 14)", curves, costs),
+        ("batches", "Throughput and latency against batch size (Figure 3)", batches, costs),
+    )  # fmt: skip
+    for name, title, drawn, subtitle in figures:
+        draw_panels(IMAGES / f"lazybatching-{name}.png", drawn, title, subtitle)
+
+
+def _throughput(batch_ms: list[float]) -> list[float]:
+    return [1e3 * (b + 1) / ms for b, ms in enumerate(batch_ms)]
+
+
+_BATCH_PANELS: tuple[tuple[str, str, Callable[[list[float]], list[float]]], ...] = (
+    ("throughput", "requests/s", _throughput),
+    ("latency per request", "ms", lambda batch_ms: [ms / (b + 1) for b, ms in enumerate(batch_ms)]),
+)
+
+
+def write_page(results: dict[str, Any]) -> None:
+    """Fill in the tables of the page between its markers, and draw its pictures."""
+    rows = results["rows"]
+    stress = [
+        p for p in dict.fromkeys(row["part"] for row in rows) if p in ("bursts",) or "table" in p or "lengths" in p
+    ]
+    parts = {
+        "run": f"Commit {results['commit']}, {results['machine']['cpu']}, {rows[0]['seeds']} seeds of "
+        f"{rows[0]['requests']} requests, {results['wall_s'] / 60:.0f} minutes.",
+        "networks": networks(results), "headlines": headlines(rows),
+        "latency": by_rate(rows, "rates", "mean_ms", "{:.1f}"),
+        "throughput": by_rate(rows, "rates", "throughput_rps", "{:.0f}"),
+        "raw": by_rate(rows, "rates raw", "mean_ms", "{:.1f}"),
+        "violations": violations(rows, "slas", 1000), "gates": gates(results),
+        "others-latency": by_rate(where(rows, sla_ms=100), "others", "mean_ms", "{:.1f}"),
+        "others-violations": violations(rows, "others", 1000),
+        "ablation": all_numbers(rows, ["ablation"]), "stress": all_numbers(rows, stress), "speed": speed(rows),
+    }  # fmt: skip
+    text = PAGE.read_text("utf-8")
+    for name, content in parts.items():
+        begin, end = f"<!-- {name} -->", f"<!-- end {name} -->"
+        before, rest = text.split(begin)
+        text = f"{before}{begin}\n\n{content}\n\n{end}{rest.split(end)[1]}"
+    PAGE.write_text(text, "utf-8")
+    draw(results)
+
+
+if __name__ == "__main__":
+    write_page(json.loads((ROOT / "benchmarks" / "results" / "lazybatching.json").read_text("utf-8")))

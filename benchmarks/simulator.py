@@ -1,0 +1,106 @@
+"""How fast the simulator is: simulated requests per second of one core, under a load above what the NPU can serve.
+
+    python benchmarks/simulator.py [--requests 20000] [--json benchmarks/results/simulator.json]
+
+Two forms of GNMT: `four runs` (both directions of the first encoder layer, all layers above as one cell, the decoder),
+and `layers`, the model of this project, with a cell for each encoder layer. Seconds are of processor time, which other
+programs on the machine disturb less than wall time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from batchmaker import models
+from batchmaker.cli.bench.report import commit, machine
+from batchmaker.cli.simulate.device import predicted_lengths
+from batchmaker.cli.simulate.study import make_policy
+from batchmaker.cli.simulate.workload import Workload, make
+from batchmaker.cost import CellLatency, CostProfile, LatencyTable, Npu, ProfileOptions, dataflow_named
+from batchmaker.datasets import lazybatching_lengths, poisson_arrivals
+from batchmaker.graph.recorder import Recorder
+from batchmaker.graph.spec import CellType, TypeId, ValueSpec
+from batchmaker.graph.values import HostValues
+from batchmaker.models.blueprint import blueprint
+from batchmaker.simulator.costs import step_costs
+from batchmaker.simulator.run import Device, simulate
+from batchmaker.simulator.workload import Offered, SimulatedModel, SimulatedRequest
+
+MAX_BATCH = 64
+POLICIES = ("serial", "graph:window_ms=25", "cellular", "lazy")
+NUMBER = ValueSpec((), "int64")
+
+
+def four_runs(count: int) -> tuple[SimulatedModel, list[SimulatedRequest], CostProfile]:
+    """GNMT with one cell for all upper encoder layers; a step takes 100 us and 2 us for each row."""
+    shapes = (("left", 3, 2), ("right", 3, 2), ("upper", 4, 2), ("decoder", 3, 3))
+    sizes = tuple(range(1, MAX_BATCH + 1))
+    cells = tuple(
+        CellType(TypeId(i), name, (NUMBER,) * inputs, (NUMBER,) * outputs, sizes, priority=i)
+        for i, (name, inputs, outputs) in enumerate(shapes)
+    )
+    known: dict[tuple[int, int], SimulatedRequest] = {}
+
+    def request(source: int, words: int) -> SimulatedRequest:
+        if (source, words) not in known:
+            recorder, tokens = Recorder(), HostValues(None, source, NUMBER)
+            left, right = (recorder.run(cell, [tokens], None)[0].steps for cell in cells[:2])
+            state = recorder.run(cells[2], [left, right[::-1]], None)
+            first = HostValues(None, 1, NUMBER)
+            recorder.run(cells[3], [], [first, *state], max_steps=words, open_ended=True)
+            known[source, words] = SimulatedRequest(recorder.take(), source)
+        return known[source, words]
+
+    lengths = lazybatching_lengths(count, 0)
+    seconds = tuple(100e-6 + 2e-6 * size for size in sizes)
+    table = LatencyTable(tuple(CellLatency(cell.name, sizes, seconds, seconds) for cell in cells))
+    profile = CostProfile("gnmt", ProfileOptions("float32", 1, "made up", ""), table)
+    requests = [request(n, m) for n, m in zip(*(column.tolist() for column in lengths), strict=True)]
+    return SimulatedModel("gnmt, four runs", cells), requests, profile
+
+
+def layers(count: int) -> tuple[SimulatedModel, list[SimulatedRequest], CostProfile]:
+    """GNMT as this project serves it, on the NPU."""
+    network = blueprint("gnmt", partial(models.make, "gnmt", max_batch=MAX_BATCH))
+    workload: Workload = make("gnmt", network, (), count)
+    table = Npu().latency_table(network.operations, MAX_BATCH, dataflow_named("tpu"))
+    lengths = predicted_lengths(network, workload)
+    profile = CostProfile("gnmt", ProfileOptions("int8", 1, "NPU", ""), table, lengths)
+    return network.model, list(workload.draw(0, count)), profile
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=20_000)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    rows = []
+    for form, rate in ((four_runs, 3500.0), (layers, 2000.0)):
+        model, requests, profile = form(options.requests)
+        device = Device(step_costs(model, profile.latency, padded=False))
+        offered = Offered(requests, poisson_arrivals(rate, 0, count=options.requests))
+        for policy in POLICIES:
+            begin_s = time.process_time()
+            records = simulate(model, make_policy(policy, profile), offered, device, sla_s=0.1)
+            took_s = time.process_time() - begin_s
+            rows.append({
+                "form": form.__name__, "policy": policy, "rate": rate, "requests_per_s": options.requests / took_s,
+                "us_per_step": 1e6 * took_s / records.steps, "steps_per_request": records.steps / options.requests,
+                "mean_batch": records.rows / records.steps, "mean_ms": 1e3 * float(np.mean(
+                    records.finished_s - records.arrived_s)),
+            })  # fmt: skip
+            print("  ".join(f"{k} {v:.1f}" if isinstance(v, float) else f"{v}" for k, v in rows[-1].items()))
+    if options.json:
+        command = f"python benchmarks/simulator.py --requests {options.requests} --json {options.json}"
+        content = {"commit": commit(), "machine": machine(), "command": command, "seed": 0, "rows": rows}
+        options.json.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

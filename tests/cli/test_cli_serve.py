@@ -1,0 +1,76 @@
+"""`serve`: what is given on the command line goes before the file, and the exit status tells how it ended."""
+
+from __future__ import annotations
+
+import pytest
+
+import batchmaker.server
+from batchmaker.errors import OptionError
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """The settings with which the server would have been run, instead of running it."""
+    seen = []
+
+    def serve(config, on_ready):
+        seen.append(config)
+        on_ready("http://127.0.0.1:1", ["lstm", "gru"])
+        return len(seen) == 1
+
+    monkeypatch.setattr(batchmaker.server, "serve", serve)
+    return seen
+
+
+def test_the_defaults_serve_this_machine_only(command, served):
+    done = command("serve", "lstm")
+    assert done.exit_code == 0, done.output
+    assert done.output == "ready: http://127.0.0.1:1 serves lstm, gru\n"
+    (config,) = served
+    assert (config.host, config.port, [model.source for model in config.models]) == ("127.0.0.1", 8000, ["lstm"])
+
+
+def test_the_command_line_goes_before_the_file(command, served, tmp_path):
+    path = tmp_path / "server.toml"
+    path.write_text(
+        'port = 1\nhost = "::1"\n[limits]\nmax_in_flight = 2\nmax_streams = 3\n[[models]]\nsource = "gru"\n'
+    )
+    options = [
+        "--config",
+        path,
+        "--port",
+        0,
+        "--max-in-flight",
+        5,
+        "--max-body-mb",
+        2,
+        "--policy",
+        "serial",
+        "--access-log",
+    ]
+    command("serve", "lstm", *options)
+    (config,) = served
+    assert (config.host, config.port) == ("::1", 0)
+    limits = config.limits
+    assert (limits.max_in_flight, limits.max_streams, limits.max_body_bytes) == (5, 3, 2 << 20)
+    assert [(model.source, model.policy) for model in config.models] == [("gru", "serial"), ("lstm", "serial")]
+    assert config.log.access
+
+
+def test_the_exit_status_tells_what_was_not_finished(command, served):
+    assert command("serve", "lstm").exit_code == 0
+    assert command("serve", "lstm").exit_code == 1
+
+
+def test_a_file_with_a_misspelt_option_is_refused(command, tmp_path):
+    path = tmp_path / "server.toml"
+    path.write_text("[limits]\nmax_stream = 3\n")
+    error = command("serve", "lstm", "--config", path).exception
+    assert isinstance(error, OptionError)
+    assert "Did you mean 'limits.max_streams'" in str(error)
+
+
+def test_help_teaches_how_to_ask(command):
+    text = command("serve", "--help").output
+    assert "curl localhost:8000/v2/models/lstm/generate" in text
+    assert "SIGTERM" in text
