@@ -26,10 +26,11 @@ from batchmaker.cli.simulate import device, workload
 from batchmaker.cli.simulate.study import Job, Study, make_policy, play_all
 from batchmaker.cost.profile import CostProfile
 from batchmaker.graph.work import work_of
-from batchmaker.models.blueprint import Blueprint, blueprint
+from batchmaker.models.blueprint import blueprint
 from batchmaker.simulator.costs import step_costs
 from batchmaker.simulator.run import Device, simulate
-from batchmaker.simulator.workload import Offered
+from batchmaker.simulator.together import Together
+from batchmaker.simulator.workload import Offered, SimulatedModel, SimulatedRequest
 from lazybatching_page import write_page
 
 RESULTS = Path(__file__).parent / "results" / "lazybatching.json"
@@ -46,6 +47,7 @@ ORACLE = "lazy:benefit=no,lengths=true"
 ORACLE_BENEFIT = "lazy:lengths=true"
 GREEDY = "lazy:slack=none,benefit=no"
 IMPROVED = "lazy"
+RECENT = "lazy:stack=recent"
 CELLULAR = "cellular:max_steps=1"
 PAPER = (SERIAL, *WINDOWS, OLDEST, CELLULAR, IMPROVED, ORACLE_BENEFIT)
 ABLATION = (
@@ -83,6 +85,7 @@ PARTS = (
     Part("others", ("vgg16", "mobilenet", "las", "bert"), (SERIAL, *WINDOWS, OLDEST, IMPROVED), (16, 1000),
          (20, 60, 100), calibrated=False),
     Part("ablation", ("gnmt",), ABLATION, (0.7, 1.1), (40, 100)),
+    Part("two models together", ("gnmt + transformer",), (*WINDOWS, CELLULAR, RECENT, *STRESS), (0.7,), (60,)),
     Part("bursts", ("gnmt",), (*WINDOWS, CELLULAR, *STRESS), (0.7,), (60,), arrivals="mmpp"),
     Part("table 20 % low", ("gnmt",), STRESS, (0.9,), (60,), known_factor=0.8),
     Part("table 20 % high", ("gnmt",), STRESS, (0.9,), (60,), known_factor=1.2),
@@ -98,7 +101,7 @@ class Network:
     single_ms: one request alone, mean and p99. capacity_rps: the most that is served.
     """
 
-    plan: Blueprint
+    model: SimulatedModel
     work: workload.Workload
     profile: CostProfile
     costs: str
@@ -126,7 +129,21 @@ def network(name: str, *, calibrated: bool) -> Network:
     offered = Offered(requests, np.zeros(len(requests)))
     records = simulate(plan.model, make_policy(IMPROVED, profile), offered, machine_)
     capacity = len(requests) / float(records.finished_s.max())
-    return Network(plan, work, profile, costs, (float(alone.mean()), float(np.quantile(alone, 0.99))), capacity)
+    return Network(plan.model, work, profile, costs, (float(alone.mean()), float(np.quantile(alone, 0.99))), capacity)
+
+
+def shared(first: Network, second: Network) -> Network:
+    """Return two networks on one device, each with every other request."""
+    both = Together([first.model, second.model])
+
+    def draw(seed: int, count: int) -> list[SimulatedRequest]:
+        pairs = zip(first.work.draw(seed, count), second.work.draw(seed, count), strict=True)
+        return [both.request(i % 2, pair[i % 2]) for i, pair in enumerate(pairs)]
+
+    capacity = 2 / (1 / first.capacity_rps + 1 / second.capacity_rps)
+    mean_ms, p99_ms = ((one + other) / 2 for one, other in zip(first.single_ms, second.single_ms, strict=True))
+    profile = both.profile([first.profile, second.profile])
+    return Network(both.model, replace(first.work, draw=draw), profile, first.costs, (mean_ms, p99_ms), capacity)
 
 
 def believed(profile: CostProfile, part: Part) -> CostProfile:
@@ -145,9 +162,9 @@ def play(part: Part, name: str, net: Network, seeds: int, requests: int, jobs: i
     coming = workload.Arrivals(part.arrivals)
     drawn = {seed: net.work.draw(seed, requests) for seed in range(seeds)}
     arrivals = {(rate, seed): coming.times_s(rate, seed, requests) for rate in rates for seed in range(seeds)}
-    device_ = Device(step_costs(net.plan.model, net.profile.latency, padded=False))
+    device_ = Device(step_costs(net.model, net.profile.latency, padded=False))
     slas_s = tuple(sla / 1e3 for sla in part.slas_ms)
-    study = Study(net.plan.model, device_, believed(net.profile, part), slas_s, drawn, arrivals, False, {})
+    study = Study(net.model, device_, believed(net.profile, part), slas_s, drawn, arrivals, False, {})
     blind = (SERIAL, *WINDOWS, CELLULAR, GREEDY)
     todo = [
         Job(policy, rate, seed, sla)
@@ -173,10 +190,10 @@ def play(part: Part, name: str, net: Network, seeds: int, requests: int, jobs: i
 def latency_curves(net: Network, name: str, rate: float, sla_s: float) -> Iterator[dict[str, Any]]:
     """Figure 14: quantiles of latency under high load, one seed."""
     requests, times = net.work.draw(0, 2000), workload.Arrivals("poisson").times_s(rate, 0, 2000)
-    device_ = Device(step_costs(net.plan.model, net.profile.latency, padded=False))
+    device_ = Device(step_costs(net.model, net.profile.latency, padded=False))
     for policy in (*WINDOWS, OLDEST, CELLULAR, IMPROVED):
         chosen = make_policy(policy, net.profile)
-        records = simulate(net.plan.model, chosen, Offered(requests, times), device_, sla_s=sla_s)
+        records = simulate(net.model, chosen, Offered(requests, times), device_, sla_s=sla_s)
         latency_ms = 1e3 * (records.finished_s - records.arrived_s)
         quantiles = np.quantile(latency_ms, np.arange(101) / 100).round(3).tolist()
         yield {"part": "latencies", "model": name, "policy": policy, "rate": rate, "quantiles_ms": quantiles}
@@ -184,7 +201,7 @@ def latency_curves(net: Network, name: str, rate: float, sla_s: float) -> Iterat
 
 def batch_curve(net: Network, name: str) -> dict[str, Any]:
     """Figure 3: throughput and latency of whole batches of one median request."""
-    seconds = step_costs(net.plan.model, net.profile.latency, padded=False).seconds
+    seconds = step_costs(net.model, net.profile.latency, padded=False).seconds
     work = work_of(net.work.draw(0, 1)[0].graph)
     batch_ms = (1e3 * work.steps @ seconds[work.types, 1:]).round(4).tolist()
     return {"part": "batches", "model": name, "batch_ms": batch_ms}
@@ -194,11 +211,11 @@ def simulation_speed(net: Network, requests: int = 4000) -> list[dict[str, Any]]
     """Requests simulated per second of wall time at high load, in this process alone."""
     rows = []
     times = workload.Arrivals("poisson").times_s(0.95 * net.capacity_rps, 0, requests)
-    device_ = Device(step_costs(net.plan.model, net.profile.latency, padded=False))
+    device_ = Device(step_costs(net.model, net.profile.latency, padded=False))
     drawn = net.work.draw(0, requests)
     for policy in (WINDOWS[0], "cellular", CELLULAR, IMPROVED):
         begin = time.perf_counter()
-        records = simulate(net.plan.model, make_policy(policy, net.profile), Offered(drawn, times), device_, sla_s=0.1)
+        records = simulate(net.model, make_policy(policy, net.profile), Offered(drawn, times), device_, sla_s=0.1)
         wall_s = time.perf_counter() - begin
         rates = {"requests_per_s": round(requests / wall_s), "steps_per_s": round(records.steps / wall_s)}
         rows.append(
@@ -207,22 +224,28 @@ def simulation_speed(net: Network, requests: int = 4000) -> list[dict[str, Any]]
     return rows
 
 
+def find(name: str, *, calibrated: bool) -> Network:
+    """Return a network, or two of them together."""
+    nets = [network(part, calibrated=calibrated) for part in name.split(" + ")]
+    return nets[0] if len(nets) == 1 else shared(*nets)
+
+
 def run(parts: Sequence[Part], seeds: int, requests: int, jobs: int) -> dict[str, Any]:
     """Simulate the parts and return everything that the page is made of."""
     networks = {
-        (name, part.calibrated): network(name, calibrated=part.calibrated) for part in parts for name in part.models
+        (name, part.calibrated): find(name, calibrated=part.calibrated) for part in parts for name in part.models
     }
     rows: list[dict[str, Any]] = []
     todo = [(part, name) for part in parts for name in part.models]
     for part, name in track(todo, "simulations", console=options.err()):
         rows += play(part, name, networks[name, part.calibrated], seeds, requests, jobs)
     for (name, calibrated), net in networks.items():
-        if calibrated:
+        if calibrated and name in MAIN:
             rows += [batch_curve(net, name), *latency_curves(net, name, 1000, 0.1)]
             rows += simulation_speed(net) if name == "gnmt" else []
     about = [
         {"model": name, "costs": "calibrated" if calibrated else "raw", "single_ms": net.single_ms[0],
-         "single_p99_ms": net.single_ms[1], "capacity_rps": net.capacity_rps, "cells": len(net.plan.model.cells)}
+         "single_p99_ms": net.single_ms[1], "capacity_rps": net.capacity_rps, "cells": len(net.model.cells)}
         for (name, calibrated), net in networks.items()
     ]  # fmt: skip
     return {"commit": commit(), "machine": machine(), "networks": about, "rows": rows}

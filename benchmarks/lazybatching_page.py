@@ -227,9 +227,8 @@ _BATCH_PANELS: tuple[tuple[str, str, Callable[[list[float]], list[float]]], ...]
 def write_page(results: dict[str, Any]) -> None:
     """Fill in the tables of the page between its markers, and draw its pictures."""
     rows = results["rows"]
-    stress = [
-        p for p in dict.fromkeys(row["part"] for row in rows) if p in ("bursts",) or "table" in p or "lengths" in p
-    ]
+    calm = ("rates", "slas", "gates", "rates raw", "others", "ablation")
+    stress = [part for part in dict.fromkeys(row["part"] for row in rows if "sla_ms" in row) if part not in calm]
     parts = {
         "run": f"Commit {results['commit']}, {results['machine']['cpu']}, {rows[0]['seeds']} seeds of "
         f"{rows[0]['requests']} requests, {results['wall_s'] / 60:.0f} minutes.",

@@ -80,7 +80,13 @@ class CellSimulation(Simulation[_Step]):
 
     def _handle(self, arrivals: Sequence[int], ended: Sequence[_Step], now_s: float) -> int:
         events: list[Event] = [
-            RequestArrived(RequestId(i), self._requests[i].graph, self._arrived_s[i], self._deadline_s(i))
+            RequestArrived(
+                RequestId(i),
+                self._requests[i].graph,
+                self._arrived_s[i],
+                self._deadline_s(i),
+                model=self._requests[i].model,
+            )
             for i in arrivals
         ]
         for step in ended:

@@ -89,7 +89,13 @@ class GraphSimulation(Simulation[RunBatch]):
 
     def _handle(self, arrivals: Sequence[int], ended: Sequence[RunBatch], now_s: float) -> int:
         events: list[GraphEvent] = [
-            WholeRequestArrived(RequestId(i), self._requests[i].length, self._arrived_s[i], self._deadline_s(i))
+            WholeRequestArrived(
+                RequestId(i),
+                self._requests[i].length,
+                self._arrived_s[i],
+                self._deadline_s(i),
+                model=self._requests[i].model,
+            )
             for i in arrivals
         ]
         for batch in ended:

@@ -40,11 +40,12 @@ class SimulatedRequest:
     """A request without values. Requests of one shape may be one object, and are then admitted much faster.
 
     graph: its open-ended runs have as many steps as they really take; that they may end is then all that the scheduler
-    sees. length: what graph batching puts the request into a bucket by.
+    sees. length: what graph batching puts the request into a bucket by. model: which of several that run together.
     """
 
     graph: CellGraph
     length: int
+    model: int = 0
 
 
 @dataclass(frozen=True, slots=True)
