@@ -143,3 +143,35 @@ def test_zero_state_is_what_the_cell_declares_or_its_module_tells() -> None:
     assert registry.zero_state(bm.Cell(nn.LSTMCell(3, 5)), rows(3)) == rows(5, 5)
     declaring = bm.Cell(nn.Identity(), declared=Declared(rows(3, 7), rows(7)))
     assert registry.zero_state(declaring, rows(3)) == rows(7)
+
+
+class Fan(nn.Module):
+    """As many outputs as asked for: the input times 1, 2, 3, ..."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.outputs = outputs
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(x * (i + 1) for i in range(self.outputs))
+
+
+class Fanned(bm.Model):
+    example_request = torch.ones(2)
+
+    def __init__(self, outputs: int) -> None:
+        self.fan = bm.Cell(Fan(outputs), max_batch=4)
+
+    def unfold(self, x):
+        return list(self.fan(x))
+
+
+def test_a_cell_may_have_many_outputs_and_all_of_them_can_be_fetched() -> None:
+    with bm.Engine(Fanned(40)) as engine:
+        (found,) = engine.map([torch.ones(2)], progress=False)
+    assert [float(value[0]) for value in found] == [float(i + 1) for i in range(40)]
+
+
+def test_more_outputs_than_can_be_told_apart_are_refused() -> None:
+    with pytest.raises(ModelError, match=r"63 outputs, at most 62"):
+        CellRegistry().learn(bm.Cell(Fan(63), name="fan"), rows(2))

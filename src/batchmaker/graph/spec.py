@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NewType
+from typing import Final, NewType
+
+from batchmaker.errors import ModelError
+
+MAX_OUTPUTS: Final = 62
+"""Outputs of one cell: which of them are fetched is kept in the bits of one number."""
 
 TypeId = NewType("TypeId", int)
 """Number of a cell type inside one model, 0, 1, 2, ..., in order of first use."""
@@ -47,6 +52,13 @@ class CellType:
     batch_sizes: tuple[int, ...]
     priority: int = 0
     host_outputs: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.outputs) > MAX_OUTPUTS:
+            raise ModelError(
+                f"cell {self.name!r} has {len(self.outputs)} outputs, at most {MAX_OUTPUTS} are possible; "
+                "join some of them into one tensor"
+            )
 
     @property
     def max_batch(self) -> int:

@@ -217,7 +217,7 @@ class Admission:
                 found.append(to_node.of(i, graph, fetch.nodes))
                 bits.append(1 << fetch.output)
         if found:
-            marks = np.repeat(np.array(bits, np.uint16), [len(part) for part in found])
+            marks = np.repeat(np.array(bits, np.int64), [len(part) for part in found])
             np.bitwise_or.at(self._arena.fetch, np.concatenate(found), marks)
 
     # --- edges -------------------------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ class Arena:
         self.uses = np.zeros(n, np.int64)
         self.held = np.zeros(n, np.bool_)
         self.row = np.full(n, NOWHERE, np.int64)
-        self.fetch = np.zeros(n, np.uint16)
+        self.fetch = np.zeros(n, np.int64)
         self.first_edge = np.zeros(n, np.int64)
         self.num_edges = np.zeros(n, np.int64)
         self.source = np.zeros((1, n), np.int64)
