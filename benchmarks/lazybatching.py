@@ -48,15 +48,14 @@ ORACLE_BENEFIT = "lazy:lengths=true"
 GREEDY = "lazy:slack=none,benefit=no"
 IMPROVED = "lazy"
 RECENT = "lazy:stack=recent"
-CELLULAR = "cellular:max_steps=1"
+CELLULAR = "cellular"
 PAPER = (SERIAL, *WINDOWS, OLDEST, CELLULAR, IMPROVED, ORACLE_BENEFIT)
+STRESS = (OLDEST, IMPROVED, ORACLE_BENEFIT)
 ABLATION = (
-    LITERAL, OLDEST, f"{LITERAL},estimate=table", f"{OLDEST},estimate=table", f"{OLDEST},hopeless=veto",
-    "lazy:slack=literal", "lazy:slack=oldest", GREEDY, "lazy:slack=none", "lazy:benefit=no",
-    "lazy:benefit=no,hopeless=veto", "lazy:lengths=fixed", "lazy:hopeless=drop", IMPROVED, ORACLE, ORACLE_BENEFIT,
+    LITERAL, OLDEST, f"{OLDEST},estimate=table", f"{OLDEST},hopeless=veto", "lazy:slack=literal", "lazy:slack=oldest",
+    GREEDY, "lazy:slack=none", "lazy:benefit=no", "lazy:lengths=fixed", "lazy:hopeless=drop", "orloj", CELLULAR,
+    IMPROVED, ORACLE, ORACLE_BENEFIT,
 )  # fmt: skip
-GATES = (SERIAL, *WINDOWS, GREEDY, CELLULAR, "orloj", OLDEST, IMPROVED, ORACLE_BENEFIT)
-SEQUENCES = ("gnmt", "transformer", "las")
 
 
 @dataclass(frozen=True)
@@ -76,15 +75,16 @@ class Part:
 
 
 MAIN = ("resnet50", "gnmt", "transformer")
-STRESS = (OLDEST, IMPROVED, ORACLE_BENEFIT)
+TRANSLATION = MAIN[1:]
 PARTS = (
-    Part("rates", MAIN, PAPER, (16, 100, 250, 500, 750, 1000), (100,)),
-    Part("slas", MAIN, (*PAPER, LITERAL, ORACLE), (1000,), (20, 40, 60, 80, 100)),
-    Part("gates", MAIN, GATES, (0.7, 0.9, 1.1), (20, 40, 60, 100)),
-    Part("rates raw", MAIN, (SERIAL, *WINDOWS, OLDEST, IMPROVED), (16, 100, 250, 500, 1000), (100,), calibrated=False),
-    Part("others", ("vgg16", "mobilenet", "las", "bert"), (SERIAL, *WINDOWS, OLDEST, IMPROVED), (16, 1000),
-         (20, 60, 100), calibrated=False),
-    Part("ablation", ("gnmt",), ABLATION, (0.7, 1.1), (40, 100)),
+    Part("rates", TRANSLATION, PAPER, (16, 100, 250, 500, 1000), (100,)),
+    Part("rates", ("resnet50",), PAPER, (16, 100, 250, 500, 1000), (100,)),
+    Part("slas", MAIN, (*WINDOWS, *STRESS, CELLULAR), (1000,), (20, 40, 60, 100)),
+    Part("gates", TRANSLATION, STRESS, (0.7, 0.9, 1.1), (40, 100)),
+    Part("ablation", ("gnmt",), ABLATION, (0.9,), (60,)),
+    Part("rates raw", MAIN, (SERIAL, *WINDOWS, OLDEST, IMPROVED), (100, 1000), (100,), calibrated=False),
+    Part("others", ("vgg16", "mobilenet", "las", "bert"), (SERIAL, *WINDOWS, OLDEST, IMPROVED), (16, 1000), (60,),
+         calibrated=False),
     Part("two models together", ("gnmt + transformer",), (*WINDOWS, CELLULAR, RECENT, *STRESS), (0.7,), (60,)),
     Part("bursts", ("gnmt",), (*WINDOWS, CELLULAR, *STRESS), (0.7,), (60,), arrivals="mmpp"),
     Part("table 20 % low", ("gnmt",), STRESS, (0.9,), (60,), known_factor=0.8),
@@ -213,7 +213,7 @@ def simulation_speed(net: Network, requests: int = 4000) -> list[dict[str, Any]]
     times = workload.Arrivals("poisson").times_s(0.95 * net.capacity_rps, 0, requests)
     device_ = Device(step_costs(net.model, net.profile.latency, padded=False))
     drawn = net.work.draw(0, requests)
-    for policy in (WINDOWS[0], "cellular", CELLULAR, IMPROVED):
+    for policy in (WINDOWS[0], CELLULAR, IMPROVED):
         begin = time.perf_counter()
         records = simulate(net.model, make_policy(policy, net.profile), Offered(drawn, times), device_, sla_s=0.1)
         wall_s = time.perf_counter() - begin
@@ -230,41 +230,44 @@ def find(name: str, *, calibrated: bool) -> Network:
     return nets[0] if len(nets) == 1 else shared(*nets)
 
 
-def run(parts: Sequence[Part], seeds: int, requests: int, jobs: int) -> dict[str, Any]:
-    """Simulate the parts and return everything that the page is made of."""
-    networks = {
-        (name, part.calibrated): find(name, calibrated=part.calibrated) for part in parts for name in part.models
-    }
-    rows: list[dict[str, Any]] = []
+def run(parts: Sequence[Part], seeds: int, requests: int, jobs: int, out: Path) -> dict[str, Any]:
+    """Simulate the parts and return everything that the page is made of; `out` always holds what there is so far."""
+    networks: dict[tuple[str, bool], Network] = {}
+    results: dict[str, Any] = {"commit": commit(), "machine": machine(), "networks": [], "rows": []}
+    begin = time.perf_counter()
     todo = [(part, name) for part in parts for name in part.models]
     for part, name in track(todo, "simulations", console=options.err()):
-        rows += play(part, name, networks[name, part.calibrated], seeds, requests, jobs)
+        if (name, part.calibrated) not in networks:
+            net = networks[name, part.calibrated] = find(name, calibrated=part.calibrated)
+            costs = "calibrated" if part.calibrated else "raw"
+            results["networks"].append({
+                "model": name, "costs": costs, "single_ms": net.single_ms[0], "single_p99_ms": net.single_ms[1],
+                "capacity_rps": net.capacity_rps, "cells": len(net.model.cells),
+            })  # fmt: skip
+        results["rows"] += play(part, name, networks[name, part.calibrated], seeds, requests, jobs)
+        results["wall_s"] = round(time.perf_counter() - begin)
+        out.write_text(json.dumps(results) + "\n")
     for (name, calibrated), net in networks.items():
         if calibrated and name in MAIN:
-            rows += [batch_curve(net, name), *latency_curves(net, name, 1000, 0.1)]
-            rows += simulation_speed(net) if name == "gnmt" else []
-    about = [
-        {"model": name, "costs": "calibrated" if calibrated else "raw", "single_ms": net.single_ms[0],
-         "single_p99_ms": net.single_ms[1], "capacity_rps": net.capacity_rps, "cells": len(net.model.cells)}
-        for (name, calibrated), net in networks.items()
-    ]  # fmt: skip
-    return {"commit": commit(), "machine": machine(), "networks": about, "rows": rows}
+            results["rows"] += [batch_curve(net, name), *latency_curves(net, name, 1000, 0.1)]
+            results["rows"] += simulation_speed(net) if name == "gnmt" else []
+    out.write_text(json.dumps(results) + "\n")
+    return results
 
 
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--requests", type=int, default=1000, help="of each simulation")
+    parser.add_argument("--requests", type=int, default=500, help="of each simulation")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
-    parser.add_argument("--only", action="append", choices=[part.name for part in PARTS], help="repeat for several")
+    parser.add_argument(
+        "--only", action="append", choices=sorted({part.name for part in PARTS}), help="repeat for several"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     parts = [part for part in PARTS if given.only is None or part.name in given.only]
-    begin = time.perf_counter()
-    results = run(parts, given.seeds, given.requests, given.jobs)
-    results["wall_s"] = round(time.perf_counter() - begin)
-    given.out.write_text(json.dumps(results) + "\n")
+    results = run(parts, given.seeds, given.requests, given.jobs, given.out)
     if given.out == RESULTS and given.only is None:
         write_page(results)
 
