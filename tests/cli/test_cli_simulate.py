@@ -119,7 +119,7 @@ def test_arrivals_come_from_a_trace_at_its_own_rate(command: Command, tmp_path: 
     trace, out = tmp_path / "trace.txt", tmp_path / "out.json"
     trace.write_text("\n".join(map(str, np.arange(0, 10, 0.1))), encoding="utf-8")
     done = command(
-        "simulate", "lstm", *SMALL, "--npu", "--policy", "cellular", "--arrivals", f"trace:{trace}", "--json", out
+        "simulate", "lstm", *SMALL, "--npu", "--policy", "cellular", "--arrivals", "trace", trace, "--json", out
     )
     assert done.exit_code == 0, done.output
     assert read_json(out)[0]["rate"] == pytest.approx(10.0)
@@ -145,8 +145,8 @@ def test_an_sla_below_the_possible_is_said_and_simulated(command: Command, tmp_p
         (("--npu", "--rate", 5, "--rate", 5), "given twice"),
         (("--npu", "--policy", "celular"), "Did you mean 'cellular'"),
         (("--npu", "--policy", "graph:window=3"), "window"),
-        (("--npu", "--arrivals", "uniform"), "expected poisson, mmpp or trace:FILE"),
-        (("--npu", "--arrivals", "trace"), "expected poisson, mmpp or trace:FILE"),
+        (("--npu", "--arrivals", "uniform"), "known: mmpp, poisson, trace"),
+        (("--npu", "--arrivals", "trace"), "--arrivals trace FILE"),
         (("--npu", "--dataflow", "wss"), "dataflow"),
         (("--npu", "--seed", 1, "--seeds", 2), "not both"),
     ],

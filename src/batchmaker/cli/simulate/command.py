@@ -23,6 +23,7 @@ MAX_BATCH: Final = 64
 
 def simulate(
     model: Annotated[str, typer.Argument(help="A built-in model: lstm, gru, seq2seq, treelstm, gnmt, ...")],
+    trace: Annotated[Path | None, typer.Argument(help="The recorded trace, with --arrivals trace.")] = None,
     policy: Annotated[
         list[str] | None, typer.Option(help="For example cellular, serial or graph:window_ms=45. Repeat for several.")
     ] = None,
@@ -38,7 +39,7 @@ def simulate(
         list[Path] | None,
         typer.Option("--workload", help="JSON lines, text or trees; two aligned files. Default: generated."),
     ] = None,
-    arrivals: Annotated[str, typer.Option(help="poisson, mmpp (bursts) or trace:FILE.")] = "poisson",
+    arrivals: Annotated[str, typer.Option(help="poisson, mmpp (bursts), or trace FILE.")] = "poisson",
     hidden: options.Hidden = None,
     layers: options.Layers = None,
     max_batch: Annotated[int, typer.Option(min=1, help="Most rows in one call of a cell.")] = MAX_BATCH,
@@ -65,7 +66,7 @@ def simulate(
         options.check_writable(path)
     if seed and seeds:
         raise OptionError("give --seed or --seeds, not both")
-    coming = workload.Arrivals(arrivals)
+    coming = workload.Arrivals(arrivals, trace)
     ask = Ask(
         tuple(policy or DEFAULT_POLICIES), tuple(rate or coming.default_rates), tuple(sla_ms or (100.0,)),
         tuple(seed or range(seeds or 1)), requests, give_up,
@@ -75,7 +76,7 @@ def simulate(
     work = workload.make(model, plan, files or (), requests)
     profile, costs = device.cost_profile(plan, work, npu=npu, dataflow=dataflow, table=latency_table)
     machine = Device(step_costs(plan.model, profile.latency, padded=not npu), workers, run_ahead)
-    about = {"workload": work.source, "arrivals": arrivals, "costs": costs, "workers": workers}
+    about = {"workload": work.source, "arrivals": str(coming), "costs": costs, "workers": workers}
     study = make_study(ask, plan, work, coming, profile, machine, about)
     results = run_study(study, ask, jobs)
     tables.show(options.out(), results)
@@ -83,5 +84,5 @@ def simulate(
     if json is not None:
         options.write_json(json, results)
     if png is not None:
-        under = f"{work.source}; {arrivals} arrivals; costs: {costs}; {requests} requests, {len(ask.seeds)} seeds"
+        under = f"{work.source}; {coming} arrivals; costs: {costs}; {requests} requests, {len(ask.seeds)} seeds"
         draw_panels(png, tables.panels(results), f"Policies on {model}, simulated", under)

@@ -21,7 +21,7 @@ from batchmaker.datasets import (
     tokenize,
     trace_arrivals,
 )
-from batchmaker.errors import BatchmakerError, DataError, OptionError
+from batchmaker.errors import BatchmakerError, DataError, OptionError, unknown_name
 from batchmaker.models.blueprint import Blueprint
 from batchmaker.simulator.workload import SimulatedRequest
 
@@ -127,16 +127,25 @@ def _read_line(line: str, as_json: bool) -> tuple[tuple[int, int] | None, Any]:
 
 @final
 class Arrivals:
-    """When requests come. text: poisson, mmpp or trace:FILE. OptionError for anything else, DataError for bad files."""
+    """When requests come. kind: poisson, mmpp, or trace, which needs the path of one.
 
-    def __init__(self, text: str) -> None:
-        kind, _, path = text.partition(":")
-        if kind not in ("poisson", "mmpp", "trace") or (kind == "trace") != bool(path):
-            raise OptionError(f"--arrivals {text!r}: expected poisson, mmpp or trace:FILE, for example trace:azure.csv")
+    OptionError for anything else, DataError for bad files.
+    """
+
+    def __init__(self, kind: str, path: Path | None = None) -> None:
+        if kind not in ("poisson", "mmpp", "trace"):
+            raise unknown_name("kind of arrivals", kind, ("poisson", "mmpp", "trace"))
+        if (kind == "trace") != (path is not None):
+            got = "no file" if path is None else f"the file {path}, which {kind} arrivals have no use for"
+            raise OptionError(f"--arrivals {kind}: got {got}; a trace is given as --arrivals trace FILE")
         self._kind = kind
-        self._trace = trace_arrivals(path) if path else None
+        self._path = path
+        self._trace = trace_arrivals(path) if path is not None else None
         if self._trace is not None and (len(self._trace) < 2 or self._trace[-1] == 0):
             raise DataError(f"{path}: a trace to simulate needs arrivals at two times or more")
+
+    def __str__(self) -> str:
+        return self._kind if self._path is None else f"{self._kind} {self._path.name}"
 
     @property
     def default_rates(self) -> tuple[float, ...]:
