@@ -52,16 +52,16 @@ CELLULAR = "cellular"
 PAPER = (SERIAL, *WINDOWS, OLDEST, CELLULAR, IMPROVED, ORACLE_BENEFIT)
 STRESS = (OLDEST, IMPROVED, ORACLE_BENEFIT)
 ABLATION = (
-    LITERAL, OLDEST, f"{OLDEST},estimate=table", f"{OLDEST},hopeless=veto", "lazy:slack=literal", "lazy:slack=oldest",
-    GREEDY, "lazy:slack=none", "lazy:benefit=no", "lazy:lengths=fixed", "lazy:hopeless=drop", "orloj", CELLULAR,
-    IMPROVED, ORACLE, ORACLE_BENEFIT,
+    LITERAL, OLDEST, f"{OLDEST},estimate=table", "lazy:slack=oldest", GREEDY, "lazy:slack=none", "lazy:benefit=no",
+    "lazy:lengths=fixed", "lazy:hopeless=drop", "orloj", IMPROVED, ORACLE, ORACLE_BENEFIT,
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Part:
     """Some of the simulations. rates: per second, or shares of the capacity where below 4. known_factor: by how much
-    the policies' latency table is off. shift: what the policies take for the true lengths, as a factor."""
+    the policies' latency table is off. few: a fifth of the requests, at low rates, where nothing builds up and small
+    batches make a simulation slow. shift: what the policies take for the true lengths, as a factor."""
 
     name: str
     models: tuple[str, ...]
@@ -70,21 +70,24 @@ class Part:
     slas_ms: tuple[float, ...]
     calibrated: bool = True
     arrivals: str = "poisson"
+    few: bool = False
     known_factor: float = 1.0
     shift: float = 1.0
 
 
 MAIN = ("resnet50", "gnmt", "transformer")
 TRANSLATION = MAIN[1:]
+OTHERS = ("vgg16", "mobilenet", "las", "bert")
 PARTS = (
-    Part("rates", TRANSLATION, PAPER, (16, 100, 250, 500, 1000), (100,)),
-    Part("rates", ("resnet50",), PAPER, (16, 100, 250, 500, 1000), (100,)),
-    Part("slas", MAIN, (*WINDOWS, *STRESS, CELLULAR), (1000,), (20, 40, 60, 100)),
-    Part("gates", TRANSLATION, STRESS, (0.7, 0.9, 1.1), (40, 100)),
+    Part("rates", MAIN, (SERIAL, *WINDOWS, OLDEST, CELLULAR, IMPROVED), (500, 1000), (100,)),
+    Part("slas", MAIN, (*WINDOWS, CELLULAR, *STRESS), (1000,), (20, 40, 60)),
+    Part("gates", TRANSLATION, STRESS, (0.7, 0.9, 1.1), (60,)),
     Part("ablation", ("gnmt",), ABLATION, (0.9,), (60,)),
-    Part("rates raw", MAIN, (SERIAL, *WINDOWS, OLDEST, IMPROVED), (100, 1000), (100,), calibrated=False),
-    Part("others", ("vgg16", "mobilenet", "las", "bert"), (SERIAL, *WINDOWS, OLDEST, IMPROVED), (16, 1000), (60,),
-         calibrated=False),
+    Part("rates", MAIN, (SERIAL, *WINDOWS, OLDEST, CELLULAR, IMPROVED), (16, 100), (100,), few=True),
+    Part("rates raw", MAIN, (SERIAL, *WINDOWS, OLDEST, IMPROVED), (1000,), (100,), calibrated=False),
+    Part("rates raw", MAIN, (SERIAL, *WINDOWS, OLDEST, IMPROVED), (100,), (100,), calibrated=False, few=True),
+    Part("others", OTHERS, (SERIAL, *WINDOWS, OLDEST, IMPROVED), (1000,), (60,), calibrated=False),
+    Part("others", OTHERS, (SERIAL, *WINDOWS, OLDEST, IMPROVED), (16,), (60,), calibrated=False, few=True),
     Part("two models together", ("gnmt + transformer",), (*WINDOWS, CELLULAR, RECENT, *STRESS), (0.7,), (60,)),
     Part("bursts", ("gnmt",), (*WINDOWS, CELLULAR, *STRESS), (0.7,), (60,), arrivals="mmpp"),
     Part("table 20 % low", ("gnmt",), STRESS, (0.9,), (60,), known_factor=0.8),
@@ -160,6 +163,7 @@ def play(part: Part, name: str, net: Network, seeds: int, requests: int, jobs: i
     """Simulate one network's share of a part; one row per policy, rate and SLA with a number per seed."""
     rates = tuple(rate * net.capacity_rps if rate < 4 else rate for rate in part.rates)
     coming = workload.Arrivals(part.arrivals)
+    requests = requests // 5 if part.few else requests
     drawn = {seed: net.work.draw(seed, requests) for seed in range(seeds)}
     arrivals = {(rate, seed): coming.times_s(rate, seed, requests) for rate in rates for seed in range(seeds)}
     device_ = Device(step_costs(net.model, net.profile.latency, padded=False))

@@ -2,9 +2,9 @@
 
     python benchmarks/simulated_and_real.py [--data EUROPARL.en] [--json OUT.json] [--png OUT.png]
 
-For each model and policy an engine with one worker and one compute thread is started; its cells and its overhead are
-measured as `batchmaker profile --out` does; then Poisson arrivals are offered at shares of its capacity, several times,
-with other arrivals each time. What came is simulated: the same cell graphs at the times at which the engine got them.
+For each model and policy an engine with one worker and one compute thread is started. Its cells and its overhead are
+measured, as `batchmaker profile --overhead` does; then Poisson arrivals are offered at shares of its capacity. This is
+repeated with other arrivals. What came is simulated: the same cell graphs at the times at which the engine got them.
 Nothing of the simulation is taken from the runs that it is compared with. Needs an otherwise idle machine.
 """
 
@@ -12,12 +12,18 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
+import math
+import os
 import statistics
+import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +35,7 @@ from batchmaker.cells.unfolding import Unfolding
 from batchmaker.cli.bench.load import quiet_interpreter
 from batchmaker.cli.bench.report import commit, machine
 from batchmaker.cli.measuring import measured_cells
-from batchmaker.cli.overhead import measured_overhead
+from batchmaker.cli.overhead import IN_FLIGHT, fitted_overhead, kept_in_flight
 from batchmaker.cli.simulate.study import make_policy
 from batchmaker.cli.workload import Workload, make_workload
 from batchmaker.cost import CostProfile, LatencyTable, LengthProfile, Overhead, PredictedLength, ProfileOptions
@@ -37,6 +43,7 @@ from batchmaker.datasets import poisson_arrivals
 from batchmaker.engine.costs import wants_costs
 from batchmaker.engine.engine import Engine
 from batchmaker.engine.ticket import Ticket
+from batchmaker.observe.sweeps import Line, Panel, draw_panels
 from batchmaker.policies.base import CellPolicy
 from batchmaker.scheduler.commands import Command
 from batchmaker.scheduler.events import Event, StepFinished
@@ -44,14 +51,18 @@ from batchmaker.simulator.costs import step_costs
 from batchmaker.simulator.run import Device, simulate
 from batchmaker.simulator.workload import Offered, SimulatedModel, SimulatedRequest
 
-SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 LOADS = (0.3, 0.5, 0.7)
 POLICIES = ("cellular", "lazy")
 WATCHED_LOAD = 0.5
 """Where the cost of decisions is measured."""
 WARM = 0.2
 """Share of the requests, from the first, that are offered and not counted."""
+DISTURBED = 0.15
+"""Cores that other programs may use while something is measured; else it is measured again."""
+MOST_TRIES = 3
 FIGURES = ("p50_ms", "p90_ms", "p99_ms", "mean_batch")
+T = TypeVar("T")
 
 
 @dataclass
@@ -179,64 +190,135 @@ def without_values(model: Model, registry: CellRegistry, workload: Workload) -> 
     return found
 
 
-def profiled(name: str, model: Model, engine: Engine, workload: Workload, seconds: float) -> tuple[CostProfile, Any]:
-    """Measure an engine's cells and its overhead, and give its policy the times; return the levels measured, too."""
-    cells = measured_cells(engine.registry, SIZES, seconds / 20, 1)
+@dataclass
+class Quiet:
+    """Repeats what other programs disturbed, as long as there is time for it. left_s: seconds for repetitions."""
+
+    left_s: float
+
+    def __call__(self, measure: Callable[[], T]) -> tuple[T, float]:
+        """Return what was measured in the quietest try, and how many cores other programs kept busy meanwhile."""
+        tries: list[tuple[float, T]] = []
+        while not tries or (tries[-1][0] > DISTURBED and len(tries) < MOST_TRIES and self.left_s > 0):
+            begin_s, busy_s = time.perf_counter(), others_s()
+            found = measure()
+            took_s = time.perf_counter() - begin_s
+            self.left_s -= took_s * bool(tries)
+            tries.append(((others_s() - busy_s) / took_s, found))
+        others, found = min(tries, key=lambda one: one[0])
+        return found, max(others, 0.0)
+
+
+def others_s() -> float:
+    """Return the processor seconds that all other programs have used, 0 where Linux does not say."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return 0.0
+    user, nice, system, _, _, irq, soft, *_ = map(int, stat.read_text().splitlines()[0].split()[1:])
+    mine = os.times()
+    return (user + nice + system + irq + soft) / os.sysconf("SC_CLK_TCK") - mine.user - mine.system
+
+
+def profiled(
+    name: str, engine: Engine, workload: Workload, seconds: float, quiet: Quiet
+) -> tuple[CostProfile, list[dict[str, Any]]]:
+    """Measure an engine's cells and its overhead, and give its policy the times; return what was seen of the latter."""
+    cells, _ = quiet(lambda: measured_cells(engine.registry, SIZES, seconds / 5, 1))
     lengths: tuple[PredictedLength, ...] = ()
     if name == "seq2seq":
         lengths = (PredictedLength("decoder", "encoder", LengthProfile.from_pairs(*workload.chains.T.tolist())),)
     about = ProfileOptions("float32", 1, machine()["cpu"], commit())
-    profile = CostProfile(name, about, LatencyTable(tuple(cells)), lengths)
+    latency = LatencyTable(tuple(cells))
     if wants_costs(engine.policy):
-        engine.policy.use_profile(profile)  # nothing is in flight
+        engine.policy.use_profile(CostProfile(name, about, latency, lengths))  # nothing is in flight
+    seen, levels = [], []
     with quiet_interpreter():
-        overhead, levels = measured_overhead(engine, workload.requests, profile.latency, seconds)
-    return CostProfile(name, about, profile.latency, lengths, overhead), levels
+        for number in IN_FLIGHT:
+            kept, others = quiet(partial(kept_in_flight, engine, workload.requests, latency, number, seconds))
+            seen.append(kept)
+            levels.append(asdict(kept) | {"others": others})
+    return CostProfile(name, about, latency, lengths, fitted_overhead(seen)), levels
 
 
 def capacity_rps(profile: CostProfile, workload: Workload) -> float:
     """Return requests per second if every step has the largest batch."""
+    assert profile.overhead is not None
     per_row_s = [cell.median_s[-1] / cell.batch[-1] for cell in profile.latency.cells]
-    return 1.0 / float(workload.chains.mean(axis=0) @ per_row_s)
+    return 1.0 / (float(workload.chains.mean(axis=0) @ per_row_s) + profile.overhead.request_s)
 
 
-def compare(name: str, policy: str, options: argparse.Namespace, rates: dict[float, float]) -> dict[str, Any]:
-    """Return all repetitions of one model under one policy. rates: by load, filled in by the first policy."""
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One model under one policy on the engine. profiles: by seed. runs: what was seen is under `seen`."""
+
+    name: str
+    policy: str
+    network: SimulatedModel
+    requests: Sequence[SimulatedRequest]
+    profiles: Sequence[CostProfile]
+    runs: Sequence[dict[str, Any]]
+    about: dict[str, Any]
+
+
+def measured(name: str, policy: str, options: argparse.Namespace, rates: dict[float, float]) -> Measured:
+    """Measure all repetitions of one model under one policy, each after a profile of its own.
+
+    rates: by load, filled in by the first policy.
+    """
     workload = make_workload(name, data=options.data if name == "lstm" else (), count=options.count, seed=0)
     model = models.make(name, hidden=options.hidden, vocabulary_size=workload.vocabulary_size)
-    seconds, sla_s = options.seconds[name], options.sla_ms[name] / 1e3
+    seconds, sla_ms = options.seconds[name], options.sla_ms[name]
     runs: list[dict[str, Any]] = []
-    decisions = Decisions()
-    with Engine(model, policies.make(policy), threads=1, deadline_ms=1e3 * sla_s, late="finish") as engine:
-        profile, levels = profiled(name, model, engine, workload, options.profile_seconds[name])
-        assert profile.overhead is not None
+    profiles: list[CostProfile] = []
+    levels: list[list[dict[str, Any]]] = []
+    decisions, quiet = Decisions(), Quiet(options.patience)
+    with Engine(model, policies.make(policy), threads=1, deadline_ms=sla_ms, late="finish") as engine:
         requests = without_values(model, engine.registry, workload)
         network = SimulatedModel(name, tuple(engine.registry.types))
-        if not rates:
-            rates |= {load: load * capacity_rps(profile, workload) for load in options.loads}
-        for seed, (load, rate) in itertools.product(range(options.repeat), rates.items()):
-            watched = load == WATCHED_LOAD
-            if watched:
-                decisions.watch(engine)
-            seen = live(engine, workload.requests, poisson_arrivals(rate, seed, seconds=seconds))
-            if watched:
-                decisions.leave(engine)
-            runs.append({"load": load, "rate": rate, "seed": seed, "requests": len(seen.arrived_s), "seen": seen})
-    for run in runs:
-        seen = run.pop("seen")
-        run["real"] = seen.figures()
-        for key, overhead in (("simulated", profile.overhead), ("cells_alone", Overhead())):
-            run[key] = simulated(network, requests, seen, policy, profile, overhead, sla_s).figures()
-        print(name, policy, {k: v for k, v in run.items() if not isinstance(v, dict)})
-        for key in ("real", "simulated", "cells_alone"):
-            print(f"  {key:12}", "  ".join(f"{figure} {value:.2f}" for figure, value in run[key].items()), flush=True)
-    return {
-        "model": name, "policy": policy, "hidden": model.hidden, "workload": workload.source, "sla_ms": 1e3 * sla_s,
-        "seconds": seconds, "overhead_us": {k: 1e6 * v for k, v in asdict(profile.overhead).items()},
-        "cells_ms": {c.name: dict(zip(c.batch, (1e3 * s for s in c.median_s), strict=True))
-                     for c in profile.latency.cells},
-        "levels": [asdict(level) for level in levels], "runs": runs, "decisions": costs_of(decisions),
+        for seed in range(options.repeat[name]):
+            if seed and time.monotonic() > options.until_s:
+                break
+            profile, seen_levels = profiled(name, engine, workload, options.profile_seconds[name], quiet)
+            profiles.append(profile)
+            levels.append(seen_levels)
+            if not rates:
+                rates |= {load: load * capacity_rps(profile, workload) for load in options.loads}
+            for load, rate in rates.items():
+                watched = load == WATCHED_LOAD
+                if watched:
+                    decisions.watch(engine)
+                arrivals_s = poisson_arrivals(rate, seed, seconds=seconds)
+                seen, others = quiet(partial(live, engine, workload.requests, arrivals_s))
+                if watched:
+                    decisions.leave(engine)
+                runs.append({"load": load, "rate": rate, "seed": seed, "others": others, "seen": seen})
+    about = {
+        "model": name, "policy": policy, "hidden": options.hidden, "workload": workload.source, "sla_ms": sla_ms,
+        "seconds": seconds, "overhead_us": [
+            {k: 1e6 * v for k, v in asdict(profile.overhead or Overhead()).items()} for profile in profiles],
+        "cells_ms": [{c.name: dict(zip(c.batch, (1e3 * s for s in c.median_s), strict=True))
+                      for c in profile.latency.cells} for profile in profiles],
+        "levels": levels, "decisions": costs_of(decisions),
     }  # fmt: skip
+    return Measured(name, policy, network, requests, profiles, runs, about)
+
+
+def compared(real: Measured) -> dict[str, Any]:
+    """Simulate every run with its profile, with the engine's overhead and without."""
+    runs = []
+    for run in real.runs:
+        seen, profile = run["seen"], real.profiles[run["seed"]]
+        found = {k: v for k, v in run.items() if k != "seen"} | {"requests": len(seen.arrived_s)}
+        found["real"] = seen.figures()
+        for key, overhead in (("simulated", profile.overhead or Overhead()), ("cells_alone", Overhead())):
+            sla_s = real.about["sla_ms"] / 1e3
+            played = simulated(real.network, real.requests, seen, real.policy, profile, overhead, sla_s)
+            found[key] = played.figures()
+        print(real.name, real.policy, {k: v for k, v in found.items() if not isinstance(v, dict)})
+        for key in ("real", "simulated", "cells_alone"):
+            print(f"  {key:12}", "  ".join(f"{figure} {value:.2f}" for figure, value in found[key].items()), flush=True)
+        runs.append(found)
+    return real.about | {"runs": runs}
 
 
 def costs_of(decisions: Decisions) -> dict[str, float]:
@@ -250,3 +332,97 @@ def costs_of(decisions: Decisions) -> dict[str, float]:
         "decisions": len(decisions.seconds), "median_us": 1e6 * middle, "mean_us": 1e6 * mean, "p90_us": 1e6 * p90,
         "median_task_us": 1e6 * task_s, "median_share": middle / task_s, "mean_share": mean / task_s,
     }  # fmt: skip
+
+
+def errors(result: dict[str, Any], load: float, figure: str, key: str = "simulated") -> float:
+    """Return by what share the simulation is above the engine at one load: the median of the repetitions."""
+    runs = [run for run in result["runs"] if run["load"] == load]
+    return statistics.median(run[key][figure] / run["real"][figure] - 1 for run in runs)
+
+
+def median(result: dict[str, Any], load: float, figure: str, key: str) -> float:
+    """Return the median of a figure over the repetitions at one load."""
+    return statistics.median(run[key][figure] for run in result["runs"] if run["load"] == load)
+
+
+def markdown(results: Sequence[dict[str, Any]]) -> str:
+    """Return both tables."""
+    figures = ("p50 ms", "p90 ms", "p99 ms", "mean batch")
+    lines = [
+        f"| network | policy | load | {' | '.join(figures)} | p50 of cells alone |",
+        "|---|---|---:|" + "---:|" * 5,
+    ]
+    for result in results:
+        for load in sorted({run["load"] for run in result["runs"]}):
+            both = [
+                f"{median(result, load, figure, 'real'):.3g}, {median(result, load, figure, 'simulated'):.3g} "
+                f"({errors(result, load, figure):+.0%})"
+                for figure in FIGURES
+            ]
+            bare = f"{errors(result, load, 'p50_ms', 'cells_alone'):+.0%}"
+            lines.append(f"| {result['model']} | `{result['policy']}` | {load} | {' | '.join(both)} | {bare} |")
+    lines += ["", "| network | policy | decision us: median, mean, p90 | median task us | median share | mean share |",
+              "|---|---|---:|---:|---:|---:|"]  # fmt: skip
+    for result in results:
+        if cost := result["decisions"]:
+            times = ", ".join(f"{cost[key]:.0f}" for key in ("median_us", "mean_us", "p90_us"))
+            lines.append(
+                f"| {result['model']} | `{result['policy']}` | {times} | {cost['median_task_us']:.0f} | "
+                f"{cost['median_share']:.1%} | {cost['mean_share']:.1%} |"
+            )
+    return "\n".join(lines)
+
+
+def draw(path: Path, results: Sequence[dict[str, Any]]) -> None:
+    """Draw p50 and p90 of each network against load, real and simulated."""
+    panels = []
+    for name, figure in itertools.product(dict.fromkeys(r["model"] for r in results), ("p50_ms", "p90_ms")):
+        lines = []
+        for result, key in itertools.product((r for r in results if r["model"] == name), ("real", "simulated")):
+            loads = sorted({run["load"] for run in result["runs"]})
+            values = [[run[key][figure] for run in result["runs"] if run["load"] == load] for load in loads]
+            low, middle, high = np.percentile(values, (25, 50, 75), axis=1).tolist()
+            lines.append(Line(f"{result['policy']}, {key}", loads, middle, low, high))
+        panels.append(Panel(f"{name}: {figure[:3]} latency", "share of the capacity offered", "ms", lines))
+    repetitions = 1 + max(run["seed"] for run in results[0]["runs"])
+    about = f"{machine()['cpu']}, one thread; median and quartiles of {repetitions} repetitions"
+    draw_panels(path, panels, "Simulated against real", about)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", action="append", choices=("lstm", "seq2seq"))
+    parser.add_argument("--policy", action="append", choices=POLICIES)
+    parser.add_argument("--load", dest="loads", action="append", type=float)
+    parser.add_argument("--data", action="append", type=Path, default=[], help="sentences for lstm")
+    parser.add_argument("--count", type=int, default=4096, help="requests drawn, and used in turn")
+    parser.add_argument("--hidden", type=int, default=1024)
+    parser.add_argument("--repeat", type=int, help="default: 3 of lstm, 1 of seq2seq")
+    parser.add_argument("--scale", type=float, default=1.0, help="of all measuring times")
+    parser.add_argument("--patience", type=float, default=60.0, help="seconds, of each policy, to measure again")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--png", type=Path)
+    parser.add_argument("--within", type=float, default=math.inf, help="seconds after which no repetition begins")
+    options = parser.parse_args()
+    options.until_s = time.monotonic() + options.within
+    options.loads = options.loads or LOADS
+    options.seconds = {"lstm": 3.0 * options.scale, "seq2seq": 7.0 * options.scale}
+    options.profile_seconds = {"lstm": 0.4 * options.scale, "seq2seq": 0.8 * options.scale}
+    options.repeat = {"lstm": options.repeat or 3, "seq2seq": options.repeat or 1}
+    options.sla_ms = {"lstm": 100.0, "seq2seq": 1500.0}
+    real: list[Measured] = []
+    for name in options.model or ("lstm", "seq2seq"):
+        rates: dict[float, float] = {}
+        real += [measured(name, policy, options, rates) for policy in options.policy or POLICIES]
+    print("measured; now simulating", flush=True)
+    results = [compared(one) for one in real]
+    print(markdown(results))
+    if options.json:
+        about = {"commit": commit(), "machine": machine(), "command": " ".join(["python", *sys.argv])}
+        options.json.write_text(json.dumps({**about, "results": results}, indent=1) + "\n")
+    if options.png:
+        draw(options.png, results)
+
+
+if __name__ == "__main__":
+    main()

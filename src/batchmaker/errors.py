@@ -11,7 +11,9 @@
     │   ├── CellError           a cell raised while it computed this request
     │   ├── DeadlineError       the deadline passed before the last cell was done
     │   │   └── RefusedError    it could not be met, so nothing was computed
-    │   └── CancelledError      the caller gave the request up
+    │   ├── CancelledError      the caller gave the request up
+    │   └── SequenceError       the request's sequence has ended, or a chunk before it failed
+    │       └── SequenceLimitError  no more sequences can be open at once
     ├── DataError               a file of data is missing or malformed
     ├── OptionError             an option, policy or model name is not known
     ├── StoppedError            the engine takes no more requests
@@ -72,6 +74,14 @@ class RefusedError(DeadlineError):
 
 class CancelledError(RequestError):
     """The caller gave the request up before it was answered."""
+
+
+class SequenceError(RequestError):
+    """The sequence that the request is a chunk of has ended, or one of its chunks before this one has no result."""
+
+
+class SequenceLimitError(SequenceError):
+    """So many sequences are open that no other may begin."""
 
 
 class DataError(BatchmakerError):

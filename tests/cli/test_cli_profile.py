@@ -69,3 +69,16 @@ def test_lengths_need_a_source_and_a_target(command, tmp_path, pairs):
     done = command("profile", "seq2seq", *QUICK, *pairs[:2], "--out", tmp_path / "profile.json")
     assert isinstance(done.exception, OptionError)
     assert "two aligned files" in str(done.exception)
+
+
+def test_what_the_engine_needs_beside_its_cells_is_stored(command, tmp_path):
+    done = command("profile", "lstm", *QUICK, "--overhead", "--out", tmp_path / "profile.json")
+    assert done.exit_code == 0, done.output
+    overhead = CostProfile.read(tmp_path / "profile.json").overhead
+    assert overhead is not None
+    assert overhead.turn_s + overhead.request_s > 0
+
+
+def test_overhead_needs_a_file_to_be_stored_in(command):
+    done = command("profile", "lstm", *QUICK, "--overhead")
+    assert isinstance(done.exception, OptionError)

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from batchmaker.cost import CellLatency, CostProfile, LatencyTable, LengthProfile, PredictedLength, ProfileOptions
+from batchmaker.cost import (
+    CellLatency,
+    CostProfile,
+    LatencyTable,
+    LengthProfile,
+    Overhead,
+    PredictedLength,
+    ProfileOptions,
+)
 from batchmaker.errors import DataError
 
 CELLS = tuple(CellLatency(name, (1, 4), (0.001, 0.002), (0.0015, 0.003)) for name in ("encoder", "decoder"))
@@ -39,6 +48,22 @@ def test_what_was_written_is_read(written: Path):
 def test_writing_again_what_was_read_changes_nothing(written: Path, tmp_path: Path):
     CostProfile.read(written).write(tmp_path / "again.json")
     assert (tmp_path / "again.json").read_bytes() == written.read_bytes()
+
+
+def test_the_overhead_is_kept_and_may_be_missing(written: Path, tmp_path: Path):
+    assert CostProfile.read(written).overhead is None
+    older = json.loads(written.read_text())
+    del older["overhead"]
+    written.write_text(json.dumps(older))
+    profile = replace(CostProfile.read(written), overhead=Overhead(1e-4, 1e-6, 2e-4, 3e-4))
+    profile.write(tmp_path / "again.json")
+    assert CostProfile.read(tmp_path / "again.json").overhead == profile.overhead
+
+
+@pytest.mark.parametrize("seconds", [-1e-6, float("inf"), float("nan")])
+def test_an_overhead_is_a_time(seconds: float):
+    with pytest.raises(DataError, match="request_s"):
+        Overhead(request_s=seconds)
 
 
 def test_an_empty_length_profile_predicts_nothing_and_is_refused():

@@ -93,6 +93,12 @@ class Gate(nn.Module):
         return total + x
 
 
+def shut(gate: Gate) -> None:
+    """The next step holds its worker until the gate is opened."""
+    gate.opened.clear()
+    gate.entered.clear()
+
+
 class Translator(bm.Model):
     """Encoder and decoder that share nothing; the unfold function waits for each word."""
 
@@ -149,6 +155,14 @@ class Sums(bm.Model):
         return total
 
 
+class Totals(Sums):
+    """The running total, chunk by chunk."""
+
+    def unfold_chunk(self, xs: Any, state: Any) -> Any:
+        total = self.add.run([[float(x)] for x in xs], ([0.0] if state is None else state,))
+        return total, total
+
+
 class Counter(bm.Model):
     """Counts to n, waiting for every number: a request that lasts exactly as long as it says."""
 
@@ -160,6 +174,25 @@ class Counter(bm.Model):
         for _ in range(n):
             value = self.count(value)
             yield value
+
+
+class Turns(bm.Model):
+    """Counts on from where the last chunk ended, waiting for every number; keeps plain data beside the number."""
+
+    def __init__(self) -> None:
+        self.count = bm.Cell(Count(), host_outputs=(0,))
+
+    def unfold(self, n: int) -> Any:
+        return self.count(n)
+
+    def unfold_chunk(self, n: int, state: Any) -> Iterator[Any]:
+        value, seen = (0, []) if state is None else (state["value"], state["seen"])
+        if n == 0:
+            return value, {"value": value, "seen": seen}  # nothing to compute: what was kept is asked for and kept on
+        for _ in range(n):
+            value = self.count(value)
+            seen = [*seen, (yield value)]
+        return None, {"value": value, "seen": seen}
 
 
 class Endless(Counter):

@@ -29,6 +29,7 @@ from batchmaker.scheduler.events import (
     GraphExtended,
     RequestArrived,
     RequestCancelled,
+    SequenceClosed,
     StepFinished,
     TimePassed,
 )
@@ -36,6 +37,10 @@ from batchmaker.scheduler.events import (
 NUMBER = ValueSpec((), "int64")
 GARBAGE = np.uint64(0xDEADBEEFDEADBEEF)
 Program = Callable[[Recorder], Generator[list[Value | ValueSequence], None, list[Value | ValueSequence]]]
+ChunkProgram = Callable[
+    [Recorder, list[list[Value]]], Generator[list[Value | ValueSequence], None, list[Value | ValueSequence]]
+]
+"""As a Program; it is also given the outputs of each node that its sequence has kept."""
 
 
 def cell_type(
@@ -186,10 +191,15 @@ class Ran:
 
 
 class _Request:
-    def __init__(self, program: Program, cells: Sequence[CellType]) -> None:
-        self.recorder = Recorder(holds_values=True)
+    def __init__(self, program: Program, cells: Sequence[CellType], kept: Sequence[list[np.uint64]] = ()) -> None:
+        self.recorder = Recorder(holds_values=True, num_kept=len(kept))
         self.generator = program(self.recorder)
         self.reference = Reference(cells)
+        for node, outputs in enumerate(kept):
+            for k, value in enumerate(outputs):
+                self.reference.read[node, k] = self.reference.computed[node, k] = value
+        self.num_kept = len(kept)
+        self.keeps: list[list[np.uint64]] = []
         self.graphs: deque[CellGraph] = deque()
         self.fetches: list[tuple[int, int]] = []
         self.delivered: dict[tuple[int, int], np.uint64] = {}
@@ -216,6 +226,9 @@ class _Request:
         ]
         self.waiting = {key for key in awaited if key not in self.delivered} if self.open else set()
         self.reference.extend(graph)
+        if graph.kept is not None:  # of a loop that a value ends, its last node
+            read = self.reference.read
+            self.keeps = [[read[node, k] for k in range(2) if (node, k) in read] for node in graph.kept.tolist()]
         self.graphs.append(graph)
         return graph
 
@@ -265,6 +278,7 @@ class Harness:
         self._owner: dict[int, tuple[int, int]] = {}
         self._computed: set[tuple[int, int]] = set()
         self._woken: list[int] = []
+        self._on_answer: dict[int, Callable[[str], None]] = {}
         self.accepted: list[int] = []
         self.log: list[Ran] = []
         self.answers: dict[int, tuple[float, str]] = {}
@@ -292,6 +306,42 @@ class Harness:
             return events
 
         self._at(at_s, arrived)
+
+    def arrive_chunks(
+        self, sequence: int, chunks: Sequence[tuple[int, ChunkProgram, float | None]], at_s: float, gap_s: float = 0.0
+    ) -> None:
+        """A sequence of requests (number, program, deadline), each `gap_s` after the answer to the one before; then it
+        is closed."""
+        kept: list[list[np.uint64]] = []
+
+        def go_on(number: int) -> list[Event]:
+            if number == len(chunks):
+                return [SequenceClosed(sequence, self.now_s)]  # type: ignore[arg-type]
+            request, program, deadline_s = chunks[number]
+            handles = [
+                [Value(node, k, NUMBER, None, None) for k in range(len(outputs))]  # type: ignore[arg-type]
+                for node, outputs in enumerate(kept)
+            ]
+
+            def start(recorder: Recorder) -> Any:
+                for value in (value for outputs in handles for value in outputs):
+                    value.origin = recorder
+                return program(recorder, handles)
+
+            def answered(how: str) -> None:
+                if how == "reply":
+                    kept[:] = state.keeps
+                self._at(self.now_s + gap_s, lambda: go_on(number + 1))
+
+            state = self._requests[request] = _Request(start, self.cells, kept)
+            self._on_answer[request] = answered
+            self.accepted.append(request)
+            graph = state.advance()
+            self._wake(request)
+            at_s = None if deadline_s is None else self.now_s + deadline_s
+            return [RequestArrived(request, graph, self.now_s, at_s, state.open, 0, 0, sequence)]  # type: ignore[arg-type]
+
+        self._at(at_s, lambda: go_on(0))
 
     def cancel(self, request: int, at_s: float) -> None:
         self._at(at_s, lambda: [RequestCancelled(request, self.now_s)])  # type: ignore[arg-type]
@@ -322,6 +372,7 @@ class Harness:
         self.scheduler.check_invariants()
         assert sorted(self.answers) == sorted(self.accepted)
         assert (self.scheduler.num_requests, self.scheduler.num_rows, self.scheduler.num_tasks) == (0, 0, 0)
+        assert not self.scheduler._books.shelves.in_use
         for type_id in range(len(self.cells)):
             assert self.scheduler.num_ready(type_id) == 0  # type: ignore[arg-type]
             assert self.scheduler.num_running(type_id) == 0  # type: ignore[arg-type]
@@ -384,6 +435,8 @@ class Harness:
                 graph = request.graphs.popleft()
                 for i in range(command.num_nodes):
                     self._owner[command.base + i] = (command.request, command.first_local + i)
+                for i in range(request.num_kept):
+                    self._owner[command.kept_base + i] = (command.request, i)
                 for values, table in zip(graph.host_inputs, command.host_tables, strict=True):
                     first = values.first - command.first_local + command.base
                     self._tables[table][first : first + values.count] = values.values
@@ -405,6 +458,8 @@ class Harness:
         assert request not in self.answers, f"request {request} is answered twice"
         assert request in self.accepted
         self.answers[request] = (self.now_s, how)
+        if request in self._on_answer:
+            self._on_answer.pop(request)(how)
 
     @staticmethod
     def _check_answer(request: _Request) -> None:

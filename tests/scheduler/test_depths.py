@@ -28,7 +28,7 @@ def test_nothing_is_left_of_a_request_that_is_answered(run: dict[str, Any], poli
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DepthBook, "leave", checked)
         play(run | {"mishaps": False, "policy": policy})
-    assert num_left == run["num_requests"]
+    assert num_left == run["num_requests"] + run["num_sequences"] * run["num_chunks"]
 
 
 def test_a_scheduler_in_which_nothing_is_in_flight_has_nothing_left() -> None:

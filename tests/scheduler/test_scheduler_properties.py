@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scheduler_harness import Harness, Program, cell_type, host
+from scheduler_harness import ChunkProgram, Harness, Program, cell_type, host
 
 from batchmaker.graph.recorder import Recorder
 from batchmaker.graph.spec import CellType
@@ -28,13 +29,13 @@ def make_cells(min_batch: int, max_batch: int, rng: random.Random) -> list[CellT
     ]
 
 
-def random_program(cells: list[CellType], seed: int, *, size: int, waits: bool) -> Program:
+def random_program(cells: list[CellType], seed: int, *, size: int, waits: bool, given: Sequence[Any] = ()) -> Program:
     """A program of `size` calls: runs, loops, trees, DAGs and single nodes that feed one another. Runs over sequences
-    may be open-ended, and tree nodes may take inputs of their own."""
+    may be open-ended, and tree nodes may take inputs of their own. given: values that are there before."""
 
     def program(recorder: Recorder) -> Any:
         rng = random.Random(seed)
-        values: list[Any] = []
+        values: list[Any] = list(given)
         sequences: list[Any] = []
 
         def argument() -> Any:
@@ -102,6 +103,23 @@ def random_program(cells: list[CellType], seed: int, *, size: int, waits: bool) 
     return program
 
 
+def random_chunk(cells: list[CellType], seed: int, *, size: int, waits: bool) -> ChunkProgram:
+    """A random program on what its sequence has kept, which keeps some of what it returns and of what it was given."""
+
+    def program(recorder: Recorder, kept: list[list[Any]]) -> Any:
+        given = [value for outputs in kept for value in outputs]
+        found = yield from random_program(cells, seed, size=size, waits=waits, given=given)(recorder)
+        rng = random.Random(seed + 1)
+        chosen = [value for value in [*given, *found] if rng.random() < 0.5 and not getattr(value, "open_ended", False)]
+        parts = [value.nodes if hasattr(value, "nodes") else np.array([value.node]) for value in chosen]
+        recorder.keep(np.unique(np.concatenate([np.empty(0, np.int64), *parts])))
+        return [
+            value for value in found if not hasattr(value, "_steps") or value.node >= len(kept) or rng.random() < 0.5
+        ]
+
+    return program
+
+
 @st.composite
 def settings_of_a_run(draw: Any) -> dict[str, Any]:
     max_batch = draw(st.integers(1, 8))
@@ -118,6 +136,8 @@ def settings_of_a_run(draw: Any) -> dict[str, Any]:
         "mishaps": draw(st.booleans()),
         "priorities": draw(st.sampled_from([(0,), (3,), (0, 0, 1), (-1, 0, 1, 2)])),
         "spread": draw(st.sampled_from([0, 5, 30])),
+        "num_sequences": draw(st.integers(0, 3)),
+        "num_chunks": draw(st.integers(1, 5)),
         "policy": draw(st.sampled_from(CELL_POLICIES)),
         "patience": draw(st.sampled_from([1, 5, PATIENCE])),
     }
@@ -145,6 +165,18 @@ def play(run: dict[str, Any]) -> Harness:
         harness.arrive(request, program, at_s, deadline_s, rng.choice(run["priorities"]))
         if run["mishaps"] and rng.random() < 0.3:
             harness.cancel(request, at_s + rng.randint(0, 15))
+    for sequence in range(run["num_sequences"]):
+        chunks = []
+        for number in range(run["num_chunks"]):
+            request = 1000 * (sequence + 1) + number
+            waits = run["waits"] and rng.random() < 0.6
+            program = random_chunk(cells, rng.randrange(2**32), size=run["size"], waits=waits)
+            deadline_s = rng.randint(1, 20) if run["mishaps"] and rng.random() < 0.2 else None
+            chunks.append((request, program, deadline_s))
+            if run["mishaps"] and rng.random() < 0.2:
+                harness.cancel(request, float(rng.randint(0, 40)))
+        at_s, gap_s = float(rng.randint(0, run["spread"])), float(rng.choice([0, 0, 3]))
+        harness.arrive_chunks(sequence, chunks, at_s, gap_s)
     harness.run()
     return harness
 

@@ -95,3 +95,25 @@ class Pair(bm.Model):
 
     def unfold(self, rows: Any) -> Any:
         return self.add.run(rows, ([0.0, 0.0],)), self.count(len(rows))
+
+
+class Weigh(nn.Module):
+    """n, total -> total + the square of n, looked up. There are ten squares: any other n makes this raise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("squares", torch.arange(10.0).square().reshape(10, 1))
+
+    def forward(self, n: Tensor, total: Tensor) -> Tensor:
+        return total + self.squares[n + 0]
+
+
+class Scales(bm.Model):
+    """The sum of squares of numbers that nobody looks at before the cell does: a request can make it raise."""
+
+    def __init__(self) -> None:
+        self.weigh = bm.Cell(Weigh())
+        self.example_request = [1, 2]
+
+    def unfold(self, numbers: Any) -> Any:
+        return self.weigh.run(numbers, ([0.0],))

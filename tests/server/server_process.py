@@ -54,6 +54,7 @@ class RunningServer:
             self.process.kill()
             raise AssertionError(f"no address in {self.ready_line!r}; log: {log.read_text()}")
         self.scheme, self.host, self.port = match[1], match[2], int(match[3])
+        self.grpc_address = "".join(re.findall(r"grpcs?://(\S+)", self.ready_line))
 
     def _first_line(self) -> str:
         timer = threading.Timer(START_LIMIT_S, self.process.kill)

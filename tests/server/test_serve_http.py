@@ -248,7 +248,7 @@ def test_request_ids_come_back(server):
     [
         ("GET", "/v2/models/lstm/infer", 405),
         ("POST", "/v2", 405),
-        ("GET", "/", 404),
+        ("GET", "/v1", 404),
         ("GET", "/v2/models/..%2f..%2fetc/config", 404),
         ("POST", "/v2/repository/models/..%2fsums/load", 404),
         ("GET", "/v2/models/lstm/versions/x", 404),
@@ -303,7 +303,10 @@ def examples(language: str) -> list[str]:
     text = (REPOSITORY / "docs" / "serving.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     if language == "python":
-        return [code for block in blocks for code in re.findall(r"<<'EOF'\n(.*?)^EOF", block, re.MULTILINE | re.DOTALL)]
+        codes = [
+            code for block in blocks for code in re.findall(r"<<'EOF'\n(.*?)^EOF", block, re.MULTILINE | re.DOTALL)
+        ]
+        return [code for code in codes if "tritonclient.http" in code]
     return [line for block in blocks for line in block.replace("\\\n", "").splitlines() if line.startswith("curl")]
 
 

@@ -49,6 +49,23 @@ class Model(ABC):
         arguments where unfold names more than one parameter.
         """
 
+    def unfold_chunk(self, chunk: Any, state: Any) -> tuple[Any, Any]:
+        """Call cells on one chunk of a sequence (see Engine.open_sequence) and return (result, state).
+
+        state: None for the first chunk, then what this returned for the one before: handles, whose values have stayed
+        on the device, and plain data, in a list, tuple or dict. A generator function may `yield`, as in `unfold`.
+        A chunk that is a dict is passed as keyword arguments where more is named than `chunk` and `state`.
+        """
+        raise ModelError(
+            f"{type(self).__name__} has no unfold_chunk(chunk, state): a sequence needs to know how a chunk goes on "
+            "from the state of the one before. Define it, or submit whole requests."
+        )
+
+    @property
+    def takes_chunks(self) -> bool:
+        """Whether it can serve sequences."""
+        return type(self).unfold_chunk is not Model.unfold_chunk
+
     def saved_state(self) -> dict[str, Any]:
         """Return what a saved model keeps besides its cells: plain data, by default all other attributes."""
         kept = vars(self).items()

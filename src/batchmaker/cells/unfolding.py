@@ -3,39 +3,52 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from functools import lru_cache
 from typing import Any, final
 
 import torch
 
 from batchmaker.cells.cell import CellTypes, OpenLoop, UnfoldingScope, current_scope
+from batchmaker.cells.kept_state import NOTHING_KEPT, KeptState, keep
 from batchmaker.cells.model import Model
-from batchmaker.errors import BatchmakerError, InvalidRequestError, NodeLimitError
+from batchmaker.cells.structure import Handle, handles, replaced
+from batchmaker.errors import BatchmakerError, InvalidRequestError, ModelError, NodeLimitError
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.recorder import DEFAULT_MAX_NODES, Recorder
 from batchmaker.graph.values import Value, ValueSequence
 
-Handle = Value | ValueSequence
 Lookup = Callable[[int, int], Any]
 """(local node, output) -> the value, which must have been fetched."""
 
 
 @final
 class Unfolding:
-    """Runs `model.unfold(request)` and collects what it records.
+    """Runs `model.unfold(request)` and collects what it records; `model.unfold_chunk(request, state)` in a sequence.
 
+    before: the sequence's state, from which it goes on; None where the request stands for itself.
     After `start` and each `resume`: `graph` is what was added, `open` tells whether the function waits, `awaited` lists
-    the (node, output) it waits for, `dropped` the nodes it can no longer use.
+    the (node, output) it waits for, `dropped` the nodes it can no longer use. `after`, once it has ended: the
+    sequence's state if this request is answered.
     """
 
-    def __init__(self, model: Model, types: CellTypes, request: Any, max_nodes: int = DEFAULT_MAX_NODES) -> None:
+    def __init__(
+        self,
+        model: Model,
+        types: CellTypes,
+        request: Any,
+        max_nodes: int = DEFAULT_MAX_NODES,
+        *,
+        before: KeptState | None = None,
+    ) -> None:
         self._model = model
         self._request = request
         self._max_yields = max_nodes
         self._generator: Generator[Any, Any, Any] | None = None
-        waits = inspect.isgeneratorfunction(type(model).unfold)
-        self._recorder = Recorder(max_nodes, holds_values=waits)
+        self._before = before
+        self._function = "unfold" if before is None else "unfold_chunk"
+        waits = inspect.isgeneratorfunction(getattr(type(model), self._function))
+        self._recorder = Recorder(max_nodes, holds_values=waits, num_kept=0 if before is None else before.num_nodes)
         self._scope = UnfoldingScope(self._recorder, types)
         self._yielded: Any = None
         self._streamed: list[Any] = []
@@ -43,6 +56,7 @@ class Unfolding:
         self.graph = CellGraph(0, 0)
         self.open = False
         self.awaited: list[tuple[int, int]] = []
+        self.after = NOTHING_KEPT
 
     @property
     def loops(self) -> dict[int, OpenLoop]:
@@ -62,9 +76,9 @@ class Unfolding:
     def start(self) -> None:
         """Call the unfold function, up to its first `yield` if it has one. Raises what it raises."""
         try:
-            result = self._enter(lambda: _call(self._model, self._request))
+            result = self._enter(self._call)
         except StopIteration as error:  # a `next` in a function that is no generator
-            raise InvalidRequestError(f"{type(self._model).__name__}.unfold raised StopIteration") from error
+            raise InvalidRequestError(f"{self._name} raised StopIteration") from error
         if inspect.isgenerator(result):
             self._generator = result
             self._advance(lambda: next(result))
@@ -80,8 +94,7 @@ class Unfolding:
         self._yielded = None
         if len(self._streamed) > self._max_yields:  # values already there can be waited for without a new node
             raise NodeLimitError(
-                f"{type(self._model).__name__}.unfold yielded more than {self._max_yields} times; "
-                "does it end? Raise max_nodes if it should"
+                f"{self._name} yielded more than {self._max_yields} times; does it end? Raise max_nodes if it should"
             )
         self._advance(lambda: generator.send(sent))
         return sent
@@ -114,13 +127,11 @@ class Unfolding:
             self._finish(stop.value)
             return
         self.awaited = []
-        for handle in _handles(self._yielded):
+        for handle in handles(self._yielded):
             self._recorder.fetch(handle)
             self._note_awaited(handle)
         if not self.awaited:
-            raise InvalidRequestError(
-                f"{type(self._model).__name__}.unfold yielded {type(self._yielded).__name__}; yield a value of a cell"
-            )
+            raise InvalidRequestError(f"{self._name} yielded {type(self._yielded).__name__}; yield a value of a cell")
         self.open = True
         self.graph = self._recorder.take()
 
@@ -132,12 +143,36 @@ class Unfolding:
             self.awaited.extend((int(node), handle.output) for node in handle.nodes)
 
     def _finish(self, result: Any) -> None:
+        if self._before is not None:
+            if not isinstance(result, tuple) or len(result) != 2:
+                raise ModelError(
+                    f"{self._name} returned {type(result).__name__}; it returns (result, state), a tuple of two: the "
+                    "chunk's result, and what the next chunk gets as its state"
+                )
+            result, state = result
+            self.after = keep(state, self._recorder)
         self._result = result
-        for handle in _handles(result):
+        for handle in handles(result):
             self._recorder.fetch(handle)
         self.open = False
         self.awaited = []
         self.graph = self._recorder.take()
+
+    @property
+    def _name(self) -> str:
+        return f"{type(self._model).__name__}.{self._function}"
+
+    def _call(self) -> Any:
+        """Call the function; a dict fills several parameters by name."""
+        function, request = getattr(self._model, self._function), self._request
+        state = {} if self._before is None else {"state": self._before.handles_in(self._recorder)}
+        if isinstance(request, Mapping) and _num_parameters(type(self._model), self._function) > 1 + len(state):
+            try:
+                inspect.signature(function).bind(**request, **state)
+            except TypeError as error:
+                raise InvalidRequestError(f"{self._name} does not take this request: {error}") from None
+            return function(**request, **state)
+        return function(request, **state)
 
     def _enter(self, call: Callable[[], Any]) -> Any:
         token = current_scope.set(self._scope)
@@ -146,25 +181,14 @@ class Unfolding:
         except (BatchmakerError, StopIteration):
             raise
         except Exception as error:
-            name = type(self._model).__name__
-            raise InvalidRequestError(f"{name}.unfold raised {type(error).__name__}: {error}") from error
+            raise InvalidRequestError(f"{self._name} raised {type(error).__name__}: {error}") from error
         finally:
             current_scope.reset(token)
 
 
 @lru_cache(maxsize=256)
-def _num_parameters(model: type[Model]) -> int:
-    return len(inspect.signature(model.unfold).parameters) - 1
-
-
-def _call(model: Model, request: Any) -> Any:
-    if isinstance(request, Mapping) and _num_parameters(type(model)) > 1:
-        try:
-            inspect.signature(model.unfold).bind(**request)
-        except TypeError as error:
-            raise InvalidRequestError(f"{type(model).__name__}.unfold does not take this request: {error}") from None
-        return model.unfold(**request)
-    return model.unfold(request)
+def _num_parameters(model: type[Model], function: str) -> int:
+    return len(inspect.signature(getattr(model, function)).parameters) - 1
 
 
 def end_of_loop(node: int) -> int:
@@ -176,35 +200,20 @@ def _place(value: Value) -> int:
     return end_of_loop(value.node) if value.ends_open_loop else value.node
 
 
-def _handles(structure: Any) -> Iterator[Handle]:
-    if isinstance(structure, Value | ValueSequence):
-        yield structure
-    elif isinstance(structure, Mapping):
-        for item in structure.values():
-            yield from _handles(item)
-    elif isinstance(structure, list | tuple):
-        for item in structure:
-            yield from _handles(item)
-
-
 def _resolve(structure: Any, lookup: Lookup, *, scalars: bool) -> Any:
     """Replace every handle by what was computed. scalars: single numbers as Python numbers, else as tensors."""
     if isinstance(structure, Value):
-        value = lookup(_place(structure), structure.output)
-        if structure.spec.shape == ():
-            return value if scalars else torch.tensor(value, dtype=_dtype(structure.spec.dtype))
-        return value
-    if isinstance(structure, ValueSequence):
-        values = _sequence_values(structure, lookup)
-        if structure.spec.shape == ():
-            return torch.tensor(values, dtype=_dtype(structure.spec.dtype))
-        return torch.stack(values)
-    if isinstance(structure, Mapping):
-        return {key: _resolve(item, lookup, scalars=scalars) for key, item in structure.items()}
-    if isinstance(structure, list | tuple):
-        items = [_resolve(item, lookup, scalars=scalars) for item in structure]
-        return type(structure)(*items) if hasattr(structure, "_fields") else type(structure)(items)
-    return structure
+        return _computed(structure, lookup, scalars)
+    return replaced(structure, (Value, ValueSequence), lambda handle: _computed(handle, lookup, scalars))
+
+
+def _computed(handle: Handle, lookup: Lookup, scalars: bool) -> Any:
+    single = handle.spec.shape == ()
+    if isinstance(handle, Value):
+        value = lookup(_place(handle), handle.output)
+        return value if scalars or not single else torch.tensor(value, dtype=_dtype(handle.spec.dtype))
+    values = _sequence_values(handle, lookup)
+    return torch.tensor(values, dtype=_dtype(handle.spec.dtype)) if single else torch.stack(values)
 
 
 def _sequence_values(sequence: ValueSequence, lookup: Lookup) -> list[Any]:

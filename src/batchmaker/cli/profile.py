@@ -11,13 +11,18 @@ import typer
 from rich.table import Table
 
 from batchmaker import models
+from batchmaker.cells.model import Model
 from batchmaker.cli import options
+from batchmaker.cli.bench.load import quiet_interpreter
 from batchmaker.cli.bench.report import commit, machine
 from batchmaker.cli.measuring import bound_registry, measured_cells
+from batchmaker.cli.overhead import measured_overhead
+from batchmaker.cli.workload import make_workload
 from batchmaker.cost.latency import CellLatency, LatencyTable
 from batchmaker.cost.lengths import LengthProfile
-from batchmaker.cost.profile import CostProfile, PredictedLength, ProfileOptions
+from batchmaker.cost.profile import CostProfile, Overhead, PredictedLength, ProfileOptions
 from batchmaker.datasets import read_aligned
+from batchmaker.engine.engine import Engine
 from batchmaker.errors import OptionError
 from batchmaker.executor.cpu import default_threads
 from batchmaker.observe.plots import Curve, draw_profile
@@ -51,6 +56,9 @@ def profile(
         typer.Option(help="Two aligned files, for how long outputs get: --data SOURCE --data TARGET."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write times and lengths for the scheduler here.")] = None,
+    overhead: Annotated[
+        bool, typer.Option("--overhead", help="Measure and store with --out what the engine needs beside its cells.")
+    ] = False,
     json: Annotated[Path | None, typer.Option(help="Write the numbers here.")] = None,
     png: Annotated[Path | None, typer.Option(help="Draw time and throughput against batch size here.")] = None,
     seed: options.Seed = 0,
@@ -68,6 +76,8 @@ def profile(
     known = models.option_names(model)
     if data and out is None:
         raise OptionError("--data is for length profiles, which are written with --out; give --out profile.json too")
+    if overhead and out is None:
+        raise OptionError("--overhead is stored with --out; give --out profile.json too")
     lengths = output_lengths(model, data) if data else ()
     threads = threads or default_threads()
     built = options.make_model(model, hidden=hidden, layers=layers, dtype=dtype, seed=seed)
@@ -87,7 +97,16 @@ def profile(
     if out is not None:
         where = f"{machine()['cpu']}, {machine()['cores']} cores"
         measured_for = ProfileOptions(dtype, threads, where, commit(), width, layers)
-        CostProfile(model, measured_for, LatencyTable(tuple(cells)), lengths).write(out)
+        latency = LatencyTable(tuple(cells))
+        needed = _overhead(model, built, latency, seconds, threads, seed) if overhead else None
+        CostProfile(model, measured_for, latency, lengths, needed).write(out)
+
+
+def _overhead(name: str, model: Model, latency: LatencyTable, seconds: float, threads: int, seed: int) -> Overhead:
+    """Return what an engine under the policy `cellular` needs beside the cells."""
+    workload = make_workload(name, count=256, seed=seed)
+    with Engine(model, "cellular", threads=threads) as engine, quiet_interpreter():
+        return measured_overhead(engine, workload.requests, latency, seconds)
 
 
 def output_lengths(model: str, data: Sequence[Path]) -> tuple[PredictedLength, ...]:

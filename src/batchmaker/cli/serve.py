@@ -26,6 +26,9 @@ def serve(
         str | None, typer.Option(help="Address to listen at. Default: 127.0.0.1, this machine only.")
     ] = None,
     port: Annotated[int | None, typer.Option(help="Port for HTTP; 0 takes any that is free. Default: 8000.")] = None,
+    grpc_port: Annotated[
+        int | None, typer.Option(help="Port for gRPC; 0 takes any that is free. Default: no gRPC.")
+    ] = None,
     config: Annotated[
         Path | None, typer.Option(help="TOML file with all of this and more; what is given here goes before it.")
     ] = None,
@@ -50,16 +53,16 @@ def serve(
     access_log: Annotated[bool, typer.Option(help="Log every call.")] = False,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error. Default: info.")] = None,
 ) -> None:
-    """Serve models over HTTP (Open Inference Protocol v2), all requests batched together.
+    """Serve models over HTTP and gRPC (Open Inference Protocol v2), all requests batched together.
 
-    Prints a line with its address when requests are taken. SIGTERM (or Ctrl-C) finishes what was accepted and ends;
+    Prints a line with its addresses when requests are taken. SIGTERM (or Ctrl-C) finishes what was accepted and ends;
     the exit status is 1 if that did not fit into --drain-seconds.
 
     [bold]Examples[/bold]
 
     batchmaker serve lstm
 
-    batchmaker serve translator=seq2seq:hidden=512,vocabulary_size=8000 treelstm --port 9000
+    batchmaker serve translator=seq2seq:hidden=512,vocabulary_size=8000 treelstm --port 9000 --grpc-port 9001
 
     batchmaker serve saved/translator models/ --config server.toml
 
@@ -91,14 +94,14 @@ def serve(
         auth=_replaced(settings.auth, **_given(keys=_text(api_keys))),
         tls=_replaced(settings.tls, **_given(cert=_text(tls_cert), key=_text(tls_key))),
         log=_replaced(settings.log, **_given(level=log_level, access=access_log or None)),
-        **_given(host=host, port=port, versions="all" if all_versions else None),
+        **_given(host=host, port=port, grpc_port=grpc_port, versions="all" if all_versions else None),
     )
     if not run_server(settings, _say_ready):
         raise typer.Exit(1)
 
 
-def _say_ready(address: str, served: list[str]) -> None:
-    typer.echo(f"ready: {address} serves {', '.join(served)}")
+def _say_ready(addresses: list[str], served: list[str]) -> None:
+    typer.echo(f"ready: {' and '.join(addresses)} serves {', '.join(served)}")
 
 
 def _entries(sources: list[str]) -> list[Any]:

@@ -12,7 +12,7 @@ from batchmaker.cost.npu import (
     VectorWork,
     Weights,
 )
-from batchmaker.cost.profile import CostProfile, PredictedLength, ProfileOptions
+from batchmaker.cost.profile import CostProfile, Overhead, PredictedLength, ProfileOptions
 from batchmaker.cost.systolic import Gemm, dataflow_named, scalesim_os, scalesim_ws, tpu
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Npu",
     "OnlineCorrection",
     "Operation",
+    "Overhead",
     "OwnGemm",
     "PredictedLength",
     "ProfileOptions",

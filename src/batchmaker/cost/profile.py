@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from os import PathLike
@@ -56,13 +57,37 @@ class PredictedLength:
 
 @final
 @dataclass(frozen=True, slots=True)
+class Overhead:
+    """Seconds that an engine whose own thread computes needs beside its cells.
+
+    step_s, row_s: within a step, for the step and for each of its rows: finding and copying them; policies see it, as
+    part of the step's time. turn_s: after each step: its result, the books, the next task. request_s: for each request:
+    unfolding and admitting it, its answer. DataError unless all are finite and at least 0.
+    """
+
+    step_s: float = 0.0
+    row_s: float = 0.0
+    turn_s: float = 0.0
+    request_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in ("step_s", "row_s", "turn_s", "request_s"):
+            seconds = getattr(self, field)
+            if not (math.isfinite(seconds) and seconds >= 0):
+                raise DataError(f"overhead: {field} is {seconds}, expected seconds of at least 0.")
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class CostProfile:
-    """What a model's cells cost and how often they are called. model: its name or class."""
+    """What a model's cells cost and how often they are called. model: its name or class. overhead: of the engine, None
+    where it was not measured."""
 
     model: str
     options: ProfileOptions
     latency: LatencyTable
     lengths: tuple[PredictedLength, ...] = ()
+    overhead: Overhead | None = None
 
     def length_of(self, cell: str) -> PredictedLength | None:
         """Return how the number of steps of this cell is predicted, None if it is not."""
@@ -71,7 +96,7 @@ class CostProfile:
     def write(self, path: str | PathLike[str]) -> None:
         """Write the profile as JSON for people and programs. DataError if the file cannot be written."""
         lengths = tuple(_saved_length(length) for length in self.lengths)
-        saved = _SavedProfile(VERSION, self.model, self.options, self.latency, lengths)
+        saved = _SavedProfile(VERSION, self.model, self.options, self.latency, lengths, self.overhead)
         try:
             Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(saved), indent=1) + b"\n")
         except OSError as error:
@@ -118,6 +143,7 @@ class _SavedProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     options: ProfileOptions
     latency: LatencyTable
     lengths: tuple[_SavedLength, ...]
+    overhead: Overhead | None = None
 
 
 def _saved_length(length: PredictedLength) -> _SavedLength:
@@ -135,7 +161,7 @@ def _loaded(saved: _SavedProfile) -> CostProfile:
             if cell is not None and cell not in known:
                 raise DataError(f"lengths[{index}].{field} is {cell!r}, which is none of the cells {', '.join(known)}.")
     lengths = tuple(_loaded_length(length, f"lengths[{index}]") for index, length in enumerate(saved.lengths))
-    return CostProfile(saved.model, saved.options, saved.latency, lengths)
+    return CostProfile(saved.model, saved.options, saved.latency, lengths, saved.overhead)
 
 
 def _loaded_length(saved: _SavedLength, where: str) -> PredictedLength:

@@ -2,7 +2,8 @@
 
 from batchmaker.engine.driver import DriverStats, StepSeen
 from batchmaker.engine.engine import Engine
+from batchmaker.engine.sequence import Sequence
 from batchmaker.engine.service import ServiceStats
 from batchmaker.engine.ticket import Stream, Ticket
 
-__all__ = ["DriverStats", "Engine", "ServiceStats", "StepSeen", "Stream", "Ticket"]
+__all__ = ["DriverStats", "Engine", "Sequence", "ServiceStats", "StepSeen", "Stream", "Ticket"]

@@ -13,11 +13,11 @@ from batchmaker.cells.cell import CellTypes
 from batchmaker.cells.registry import CellRegistry
 from batchmaker.cells.unfolding import Unfolding, end_of_loop
 from batchmaker.clock import Clock
-from batchmaker.engine.driver import DriverStats, StepSeen, error_of
+from batchmaker.engine.chunks import Sequences
+from batchmaker.engine.driver import DriverStats, StepSeen, blamed, error_of
 from batchmaker.engine.in_flight import InFlight
 from batchmaker.engine.stop_tests import Watched, apply_stop_tests
 from batchmaker.engine.ticket import Ticket
-from batchmaker.errors import BatchmakerError, InvalidRequestError
 from batchmaker.executor.base import Executor, StepResult
 from batchmaker.scheduler.commands import Admit, Command, Fail, Read, Reply, Reserve, RunTask, Step
 from batchmaker.scheduler.core import Scheduler
@@ -29,6 +29,7 @@ from batchmaker.scheduler.events import (
     RequestCancelled,
     RequestFailed,
     RequestId,
+    SequenceClosed,
     StepFinished,
     TaskId,
     TimePassed,
@@ -42,6 +43,7 @@ class CellDriver:
     """Unfolds requests, hands events to the scheduler and carries out its commands.
 
     models: for each model, by number, where its cells get their types: the registry, under the model's names.
+    sequences: the open ones, which it serves.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class CellDriver:
         executor: Executor,
         clock: Clock,
         max_nodes: int,
+        sequences: Sequences,
     ) -> None:
         self._registry = registry
         self._models = models
@@ -59,6 +62,7 @@ class CellDriver:
         self._executor = executor
         self._clock = clock
         self._max_nodes = max_nodes
+        self.sequences = sequences
         self._in_flight: dict[RequestId, InFlight] = {}
         self._tasks: dict[TaskId, RunTask] = {}
         self._started_s: NDArray[np.float64] = np.full(256, np.nan)
@@ -70,7 +74,7 @@ class CellDriver:
         self.record: Callable[[Sequence[Event], Sequence[Command]], None] | None = None
 
     def start(self, notify: Callable[[], None], settle: Callable[[Ticket, Any, BaseException | None], None]) -> None:
-        self._settle = settle
+        self._settle = self.sequences.settle = settle
         self._executor.start(notify)
 
     @property
@@ -81,10 +85,11 @@ class CellDriver:
 
     @property
     def num_in_flight(self) -> int:
-        return len(self._in_flight)
+        return len(self._in_flight) + self.sequences.num_waiting
 
     def next_wakeup_s(self) -> float | None:
-        return self._scheduler.next_deadline_s
+        times = (self._scheduler.next_deadline_s, self.sequences.next_wakeup_s())
+        return min((time_s for time_s in times if time_s is not None), default=None)
 
     def finish(self) -> None:
         self._executor.stop()
@@ -92,6 +97,8 @@ class CellDriver:
         while self._results:
             self.advance([])
             self.collect()
+        self.sequences.close_all("the engine has been stopped")
+        self._handle(self._following())
 
     def stop(self) -> None:
         self._executor.stop()
@@ -101,13 +108,20 @@ class CellDriver:
     def _unfold(self, tickets: Sequence[Ticket], events: list[Event]) -> None:
         begin = time.perf_counter()
         for ticket in tickets:
-            unfolding = Unfolding(ticket.model, self._models[ticket.model_id], ticket.request, self._max_nodes)
+            sequence = None if ticket.chunk is None else ticket.chunk.sequence
+            unfolding = Unfolding(
+                ticket.model,
+                self._models[ticket.model_id],
+                ticket.request,
+                self._max_nodes,
+                before=None if sequence is None else sequence.state,
+            )
             request = InFlight(ticket, unfolding)
             try:
                 unfolding.start()
             except Exception as error:  # the model's own code, or what it returned
                 self._learn_types(events)
-                self._settle(ticket, None, _blamed(error))
+                self._settle(ticket, None, blamed(error))
                 continue
             self._learn_types(events)
             self._in_flight[ticket.request_id] = request
@@ -123,6 +137,7 @@ class CellDriver:
                     unfolding.open,
                     ticket.priority,
                     ticket.model_id,
+                    None if sequence is None else sequence.sequence_id,
                 )
             )
         self.stats.unfold_s += time.perf_counter() - begin
@@ -130,12 +145,15 @@ class CellDriver:
     def cancel(self, request_id: RequestId) -> None:
         if request_id in self._in_flight:
             self._handle([RequestCancelled(request_id, self._clock.now_s())])
+        elif self.sequences.cancel(request_id):
+            self._handle(self._following())
 
     def cancel_all(self) -> None:
+        self.sequences.cancel_all()
         self._handle([RequestCancelled(request_id, self._clock.now_s()) for request_id in self._in_flight])
 
     def tickets(self) -> Sequence[Ticket]:
-        return [request.ticket for request in self._in_flight.values()]
+        return [*(request.ticket for request in self._in_flight.values()), *self.sequences.waiting]
 
     def _learn_types(self, events: list[Event]) -> None:
         now_s = self._clock.now_s()
@@ -153,11 +171,10 @@ class CellDriver:
         self._results.clear()
         for request in touched.values():
             self._resume(request, events)
-        if tickets:
-            self._unfold(tickets, events)
-        if not events:
-            events.append(TimePassed(self._clock.now_s()))
-        self._handle(events)
+        self._unfold([t for t in tickets if t.chunk is None or self.sequences.may_begin(t, t.chunk)], events)
+        now_s = self._clock.now_s()
+        self.sequences.expire(now_s)
+        self._handle([*events, *self._following()] or [TimePassed(now_s)])
 
     def _take_result(self, result: StepResult, touched: dict[RequestId, InFlight]) -> StepFinished:
         """Store what a step brought to the host and turn it into an event."""
@@ -244,7 +261,7 @@ class CellDriver:
         try:
             sent = request.unfolding.resume(self._lookup(request))
         except Exception as error:  # the model's own code, or what it yielded
-            request.error = error = _blamed(error)
+            request.error = error = blamed(error)
             self._learn_types(events)
             events.append(RequestFailed(request_id, now_s, str(error)))
             return False
@@ -284,6 +301,22 @@ class CellDriver:
     # --- commands ----------------------------------------------------------------------------------------------------
 
     def _handle(self, events: Sequence[Event]) -> None:
+        """Tell the scheduler what has happened and carry out what it says, until nothing follows from that."""
+        while events:
+            events = self._following(self._carry_out(events))
+
+    def _following(self, woken: Sequence[InFlight] = ()) -> list[Event]:
+        """Go on with requests that have what they waited for, and with the sequences: chunks begin, some have ended."""
+        events: list[Event] = []
+        for request in woken:
+            self._resume(request, events)
+        while due := self.sequences.take_due():
+            self._unfold(due, events)
+        events += [SequenceClosed(number, self._clock.now_s()) for number in self.sequences.take_closed()]
+        return events
+
+    def _carry_out(self, events: Sequence[Event]) -> list[InFlight]:
+        """Tell the scheduler and do as it says; return requests for which a value was read."""
         begin = time.perf_counter()
         commands = self._scheduler.handle(*events)
         self.stats.scheduler_s += time.perf_counter() - begin
@@ -311,19 +344,16 @@ class CellDriver:
                     self._store(request, local, command.output, value)
                     self._store(request, end_of_loop(local), command.output, value)
                     woken.append(request)
-        if woken:
-            following: list[Event] = []
-            for request in woken:
-                self._resume(request, following)
-            if following:
-                self._handle(following)
+        return woken
 
     def _admit(self, command: Admit) -> None:
         request = self._in_flight[command.request]
         graph = request.graphs.popleft()
         request.bases.append((command.base, command.first_local, command.num_nodes))
-        if command.first_local == 0:
+        if request.slot is None:
             request.slot = command.slot
+            if command.first_local:
+                request.bases.append((command.kept_base, 0, command.first_local))
             if command.slot >= len(self._started_s):
                 missing = max(command.slot + 1, 2 * len(self._started_s)) - len(self._started_s)
                 self._started_s = np.concatenate((self._started_s, np.full(missing, np.nan)))
@@ -340,10 +370,14 @@ class CellDriver:
 
     def _reply(self, command: Reply) -> None:
         request = self._leave(command.request)
+        if request.ticket.chunk is not None:
+            request.ticket.chunk.sequence.state = request.unfolding.after
         try:
             result = request.unfolding.result(self._lookup(request))
         except Exception as error:  # the types of what the unfold function returned are its own
-            self._settle(request.ticket, None, _blamed(error))
+            if request.ticket.chunk is not None:  # its state is kept already, and the caller does not know
+                self.sequences.close(request.ticket.chunk.sequence)
+            self._settle(request.ticket, None, blamed(error))
             return
         if request.ticket.on_value is not None and request.unfolding.streams_result:
             request.ticket.on_value(result)
@@ -354,12 +388,3 @@ class CellDriver:
         request.unfolding.close()
         error = request.error or error_of(command)
         self._settle(request.ticket, None, error)
-
-
-def _blamed(error: Exception) -> BatchmakerError:
-    """Return an error as the request's own."""
-    if isinstance(error, BatchmakerError):
-        return error
-    blamed = InvalidRequestError(f"what unfold returned or yielded cannot be used ({type(error).__name__}: {error})")
-    blamed.__cause__ = error
-    return blamed

@@ -32,6 +32,15 @@ def error_of(command: Fail) -> BatchmakerError:
     return _FAILURES[command.kind](f"request {command.request}: {command.reason}")
 
 
+def blamed(error: Exception) -> BatchmakerError:
+    """Return an error as the request's own."""
+    if isinstance(error, BatchmakerError):
+        return error
+    blamed = InvalidRequestError(f"what unfold returned or yielded cannot be used ({type(error).__name__}: {error})")
+    blamed.__cause__ = error
+    return blamed
+
+
 @dataclass(frozen=True, slots=True)
 class StepSeen:
     """One finished batch as an observer sees it. requests: [batch] who was in it; positions keep their lanes."""

@@ -19,16 +19,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from batchmaker.cells.model import Model
 from batchmaker.cells.registry import CellRegistry
 from batchmaker.clock import RealClock
+from batchmaker.engine.asking import Asking
 from batchmaker.engine.catalogue import Catalogue
+from batchmaker.engine.cell_driver import CellDriver
 from batchmaker.engine.choice import choose_policy, make_driver
+from batchmaker.engine.chunks import DEFAULT_IDLE_TIMEOUT_S, DEFAULT_MAX_SEQUENCES
 from batchmaker.engine.costs import cost_profile, wants_costs
 from batchmaker.engine.driver import Driver, DriverStats, StepSeen
 from batchmaker.engine.graph_driver import GraphDriver
 from batchmaker.engine.loop import Loop
 from batchmaker.engine.materialise import materialise
+from batchmaker.engine.sequence import Sequence
 from batchmaker.engine.service import ServiceStats
-from batchmaker.engine.ticket import Stream, Ticket
-from batchmaker.errors import BatchmakerError, ModelError, OptionError
+from batchmaker.engine.ticket import Ticket
+from batchmaker.errors import BatchmakerError, ModelError, OptionError, StoppedError
 from batchmaker.executor.base import Executor
 from batchmaker.executor.cpu import default_threads
 from batchmaker.graph.recorder import DEFAULT_MAX_NODES
@@ -57,7 +61,8 @@ class Engine:
     `workers` and `threads` do not apply.
     deadline_ms: of requests to models that have none of their own. late: at its deadline a request is given up
     (`give-up`), or computed all the same and counted as late (`finish`). refuse: a request whose deadline cannot be met
-    any more is turned away before anything of it is computed, as far as the policy can tell.
+    any more is turned away before anything of it is computed, as far as the policy can tell. max_sequences: most that
+    are open at once.
     The engine starts when it is entered, or at the first request.
     """
 
@@ -74,6 +79,7 @@ class Engine:
         deadline_ms: float | None = None,
         late: Literal["give-up", "finish"] = "give-up",
         refuse: bool = False,
+        max_sequences: int = DEFAULT_MAX_SEQUENCES,
     ) -> None:
         if workers < 1:
             raise OptionError(f"workers must be at least 1, got {workers}")
@@ -96,8 +102,10 @@ class Engine:
             max_nodes=max_nodes,
             executor=executor,
             give_up_late=late == "give-up",
+            max_sequences=max_sequences,
         )
         self._loop = Loop(self._driver, self._clock, self._settled)
+        self._asking = Asking(self._send, self._loop.cancel)
         self._ids = itertools.count()
         self._service = {served.name: ServiceStats() for served in self._catalogue}
         self._service_of = list(self._service.values())
@@ -171,25 +179,13 @@ class Engine:
         Cancelling the task that awaits this cancels the request. Raises the request's own error, whose class tells
         whose fault it was.
         """
-        ticket = self._ticket(request, deadline_ms, priority, model)
-        ticket.loop = asyncio.get_running_loop()
-        ticket.future = ticket.loop.create_future()
-        self._send(ticket)
-        try:
-            return await ticket.future
-        except asyncio.CancelledError:
-            self._loop.cancel(ticket.request_id)
-            raise
+        return await self._asking.answer(self._ticket(request, deadline_ms, priority, model))
 
     def submit_future(
         self, request: Any, *, deadline_ms: float | None = None, priority: int = 0, model: str | None = None
     ) -> Future[Any]:
         """As `submit`, for threads: returns a concurrent future at once."""
-        ticket = self._ticket(request, deadline_ms, priority, model)
-        future: Future[Any] = Future()
-        ticket.future = future
-        self._send(ticket)
-        return future
+        return self._asking.future(self._ticket(request, deadline_ms, priority, model))
 
     def stream(
         self, request: Any, *, deadline_ms: float | None = None, priority: int = 0, model: str | None = None
@@ -199,14 +195,47 @@ class Engine:
         An unfold function streams what it yields; one that returns a sequence streams its elements in order; any other
         streams its result alone. Leaving the iteration early cancels the request.
         """
-        ticket = self._ticket(request, deadline_ms, priority, model)
-        stream = Stream(lambda: self._loop.cancel(ticket.request_id))
-        future: Future[Any] = Future()
-        future.add_done_callback(lambda done: stream.end(done.exception()))
-        ticket.future = future
-        ticket.on_value = stream.put
-        self._send(ticket)
-        return stream  # type: ignore[return-value]
+        return self._asking.stream(self._ticket(request, deadline_ms, priority, model))
+
+    def open_sequence(
+        self,
+        *,
+        deadline_ms: float | None = None,
+        priority: int = 0,
+        idle_timeout_s: float = DEFAULT_IDLE_TIMEOUT_S,
+        model: str | None = None,
+    ) -> Sequence:
+        """Begin a sequence: requests in chunks, whose state stays on the device in between (Model.unfold_chunk).
+
+        It ends when it is closed, or when no chunk has come for `idle_timeout_s` seconds after the last answer
+        (math.inf: never). The other options are those of its chunks; see `submit`. SequenceLimitError while
+        `max_sequences` are open, OptionError under a policy that batches whole requests, ModelError for a model
+        without `unfold_chunk`.
+        """
+        served = self._catalogue.find(model)
+        driver = self._driver
+        if not isinstance(driver, CellDriver):
+            raise OptionError(
+                f"policy {self._policy.name!r} batches whole requests and keeps nothing between them; sequences need "
+                "one that batches cells, such as 'cellular' or 'lazy'"
+            )
+        if not served.model.takes_chunks:
+            served.model.unfold_chunk(None, None)  # raises the advice
+        if not self._loop.is_running:
+            self.start()
+        book = driver.sequences.make(idle_timeout_s)
+        try:
+            self._loop.send(partial(driver.sequences.open, book))
+        except StoppedError:
+            driver.sequences.uncount(book)
+            raise
+
+        def ticket(chunk: Any, chunk_deadline_ms: float | None) -> Ticket:
+            return self._ticket(
+                chunk, deadline_ms if chunk_deadline_ms is None else chunk_deadline_ms, priority, served.name
+            )
+
+        return Sequence(book, self._loop, self._asking, ticket)
 
     def map(
         self,
@@ -288,6 +317,11 @@ class Engine:
     def num_in_flight(self) -> int:
         """Requests accepted and not answered."""
         return self._driver.num_in_flight
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that are open."""
+        return self._driver.sequences.num_open if isinstance(self._driver, CellDriver) else 0
 
     def observe(self, observer: Callable[[StepSeen], None] | None) -> None:
         """Call `observer` in the engine's thread with every finished step."""

@@ -82,12 +82,12 @@ class Loop:
         if thread is not threading.current_thread():
             thread.join()
 
-    def send(self, ticket: Ticket) -> None:
-        """Accept a request. StoppedError once stopped."""
+    def send(self, item: Ticket | Callable[[], None]) -> None:
+        """Accept a request, or something to do in the loop's thread. StoppedError once stopped."""
         with self._lock:
             if self._stopping:
                 raise StoppedError("the engine has been stopped and takes no more requests") from self._crash
-            self._inbox.put(ticket)
+            self._inbox.put(item)
 
     def cancel(self, request_id: RequestId) -> None:
         """Give a request up, if it is not answered yet."""
@@ -152,6 +152,8 @@ class Loop:
                 return
             wait = False
             if isinstance(item, Ticket):
+                if item.chunk is not None:
+                    item.chunk.sequence.accept(item, item.chunk)
                 self._backlog.join(item.request_id, item, item.priority)
                 self._num_urgent += item.is_urgent
             else:
@@ -184,6 +186,8 @@ class Loop:
         ticket.finished_s = self._clock.now_s()
         self._on_settled(ticket, error)
         self._outbox.deliver(ticket, result, error)
+        if ticket.chunk is not None:
+            ticket.chunk.sequence.sequences.settled(ticket, ticket.chunk, error)
 
     def _fail_all(self, error: BaseException) -> None:
         with self._lock:

@@ -6,6 +6,7 @@ import math
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from itertools import accumulate
+from operator import add
 from typing import Final, final
 
 from batchmaker.engine.ticket import Ticket
@@ -33,6 +34,12 @@ class LatencyHistogram:
         self._counts[min(place, _NUM_BINS - 1)] += 1
         self.num_samples += 1
         self.total_s += latency_s
+
+    def absorb(self, other: LatencyHistogram) -> None:
+        """Count what another one has counted."""
+        self._counts = list(map(add, self._counts, other._counts))
+        self.num_samples += other.num_samples
+        self.total_s += other.total_s
 
     @property
     def mean_ms(self) -> float:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, final
 
 from batchmaker.cells.model import Model
+from batchmaker.engine.chunks import Chunk
 from batchmaker.scheduler.events import RequestId
 
 
@@ -17,14 +18,15 @@ from batchmaker.scheduler.events import RequestId
 class Ticket:
     """A request, its times (engine seconds) and its answer.
 
-    priority: larger is served first. trial: the engine's own, to prove a model; it is not counted.
+    priority: larger is served first. trial: the engine's own, to prove a model; it is not counted. chunk: what makes it
+    one of a sequence.
     future: resolves to the result or raises. on_value: called by the engine thread with each streamed value, then
     `on_end` once; both must return at once.
     """
 
     __slots__ = (
-        "arrived_s", "deadline_s", "finished_s", "future", "loop", "model", "model_id", "num_cells", "on_value",
-        "priority", "request", "request_id", "started_s", "trial",
+        "arrived_s", "chunk", "deadline_s", "finished_s", "future", "loop", "model", "model_id", "num_cells",
+        "on_value", "priority", "request", "request_id", "started_s", "trial",
     )  # fmt: skip
 
     def __init__(
@@ -47,6 +49,7 @@ class Ticket:
         self.model_id = model_id
         self.priority = priority
         self.trial = trial
+        self.chunk: Chunk | None = None
         self.started_s: float | None = None
         self.finished_s: float | None = None
         self.num_cells = 0

@@ -103,6 +103,7 @@ class CellGraph:
     first: number of the first node here; num_nodes: how many numbers are used here. Blocks, runs and host inputs
     lie inside that range; sources may lie before it. plain: no edge joins nodes of one type but inside blocks that are
     marked connected, so that its subgraphs can be told without following edges. known_work: kept by `work_of`.
+    kept: nodes whose outputs the request's sequence keeps once it is answered, where it is known here; each once.
     """
 
     first: int
@@ -113,6 +114,7 @@ class CellGraph:
     fetches: list[Fetch] = field(default_factory=list)
     plain: bool = True
     known_work: Work | None = None
+    kept: NodeArray | None = None
 
     @property
     def parts(self) -> list[NodeBlock | Run]:

@@ -29,13 +29,14 @@ class Recorder:
 
     max_nodes: NodeLimitError is raised beyond it, so that an unfold function which never ends harms only its request.
     holds_values: note which nodes' handles have all been dropped (`dropped`: first node, count), for unfold
-    functions that wait.
+    functions that wait. num_kept: the first so many numbers stand for nodes that have run already, whose outputs the
+    request's sequence keeps; handles to them are made by whoever knows what they are.
     """
 
-    def __init__(self, max_nodes: int = DEFAULT_MAX_NODES, *, holds_values: bool = False) -> None:
+    def __init__(self, max_nodes: int = DEFAULT_MAX_NODES, *, holds_values: bool = False, num_kept: int = 0) -> None:
         self._max_nodes = max_nodes
-        self._num_nodes = 0
-        self._graph = CellGraph(first=0, num_nodes=0)
+        self._num_nodes = num_kept
+        self._graph = CellGraph(first=num_kept, num_nodes=0)
         self._single: list[tuple[CellType, tuple[int, ...], tuple[int, ...]]] = []
         self._single_first = 0
         self._fetched: set[tuple[int, int]] = set()
@@ -204,6 +205,10 @@ class Recorder:
                 )
             self._fetched_loops.add(key)
         self._graph.fetches.append(Fetch(value.nodes, value.output))
+
+    def keep(self, nodes: NodeArray) -> None:
+        """Note the nodes, each once, whose outputs stay for the next request of the sequence."""
+        self._graph.kept = nodes
 
     def take(self) -> CellGraph:
         """Return what has been recorded since the last call and start the next fragment."""

@@ -84,9 +84,7 @@ class Remember(nn.Module):
         return values, keys, count + self.block
 
 
-def remember_cell(
-    keys: nn.Linear, *, places: int, parts: int, block: int, dtype: str, max_batch: int, priority: int
-) -> Cell:
+def remember_cell(keys: nn.Linear, *, places: int, parts: int, block: int, dtype: str, max_batch: int) -> Cell:
     """Return a cell that fills a memory from zeros. keys: from what the encoder gives to the keys."""
     width = keys.in_features
     state = (
@@ -96,7 +94,7 @@ def remember_cell(
     )
     inputs = (ValueSpec((width // parts,), dtype),) * (parts * block)
     module = Remember(keys, parts, block)
-    return Cell(module, max_batch=max_batch, priority=priority, declared=Declared((*inputs, *state), state))
+    return Cell(module, max_batch=max_batch, declared=Declared((*inputs, *state), state))
 
 
 def remember(blocks: Cell, singles: Cell, parts: tuple[ValueSequence, ...]) -> Any:

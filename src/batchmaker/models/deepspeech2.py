@@ -191,15 +191,16 @@ class DeepSpeech2Model(NetworkModel):
         self._network = network
         self._convolutions: list[Any] = list(network.convolutions)
         self.strides = [layer.stride for layer in self._convolutions]
+        # All layers before the scores have one priority: if upper ones went first, each request would run by itself as
+        # soon as it is a layer ahead of the others.
         for number, layer in enumerate(self._convolutions, start=1):
             window = FirstConvolution(layer) if number == 1 else NextConvolution(layer)
-            setattr(self, f"convolution_{number}", Cell(window.eval(), max_batch=max_batch, priority=number))
+            setattr(self, f"convolution_{number}", Cell(window.eval(), max_batch=max_batch))
         pairs = zip(network.left, network.right, strict=True)
         for number, (left, right) in enumerate(pairs, start=1):
             for side, module in (("left", left), ("right", right)):
-                cell = Cell(module, max_batch=max_batch, priority=len(self.strides) + number)
-                setattr(self, f"{side}_{number}", cell)
-        self.scores = Cell(network.scores, max_batch=max_batch, priority=len(self.strides) + layers + 1)
+                setattr(self, f"{side}_{number}", Cell(module, max_batch=max_batch))
+        self.scores = Cell(network.scores, max_batch=max_batch, priority=1)
         self.pitches, self.layers, self.dtype = pitches, layers, dtype
         self.example_request = np.zeros((8, pitches), np.float32)
 

@@ -156,20 +156,22 @@ class GnmtModel(NetworkModel):
         frozen(network, dtype)
         self._network = network
         encoder = network.encoder
+        # All layers before the decoder have one priority: if upper ones went first, each request would run by itself as
+        # soon as it is a layer ahead of the others.
         self.left = Cell(encoder.left, max_batch=max_batch)
         self.right = Cell(encoder.right, max_batch=max_batch)
-        self.second = Cell(encoder.second, max_batch=max_batch, priority=1)
+        self.second = Cell(encoder.second, max_batch=max_batch)
         for number, layer in enumerate(encoder.residual, start=3):
-            setattr(self, f"layer_{number}", Cell(layer, max_batch=max_batch, priority=number - 1))
+            setattr(self, f"layer_{number}", Cell(layer, max_batch=max_batch))
         for name, block in (("remember", BLOCK), ("remember_one", 1)):
             cell = remember_cell(
                 network.decoder.attention.keys, places=positions, parts=1, block=block, dtype=dtype,
-                max_batch=max_batch, priority=layers,
+                max_batch=max_batch,
             )  # fmt: skip
             setattr(self, name, cell)
         vector, memory = ValueSpec((hidden,), dtype), ValueSpec((positions, hidden), dtype)
         state = (*(vector,) * (2 * layers + 1), memory, memory, ValueSpec((), "int64"))
-        self.decoder = decoder_cell(network.decoder, state, max_batch=max_batch, priority=layers + 1)
+        self.decoder = decoder_cell(network.decoder, state, max_batch=max_batch, priority=1)
         self.vocabulary_size, self.hidden, self.layers, self.dtype = vocabulary_size, hidden, layers, dtype
         self.positions, self.max_words, self.until_eos = positions, max_words, until_eos
         self.example_request = {"source": [BOS] * min(BLOCK + 1, positions), "words": 2}

@@ -140,20 +140,22 @@ class LasModel(NetworkModel):
         frozen(network, dtype)
         self._network = network
         pairs = zip(network.listener.left, network.listener.right, strict=True)
+        # All layers before the decoder have one priority: if upper ones went first, each request would run by itself as
+        # soon as it is a layer ahead of the others.
         for number, (left, right) in enumerate(pairs):
-            setattr(self, f"left_{number}", Cell(left, max_batch=max_batch, priority=number))
-            setattr(self, f"right_{number}", Cell(right, max_batch=max_batch, priority=number))
+            setattr(self, f"left_{number}", Cell(left, max_batch=max_batch))
+            setattr(self, f"right_{number}", Cell(right, max_batch=max_batch))
         for name, block in (("remember", BLOCK), ("remember_one", 1)):
             cell = remember_cell(
                 network.speller.attention.keys, places=positions, parts=2, block=block, dtype=dtype,
-                max_batch=max_batch, priority=pyramid + 1,
+                max_batch=max_batch,
             )  # fmt: skip
             setattr(self, name, cell)
         vector = ValueSpec((hidden,), dtype)
         values, keys = ValueSpec((positions, 2 * listener), dtype), ValueSpec((positions, hidden), dtype)
         context = ValueSpec((2 * listener,), dtype)
         state = (*(vector,) * (2 * layers), context, values, keys, ValueSpec((), "int64"))
-        self.speller = decoder_cell(network.speller, state, max_batch=max_batch, priority=pyramid + 2)
+        self.speller = decoder_cell(network.speller, state, max_batch=max_batch, priority=1)
         self.pitches, self.pyramid, self.listener = pitches, pyramid, listener
         self.hidden, self.layers, self.dtype = hidden, layers, dtype
         self.positions, self.max_words, self.until_eos = positions, max_words, until_eos

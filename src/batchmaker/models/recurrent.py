@@ -116,9 +116,12 @@ class RecurrentModel(PaddedModel):
         """Return the module of the one cell."""
 
     def unfold(self, request: Any) -> Any:
-        state = self.step.run(self._tokens(request), self._initial)
+        return self.unfold_chunk(request, None)[0]
+
+    def unfold_chunk(self, chunk: Any, state: Any) -> tuple[Any, Any]:
+        state = self.step.run(self._tokens(chunk), self._initial if state is None else state)
         h = state[self._top] if isinstance(state, tuple) else state
-        return self.scores(h) if self.output == "scores" else h
+        return self.scores(h) if self.output == "scores" else h, state
 
     def length(self, request: Any) -> int:
         return len(self._tokens(request))

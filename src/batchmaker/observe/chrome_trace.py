@@ -19,6 +19,7 @@ class StepRing:
     """The last `max_steps` finished steps; give `add` to `engine.observe`. 0 keeps none."""
 
     def __init__(self, max_steps: int) -> None:
+        self.max_steps = max_steps
         self._steps: deque[StepSeen] = deque(maxlen=max_steps)
 
     def add(self, step: StepSeen) -> None:

@@ -19,7 +19,7 @@ from batchmaker.graph.spec import CellType
 from batchmaker.scheduler.arena import DONE, Arena
 from batchmaker.scheduler.commands import ZERO_TABLE, Reserve, TableId
 from batchmaker.scheduler.copies import GraphCopies
-from batchmaker.scheduler.numbering import Extent, Locator, SubgraphNumbers
+from batchmaker.scheduler.numbering import Extent, LocalNumbers, Locator, SubgraphNumbers
 from batchmaker.scheduler.rows import Tables
 
 Ids = NDArray[np.int64]
@@ -70,9 +70,12 @@ class Admission:
         self._arena.need_ports(len(cell.inputs))
         return pool
 
-    def admit(self, graphs: Sequence[CellGraph], slots: Sequence[int], earlier: Sequence[Extent] = ()) -> Admitted:
-        """Take graphs into the arena, each into its request's slot. With `earlier` extents: one extension of them.
+    def admit(
+        self, graphs: Sequence[CellGraph], slots: Sequence[int], earlier: Sequence[LocalNumbers | None] = ()
+    ) -> Admitted:
+        """Take graphs into the arena, each into its request's slot.
 
+        earlier: for each graph the extents before its own; only where a graph comes alone may their nodes be under way.
         Afterwards every node has its sources, uses, pending and fetch marks, and every subgraph its count of external
         inputs that are not done. Nothing is ready yet.
         """
@@ -92,7 +95,9 @@ class Admission:
         spans = [np.arange(e.first_subgraph, e.first_subgraph + e.num_subgraphs) for e in extents]
         return Admitted(extents, np.concatenate(spans), [()] * len(graphs))
 
-    def _taken(self, graphs: Sequence[CellGraph], slots: Sequence[int], earlier: Sequence[Extent]) -> Admitted:
+    def _taken(
+        self, graphs: Sequence[CellGraph], slots: Sequence[int], earlier: Sequence[LocalNumbers | None]
+    ) -> Admitted:
         arena = self._arena
         lengths = np.array([graph.num_nodes for graph in graphs])
         bases = np.array([arena.nodes.allocate(graph.num_nodes) for graph in graphs])

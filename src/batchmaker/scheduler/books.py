@@ -14,14 +14,15 @@ from batchmaker.graph.spec import CellType, TypeId
 from batchmaker.policies.line import WaitingLine
 from batchmaker.policies.requests import RequestTable
 from batchmaker.scheduler.admission import Admission
-from batchmaker.scheduler.arena import Arena, Extents
+from batchmaker.scheduler.arena import NOWHERE, Arena, Extents
 from batchmaker.scheduler.depths import DepthBook
-from batchmaker.scheduler.events import GraphExtended, RequestId, TaskId, WorkerId
+from batchmaker.scheduler.events import GraphExtended, RequestArrived, RequestId, SequenceId, TaskId, WorkerId
 from batchmaker.scheduler.lanes import LaneMap
-from batchmaker.scheduler.numbering import Extent
+from batchmaker.scheduler.numbering import Extent, LocalNumbers
 from batchmaker.scheduler.ranked import Priorities, RankedQueue
 from batchmaker.scheduler.ready import nodes_of
 from batchmaker.scheduler.rows import RowPool, Tables
+from batchmaker.scheduler.shelves import Shelf, Shelves
 
 Nodes = NDArray[np.int64]
 
@@ -51,7 +52,8 @@ class RequestBook:
     """One request in flight.
 
     may_own_rows: rows may be left when it ends, since its unfold function could have used them or it ends early.
-    waiting: it stands in the waiting line and has not begun. early: how it was extended meanwhile.
+    waiting: it stands in the waiting line and has not begun. early: how it was extended meanwhile. shelf: what its
+    sequence had kept when it arrived. kept: nodes that the sequence is to keep after it.
     """
 
     request: RequestId
@@ -69,6 +71,36 @@ class RequestBook:
     # nodes whose handles were dropped between their submission and that end.
     late_fetches: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     late_drops: dict[int, list[int]] = field(default_factory=dict)
+    sequence: SequenceId | None = None
+    shelf: Shelf | None = None
+    kept: Nodes | None = None
+
+    numbers: LocalNumbers | None = None
+
+    @property
+    def known_extents(self) -> list[Extent]:
+        """The nodes that its graphs may refer to: its own, after those that its sequence has kept."""
+        return self.extents if self.shelf is None else [self.shelf.extent, *self.extents]
+
+    def known_numbers(self) -> LocalNumbers | None:
+        """Return the numbers of these nodes, None where there are none yet."""
+        num_kept = 0 if self.shelf is None else 1
+        if not self.extents and not num_kept:
+            return None
+        if self.numbers is None:
+            self.numbers = LocalNumbers()
+            if self.shelf is not None:
+                self.numbers.add(self.shelf.extent)
+        for extent in self.extents[len(self.numbers) - num_kept :]:
+            self.numbers.add(extent)
+        return self.numbers
+
+    def number(self, local: int) -> int:
+        """Return the number of a node that its graphs may refer to."""
+        numbers = self.known_numbers()
+        if numbers is None:
+            raise InvariantError(f"request {self.request} has no node {local}")
+        return int(numbers.of(np.array([local]))[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +158,34 @@ class Books:
         self.worker_steps = [0] * num_workers
         self.worker_steering = [0] * num_workers  # of those, steps whose values decide what comes next
         self.sequence = 0
+        self.shelves = Shelves(self.arena, self.free_rows)
 
     def ready_nodes(self, type_id: int) -> Nodes:
         """Return the ready nodes of a type, in the order of their queue."""
         return nodes_of(self.types[type_id].ready.keys())
+
+    def open(self, event: RequestArrived) -> RequestBook:
+        """Make the book of a request that has arrived."""
+        if event.request in self.requests:
+            raise InvariantError(f"request {event.request} arrived twice")
+        slot = self.slots.allocate(1)
+        if slot >= len(self.left):
+            self.left = np.concatenate((self.left, np.zeros_like(self.left)))
+        book = RequestBook(event.request, slot, event.at_s, event.deadline_s, event.open, event.open)
+        if event.sequence is not None:
+            book.sequence, book.shelf = event.sequence, self.shelves.lend(event.sequence, event.graph.first)
+        self.left[slot] = 0
+        self.priorities.enter(slot, event.priority)
+        self.requests[event.request] = self.by_slot[slot] = book
+        return book
+
+    def free_rows(self, nodes: Nodes) -> None:
+        """Free the rows of these distinct nodes, each of which has one."""
+        types = self.arena.type[self.arena.subgraph[nodes]]
+        for type_id in np.unique(types).tolist():
+            chosen = nodes[types == type_id]
+            self.types[type_id].pool.release(self.arena.row[chosen])
+        self.arena.row[nodes] = NOWHERE
 
     def leave(self, slot: int) -> None:
         """A request has ended: policies see it no more."""

@@ -42,7 +42,8 @@ class Admit:
     """A graph's nodes have got numbers: local node `first_local + i` of the request is node `base + i`.
 
     The driver writes the graph's host inputs into the host tables (one per host input, in order) at those rows.
-    slot: a small number that the request has to itself while it is in flight.
+    slot: a small number that the request has to itself while it is in flight. kept_base: where the request's local
+    nodes before its own are found, which its sequence has kept: local i is node `kept_base + i`.
     """
 
     request: RequestId
@@ -51,6 +52,7 @@ class Admit:
     base: int
     num_nodes: int
     host_tables: tuple[TableId, ...]
+    kept_base: int = 0
 
 
 @dataclass(frozen=True, slots=True)

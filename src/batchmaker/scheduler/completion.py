@@ -14,7 +14,7 @@ from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.spec import TypeId
 from batchmaker.scheduler.arena import DONE, NOWHERE, READY
 from batchmaker.scheduler.books import Books, Nodes, RequestBook, StepRecord, TaskBook, TypeBook
-from batchmaker.scheduler.commands import Read
+from batchmaker.scheduler.commands import Read, Reserve
 from batchmaker.scheduler.events import RequestId, StepFinished, TaskId, WorkerId
 from batchmaker.scheduler.ready import NODE_BITS, Keys, nodes_of
 
@@ -139,16 +139,7 @@ class Completion:
         arena = self._books.arena
         unused = nodes[(arena.uses[nodes] == 0) & ~arena.held[nodes] & (arena.row[nodes] != NOWHERE)]
         if len(unused):
-            self._free_rows(np.unique(unused))
-
-    def _free_rows(self, nodes: Nodes) -> None:
-        """Free the rows of these distinct nodes, each of which has one."""
-        books, arena = self._books, self._books.arena
-        types = arena.type[arena.subgraph[nodes]]
-        for type_id in np.unique(types).tolist():
-            chosen = nodes[types == type_id]
-            books.types[type_id].pool.release(arena.row[chosen])
-        arena.row[nodes] = NOWHERE
+            self._books.free_rows(np.unique(unused))
 
     def _finish(self, nodes: Nodes, result: Finished) -> None:
         """These nodes are done: release the subgraphs that waited for them, count down their requests."""
@@ -227,8 +218,7 @@ class Completion:
         arena = self._books.arena
         reads: list[Read] = []
         for fetch in graph.fetches:
-            for local in fetch.nodes[fetch.nodes < graph.first].tolist():
-                node = self._node(book, local)
+            for node in map(book.number, fetch.nodes[fetch.nodes < graph.first].tolist()):
                 end = int(arena.end[arena.subgraph[node]])
                 tail = end - 1 if end > 0 else node
                 if arena.state[tail] == DONE:
@@ -249,11 +239,6 @@ class Completion:
             if bits >> output & 1
         ]
 
-    @staticmethod
-    def _node(book: RequestBook, local: int) -> int:
-        extent = next(e for e in book.extents if e.first_local <= local < e.first_local + e.num_nodes)
-        return local - extent.first_local + extent.base
-
     def drop_handles(self, book: RequestBook, dropped: Iterable[tuple[int, int]]) -> None:
         """The unfold function can no longer use these local nodes (first, count).
 
@@ -261,7 +246,7 @@ class Completion:
         """
         arena = self._books.arena
         for local, count in dropped:
-            first = self._node(book, local) if count else 0
+            first = book.number(local) if count else 0
             nodes = np.arange(first, first + count)
             ends = arena.end[arena.subgraph[nodes]]
             tails = np.where(ends > 0, ends - 1, nodes)
@@ -273,6 +258,25 @@ class Completion:
                 book.late_drops.setdefault(tail, []).append(node)
                 self._books.attached[book.request] = book
 
+    # --- sequences ---------------------------------------------------------------------------------------------
+
+    def will_keep(self, book: RequestBook, local: Nodes) -> None:
+        """The request's sequence is a reader of these nodes, each named once; what it had kept before it has anyway."""
+        book.kept = np.array([book.number(node) for node in local.tolist()], np.int64)
+        fresh = book.kept if book.shelf is None else book.kept[local >= book.shelf.extent.num_nodes]
+        self._books.arena.uses[fresh] += 1
+
+    def keep(self, book: RequestBook) -> list[Reserve]:
+        """The request was answered: its sequence has what it wanted to keep, in place of what it had."""
+        books = self._books
+        if book.sequence is None:
+            return []
+        nodes = np.empty(0, np.int64) if book.kept is None else book.kept
+        shelf, grown = books.shelves.put(book.sequence, nodes)
+        if books.depths is not None and shelf is not None:
+            books.depths.rest(shelf.nodes)
+        return [Reserve(books.tables.all_host(), books.arena.node_capacity)] if grown and books.plan_rows else []
+
     # --- endings -----------------------------------------------------------------------------------------------
 
     def forget(self, book: RequestBook) -> None:
@@ -282,12 +286,14 @@ class Completion:
                 nodes = np.arange(extent.base, extent.base + extent.num_nodes)
                 owners = nodes[self._books.arena.row[nodes] != NOWHERE]
                 if len(owners):
-                    self._free_rows(owners)
+                    self._books.free_rows(owners)
             self._books.admission.release(extent)
         self._books.attached.pop(book.request, None)
         del self._books.by_slot[book.slot]
         self._books.priorities.leave(book.slot)
         self._books.slots.release(book.slot, 1)
+        if book.shelf is not None:
+            self._books.shelves.give_back(book.shelf)
 
     def kill(self, book: RequestBook) -> None:
         """A request ends early: nothing more of it is submitted; what is on a worker finishes first."""

@@ -35,6 +35,7 @@ from batchmaker.scheduler.events import (
     RequestCancelled,
     RequestFailed,
     RequestId,
+    SequenceClosed,
     StepFinished,
     TaskId,
     TimePassed,
@@ -79,7 +80,7 @@ class Scheduler:
             self._books, share_workers=num_workers > 1, patience=patience if policy.one_depth else None
         )
         self._completion = Completion(self._books)
-        self._deadlines = Deadlines()
+        self._deadlines: Deadlines[RequestId] = Deadlines()
         self._cells: list[CellType] = []
         self._ready: set[TypeId] = set()
         self._next_task = 0
@@ -192,6 +193,8 @@ class Scheduler:
                 self._end(event.request, FailureKind.CANCELLED, "cancelled by the caller", commands)
             case RequestFailed():
                 self._end(event.request, FailureKind.UNFOLD, event.reason, commands)
+            case SequenceClosed():
+                self._books.shelves.close(event.sequence)
             case CellTypeAdded():
                 self._add_type(event.cell)
             case TimePassed():
@@ -214,18 +217,10 @@ class Scheduler:
 
     def _open_book(self, event: RequestArrived) -> RequestBook:
         books = self._books
-        if event.request in books.requests:
-            raise InvariantError(f"request {event.request} arrived twice")
-        slot = books.slots.allocate(1)
-        if slot >= len(books.left):
-            books.left = np.concatenate((books.left, np.zeros_like(books.left)))
-        book = RequestBook(event.request, slot, event.at_s, event.deadline_s, event.open, event.open)
-        books.left[slot] = 0
-        books.priorities.enter(slot, event.priority)
-        books.requests[event.request] = books.by_slot[slot] = book
+        book = books.open(event)
         if books.watched is not None:
-            books.watched.enter(slot, event.at_s, event.deadline_s, event.model, is_open=event.open)
-            books.watched.add_work(slot, work_of(event.graph))
+            books.watched.enter(book.slot, event.at_s, event.deadline_s, event.model, is_open=event.open)
+            books.watched.add_work(book.slot, work_of(event.graph))
         if event.deadline_s is not None and self._give_up_late:
             self._deadlines.add(event.deadline_s, event.request, books.requests, len(books.requests))
         return book
@@ -266,23 +261,29 @@ class Scheduler:
         self._reply_if_done(book, commands)
 
     def _take_graphs(self, graphs: list[CellGraph], owners: list[RequestBook], commands: list[Command]) -> None:
-        """Admit the graphs of these requests; several only if none of them is an extension."""
+        """Admit the graphs of these requests; several only if all of them are first ones."""
         books = self._books
         for graph, book in zip(graphs, owners, strict=True):
             for run in graph.runs:
                 books.types[run.type_id].learn_form(len(run.sequences))
                 if run.open_ended and run.sequences and books.plan_rows:
                     book.may_own_rows = True  # where it stops early, what feeds the rest is never read
-        admitted = books.admission.admit(graphs, [book.slot for book in owners], owners[0].extents)
+        earlier = [book.known_numbers() for book in owners]
+        admitted = books.admission.admit(graphs, [book.slot for book in owners], earlier if any(earlier) else ())
         commands.extend(admitted.reserves)
         for graph, book, extent, tables in zip(graphs, owners, admitted.extents, admitted.host_tables, strict=True):
             book.extents.append(extent)
             books.left[book.slot] += graph.num_work_units
             if books.depths is not None:
-                books.depths.admit(book.slot, graph, book.extents)
+                books.depths.admit(book.slot, graph, book.known_extents)
             if book.open:
                 books.arena.held[extent.base : extent.base + extent.num_nodes] = True
-            commands.append(Admit(book.request, book.slot, graph.first, extent.base, extent.num_nodes, tables))
+            kept_base = 0 if book.shelf is None else book.shelf.extent.base
+            commands.append(
+                Admit(book.request, book.slot, graph.first, extent.base, extent.num_nodes, tables, kept_base)
+            )
+            if graph.kept is not None:
+                self._completion.will_keep(book, graph.kept)
             if graph.first:
                 commands.extend(self._completion.fetch_late(book, graph))
         for producer, consumer in admitted.waiting_sources:
@@ -312,6 +313,7 @@ class Scheduler:
         if self._books.watched is not None:
             self._policy.request_finished(self, book.slot)
         self._books.leave(book.slot)
+        commands.extend(self._completion.keep(book))
         self._completion.forget(book)
         commands.append(Reply(book.request))
 

@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Container, Iterator
-from typing import final
+from typing import Generic, TypeVar, final
 
-from batchmaker.scheduler.events import RequestId
+Key = TypeVar("Key", bound=int)
 
 
 @final
-class Deadlines:
+class Deadlines(Generic[Key]):
     """Times at which requests are given up. Those of requests that have ended are dropped when they come up."""
 
     __slots__ = ("_heap",)
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, RequestId]] = []
+        self._heap: list[tuple[float, Key]] = []
 
     @property
     def next_s(self) -> float | None:
         """The earliest, which may be of a request that has ended; None if there is none."""
         return self._heap[0][0] if self._heap else None
 
-    def add(self, deadline_s: float, request: RequestId, living: Container[RequestId], num_living: int) -> None:
+    def add(self, deadline_s: float, request: Key, living: Container[Key], num_living: int) -> None:
         """Remember a deadline. living: the requests that have not ended; most others are forgotten now and then."""
         heapq.heappush(self._heap, (deadline_s, request))
         if len(self._heap) > 2 * num_living + 1024:
             self._heap = [entry for entry in self._heap if entry[1] in living]
             heapq.heapify(self._heap)
 
-    def passed(self, now_s: float) -> Iterator[tuple[float, RequestId]]:
+    def passed(self, now_s: float) -> Iterator[tuple[float, Key]]:
         """Forget and yield the deadlines up to now, the earliest first."""
         while self._heap and self._heap[0][0] <= now_s:
             yield heapq.heappop(self._heap)

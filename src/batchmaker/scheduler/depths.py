@@ -58,13 +58,11 @@ class DepthBook:
         self.left_of_slot = np.concatenate((self.left_of_slot, column), axis=1)
 
     def admit(self, slot: int, graph: CellGraph, extents: Sequence[Extent]) -> None:
-        """A request has got these nodes. extents: all of the request's, the graph's own last."""
+        """A request has got these nodes. extents: all that it may refer to, the graph's own last."""
         *earlier, own = extents
         while slot >= self.left_of_slot.shape[2]:
             self.left_of_slot = np.concatenate((self.left_of_slot, np.zeros_like(self.left_of_slot)), axis=2)
-        if own.base + own.num_nodes > len(self.of):
-            size = max(2 * len(self.of), own.base + own.num_nodes)
-            self.of = np.concatenate((self.of, np.zeros(size - len(self.of), np.int64)))
+        self._fit(own.base + own.num_nodes)
         before = [self.of[e.base : e.base + e.num_nodes] for e in earlier]
         depth = depths_of(graph, np.concatenate(before) if before else np.empty(0, np.int64))
         self.of[own.base : own.base + own.num_nodes] = depth
@@ -82,6 +80,16 @@ class DepthBook:
         self._all += added
         self.left += added
         self.left_of_slot[:, :, slot] += added
+
+    def rest(self, nodes: Nodes) -> None:
+        """These nodes are kept by a sequence: what begins from them is as deep as what begins from nothing."""
+        self._fit(int(nodes[-1]) + 1)
+        self.of[nodes] = -1
+
+    def _fit(self, num_nodes: int) -> None:
+        if num_nodes > len(self.of):
+            size = max(2 * len(self.of), num_nodes)
+            self.of = np.concatenate((self.of, np.zeros(size - len(self.of), np.int64)))
 
     def submitted(self, slots: Nodes, type_id: int, nodes: Nodes) -> None:
         """These nodes of one type are on a worker. slots: whose each is."""

@@ -14,6 +14,7 @@ from batchmaker.graph.spec import CellType
 RequestId = NewType("RequestId", int)
 TaskId = NewType("TaskId", int)
 WorkerId = NewType("WorkerId", int)
+SequenceId = NewType("SequenceId", int)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,8 @@ class RequestArrived:
     """A request was unfolded.
 
     open: its unfold function waits for a value and may add nodes later. priority: larger is served first. model: which
-    of the models that share the scheduler it is for.
+    of the models that share the scheduler it is for. sequence: what it is the next request of: its graph begins with
+    what the last one that was answered has kept, and what it keeps takes that one's place with its Reply.
     """
 
     request: RequestId
@@ -39,6 +41,7 @@ class RequestArrived:
     open: bool = False
     priority: int = 0
     model: int = 0
+    sequence: SequenceId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +93,27 @@ class StepFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class SequenceClosed:
+    """No more requests of a sequence will come, and none is in flight: what it keeps may go."""
+
+    sequence: SequenceId
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class TimePassed:
     """Nothing happened but time: deadlines are looked at."""
 
     at_s: float
 
 
-Event = CellTypeAdded | RequestArrived | GraphExtended | RequestCancelled | RequestFailed | StepFinished | TimePassed
+Event = (
+    CellTypeAdded
+    | RequestArrived
+    | GraphExtended
+    | RequestCancelled
+    | RequestFailed
+    | StepFinished
+    | SequenceClosed
+    | TimePassed
+)

@@ -28,6 +28,7 @@ def _require(condition: bool, message: str) -> None:
 
 def _nodes_in_flight(books: Books) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
     spans = [np.arange(e.base, e.base + e.num_nodes) for book in books.by_slot.values() for e in book.extents]
+    spans += [shelf.nodes for shelf in books.shelves.in_use.values()]
     nodes = np.concatenate(spans) if spans else np.empty(0, np.int64)
     _require(len(np.unique(nodes)) == len(nodes), "two requests own the same node number")
     _require(books.arena.nodes.num_used == len(nodes), "node numbers have leaked")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -147,12 +148,45 @@ class SubgraphNumbers:
             arena.open_ended[subgraph] = run.open_ended
 
 
+@final
+class LocalNumbers:
+    """From a request's own numbers to node numbers. Extents are added in the order of their local numbers.
+
+    A look-up takes the logarithm of the number of extents, of which a function that waits has one for each wait.
+    """
+
+    __slots__ = ("_count", "_shifts", "_starts")
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._starts: Ids = np.zeros(4, np.int64)
+        self._shifts: Ids = np.zeros(4, np.int64)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, extent: Extent) -> None:
+        """Take the next extent."""
+        if self._count == len(self._starts):
+            self._starts = np.concatenate((self._starts, np.zeros_like(self._starts)))
+            self._shifts = np.concatenate((self._shifts, np.zeros_like(self._shifts)))
+        self._starts[self._count] = extent.first_local
+        self._shifts[self._count] = extent.base - extent.first_local
+        self._count += 1
+
+    def of(self, local: Ids) -> Ids:
+        """Return the numbers of these nodes."""
+        place = self._starts[: self._count].searchsorted(local, side="right") - 1
+        located: Ids = local + self._shifts[place]
+        return located
+
+
 class Locator:
-    """Turns numbers local to a request into node numbers."""
+    """Turns numbers local to a request into node numbers. earlier: per graph, the numbers before its own, if any."""
 
     __slots__ = ("_earlier", "_nodes", "_places")
 
-    def __init__(self, nodes: Ids, places: list[int], earlier: Sequence[Extent]) -> None:
+    def __init__(self, nodes: Ids, places: list[int], earlier: Sequence[LocalNumbers | None]) -> None:
         self._nodes = nodes
         self._places = np.array(places)
         self._earlier = earlier
@@ -166,18 +200,24 @@ class Locator:
         if graph.first == 0:
             located: Ids = self._nodes[self._places[i] + local]
             return located
-        return self._extended(local, graph.first)
+        return self._extended(i, local, graph.first)
 
     def many(self, local: Ids, owners: Ids, firsts: Ids) -> Ids:
         """Return the numbers of nodes of several graphs: `owners` says whose, `firsts` where that graph begins."""
         if not self._earlier:
             located: Ids = self._nodes[self._places[owners] + local - firsts]
             return located
-        return self._extended(local, int(firsts[0]))
+        located = np.empty_like(local)
+        for i in np.unique(owners).tolist():
+            mine = owners == i
+            located[mine] = self._extended(i, local[mine], int(firsts[mine][0]))
+        return located
 
-    def _extended(self, local: Ids, first: int) -> Ids:
-        starts = np.array([extent.first_local for extent in self._earlier] + [first])
-        own = int(self._nodes[0]) if len(self._nodes) else 0
-        shifts = np.array([extent.base - extent.first_local for extent in self._earlier] + [own - first])
-        located: Ids = local + shifts[np.searchsorted(starts, local, side="right") - 1]
+    def _extended(self, i: int, local: Ids, first: int) -> Ids:
+        earlier = self._earlier[i]
+        own = int(self._nodes[self._places[i]]) if self._places[i] < len(self._nodes) else 0
+        located: Ids = local + (own - first)
+        before = local < first
+        if earlier is not None and before.any():
+            located[before] = earlier.of(local[before])
         return located

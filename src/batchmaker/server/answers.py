@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any, Final, final
@@ -52,7 +51,7 @@ def fault_answer(fault: ServiceError) -> Response:
     """Return the answer for a call that is refused or has failed."""
     headers: dict[str, str] = {}
     if fault.retry_after_s is not None:
-        headers["Retry-After"] = str(max(1, math.ceil(fault.retry_after_s)))
+        headers["Retry-After"] = str(fault.retry_after)
     if fault.kind is FaultKind.UNAUTHENTICATED:
         headers["WWW-Authenticate"] = "Bearer"
     if fault.kind is FaultKind.TOO_SLOW:

@@ -6,9 +6,10 @@ from typing import Any, Final
 
 import msgspec
 
-from batchmaker.server.faults import FaultKind, ServiceError, invalid
+from batchmaker.server.faults import invalid
 from batchmaker.server.limits import Limits
 from batchmaker.server.messages import InferRequest, InferResponse, Parameter, WantedOutput
+from batchmaker.server.parameters import refuse_unsupported
 from batchmaker.server.tensors import Tensor, from_json, from_raw, num_elements, to_json, to_raw
 
 HEADER_LENGTH: Final = "inference-header-content-length"
@@ -77,10 +78,7 @@ def _parsed_length(header_length: str, size: int) -> int:
 
 def _read_input(given: _Input, raw: memoryview) -> tuple[Tensor, memoryview]:
     """Return an input, and what it leaves of the binary data."""
-    if "shared_memory_region" in given.parameters:
-        raise ServiceError(
-            FaultKind.UNSUPPORTED, f"tensor {given.name!r}: shared memory is not supported; send the data"
-        )
+    refuse_unsupported(given.name, given.parameters)
     size = given.parameters.get("binary_data_size")
     if size is None:
         num_elements(given.name, given.datatype, given.shape)  # its error comes before the one for missing data
@@ -95,12 +93,7 @@ def _read_input(given: _Input, raw: memoryview) -> tuple[Tensor, memoryview]:
 
 
 def _wanted(output: _Output) -> WantedOutput:
-    if output.parameters.get("classification"):
-        raise ServiceError(
-            FaultKind.UNSUPPORTED, f"output {output.name!r}: classification is not supported; ask for the data"
-        )
-    if "shared_memory_region" in output.parameters:
-        raise ServiceError(FaultKind.UNSUPPORTED, f"output {output.name!r}: shared memory is not supported")
+    refuse_unsupported(output.name, output.parameters)
     return WantedOutput(output.name, _flag(output.parameters, "binary_data"))
 
 

@@ -59,11 +59,12 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything the server is told. versions: serve each model's newest version or all. trace_steps: finished steps
-    kept for /v2/trace; 0 also leaves out metrics of single cells."""
+    """Everything the server is told. grpc_port: None for HTTP alone. versions: serve each model's newest version or
+    all. trace_steps: finished steps kept for /v2/trace; 0 also leaves out metrics of single cells."""
 
     host: str = "127.0.0.1"
     port: int = 8000
+    grpc_port: int | None = None
     versions: VersionPolicy = "latest"
     trace_steps: int = 20_000
     models: list[ModelEntry] = []
@@ -105,8 +106,10 @@ def read_config(path: Path) -> Config:
 
 def check_config(config: Config) -> None:
     """Raise OptionError for settings that cannot be used, or not together."""
-    if not 0 <= config.port < 65536:
-        raise OptionError(f"port must be 0 (any that is free) to 65535, got {config.port}")
+    for name in ("port", "grpc_port"):
+        port = getattr(config, name)
+        if port is not None and not 0 <= port < 65536:
+            raise OptionError(f"{name} must be 0 (any that is free) to 65535, got {port}")
     if (config.tls.cert is None) != (config.tls.key is None):
         raise OptionError("TLS needs both a certificate and its key (tls.cert and tls.key)")
     for name in Limits.__struct_fields__:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 from typing import final
 
@@ -47,6 +48,11 @@ class ServiceError(BatchmakerError):
         super().__init__(message)
         self.kind = kind
         self.retry_after_s = retry_after_s
+
+    @property
+    def retry_after(self) -> int:
+        """When to try again, in the whole seconds that HTTP wants; at least 1."""
+        return max(1, math.ceil(self.retry_after_s or 0.0))
 
 
 def invalid(message: str) -> ServiceError:

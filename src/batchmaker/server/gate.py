@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-import re
-import secrets
 import time
+from collections.abc import Sequence
 from typing import Any, Final, final
 
 from starlette.exceptions import HTTPException
@@ -16,12 +14,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from batchmaker.server.answers import STATUS, error_answer, fault_answer
 from batchmaker.server.auth import KeyRing
 from batchmaker.server.faults import FaultKind, ServiceError
+from batchmaker.server.request_ids import RequestIds
 from batchmaker.server.spans import Spans
 
 _LOG = logging.getLogger("batchmaker.server")
-_REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
-_OPEN_PATHS: Final = frozenset({"/v2/health/live", "/v2/health/ready"})
-"""Probes have no key."""
+_OPEN_PATHS: Final = frozenset({"/", "/v2/health/live", "/v2/health/ready"})
+"""Probes have no key, nor has a browser that asks for the page; what the page then asks for needs one."""
+
+_REFUSED: Final = STATUS[FaultKind.UNAVAILABLE]
+"""Counted and not logged: an overloaded server has other things to do than to write a line for each."""
 
 
 @final
@@ -33,13 +34,12 @@ class Gate:
         self._keys = keys
         self._spans = spans
         self._log_access = log_access
-        self._prefix = secrets.token_hex(4)
-        self._numbers = itertools.count(1)
+        self._ids = RequestIds()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        call = _Call(scope, send, self._request_id(scope))
+        call = _Call(scope, send, self._ids.of(sent_id_in(scope["headers"])))
         begin = time.perf_counter()
         if self._spans.enabled:
             carrier = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
@@ -50,20 +50,13 @@ class Gate:
                 span.set_attribute("batchmaker.request_id", call.request_id)
         else:
             await self._answer(call, receive)
-        if self._log_access or call.status >= 500:
+        if self._log_access or (call.status >= 500 and call.status != _REFUSED):
             self._log(call, time.perf_counter() - begin)
-
-    def _request_id(self, scope: Scope) -> str:
-        """Return the id that the client gave in X-Request-Id, or a new one."""
-        for name, value in scope["headers"]:
-            if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
-                return str(value.decode("ascii"))
-        return f"{self._prefix}-{next(self._numbers)}"
 
     async def _answer(self, call: _Call, receive: Receive) -> None:
         try:
             if call.scope["path"] not in _OPEN_PATHS:
-                call.caller = self._keys.caller(_key(call.scope))
+                call.caller = self._keys.caller(key_in(call.scope["headers"]))
             call.scope["app"] = self  # so that the router raises what it does not find
             call.scope["state"] = {"request_id": call.request_id, "caller": call.caller}
             await self._app(call.scope, receive, call.send)
@@ -120,9 +113,17 @@ class _Call:
         await answer(self.scope, receive, self.send)
 
 
-def _key(scope: Scope) -> str | None:
+def sent_id_in(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
+    """Return the id in a call's headers."""
+    for name, value in headers:
+        if name == b"x-request-id":
+            return str(value.decode("latin-1"))
+    return None
+
+
+def key_in(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
     """Return the API key in a call's headers."""
-    for name, value in scope["headers"]:
+    for name, value in headers:
         if name == b"x-api-key":
             return str(value.decode("latin-1"))
         if name == b"authorization" and value[:7].lower() == b"bearer ":

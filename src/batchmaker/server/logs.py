@@ -32,10 +32,10 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(level: Level) -> None:
-    """Send the logs of batchmaker and uvicorn to standard error, as JSON."""
+    """Send the logs of batchmaker, uvicorn and gRPC to standard error, as JSON."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
-    for name, threshold in (("batchmaker", level.upper()), ("uvicorn", "WARNING")):
+    for name, threshold in (("batchmaker", level.upper()), ("uvicorn", "WARNING"), ("grpc", "WARNING")):
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.propagate = False

@@ -9,7 +9,9 @@ from typing import Final
 from batchmaker.server.faults import FaultKind, ServiceError, invalid
 from batchmaker.server.messages import Parameter
 
-_MAX_MS: Final = 86_400_000.0
+DAY_S: Final = 86_400.0
+"""Deadlines are within a day."""
+
 _MAX_PRIORITY: Final = (1 << 32) - 1
 
 
@@ -42,10 +44,18 @@ def call_options(parameters: Mapping[str, Parameter]) -> CallOptions:
     return CallOptions(min(given, default=None), _priority(parameters.get("priority")))
 
 
+def refuse_unsupported(name: str, parameters: Mapping[str, Parameter]) -> None:
+    """Raise UNSUPPORTED for an input or output whose own parameters ask for what this server does not do."""
+    if parameters.get("classification"):
+        raise ServiceError(FaultKind.UNSUPPORTED, f"tensor {name!r}: classification is not supported; ask for the data")
+    if "shared_memory_region" in parameters:
+        raise ServiceError(FaultKind.UNSUPPORTED, f"tensor {name!r}: shared memory is not supported; send the data")
+
+
 def _milliseconds(name: str, value: Parameter, unit_ms: float) -> float | None:
     if value is None or value == 0:
         return None
-    if isinstance(value, bool | str) or not 0 < value * unit_ms <= _MAX_MS:
+    if isinstance(value, bool | str) or not 0 < value * unit_ms <= 1e3 * DAY_S:
         unit = "microseconds" if name == "timeout" else "milliseconds"
         raise invalid(f"parameter {name!r} must be a number of {unit} above 0 and within a day, got {value!r}")
     return value * unit_ms

@@ -1,4 +1,4 @@
-"""What HTTP routes stand on."""
+"""What the routes of HTTP and the methods of gRPC stand on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from batchmaker.server.service import Service
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One server's parts, for the routes that need them."""
+    """One server's parts, for the routes and methods that need them."""
 
     service: Service
     keys: KeyRing

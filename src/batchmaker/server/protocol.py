@@ -9,13 +9,15 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from batchmaker.server.joined import JoinedWrites
 from batchmaker.server.limits import Limits
+from batchmaker.server.refusals import Refusals
 
 
-def limited_protocol(limits: Limits) -> type[HttpToolsProtocol]:
+def limited_protocol(limits: Limits, refusals: Refusals | None = None) -> type[HttpToolsProtocol]:
     """Return a protocol that writes the head and body of an answer together, and has limits for clients.
 
     They have `body_seconds` for the head of a request, which may be `max_head_bytes` long, and again for the rest of a
-    body that nobody reads.
+    body that nobody reads. refusals: answers calls for which there is no room as soon as their heads are there; what
+    follows of them is thrown away.
     """
 
     class LimitedProtocol(HttpToolsProtocol):
@@ -23,6 +25,8 @@ def limited_protocol(limits: Limits) -> type[HttpToolsProtocol]:
             super().__init__(*args, **kwargs)
             self._timer: asyncio.TimerHandle | None = None
             self._in_head = True
+            self._begun = False  # a message, whose head is not complete
+            self._refused = False  # a message, of which the rest is thrown away
             self._head_bytes = 0
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -39,21 +43,49 @@ def limited_protocol(limits: Limits) -> type[HttpToolsProtocol]:
             super().data_received(data)
             if self._in_head and self._head_bytes > limits.max_head_bytes:
                 self._refuse(431, "the head of the request is too large")
+            elif (self._begun or self._refused) and self._timer is None:
+                self._arm()  # what comes in one piece needs no timer
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
-            self._arm()
+            self._begun = True
+            self._disarm()
+            self._unset_keepalive_if_required()
 
         def on_headers_complete(self) -> None:
             self._disarm()
-            self._in_head = False
+            self._in_head = self._begun = False
             self._head_bytes = 0
+            if refusals is not None and (self.cycle is None or self.cycle.response_complete):
+                answer = refusals.answer(self.parser.get_method(), self.url, self.headers)
+                if answer is not None:
+                    self._refuse_call(answer)
+                    return
             super().on_headers_complete()
 
+        def on_body(self, body: bytes) -> None:
+            if not self._refused:
+                super().on_body(body)
+
         def on_message_complete(self) -> None:
-            super().on_message_complete()
+            if not self._refused:
+                super().on_message_complete()
+            elif not self.transport.is_closing():
+                self.timeout_keep_alive_task = self.loop.call_later(
+                    self.timeout_keep_alive, self.timeout_keep_alive_handler
+                )
+            self._refused = False
             self._in_head = True
             self._disarm()
+
+        def _refuse_call(self, answer: bytes) -> None:
+            """Refuse one call for want of room; the connection stays open if the client wants that."""
+            self._refused = True
+            self.server_state.total_requests += 1
+            stays = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
+            self.transport.write(STATUS_LINE[503] + (b"" if stays else b"connection: close\r\n") + answer)
+            if not stays:
+                self.transport.close()
 
         def on_response_complete(self) -> None:
             super().on_response_complete()

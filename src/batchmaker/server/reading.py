@@ -64,7 +64,7 @@ class HeldBytes:
         try:
             async with asyncio.timeout(limits.body_seconds):
                 async for chunk in request.stream():
-                    self._add(len(chunk))
+                    self.add(len(chunk))
                     chunks.append(chunk)
         except TimeoutError:
             raise ServiceError(
@@ -74,7 +74,8 @@ class HeldBytes:
             raise _gone() from None
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
-    def _add(self, count: int) -> None:
+    def add(self, count: int) -> None:
+        """Count bytes that have arrived. Raises ServiceError if it is too much for one request, or with all others."""
         self.size += count
         self._budget.held += count
         self._check(self.size)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
 import uvicorn
 import uvloop
@@ -20,18 +21,25 @@ from batchmaker.server import logs
 from batchmaker.server.auth import KeyRing, read_keys
 from batchmaker.server.config import Config, check_config
 from batchmaker.server.http import make_app
+from batchmaker.server.metrics import Metrics
+from batchmaker.server.parts import Site
 from batchmaker.server.protocol import limited_protocol
+from batchmaker.server.reading import BodyBudget
+from batchmaker.server.refusals import Refusals
 from batchmaker.server.repository import Repository
 from batchmaker.server.service import Service
 from batchmaker.server.spans import Spans
+
+if TYPE_CHECKING:
+    from batchmaker.server.rpc.server import RpcServer
 
 _LOG = logging.getLogger("batchmaker.server")
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _LAST_WRITES_S: Final = 5
 _KEEP_ALIVE_S: Final = 75
 
-OnReady = Callable[[str, list[str]], None]
-"""Called with the server's address and the names of its models once requests are taken."""
+OnReady = Callable[[list[str], list[str]], None]
+"""Called with the server's addresses and the names of its models once requests are taken."""
 
 
 def serve(config: Config, on_ready: OnReady) -> bool:
@@ -59,18 +67,26 @@ async def _serve(
     if keys.open and config.host not in ("127.0.0.1", "::1", "localhost"):
         _LOG.warning("anybody who reaches this address may call; set API keys", extra={"host": config.host})
     service = Service(repository, config.limits)
-    server = _make_server(config, service, keys, Spans(enabled=config.log.spans))
+    site = Site(service, keys, Metrics(service), BodyBudget(config.limits))
+    spans = Spans(enabled=config.log.spans)
+    server = _make_server(config, site, spans)
+    rpc = None if config.grpc_port is None else _make_rpc(config, site, spans)
     try:
         await repository.load_all()
         stop = _Stop(service, server)
         stop.on_signals(asyncio.get_running_loop())
         host, port = listener.getsockname()[:2]
         scheme = "http" if config.tls.cert is None else "https"
-        address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
-        server.on_started = lambda: on_ready(address, sorted({model.name for model in repository.models()}))
+        addresses = [f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"]
+        if rpc is not None:
+            await rpc.start()
+            addresses.append(rpc.address)
+        server.on_started = lambda: on_ready(addresses, sorted({model.name for model in repository.models()}))
         await server.serve(sockets=[listener])
         return stop.finished
     finally:
+        if rpc is not None:
+            await rpc.close(0.0 if server.force_exit else _LAST_WRITES_S)
         await repository.close(0.0)
 
 
@@ -93,11 +109,21 @@ def _bind(config: Config) -> socket.socket:
     return listener
 
 
-def _make_server(config: Config, service: Service, keys: KeyRing, spans: Spans) -> _Server:
-    app = make_app(service, keys, spans, log_access=config.log.access)
+def _make_rpc(config: Config, site: Site, spans: Spans) -> RpcServer:
+    """Return the server of gRPC, which is imported only where it is wanted."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its core would write lines of its own between those of the log
+    from batchmaker.server.rpc.server import RpcServer
+
+    return RpcServer(config, site, spans)
+
+
+def _make_server(config: Config, site: Site, spans: Spans) -> _Server:
+    app = make_app(site, spans, log_access=config.log.access)
+    every_call_is_told = config.log.access or spans.enabled
+    refusals = None if every_call_is_told else Refusals(site.service, site.keys)
     settings = uvicorn.Config(
         app,
-        http=limited_protocol(config.limits),
+        http=limited_protocol(config.limits, refusals),
         ws="none",
         lifespan="off",
         proxy_headers=False,

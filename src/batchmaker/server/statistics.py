@@ -9,6 +9,7 @@ from typing import Final, final
 
 from batchmaker.engine import StepSeen, Ticket
 from batchmaker.server.faults import FaultKind, fault_of
+from batchmaker.server.recent import RecentSeconds
 
 FIRST_RESPONSE_MS: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0)
 """Upper bounds of the histogram of times to the first response."""
@@ -63,6 +64,7 @@ class ModelStatistics:
     slack_ms: Histogram = field(default_factory=lambda: Histogram(SLACK_MS))
     last_unix_s: float = 0.0
     cells: dict[str, CellCounts] = field(default_factory=dict)
+    recent: RecentSeconds = field(default_factory=RecentSeconds)
 
     accepted: int = 0
     refused: dict[FaultKind, int] = field(default_factory=lambda: dict.fromkeys(FaultKind, 0))
@@ -92,6 +94,7 @@ class ModelStatistics:
             self.failed[kind] += 1
             self.failed_s += finished_s - ticket.arrived_s
             self.missed += kind is FaultKind.DEADLINE
+        self.recent.at(finished_s, self.in_flight).add(ticket, error)
         self.settled += 1
 
     def note_step(self, step: StepSeen) -> None:
@@ -104,3 +107,4 @@ class ModelStatistics:
         counts.rows += len(step.requests)
         counts.padded += step.padded
         counts.busy_s += step.end_s - step.begin_s
+        self.recent.at(step.end_s, self.in_flight).add_step(step)

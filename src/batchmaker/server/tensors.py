@@ -147,6 +147,24 @@ def _objects(items: Sequence[bytes], shape: Sequence[int]) -> NDArray[Any]:
     return array.reshape(tuple(shape))
 
 
+# --- plain values ---------------------------------------------------------------------------------------------------
+
+
+def from_values(name: str, datatype: str, shape: Sequence[int], values: Sequence[Any]) -> Tensor:
+    """Return the tensor whose elements are a flat list, of `bytes` for BYTES. INVALID if they do not fit."""
+    count = num_elements(name, datatype, shape)
+    if len(values) != count:
+        raise invalid(f"tensor {name!r}: got {len(values)} elements, expected {count} for shape {list(shape)}")
+    if datatype == "BYTES":
+        return Tensor(name, datatype, _objects(values, shape))
+    try:
+        with np.errstate(over="ignore"):  # a number beyond the type is infinite, as it is in the language of the client
+            array = np.array(values, NUMPY[datatype])
+    except (OverflowError, ValueError):
+        raise invalid(f"tensor {name!r}: a value is outside the range of {datatype}") from None
+    return Tensor(name, datatype, array.reshape(tuple(shape)))
+
+
 # --- JSON -----------------------------------------------------------------------------------------------------------
 
 
@@ -160,7 +178,7 @@ def _decoder(scalar: type, depth: int) -> msgspec.json.Decoder[Any]:
 
 def from_json(name: str, datatype: str, shape: Sequence[int], data: bytes) -> Tensor:
     """Return the tensor whose elements are a JSON list, flat or nested as the shape is. INVALID if they do not fit."""
-    count = num_elements(name, datatype, shape)
+    num_elements(name, datatype, shape)
     if datatype == "BF16":
         raise invalid(f"tensor {name!r}: BF16 cannot be written in JSON; send it as binary data")
     start = data.lstrip()
@@ -173,16 +191,9 @@ def from_json(name: str, datatype: str, shape: Sequence[int], data: bytes) -> Te
             values = _flattened(values, tuple(shape))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise invalid(f"tensor {name!r}: data is no {datatype} of shape {list(shape)}: {error}") from None
-    if len(values) != count:
-        raise invalid(f"tensor {name!r}: got {len(values)} elements, expected {count} for shape {list(shape)}")
     if datatype == "BYTES":
-        return Tensor(name, datatype, _objects([item.encode() for item in values], shape))
-    try:
-        with np.errstate(over="ignore"):  # a number beyond the type is infinite, as it is in the language of the client
-            array = np.array(values, dtype)
-    except (OverflowError, ValueError):
-        raise invalid(f"tensor {name!r}: a value is outside the range of {datatype}") from None
-    return Tensor(name, datatype, array.reshape(tuple(shape)))
+        values = [item.encode() for item in values]
+    return from_values(name, datatype, shape, values)
 
 
 def _flattened(values: list[Any], shape: tuple[int, ...]) -> list[Any]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Final, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.cost.profile import Overhead
 from batchmaker.errors import OptionError
 from batchmaker.policies.base import CellPolicy
 from batchmaker.scheduler.commands import Admit, Fail, Reply, RunTask
@@ -17,10 +18,12 @@ from batchmaker.scheduler.events import CellTypeAdded, Event, RequestArrived, Re
 from batchmaker.simulator.driver import Observe, Simulation
 from batchmaker.simulator.workload import Offered, SimulatedModel
 
+NO_OVERHEAD: Final = Overhead()
+
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step that was submitted. seconds: that it takes."""
+    """A step that was submitted. seconds: that it takes, as policies are told."""
 
     task: RunTask
     number: int
@@ -31,8 +34,9 @@ class _Step:
 class CellSimulation(Simulation[_Step]):
     """One simulation of a cell policy. seconds: [cells, max_batch + 1], see `costs.step_seconds`.
 
-    run_ahead, give_up_late, plan_rows: see Scheduler. A run that may end has as many steps as its graph says, and the
-    scheduler learns so only when the last of them is done.
+    run_ahead, take_turns, give_up_late, plan_rows: see Scheduler. A run that may end has as many steps as its graph
+    says, and the scheduler learns so only when the last of them is done. overhead: each step ends so much later, and
+    the first step that is submitted after a request arrived begins later by `request_s`.
     """
 
     def __init__(
@@ -45,6 +49,8 @@ class CellSimulation(Simulation[_Step]):
         sla_s: float | None = None,
         num_workers: int = 1,
         run_ahead: int = 0,
+        take_turns: bool = False,
+        overhead: Overhead = NO_OVERHEAD,
         give_up_late: bool = False,
         plan_rows: bool = False,
         observe: Observe | None = None,
@@ -57,12 +63,15 @@ class CellSimulation(Simulation[_Step]):
                 f"shape {list(seconds.shape)}, expected [{len(model.cells)}, {largest + 1}]"
             )
         self.scheduler = Scheduler(
-            policy, num_workers=num_workers, run_ahead=run_ahead, give_up_late=give_up_late, plan_rows=plan_rows
-        )
+            policy, num_workers=num_workers, run_ahead=run_ahead, take_turns=take_turns, give_up_late=give_up_late,
+            plan_rows=plan_rows,
+        )  # fmt: skip
         self._model = model
         self._requests = offered.requests
         self._seconds: list[list[float]] = seconds.tolist()
         self._run_ahead = run_ahead
+        self._overhead = overhead
+        self._num_new = 0  # requests that arrived since a step was submitted
         self._free_s = [0.0] * num_workers
         self._by_slot: NDArray[np.int64] = np.zeros(256, np.int64)
 
@@ -89,6 +98,7 @@ class CellSimulation(Simulation[_Step]):
             )
             for i in arrivals
         ]
+        self._num_new += len(arrivals)
         for step in ended:
             self._unfinished[step.task.worker] -= 1
             events.append(StepFinished(step.task.task, step.number, now_s, busy_s=step.seconds))
@@ -110,10 +120,13 @@ class CellSimulation(Simulation[_Step]):
 
     def _start(self, task: RunTask, now_s: float) -> None:
         worker, seconds, what = task.worker, self._seconds[task.type_id], self._model.cells[task.type_id].name
-        begin_s = max(self._free_s[worker], now_s)
+        overhead = self._overhead
+        begin_s = max(self._free_s[worker], now_s) + self._num_new * overhead.request_s
+        self._num_new = 0
         for number, step in enumerate(task.steps):
-            taken_s = seconds[len(step.nodes)]
+            taken_s = seconds[len(step.nodes)] + overhead.step_s + len(step.nodes) * overhead.row_s
             requests = self._by_slot[self.scheduler.slots(step.nodes)]
-            self._submit(_Step(task, number, taken_s), worker, what, begin_s, taken_s, requests)
-            begin_s += taken_s
+            until_next_s = taken_s + overhead.turn_s
+            self._submit(_Step(task, number, taken_s), worker, what, begin_s, until_next_s, requests)
+            begin_s += until_next_s
         self._free_s[worker] = begin_s

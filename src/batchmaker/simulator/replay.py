@@ -31,6 +31,7 @@ from batchmaker.scheduler.events import (
     RequestArrived,
     RequestCancelled,
     RequestFailed,
+    SequenceClosed,
     StepFinished,
     TimePassed,
 )
@@ -39,7 +40,8 @@ VERSION: Final = 1
 _CLASSES: Final = {
     kind.__name__: kind
     for kind in (
-        CellTypeAdded, GraphExtended, RequestArrived, RequestCancelled, RequestFailed, StepFinished, TimePassed,
+        CellTypeAdded, GraphExtended, RequestArrived, RequestCancelled, RequestFailed, SequenceClosed, StepFinished,
+        TimePassed,
         Admit, Fail, Read, Reply, Reserve, RunTask,
     )
 }  # fmt: skip
@@ -144,7 +146,7 @@ def _without_values(event: Event) -> Event:
     graph = event.graph
     kept = CellGraph(
         graph.first, graph.num_nodes, list(graph.blocks), list(graph.runs),
-        [replace(host, values=None) for host in graph.host_inputs], list(graph.fetches), graph.plain,
+        [replace(host, values=None) for host in graph.host_inputs], list(graph.fetches), graph.plain, kept=graph.kept,
     )  # fmt: skip
     return replace(event, graph=kept)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from batchmaker.cost.profile import Overhead
+from batchmaker.errors import OptionError
 from batchmaker.policies.base import CellPolicy, GraphPolicy
-from batchmaker.simulator.cells import CellSimulation
+from batchmaker.simulator.cells import NO_OVERHEAD, CellSimulation
 from batchmaker.simulator.costs import StepCosts
 from batchmaker.simulator.driver import Observe
 from batchmaker.simulator.graphs import GraphSimulation
@@ -14,12 +16,24 @@ from batchmaker.simulator.workload import Offered, Records, SimulatedModel
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What requests are played on. costs: of steps. workers: devices of one kind. run_ahead: see Scheduler; for cell
-    policies alone."""
+    """What requests are played on. costs: of steps. workers: devices of one kind.
+
+    For cell policies alone: run_ahead, take_turns: see Scheduler. overhead: of an engine whose own thread is the one
+    worker; OptionError with more.
+    """
 
     costs: StepCosts
     workers: int = 1
     run_ahead: int = 0
+    take_turns: bool = False
+    overhead: Overhead = NO_OVERHEAD
+
+    def __post_init__(self) -> None:
+        if self.workers > 1 and self.overhead != NO_OVERHEAD:
+            raise OptionError(
+                f"the overhead is that of an engine that computes in its own thread; got {self.workers} workers, "
+                "whose steps it would run beside. Leave it out, or simulate one worker"
+            )
 
 
 def simulate(
@@ -45,5 +59,6 @@ def simulate(
         ).run()  # fmt: skip
     return CellSimulation(
         model, policy, offered, device.costs.seconds, sla_s=sla_s, num_workers=device.workers,
-        run_ahead=device.run_ahead, give_up_late=give_up_late, observe=observe,
+        run_ahead=device.run_ahead, take_turns=device.take_turns, overhead=device.overhead, give_up_late=give_up_late,
+        observe=observe,
     ).run()  # fmt: skip

@@ -13,6 +13,7 @@ from batchmaker.cli.simulate.plan import Ask, make_study, run_study
 from batchmaker.errors import OptionError
 from batchmaker.models.blueprint import blueprint
 from batchmaker.observe.sweeps import draw_panels
+from batchmaker.simulator.cells import NO_OVERHEAD
 from batchmaker.simulator.costs import step_costs
 from batchmaker.simulator.run import Device
 
@@ -75,7 +76,9 @@ def simulate(
     plan = blueprint(model, lambda: options.make_model(model, hidden=hidden, layers=layers, max_batch=max_batch))
     work = workload.make(model, plan, files or (), requests)
     profile, costs = device.cost_profile(plan, work, npu=npu, dataflow=dataflow, table=latency_table)
-    machine = Device(step_costs(plan.model, profile.latency, padded=not npu), workers, run_ahead)
+    as_inline = not npu and workers == 1  # then the engine computes in its own thread, and its types take turns
+    overhead = profile.overhead if as_inline and profile.overhead is not None else NO_OVERHEAD
+    machine = Device(step_costs(plan.model, profile.latency, padded=not npu), workers, run_ahead, as_inline, overhead)
     about = {"workload": work.source, "arrivals": str(coming), "costs": costs, "workers": workers}
     study = make_study(ask, plan, work, coming, profile, machine, about)
     results = run_study(study, ask, jobs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -38,7 +39,7 @@ def cost_profile(
     if table is not None:
         read = CostProfile.read(table)
         lengths = read.lengths or predicted_lengths(blueprint, workload)
-        return CostProfile(read.model, read.options, read.latency, lengths), table.name
+        return replace(read, lengths=lengths), table.name
     most = max(cell.max_batch for cell in blueprint.model.cells)
     latency: LatencyTable = Npu().latency_table(blueprint.operations, most, dataflow_named(dataflow))
     about = ProfileOptions("int8", 1, f"NPU model, dataflow {dataflow}", "")

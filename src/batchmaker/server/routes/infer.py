@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,42 +12,47 @@ from starlette.routing import Route
 from batchmaker.server.answers import EventStream, encoded
 from batchmaker.server.bodies import HEADER_LENGTH, read_infer, write_infer
 from batchmaker.server.generate_body import read_generate, write_generate
-from batchmaker.server.messages import InferRequest, InferResponse
+from batchmaker.server.messages import InferResponse
 from batchmaker.server.parts import Site, named_model
-from batchmaker.server.reading import unless_gone
+from batchmaker.server.reading import HeldBytes, unless_gone
+from batchmaker.server.signature import Signature
 
 
 def infer_routes(site: Site) -> list[Route]:
     """infer, generate and generate_stream, for the newest version of a model or one that is named."""
     service = site.service
 
+    async def read(request: Request, held: HeldBytes) -> bytes:
+        service.check_room(*named_model(request))
+        return await held.read(request)
+
     async def infer(request: Request) -> Response:
-        name, version = named_model(request)
-        service.check_room(name, version)
         with site.bodies.holding() as held:
-            body = await held.read(request)
+            body = await read(request, held)
             asked = read_infer(body, request.headers.get(HEADER_LENGTH), service.limits)
-            response = await unless_gone(request.receive, service.infer(name, version, asked))
+            response = await unless_gone(request.receive, service.infer(*named_model(request), asked))
         content, json_length = write_infer(response, asked)
         if json_length is None:
             return encoded(content)
-        return Response(content, media_type="application/octet-stream", headers={HEADER_LENGTH: str(json_length)})
-
-    async def read_asked(request: Request) -> InferRequest:
-        name, version = named_model(request)
-        service.check_room(name, version)
-        with site.bodies.holding() as held:
-            return read_generate(await held.read(request), service.repository.get(name, version).signature)
+        headers = {HEADER_LENGTH: str(json_length)}
+        return Response(content, media_type="application/octet-stream", headers=headers)
 
     async def generate(request: Request) -> Response:
-        asked = await read_asked(request)
-        return encoded(write_generate(await unless_gone(request.receive, service.infer(*named_model(request), asked))))
+        with site.bodies.holding() as held:
+            asked = read_generate(await read(request, held), signature(request))
+            response = await unless_gone(request.receive, service.infer(*named_model(request), asked))
+        return encoded(write_generate(response))
 
     async def generate_stream(request: Request) -> Response:
-        asked = await read_asked(request)
-        parts = service.stream(*named_model(request), asked)
-        first = await unless_gone(request.receive, _first(parts))  # its errors still have a status of their own
-        return EventStream(_encoded_parts(first, parts), service.limits.write_seconds)
+        with ExitStack() as stack:
+            held = stack.enter_context(site.bodies.holding())
+            asked = read_generate(await read(request, held), signature(request))
+            parts = service.stream(*named_model(request), asked)
+            first = await unless_gone(request.receive, _first(parts))  # its errors still have a status of their own
+            return EventStream(_encoded_parts(first, parts, stack.pop_all()), service.limits.write_seconds)
+
+    def signature(request: Request) -> Signature:
+        return service.repository.get(*named_model(request)).signature
 
     return [
         route
@@ -68,9 +73,12 @@ async def _first(parts: AsyncIterator[InferResponse]) -> list[InferResponse]:
         return []
 
 
-async def _encoded_parts(first: list[InferResponse], rest: AsyncIterator[InferResponse]) -> AsyncIterator[bytes]:
-    async with aclosing(rest) as parts:  # type: ignore[type-var]
-        for part in first:
-            yield write_generate(part)
-        async for part in parts:
-            yield write_generate(part)
+async def _encoded_parts(
+    first: list[InferResponse], rest: AsyncIterator[InferResponse], held: ExitStack
+) -> AsyncIterator[bytes]:
+    with held:
+        async with aclosing(rest) as parts:  # type: ignore[type-var]
+            for part in first:
+                yield write_generate(part)
+            async for part in parts:
+                yield write_generate(part)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from batchmaker.server.answers import as_json
+from batchmaker.server.answers import as_json, encoded
 from batchmaker.server.descriptions import model_config, model_metadata, model_statistics, server_metadata
+from batchmaker.server.openapi import openapi_description
 from batchmaker.server.parts import Site, named_model
 
 
 def model_routes(site: Site) -> list[Route]:
-    """Metadata, configuration and statistics."""
+    """Metadata, configuration and statistics, and the description of all routes."""
     repository = site.service.repository
+    description = msgspec.json.encode(openapi_description())
 
     async def server(request: Request) -> Response:
         return as_json(server_metadata())
@@ -31,7 +34,11 @@ def model_routes(site: Site) -> list[Route]:
     async def all_statistics(request: Request) -> Response:
         return as_json({"model_stats": [model_statistics(model) for model in repository.models()]})
 
+    async def openapi(request: Request) -> Response:
+        return encoded(description)
+
     return [
+        Route("/openapi.json", openapi),
         Route("/v2", server),
         Route("/v2/models/stats", all_statistics),
         Route("/v2/models/{model}", metadata),

@@ -1,0 +1,98 @@
+"""A sequence as its caller holds it: chunks in, a result for each, the state between them on the device."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
+from types import TracebackType
+from typing import Any, final
+
+from batchmaker.engine.asking import Asking
+from batchmaker.engine.chunks import Chunk, SequenceBook
+from batchmaker.engine.loop import Loop
+from batchmaker.engine.ticket import Ticket
+from batchmaker.errors import SequenceError, StoppedError
+
+
+@final
+class Sequence:
+    """What `Engine.open_sequence` returns; leave it, or call `close`, to free what it keeps. Safe to use from any
+    thread or event loop.
+
+    Chunks are computed in the order in which they were sent, each batched with all other requests; the next may be sent
+    before the last is answered. A chunk without a result (an error, a deadline, given up) leaves the sequence as it was
+    before that chunk: those already sent after it, and all further ones, fail with SequenceError until `resume` is
+    called. Once the sequence has ended, closed or idle for too long, so do all.
+    """
+
+    def __init__(self, book: SequenceBook, loop: Loop, asking: Asking, ticket: Callable[[Any, Any], Ticket]) -> None:
+        self._book = book
+        self._loop = loop
+        self._asking = asking
+        self._make_ticket = ticket
+        self._era = 0
+        self._closed = False
+
+    async def submit(self, chunk: Any, *, deadline_ms: float | None = None) -> Any:
+        """Return the chunk's result. deadline_ms: as for Engine.submit, from now; by default the sequence's."""
+        return await self._asking.answer(self._ticket(chunk, deadline_ms))
+
+    def submit_future(self, chunk: Any, *, deadline_ms: float | None = None) -> Future[Any]:
+        """As `submit`, for threads: returns a concurrent future at once."""
+        return self._asking.future(self._ticket(chunk, deadline_ms))
+
+    def stream(self, chunk: Any, *, deadline_ms: float | None = None) -> AsyncIterator[Any] | Iterator[Any]:
+        """Return the chunk's values as they come; see Engine.stream."""
+        return self._asking.stream(self._ticket(chunk, deadline_ms))
+
+    def resume(self) -> None:
+        """After a chunk without a result: what is sent from now on goes on from the last one that was answered."""
+        self._era += 1
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes chunks; one that was idle for too long does not."""
+        return not self._closed and self._book.ended is None
+
+    def close(self, *, drain: bool = True) -> None:
+        """Take no more chunks; what is kept is free once those accepted are done, or given up, without `drain`.
+
+        Returns at once. Once is enough.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._book.sequences.uncount(self._book)
+        with contextlib.suppress(StoppedError):  # then it has ended with the engine
+            self._loop.send(partial(self._end, drain=drain))
+
+    def __enter__(self) -> Sequence:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(drain=kind is None)
+
+    async def __aenter__(self) -> Sequence:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(drain=kind is None)
+
+    def _ticket(self, chunk: Any, deadline_ms: float | None) -> Ticket:
+        if not self.is_open:
+            raise SequenceError(f"the sequence has ended: {self._book.ended or 'it was closed'}; open another")
+        ticket = self._make_ticket(chunk, deadline_ms)
+        ticket.chunk = Chunk(self._book, self._era)
+        return ticket
+
+    def _end(self, *, drain: bool) -> None:
+        if not drain:
+            for request_id in reversed(self._book.outstanding):
+                self._loop.cancel(request_id)
+        self._book.sequences.close(self._book)

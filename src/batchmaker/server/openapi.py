@@ -1,0 +1,218 @@
+"""What HTTP answers to, as an OpenAPI description: for people, for makers of clients, for tests that make calls."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+import batchmaker
+from batchmaker.server.live import SPANS_S, LiveView
+from batchmaker.server.tensors import NUMPY
+
+_REF: Final = "#/components/schemas/"
+_SAID: Final = {
+    400: "the request is wrong; the error says what to mend",
+    401: "no API key that is known",
+    403: "not with this API key",
+    404: "there is no such model or version",
+    408: "the body came too slowly",
+    413: "the body is too large",
+    415: "the body is compressed",
+    429: "too often with this API key",
+    500: "the model failed",
+    501: "what this server does not do",
+    503: "too much at once, or stopping; try again after Retry-After seconds",
+    504: "the deadline passed",
+}
+_READING: Final = (400, 408, 413, 415, 503)
+_INFERRING: Final = (*_READING, 404, 500, 501, 504)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One method of one path. body: its schema, None where none is read. answer: the schema of its answer.
+
+    media: the type of the answer, "" for no body. errors: statuses besides 401 and 429, which every call can get.
+    versioned: whether there is a second path that names the version.
+    """
+
+    method: str
+    path: str
+    summary: str
+    answer: dict[str, Any]
+    media: str = "application/json"
+    body: dict[str, Any] | None = None
+    body_required: bool = True
+    query: tuple[dict[str, Any], ...] = ()
+    errors: tuple[int, ...] = ()
+    silent: tuple[int, ...] = ()
+    versioned: bool = False
+
+
+def _ref(name: str) -> dict[str, Any]:
+    return {"$ref": _REF + name}
+
+
+def _object(required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(required)}
+
+
+def _list(items: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": items}
+
+
+def _query(name: str, meaning: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "in": "query", "required": False, "description": meaning, "schema": schema}
+
+
+_TEXT: Final = {"type": "string"}
+_WHOLE: Final = {"type": "integer"}
+_FREE: Final = {"type": "object"}
+_SHAPE: Final = _list({"type": "integer"})
+_DATATYPE: Final = {"type": "string", "enum": [*NUMPY, *({"BYTES"} - set(NUMPY))]}
+_SPEC: Final = _object(("name", "datatype", "shape"), name=_TEXT, datatype=_DATATYPE, shape=_SHAPE)
+_EVENTS: Final = "text/event-stream"
+
+_SCHEMAS: Final[dict[str, Any]] = {
+    "Error": _object(("error",), error=_TEXT),
+    "Parameters": {
+        "type": "object",
+        "additionalProperties": {"anyOf": [{"type": kind} for kind in ("boolean", "number", "string", "null")]},
+    },
+    "InputTensor": _object(
+        ("name", "shape", "datatype"),
+        name=_TEXT, shape=_list({"type": "integer", "minimum": 0}), datatype=_DATATYPE, parameters=_ref("Parameters"),
+        data={"type": "array", "items": {}},
+    ),
+    "InferRequest": _object(
+        ("inputs",),
+        id=_TEXT, inputs=_list(_ref("InputTensor")), parameters=_ref("Parameters"),
+        outputs=_list(_object(("name",), name=_TEXT, parameters=_ref("Parameters"))),
+    ),
+    "OutputTensor": _object(
+        ("name", "shape", "datatype"),
+        name=_TEXT, shape=_SHAPE, datatype=_DATATYPE, parameters=_ref("Parameters"), data=_list({}),
+    ),
+    "InferResponse": _object(
+        ("model_name", "model_version", "outputs"),
+        id=_TEXT, model_name=_TEXT, model_version=_TEXT, outputs=_list(_ref("OutputTensor")),
+    ),
+    "GenerateRequest": {
+        **_object(id=_TEXT, parameters=_ref("Parameters")),
+        "additionalProperties": {},
+        "description": "Each input of the model under its name, as plain JSON.",
+    },
+    "GenerateResponse": {
+        **_object(("model_name", "model_version"), id=_TEXT, model_name=_TEXT, model_version=_TEXT),
+        "additionalProperties": {},
+        "description": "Each output of the model under its name, as plain JSON.",
+    },
+    "Server": _object(("name", "version", "extensions"), name=_TEXT, version=_TEXT, extensions=_list(_TEXT)),
+    "Model": _object(
+        ("name", "versions", "platform", "inputs", "outputs"),
+        name=_TEXT, versions=_list(_TEXT), platform=_TEXT, inputs=_list(_SPEC), outputs=_list(_SPEC),
+    ),
+    "Config": _object(("name", "max_batch_size"), name=_TEXT, max_batch_size=_WHOLE),
+    "Statistics": _object(("model_stats",), model_stats=_list(_object(("name", "version"), name=_TEXT, version=_TEXT))),
+    "IndexRequest": _object(ready={"type": "boolean"}),
+    "Index": _list(
+        _object(("name", "version", "state", "reason"), name=_TEXT, version=_TEXT, state=_TEXT, reason=_TEXT)
+    ),
+    "Trace": _object(("traceEvents",), traceEvents=_list(_FREE)),
+}  # fmt: skip
+
+_M: Final = "/v2/models/{model}"
+_CALLS: Final = (
+    _Call("get", "/", "The page that shows what is running now", _TEXT, "text/html"),
+    _Call("get", "/openapi.json", "This description", _FREE),
+    _Call("get", "/metrics", "Metrics for Prometheus", _TEXT, "text/plain"),
+    _Call("get", "/v2", "Name, version and extensions", _ref("Server")),
+    _Call("get", "/v2/health/live", "Whether the server runs", {}, ""),
+    _Call("get", "/v2/health/ready", "Whether requests are taken", {}, "", silent=(503,)),
+    _Call("get", f"{_M}/ready", "Whether a model takes requests", {}, "", silent=(404, 503), versioned=True),
+    _Call("get", "/v2/models/stats", "Counts and times of all models", _ref("Statistics")),
+    _Call("get", _M, "Inputs and outputs of a model", _ref("Model"), errors=(404,), versioned=True),
+    _Call("get", f"{_M}/config", "Configuration of a model", _ref("Config"), errors=(404,), versioned=True),
+    _Call("get", f"{_M}/stats", "Counts and times of a model", _ref("Statistics"), errors=(404,), versioned=True),
+    _Call(
+        "post", f"{_M}/infer", "Tensors in, tensors out; binary tensors may follow the JSON of either",
+        _ref("InferResponse"), body=_ref("InferRequest"), errors=_INFERRING, versioned=True,
+    ),
+    _Call(
+        "post", f"{_M}/generate", "Plain JSON in, plain JSON out",
+        _ref("GenerateResponse"), body=_ref("GenerateRequest"), errors=_INFERRING, versioned=True,
+    ),
+    _Call(
+        "post", f"{_M}/generate_stream", "Plain JSON in; each value as an event as soon as it is computed",
+        _TEXT, _EVENTS, _ref("GenerateRequest"), errors=_INFERRING, versioned=True,
+    ),
+    _Call(
+        "post", "/v2/repository/index", "What is loaded and what could be",
+        _ref("Index"), body=_ref("IndexRequest"), body_required=False, errors=_READING,
+    ),
+    *(
+        _Call(
+            "post", f"/v2/repository/models/{{model}}/{what}", summary,
+            _FREE, body=_FREE, body_required=False, errors=(*_READING, 403, 404, 500, 501),
+        )
+        for what, summary in (("load", "Load a model anew"), ("unload", "Unload a model"))
+    ),
+    _Call(
+        "get", "/v2/trace", "The last seconds in Chrome's trace format", _ref("Trace"), errors=(400,),
+        query=(_query("seconds", "How many", {"type": "number", "exclusiveMinimum": 0, "maximum": 60}),),
+    ),
+    _Call(
+        "get", "/v2/live", "What a model is doing now, as the page shows it", _ref("LiveView"), errors=(400, 404),
+        query=(
+            _query("model", "Its name, by default the first", _TEXT),
+            _query("version", "Its version, by default the newest", _TEXT),
+            _query("span", "Seconds to look at", {"type": "string", "enum": list(SPANS_S)}),
+            _query("after", "The now_s of the last answer", {"type": "number", "minimum": 0}),
+        ),
+    ),
+)  # fmt: skip
+
+
+def openapi_description() -> dict[str, Any]:
+    """Return the description, in OpenAPI 3.1."""
+    paths: dict[str, dict[str, Any]] = {}
+    for call in _CALLS:
+        paths.setdefault(call.path, {})[call.method] = _operation(call, call.path)
+        if call.versioned:
+            path = call.path.replace(_M, f"{_M}/versions/{{version}}")
+            paths.setdefault(path, {})[call.method] = _operation(call, path)
+    _, live = msgspec.json.schema_components([LiveView], ref_template=_REF + "{name}")
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "batchmaker", "version": batchmaker.__version__, "license": {"name": "Apache-2.0"}},
+        "paths": paths,
+        "components": {
+            "schemas": {**_SCHEMAS, **live},
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+            },
+        },
+        "security": [{}, {"bearer": []}, {"key": []}],
+    }
+
+
+def _operation(call: _Call, path: str) -> dict[str, Any]:
+    named = [{"name": name, "in": "path", "required": True, "schema": _TEXT} for name in re.findall(r"\{(\w+)\}", path)]
+    answer: dict[str, Any] = {"description": call.summary}
+    if call.media:
+        answer["content"] = {call.media: {"schema": call.answer}}
+    error = {"application/json": {"schema": _ref("Error")}}
+    responses: dict[str, Any] = {"200": answer}
+    for status in sorted({*call.errors, 401, 429}):
+        responses[str(status)] = {"description": _SAID[status], "content": error}
+    for status in call.silent:
+        responses[str(status)] = {"description": _SAID[status]}
+    operation: dict[str, Any] = {"summary": call.summary, "parameters": [*named, *call.query], "responses": responses}
+    if call.body is not None:
+        content = {"application/json": {"schema": call.body}}
+        operation["requestBody"] = {"required": call.body_required, "content": content}
+    return operation

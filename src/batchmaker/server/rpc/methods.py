@@ -1,0 +1,106 @@
+"""The calls that take one message and give one."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any, Final
+
+from batchmaker.server.descriptions import (
+    EXTENSIONS,
+    model_config,
+    model_metadata,
+    model_statistics,
+    server_metadata,
+)
+from batchmaker.server.faults import FaultKind, ServiceError
+from batchmaker.server.parts import Site
+from batchmaker.server.rpc.gate import Answer, Call
+from batchmaker.server.rpc.wire import read_infer, write_infer
+
+_HTTP_ONLY: Final = frozenset({"binary_tensor_data", "generate"})
+
+
+def unary_methods(site: Site) -> dict[str, Answer]:
+    """Return what answers each method, by its name."""
+    return {**_describing(site), **_repository(site), "ModelInfer": _infer(site)}
+
+
+def _infer(site: Site) -> Answer:
+    service = site.service
+
+    async def infer(asked: Any, call: Call) -> Any:
+        request = read_infer(asked, service.limits, call.remaining_s)
+        return write_infer(await service.infer(asked.model_name, asked.model_version, request))
+
+    return infer
+
+
+def _describing(site: Site) -> dict[str, Answer]:
+    repository = site.service.repository
+
+    async def live(asked: Any, call: Call) -> dict[str, Any]:
+        return {"live": True}
+
+    async def ready(asked: Any, call: Call) -> dict[str, Any]:
+        return {"ready": site.service.ready}
+
+    async def model_ready(asked: Any, call: Call) -> dict[str, Any]:
+        try:
+            served = repository.get(asked.name, asked.version)
+        except ServiceError:
+            return {"ready": False}
+        return {"ready": site.service.ready and served.ready}
+
+    async def server(asked: Any, call: Call) -> dict[str, Any]:
+        return {**server_metadata(), "extensions": [name for name in EXTENSIONS if name not in _HTTP_ONLY]}
+
+    async def metadata(asked: Any, call: Call) -> dict[str, Any]:
+        served = repository.get(asked.name, asked.version)
+        return model_metadata(served, repository.versions(served.name))
+
+    async def config(asked: Any, call: Call) -> dict[str, Any]:
+        return {"config": model_config(repository.get(asked.name, asked.version))}
+
+    async def statistics(asked: Any, call: Call) -> dict[str, Any]:
+        models = [repository.get(asked.name, asked.version)] if asked.name else repository.models()
+        return {"model_stats": [model_statistics(model) for model in models]}
+
+    return {
+        "ServerLive": live,
+        "ServerReady": ready,
+        "ModelReady": model_ready,
+        "ServerMetadata": server,
+        "ModelMetadata": metadata,
+        "ModelConfig": config,
+        "ModelStatistics": statistics,
+    }
+
+
+def _repository(site: Site) -> dict[str, Answer]:
+    repository = site.service.repository
+
+    def check(asked: Any) -> None:
+        if asked.repository_name:
+            raise ServiceError(FaultKind.UNSUPPORTED, "there is one repository; leave repository_name empty")
+
+    async def index(asked: Any, call: Call) -> dict[str, Any]:
+        check(asked)
+        return {"models": [asdict(line) for line in await repository.index(ready_only=asked.ready)]}
+
+    async def load(asked: Any, call: Call) -> dict[str, Any]:
+        check(asked)
+        site.keys.check_control(call.caller)
+        if asked.parameters:
+            raise ServiceError(
+                FaultKind.UNSUPPORTED, "load takes no parameters: models are those of the server's own sources"
+            )
+        await repository.load(asked.model_name)
+        return {}
+
+    async def unload(asked: Any, call: Call) -> dict[str, Any]:
+        check(asked)
+        site.keys.check_control(call.caller)
+        await repository.unload(asked.model_name)
+        return {}
+
+    return {"RepositoryIndex": index, "RepositoryModelLoad": load, "RepositoryModelUnload": unload}

@@ -1,0 +1,109 @@
+"""The server of gRPC, from its port to its last answer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any, Final, final
+
+import grpc
+from grpc import aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from batchmaker.errors import OptionError
+from batchmaker.server.config import Config
+from batchmaker.server.parts import Site
+from batchmaker.server.rpc.gate import Call, RpcGate
+from batchmaker.server.rpc.methods import unary_methods
+from batchmaker.server.rpc.schema import SERVICE
+from batchmaker.server.rpc.stream import InferStream
+from batchmaker.server.spans import Spans
+
+_HEALTH_S: Final = 0.2
+_WATCHERS_S: Final = 0.2
+_ONLY_IDENTITY: Final = 1
+
+
+@final
+class RpcServer:
+    """gRPC beside HTTP: the same models, keys, limits and certificate. Used from one event loop."""
+
+    def __init__(self, config: Config, site: Site, spans: Spans) -> None:
+        """Bind. OptionError if the address cannot be had."""
+        self._site = site
+        self._gate = RpcGate(site, spans, log_access=config.log.access)
+        self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._server = aio.server(options=_options(config), maximum_concurrent_rpcs=config.limits.max_connections)
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._handlers()),))
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self.address = self._bind(config)
+        self._following: asyncio.Task[None] | None = None
+
+    def _handlers(self) -> dict[str, Any]:
+        async def infer(call: Call) -> None:
+            await InferStream(self._site, call, self._stop).run()
+
+        unary = {name: self._gate.unary(name, answer) for name, answer in unary_methods(self._site).items()}
+        return {**unary, "ModelStreamInfer": self._gate.stream("ModelStreamInfer", infer)}
+
+    def _bind(self, config: Config) -> str:
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        wanted = f"{host}:{config.grpc_port}"
+        try:
+            if config.tls.cert is None or config.tls.key is None:
+                scheme, port = "grpc", self._server.add_insecure_port(wanted)
+            else:
+                pair = Path(config.tls.key).read_bytes(), Path(config.tls.cert).read_bytes()
+                scheme, port = "grpcs", self._server.add_secure_port(wanted, grpc.ssl_server_credentials([pair]))
+        except OSError as error:
+            raise OptionError(f"the TLS certificate or key cannot be used: {error}") from None
+        except RuntimeError:
+            raise OptionError(
+                f"{wanted} cannot be used for gRPC. Give another --grpc-port or --host; port 0 takes any that is free."
+            ) from None
+        return f"{scheme}://{host}:{port}"
+
+    async def start(self) -> None:
+        """Take calls from now on."""
+        await self._server.start()
+        self._following = asyncio.create_task(self._follow_health())
+
+    async def _follow_health(self) -> None:
+        """Have grpc.health.v1 say what the service says of itself, a moment later, until cancelled."""
+        states = health_pb2.HealthCheckResponse
+        while True:
+            state = states.SERVING if self._site.service.ready else states.NOT_SERVING
+            for name in ("", SERVICE):
+                await self._health.set(name, state)
+            await asyncio.sleep(_HEALTH_S)
+
+    async def close(self, within_s: float) -> None:
+        """Refuse what is new, let what runs end, for `within_s` at most, and end."""
+        if not self._stop.done():
+            self._stop.set_result(None)
+        end = time.monotonic() + within_s
+        while self._gate.num_active and time.monotonic() < end:
+            await asyncio.sleep(0.02)
+        await self._server.stop(_WATCHERS_S)
+        if self._following is not None:
+            self._following.cancel()
+
+
+def _options(config: Config) -> list[tuple[str, Any]]:
+    """Return the limits as gRPC's own settings."""
+    limits = config.limits
+    patience_ms = int(1e3 * limits.write_seconds)
+    return [
+        ("grpc.max_receive_message_length", limits.max_body_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_metadata_size", limits.max_head_bytes),
+        ("grpc.absolute_max_metadata_size", limits.max_head_bytes),
+        ("grpc.max_concurrent_streams", limits.max_connections),
+        ("grpc.max_allowed_incoming_connections", limits.max_connections),
+        ("grpc.keepalive_time_ms", patience_ms),  # clients that have vanished without a word are noticed
+        ("grpc.keepalive_timeout_ms", patience_ms),
+        ("grpc.compression_enabled_algorithms_bitset", _ONLY_IDENTITY),  # a small message could become a huge one
+        ("grpc.so_reuseport", 0),  # a second server on the same port is an error, not a lottery
+    ]

@@ -1,0 +1,113 @@
+"""ModelStreamInfer: many requests over one call, computed together, and values of a request as they come."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import Any, final
+
+from batchmaker.server.faults import FaultKind, ServiceError
+from batchmaker.server.parts import Site
+from batchmaker.server.rpc.gate import Call
+from batchmaker.server.rpc.schema import MESSAGES, decode
+from batchmaker.server.rpc.wire import FINAL, PARTS, read_infer, write_infer
+
+
+@final
+class InferStream:
+    """One call of ModelStreamInfer.
+
+    Requests run as soon as they are read. Answers leave in the order of the requests, but for those that are asked for
+    in parts (PARTS): they leave as they come, and their id tells whose they are. An error is the end of its request
+    only, unless the message cannot be read at all.
+    """
+
+    def __init__(self, site: Site, call: Call, stop: asyncio.Future[None]) -> None:
+        """stop: done when no more is to be read."""
+        self._site = site
+        self._call = call
+        self._stop = stop
+        self._limits = site.service.limits
+        self._room = asyncio.Semaphore(self._limits.max_in_flight)
+        self._writing = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Answer until the client has no more requests. Raises ServiceError: UNAVAILABLE if stopped before that."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                await self._read_all(tasks)
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
+        if self._stop.done():
+            raise ServiceError(FaultKind.UNAVAILABLE, "the server is shutting down", retry_after_s=1.0)
+
+    async def _read_all(self, tasks: asyncio.TaskGroup) -> None:
+        """Begin a task for each request. Reads no further while as many are open as a model may have in flight."""
+        answered = asyncio.Event()
+        answered.set()
+        first = True  # the key that came with the call was looked at when it began
+        while (data := await self._call.read(None, self._stop)) is not None:
+            asked = decode("ModelInferRequest", data)
+            await self._room.acquire()
+            before = answered
+            if _in_parts(asked):
+                tasks.create_task(self._answer(asked, len(data), first, None, asyncio.Event()))
+            else:
+                answered = asyncio.Event()
+                tasks.create_task(self._answer(asked, len(data), first, before, answered))
+            first = False
+
+    async def _answer(
+        self, asked: Any, size: int, first: bool, before: asyncio.Event | None, answered: asyncio.Event
+    ) -> None:
+        """Answer one request: in parts, or whole after `before`. `answered` is set at the end, whatever comes."""
+        try:
+            with self._site.bodies.holding() as held:
+                held.add(size)
+                if not first:
+                    self._site.keys.caller(self._call.key)
+                if before is None:
+                    await self._send_parts(asked)
+                else:
+                    await self._send_whole(asked, before)
+        except ServiceError as fault:
+            if fault.kind is FaultKind.CANCELLED:
+                raise
+            if before is not None:
+                await before.wait()
+            await self._send_fault(asked, fault)
+        finally:
+            answered.set()
+            self._room.release()
+
+    async def _send_whole(self, asked: Any, before: asyncio.Event) -> None:
+        request = read_infer(asked, self._limits, self._call.remaining_s)
+        response = await self._site.service.infer(asked.model_name, asked.model_version, request)
+        await before.wait()
+        await self._send(write_infer(response), final=True)
+
+    async def _send_parts(self, asked: Any) -> None:
+        request = read_infer(asked, self._limits, self._call.remaining_s)
+        parts = self._site.service.stream(asked.model_name, asked.model_version, request)
+        async with aclosing(parts):  # type: ignore[type-var]
+            async for part in parts:
+                await self._send(write_infer(part), final=False)
+        await self._send(_empty(asked), final=True)
+
+    async def _send_fault(self, asked: Any, fault: ServiceError) -> None:
+        await self._send(_empty(asked), final=True, error=str(fault))
+
+    async def _send(self, response: Any, *, final: bool, error: str = "") -> None:
+        response.parameters[FINAL].bool_param = final
+        message = MESSAGES["ModelStreamInferResponse"](error_message=error, infer_response=response)
+        async with self._writing:
+            await self._call.write(message.SerializeToString(), self._limits.write_seconds)
+
+
+def _in_parts(asked: Any) -> bool:
+    return PARTS in asked.parameters and bool(asked.parameters[PARTS].bool_param)
+
+
+def _empty(asked: Any) -> Any:
+    """Return a response without outputs."""
+    return MESSAGES["ModelInferResponse"](model_name=asked.model_name, model_version=asked.model_version, id=asked.id)

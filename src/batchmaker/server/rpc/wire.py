@@ -1,0 +1,83 @@
+"""Inference requests and responses as messages of gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from batchmaker.server.faults import invalid
+from batchmaker.server.limits import Limits
+from batchmaker.server.messages import InferRequest, InferResponse, Parameter, WantedOutput
+from batchmaker.server.parameters import DAY_S, refuse_unsupported
+from batchmaker.server.rpc.schema import CHOICE, MESSAGES
+from batchmaker.server.tensors import Tensor, from_raw, from_values, num_elements, to_raw
+
+FINAL: Final = "triton_final_response"
+"""Parameter of the responses in a stream: whether it is the last to its request."""
+
+PARTS: Final = "triton_enable_empty_final_response"
+"""Parameter of a request in a stream: send values as they come, and after them a response without any."""
+
+_CONTENTS: Final[dict[str, str]] = {
+    "BOOL": "bool_contents",
+    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
+    "INT64": "int64_contents",
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+"""Where the elements of each datatype stand, for a tensor that is not raw. The others are sent raw only."""
+
+
+def read_infer(message: Any, limits: Limits, remaining_s: float | None) -> InferRequest:
+    """Return what a ModelInferRequest asks. INVALID or UNSUPPORTED unless it is well formed.
+
+    remaining_s: until the call's own deadline, if it has one; it counts as `deadline_ms` if that is later or not given.
+    """
+    if len(message.inputs) > limits.max_tensors:
+        raise invalid(f"{len(message.inputs)} inputs are more than {limits.max_tensors}")
+    raw = message.raw_input_contents
+    if raw and len(raw) != len(message.inputs):
+        raise invalid(f"{len(message.inputs)} inputs came with {len(raw)} raw_input_contents; send one for each")
+    inputs = tuple(_read_input(given, raw[at] if raw else None) for at, given in enumerate(message.inputs))
+    outputs: list[WantedOutput] = []
+    for output in message.outputs:
+        refuse_unsupported(output.name, _parameters(output.parameters))
+        outputs.append(WantedOutput(output.name))
+    parameters = _parameters(message.parameters)
+    if remaining_s is not None and remaining_s <= DAY_S:
+        remaining_ms = max(1e3 * remaining_s, 1e-3)
+        given_ms = parameters.get("deadline_ms") or remaining_ms
+        if isinstance(given_ms, int | float) and given_ms >= remaining_ms:
+            parameters["deadline_ms"] = remaining_ms
+    return InferRequest(inputs, tuple(outputs), message.id, parameters)
+
+
+def _read_input(given: Any, raw: bytes | None) -> Tensor:
+    refuse_unsupported(given.name, _parameters(given.parameters))
+    num_elements(given.name, given.datatype, given.shape)  # its error is the first that a client should hear
+    if raw is None:
+        field = _CONTENTS.get(given.datatype)
+        if field is None:
+            raise invalid(f"tensor {given.name!r}: {given.datatype[:32]!r} is sent as raw_input_contents only")
+        return from_values(given.name, given.datatype, given.shape, getattr(given.contents, field)[:])
+    if given.HasField("contents"):
+        raise invalid(f"tensor {given.name!r} has both contents and raw_input_contents; send one of them")
+    return from_raw(given.name, given.datatype, given.shape, memoryview(raw))
+
+
+def _parameters(given: Mapping[str, Any]) -> dict[str, Parameter]:
+    """Return parameters as plain values; None for one that has no value."""
+    chosen = ((name, value, value.WhichOneof(CHOICE)) for name, value in given.items())
+    return {name: None if choice is None else getattr(value, choice) for name, value, choice in chosen}
+
+
+def write_infer(response: InferResponse) -> Any:
+    """Return a response as a ModelInferResponse, its outputs raw."""
+    message = MESSAGES["ModelInferResponse"](model_name=response.model, model_version=response.version, id=response.id)
+    for tensor in response.outputs:
+        message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        message.raw_output_contents.append(to_raw(tensor))
+    return message

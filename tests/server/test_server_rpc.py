@@ -1,0 +1,211 @@
+"""Messages of gRPC: the same on the wire as those of tritonclient, read and written without loss."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from tritonclient.grpc import service_pb2
+
+from batchmaker.server.faults import FaultKind, ServiceError
+from batchmaker.server.limits import Limits
+from batchmaker.server.messages import InferResponse
+from batchmaker.server.parameters import call_options
+from batchmaker.server.rpc.schema import MESSAGES, decode
+from batchmaker.server.rpc.wire import read_infer, write_infer
+from batchmaker.server.tensors import NUMPY, Tensor
+
+SHARED = sorted(name for name in MESSAGES if hasattr(service_pb2, name))
+
+
+def read(message, remaining_s=None):
+    """What the server reads of a message that tritonclient's classes wrote."""
+    return read_infer(decode("ModelInferRequest", message.SerializeToString()), Limits(), remaining_s)
+
+
+def request(*inputs, raw=(), outputs=(), **parameters):
+    message = service_pb2.ModelInferRequest(model_name="m", inputs=inputs, outputs=outputs, raw_input_contents=raw)
+    for name, value in parameters.items():
+        kind = {bool: "bool_param", int: "int64_param", str: "string_param", float: "double_param"}[type(value)]
+        setattr(message.parameters[name], kind, value)
+    return message
+
+
+def given_tensor(name, datatype, shape, **contents):
+    return {"name": name, "datatype": datatype, "shape": shape, **({"contents": contents} if contents else {})}
+
+
+# --- against tritonclient's own descriptors ---------------------------------------------------------------------------
+
+
+def assert_same(ours, theirs, seen):
+    """Every field of ours is theirs too, by name, number, type and label; and so on within."""
+    if ours.full_name in seen:
+        return
+    seen.add(ours.full_name)
+    for field in ours.fields:
+        other = theirs.fields_by_name[field.name]
+        assert (field.number, field.type, field.is_repeated) == (other.number, other.type, other.is_repeated)
+        assert _choice(field) == _choice(other)
+        if field.message_type:
+            assert field.message_type.GetOptions().map_entry == other.message_type.GetOptions().map_entry
+            assert_same(field.message_type, other.message_type, seen)
+        if field.enum_type:
+            values = [
+                {value.name: value.number for value in kind.values} for kind in (field.enum_type, other.enum_type)
+            ]
+            assert values[0] == values[1]
+
+
+def _choice(field):
+    return field.containing_oneof.name if field.containing_oneof else None
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_a_message_has_the_numbers_and_types_that_clients_know(name):
+    assert_same(MESSAGES[name].DESCRIPTOR, getattr(service_pb2, name).DESCRIPTOR, set())
+
+
+def test_every_call_has_its_messages():
+    assert len(SHARED) > 30
+    assert {name for name in SHARED if name.endswith("Request")} >= {"ModelInferRequest", "RepositoryIndexRequest"}
+
+
+# --- tensors ----------------------------------------------------------------------------------------------------------
+
+WIDE = {
+    name: dtype for name, dtype in NUMPY.items() if name not in ("BF16", "BYTES")
+}  # the types that NumPy and tritonclient share
+
+
+@given(st.data())
+def test_a_tensor_arrives_as_tritonclient_sent_it_and_returns_as_it_was(data):
+    datatype = data.draw(st.sampled_from(sorted(WIDE)))
+    array = data.draw(arrays.arrays(WIDE[datatype], arrays.array_shapes(min_dims=0, min_side=0)))
+    sent = triton.InferInput("x", list(array.shape), datatype)
+    sent.set_data_from_numpy(array)
+    (tensor,) = read(request(sent._get_tensor(), raw=[sent._get_content()])).inputs
+    np.testing.assert_array_equal(tensor.data, array)
+    answer = write_infer(InferResponse("m", "1", (tensor,), "id"))
+    received = triton.InferResult(service_pb2.ModelInferResponse.FromString(answer.SerializeToString()))
+    np.testing.assert_array_equal(received.as_numpy("x"), array)
+
+
+@given(st.lists(st.binary(max_size=20), max_size=5))
+def test_bytes_carry_their_lengths(items):
+    array = np.empty(len(items), object)
+    array[:] = items
+    sent = triton.InferInput("x", [len(items)], "BYTES")
+    sent.set_data_from_numpy(array)
+    content = sent._get_content() or b""
+    (tensor,) = read(request(sent._get_tensor(), raw=[content])).inputs
+    assert tensor.data.tolist() == items
+    (raw,) = write_infer(InferResponse("m", "1", (tensor,))).raw_output_contents
+    assert raw == content
+    (tensor,) = read(request(given_tensor("x", "BYTES", [len(items)], bytes_contents=items))).inputs
+    assert tensor.data.tolist() == items
+
+
+def test_bf16_is_raw():
+    (tensor,) = read(request(given_tensor("x", "BF16", [2]), raw=[b"\x80\x3f\x00\xc0"])).inputs
+    assert tensor.data.tolist() == [1.0, -2.0]
+    (raw,) = write_infer(InferResponse("m", "1", (Tensor("x", "BF16", tensor.data),))).raw_output_contents
+    assert raw == b"\x80\x3f\x00\xc0"
+
+
+@pytest.mark.parametrize(
+    ("datatype", "field", "values"),
+    [
+        ("BOOL", "bool_contents", [True, False]),
+        ("INT8", "int_contents", [-128, 127]),
+        ("INT16", "int_contents", [-(2**15), 2**15 - 1]),
+        ("INT32", "int_contents", [-(2**31), 2**31 - 1]),
+        ("INT64", "int64_contents", [-(2**63), 2**63 - 1]),
+        ("UINT8", "uint_contents", [0, 255]),
+        ("UINT16", "uint_contents", [0, 2**16 - 1]),
+        ("UINT32", "uint_contents", [0, 2**32 - 1]),
+        ("UINT64", "uint64_contents", [0, 2**64 - 1]),
+        ("FP32", "fp32_contents", [0.5, -1.5]),
+        ("FP64", "fp64_contents", [0.1, -1e300]),
+    ],
+)
+def test_a_tensor_may_be_sent_as_values(datatype, field, values):
+    (tensor,) = read(request(given_tensor("x", datatype, [2, 1], **{field: values}))).inputs
+    assert tensor.data.dtype == NUMPY[datatype]
+    assert tensor.data.tolist() == [[value] for value in values]
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (request(given_tensor("x", "INT8", [1], int_contents=[300])), "outside the range of INT8"),
+        (request(given_tensor("x", "INT64", [3], int64_contents=[1])), "got 1 elements, expected 3"),
+        (request(given_tensor("x", "INT64", [1], fp32_contents=[1])), "got 0 elements, expected 1"),
+        (request(given_tensor("x", "FP16", [1], fp32_contents=[1])), "raw_input_contents only"),
+        (request(given_tensor("x", "INT65", [1], int64_contents=[1])), "unknown datatype 'INT65'"),
+        (request(given_tensor("x", "INT64", [-1], int64_contents=[1])), "negative size"),
+        (request(given_tensor("x", "INT64", [1]), given_tensor("y", "INT64", [1]), raw=[b"\0" * 8]), "one for each"),
+        (request(given_tensor("x", "INT64", [1], int64_contents=[1]), raw=[b"\0" * 8]), "both contents and raw"),
+        (request(given_tensor("x", "INT64", [2]), raw=[b"\0" * 8]), "got 8 bytes, expected 16"),
+        (request(given_tensor("x", "BYTES", [1]), raw=[b"\xff\xff\xff\xff"]), "by its length"),
+        (request(*[given_tensor("x", "INT64", [0])] * 65), "65 inputs are more than 64"),
+    ],
+)
+def test_a_malformed_tensor_is_refused(message, said):
+    with pytest.raises(ServiceError, match=said) as caught:
+        read(message)
+    assert caught.value.kind is FaultKind.INVALID
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_request_or_refused(data):
+    kinds = set()
+    try:
+        read_infer(decode("ModelInferRequest", data), Limits(), None)
+    except ServiceError as fault:
+        kinds.add(fault.kind)
+    assert kinds <= {FaultKind.INVALID, FaultKind.UNSUPPORTED}
+
+
+@pytest.mark.parametrize("place", ["inputs", "outputs"])
+def test_shared_memory_and_classification_are_refused_as_not_supported(place):
+    for name in ("shared_memory_region", "classification"):
+        parameters = {name: service_pb2.InferParameter(int64_param=2)}
+        tensor = given_tensor("x", "INT64", [1], int64_contents=[1])
+        message = request({**tensor, "parameters": parameters}) if place == "inputs" else request(
+            tensor, outputs=[{"name": "o", "parameters": parameters}]
+        )  # fmt: skip
+        with pytest.raises(ServiceError) as caught:
+            read(message)
+        assert caught.value.kind is FaultKind.UNSUPPORTED
+
+
+# --- deadlines --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given_ms", "remaining_s", "deadline_ms"),
+    [
+        (None, None, None),
+        (None, 0.5, 500.0),
+        (0, 0.5, 500.0),
+        (200, 0.5, 200),
+        (900.0, 0.5, 500.0),
+        (900, None, 900),
+        (None, 1e9, None),
+        (None, 0.0, 1e-3),
+    ],
+)
+def test_the_earlier_of_two_deadlines_counts(given_ms, remaining_s, deadline_ms):
+    asked = request() if given_ms is None else request(deadline_ms=given_ms)
+    assert call_options(read(asked, remaining_s).parameters).deadline_ms == deadline_ms
+
+
+def test_a_deadline_that_is_none_is_still_told_so():
+    with pytest.raises(ServiceError, match="deadline_ms"):
+        call_options(read(request(deadline_ms="soon"), 0.5).parameters)
+    with pytest.raises(ServiceError, match="deadline_ms"):
+        call_options(read(request(deadline_ms=-5), 0.5).parameters)
