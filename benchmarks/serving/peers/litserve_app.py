@@ -58,7 +58,7 @@ class Lstm(ls.LitAPI):
 
 if __name__ == "__main__":
     api = {"trivial": Trivial, "lstm": Lstm}[sys.argv[1]](max_batch_size=64, batch_timeout=0.002)
-    server = ls.LitServer(api, accelerator="cpu", workers_per_device=1, timeout=120, fast_queue=True)
+    server = ls.LitServer(api, accelerator="cpu", workers_per_device=1, timeout=120, fast_queue=False)
     server.run(
         host="127.0.0.1", port=int(sys.argv[2]), num_api_servers=1, generate_client_file=False, log_level="error"
     )
