@@ -40,6 +40,7 @@ from batchmaker.cli.simulate.study import make_policy
 from batchmaker.cli.workload import Workload, make_workload
 from batchmaker.cost import CostProfile, LatencyTable, LengthProfile, Overhead, PredictedLength, ProfileOptions
 from batchmaker.datasets import poisson_arrivals
+from batchmaker.engine.choice import WITH_DEADLINES
 from batchmaker.engine.costs import wants_costs
 from batchmaker.engine.engine import Engine
 from batchmaker.engine.ticket import Ticket
@@ -53,7 +54,7 @@ from batchmaker.simulator.workload import Offered, SimulatedModel, SimulatedRequ
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 LOADS = (0.3, 0.5, 0.7)
-POLICIES = ("cellular", "lazy")
+POLICIES = ("cellular", WITH_DEADLINES)
 WATCHED_LOAD = 0.5
 """Where the cost of decisions is measured."""
 WARM = 0.2
@@ -171,7 +172,7 @@ def simulated(
     play = list(itertools.islice(itertools.cycle(requests), len(seen.arrived_s)))
     records = simulate(
         network, make_policy(policy, profile), Offered(play, seen.arrived_s), device,
-        sla_s=sla_s if policy == "lazy" else None,
+        sla_s=sla_s if policy == WITH_DEADLINES else None,
     )  # fmt: skip
     return Seen(records.arrived_s, records.finished_s, records.steps, records.rows)
 

@@ -37,6 +37,19 @@ def measure(server: processes.Server, requests: Sequence[bytes], seconds: float)
     return {"at 100/s": calm, "peak": figures(offer(plan), seconds), "memory_mb": round(server.resident_mb())}
 
 
+def ratios(results: dict[str, Any]) -> dict[str, Any]:
+    """Return how batchmaker's peak and p90 compare with the others'."""
+    ours = results["batchmaker"]
+    return {
+        name: {
+            "peak_over": round(ours["peak"]["served_rps"] / line["peak"]["served_rps"], 2),
+            "p90_of": round(ours["at 100/s"]["p90_ms"] / line["at 100/s"]["p90_ms"], 3),
+        }
+        for name, line in results.items()
+        if name != "batchmaker"
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path)
@@ -54,21 +67,12 @@ def main() -> None:
     for name in () if given.peers is None else ("litserve", "ray"):
         requests = [wire.peer_json("/predict", sentence) for sentence in sentences]
         servers[name] = processes.peer(given.peers, f"{name}_app.py", "lstm"), requests
+    settings = {"seconds": given.seconds, "threads": 1, "mean_words": round(work.cells.mean(), 1)}
     results: dict[str, Any] = {}
     for name, (starting, requests) in servers.items():
         with starting as server:
             results[name] = measure(server, requests, given.seconds)
-    ours = results["batchmaker"]
-    ratios = {
-        name: {
-            "peak_over": round(ours["peak"]["served_rps"] / line["peak"]["served_rps"], 2),
-            "p90_of": round(ours["at 100/s"]["p90_ms"] / line["at 100/s"]["p90_ms"], 3),
-        }
-        for name, line in results.items()
-        if name != "batchmaker"
-    }
-    mean_words = round(sum(map(len, sentences)) / len(sentences), 1)
-    write("lstm", {"seconds": given.seconds, "threads": 1, "mean_words": mean_words}, {**results, "ratios": ratios})
+        write("lstm", settings, {**results, "ratios": ratios(results)})
 
 
 if __name__ == "__main__":

@@ -101,6 +101,16 @@ def peak(server: processes.Server, request: bytes, seconds: float) -> dict[str, 
     return max(runs, key=lambda run: run["served_rps"])
 
 
+def save(latency: dict[str, Any], peaks: dict[str, Any], seconds: float) -> None:
+    """Write what has been measured so far, and how it compares."""
+    inside = latency["in process"]["sent_p50_ms"]
+    added = {name: round(line["sent_p50_ms"] - inside, 3) for name, line in latency.items() if name != "in process"}
+    best = max(peaks["batchmaker, binary"]["served_rps"], peaks["batchmaker, JSON"]["served_rps"])
+    over = {name: round(best / peaks[name]["served_rps"], 2) for name in peaks if not name.startswith("batchmaker")}
+    results = {"latency": latency, "added_p50_ms": added, "peak": peaks, "peak_over": over}
+    write("overhead", {"rate": RATE, "seconds": seconds, "threads": 1}, results)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--peers", type=Path)
@@ -123,21 +133,14 @@ def main() -> None:
                 latency["gRPC"] = over_grpc(server, seconds)
             peaks["batchmaker, binary"] = peak(server, binary, seconds / 2)
             peaks["batchmaker, JSON"] = peak(server, as_json, seconds / 2)
+    save(latency, peaks, seconds)
     for name in () if given.peers is None else ("litserve", "ray"):
         with processes.peer(given.peers, f"{name}_app.py", "trivial") as server:
             request = wire.peer_json("/predict", [1])
             processes.warm_up(server, request)
             latency[name] = at_rate(server, request, seconds)
             peaks[name] = peak(server, request, seconds / 2)
-    inside = latency["in process"]["sent_p50_ms"]
-    added = {name: round(line["sent_p50_ms"] - inside, 3) for name, line in latency.items() if name != "in process"}
-    best = max(peaks["batchmaker, binary"]["served_rps"], peaks["batchmaker, JSON"]["served_rps"])
-    over = {name: round(best / peaks[name]["served_rps"], 2) for name in peaks if not name.startswith("batchmaker")}
-    write(
-        "overhead",
-        {"rate": RATE, "seconds": seconds, "threads": 1},
-        {"latency": latency, "added_p50_ms": added, "peak": peaks, "peak_over": over},
-    )
+        save(latency, peaks, seconds)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ def served(monkeypatch):
 
     def serve(config, on_ready):
         seen.append(config)
-        on_ready("http://127.0.0.1:1", ["lstm", "gru"])
+        on_ready(["http://127.0.0.1:1"], ["lstm", "gru"])
         return len(seen) == 1
 
     monkeypatch.setattr(batchmaker.server, "serve", serve)

@@ -20,9 +20,9 @@ from batchmaker.executor.inline import InlineExecutor
 from batchmaker.policies.base import CellPolicy, GraphPolicy
 from batchmaker.scheduler.core import Scheduler
 
-WITH_DEADLINES: Final = "lazy:max_steps=3"
-"""The policy of engines with deadlines. A task of three steps takes long enough that deciding who joins it, a tenth or
-two of a millisecond while newcomers wait, stays under 5 % of it; newcomers wait for two steps at most."""
+WITH_DEADLINES: Final = "lazy:max_steps=5"
+"""The policy of engines with deadlines. A task of five steps takes long enough that deciding who joins it, a tenth or
+two of a millisecond while newcomers wait, stays under 5 % of it; newcomers wait for four steps at most."""
 
 
 def choose_policy(
