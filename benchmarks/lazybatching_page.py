@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from batchmaker.datasets import lazybatching_lengths
 from batchmaker.observe.sweeps import Line, Panel, draw_panels
 from batchmaker.simulator.report import paired_difference
 
@@ -215,12 +216,22 @@ def draw(results: dict[str, Any]) -> None:
         ("throughput", "Throughput against rate (Figure 13)", panels("rates", rate, ("throughput_rps", "1/s")), under),
         ("violations", "Violations against SLA at 1000/s (Figure 15)",
          panels("slas", sla, ("violation_share", "%"), 100), under),
+        ("lengths", "Lengths of 30 000 pairs (Figure 11)", [_lengths()], "generated to meet the paper's two quantiles"),
         ("cdf", "Latency at 1000/s (Figure 14)", curves, costs),
         ("batches", "Throughput and latency against batch size (Figure 3)", batches, costs),
     )  # fmt: skip
     for name, title, drawn, subtitle in figures:
         if drawn:
             draw_panels(IMAGES / f"lazybatching-{name}.png", drawn, title, subtitle)
+
+
+def _lengths() -> Panel:
+    source, words = lazybatching_lengths(30_000, 1)
+    steps = np.arange(81)
+    shares = {"source": source, "words": words}
+    cdfs = {name: [100 * float((lengths <= n).mean()) for n in steps] for name, lengths in shares.items()}
+    lines = [Line(name, steps.tolist(), cdf, cdf, cdf) for name, cdf in cdfs.items()]
+    return Panel("share of pairs with at most so many steps", "steps", "%", lines)
 
 
 def _throughput(batch_ms: list[float]) -> list[float]:
