@@ -1,16 +1,17 @@
-"""The LSTM over HTTP: batchmaker beside LitServe and Ray Serve with nn.LSTM over padded, packed batches of 64.
+"""The LSTM over HTTP: batchmaker beside LitServe and Ray Serve with nn.LSTM over padded batches of 64.
 
     python benchmarks/serving/lstm.py DATA [--peers PYTHON] [--seconds 10]
 
-Hidden 1024, bfloat16, one compute thread, sentences of DATA (europarl_deen/raw5k.en), whose answers are the last state
-as float32 bytes. One generator for all: Poisson at 100 requests/s, and at far more than any server takes, where 512
-connections keep it busy and what is answered is its peak.
+The peers run twice: over padded batches as they are, and packed. Hidden 1024, bfloat16, one thread, sentences of
+DATA (europarl_deen/raw5k.en), whose answers are the last state as float32 bytes. One generator for all: Poisson at 100
+requests/s, and at far more than any server takes, where 512 connections keep it busy and what is answered is its peak.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -64,9 +65,9 @@ def main() -> None:
             [wire.infer_binary("lstm", {"input_0": sentence}) for sentence in sentences],
         )
     }
-    for name in () if given.peers is None else ("litserve", "ray"):
-        requests = [wire.peer_json("/predict", sentence) for sentence in sentences]
-        servers[name] = processes.peer(given.peers, f"{name}_app.py", "lstm"), requests
+    requests = [wire.peer_json("/predict", sentence) for sentence in sentences]
+    for name, form in () if given.peers is None else itertools.product(("litserve", "ray"), ("padded", "packed")):
+        servers[f"{name}, {form}"] = processes.peer(given.peers, f"{name}_app.py", f"lstm-{form}"), requests
     settings = {"seconds": given.seconds, "threads": 1, "mean_words": round(work.cells.mean(), 1)}
     results: dict[str, Any] = {}
     for name, (starting, requests) in servers.items():

@@ -15,7 +15,9 @@
     │   └── SequenceError       the request's sequence has ended, or a chunk before it failed
     │       └── SequenceLimitError  no more sequences can be open at once
     ├── DataError               a file of data is missing or malformed
+    │   └── PolicyFileError     a learned policy cannot be read, or is for another model or version
     ├── OptionError             an option, policy or model name is not known
+    ├── DeviceError             a device, its driver or its compiler is missing or failed
     ├── StoppedError            the engine takes no more requests
     └── InvariantError          the scheduler's own books do not balance: a defect
 
@@ -88,8 +90,16 @@ class DataError(BatchmakerError):
     """A data file is missing or malformed."""
 
 
+class PolicyFileError(DataError):
+    """A learned policy's file cannot be read, or is refused: it is for another model, or of another version."""
+
+
 class OptionError(BatchmakerError):
     """An option, policy or model name is not known, or its value is not allowed."""
+
+
+class DeviceError(BatchmakerError):
+    """A device, its driver or its compiler is missing, too old, or could not do what was asked of it."""
 
 
 class StoppedError(BatchmakerError):

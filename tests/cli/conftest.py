@@ -27,7 +27,9 @@ def command() -> Command:
 def program() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run `batchmaker ARGUMENTS` as a user does."""
     start = [sys.executable, "-c", "from batchmaker.cli.main import main; main()"]
-    return lambda *arguments: subprocess.run([*start, *map(str, arguments)], capture_output=True, text=True, timeout=60)
+    return lambda *arguments: subprocess.run(
+        [*start, *map(str, arguments)], capture_output=True, text=True, timeout=300
+    )
 
 
 @pytest.fixture

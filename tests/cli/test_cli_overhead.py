@@ -40,7 +40,7 @@ def test_no_overhead_is_below_zero() -> None:
 def test_who_is_answered_is_replaced_until_the_time_is_over() -> None:
     with Engine(models.make("lstm", hidden=8, vocabulary_size=20)) as engine:
         kept = kept_in_flight(engine, [[3, 4, 5], [6]], TABLE, 4, 0.5)
-        assert kept.requests > 4
+        assert kept.requests >= 4
         assert kept.requests == engine.service["LstmModel"].answered
         assert 0 < kept.steps <= kept.rows <= 3 * kept.requests
         assert kept.cells_s < kept.busy_s < kept.wall_s

@@ -44,6 +44,10 @@ def test_the_command_line_goes_before_the_file(command, served, tmp_path):
         5,
         "--max-body-mb",
         2,
+        "--max-sequences",
+        7,
+        "--sequence-idle-seconds",
+        1.5,
         "--policy",
         "serial",
         "--access-log",
@@ -53,6 +57,7 @@ def test_the_command_line_goes_before_the_file(command, served, tmp_path):
     assert (config.host, config.port) == ("::1", 0)
     limits = config.limits
     assert (limits.max_in_flight, limits.max_streams, limits.max_body_bytes) == (5, 3, 2 << 20)
+    assert (limits.max_sequences, limits.sequence_idle_seconds) == (7, 1.5)
     assert [(model.source, model.policy) for model in config.models] == [("gru", "serial"), ("lstm", "serial")]
     assert config.log.access
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from served_models import Counter, Sums
+from served_models import Counter, Gated, Sums
 from server_process import RunningServer
 
 import batchmaker as bm
@@ -19,6 +19,15 @@ def saved_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     bm.save(Counter(), folder / "counter")
     bm.save(Sums(), folder / "sums")
     return folder
+
+
+@pytest.fixture
+def gated(tmp_path: Path) -> tuple[Path, Path]:
+    """A folder with the saved model `gated`, and the file that lets its requests go on."""
+    folder, gate = tmp_path / "models", tmp_path / "open"
+    folder.mkdir()
+    bm.save(Gated(str(gate)), folder / "gated")
+    return folder, gate
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +22,10 @@ class Count(nn.Module):
 
 
 class Counter(bm.Model):
-    """Counts to n, waiting for every number: a request that lasts as long as it says, and streams."""
+    """Counts to n, waiting for every number: a request that lasts as long as it says, and streams.
+
+    In a sequence, each chunk counts on for as many as it says.
+    """
 
     example_request = 2
 
@@ -28,10 +33,27 @@ class Counter(bm.Model):
         self.count = bm.Cell(Count(), host_outputs=(0,))
 
     def unfold(self, n: int) -> Iterator[Any]:
-        value: Any = 0
-        for _ in range(n):
+        yield from self.unfold_chunk(n, None)
+
+    def unfold_chunk(self, chunk: int, state: Any) -> Iterator[Any]:
+        value: Any = 0 if state is None else state
+        for _ in range(chunk):
             value = self.count(value)
             yield value
+        return None, value
+
+
+class Gated(Counter):
+    """Counts once a file is there. Until then all requests for more than 2 are in flight, however fast the machine."""
+
+    def __init__(self, gate: str) -> None:
+        super().__init__()
+        self.gate = gate
+
+    def unfold_chunk(self, chunk: int, state: Any) -> Iterator[Any]:
+        while chunk > 2 and not Path(self.gate).exists():
+            time.sleep(0.01)
+        return (yield from super().unfold_chunk(chunk, state))
 
 
 class Accumulate(nn.Module):
@@ -116,4 +138,8 @@ class Scales(bm.Model):
         self.example_request = [1, 2]
 
     def unfold(self, numbers: Any) -> Any:
-        return self.weigh.run(numbers, ([0.0],))
+        return self.unfold_chunk(numbers, None)[0]
+
+    def unfold_chunk(self, chunk: Any, state: Any) -> Any:
+        total = self.weigh.run(chunk, ([0.0],) if state is None else (state,))
+        return total, total

@@ -19,7 +19,9 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 START = [sys.executable, "-c", "from batchmaker.cli.main import main; main()", "serve"]
-START_LIMIT_S = 120.0
+LIMIT_S = 120.0
+"""For whatever a server or a client does in its own time. Waits end as soon as it is done: no test passes or fails by
+the speed of the machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class RunningServer:
         paths = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
         environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
         self.log = log
+        self.key: str | None = None  # with which metrics are read, if it asks for one
         self._connections: list[socket.socket] = []
         with log.open("w") as stderr:
             self.process = subprocess.Popen(
@@ -52,12 +55,14 @@ class RunningServer:
         match = re.search(r"(https?)://([\d.]+):(\d+)", self.ready_line)
         if match is None:
             self.process.kill()
+            self.process.wait()
+            self.process.stdout.close()
             raise AssertionError(f"no address in {self.ready_line!r}; log: {log.read_text()}")
         self.scheme, self.host, self.port = match[1], match[2], int(match[3])
         self.grpc_address = "".join(re.findall(r"grpcs?://(\S+)", self.ready_line))
 
     def _first_line(self) -> str:
-        timer = threading.Timer(START_LIMIT_S, self.process.kill)
+        timer = threading.Timer(LIMIT_S, self.process.kill)
         timer.start()
         try:
             return self.process.stdout.readline()
@@ -70,7 +75,7 @@ class RunningServer:
 
     def call(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Answer:
         """One call on a connection of its own."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=30)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=LIMIT_S)
         try:
             connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
             response = connection.getresponse()
@@ -87,13 +92,14 @@ class RunningServer:
 
     def connect(self) -> socket.socket:
         """A bare connection, closed with the server unless it is before."""
-        self._connections.append(socket.create_connection((self.host, self.port), timeout=30))
+        self._connections.append(socket.create_connection((self.host, self.port), timeout=LIMIT_S))
         return self._connections[-1]
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric over all samples that have these labels."""
         total = 0.0
-        for line in self.get("/metrics").content.decode().splitlines():
+        key = {} if self.key is None else {"X_API_Key": self.key}
+        for line in self.get("/metrics", **key).content.decode().splitlines():
             match = re.fullmatch(r"(\w+)(?:\{(.*)\})? (\S+)", line)
             if match is None or match[1] != name:
                 continue
@@ -102,7 +108,7 @@ class RunningServer:
                 total += float(match[3])
         return total
 
-    def wait_for(self, holds: Callable[[], bool], limit_s: float = 20.0) -> None:
+    def wait_for(self, holds: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
         """Wait for what the server does in its own time."""
         end = time.monotonic() + limit_s
         while not holds():
@@ -113,7 +119,7 @@ class RunningServer:
         """Wait until no request is in flight."""
         self.wait_for(lambda: self.metric("nv_inference_pending_request_count") == 0)
 
-    def terminate(self, limit_s: float = 40.0) -> int:
+    def terminate(self, limit_s: float = LIMIT_S) -> int:
         """Send SIGTERM and return the exit status."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)

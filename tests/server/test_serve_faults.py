@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import select
 import socket
 import struct
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from server_process import Answer, read_head, request_bytes
+from server_process import LIMIT_S, Answer, read_head, request_bytes
 
 MAX_IN_FLIGHT = 48
 LONG = 90_000
@@ -30,10 +31,17 @@ def server(serve, saved_models, tmp_path_factory):
         max_total_body_bytes = 300_000
         max_head_bytes = 8_000
         max_sequence = 1_000
-        body_seconds = 0.5
         """
     )
     return serve(saved_models, "lstm:hidden=8,vocabulary_size=40", "--config", path)
+
+
+@pytest.fixture(scope="module")
+def impatient(serve, tmp_path_factory):
+    """A server that soon gives up on a client that sends half; only such clients should call it."""
+    path = tmp_path_factory.mktemp("config") / "server.toml"
+    path.write_text("[limits]\nbody_seconds = 1\nmax_head_bytes = 8_000")
+    return serve("lstm:hidden=4,vocabulary_size=9", "--config", path)
 
 
 @pytest.fixture(autouse=True)
@@ -130,9 +138,9 @@ def test_a_slow_reader_holds_up_nobody_else(server):
 
 
 @pytest.mark.parametrize("sent", [b"", b'{"input_0"'])
-def test_a_body_that_never_ends_is_given_up(server, sent):
-    with server.connect() as connection:
-        head = f"POST {GENERATE} HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n".encode()
+def test_a_body_that_never_ends_is_given_up(impatient, sent):
+    with impatient.connect() as connection:
+        head = f"POST {GENERATE.replace('counter', 'lstm')} HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n".encode()
         connection.sendall(head + sent)
         answer = read_head(connection)
         assert answer.startswith(b"HTTP/1.1 408")
@@ -145,8 +153,8 @@ def test_a_client_that_leaves_within_its_body_is_forgotten(server):
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v2", b"GET /v2 HTTP/1.1\r\nHost: x\r\n"])
-def test_a_head_that_never_ends_is_given_up(server, sent):
-    with server.connect() as connection:
+def test_a_head_that_never_ends_is_given_up(impatient, sent):
+    with impatient.connect() as connection:
         connection.sendall(sent)
         assert read_head(connection).startswith(b"HTTP/1.1 408")
         assert connection.recv(10) == b"" or b"}" in connection.recv(1000) + b"}"
@@ -164,9 +172,8 @@ def test_bodies_together_are_bounded(server):
     connections = [server.connect() for _ in range(6)]
     for connection in connections:
         connection.sendall(head + b" " * 90_000)
-    statuses = [read_head(connection).split()[1] for connection in connections]
-    assert b"503" in statuses
-    assert set(statuses) <= {b"503", b"408"}
+    answered, _, _ = select.select(connections, [], [], LIMIT_S)
+    assert read_head(answered[0]).startswith(b"HTTP/1.1 503")
     for connection in connections:
         connection.close()
 
@@ -223,7 +230,9 @@ INFER = st.fixed_dictionaries(
         "id": almost(st.text(max_size=3)),
         "parameters": almost(
             st.dictionaries(
-                st.sampled_from(["timeout", "deadline_ms", "priority", "sequence_id", "binary_data_output", "x"]),
+                st.sampled_from(
+                    ["timeout", "deadline_ms", "priority", "sequence_id", "sequence_start", "sequence_end", "x"]
+                ),
                 SCALARS,
             )
         ),
@@ -266,7 +275,7 @@ def check_call(connection, call):
 
 
 def fuzz(server, num_examples):
-    connection = http.client.HTTPConnection(server.host, server.port, timeout=30)
+    connection = http.client.HTTPConnection(server.host, server.port, timeout=LIMIT_S)
 
     @settings(max_examples=num_examples, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     @given(calls())

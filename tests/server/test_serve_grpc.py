@@ -15,6 +15,7 @@ import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 import tritonclient.http as triton_http
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from server_process import LIMIT_S
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
@@ -84,7 +85,7 @@ def test_a_client_finds_the_server_and_its_models(client):
     assert not client.is_model_ready("lstm", "2")
     assert not client.is_model_ready("nobody")
     assert set(client.get_server_metadata().extensions) == {
-        "parameters", "schedule_policy", "statistics", "model_repository", "model_configuration",
+        "parameters", "schedule_policy", "sequence", "statistics", "model_repository", "model_configuration",
     }  # fmt: skip
     metadata = client.get_model_metadata("treelstm")
     assert {(i.name, i.datatype, tuple(i.shape)) for i in metadata.inputs} == {
@@ -141,14 +142,14 @@ def test_bf16_is_taken_as_it_is(channel):
 
 def call(channel, method, asked, answers):
     made = channel.unary_unary(f"/{SERVICE}/{method}", type(asked).SerializeToString, answers.FromString)
-    return made(asked, timeout=20)
+    return made(asked, timeout=LIMIT_S)
 
 
 def test_asynchronous_calls_of_the_synchronous_client_work(client):
     answers: queue.Queue = queue.Queue()
     for n in range(1, 9):
         client.async_infer("counter", count_to(n), lambda result, error: answers.put((result, error)))
-    got = [answers.get(timeout=20) for _ in range(8)]
+    got = [answers.get(timeout=LIMIT_S) for _ in range(8)]
     assert [error for _, error in got] == [None] * 8
     assert sorted(result.as_numpy("output_0").tolist()[-1] for result, _ in got) == list(range(1, 9))
 
@@ -211,7 +212,6 @@ def test_a_wrong_request_is_told_what_to_mend(client, name, inputs, status, said
 
 def test_what_is_not_supported_says_so(client, channel):
     for refused in (
-        lambda: client.infer("counter", count_to(1), sequence_id=7, sequence_start=True),
         lambda: client.infer("counter", count_to(1), compression_algorithm="gzip"),
         lambda: client.get_system_shared_memory_status(),
     ):
@@ -220,7 +220,7 @@ def test_what_is_not_supported_says_so(client, channel):
         assert code(caught) == "UNIMPLEMENTED"
     raw = channel.unary_unary(f"/{SERVICE}/ModelInfer")
     with pytest.raises(grpc.RpcError) as broken:
-        raw(b"\xff\xff", timeout=20)
+        raw(b"\xff\xff", timeout=LIMIT_S)
     assert broken.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
@@ -242,7 +242,7 @@ def test_a_call_that_is_cancelled_frees_its_rows(server, client):
     running = client.async_infer("counter", count_to(LONG), lambda result, error: failed.put(error))
     server.wait_for(lambda: server.metric("nv_inference_pending_request_count") == 1)
     running.cancel()
-    assert "CANCELLED" in str(failed.get(timeout=20))
+    assert "CANCELLED" in str(failed.get(timeout=LIMIT_S))
     server.wait_idle()
 
 
@@ -287,7 +287,7 @@ def test_a_stream_answers_whole_in_the_order_of_its_requests(client, stream):
     lengths = [200, 1, 50, 2]
     for n in lengths:
         client.async_stream_infer("counter", count_to(n), request_id=f"r{n}")
-    answers = [stream.get(timeout=20) for _ in lengths]
+    answers = [stream.get(timeout=LIMIT_S) for _ in lengths]
     assert answers == [(f"r{n}", list(range(1, n + 1)), True, None) for n in lengths]
 
 
@@ -296,16 +296,16 @@ def test_a_stream_sends_each_word_as_it_comes(client, stream):
     client.async_stream_infer(
         "seq2seq", [tensor("source", [3, 4]), tensor("words", [6])], request_id="s", enable_empty_final_response=True
     )
-    parts = [stream.get(timeout=20) for _ in range(len(whole) + 1)]
+    parts = [stream.get(timeout=LIMIT_S) for _ in range(len(whole) + 1)]
     assert parts == [*(("s", [word], False, None) for word in whole), ("s", None, True, None)]
 
 
 def test_parts_do_not_wait_for_whole_answers_nor_these_for_parts(client, stream):
     client.async_stream_infer("counter", count_to(1_000), request_id="long")
     client.async_stream_infer("counter", count_to(LONG), request_id="parts", enable_empty_final_response=True)
-    first = stream.get(timeout=20)
+    first = stream.get(timeout=LIMIT_S)
     assert first == ("parts", [1], False, None)
-    while (got := stream.get(timeout=20))[0] == "parts":
+    while (got := stream.get(timeout=LIMIT_S))[0] == "parts":
         assert not got[2]
     assert (got[0], len(got[1])) == ("long", 1_000)
 
@@ -316,7 +316,7 @@ def test_an_error_in_a_stream_is_one_requests_own(client, stream):
     client.async_stream_infer("nobody", count_to(3), enable_empty_final_response=True)
     client.async_stream_infer("counter", count_to(LONG), timeout=20_000)
     client.async_stream_infer("counter", count_to(4), request_id="after")
-    got = [stream.get(timeout=20) for _ in range(5)]
+    got = [stream.get(timeout=LIMIT_S) for _ in range(5)]
     whole = [entry for entry in got if "nobody" not in (entry[3] or "")]
     assert len(whole) == 4
     assert [entry[0] for entry in whole] == ["good", None, None, "after"]
@@ -350,36 +350,38 @@ def test_a_stream_of_the_asynchronous_client_works(server):
 def test_health_is_told_as_grpc_has_it(channel):
     health = health_pb2_grpc.HealthStub(channel)
     for name in ("", SERVICE):
-        answer = health.Check(health_pb2.HealthCheckRequest(service=name), timeout=20)
+        answer = health.Check(health_pb2.HealthCheckRequest(service=name), timeout=LIMIT_S)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
     with pytest.raises(grpc.RpcError) as caught:
-        health.Check(health_pb2.HealthCheckRequest(service="nobody"), timeout=20)
+        health.Check(health_pb2.HealthCheckRequest(service="nobody"), timeout=LIMIT_S)
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-def test_sigterm_finishes_what_was_accepted_and_refuses_the_rest(serve, saved_models):
-    server = serve(saved_models, "--grpc-port", 0)
+def test_sigterm_finishes_what_was_accepted_and_refuses_the_rest(serve, gated):
+    folder, gate = gated
+    server = serve(folder, "--grpc-port", 0, "--drain-seconds", LIMIT_S)
     with triton.InferenceServerClient(server.grpc_address) as client, grpc.insecure_channel(server.grpc_address) as raw:
         watched = health_pb2_grpc.HealthStub(raw).Watch(health_pb2.HealthCheckRequest(service=""))
         assert next(watched).status == health_pb2.HealthCheckResponse.SERVING
         answers: queue.Queue = queue.Queue()
         streamed: queue.Queue = queue.Queue()
         client.start_stream(lambda result, error: streamed.put((result, error)))
-        client.async_stream_infer("counter", count_to(300))
+        client.async_stream_infer("gated", count_to(300))
         for n in range(8):
-            client.async_infer("counter", count_to(250 + n), lambda result, error: answers.put((result, error)))
+            client.async_infer("gated", count_to(250 + n), lambda result, error: answers.put((result, error)))
         server.wait_for(lambda: server.metric("nv_inference_pending_request_count") == 9)
         server.process.send_signal(signal.SIGTERM)
         server.wait_for(lambda: server.get("/v2/health/ready").status == 503)
         with pytest.raises(InferenceServerException, match="shutting down") as caught:
-            client.infer("counter", count_to(1))
+            client.infer("gated", count_to(1))
         assert code(caught) == "UNAVAILABLE"
         assert next(watched).status == health_pb2.HealthCheckResponse.NOT_SERVING
-        got = [answers.get(timeout=20) for _ in range(8)]
+        gate.touch()
+        got = [answers.get(timeout=LIMIT_S) for _ in range(8)]
         assert sorted(len(result.as_numpy("output_0")) for result, _ in got) == [250 + n for n in range(8)]
-        assert len(streamed.get(timeout=20)[0].as_numpy("output_0")) == 300
-        assert "shutting down" in str(streamed.get(timeout=20)[1])
-        assert server.process.wait(20) == 0
+        assert len(streamed.get(timeout=LIMIT_S)[0].as_numpy("output_0")) == 300
+        assert "shutting down" in str(streamed.get(timeout=LIMIT_S)[1])
+        assert server.process.wait(LIMIT_S) == 0
 
 
 # --- the page of the docs ---------------------------------------------------------------------------------------------

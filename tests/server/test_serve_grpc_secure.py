@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from server_process import START
+from server_process import LIMIT_S, START
 from tritonclient.grpc import service_pb2
 
 LONG = 90_000
@@ -34,10 +34,10 @@ def secure(serve, saved_models, tmp_path_factory):
     config.write_text(
         """
         grpc_port = 0
-        auth = {keys = "keys", rate = 0.5, burst = 12, control_keys = ["ann"]}
+        auth = {keys = "keys", rate = 0.001, burst = 12, control_keys = ["ann"]}
         tls = {cert = "cert.pem", key = "key.pem"}
         log = {access = true}
-        limits = {body_seconds = 0.3, write_seconds = 0.3}
+        limits = {body_seconds = 3, write_seconds = 3}
         """
     )
     return serve(saved_models, "--config", config), (folder / "cert.pem").read_bytes()
@@ -55,14 +55,14 @@ def secure_channel(secure):
 def test_calls_need_tls_and_a_key_but_probes_no_key(secure, secure_channel):
     server, _ = secure
     assert "grpcs://" in server.ready_line
-    assert secure_channel.unary_unary(f"/{SERVICE}/ServerReady")(b"", timeout=20)
+    assert secure_channel.unary_unary(f"/{SERVICE}/ServerReady")(b"", timeout=LIMIT_S)
     metadata = secure_channel.unary_unary(f"/{SERVICE}/ServerMetadata")
     for wrong in ([], [("x-api-key", "wrong" * 5)]):
         with pytest.raises(grpc.RpcError) as caught:
-            metadata(b"", metadata=wrong, timeout=20)
+            metadata(b"", metadata=wrong, timeout=LIMIT_S)
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    assert metadata(b"", metadata=[("x-api-key", ANN)], timeout=20)
-    assert metadata(b"", metadata=[("authorization", f"Bearer {ANN}"), ("x-request-id", "mine")], timeout=20)
+    assert metadata(b"", metadata=[("x-api-key", ANN)], timeout=LIMIT_S)
+    assert metadata(b"", metadata=[("authorization", f"Bearer {ANN}"), ("x-request-id", "mine")], timeout=LIMIT_S)
     log = server.log.read_text()
     assert '"request_id":"mine","method":"gRPC"' in log
     assert ANN not in log
@@ -74,7 +74,7 @@ def test_only_some_keys_load_and_each_has_its_rate(secure_channel):
     seen = []
     for _ in range(14):
         with pytest.raises(grpc.RpcError) as caught:
-            load(asked, metadata=[("x-api-key", BOB)], timeout=20)
+            load(asked, metadata=[("x-api-key", BOB)], timeout=LIMIT_S)
         seen.append(caught.value.code())
     assert seen[0] is grpc.StatusCode.PERMISSION_DENIED
     assert seen[-1] is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -87,7 +87,7 @@ def test_every_request_of_a_stream_counts_for_its_key(secure_channel):
         f"/{SERVICE}/ModelStreamInfer", response_deserializer=service_pb2.ModelStreamInferResponse.FromString
     )
     requests = iter([asked.SerializeToString()] * 20)
-    errors = [answer.error_message for answer in streaming(requests, metadata=[("x-api-key", EVE)], timeout=20)]
+    errors = [answer.error_message for answer in streaming(requests, metadata=[("x-api-key", EVE)], timeout=LIMIT_S)]
     assert errors[:12] == [""] * 12
     assert "too many requests" in errors[-1]
     assert len(errors) == 20
@@ -98,11 +98,11 @@ def test_a_request_that_does_not_arrive_is_given_up(secure_channel):
     never = threading.Event()
 
     def nothing():
-        never.wait(20)
+        never.wait(LIMIT_S)
         yield b""
 
     with pytest.raises(grpc.RpcError, match="did not arrive within") as caught:
-        slow(nothing(), metadata=[("x-api-key", ANN)], timeout=20)
+        slow(nothing(), metadata=[("x-api-key", ANN)], timeout=LIMIT_S)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     never.set()
 
@@ -114,7 +114,7 @@ def test_a_client_that_does_not_read_its_stream_is_given_up(secure, secure_chann
     asked.parameters["triton_enable_empty_final_response"].bool_param = True
     streaming = secure_channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")
     metadata = [("x-api-key", ANN), ("x-request-id", "never-read")]
-    never_read = streaming(iter([asked.SerializeToString()]), metadata=metadata, timeout=60)
+    never_read = streaming(iter([asked.SerializeToString()]), metadata=metadata, timeout=LIMIT_S)
     server.wait_for(lambda: '"request_id":"never-read"' in server.log.read_text())
     never_read.cancel()
     credentials, key = grpc.ssl_channel_credentials(certificate), {"x-api-key": ANN}
@@ -130,6 +130,6 @@ def test_one_port_is_not_shared_by_two_servers(secure):
     server, _ = secure
     port = server.grpc_address.rpartition(":")[2]
     command = [*START, "lstm:hidden=4,vocabulary_size=9", "--port", "0", "--grpc-port", port]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 2
     assert "cannot be used for gRPC" in done.stderr + done.stdout

@@ -10,6 +10,7 @@ import ssl
 import subprocess
 
 import pytest
+from server_process import LIMIT_S
 from typer.testing import CliRunner
 
 from batchmaker.cli.main import app
@@ -23,7 +24,7 @@ def server(serve, saved_models, tmp_path_factory):
     folder = tmp_path_factory.mktemp("secrets")
     (folder / "keys").write_text(f"ann:{ANN}\nbob:{BOB}\n")
     config = folder / "server.toml"
-    config.write_text('[auth]\nkeys = "keys"\nrate = 0.5\nburst = 12\ncontrol_keys = ["ann"]\n')
+    config.write_text('[auth]\nkeys = "keys"\nrate = 0.001\nburst = 12\ncontrol_keys = ["ann"]\n')
     return serve(saved_models, "--config", config, "--access-log")
 
 
@@ -68,7 +69,7 @@ def test_tls_is_spoken_with_a_certificate(serve, tmp_path):
     server = serve("lstm:hidden=4,vocabulary_size=9", "--tls-cert", cert, "--tls-key", key)
     assert server.scheme == "https"
     trusted = ssl.create_default_context(cafile=str(cert))
-    connection = http.client.HTTPSConnection(server.host, server.port, context=trusted, timeout=30)
+    connection = http.client.HTTPSConnection(server.host, server.port, context=trusted, timeout=LIMIT_S)
     connection.request("POST", "/v2/models/lstm/generate", json.dumps({"input_0": [1, 2]}))
     assert len(json.loads(connection.getresponse().read())["output_0"]) == 4
     connection.close()

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
+from pathlib import Path
+
+import msgspec
 import pytest
 
 from batchmaker.errors import OptionError
 from batchmaker.server.config import Config, read_config
+from batchmaker.server.limits import Limits
 from batchmaker.server.sources import BuiltIn
 
 WHOLE = """
@@ -82,3 +88,11 @@ def test_what_cannot_be_used_is_refused_with_its_place(config_file, text, said):
 def test_a_missing_file_is_said(tmp_path):
     with pytest.raises(OptionError, match="cannot be read"):
         read_config(tmp_path / "none.toml")
+
+
+def test_the_docs_tell_every_limit_and_its_default():
+    text = (Path(__file__).resolve().parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+    (told,) = re.findall(r"^\[limits\]\n(.*?)\n\n", text, re.MULTILINE | re.DOTALL)
+    defaults = msgspec.structs.asdict(Limits())
+    not_for_users = {"max_head_bytes", "max_tensors"}
+    assert tomllib.loads(told) == {name: value for name, value in defaults.items() if name not in not_for_users}

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.routing import Router
 
+from batchmaker.clock import VirtualClock
 from batchmaker.engine import StepSeen, Ticket
 from batchmaker.engine.service import LatencyHistogram
 from batchmaker.errors import CancelledError, DeadlineError, RefusedError
 from batchmaker.observe.chrome_trace import StepRing
+from batchmaker.server.auth import KeyRing
+from batchmaker.server.gate import Gate
 from batchmaker.server.live import MAX_ROWS, TICKS, live_view
 from batchmaker.server.recent import KEPT_S, RecentSeconds, together
+from batchmaker.server.routes.live import MAX_LOOKS_PER_S, live_routes
+from batchmaker.server.spans import Spans
 from batchmaker.server.statistics import ModelStatistics
 
 
@@ -132,3 +139,34 @@ def test_after_a_moment_only_what_is_newer_is_told():
     assert [second.second for second in later.seconds] == [19]
     assert later.summary.answered == 2
     assert view_of(served, after_s=1e15).steps == []
+
+
+# --- how often ------------------------------------------------------------------------------------------------------
+
+
+def looked(app, path="/v2/live"):
+    """Status and headers of what a viewer is answered."""
+    sent = []
+
+    async def receive():
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": []}
+    asyncio.run(app(scope, receive, send))
+    return sent[0]["status"], {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+
+
+def test_too_many_who_look_on_are_told_when_to_ask_again():
+    clock, served = VirtualClock(), served_at(0.5)
+    repository = SimpleNamespace(models=lambda: [served])
+    site = SimpleNamespace(service=SimpleNamespace(repository=repository, ready=True))
+    app = Gate(Router(live_routes(site, clock)), KeyRing({}), Spans(enabled=False), log_access=False)
+    at_once = int(2 * MAX_LOOKS_PER_S)
+    assert [looked(app)[0] for _ in range(at_once + 2)] == [200] * at_once + [429] * 2
+    assert looked(app)[1]["retry-after"] == "1"
+    assert looked(app, "/")[0] == 200  # the page itself is no look
+    clock.advance(1.0)
+    assert [looked(app)[0] for _ in range(int(MAX_LOOKS_PER_S) + 1)] == [200] * int(MAX_LOOKS_PER_S) + [429]

@@ -177,12 +177,16 @@ def test_a_full_model_refuses_with_when_to_try_again(folder):
 
     async def body():
         served = repository.get("counter")
-        waiting = [asyncio.create_task(served.infer(count_to(100))) for _ in range(2)]
+        waiting = [asyncio.create_task(served.infer(count_to(90_000))) for _ in range(2)]
         await asyncio.sleep(0)
         with pytest.raises(ServiceError, match="takes no more now") as refused:
             await served.infer(count_to(1))
         assert refused.value.retry_after_s
-        await asyncio.gather(*waiting)
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+        while served.statistics.in_flight:
+            await asyncio.sleep(0.001)
         assert len((await served.infer(count_to(3))).outputs[0].data) == 3
         assert served.statistics.refused[FaultKind.UNAVAILABLE] == 1
 

@@ -5,14 +5,25 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 
+import grpc
 import pytest
 
 from batchmaker.errors import OptionError
 from batchmaker.server.auth import KeyRing
+from batchmaker.server.config import Config
 from batchmaker.server.gate import Gate
+from batchmaker.server.limits import Limits
+from batchmaker.server.metrics import Metrics
+from batchmaker.server.parts import Site
+from batchmaker.server.reading import BodyBudget
+from batchmaker.server.repository import Repository
+from batchmaker.server.rpc.schema import SERVICE
+from batchmaker.server.rpc.server import RpcServer
+from batchmaker.server.service import Service
 from batchmaker.server.spans import Spans
 
 PARENT = "0af7651916cd43dd8448eb211c80319c"
+TRACEPARENT = f"00-{PARENT}-b7ad6b7169203331-01"
 
 
 def test_spans_that_cannot_be_made_are_refused_with_what_to_install(monkeypatch):
@@ -25,17 +36,29 @@ def test_without_spans_nothing_is_imported():
     assert not Spans(enabled=False).enabled
 
 
-def test_a_call_is_a_span_under_the_clients_own():
+@pytest.fixture(scope="module")
+def exporter():
+    """Where all spans of this process end; OpenTelemetry takes one provider for each."""
     trace = pytest.importorskip("opentelemetry.trace", reason="OpenTelemetry is optional")
     sdk = pytest.importorskip("opentelemetry.sdk.trace", reason="OpenTelemetry is optional")
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-    exported = InMemorySpanExporter()
+    made = InMemorySpanExporter()
     provider = sdk.TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exported))
+    provider.add_span_processor(SimpleSpanProcessor(made))
     trace.set_tracer_provider(provider)
+    return made
 
+
+@pytest.fixture
+def finished(exporter):
+    """The spans that have ended within the test."""
+    exporter.clear()
+    return exporter.get_finished_spans
+
+
+def test_a_call_is_a_span_under_the_clients_own(finished):
     async def app(scope, receive, send):
         await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body", "body": b""})
@@ -43,10 +66,34 @@ def test_a_call_is_a_span_under_the_clients_own():
     async def send(message):
         pass
 
-    headers = [(b"traceparent", f"00-{PARENT}-b7ad6b7169203331-01".encode()), (b"x-request-id", b"r-1")]
+    headers = [(b"traceparent", TRACEPARENT.encode()), (b"x-request-id", b"r-1")]
     scope = {"type": "http", "method": "GET", "path": "/v2", "headers": headers}
     asyncio.run(Gate(app, KeyRing({}), Spans(enabled=True), log_access=False)(scope, None, send))
-    (span,) = exported.get_finished_spans()
+    (span,) = finished()
     assert (span.name, f"{span.context.trace_id:032x}") == ("GET /v2", PARENT)
     assert span.attributes["http.response.status_code"] == 204
     assert span.attributes["batchmaker.request_id"] == "r-1"
+
+
+def test_a_call_by_grpc_is_one_with_its_status(finished):
+    async def calls():
+        limits = Limits()
+        service = Service(Repository([], limits), limits)
+        site = Site(service, KeyRing({}), Metrics(service), BodyBudget(limits))
+        server = RpcServer(Config(grpc_port=0), site, Spans(enabled=True))
+        await server.start()
+        metadata = [("traceparent", TRACEPARENT), ("x-request-id", "r-2")]
+        async with grpc.aio.insecure_channel(server.address.removeprefix("grpc://")) as channel:
+            await channel.unary_unary(f"/{SERVICE}/ServerLive")(b"", metadata=metadata)
+            with pytest.raises(grpc.RpcError) as caught:
+                await channel.unary_unary(f"/{SERVICE}/ModelMetadata")(b"\n\x06nobody", metadata=metadata)
+        await server.close(0.0)
+        return caught.value.code()
+
+    assert asyncio.run(calls()) is grpc.StatusCode.NOT_FOUND
+    good, bad = finished()
+    assert (good.name, bad.name) == (f"{SERVICE}/ServerLive", f"{SERVICE}/ModelMetadata")
+    assert {f"{span.context.trace_id:032x}" for span in (good, bad)} == {PARENT}
+    assert [span.attributes["rpc.grpc.status_code"] for span in (good, bad)] == [0, 5]
+    assert {span.attributes["batchmaker.request_id"] for span in (good, bad)} == {"r-2"}
+    assert {span.attributes["rpc.system"] for span in (good, bad)} == {"grpc"}

@@ -1,4 +1,4 @@
-"""LitServe with the benchmarks' two tasks: python litserve_app.py trivial|lstm PORT, where LitServe is installed."""
+"""LitServe with the benchmarks' tasks, where it is installed: python litserve_app.py TASK PORT."""
 
 from __future__ import annotations
 
@@ -33,12 +33,14 @@ class Trivial(ls.LitAPI):
         return {"output": [output]}
 
 
-class Lstm(ls.LitAPI):
+class LstmPadded(ls.LitAPI):
     """Tokens -> the last state, by nn.LSTM over padded batches."""
+
+    packed = False
 
     def setup(self, device: str) -> None:
         torch.set_num_threads(1)
-        self.model = PaddedLstm()
+        self.model = PaddedLstm(packed=self.packed)
 
     def decode_request(self, request: dict) -> np.ndarray:
         return np.array(request["input"], np.int64)
@@ -56,8 +58,16 @@ class Lstm(ls.LitAPI):
         return Response(output.tobytes(), media_type="application/octet-stream")
 
 
+class LstmPacked(LstmPadded):
+    """The same, packed."""
+
+    packed = True
+
+
+TASKS = {"trivial": Trivial, "lstm-padded": LstmPadded, "lstm-packed": LstmPacked}
+
 if __name__ == "__main__":
-    api = {"trivial": Trivial, "lstm": Lstm}[sys.argv[1]](max_batch_size=64, batch_timeout=0.002)
+    api = TASKS[sys.argv[1]](max_batch_size=64, batch_timeout=0.002)
     server = ls.LitServer(api, accelerator="cpu", workers_per_device=1, timeout=120, fast_queue=False)
     server.run(
         host="127.0.0.1", port=int(sys.argv[2]), num_api_servers=1, generate_client_file=False, log_level="error"

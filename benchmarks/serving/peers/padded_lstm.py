@@ -14,11 +14,12 @@ HIDDEN = 1024
 class PaddedLstm:
     """Tokens of several sentences -> the state after each one's last word, float32 [HIDDEN].
 
-    The batch is padded to its longest sentence and packed: two and a half times as fast at 64 sentences of Europarl, in
-    bfloat16, as running the padded batch and picking each sentence's own end.
+    The batch is padded to its longest sentence. packed: and then packed, which at 64 sentences of Europarl in bfloat16
+    is two and a half times as fast as running it as it is and picking each sentence's own end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, packed: bool) -> None:
+        self.packed = packed
         torch.manual_seed(0)
         self.embedding = nn.Embedding(WORDS, HIDDEN).to(torch.bfloat16)
         self.lstm = nn.LSTM(HIDDEN, HIDDEN).to(torch.bfloat16).eval()
@@ -30,5 +31,8 @@ class PaddedLstm:
         for column, sentence in enumerate(sentences):
             tokens[: len(sentence), column] = sentence
         words = self.embedding(torch.from_numpy(tokens))
-        _, (state, _) = self.lstm(pack_padded_sequence(words, torch.tensor(lengths), enforce_sorted=False))
-        return list(state[0].float().numpy())
+        if self.packed:
+            _, (state, _) = self.lstm(pack_padded_sequence(words, torch.tensor(lengths), enforce_sorted=False))
+            return list(state[0].float().numpy())
+        outputs, _ = self.lstm(words)
+        return list(outputs[torch.tensor(lengths) - 1, torch.arange(len(lengths))].float().numpy())

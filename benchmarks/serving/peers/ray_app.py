@@ -1,4 +1,4 @@
-"""Ray Serve with the benchmarks' two tasks: python ray_app.py trivial|lstm PORT, where Ray Serve is installed."""
+"""Ray Serve with the benchmarks' tasks, where it is installed: python ray_app.py TASK PORT."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Trivial:
 class Lstm:
     """Tokens -> the last state, by nn.LSTM over padded batches."""
 
-    def __init__(self) -> None:
+    def __init__(self, packed: bool) -> None:
         torch.set_num_threads(1)
-        self.model = PaddedLstm()
+        self.model = PaddedLstm(packed=packed)
 
     @serve.batch(max_batch_size=64, batch_wait_timeout_s=0.002, max_concurrent_batches=1)
     async def predict(self, inputs: list[np.ndarray]) -> list[np.ndarray]:
@@ -50,11 +50,17 @@ class Lstm:
         return Response(state.tobytes(), media_type="application/octet-stream")
 
 
+TASKS = {
+    "trivial": lambda: Trivial.bind(),
+    "lstm-padded": lambda: Lstm.bind(False),
+    "lstm-packed": lambda: Lstm.bind(True),
+}
+
 if __name__ == "__main__":
     ray.init(num_cpus=2, include_dashboard=False, logging_level="error", configure_logging=True)
     serve.start(
         http_options={"host": "127.0.0.1", "port": int(sys.argv[2])}, logging_config={"enable_access_log": False}
     )
-    serve.run({"trivial": Trivial, "lstm": Lstm}[sys.argv[1]].bind(), route_prefix="/predict")
+    serve.run(TASKS[sys.argv[1]](), route_prefix="/predict")
     while True:
         time.sleep(60)

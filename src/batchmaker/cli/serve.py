@@ -41,6 +41,10 @@ def serve(
         int | None, typer.Option(min=1, help="Requests of a model accepted and not answered. Default: 1024.")
     ] = None,
     max_body_mb: Annotated[int | None, typer.Option(min=1, help="Megabytes of one request. Default: 16.")] = None,
+    max_sequences: Annotated[int | None, typer.Option(min=1, help="Open sequences of a model. Default: 1024.")] = None,
+    sequence_idle_seconds: Annotated[
+        float | None, typer.Option(min=0, help="After which a sequence without a request ends. Default: 60.")
+    ] = None,
     drain_seconds: Annotated[
         float | None, typer.Option(min=0, help="Time to finish what was accepted, after SIGTERM. Default: 30.")
     ] = None,
@@ -49,6 +53,9 @@ def serve(
     ] = None,
     threads: options.Threads = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Worker threads of each model. Default: 1.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda for all GPUs, or some of them: cuda:0, cuda:0,1. Default: cpu.")
+    ] = None,
     all_versions: Annotated[bool, typer.Option(help="Serve all versions of a model, not only the newest.")] = False,
     access_log: Annotated[bool, typer.Option(help="Log every call.")] = False,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error. Default: info.")] = None,
@@ -76,7 +83,7 @@ def serve(
     from batchmaker.server import serve as run_server
 
     settings = Config() if config is None else read_config(config)
-    engine = _given(policy=policy, threads=threads, workers=workers)
+    engine = _given(policy=policy, threads=threads, workers=workers, device=device)
     entries = [*settings.models, *_entries(models or [])]
     if not entries:
         raise OptionError(
@@ -86,6 +93,8 @@ def serve(
         max_in_flight=max_in_flight,
         max_body_bytes=None if max_body_mb is None else max_body_mb << 20,
         drain_seconds=drain_seconds,
+        max_sequences=max_sequences,
+        sequence_idle_seconds=sequence_idle_seconds,
     )
     settings = _replaced(
         settings,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
@@ -35,9 +35,12 @@ class Sequence:
         self._era = 0
         self._closed = False
 
-    async def submit(self, chunk: Any, *, deadline_ms: float | None = None) -> Any:
-        """Return the chunk's result. deadline_ms: as for Engine.submit, from now; by default the sequence's."""
-        return await self._asking.answer(self._ticket(chunk, deadline_ms))
+    def submit(self, chunk: Any, *, deadline_ms: float | None = None) -> Coroutine[Any, Any, Any]:
+        """To be awaited: the chunk's result. deadline_ms: as for Engine.submit, from now; by default the sequence's.
+
+        SequenceError comes at once where the sequence has ended, and from the await if it ends before the chunk begins.
+        """
+        return self._asking.answer(self._ticket(chunk, deadline_ms))
 
     def submit_future(self, chunk: Any, *, deadline_ms: float | None = None) -> Future[Any]:
         """As `submit`, for threads: returns a concurrent future at once."""

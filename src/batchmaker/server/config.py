@@ -48,7 +48,8 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A model. source: as on the command line. options: of a built-in network. policy, workers, threads: see Engine."""
+    """A model. source: as on the command line. options: of a built-in network. policy, workers, threads,
+    device: see Engine."""
 
     source: str
     name: str | None = None
@@ -56,6 +57,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     policy: str | None = None
     workers: int = 1
     threads: int | None = None
+    device: str = "cpu"
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,7 +80,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return [
             Entry(
                 parse_source(model.source, model.options, model.name),
-                EngineOptions(model.policy, model.workers, model.threads, self.limits.max_nodes),
+                EngineOptions(
+                    model.policy,
+                    model.workers,
+                    model.threads,
+                    self.limits.max_nodes,
+                    self.limits.max_sequences,
+                    model.device,
+                ),
             )
             for model in self.models
         ]

@@ -13,6 +13,7 @@ EXTENSIONS: Final = (
     "binary_tensor_data",
     "parameters",
     "schedule_policy",
+    "sequence",
     "statistics",
     "model_repository",
     "model_configuration",
@@ -42,8 +43,12 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
 
 
 def model_config(model: ServedModel) -> dict[str, Any]:
-    """GET /v2/models/M/config. max_batch_size is 0: a request is one example, and batches are the engine's own."""
-    return {
+    """GET /v2/models/M/config.
+
+    max_batch_size is 0: a request is one example, and batches are the engine's own. A model that takes sequences
+    says so in `parameters` and not as Triton's sequence_batching, which means that it takes nothing else.
+    """
+    config: dict[str, Any] = {
         "name": model.name,
         "platform": PLATFORM,
         "backend": PLATFORM,
@@ -52,6 +57,10 @@ def model_config(model: ServedModel) -> dict[str, Any]:
         "output": [_dims(spec) for spec in model.signature.outputs],
         "model_transaction_policy": {"decoupled": False},
     }
+    if model.port.takes_sequences:
+        microseconds = str(int(1e6 * model.sequences.idle_s))
+        config["parameters"] = {"max_sequence_idle_microseconds": {"string_value": microseconds}}
+    return config
 
 
 def _dims(spec: TensorSpec) -> dict[str, Any]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, cast, final
+from typing import Any, final
 
 from batchmaker.cells.model import Model
 from batchmaker.clock import RealClock
 from batchmaker.engine import DriverStats, Engine, StepSeen, Ticket
+from batchmaker.engine.cell_driver import CellDriver
+from batchmaker.engine.sequence import Sequence
 from batchmaker.server.parameters import CallOptions
 
 
@@ -22,6 +24,8 @@ class EngineOptions:
     workers: int = 1
     threads: int | None = None
     max_nodes: int = 100_000
+    max_sequences: int = 1024
+    device: str = "cpu"
 
 
 @final
@@ -31,7 +35,13 @@ class EnginePort:
     def __init__(self, model: Model, options: EngineOptions) -> None:
         self._model = model
         self._engine = Engine(
-            model, options.policy, workers=options.workers, threads=options.threads, max_nodes=options.max_nodes
+            model,
+            options.policy,
+            workers=options.workers,
+            threads=options.threads,
+            max_nodes=options.max_nodes,
+            max_sequences=options.max_sequences,
+            device=options.device,
         )
 
     def start(self) -> tuple[Any, list[Any]]:
@@ -57,16 +67,37 @@ class EnginePort:
         """Take no more requests; finish those accepted, or cancel them. Blocks until the engine has ended."""
         self._engine.stop(drain=drain)
 
-    async def submit(self, request: Any, options: CallOptions) -> Any:
-        """Return a request's result. Cancelling the task that waits here frees the request's rows."""
-        return await self._engine.submit(request, deadline_ms=options.deadline_ms, priority=options.priority)
+    def submit(self, request: Any, options: CallOptions, sequence: Sequence | None) -> Coroutine[Any, Any, Any]:
+        """To be awaited: a request's result. Cancelling the task that waits for it frees the request's rows.
 
-    async def stream(self, request: Any, options: CallOptions) -> AsyncIterator[Any]:
-        """Yield a request's values as they come. Closing the iterator frees the request's rows."""
-        stream = cast(Any, self._engine.stream(request, deadline_ms=options.deadline_ms, priority=options.priority))
-        async with aclosing(aiter(stream)) as values:
-            async for value in values:
-                yield value
+        sequence: of which it is a chunk. If that has ended, SequenceError comes at once, and the engine had nothing.
+        """
+        if sequence is not None:
+            return sequence.submit(request, deadline_ms=options.deadline_ms)
+        return self._engine.submit(request, deadline_ms=options.deadline_ms, priority=options.priority)
+
+    def stream(self, request: Any, options: CallOptions, sequence: Sequence | None) -> AsyncGenerator[Any, None]:
+        """Return a request's values, as they come. Closing the iterator, once it is begun, frees the request's rows.
+
+        Otherwise as `submit`.
+        """
+        if sequence is not None:
+            return _values(sequence.stream(request, deadline_ms=options.deadline_ms))
+        return _values(self._engine.stream(request, deadline_ms=options.deadline_ms, priority=options.priority))
+
+    @property
+    def takes_sequences(self) -> bool:
+        """Whether requests may be chunks of sequences."""
+        return self._model.takes_chunks and isinstance(self._engine.driver, CellDriver)
+
+    def open_sequence(self, priority: int, idle_s: float) -> Sequence:
+        """Begin a sequence, which ends when closed, or idle for `idle_s`. Raises what Engine.open_sequence does."""
+        return self._engine.open_sequence(priority=priority, idle_timeout_s=idle_s)
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that are open."""
+        return self._engine.num_sequences
 
     @property
     def clock(self) -> RealClock:
@@ -77,3 +108,9 @@ class EnginePort:
     def stats(self) -> DriverStats:
         """The engine's own counts."""
         return self._engine.stats
+
+
+async def _values(stream: Any) -> AsyncGenerator[Any, None]:
+    async with aclosing(aiter(stream)) as values:
+        async for value in values:
+            yield value

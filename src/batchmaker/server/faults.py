@@ -15,6 +15,8 @@ from batchmaker.errors import (
     NodeLimitError,
     RefusedError,
     SavedModelError,
+    SequenceError,
+    SequenceLimitError,
     StoppedError,
 )
 
@@ -72,16 +74,27 @@ def fault_of(error: BaseException) -> ServiceError:
             )
         case InvalidRequestError() | NodeLimitError():
             return invalid(str(error))
+        case SequenceLimitError():
+            return ServiceError(
+                FaultKind.UNAVAILABLE,
+                "as many sequences are open as may be; end one with sequence_end, or try again later",
+                retry_after_s=1.0,
+            )
+        case SequenceError():
+            return invalid(
+                "the sequence has ended, or a request of it that was sent before this one has no answer; begin anew "
+                "with sequence_start"
+            )
+        case RefusedError():
+            return ServiceError(
+                FaultKind.UNAVAILABLE, "the deadline cannot be met with what is waiting now", retry_after_s=1.0
+            )
         case DeadlineError():
             return ServiceError(FaultKind.DEADLINE, "the deadline passed before the request was done")
         case CancelledError():
             return ServiceError(FaultKind.CANCELLED, "the request was given up")
         case CellError():
             return ServiceError(FaultKind.INTERNAL, "the model failed while it computed this request")
-        case RefusedError():
-            return ServiceError(
-                FaultKind.UNAVAILABLE, "the deadline cannot be met with what is waiting now", retry_after_s=1.0
-            )
         case StoppedError():
             return ServiceError(FaultKind.UNAVAILABLE, "the model is being stopped", retry_after_s=1.0)
         case SavedModelError():

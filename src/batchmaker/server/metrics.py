@@ -37,7 +37,11 @@ _OWN: Final[dict[str, tuple[str, Callable[[ServedModel], float]]]] = {
         "Rows computed only to fill a batch size",
         lambda m: m.port.stats.padded_cells - m.port.stats.cells,
     ),
-    "batchmaker_deadline_misses": ("Requests given up at their deadline", lambda m: m.statistics.missed),
+    "batchmaker_deadline_misses": (
+        "Requests given up at their deadline, or refused for it",
+        lambda m: m.statistics.missed,
+    ),
+    "batchmaker_sequences": ("Sequences begun", lambda m: m.sequences.num_begun),
     "batchmaker_scheduler_seconds": ("Time of the scheduler", lambda m: m.port.stats.scheduler_s),
     "batchmaker_unfold_seconds": ("Time of unfold functions", lambda m: m.port.stats.unfold_s),
     "batchmaker_busy_seconds": ("Time in which workers computed", lambda m: m.port.stats.busy_s),
@@ -85,6 +89,10 @@ class Metrics(Collector):
         for model in models:
             _add_histogram(slack, model, model.statistics.slack_ms)
         yield slack
+        sequences = GaugeMetricFamily("batchmaker_open_sequences", "Sequences that hold rows", labels=_LABELS)
+        for model in models:
+            sequences.add_metric(_labels(model), model.port.num_sequences)
+        yield sequences
         yield GaugeMetricFamily("batchmaker_open_streams", "Streams being sent", value=self._service.num_streams)
 
     @staticmethod

@@ -82,6 +82,17 @@ _SCHEMAS: Final[dict[str, Any]] = {
         "type": "object",
         "additionalProperties": {"anyOf": [{"type": kind} for kind in ("boolean", "number", "string", "null")]},
     },
+    "RequestParameters": {
+        **_object(
+            timeout={"type": "integer", "minimum": 0, "description": "Microseconds from arrival; 0 is none."},
+            deadline_ms={"type": "number", "minimum": 0, "description": "Milliseconds from arrival; 0 is none."},
+            priority={"type": "integer", "minimum": 0, "description": "1 is the highest; 0 comes after all others."},
+            sequence_id={"type": ["integer", "string"], "description": "Of what the request is a chunk; 0 is none."},
+            sequence_start={"type": "boolean"}, sequence_end={"type": "boolean"},
+            binary_data_output={"type": "boolean"},
+        ),
+        "additionalProperties": {"anyOf": [{"type": kind} for kind in ("boolean", "number", "string", "null")]},
+    },
     "InputTensor": _object(
         ("name", "shape", "datatype"),
         name=_TEXT, shape=_list({"type": "integer", "minimum": 0}), datatype=_DATATYPE, parameters=_ref("Parameters"),
@@ -89,7 +100,7 @@ _SCHEMAS: Final[dict[str, Any]] = {
     ),
     "InferRequest": _object(
         ("inputs",),
-        id=_TEXT, inputs=_list(_ref("InputTensor")), parameters=_ref("Parameters"),
+        id=_TEXT, inputs=_list(_ref("InputTensor")), parameters=_ref("RequestParameters"),
         outputs=_list(_object(("name",), name=_TEXT, parameters=_ref("Parameters"))),
     ),
     "OutputTensor": _object(
@@ -101,7 +112,7 @@ _SCHEMAS: Final[dict[str, Any]] = {
         id=_TEXT, model_name=_TEXT, model_version=_TEXT, outputs=_list(_ref("OutputTensor")),
     ),
     "GenerateRequest": {
-        **_object(id=_TEXT, parameters=_ref("Parameters")),
+        **_object(id=_TEXT, parameters=_ref("RequestParameters")),
         "additionalProperties": {},
         "description": "Each input of the model under its name, as plain JSON.",
     },

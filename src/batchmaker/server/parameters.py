@@ -13,14 +13,32 @@ DAY_S: Final = 86_400.0
 """Deadlines are within a day."""
 
 _MAX_PRIORITY: Final = (1 << 32) - 1
+_MAX_SEQUENCE_ID: Final = (1 << 64) - 1
+_MAX_SEQUENCE_NAME: Final = 128
+
+SequenceName = int | str
+"""What a client calls its sequence; 7 and "7" are two."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkOptions:
+    """Which sequence a request is a chunk of, and whether it is the first, and the last."""
+
+    name: SequenceName
+    start: bool = False
+    end: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CallOptions:
-    """How the engine is to treat a request. deadline_ms: from its arrival, waiting included. priority: larger first."""
+    """How the engine is to treat a request. deadline_ms: from its arrival, waiting included. priority: larger first.
+
+    chunk: None for a request that is in no sequence.
+    """
 
     deadline_ms: float | None = None
     priority: int = 0
+    chunk: ChunkOptions | None = None
 
 
 _DEFAULT: Final = CallOptions()
@@ -30,18 +48,16 @@ def call_options(parameters: Mapping[str, Parameter]) -> CallOptions:
     """Return what a request's parameters ask for.
 
     `timeout` (microseconds) and `deadline_ms`: the earlier counts, 0 is none. `priority`: 1 is the highest; without
-    one, or with 0, a request comes after all that have one.
+    one, or with 0, a request comes after all that have one. `sequence_id`: 0 and "" are none.
     """
     if not parameters:
         return _DEFAULT
-    if parameters.get("sequence_id") not in (None, 0, ""):
-        raise ServiceError(FaultKind.UNSUPPORTED, "sequences (sequence_id) are not supported")
     given = [
         milliseconds
         for name, unit_ms in (("timeout", 1e-3), ("deadline_ms", 1.0))
         if (milliseconds := _milliseconds(name, parameters.get(name), unit_ms)) is not None
     ]
-    return CallOptions(min(given, default=None), _priority(parameters.get("priority")))
+    return CallOptions(min(given, default=None), _priority(parameters.get("priority")), _chunk(parameters))
 
 
 def refuse_unsupported(name: str, parameters: Mapping[str, Parameter]) -> None:
@@ -67,3 +83,28 @@ def _priority(value: Parameter) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_PRIORITY:
         raise invalid(f"parameter 'priority' must be a whole number, 0 (default) or 1 (highest) and on, got {value!r}")
     return _MAX_PRIORITY + 1 - value if value else 0
+
+
+def _chunk(parameters: Mapping[str, Parameter]) -> ChunkOptions | None:
+    start, end = (_flag(name, parameters.get(name)) for name in ("sequence_start", "sequence_end"))
+    name = parameters.get("sequence_id")
+    if name is None or name == "" or (name == 0 and not isinstance(name, bool)):
+        if start or end:
+            raise invalid("sequence_start and sequence_end need a sequence_id: a whole number above 0, or a string")
+        return None
+    if isinstance(name, str):
+        good = len(name) <= _MAX_SEQUENCE_NAME
+    else:
+        good = isinstance(name, int) and not isinstance(name, bool) and 0 < name <= _MAX_SEQUENCE_ID
+    if isinstance(name, float) or not good:
+        raise invalid(
+            "parameter 'sequence_id' must be a whole number from 1 to 2^64 - 1, or a string of at most "
+            f"{_MAX_SEQUENCE_NAME} characters, got {str(name)[:32]!r}"
+        )
+    return ChunkOptions(name, start, end)
+
+
+def _flag(name: str, value: Parameter) -> bool:
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    raise invalid(f"parameter {name!r} must be true or false, got {str(value)[:32]!r}")

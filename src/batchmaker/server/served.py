@@ -6,11 +6,12 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
-from typing import Any, final
+from contextlib import aclosing, nullcontext
+from typing import Any, TypeVar, final
 
 from batchmaker.cells.model import Model
 from batchmaker.engine import StepSeen, Ticket
+from batchmaker.engine.sequence import Sequence
 from batchmaker.errors import BatchmakerError, StoppedError
 from batchmaker.observe.chrome_trace import StepRing
 from batchmaker.server.derive import signature_of
@@ -19,12 +20,14 @@ from batchmaker.server.faults import FaultKind, ServiceError, fault_of
 from batchmaker.server.limits import Limits
 from batchmaker.server.messages import InferRequest, InferResponse
 from batchmaker.server.parameters import CallOptions, call_options
+from batchmaker.server.sequences import OpenSequences, TakenChunk
 from batchmaker.server.signature import Signature
 from batchmaker.server.statistics import ModelStatistics
 from batchmaker.server.tensors import Tensor
 
 _LOG = logging.getLogger("batchmaker.server")
 RETRY_AFTER_S = 1.0
+_Work = TypeVar("_Work")
 
 
 @final
@@ -45,6 +48,7 @@ class ServedModel:
             self._port.stop(drain=False)
             raise
         self.statistics = ModelStatistics()
+        self.sequences = OpenSequences(name, self._port, limits)
         self.steps = StepRing(trace_steps)
         self._closing = False
         self._failed = False
@@ -79,49 +83,64 @@ class ServedModel:
                 RETRY_AFTER_S,
             )
 
-    async def infer(self, request: InferRequest) -> InferResponse:
-        """Return a request's answer. Raises ServiceError; cancelling the caller's task frees the request's rows."""
+    async def infer(self, request: InferRequest, caller: str = "") -> InferResponse:
+        """Return a request's answer. Raises ServiceError; cancelling the caller's task frees the request's rows.
+
+        caller: who asks; sequences are each caller's own.
+        """
         begin = time.perf_counter()
-        data, options = self._accept(request)
+        work, chunk = self._accept(request, caller, self._port.submit)
         submitted = time.perf_counter()
-        result = await self._guarded(self._port.submit(data, options))
-        answered = time.perf_counter()
-        outputs = self._tensors(self.signature.to_outputs, result, request.outputs)
+        with chunk or nullcontext():
+            result = await self._guarded(work)
+            answered = time.perf_counter()
+            outputs = self._tensors(self.signature.to_outputs, result, request.outputs)
         statistics = self.statistics
         statistics.first_response_ms.add(1e3 * (answered - begin))
         statistics.input_s += submitted - begin
         statistics.output_s += time.perf_counter() - answered
         return InferResponse(self.name, self.version, outputs, request.id, self.signature.single_outputs)
 
-    async def stream(self, request: InferRequest) -> AsyncIterator[InferResponse]:
+    async def stream(self, request: InferRequest, caller: str = "") -> AsyncIterator[InferResponse]:
         """Yield a request's values as they are computed; see Signature.to_part. Otherwise as `infer`."""
         begin = time.perf_counter()
-        data, options = self._accept(request)
+        work, chunk = self._accept(request, caller, self._port.stream)
         first, single = True, self.signature.single_parts
-        async with aclosing(self._port.stream(data, options)) as values:  # type: ignore[type-var]
-            while True:
-                try:
-                    value = await self._guarded(anext(values))
-                except StopAsyncIteration:
-                    return
-                if first:
-                    self.statistics.first_response_ms.add(1e3 * (time.perf_counter() - begin))
-                    first = False
-                outputs = self._tensors(self.signature.to_part, value)
-                yield InferResponse(self.name, self.version, outputs, request.id, single)
+        with chunk or nullcontext():
+            async with aclosing(work) as values:
+                while True:
+                    try:
+                        value = await self._guarded(anext(values))
+                    except StopAsyncIteration:
+                        return
+                    if first:
+                        self.statistics.first_response_ms.add(1e3 * (time.perf_counter() - begin))
+                        first = False
+                    outputs = self._tensors(self.signature.to_part, value)
+                    yield InferResponse(self.name, self.version, outputs, request.id, single)
 
-    def _accept(self, request: InferRequest) -> tuple[Any, CallOptions]:
-        """Count a request as accepted and return what the engine gets. Raises ServiceError for what is refused."""
+    def _accept(
+        self, request: InferRequest, caller: str, ask: Callable[[Any, CallOptions, Sequence | None], _Work]
+    ) -> tuple[_Work, TakenChunk | None]:
+        """Count a request as accepted; return what `ask` makes of it, and its place in a sequence if it has one.
+
+        Raises ServiceError for what is refused: that leaves a sequence as it was.
+        """
         try:
             self.check_room()
             options = call_options(request.parameters)
             self.signature.check_outputs(request.outputs)
             data = self.signature.to_request(request.inputs, self._limits)
+            chunk = self.sequences.take(options, caller)
+            try:
+                work = ask(data, options, None if chunk is None else chunk.sequence)
+            except BatchmakerError as error:  # the engine never had it
+                raise self._fault(error) from error
         except ServiceError as fault:
             self.statistics.refused[fault.kind] += 1
             raise
         self.statistics.accepted += 1
-        return data, options
+        return work, chunk
 
     async def _guarded(self, work: Any) -> Any:
         """Await the engine; its errors become faults, and the log says what the client is not told."""
@@ -130,18 +149,20 @@ class ServedModel:
         except (asyncio.CancelledError, StopAsyncIteration):
             raise
         except Exception as error:
-            if isinstance(error, StoppedError) and not self._closing:
-                self._failed = True
             if not isinstance(error, BatchmakerError):
                 self.statistics.accepted -= 1  # the engine never had it
-            fault = fault_of(error)
-            if self._closing and fault.kind is FaultKind.CANCELLED:
-                fault = ServiceError(
-                    FaultKind.UNAVAILABLE, "the server stopped before the request was done", RETRY_AFTER_S
-                )
-            if fault.kind is FaultKind.INTERNAL or error.__cause__ is not None:
-                _LOG.warning("request failed", extra={"model": self.name, "error": f"{type(error).__name__}: {error}"})
-            raise fault from error
+            raise self._fault(error) from error
+
+    def _fault(self, error: BaseException) -> ServiceError:
+        """Return what the client hears of an error of the engine."""
+        if isinstance(error, StoppedError) and not self._closing:
+            self._failed = True
+        fault = fault_of(error)
+        if self._closing and fault.kind is FaultKind.CANCELLED:
+            fault = ServiceError(FaultKind.UNAVAILABLE, "the server stopped before the request was done", RETRY_AFTER_S)
+        if fault.kind is FaultKind.INTERNAL or error.__cause__ is not None:
+            _LOG.warning("request failed", extra={"model": self.name, "error": f"{type(error).__name__}: {error}"})
+        return fault
 
     def _tensors(self, form: Callable[..., tuple[Tensor, ...]], *values: Any) -> tuple[Tensor, ...]:
         try:

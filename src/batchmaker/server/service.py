@@ -42,12 +42,17 @@ class Service:
             served.statistics.refused[fault.kind] += 1
             raise
 
-    async def infer(self, model: str, version: str | None, request: InferRequest) -> InferResponse:
-        """Return a model's answer. Raises ServiceError. Cancelling the task that waits here gives the request up."""
-        self.check_room(model, version)
-        return await self.repository.get(model, version).infer(request)
+    async def infer(self, model: str, version: str | None, request: InferRequest, caller: str = "") -> InferResponse:
+        """Return a model's answer. Raises ServiceError. Cancelling the task that waits here gives the request up.
 
-    async def stream(self, model: str, version: str | None, request: InferRequest) -> AsyncIterator[InferResponse]:
+        caller: whose sequences are meant, by the name of the API key's holder.
+        """
+        self.check_room(model, version)
+        return await self.repository.get(model, version).infer(request, caller)
+
+    async def stream(
+        self, model: str, version: str | None, request: InferRequest, caller: str = ""
+    ) -> AsyncIterator[InferResponse]:
         """Yield a model's values as they are computed. Raises ServiceError. Closing the iterator gives it up."""
         self.check_room(model, version)
         if self.num_streams >= self.limits.max_streams:
@@ -56,7 +61,7 @@ class Service:
             )
         self.num_streams += 1
         try:
-            async with aclosing(self.repository.get(model, version).stream(request)) as parts:  # type: ignore[type-var]
+            async with aclosing(self.repository.get(model, version).stream(request, caller)) as parts:  # type: ignore[type-var]
                 async for part in parts:
                     yield part
         finally:

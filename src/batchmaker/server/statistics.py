@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, final
 
 from batchmaker.engine import StepSeen, Ticket
+from batchmaker.errors import DeadlineError
 from batchmaker.server.faults import FaultKind, fault_of
 from batchmaker.server.recent import RecentSeconds
 
@@ -93,7 +94,7 @@ class ModelStatistics:
             kind = fault_of(error).kind
             self.failed[kind] += 1
             self.failed_s += finished_s - ticket.arrived_s
-            self.missed += kind is FaultKind.DEADLINE
+            self.missed += isinstance(error, DeadlineError)
         self.recent.at(finished_s, self.in_flight).add(ticket, error)
         self.settled += 1
 

@@ -30,7 +30,9 @@ def infer_routes(site: Site) -> list[Route]:
         with site.bodies.holding() as held:
             body = await read(request, held)
             asked = read_infer(body, request.headers.get(HEADER_LENGTH), service.limits)
-            response = await unless_gone(request.receive, service.infer(*named_model(request), asked))
+            response = await unless_gone(
+                request.receive, service.infer(*named_model(request), asked, request.state.caller)
+            )
         content, json_length = write_infer(response, asked)
         if json_length is None:
             return encoded(content)
@@ -40,14 +42,16 @@ def infer_routes(site: Site) -> list[Route]:
     async def generate(request: Request) -> Response:
         with site.bodies.holding() as held:
             asked = read_generate(await read(request, held), signature(request))
-            response = await unless_gone(request.receive, service.infer(*named_model(request), asked))
+            response = await unless_gone(
+                request.receive, service.infer(*named_model(request), asked, request.state.caller)
+            )
         return encoded(write_generate(response))
 
     async def generate_stream(request: Request) -> Response:
         with ExitStack() as stack:
             held = stack.enter_context(site.bodies.holding())
             asked = read_generate(await read(request, held), signature(request))
-            parts = service.stream(*named_model(request), asked)
+            parts = service.stream(*named_model(request), asked, request.state.caller)
             first = await unless_gone(request.receive, _first(parts))  # its errors still have a status of their own
             return EventStream(_encoded_parts(first, parts, stack.pop_all()), service.limits.write_seconds)
 

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from batchmaker.clock import RealClock
+from batchmaker.clock import Clock, RealClock
 from batchmaker.server.answers import encoded
 from batchmaker.server.auth import TokenBucket
 from batchmaker.server.faults import FaultKind, ServiceError, invalid
@@ -27,12 +27,12 @@ MAX_LOOKS_PER_S: Final = 20.0
 """Answers a second, to all viewers together, so that looking on costs the models little."""
 
 
-def live_routes(site: Site) -> list[Route]:
-    """The page at `/`, and /v2/live."""
+def live_routes(site: Site, clock: Clock | None = None) -> list[Route]:
+    """The page at `/`, and /v2/live. clock: by which answers a second are counted."""
     repository = site.service.repository
     page = (resources.files("batchmaker.server") / "page" / "live.html").read_bytes()
     headers = {"Content-Security-Policy": _policy(page.decode()), "Cache-Control": "no-cache"}
-    looks = TokenBucket(MAX_LOOKS_PER_S, 2 * MAX_LOOKS_PER_S, RealClock())
+    looks = TokenBucket(MAX_LOOKS_PER_S, 2 * MAX_LOOKS_PER_S, clock or RealClock())
 
     async def show(request: Request) -> Response:
         return Response(page, media_type="text/html", headers=headers)

@@ -30,7 +30,7 @@ def _infer(site: Site) -> Answer:
 
     async def infer(asked: Any, call: Call) -> Any:
         request = read_infer(asked, service.limits, call.remaining_s)
-        return write_infer(await service.infer(asked.model_name, asked.model_version, request))
+        return write_infer(await service.infer(asked.model_name, asked.model_version, request, call.caller))
 
     return infer
 

@@ -38,10 +38,12 @@ _MESSAGES: Final[dict[str, str]] = {
     "ModelConfigRequest": _MODEL,
     "ModelConfigResponse": "config: 1 ModelConfig",
     "ModelConfig": "name: 1 string; platform: 2 string; backend: 17 string; max_batch_size: 4 int32; "
-    "input: 5 list ModelInput; output: 6 list ModelOutput; model_transaction_policy: 19 ModelTransactionPolicy",
+    "input: 5 list ModelInput; output: 6 list ModelOutput; model_transaction_policy: 19 ModelTransactionPolicy; "
+    "parameters: 14 map ModelParameter",
     "ModelInput": "name: 1 string; data_type: 2 DataType; dims: 4 list int64; optional: 8 bool",
     "ModelOutput": "name: 1 string; data_type: 2 DataType; dims: 3 list int64",
     "ModelTransactionPolicy": "decoupled: 1 bool",
+    "ModelParameter": "string_value: 1 string",
     "ModelStatisticsRequest": _MODEL,
     "ModelStatisticsResponse": "model_stats: 1 list ModelStatistics",
     "ModelStatistics": "name: 1 string; version: 2 string; last_inference: 3 uint64; inference_count: 4 uint64; "

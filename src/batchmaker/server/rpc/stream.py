@@ -82,13 +82,13 @@ class InferStream:
 
     async def _send_whole(self, asked: Any, before: asyncio.Event) -> None:
         request = read_infer(asked, self._limits, self._call.remaining_s)
-        response = await self._site.service.infer(asked.model_name, asked.model_version, request)
+        response = await self._site.service.infer(asked.model_name, asked.model_version, request, self._call.caller)
         await before.wait()
         await self._send(write_infer(response), final=True)
 
     async def _send_parts(self, asked: Any) -> None:
         request = read_infer(asked, self._limits, self._call.remaining_s)
-        parts = self._site.service.stream(asked.model_name, asked.model_version, request)
+        parts = self._site.service.stream(asked.model_name, asked.model_version, request, self._call.caller)
         async with aclosing(parts):  # type: ignore[type-var]
             async for part in parts:
                 await self._send(write_infer(part), final=False)

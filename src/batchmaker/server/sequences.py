@@ -1,0 +1,124 @@
+"""The open sequences of one model, as clients name them: which request belongs to which, and what ends one.
+
+The engine keeps a sequence's rows, and ends it when it has been idle for too long. Here it has a name, which is its
+caller's own: what others call theirs is nothing to it.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Final, final
+
+from batchmaker.engine.sequence import Sequence
+from batchmaker.errors import BatchmakerError, SequenceError
+from batchmaker.server.engine_port import EnginePort
+from batchmaker.server.faults import FaultKind, ServiceError, fault_of, invalid
+from batchmaker.server.limits import Limits
+from batchmaker.server.parameters import CallOptions, ChunkOptions, SequenceName
+
+_RETRY_AFTER_S: Final = 1.0
+
+
+@final
+class TakenChunk:
+    """The place of one request in its sequence, to be entered while the request is computed and its answer made.
+
+    When it is left with an answer, the rows of a sequence of which this was the last request are free. Left with an
+    error, or because the client has gone, the sequence has ended, with what was sent behind this request.
+    """
+
+    __slots__ = ("_options", "sequence")
+
+    def __init__(self, sequence: Sequence, options: ChunkOptions) -> None:
+        self.sequence = sequence
+        self._options = options
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            if self._options.end:
+                self.sequence.close()
+            return
+        self.sequence.close(drain=False)
+        if not isinstance(error, ServiceError) or isinstance(error.__cause__, SequenceError):
+            return
+        if error.kind is FaultKind.CANCELLED:  # by that very closing, for one before it; the client still waits
+            raise fault_of(SequenceError()) from error
+        said = f"{error}; sequence {self._options.name!r} has ended with it: begin anew with sequence_start"
+        raise ServiceError(error.kind, said, error.retry_after_s) from error
+
+
+@final
+class OpenSequences:
+    """Used from one event loop. Holds nothing of sequences that have ended but, for a while, their names."""
+
+    def __init__(self, model: str, port: EnginePort, limits: Limits) -> None:
+        self._model = model
+        self._port = port
+        self._limits = limits
+        self._named: dict[tuple[str, SequenceName], Sequence] = {}
+        self._sweep_at = 64
+        self.num_begun = 0
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds after which a sequence without a request ends."""
+        return self._limits.sequence_idle_seconds
+
+    def take(self, options: CallOptions, caller: str) -> TakenChunk | None:
+        """Return a request's place in the sequence that it names; None for a request in none.
+
+        A first request begins the sequence; if one of that name is open, it ends once its requests are answered. A last
+        one takes the name back. caller: whose sequences are meant. Raises INVALID for a sequence that is not open,
+        UNAVAILABLE where no more may be.
+        """
+        chunk = options.chunk
+        if chunk is None:
+            return None
+        if not self._port.takes_sequences:
+            raise invalid(
+                f"model {self._model!r} keeps nothing between requests (it has no unfold_chunk, or its policy batches "
+                "whole requests); leave sequence_id out"
+            )
+        key = (caller, chunk.name)
+        sequence = self._begin(key, options.priority) if chunk.start else self._named.get(key)
+        if sequence is None or not sequence.is_open:
+            raise invalid(
+                f"sequence {chunk.name!r} is not open: it was not begun, or it has ended, or nothing came for "
+                f"{self._limits.sequence_idle_seconds:g} seconds. Send sequence_start with its first request"
+            )
+        if chunk.end:
+            del self._named[key]
+        return TakenChunk(sequence, chunk)
+
+    def _begin(self, key: tuple[str, SequenceName], priority: int) -> Sequence:
+        before = self._named.pop(key, None)
+        if before is not None:
+            before.close()
+        self._forget_ended()
+        caller, _ = key
+        of_key = self._limits.max_key_sequences
+        if caller and sum(owner == caller and held.is_open for (owner, _), held in self._named.items()) >= of_key:
+            raise ServiceError(
+                FaultKind.UNAVAILABLE,
+                f"{of_key} sequences of this API key are open, as many as may be; end one with sequence_end, or try "
+                "again later",
+                _RETRY_AFTER_S,
+            )
+        try:
+            sequence = self._port.open_sequence(priority, self._limits.sequence_idle_seconds)
+        except BatchmakerError as error:
+            raise fault_of(error) from error
+        self._named[key] = sequence
+        self.num_begun += 1
+        return sequence
+
+    def _forget_ended(self) -> None:
+        """Drop the names of sequences that have ended, whenever there are twice as many names as were open."""
+        if len(self._named) >= self._sweep_at:
+            self._named = {key: held for key, held in self._named.items() if held.is_open}
+            self._sweep_at = max(64, 2 * len(self._named))
