@@ -31,6 +31,7 @@ TOLERANCE = 0.05
 """The smallest batch within so much of the best throughput is chosen."""
 FEED_PREVIOUS: Final = {
     "seq2seq": ("encoder", "decoder"),
+    "lstm-nmt": ("encoder", "decoder"),
     "gnmt": ("left", "decoder"),
     "transformer": (None, "decoder"),
 }

@@ -17,7 +17,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from batchmaker import models
 from batchmaker.cells.model import Model
 from batchmaker.cli import options
-from batchmaker.cli.workload import ATTENTION, SPEECH, TRANSLATION_WORDS, encode_tree
+from batchmaker.cli.requests import LATTICES, MATRICES, TREES
+from batchmaker.cli.workload import ATTENTION, RECURRENT, SPEECH, TRANSLATION_WORDS
 from batchmaker.datasets import Vocabulary, parse_tree, read_lines
 from batchmaker.engine.engine import Engine
 from batchmaker.engine.ticket import Ticket
@@ -33,12 +34,16 @@ Show = Callable[[Any], Any]
 
 
 def run(
-    model: Annotated[str, typer.Argument(help="lstm, gru, seq2seq, treelstm, or the directory of a saved model.")],
+    model: Annotated[
+        str,
+        typer.Argument(help="A built-in model, such as lstm, seq2seq or treelstm, or the directory of a saved one."),
+    ],
     source: Annotated[
         Path,
         typer.Option(
             "--input",
-            help="Lines of text, trees in brackets, JSON arrays (images, spectrograms) or requests (saved models).",
+            help="Lines of text, trees in brackets, JSON arrays (images, spectrograms) or requests (lattices, saved "
+            "models).",
         ),
     ],
     output: Annotated[Path, typer.Option(help="One JSON object per line of input, in its order.")],
@@ -48,6 +53,7 @@ def run(
     policy: Annotated[str, typer.Option(help="cellular, padded or serial.")] = "cellular",
     threads: options.Threads = None,
     workers: options.Workers = 1,
+    device: options.Device = "cpu",
     max_batch: options.MaxBatch = None,
     deadline_ms: options.DeadlineMs = None,
     seed: options.Seed = 0,
@@ -79,7 +85,7 @@ def run(
         built, encode, show = _built_in(model, [line for _, line in numbered], given)
     else:
         built, encode, show = _saved(Path(model))
-    with Engine(built, policy, workers=workers, threads=threads, deadline_ms=deadline_ms) as engine:
+    with Engine(built, policy, workers=workers, threads=threads, device=device, deadline_ms=deadline_ms) as engine:
         answers = _Answers(engine, [index for index, _ in numbered], show)
         answers.collect([line for _, line in numbered], encode)
     answers.write(output)
@@ -98,15 +104,17 @@ def _built_in(name: str, lines: list[str], given: dict[str, Any]) -> tuple[Model
     options.check_model(name, **given)
     if "vocabulary_size" not in models.option_names(name) or name in SPEECH:
         return options.make_model(name, **given), _parse_array, plain
-    if name == "treelstm":
+    if name in (*LATTICES, "bilstm-tagger-char"):
+        return options.make_model(name, **given), _parse_json, plain
+    if name in TREES:
         trees = {line: parsed for line in lines if (parsed := _try_tree(line)) is not None}
-        words = [tree.words for tree in trees.values()]
-        vocabulary = Vocabulary.from_sentences(words) if words else Vocabulary.from_sentences([["word"]])
-        built = options.make_model(name, vocabulary_size=len(vocabulary), **given)
-        return built, lambda line: encode_tree(trees.get(line) or parse_tree(line), vocabulary), plain
+        words = [tree.words for tree in trees.values()] or [("word",)]
+        vocabulary = Vocabulary.from_sentences(words, MATRICES if name == "mvrnn" else None)
+        tree_model: Any = options.make_model(name, vocabulary_size=len(vocabulary), **given)
+        return tree_model, lambda line: tree_model.encode(trees.get(line) or parse_tree(line), vocabulary), plain
     vocabulary = Vocabulary.from_lines(lines, max_size=TRANSLATION_WORDS)
     built = options.make_model(name, vocabulary_size=len(vocabulary), **given)
-    if name == "seq2seq" or name in ATTENTION:
+    if name in RECURRENT or name in ATTENTION:
         return built, vocabulary.encode, lambda result: vocabulary.decode(np.asarray(result).reshape(-1))
     return built, vocabulary.encode, plain
 

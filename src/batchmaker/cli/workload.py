@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from batchmaker import models
+from batchmaker.cli.requests import LATTICES, TAGGERS, TREES, fit, num_cells
 from batchmaker.datasets import (
     RESERVED_WORDS,
-    Tree,
     Vocabulary,
     europarl_lengths,
     fixed_lengths,
@@ -41,6 +43,10 @@ SPEECH: Final = {"deepspeech2": 161, "las": 40}
 """Pitches of the spectrograms."""
 ATTENTION: Final = ("gnmt", "transformer")
 """Translators with room for so many words."""
+RECURRENT: Final = ("seq2seq", "lstm-nmt")
+"""Translators for sentences of any length."""
+UNPADDED: Final = (*TREES, *TAGGERS, *LATTICES)
+"""Without a padded form."""
 PLACES: Final = 80
 TEXT_PLACES: Final = 128
 """Most tokens of a text for BERT."""
@@ -55,13 +61,14 @@ class Workload:
 
     chains: [num_requests, k] cells in each part of a request that a padded batch pads by itself: a sentence, or source
     and target, or all nodes of a tree. A network that is alike for all requests counts as one. vocabulary_size: None
-    where requests have no tokens.
+    where requests have no tokens. options: of the model besides, so that it fits the requests.
     """
 
     requests: Sequence[Any]
     chains: NDArray[np.int64]
     vocabulary_size: int | None
     source: str
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def cells(self) -> NDArray[np.int64]:
@@ -86,7 +93,9 @@ def make_workload(
         raise OptionError(f"{model} has generated requests only; leave --data out")
     if model == "treelstm":
         whole = _trees(data, count, seed)
-    elif model == "seq2seq" or model in ATTENTION:
+    elif model in UNPADDED:
+        whole = _in_file_order(model, data, lengths, count, seed)
+    elif model in RECURRENT or model in ATTENTION:
         whole = _translations(model, data, lengths, count, seed)
     elif model in VISION:
         whole = _images(lengths, count, seed)
@@ -101,7 +110,7 @@ def make_workload(
         raise OptionError(f"--requests must be at least 1, got {number}")
     order = np.resize(np.random.default_rng(seed).permutation(len(whole)), number)
     requests = [whole.requests[i] for i in order.tolist()]
-    return Workload(requests, whole.chains[order], whole.vocabulary_size, whole.source)
+    return Workload(requests, whole.chains[order], whole.vocabulary_size, whole.source, whole.options)
 
 
 def sentence_lengths(lengths: str | None, count: int, seed: int) -> NDArray[np.int64]:
@@ -117,11 +126,6 @@ def _read_lengths(lengths: str) -> tuple[str, int]:
     if kind not in ("fixed", "clip") or not number.isdigit() or int(number) < 1:
         raise OptionError(f"--lengths {lengths!r}: expected fixed:N or clip:N, for example fixed:24 or clip:50")
     return kind, int(number)
-
-
-def encode_tree(tree: Tree, vocabulary: Vocabulary) -> dict[str, Any]:
-    """Return a tree as the TreeLSTM's request."""
-    return {"words": vocabulary.encode_words(tree.words), "children": tree.children}
 
 
 def _sentences(data: Sequence[Path], lengths: str | None, count: int | None, seed: int) -> Workload:
@@ -202,8 +206,21 @@ def _trees(data: Sequence[Path], count: int | None, seed: int) -> Workload:
         trees = [tree for path in data for tree in read_trees(path)]
         vocabulary = Vocabulary.from_sentences(tree.words for tree in trees)
         source = ", ".join(path.name for path in data)
-    requests = [encode_tree(tree, vocabulary) for tree in trees]
+    requests = [{"words": vocabulary.encode_words(tree.words), "children": tree.children} for tree in trees]
     return Workload(requests, np.array([[tree.num_nodes] for tree in trees], np.int64), len(vocabulary), source)
+
+
+def _in_file_order(name: str, data: Sequence[Path], lengths: str | None, count: int | None, seed: int) -> Workload:
+    """Return one of ED-Batch's workloads, as it is learnt from: a file at most."""
+    if len(data) > 1 or lengths:
+        raise OptionError(f"{name} takes one file (--data FILE), or generates requests of its own lengths")
+    fitted = fit(name, data[0] if data else None, count=None if data else count, seed=seed)
+    sizes = dict(fitted.options)
+    vocabulary_size = int(sizes.pop("vocabulary_size"))
+    with torch.device("meta"):  # encoding needs the model's options, not its weights
+        requests = fitted.requests(models.make(name, **fitted.options, hidden=2, seed=seed))
+    chains = np.array([[num_cells(request)] for request in requests], np.int64)
+    return Workload(requests, chains, vocabulary_size, fitted.source, sizes)
 
 
 def _ones(count: int) -> NDArray[np.int64]:

@@ -10,12 +10,16 @@ from batchmaker.datasets.generators import (
     fixed_lengths,
     lazybatching_lengths,
     random_binary_tree,
+    random_lattices,
     random_sentences,
+    random_tagged_sentences,
     random_trees,
     translation_lengths,
 )
+from batchmaker.datasets.lattices import Lattice, read_lattices
 from batchmaker.datasets.sexpr import parse_tree, read_trees, to_sexpr
 from batchmaker.datasets.signals import librispeech_lengths, random_images, random_spectrograms
+from batchmaker.datasets.tagged import TaggedSentence, read_columns, read_numbered_characters, read_tagged
 from batchmaker.datasets.text import AlignedText, SentencePair, read_aligned, read_lines, tokenize
 from batchmaker.datasets.trees import Tree, tree_depth
 from batchmaker.datasets.vocabulary import (
@@ -26,6 +30,7 @@ from batchmaker.datasets.vocabulary import (
     UNK_ID,
     Vocabulary,
 )
+from batchmaker.datasets.words import WordList, lattice_of, read_word_list
 
 __all__ = [
     "BOS_ID",
@@ -36,13 +41,17 @@ __all__ = [
     "RESERVED_WORDS",
     "UNK_ID",
     "AlignedText",
+    "Lattice",
     "Seed",
     "SentencePair",
+    "TaggedSentence",
     "Tree",
     "Vocabulary",
+    "WordList",
     "complete_tree",
     "europarl_lengths",
     "fixed_lengths",
+    "lattice_of",
     "lazybatching_lengths",
     "librispeech_lengths",
     "mmpp_arrivals",
@@ -50,12 +59,19 @@ __all__ = [
     "poisson_arrivals",
     "random_binary_tree",
     "random_images",
+    "random_lattices",
     "random_sentences",
     "random_spectrograms",
+    "random_tagged_sentences",
     "random_trees",
     "read_aligned",
+    "read_columns",
+    "read_lattices",
     "read_lines",
+    "read_numbered_characters",
+    "read_tagged",
     "read_trees",
+    "read_word_list",
     "to_sexpr",
     "tokenize",
     "trace_arrivals",

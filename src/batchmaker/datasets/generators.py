@@ -1,4 +1,4 @@
-"""Seeded lengths, sentences and trees for those without data at hand.
+"""Seeded lengths, sentences, trees and lattices for those without data at hand.
 
 Everything here is a function of its arguments: the same seed gives the same values. A `seed` is an int or a
 `numpy.random.Generator`, which is then drawn from. Arguments out of range raise OptionError.
@@ -13,6 +13,8 @@ from typing import Final, Literal, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from batchmaker.datasets.lattices import Lattice
+from batchmaker.datasets.tagged import TaggedSentence
 from batchmaker.datasets.trees import Tree
 from batchmaker.datasets.vocabulary import NUM_RESERVED
 from batchmaker.errors import OptionError, unknown_name
@@ -26,6 +28,7 @@ _EUROPARL_SIGMA: Final = 0.7
 _LAZYBATCHING_MEDIAN: Final = 16.5
 _LAZYBATCHING_SIGMA: Final = 0.5
 _LAZYBATCHING_MAX_LENGTH: Final = 80
+_WORD_SHARES: Final = {2: 0.42, 3: 0.07, 4: 0.03}  # of places where a word of so many characters ends, as in ED-Batch's
 _NUM_LABELS: Final = 5  # sentiment 0 to 4, as in the Stanford treebank
 
 
@@ -151,6 +154,56 @@ def complete_tree(num_leaves: int = 16, seed: Seed = 0, vocabulary: int | Sequen
     # Level by level, nodes 2j and 2j + 1 are the children of internal node j.
     children = np.arange(2 * (num_leaves - 1), dtype=np.int32).reshape(-1, 2)
     return _dressed(children, _generator(seed), vocabulary)
+
+
+def random_lattices(
+    n: int,
+    seed: Seed,
+    min_characters: int = 10,
+    max_characters: int = 60,
+    num_characters: int = 1000,
+    num_words: int = 5000,
+) -> list[Lattice]:
+    """Return n lattices, numbers of characters uniform from min_characters to max_characters.
+
+    Each place has a word of 2, 3 or 4 characters that ends there with the shares of ED-Batch's lattices: about half a
+    word for each character. Ids are uniform below num_characters and num_words, all labels 0.
+    """
+    _at_least("max_characters", max_characters, _at_least("min_characters", min_characters, 1))
+    _at_least("num_characters", num_characters, 1)
+    _at_least("num_words", num_words, 1)
+    generator = _generator(seed)
+    sizes = generator.integers(min_characters, max_characters, size=_at_least("n", n, 0), endpoint=True)
+    lattices: list[Lattice] = []
+    for size in sizes.tolist():
+        place = np.arange(1, size + 1)
+        rows = [np.stack((place - 1, place, generator.integers(0, num_characters, size)), 1)]
+        for length, share in _WORD_SHARES.items():
+            target = place[(generator.random(size) < share) & (place >= length)]
+            rows.append(np.stack((target - length, target, generator.integers(0, num_words, len(target))), 1))
+        arcs = np.concatenate(rows).astype(np.int64)
+        order = np.argsort(arcs[:, 1], kind="stable")
+        lattices.append(Lattice(arcs[order], np.zeros(size + 1, np.int64)))
+    return lattices
+
+
+def random_tagged_sentences(
+    lengths: ArrayLike, seed: Seed, vocabulary: int = 5000, tags: Sequence[str] = ("O", "I-PER", "I-LOC", "I-ORG")
+) -> list[TaggedSentence]:
+    """Return one sentence per length in words, drawn as in `random_sentences`, each word with a tag drawn evenly.
+
+    The words are `w1`, `w2`, ... up to `vocabulary`, in order of frequency.
+    """
+    _at_least("tags", len(tags), 1)
+    generator = _generator(seed)
+    drawn = random_sentences(lengths, _at_least("vocabulary", vocabulary, 1) + NUM_RESERVED, generator)
+    return [
+        TaggedSentence(
+            tuple(f"w{word - NUM_RESERVED + 1}" for word in sentence.tolist()),
+            tuple(tags[i] for i in generator.integers(0, len(tags), len(sentence)).tolist()),
+        )
+        for sentence in drawn
+    ]
 
 
 def _dressed(children: NDArray[np.int32], generator: np.random.Generator, vocabulary: int | Sequence[str]) -> Tree:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from batchmaker.errors import InvalidRequestError, OptionError, RequestShapeError
+from batchmaker.graph.values import ValueSequence
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @contextmanager
@@ -82,3 +83,27 @@ def checked_frames(frames: Any, width: int, what: str) -> NDArray[np.float32]:
     if len(array) == 0:
         raise InvalidRequestError(f"{what} is empty; at least one frame is needed")
     return array.astype(np.float32, copy=False)
+
+
+def parts_of(state: Any) -> tuple[Any, ...]:
+    """Return what a cell or module gave as a tuple, also where it is one value."""
+    return state if isinstance(state, tuple) else (state,)
+
+
+def joined(first: ValueSequence, second: ValueSequence) -> ValueSequence:
+    """Return the values of one sequence and then those of another, both the same output of cells that give alike."""
+    nodes = np.concatenate((first.nodes, second.nodes))
+    return ValueSequence(nodes, first.output, first.spec, first.origin, keeps=(first, second))
+
+
+@final
+class Classify(nn.Module):
+    """h -> the likeliest label, int64."""
+
+    def __init__(self, hidden: int, labels: int) -> None:
+        super().__init__()
+        self.scores = nn.Linear(hidden, labels)
+
+    def forward(self, h: Tensor) -> Tensor:
+        label: Tensor = self.scores(h).argmax(-1)
+        return label

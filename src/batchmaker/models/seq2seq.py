@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import numpy as np
 import torch
@@ -15,6 +15,21 @@ from batchmaker.models.building import check_positive, checked_tokens, frozen, s
 from batchmaker.models.padding import PaddedModel, final_states, fused, pad
 from batchmaker.models.recurrent import LstmStack, OneLstm
 from batchmaker.models.translation import BOS, EOS, check_vocabulary, read_order, write
+
+
+class Pair(Protocol):
+    """What `encode` takes, as datasets.SentencePair is."""
+
+    @property
+    def source_tokens(self) -> tuple[str, ...]: ...
+    @property
+    def target_tokens(self) -> tuple[str, ...]: ...
+
+
+class WordIds(Protocol):
+    """What `encode` asks for ids, as datasets.Vocabulary does."""
+
+    def encode_words(self, words: Sequence[str]) -> NDArray[np.int64]: ...
 
 
 @final
@@ -71,6 +86,10 @@ class Seq2SeqModel(PaddedModel):
 
     def _prepare(self) -> None:
         self._initial = None if self.layers == 1 else zeros(2 * self.layers, self.hidden, self.dtype)
+
+    def encode(self, pair: Pair, vocabulary: WordIds) -> dict[str, Any]:
+        """Return the request for a pair: as many words as its translation has, whatever they are."""
+        return {"source": vocabulary.encode_words(pair.source_tokens), "words": len(pair.target_tokens)}
 
     def unfold(self, request: Any) -> Any:
         source, num_words, until = self._parse(request)

@@ -1,36 +1,22 @@
-"""Binary TreeLSTM over parsed sentences (Tai et al. 2015, N-ary; the form of DyNet's benchmark)."""
+"""Binary TreeLSTM over parsed sentences (Tai et al. 2015, N-ary; the form of DyNet's benchmark).
+
+Also with inner nodes of two types, TreeLSTM-2Type of ED-Batch's evaluation.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol, final
+import zlib
+from collections.abc import Mapping
+from typing import Any, final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from batchmaker.cells.cell import Cell
-from batchmaker.cells.model import Model
 from batchmaker.errors import InvalidRequestError
-from batchmaker.models.building import check_choice, check_positive, checked_tokens, frozen, seeded
-
-Output = Literal["state", "label"]
-
-
-class WordTree(Protocol):
-    """What `encode` takes, as datasets.Tree is: leaves in order, and children of the inner nodes."""
-
-    @property
-    def words(self) -> Sequence[str]: ...
-    @property
-    def children(self) -> NDArray[np.int32]: ...
-
-
-class WordIds(Protocol):
-    """What `encode` asks for ids, as datasets.Vocabulary does."""
-
-    def encode_words(self, words: Sequence[str]) -> NDArray[np.int64]: ...
+from batchmaker.models.building import Classify, check_positive, frozen, parts_of, seeded
+from batchmaker.models.trees import Output, TreeModel, WordIds, WordTree, parse_tree
 
 
 @final
@@ -71,29 +57,12 @@ class Inner(nn.Module):
 
 
 @final
-class Classify(nn.Module):
-    """h -> the likeliest label, int64."""
-
-    def __init__(self, hidden: int, labels: int) -> None:
-        super().__init__()
-        self.scores = nn.Linear(hidden, labels)
-
-    def forward(self, h: Tensor) -> Tensor:
-        label: Tensor = self.scores(h).argmax(-1)
-        return label
-
-
-@final
-class TreeLstmModel(Model):
+class TreeLstmModel(TreeModel):
     """A parse tree through a binary TreeLSTM.
 
-    A request is {"words": token ids, "children": integers [inner nodes, 2]}: an entry below the number of words is a
-    leaf, any other is inner node `entry - number of words`; children come before parents and the root is last.
-    `encode` makes one of a datasets.Tree.
-    output: "state", the root's h [hidden], or "label", the likeliest of `labels`.
+    Requests and output as for TreeModel; a state is h [hidden] and c. labels: to choose from. Other options as for
+    LstmModel.
     """
-
-    can_pad = False
 
     def __init__(
         self,
@@ -108,75 +77,81 @@ class TreeLstmModel(Model):
     ) -> None:
         width = hidden if embedding is None else embedding
         check_positive(vocabulary_size=vocabulary_size, hidden=hidden, embedding=width, labels=labels)
-        check_choice("output", output, ("state", "label"))
         with seeded(seed):
             leaf, inner, classify = Leaf(vocabulary_size, width, hidden), Inner(hidden), Classify(hidden, labels)
-        self.leaf = Cell(frozen(leaf, dtype), max_batch=max_batch)
-        self.inner = Cell(frozen(inner, dtype), max_batch=max_batch, priority=1)
-        if output == "label":
-            self.classify = Cell(frozen(classify, dtype), max_batch=max_batch, priority=2)
-        self.vocabulary_size = vocabulary_size
-        self.output = output
-        self.example_request = {"words": [0, 0], "children": [[0, 1]]}
+        super().__init__(
+            leaf, inner, classify, vocabulary_size=vocabulary_size, dtype=dtype, output=output, max_batch=max_batch
+        )
+
+
+@final
+class TreeLstm2TypeModel(TreeModel):
+    """A TreeLSTM whose inner nodes are of two types, cells with weights of their own.
+
+    A request is one of a tree with "kinds" besides: for each inner node 0, the cell `inner`, or 1, `other`. `encode`
+    tosses a fair coin for each, from `seed` and the sentence alone, so that it is the same whoever asks. Other options
+    as for TreeLstmModel.
+    """
+
+    def __init__(
+        self,
+        vocabulary_size: int = 20_000,
+        hidden: int = 256,
+        embedding: int | None = None,
+        dtype: str = "float32",
+        output: Output = "labels",
+        labels: int = 5,
+        max_batch: int = 256,
+        seed: int = 0,
+    ) -> None:
+        width = hidden if embedding is None else embedding
+        check_positive(vocabulary_size=vocabulary_size, hidden=hidden, embedding=width, labels=labels)
+        with seeded(seed):
+            leaf, inner, classify = Leaf(vocabulary_size, width, hidden), Inner(hidden), Classify(hidden, labels)
+            other = Inner(hidden)
+        super().__init__(
+            leaf, inner, classify, vocabulary_size=vocabulary_size, dtype=dtype, output=output, max_batch=max_batch
+        )
+        self.other = Cell(frozen(other, dtype), max_batch=max_batch, priority=1)
+        self.seed = seed
+        self.example_request = {"words": [0, 0, 0], "children": [[0, 1], [3, 2]], "kinds": [0, 1]}
 
     def encode(self, tree: WordTree, vocabulary: WordIds) -> dict[str, Any]:
-        """Return the request for a tree of words."""
-        return {"words": vocabulary.encode_words(tree.words), "children": tree.children}
+        request = super().encode(tree, vocabulary)
+        return {**request, "kinds": tossed(request["words"], request["children"], self.seed)}
 
     def unfold(self, request: Any) -> Any:
-        words, children = self._parse(request)  # cells check the tokens and the order of the children
-        h, c = self.leaf.map(words)
-        root = self.inner.tree(children, (h, c))[0][-1] if len(children) else h[0]
-        return self.classify(root) if self.output == "label" else root
-
-    def length(self, request: Any) -> int:
-        """Return the number of nodes."""
         words, children = self._parse(request)
-        return len(words) + len(children)
+        leaves = parts_of(self.leaf.map(words))
+        nodes: list[tuple[Any, ...]] = list(zip(*leaves, strict=True))
+        for (left, right), kind in zip(children.tolist(), _kinds(request, len(children)), strict=True):
+            if max(left, right) >= len(nodes):
+                raise InvalidRequestError("children: a node comes after its parent; children come first")
+            nodes.append((self.other if kind else self.inner)(*nodes[left], *nodes[right]))
+        return self._result([node[0] for node in nodes], nodes[-1][0])
 
-    def batched(self, requests: Sequence[Any]) -> list[Any]:
-        """Compute requests one by one, node by node, for policy `serial`: trees have no padded form."""
-        with torch.no_grad():
-            return [self._alone(*self._parse(request)) for request in requests]
-
-    def _alone(self, words: NDArray[np.int64], children: NDArray[np.int64]) -> Tensor:
-        checked_tokens(words, self.vocabulary_size, "words")
-        if (children >= np.arange(len(words), len(words) + len(children))[:, None]).any():
-            raise InvalidRequestError("children: a node comes after its parent; children come first, the root is last")
-        leaf, inner = self.leaf.module, self.inner.module
-        nodes = [leaf(word) for word in torch.from_numpy(words)[:, None]]
-        for left, right in children.tolist():
-            nodes.append(inner(*nodes[left], *nodes[right]))
-        root: Tensor = nodes[-1][0]
-        return (self.classify.module(root) if self.output == "label" else root)[0]
+    def _inner_modules(self, request: Any, count: int) -> list[nn.Module]:
+        return [(self.other if kind else self.inner).module for kind in _kinds(request, count)]
 
     def _parse(self, request: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        if not isinstance(request, Mapping) or set(request) != {"words", "children"}:
+        if not isinstance(request, Mapping) or set(request) != {"words", "children", "kinds"}:
             got = sorted(map(str, request)) if isinstance(request, Mapping) else type(request).__name__
-            raise InvalidRequestError(f"a request has the keys 'words' and 'children', got {got}")
-        words = np.asarray(request["words"])
-        if words.ndim != 1 or words.dtype.kind not in "iu":
-            checked_tokens(request["words"], self.vocabulary_size, "words")
-        if len(words) == 0:
-            raise InvalidRequestError("words is empty; at least one token is needed")
-        return words, _checked_children(request["children"], len(words))
+            raise InvalidRequestError(f"a request has the keys 'words', 'children' and 'kinds', got {got}")
+        tree = parse_tree({name: request[name] for name in ("words", "children")}, self.vocabulary_size)
+        _kinds(request, len(tree[1]))
+        return tree
 
 
-def _checked_children(children: Any, num_leaves: int) -> NDArray[np.int64]:
-    """Return children as an array [num_leaves - 1, 2]. InvalidRequestError unless they make one tree."""
-    try:
-        array = np.asarray(children)
-    except ValueError as error:
-        raise InvalidRequestError(f"children must be integers [inner nodes, 2] ({error})") from None
-    if array.size == 0:
-        array = np.empty((0, 2), np.int64)
-    if array.dtype.kind not in "iu" or array.shape != (num_leaves - 1, 2):
-        raise InvalidRequestError(
-            f"children: got {array.dtype} of shape {array.shape}, expected integers of shape ({num_leaves - 1}, 2) for "
-            f"{num_leaves} words"
-        )
-    if array.size:
-        times = np.bincount(array.ravel()) if int(array.min()) >= 0 else array[:0, 0]
-        if len(times) != 2 * num_leaves - 2 or not (times == 1).all():
-            raise InvalidRequestError("children: every node but the last must be a child exactly once")
-    return array.astype(np.int64, copy=False)
+def tossed(words: NDArray[np.int64], children: NDArray[Any], seed: int) -> NDArray[np.int64]:
+    """Return 0 or 1 for each inner node of a tree: [inner nodes], alike for the same words, children and seed."""
+    content = np.concatenate((words, children.astype(np.int64).ravel())).tobytes()
+    return np.random.default_rng((seed, zlib.crc32(content))).integers(0, 2, len(children))
+
+
+def _kinds(request: Any, count: int) -> list[int]:
+    """Return the type of each inner node. InvalidRequestError unless there is a 0 or 1 for each."""
+    kinds = np.asarray(request["kinds"])
+    if kinds.shape != (count,) or (count and (kinds.dtype.kind not in "iu" or not np.isin(kinds, (0, 1)).all())):
+        raise InvalidRequestError(f"kinds: expected {count} numbers, 0 or 1 for each inner node, got {kinds.tolist()}")
+    found: list[int] = kinds.tolist()
+    return found

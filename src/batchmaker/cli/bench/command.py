@@ -11,18 +11,19 @@ from batchmaker.cli import options
 from batchmaker.cli.bench import report
 from batchmaker.cli.bench.measurement import Plan, measure_all
 from batchmaker.cli.bench.report import Setting
-from batchmaker.cli.workload import make_workload
+from batchmaker.cli.workload import UNPADDED, make_workload
 from batchmaker.errors import OptionError
 from batchmaker.executor.cpu import default_threads
+from batchmaker.executor.cuda.open import device_numbers
 
 
 def bench(
-    model: Annotated[str, typer.Argument(help="lstm, gru, seq2seq or treelstm.")],
+    model: Annotated[str, typer.Argument(help="A built-in model: lstm, gru, seq2seq, treelstm, latticelstm, ...")],
     data: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Text lines (lstm, gru), source then target (seq2seq, give it twice), trees (treelstm). "
-            "Default: seeded sentences of Europarl's lengths, seeded trees."
+            help="Text lines (lstm, gru), source then target (seq2seq, give it twice), trees (treelstm), words with "
+            "tags, lattices. Default: seeded sentences of Europarl's lengths, seeded trees and lattices."
         ),
     ] = None,
     policy: Annotated[
@@ -42,6 +43,7 @@ def bench(
     deadline_ms: options.DeadlineMs = None,
     threads: options.Threads = None,
     workers: options.Workers = 1,
+    device: options.Device = "cpu",
     max_batch: options.MaxBatch = None,
     padded_batch: Annotated[int, typer.Option(min=1, help="Most requests in a padded batch.")] = 64,
     lengths: Annotated[str | None, typer.Option(help="fixed:24 or clip:50, for generated sentences.")] = None,
@@ -51,7 +53,8 @@ def bench(
     """Measure policies against each other and against the best of plain torch, all in one run.
 
     Without --rate, --load or --requests the engine is saturated: many requests always wait. With --deadline-ms late
-    requests are counted, and computed to the end all the same.
+    requests are counted, and computed to the end all the same. Baselines are computed on the CPU only; with --device
+    the policies are those that batch cells, and the reference is torch on the same GPU.
 
     [bold]Examples[/bold]
 
@@ -62,23 +65,29 @@ def bench(
     batchmaker bench seq2seq --data europarl.de --data europarl.en --hidden 512
 
     batchmaker bench treelstm --data sst/test.txt --requests 1000
+
+    batchmaker bench lstm --hidden 1024 --device cuda --dtype bfloat16
     """
-    plan = Plan(_policies_for(model, policy), seconds, requests, rate, load, padded_batch, seed)
+    workers = workers if device == "cpu" else len(device_numbers(device))
+    plan = Plan(_policies_for(model, policy, device), seconds, requests, rate, load, padded_batch, seed)
     options.check_writable(json)
     made_options = {"hidden": hidden, "layers": layers, "dtype": dtype, "max_batch": max_batch, "seed": seed}
     options.check_model(model, **made_options)
     workload = make_workload(model, data=data or (), lengths=lengths, count=requests, seed=seed)
-    built = options.make_model(model, vocabulary_size=workload.vocabulary_size, **made_options)
+    sizes = {"vocabulary_size": workload.vocabulary_size, **workload.options}
+    built = options.make_model(model, **sizes, **made_options)
     width, threads = hidden or options.width_of(model), threads or default_threads(workers)
-    setting = Setting(model, width, layers or 1, dtype, threads, workers, workload.source, load, deadline_ms)
+    setting = Setting(model, width, layers or 1, dtype, threads, workers, workload.source, load, deadline_ms, device)
     results = measure_all(built, workload, setting, plan)
     report.show(options.out(), setting, results)
     if json is not None:
         options.write_json(json, results)
 
 
-def _policies_for(model: str, given: list[str] | None) -> tuple[str, ...]:
+def _policies_for(model: str, given: list[str] | None, device: str) -> tuple[str, ...]:
     """Return the policies to measure: those given, else cellular batching and the model's best baseline."""
-    if model == "treelstm" and "padded" in (given or ()):
-        raise OptionError("trees of different shapes cannot be padded; the baseline of treelstm is --policy serial")
-    return tuple(given or ("cellular", "serial" if model == "treelstm" else "padded"))
+    if model in UNPADDED and "padded" in (given or ()):
+        raise OptionError(f"requests of different shapes cannot be padded; the baseline of {model} is --policy serial")
+    if device != "cpu":
+        return tuple(given or ("cellular",))
+    return tuple(given or ("cellular", "serial" if model in UNPADDED else "padded"))

@@ -15,7 +15,7 @@ from batchmaker.cli.bench import report
 from batchmaker.cli.bench.load import Measured
 from batchmaker.cli.bench.reference import reference_cells_per_s
 from batchmaker.cli.bench.report import Result, Setting
-from batchmaker.cli.workload import Workload
+from batchmaker.cli.workload import UNPADDED, Workload
 from batchmaker.engine.engine import Engine
 from batchmaker.errors import OptionError
 
@@ -83,7 +83,7 @@ class Bench:
         setting = self._setting
         found = reference_cells_per_s(
             setting.model, self._model, self._workload, hidden=setting.hidden, layers=setting.layers,
-            dtype=setting.dtype, threads=setting.threads,
+            dtype=setting.dtype, threads=setting.threads, device=setting.device,
         )  # fmt: skip
         tell(1.0, 0)
         return found
@@ -102,7 +102,7 @@ class Bench:
         setting = self._setting
         return Engine(
             self._model, made, workers=setting.workers, threads=setting.threads, deadline_ms=setting.deadline_ms,
-            late="finish",
+            late="finish", device=setting.device,
         )  # fmt: skip
 
     def _task(self, name: str) -> offering.Progress:
@@ -132,7 +132,7 @@ def _results(bench: Bench, setting: Setting, plan: Plan) -> list[Result]:
     before = bench.reference()
     rate_rps = plan.rate_rps
     if plan.load is not None:
-        rate_rps = plan.load * bench.peak_rps("serial" if setting.model == "treelstm" else "padded")
+        rate_rps = plan.load * bench.peak_rps("serial" if setting.model in UNPADDED else "padded")
     measured = [(policy, bench.measure(policy, rate_rps)) for policy in plan.policies]
     reference = max(before, bench.reference())
     results = [report.result(setting, policy, bench.batch_of(policy), seen, reference) for policy, seen in measured]

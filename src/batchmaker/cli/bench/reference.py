@@ -5,6 +5,7 @@ No request ever waits for another here and nothing is padded, so it bounds what 
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -16,6 +17,7 @@ from batchmaker.cells.model import Model
 from batchmaker.cli.workload import Workload
 
 BATCHES: Final = (64, 256)
+BATCHES_ON_GPU: Final = (64, 256, 512, 1024)
 WHOLE_BATCHES: Final = (4, 16)
 """Requests computed together where a request is a whole network."""
 STEPS: Final = 24
@@ -23,14 +25,27 @@ SECONDS_EACH: Final = 0.4
 
 
 def reference_cells_per_s(
-    name: str, model: Model, workload: Workload, *, hidden: int | None, layers: int, dtype: str, threads: int
+    name: str,
+    model: Model,
+    workload: Workload,
+    *,
+    hidden: int | None,
+    layers: int,
+    dtype: str,
+    threads: int,
+    device: str = "cpu",
 ) -> float:
-    """Return the useful cells per second of the best way found, over the workload's mix of cells."""
+    """Return the useful cells per second of the best way found, over the workload's mix of cells.
+
+    device: as an engine's; of several GPUs the first. 0 where there is no reference for the model on GPUs.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     kind = getattr(torch, dtype)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), torch.device(device.partition(",")[0]) as where:
+            if where.type != "cpu" and name not in ("lstm", "gru", "seq2seq", "treelstm"):
+                return 0.0
             if hidden is None or name not in ("lstm", "gru", "seq2seq", "treelstm"):
                 return 1.0 / _whole_s(model, workload)
             if name in ("lstm", "gru"):
@@ -38,10 +53,10 @@ def reference_cells_per_s(
             shares = workload.chains.sum(axis=0) / workload.chains.sum()
             if name == "seq2seq":
                 return float(1.0 / (shares[0] * _recurrent_s("lstm", hidden, layers, kind) + shares[1] * _decoder_s(
-                    model.cells["decoder"].module, hidden, layers, kind
+                    copy.deepcopy(model.cells["decoder"].module).to(where), hidden, layers, kind
                 )))  # fmt: skip
             leaves = (workload.chains.sum() + len(workload)) / 2 / workload.chains.sum()
-            leaf, inner = model.cells["leaf"].module, model.cells["inner"].module
+            leaf, inner = (copy.deepcopy(model.cells[cell].module).to(where) for cell in ("leaf", "inner"))
             leaf_s = _best_s(lambda batch: lambda: leaf(torch.zeros(batch, dtype=torch.int64)))
             inner_s = _best_s(lambda batch: _bind(inner, [torch.randn(batch, hidden).to(kind) for _ in range(4)]))
             return float(1.0 / (leaves * leaf_s + (1 - leaves) * inner_s))
@@ -96,7 +111,19 @@ def _bind(module: nn.Module, inputs: list[Tensor]) -> Callable[[], Any]:
 
 def _best_s(make: Callable[[int], Callable[[], Any]]) -> float:
     """Return seconds per row at the best batch size: the median of repeated calls."""
-    return min(median_s(make(batch), SECONDS_EACH) / batch for batch in BATCHES)
+    if torch.get_default_device().type == "cpu":
+        return min(median_s(make(batch), SECONDS_EACH) / batch for batch in BATCHES)
+    return min(median_s(_finished(make(batch)), SECONDS_EACH) / batch for batch in BATCHES_ON_GPU)
+
+
+def _finished(call: Callable[[], Any]) -> Callable[[], Any]:
+    """Return the call with a wait for the GPU at its end."""
+
+    def whole() -> None:
+        call()
+        torch.cuda.synchronize()
+
+    return whole
 
 
 def median_s(call: Callable[[], Any], seconds: float, least: int = 3) -> float:

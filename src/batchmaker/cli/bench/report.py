@@ -35,6 +35,7 @@ class Setting:
     data: str
     load: float | None
     deadline_ms: float | None = None
+    device: str = "cpu"
 
 
 def machine() -> dict[str, Any]:
@@ -73,6 +74,7 @@ def result(setting: Setting, policy: str, max_batch: int, measured: Measured, re
         "layers": setting.layers,
         "threads": setting.threads,
         "workers": setting.workers,
+        "device": setting.device,
         "max_batch": max_batch,
         "data": setting.data,
         "load": setting.load,

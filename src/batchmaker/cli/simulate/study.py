@@ -64,7 +64,7 @@ def make_policy(text: str, profile: CostProfile) -> CellPolicy | GraphPolicy:
 def looks_at_deadlines(policy: CellPolicy | GraphPolicy) -> bool:
     """Whether another SLA could change what the policy does. A policy that is not known to be blind is not."""
     if isinstance(policy, CellPolicy):
-        return policy.watches_requests
+        return policy.watches_requests or policy.urgent_first
     return policy.name not in BLIND
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.cli.workload import make_workload
+from batchmaker.cli.workload import UNPADDED, make_workload
 from batchmaker.datasets import (
     lazybatching_lengths,
     mmpp_arrivals,
@@ -56,13 +56,13 @@ def make(name: str, blueprint: Blueprint, files: Sequence[Path], count: int) -> 
             return [found[i] for i in order.tolist()]
 
         return Workload(shuffled, ", ".join(path.name for path in files), samples=found)
-    if name == "treelstm":
-        trees = make_workload(name, count=min(count, 2048)).requests
-        shapes = [blueprint.request(tree) for tree in trees]
+    if name in UNPADDED:
+        drawn_once = make_workload(name, count=min(count, 2048))
+        shapes = [blueprint.request(request) for request in drawn_once.requests]
         return Workload(
             lambda seed, count: [shapes[i] for i in np.random.default_rng((seed, LENGTHS_STREAM)).integers(
                 0, len(shapes), size=count).tolist()],
-            "generated trees",
+            drawn_once.source,
         )  # fmt: skip
     if blueprint.sized(2) is blueprint.sized(3):
         alone = blueprint.sized(1)
@@ -87,8 +87,8 @@ def _from_files(name: str, blueprint: Blueprint, files: Sequence[Path]) -> list[
     if len(files) == 2:
         pairs = read_aligned(files[0], files[1]).pairs
         return [blueprint.sized(len(pair.source_tokens), len(pair.target_tokens)) for pair in pairs]
-    if name == "treelstm" and not _is_json(files[0]):
-        return [blueprint.request(tree) for tree in make_workload(name, data=files).requests]
+    if name in UNPADDED and not _is_json(files[0]):
+        return [blueprint.request(request) for request in make_workload(name, data=files).requests]
     numbered = [(number, line) for number, line in enumerate(read_lines(files[0]), 1) if line.strip()]
     if not numbered:
         raise DataError(f"{files[0]}: there is nothing in this file; expected one request a line.")
