@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
@@ -13,6 +14,8 @@ ROW = re.compile(r"^\| `([\w-]+)` \| (\w+) \| .* \| (.*) \|$", re.MULTILINE)
 
 
 def shown(default: object) -> str:
+    if default is inspect.Parameter.empty:
+        return "required"
     return {True: "yes", False: "no", None: "none"}.get(default) if isinstance(default, bool | None) else f"{default}"
 
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from batchmaker.graph.cell_graph import CellGraph, Run
 
 
-def split(graph: CellGraph) -> tuple[NDArray[np.int32], int]:
-    """Number the subgraphs of a graph.
+def split(graph: CellGraph, *, node_by_node: bool = False) -> tuple[NDArray[np.int32], int]:
+    """Number the subgraphs of a graph. node_by_node: no single nodes are joined.
 
     Returns (subgraph of each of the graph's nodes [num_nodes], number of subgraphs). Numbers start at 0 and follow
     the order of each subgraph's first node.
@@ -23,7 +23,9 @@ def split(graph: CellGraph) -> tuple[NDArray[np.int32], int]:
     root = np.arange(graph.num_nodes, dtype=np.int32)
     for run in graph.runs:
         root[run.first - graph.first : run.first - graph.first + run.length] = run.first - graph.first
-    if _needs_union(graph):
+    if node_by_node:
+        pass
+    elif _needs_union(graph):
         _union_edges(graph, root)
     else:
         for block in graph.blocks:

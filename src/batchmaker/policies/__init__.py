@@ -11,9 +11,11 @@ from batchmaker.policies.cellular import CellularPolicy
 from batchmaker.policies.depth import DepthPolicy
 from batchmaker.policies.graph import WindowPolicy
 from batchmaker.policies.lazy import LazyPolicy
-from batchmaker.policies.options import check_option, read_options
+from batchmaker.policies.learned import LearnedPolicy
+from batchmaker.policies.options import check_complete, check_option, read_options
 from batchmaker.policies.orloj import OrlojPolicy
 from batchmaker.policies.padded import PaddedPolicy, SerialPolicy
+from batchmaker.policies.sufficient import SufficientPolicy
 
 POLICIES: dict[str, type[CellPolicy] | type[GraphPolicy]] = {
     policy.name: policy
@@ -23,9 +25,11 @@ POLICIES: dict[str, type[CellPolicy] | type[GraphPolicy]] = {
         CellularPolicy,
         DepthPolicy,
         LazyPolicy,
+        LearnedPolicy,
         OrlojPolicy,
         PaddedPolicy,
         SerialPolicy,
+        SufficientPolicy,
         WindowPolicy,
     )
 }
@@ -46,6 +50,7 @@ def make(name: str, **options: Any) -> CellPolicy | GraphPolicy:
     read = read_options(name, policy, text)
     if twice := sorted(read.keys() & options.keys()):
         raise OptionError(f"policy {name!r}: option {twice[0]} is given twice")
+    check_complete(name, policy, read.keys() | options.keys())
     return policy(**read, **options)
 
 
@@ -58,10 +63,12 @@ __all__ = [
     "DepthPolicy",
     "GraphPolicy",
     "LazyPolicy",
+    "LearnedPolicy",
     "OrlojPolicy",
     "PaddedPolicy",
     "ReadyView",
     "SerialPolicy",
+    "SufficientPolicy",
     "WindowPolicy",
     "make",
 ]

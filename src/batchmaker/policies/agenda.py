@@ -15,6 +15,7 @@ class _ByMeanDepth(CellPolicy):
     """The ready type of the lowest mean depth first; ties go to the lower type id."""
 
     needs_depth: ClassVar[bool] = True
+    node_by_node: ClassVar[bool] = True
 
     def __init__(self, max_steps: int = 1) -> None:
         if max_steps < 1:

@@ -27,6 +27,17 @@ class DepthView(Protocol):
         """Depth of the least deep ready node of a type that has ready nodes."""
 
 
+class FrontierView(Protocol):
+    """Which nodes wait for no other node of their own type."""
+
+    def independent(self, type_id: TypeId) -> int:
+        """Nodes of a type in flight and not submitted of which no ancestor of the type is left to submit.
+
+        This is ED-Batch's |Frontier(G^a)|: the ready nodes, and those that wait for other types alone. A run counts as
+        one node, since only its next step can come first.
+        """
+
+
 class ReadyView(Protocol):
     """The scheduler as a policy sees it."""
 
@@ -57,6 +68,10 @@ class ReadyView(Protocol):
         """What is known of depth. Kept only for policies that need it."""
 
     @property
+    def frontiers(self) -> FrontierView:
+        """What is known of frontiers. Kept only for policies that need it."""
+
+    @property
     def num_waiting(self) -> int:
         """Requests that have not begun."""
 
@@ -77,13 +92,19 @@ class CellPolicy(ABC):
 
     watches_requests: the policy holds requests back or looks at them one by one; the scheduler keeps `view.requests`
     and asks `admit`. Otherwise every request begins when it arrives. needs_depth: the scheduler keeps `view.depths`.
-    one_depth: and a batch holds only nodes of one depth, the lowest that is ready.
+    one_depth: and a batch holds only nodes of one depth, the lowest that is ready. needs_frontiers: the scheduler keeps
+    `view.frontiers`. node_by_node: a single node is ready when its own inputs are; otherwise connected nodes of one
+    type wait together for all inputs from outside, and then follow each other within a task. urgent_first: types with
+    a ready node of a more urgent request go before others, whatever the rank (see `Urgency`).
     """
 
     name: str
     watches_requests: ClassVar[bool] = False
     needs_depth: ClassVar[bool] = False
     one_depth: ClassVar[bool] = False
+    needs_frontiers: ClassVar[bool] = False
+    node_by_node: ClassVar[bool] = False
+    urgent_first: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -103,6 +124,9 @@ class CellPolicy(ABC):
         If none is in flight or begins, the first in line begins all the same.
         """
         return Admission(view.waiting(view.num_waiting).tolist())
+
+    def check_cells(self, cells: Sequence[CellType]) -> None:  # noqa: B027
+        """Raise unless the policy can serve these cell types. Asked once all types that will come are known."""
 
     def step_finished(self, type_id: TypeId, batch: int, seconds: float) -> None:  # noqa: B027
         """A step of `batch` rows took so long on its worker."""

@@ -21,6 +21,7 @@ class DepthPolicy(CellPolicy):
 
     name = "depth"
     needs_depth: ClassVar[bool] = True
+    node_by_node: ClassVar[bool] = True
     one_depth: ClassVar[bool] = True
 
     __slots__ = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Literal, Union, get_args, get_origin
 
 from batchmaker.errors import OptionError, unknown_name
@@ -40,6 +40,13 @@ def check_option(policy: str, constructor: type, option: str) -> None:
     known = inspect.signature(constructor).parameters
     if option not in known:
         raise unknown_name(f"option of policy {policy!r}", option, known)
+
+
+def check_complete(policy: str, constructor: type, given: Collection[str]) -> None:
+    """Raise OptionError unless every option without a default is given."""
+    for name, parameter in inspect.signature(constructor).parameters.items():
+        if parameter.default is parameter.empty and name not in given:
+            raise OptionError(f"policy {policy!r} needs the option {name}: {policy}:{name}=...")
 
 
 def text_options(constructor: type) -> dict[str, Any]:

@@ -44,16 +44,16 @@ class Admission:
     """Writes graphs into the arena. One per scheduler.
 
     plan_rows: note where each input will be found. value_ports: per cell type, the inputs that other nodes have ever
-    fed; left empty where rows are not planned, for then nobody reads them.
+    fed; left empty where rows are not planned, for then nobody reads them. node_by_node: see CellPolicy.
     """
 
-    def __init__(self, arena: Arena, tables: Tables, *, plan_rows: bool = True) -> None:
+    def __init__(self, arena: Arena, tables: Tables, *, plan_rows: bool = True, node_by_node: bool = False) -> None:
         self._arena = arena
         self._tables = tables
         self._plan_rows = plan_rows
         self._cells: list[CellType] = []
         self._value_tables: NDArray[np.int32] = np.zeros((0, 0), np.int32)
-        self._numbers = SubgraphNumbers(arena)
+        self._numbers = SubgraphNumbers(arena, node_by_node=node_by_node)
         self._copies = GraphCopies(arena)
         self.value_ports: list[set[int]] = []
 

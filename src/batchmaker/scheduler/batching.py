@@ -209,10 +209,8 @@ class Batcher:
         book.num_running += 1
         self._books.worker_steps[worker] += 1
         self._books.worker_steering[worker] += record.steers
-        if self._books.watched is not None:
-            self._books.watched.submitted(arena.request[nodes], book.cell.type_id)
-        if self._books.depths is not None:
-            self._books.depths.submitted(arena.request[nodes], book.cell.type_id, nodes)
+        if self._books.observed:
+            self._books.submitted(book.cell.type_id, nodes, subgraphs)
         if record.entering is not None:
             in_order, mine = nodes, subgraphs
             if self._books.plan_rows:  # their lanes have put them into another order

@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 from batchmaker.errors import InvariantError
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.spec import CellType, TypeId
+from batchmaker.policies.base import CellPolicy
 from batchmaker.policies.line import WaitingLine
 from batchmaker.policies.requests import RequestTable
 from batchmaker.scheduler.admission import Admission
 from batchmaker.scheduler.arena import NOWHERE, Arena, Extents
 from batchmaker.scheduler.depths import DepthBook
 from batchmaker.scheduler.events import GraphExtended, RequestArrived, RequestId, SequenceId, TaskId, WorkerId
+from batchmaker.scheduler.frontiers import FrontierBook
 from batchmaker.scheduler.lanes import LaneMap
 from batchmaker.scheduler.numbering import Extent, LocalNumbers
 from batchmaker.scheduler.ranked import Priorities, RankedQueue
@@ -136,17 +138,23 @@ class TaskBook:
 
 @final
 class Books:
-    """The parts, without behaviour. plan_rows: whether steps say where values lie."""
+    """The parts, without behaviour. plan_rows: whether steps say where values lie.
 
-    def __init__(self, num_workers: int, *, watch_requests: bool = False, plan_rows: bool = True) -> None:
+    watched, depths, frontiers: what only some policies look at, None where this one does not. observed: whether any of
+    them is kept.
+    """
+
+    def __init__(self, policy: CellPolicy, num_workers: int, *, plan_rows: bool = True) -> None:
         self.plan_rows = plan_rows
-        self.watched = RequestTable() if watch_requests else None
-        self.depths: DepthBook | None = None
         self.line: WaitingLine[CellGraph] = WaitingLine()
         self.arena = Arena()
+        self.watched = RequestTable() if policy.watches_requests else None
+        self.depths = DepthBook(self.ready_nodes) if policy.needs_depth else None
+        self.frontiers = FrontierBook(self.arena) if policy.needs_frontiers else None
+        self.observed = policy.watches_requests or policy.needs_depth or policy.needs_frontiers
         self.priorities = Priorities(self.arena)
         self.tables = Tables()
-        self.admission = Admission(self.arena, self.tables, plan_rows=plan_rows)
+        self.admission = Admission(self.arena, self.tables, plan_rows=plan_rows, node_by_node=policy.node_by_node)
         self.types: list[TypeBook] = []
         self.slots = Extents()
         self.left: NDArray[np.int64] = np.zeros(256, np.int64)
@@ -186,6 +194,43 @@ class Books:
             chosen = nodes[types == type_id]
             self.types[type_id].pool.release(self.arena.row[chosen])
         self.arena.row[nodes] = NOWHERE
+
+    # --- what only some policies look at -------------------------------------------------------------------------
+
+    def add_type(self) -> None:
+        """One more cell type."""
+        for kept in (self.watched, self.depths, self.frontiers):
+            if kept is not None:
+                kept.add_type()
+
+    def admitted(self, book: RequestBook, graph: CellGraph) -> None:
+        """The graph is in the arena, in the last extent of the request."""
+        if self.depths is not None:
+            self.depths.admit(book.slot, graph, book.known_extents)
+        if self.frontiers is not None:
+            earlier = book.known_numbers() if len(book.extents) > 1 else None
+            self.frontiers.admit(book.slot, graph, book.extents[-1], earlier, is_open=book.open)
+
+    def submitted(self, type_id: TypeId, nodes: Nodes, subgraphs: Nodes) -> None:
+        """These nodes of one type are on a worker. Only where something is observed."""
+        slots = self.arena.request[nodes]
+        if self.watched is not None:
+            self.watched.submitted(slots, type_id)
+        if self.depths is not None:
+            self.depths.submitted(slots, type_id, nodes)
+        if self.frontiers is not None:
+            self.frontiers.submitted(type_id, nodes, subgraphs)
+
+    def stopped(self, type_id: TypeId, nodes: Nodes, ends: Nodes) -> None:
+        """Runs ended early, after these nodes of theirs. ends: one past the last node of each."""
+        slots = self.arena.request[nodes]
+        if self.watched is not None:
+            self.watched.stopped(slots, type_id, ends - 1 - nodes)
+        if self.depths is not None:
+            for slot, node, end in zip(slots.tolist(), nodes.tolist(), ends.tolist(), strict=True):
+                self.depths.stopped(slot, type_id, node + 1, end)
+        if self.frontiers is not None:
+            self.frontiers.stopped(type_id, ends)
 
     def leave(self, slot: int) -> None:
         """A request has ended: policies see it no more."""

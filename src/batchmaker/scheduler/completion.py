@@ -105,12 +105,8 @@ class Completion:
                 books.lane_map(worker, book.cell.type_id).leave(arena.lane[chains])
                 arena.lane[chains] = NOWHERE
                 arena.lane_worker[chains] = NOWHERE
-            if books.watched is not None:
-                unused = ends[over] - 1 - record.nodes[over]
-                books.watched.stopped(arena.request[record.nodes[over]], book.cell.type_id, unused)
-            if books.depths is not None:
-                for node, end in zip(record.nodes[over].tolist(), ends[over].tolist(), strict=True):
-                    books.depths.stopped(int(arena.request[node]), book.cell.type_id, node + 1, end)
+            if books.observed:
+                books.stopped(book.cell.type_id, record.nodes[over], ends[over])
         book.ready.merge(np.sort((arena.sequence[subgraphs[on]] << NODE_BITS) | (record.nodes[on] + 1)))
         return np.concatenate((finished, ends[over] - 1))
 
@@ -288,6 +284,8 @@ class Completion:
                 if len(owners):
                     self._books.free_rows(owners)
             self._books.admission.release(extent)
+        if self._books.frontiers is not None:
+            self._books.frontiers.forget(book.slot, book.extents)
         self._books.attached.pop(book.request, None)
         del self._books.by_slot[book.slot]
         self._books.priorities.leave(book.slot)
@@ -303,6 +301,8 @@ class Completion:
         for type_book in books.types:
             if len(type_book.ready):
                 type_book.ready.discard(lambda keys: arena.request[nodes_of(keys)] == book.slot)
+        if books.frontiers is not None:
+            books.frontiers.withdraw(book.extents)
         self._dying.append(book)
         self.bury()
 

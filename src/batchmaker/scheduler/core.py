@@ -8,7 +8,6 @@ A request's life: arrived -> (cells submitted, finished, graph extended)* -> Rep
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import final
 
 import numpy as np
@@ -16,17 +15,15 @@ from numpy.typing import NDArray
 
 from batchmaker.errors import InvariantError
 from batchmaker.graph.cell_graph import CellGraph
-from batchmaker.graph.spec import CellType, TypeId
+from batchmaker.graph.spec import CellType
 from batchmaker.graph.work import work_of
 from batchmaker.policies.ageing import PATIENCE, Ageing
 from batchmaker.policies.base import CellPolicy
-from batchmaker.policies.requests import RequestTable
 from batchmaker.scheduler.batching import Batcher
 from batchmaker.scheduler.books import Books, RequestBook, TypeBook
 from batchmaker.scheduler.commands import Admit, Command, Fail, FailureKind, Reply, RunTask
 from batchmaker.scheduler.completion import Completion
 from batchmaker.scheduler.deadlines import Deadlines
-from batchmaker.scheduler.depths import DepthBook
 from batchmaker.scheduler.events import (
     CellTypeAdded,
     Event,
@@ -43,10 +40,12 @@ from batchmaker.scheduler.events import (
 )
 from batchmaker.scheduler.invariants import check_books
 from batchmaker.scheduler.ranked import RankedQueue
+from batchmaker.scheduler.urgency import Urgency
+from batchmaker.scheduler.view import View
 
 
 @final
-class Scheduler:
+class Scheduler(View):
     """Cellular scheduling of any number of requests on any number of workers.
 
     policy: which cell type runs next. num_workers: one per device. run_ahead: a worker gets its next task when at most
@@ -69,24 +68,18 @@ class Scheduler:
         plan_rows: bool = True,
         patience: int = PATIENCE,
     ) -> None:
-        self._policy = policy
+        super().__init__(policy, Books(policy, num_workers, plan_rows=plan_rows))
         self._run_ahead = run_ahead
         self._give_up_late = give_up_late
-        self._books = Books(num_workers, watch_requests=policy.watches_requests, plan_rows=plan_rows)
-        if policy.needs_depth:
-            self._books.depths = DepthBook(self._books.ready_nodes)
         self._ageing = Ageing(patience)
+        self._urgency = Urgency(self._books) if policy.urgent_first else None
         self._batcher = Batcher(
             self._books, share_workers=num_workers > 1, patience=patience if policy.one_depth else None
         )
         self._completion = Completion(self._books)
         self._deadlines: Deadlines[RequestId] = Deadlines()
-        self._cells: list[CellType] = []
-        self._ready: set[TypeId] = set()
         self._next_task = 0
         self._take_turns = take_turns
-        self._just_run: TypeId | None = None
-        self._now_s = 0.0
 
     # --- what a driver calls -------------------------------------------------------------------------------
 
@@ -104,6 +97,8 @@ class Scheduler:
             self._handle_one(event, commands)
         self._arrived(arrivals, commands)
         self._expire(self._now_s, commands)  # who arrived too late
+        if self._urgency is not None:
+            self._urgency.look(self._now_s)
         self._schedule(commands)
         return commands
 
@@ -122,45 +117,6 @@ class Scheduler:
     def next_deadline_s(self) -> float | None:
         """When the driver should send TimePassed at the latest."""
         return self._deadlines.next_s
-
-    # --- what a policy sees --------------------------------------------------------------------------------
-
-    @property
-    def now_s(self) -> float:
-        return self._now_s
-
-    @property
-    def requests(self) -> RequestTable:
-        if self._books.watched is None:
-            raise InvariantError(f"policy {self._policy.name!r} reads requests and does not declare watches_requests")
-        return self._books.watched
-
-    @property
-    def depths(self) -> DepthBook:
-        if self._books.depths is None:
-            raise InvariantError(f"policy {self._policy.name!r} reads depths and does not declare needs_depth")
-        return self._books.depths
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self._books.line)
-
-    def waiting(self, limit: int) -> NDArray[np.int64]:
-        return self._books.line.first(limit)
-
-    @property
-    def cells(self) -> Sequence[CellType]:
-        return self._cells
-
-    @property
-    def ready(self) -> Sequence[TypeId]:
-        return sorted(self._ready)
-
-    def num_ready(self, type_id: TypeId) -> int:
-        return len(self._books.types[type_id].ready)
-
-    def num_running(self, type_id: TypeId) -> int:
-        return self._books.types[type_id].num_running + (type_id == self._just_run)
 
     # --- what is left ----------------------------------------------------------------------------------------
 
@@ -210,20 +166,26 @@ class Scheduler:
         value_ports = self._books.admission.value_ports[cell.type_id]
         queue = RankedQueue(self._books.priorities, cell.type_id, self._ready)
         self._books.types.append(TypeBook(cell, self._books.tables.pools[pool], value_ports, queue))
-        if self._books.watched is not None:
-            self._books.watched.add_type()
-        if self._books.depths is not None:
-            self._books.depths.add_type()
+        self._books.add_type()
 
     def _open_book(self, event: RequestArrived) -> RequestBook:
         books = self._books
         book = books.open(event)
         if books.watched is not None:
             books.watched.enter(book.slot, event.at_s, event.deadline_s, event.model, is_open=event.open)
-            books.watched.add_work(book.slot, work_of(event.graph))
+        self._more_work(book, event.graph)
+        if self._urgency is not None:
+            self._urgency.arrived(event.request, event.graph)
         if event.deadline_s is not None and self._give_up_late:
             self._deadlines.add(event.deadline_s, event.request, books.requests, len(books.requests))
         return book
+
+    def _more_work(self, book: RequestBook, graph: CellGraph) -> None:
+        """Let those know who count on what requests have to compute."""
+        if self._books.watched is not None:
+            self._books.watched.add_work(book.slot, work_of(graph))
+        if self._urgency is not None:
+            self._urgency.more_work(book, graph)
 
     def _arrived(self, events: list[RequestArrived], commands: list[Command]) -> None:
         """Take requests that arrived together. Empties the list."""
@@ -253,7 +215,7 @@ class Scheduler:
         book.open = event.open
         if self._books.watched is not None:
             self._books.watched.open[book.slot] = event.open
-            self._books.watched.add_work(book.slot, work_of(event.graph))
+        self._more_work(book, event.graph)
         self._take_graphs([event.graph], [book], commands)
         self._completion.drop_handles(book, event.dropped)
         if not event.open:
@@ -274,8 +236,7 @@ class Scheduler:
         for graph, book, extent, tables in zip(graphs, owners, admitted.extents, admitted.host_tables, strict=True):
             book.extents.append(extent)
             books.left[book.slot] += graph.num_work_units
-            if books.depths is not None:
-                books.depths.admit(book.slot, graph, book.known_extents)
+            books.admitted(book, graph)
             if book.open:
                 books.arena.held[extent.base : extent.base + extent.num_nodes] = True
             kept_base = 0 if book.shelf is None else book.shelf.extent.base
@@ -297,6 +258,8 @@ class Scheduler:
         commands.extend(done.reads)
         if event.busy_s > 0:
             self._policy.step_finished(done.type_id, done.batch, event.busy_s)
+            if self._urgency is not None:
+                self._urgency.step_finished(done.type_id, event.busy_s)
         for request, reason in done.failed:
             self._end(request, FailureKind.CELL, reason, commands)
         for book in done.finished:
@@ -382,11 +345,14 @@ class Scheduler:
 
     def _submit_task(self, worker: WorkerId, commands: list[Command]) -> bool:
         ranked = self._policy.rank(self)
-        for type_id in self._ageing.order(ranked):
+        urgent = ranked if self._urgency is None else self._urgency.order(ranked)
+        for type_id in self._ageing.order(urgent):
             formed = self._batcher.form_task(type_id, worker, self._policy.max_steps)
             if formed is None:
                 continue
             self._ageing.ran(type_id, ranked)
+            if self._urgency is not None:
+                self._urgency.task_submitted()
             task = TaskId(self._next_task)
             self._next_task += 1
             self._completion.started(task, worker, type_id, formed.records)

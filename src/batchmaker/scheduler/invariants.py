@@ -19,6 +19,7 @@ def check_books(books: Books) -> None:
     _check_workers(books)
     _check_requests(books)
     _check_depths(books)
+    _check_frontiers(books)
 
 
 def _require(condition: bool, message: str) -> None:
@@ -144,3 +145,16 @@ def _check_depths(books: Books) -> None:
     alive = [book.slot for book in books.by_slot.values() if book.alive]
     _require(not np.delete(by_slot, alive, axis=2).any(), "depths are left of a request that has ended")
     _require(not (by_slot < 0).any(), "more nodes were submitted than there are")
+
+
+def _check_frontiers(books: Books) -> None:
+    """Every node that is ready waits for none of its type; nothing is left of requests that have ended."""
+    if books.frontiers is None:
+        return
+    alive = [extent for book in books.by_slot.values() if book.alive for extent in book.extents]
+    left = sum(int(books.frontiers.left[e.base : e.base + e.num_nodes].sum()) for e in alive)
+    _require(left == np.count_nonzero(books.frontiers.left), "a request that has ended is in a frontier")
+    for type_id, book in enumerate(books.types):
+        independent = books.frontiers.independent(type_id)
+        _require(len(book.ready) <= independent, f"more nodes of {book.cell.name!r} are ready than independent")
+    _require(left > 0 or not books.frontiers.counts.any(), "a frontier is left of nothing")

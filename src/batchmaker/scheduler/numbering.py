@@ -30,10 +30,14 @@ class Extent:
 
 
 class SubgraphNumbers:
-    """Numbers subgraphs and fills in what is known of them. One per scheduler."""
+    """Numbers subgraphs and fills in what is known of them. One per scheduler.
 
-    def __init__(self, arena: Arena) -> None:
+    node_by_node: every single node is a subgraph of its own.
+    """
+
+    def __init__(self, arena: Arena, *, node_by_node: bool = False) -> None:
         self._arena = arena
+        self._node_by_node = node_by_node
 
     def assign(
         self, graphs: Sequence[CellGraph], nodes: Ids, bases: list[int], places: list[int]
@@ -54,7 +58,7 @@ class SubgraphNumbers:
         for i, graph in enumerate(graphs):
             shift = places[i] - graph.first
             if not graph.plain:
-                numbers, count = split(graph)
+                numbers, count = split(graph, node_by_node=self._node_by_node)
                 split_by_edges.append((i, numbers))
                 num_subgraphs.append(count)
                 continue
@@ -63,7 +67,7 @@ class SubgraphNumbers:
                 starts.append(part.first + shift)
                 if isinstance(part, NodeBlock):
                     counts.append(part.count)
-                    together.append(part.connected)
+                    together.append(part.connected and not self._node_by_node)
                     types.append(int(part.types[0]))
                     is_run.append(False)
                     open_ended.append(False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import final
+from typing import Final, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +12,17 @@ from batchmaker.graph.spec import TypeId
 from batchmaker.scheduler.arena import Arena
 from batchmaker.scheduler.ready import Keys, ReadyQueue, nodes_of
 
+MEMBER: Final = 1
+HURRIED: Final = 2
+_ALL_MARKS: Final = 4
+
 
 @final
 class Priorities:
-    """The priority of each request in flight, by slot. Larger is served first; 0 is the usual one."""
+    """The rank of each request in flight, by slot: larger is served first, 0 is the usual one.
+
+    It is the priority and, below it, the marks of the request: they put it before its equals alone.
+    """
 
     __slots__ = ("_arena", "_num_unusual", "_of_slot")
 
@@ -28,12 +35,32 @@ class Priorities:
         """A request has come."""
         if priority == 0:
             return
+        self._fit(slot)
+        self._of_slot[slot] = _ALL_MARKS * priority
+        self._num_unusual += 1
+
+    def mark(self, slot: int, mark: int, on: bool) -> bool:
+        """Give a request a mark or take it away; return whether that changes its rank.
+
+        If so, every queue has to `requeue`.
+        """
+        self._fit(slot)
+        before = int(self._of_slot[slot])
+        after = before | mark if on else before & ~mark
+        self._of_slot[slot] = after
+        self._num_unusual += (after != 0) - (before != 0)
+        return after != before
+
+    def _fit(self, slot: int) -> None:
         if slot >= len(self._of_slot):
             bigger = np.zeros(max(slot + 1, 2 * len(self._of_slot)), np.int64)
             bigger[: len(self._of_slot)] = self._of_slot
             self._of_slot = bigger
-        self._of_slot[slot] = priority
-        self._num_unusual += 1
+
+    @property
+    def differ(self) -> bool:
+        """Whether any request has another rank than the usual one."""
+        return self._num_unusual > 0
 
     def leave(self, slot: int) -> None:
         """A request has gone, and its slot is free."""
@@ -42,7 +69,7 @@ class Priorities:
             self._num_unusual -= 1
 
     def of(self, keys: Keys) -> NDArray[np.int64] | None:
-        """Return the priority of each ready node, or None where all requests in flight have the usual one."""
+        """Return the rank of each ready node, or None where all requests in flight have the usual one."""
         if not self._num_unusual:
             return None
         slots = self._arena.request[nodes_of(keys)]
@@ -72,6 +99,12 @@ class RankedQueue:
         if not self._others:
             return len(self._usual)
         return len(self._usual) + sum(map(len, self._others.values()))
+
+    @property
+    def highest(self) -> int:
+        """The highest rank of its nodes; it must have some."""
+        highest = max(self._others, default=0)
+        return max(highest, 0) if len(self._usual) else highest
 
     def append(self, keys: Keys) -> None:
         """Add the first nodes of subgraphs that are newer than all before. keys: ascending."""
@@ -116,6 +149,26 @@ class RankedQueue:
         count = sum(queue.discard(unwanted) for queue in self._in_order())
         self._forget_empty()
         return count
+
+    def requeue(self) -> None:
+        """Queue the nodes again whose requests have got another rank. Costs a look at all that wait."""
+        if not len(self):
+            return
+        moved = []
+        for rank, queue in [*self._others.items(), (0, self._usual)]:
+            keys = queue.keys()
+            ranks = self._priorities.of(keys)
+            elsewhere = np.not_equal(0 if ranks is None else ranks, np.full(len(keys), rank))
+            if elsewhere.any():
+                moved.append(keys[elsewhere])
+                queue.refill(keys[~elsewhere])
+        if moved:
+            keys = np.concatenate(moved)
+            ranks = self._priorities.of(keys)
+            parts = [(self._usual, keys)] if ranks is None else self._parts(keys, ranks)
+            for queue, part in parts:
+                queue.refill(np.sort(np.concatenate((queue.keys(), part))))
+        self._forget_empty()
 
     def keys(self) -> Keys:
         """Return all keys, in order."""

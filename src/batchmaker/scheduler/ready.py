@@ -55,6 +55,14 @@ class ReadyQueue:
             keys = np.concatenate((keys, self._front))
         keys.sort(kind="stable")
         self._front = keys
+        if self._back and keys[-1] > self._back[0][0]:  # their request had another rank when they were last here
+            self.refill(np.sort(self.keys()))
+
+    def refill(self, keys: Keys) -> None:
+        """Hold these nodes and no others. keys: ascending."""
+        self._front = keys
+        self._back.clear()
+        self._back_size = 0
 
     def take(self, limit: int, allowed: Callable[[Keys], NDArray[np.bool_]] | None = None) -> Keys:
         """Remove and return up to `limit` nodes in order, skipping those that are not `allowed` (a mask by key)."""

@@ -62,6 +62,7 @@ class CellSimulation(Simulation[_Step]):
                 f"model {model.name!r} has {len(model.cells)} cells and batches of up to {largest}; got seconds of "
                 f"shape {list(seconds.shape)}, expected [{len(model.cells)}, {largest + 1}]"
             )
+        policy.check_cells(model.cells)
         self.scheduler = Scheduler(
             policy, num_workers=num_workers, run_ahead=run_ahead, take_turns=take_turns, give_up_late=give_up_late,
             plan_rows=plan_rows,

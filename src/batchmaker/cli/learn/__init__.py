@@ -1,0 +1,1 @@
+"""`batchmaker learn`: a batching policy for a model, from its requests."""

@@ -1,0 +1,75 @@
+"""A learnt table in the live scheduler: the ready counts are the state, whatever requests they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar, Final, final
+
+from batchmaker.errors import OptionError
+from batchmaker.graph.spec import CellType, TypeId
+from batchmaker.policies.base import CellPolicy, ReadyView
+from batchmaker.policies.learned.encodings import ENCODINGS
+from batchmaker.policies.learned.policy_file import PolicyFile
+from batchmaker.policies.sufficient import sufficient_order
+
+_NOT_KNOWN: Final = -1
+
+
+@final
+class LearnedPolicy(CellPolicy):
+    """What `batchmaker learn` wrote says which cell runs; where it knows nothing, the sufficient condition does.
+
+    file: the policy. max_steps: steps per task; 1 looks at the state before every batch, as in learning. Requests that
+    come and go change how many nodes are ready, which is all that a state is made of. In a state that was not met in
+    learning, or with a cell that the file does not have, `policies.sufficient` decides: an order may be worse, a result
+    never changes. Raises PolicyFileError for a file that cannot be used.
+    """
+
+    name = "learned"
+    needs_frontiers: ClassVar[bool] = True
+    node_by_node: ClassVar[bool] = True
+    urgent_first: ClassVar[bool] = True
+
+    def __init__(self, file: str, max_steps: int = 1) -> None:
+        if max_steps < 1:
+            raise OptionError(f"max_steps must be at least 1, got {max_steps}")
+        self._max_steps = max_steps
+        self._file = PolicyFile.read(Path(file))
+        self._encode = ENCODINGS[self._file.encoding]
+        self._number = {cell.name: number for number, cell in enumerate(self._file.cells)}
+        self._of_type: list[int] = []  # position in the file of each live type
+        self._types: list[TypeId] = [TypeId(_NOT_KNOWN)] * len(self._number)  # and back
+
+    @property
+    def max_steps(self) -> int:
+        return self._max_steps
+
+    def check_cells(self, cells: Sequence[CellType]) -> None:
+        """PolicyFileError if some of these cells are not of the model that the policy was learnt for."""
+        self._file.check_cells(cells)
+
+    def rank(self, view: ReadyView) -> Sequence[TypeId]:
+        ready = view.ready
+        if len(ready) < 2:
+            return ready
+        if len(self._of_type) < len(view.cells):
+            self._meet(view.cells)
+        counts = [0] * len(self._types)
+        for type_id in ready:
+            number = self._of_type[type_id]
+            if number == _NOT_KNOWN:
+                return sufficient_order(view)
+            counts[number] = view.num_ready(type_id)
+        run = self._file.table.get(self._encode(counts))
+        if run is None:
+            return sufficient_order(view)
+        first = self._types[run]
+        return [first, *(type_id for type_id in ready if type_id != first)]
+
+    def _meet(self, cells: Sequence[CellType]) -> None:
+        for cell in cells[len(self._of_type) :]:
+            number = self._number.get(cell.name, _NOT_KNOWN)
+            if number != _NOT_KNOWN:
+                self._types[number] = cell.type_id
+            self._of_type.append(number)

@@ -1,0 +1,114 @@
+"""Which requests go before others where the policy only ranks cell types: priority, deadlines, and who came first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Final, final
+
+from batchmaker.graph.cell_graph import CellGraph
+from batchmaker.graph.spec import TypeId
+from batchmaker.graph.work import work_of
+from batchmaker.scheduler.books import Books, RequestBook
+from batchmaker.scheduler.deadlines import Deadlines
+from batchmaker.scheduler.events import RequestId
+from batchmaker.scheduler.ranked import HURRIED, MEMBER
+
+HURRY: Final = 2.0
+"""A request is short of time when less is left than so many times what it takes alone: once to be computed, and once
+for what is on the workers when it comes to the fore and for the company that its batches have."""
+LASTS: Final = 4.0
+"""Tasks for which a cohort goes first, by the nodes of a request. A closed mini-batch needs fewer than once that."""
+_WEIGHT: Final = 0.1  # of the newest step in a type's mean time, and of the newest request in the mean size
+
+
+@final
+class Urgency:
+    """Puts the types first that have a ready node of the most urgent request, and these nodes first in their queues.
+
+    A request is more urgent if its priority is higher; among equals if it is short of time; among these if it is of the
+    cohort.
+
+    Short of time: looked at when it comes and when it is extended. What it takes alone is its longest way through the
+    graph, with what steps of each type have taken lately; before the first step of a type, none. After its deadline it
+    is like any other again, so that the late do not make others late.
+
+    The cohort is for orders that are made for closed mini-batches. Newcomers would change what such an order sees, and
+    it could put off for ever what it likes to do last. So all requests in flight are a cohort, and are done before
+    others; who comes meanwhile rides along in their batches, and is of the next cohort. It begins when the last of this
+    one has ended. So that long requests do not keep short ones waiting, it also begins after LASTS times as many tasks
+    as requests have nodes (geometric mean of the latest); those that are left are then of the one after it.
+    """
+
+    __slots__ = ("_books", "_cohort", "_later", "_log_size", "_num_tasks", "_over", "_short", "_step_s")
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self._short: Deadlines[RequestId] = Deadlines()  # when each is short of time
+        self._over: Deadlines[RequestId] = Deadlines()
+        self._step_s: dict[int, float] = {}
+        self._cohort: list[RequestId] = []  # those that have ended go when they are last
+        self._later: list[RequestId] = []  # who came since
+        self._log_size: float | None = None
+        self._num_tasks = 0  # since the cohort began
+
+    def arrived(self, request: RequestId, graph: CellGraph) -> None:
+        """A request has come."""
+        self._later.append(request)
+        log_size = math.log(max(graph.num_nodes, 1))
+        before = log_size if self._log_size is None else self._log_size
+        self._log_size = before + _WEIGHT * (log_size - before)
+
+    def more_work(self, book: RequestBook, graph: CellGraph) -> None:
+        """A request has come, or has been extended, with this to compute."""
+        if book.deadline_s is None:
+            return
+        work, living = work_of(graph), self._books.requests
+        steps = zip(work.types.tolist(), work.steps.tolist(), strict=True)
+        alone_s = sum(count * self._step_s.get(type_id, 0.0) for type_id, count in steps)
+        self._short.add(book.deadline_s - HURRY * alone_s, book.request, living, len(living))
+        self._over.add(book.deadline_s, book.request, living, len(living))
+
+    def step_finished(self, type_id: TypeId, seconds: float) -> None:
+        """A step was measured."""
+        before = self._step_s.get(type_id, seconds)
+        self._step_s[type_id] = before + _WEIGHT * (seconds - before)
+
+    def task_submitted(self) -> None:
+        """One of the tasks for which the cohort goes first."""
+        self._num_tasks += 1
+
+    def look(self, now_s: float) -> None:
+        """Bring requests to the fore whose time runs out, take back those whose time is over, begin a new cohort."""
+        changed = self._mark((request for _, request in self._short.passed(now_s)), HURRIED, on=True)
+        changed |= self._mark((request for _, request in self._over.passed(now_s)), HURRIED, on=False)
+        changed |= self._next_cohort()
+        if changed:
+            for book in self._books.types:
+                book.ready.requeue()
+
+    def _mark(self, requests: Iterable[RequestId], mark: int, *, on: bool) -> bool:
+        """Give living requests a mark, or take it away; return whether that changes any rank."""
+        changed = False
+        for request in requests:
+            book = self._books.requests.get(request)
+            if book is not None:
+                changed |= self._books.priorities.mark(book.slot, mark, on)
+        return changed
+
+    def _next_cohort(self) -> bool:
+        living = self._books.requests
+        while self._cohort and self._cohort[-1] not in living:
+            self._cohort.pop()
+        lasts = self._log_size is not None and self._num_tasks < LASTS * math.exp(self._log_size)
+        if not self._later or (self._cohort and lasts):
+            return False
+        self._cohort, self._later = self._later, [request for request in self._cohort if request in living]
+        self._num_tasks = 0
+        return self._mark(self._later, MEMBER, on=False) | self._mark(self._cohort, MEMBER, on=True)
+
+    def order(self, ranked: Sequence[TypeId]) -> Sequence[TypeId]:
+        """Return the policy's order with the types of the most urgent requests first."""
+        if len(ranked) < 2 or not self._books.priorities.differ:
+            return ranked
+        return sorted(ranked, key=lambda type_id: -self._books.types[type_id].ready.highest)
