@@ -15,11 +15,14 @@ from batchmaker.cells.export import example_rows, export_cell, flat_module, flat
 from batchmaker.cells.fold import fold_tokens
 from batchmaker.cells.identity import CellIdentity, canonical
 from batchmaker.cells.lower import Packer
+from batchmaker.cells.planning.plan import plan_cell
 from batchmaker.cells.program import Program
 from batchmaker.cells.rewrite import cut_recurrent_cells, fold_constants, lift, token_limits
 from batchmaker.cells.split import Split, compile_whole, split_cell
 from batchmaker.errors import ModelError
 from batchmaker.graph.spec import ValueSpec
+
+CPU = torch.device("cpu")
 
 
 def bind(
@@ -29,13 +32,16 @@ def bind(
     name: str,
     num_sequence_inputs: int | None = None,
     fold_bytes: int = 1 << 30,
+    device: torch.device = CPU,
+    optimize: bool = False,
 ) -> BoundCell:
     """Check the module against its declared inputs, put it in eval mode and make it fast.
 
     num_sequence_inputs: the first so many inputs are given step by step, the rest is state that the last
     outputs feed; None if nothing is state (see BoundCell.split). fold_bytes: most that tables over a
-    vocabulary may take. Raises ModelError or ShapeError; a module that cannot be traced is not an error,
-    `notes` say so.
+    vocabulary may take. device: where it is to run, on copies of the weights; the module itself is on the CPU.
+    optimize: batch the operations inside the cell where that is measured to be faster. Raises ModelError or
+    ShapeError; a module that cannot be traced is not an error, `notes` say so.
     """
     where = f"cell {name!r}"
     if isinstance(module, torch.export.ExportedProgram):
@@ -50,18 +56,32 @@ def bind(
         notes: tuple[str, ...] = (f"left as it is: {error}",)
         itself = module if isinstance(module, nn.Module) else runnable
         identity = CellIdentity("", (inputs, outputs), module=itself)
-        bound = BoundCell(name, inputs, outputs, identity, notes, _Core(runnable, None, where))
+        bound = BoundCell(name, inputs, outputs, identity, notes, _Core(_copy_on(runnable, device), None, where))
     else:
         text, weights = canonical(graph)
-        identity = CellIdentity(text, (inputs, outputs), weights)
+        identity = CellIdentity(f"{text}\noptimized" if optimize else text, (inputs, outputs), weights)
         limits = token_limits(graph)
         known = tuple(
             dataclasses.replace(spec, num_tokens=limits.get(node.name, spec.num_tokens))
             for spec, node in zip(inputs, graph.inputs, strict=True)
         )
-        notes = _make_fast(graph, limits, fold_bytes)
-        bound = BoundCell(name, known, outputs, identity, notes, _Core(runnable, graph, where))
+        graph.move_to(device)
+        with device:
+            cut = [f"{kind} cut into input projection and step" for kind in cut_recurrent_cells(graph)]
+        fold_constants(graph)
+        if optimize and device == CPU:
+            plan = plan_cell(graph)
+            graph, cut = plan.graph, [*cut, plan.note]
+        elif optimize:
+            cut.append(f"not planned: planning is for the CPU, this cell runs on {device}")
+        notes = (*cut, *_fold(graph, limits, fold_bytes))
+        bound = BoundCell(name, known, outputs, identity, notes, _Core(runnable, graph, where, optimize))
     return bound if num_sequence_inputs is None else bound.split(num_sequence_inputs)
+
+
+def _copy_on(module: nn.Module, device: torch.device) -> nn.Module:
+    """Return the module itself if it is there, else a copy that is."""
+    return module if device == CPU else copy.deepcopy(module).to(device)
 
 
 def traced(module: nn.Module, inputs: tuple[ValueSpec, ...]) -> torch.export.ExportedProgram:
@@ -80,23 +100,21 @@ def _with_shared_weights(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module, shared)
 
 
-def _make_fast(graph: TracedCell, limits: dict[str, int], fold_bytes: int) -> tuple[str, ...]:
-    """Rewrite the graph in place and return what was done."""
-    notes = [f"{kind} cut into input projection and step" for kind in cut_recurrent_cells(graph)]
-    fold_constants(graph)
-    notes += [str(folded) for folded in fold_tokens(graph, limits, fold_bytes)]
+def _fold(graph: TracedCell, limits: dict[str, int], fold_bytes: int) -> list[str]:
+    """Replace what depends on tokens alone by tables, in place, and return what was done."""
+    notes = [str(folded) for folded in fold_tokens(graph, limits, fold_bytes)]
     graph.drop_unused_constants()
-    return tuple(notes)
+    return notes
 
 
 class _Core:
     """What all splits of one cell share: its graph, or the module itself where there is none."""
 
-    def __init__(self, module: nn.Module, graph: TracedCell | None, where: str) -> None:
+    def __init__(self, module: nn.Module, graph: TracedCell | None, where: str, reuse: bool = False) -> None:
         self._module = module
         self._graph = graph
         self._where = where
-        self._packer = Packer()
+        self._packer = Packer(reuse=reuse)
         self._whole: Program | None = None
 
     def whole(self) -> Program:
@@ -137,9 +155,9 @@ class BoundCell:
     inputs, outputs: row specs; an integer input that indexes an embedding carries its num_tokens. hoisted:
     row specs of what `hoist` returns. notes: what was done to make it fast, or why nothing was.
 
-    All calls take and return batches [n, *shape] on the CPU and never modify what they are given; an output
-    may be an input handed through. The weights are those at binding time: later changes of the module are
-    not seen.
+    All calls take and return batches [n, *shape] on the device it was bound for and never modify what they
+    are given; an output may be an input handed through. The weights are those at binding time: later changes
+    of the module are not seen.
     """
 
     __slots__ = (
@@ -180,6 +198,11 @@ class BoundCell:
             made.num_sequence_inputs, made._split, made.hoisted = num_sequence_inputs, split, split.hoisted
             self._splits[num_sequence_inputs] = made
         return self._splits[num_sequence_inputs]
+
+    @property
+    def num_hoisted_calls(self) -> int:
+        """Operations that `hoist` does; with none it hands its inputs on."""
+        return self._need_split().num_hoisted_calls
 
     def call(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Run one step: inputs [n, *shape] -> outputs [n, *shape]."""

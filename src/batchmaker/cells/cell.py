@@ -98,7 +98,8 @@ class Cell:
     loop looks at.
     name: for messages and reports; a Model names its cells after their attributes.
     module may be an exported program instead, with a dynamic dimension 0. declared: what the program takes and gives,
-    proved against the program here and against the requests at first use.
+    proved against the program here and against the requests at first use. optimize: plan the operations inside the cell
+    when it is first used, and run them in batches where that is measured to be faster (see `batchmaker plan`).
 
     The methods are for use inside `Model.unfold`.
     """
@@ -113,6 +114,7 @@ class Cell:
         host_outputs: Iterable[int] = (),
         name: str | None = None,
         declared: Declared | None = None,
+        optimize: bool = False,
     ) -> None:
         self.program = module if isinstance(module, torch.export.ExportedProgram) else None
         self.declared = declared
@@ -137,6 +139,7 @@ class Cell:
         self.priority = priority
         self.host_outputs = tuple(host_outputs)
         self.name = name
+        self.optimize = optimize
 
     @property
     def max_batch(self) -> int:

@@ -47,6 +47,13 @@ class TracedCell:
         self.constants[name] = tensor.detach()
         return self.graph.get_attr(name)
 
+    def move_to(self, device: torch.device) -> None:
+        """Move the constants to a device, and let calls that make tensors make them there."""
+        self.constants = {name: tensor.to(device) for name, tensor in self.constants.items()}
+        for node in self.graph.nodes:
+            if node.kwargs.get("device") is not None:
+                node.kwargs = {**node.kwargs, "device": device}
+
     def drop_unused_constants(self) -> None:
         """Forget the constants that no node reads any more."""
         used = {str(node.target) for node in self.graph.nodes if node.op == "get_attr"}

@@ -33,7 +33,7 @@ def can_pack(weight: Tensor) -> bool:
 class Linear:
     """x @ weight.T + bias for constant weight [out, in] and bias [out] or None.
 
-    Calls take x [n, in] and return a fresh [n, out]; nothing passed in is modified.
+    Calls take x [n, in] and return a fresh [n, out]; nothing passed in is modified, but by add_.
     """
 
     __name__ = "packed_linear"  # torch.fx names its nodes by it
@@ -73,4 +73,12 @@ class Linear:
             return total
         assert self._transposed is not None
         total = torch.addmm(other, x, self._transposed)
+        return total if self.bias is None else total.add_(self.bias)
+
+    def add_(self, x: Tensor, other: Tensor) -> Tensor:
+        """As `add`, but may write the result over `other`, which is contiguous."""
+        if x.shape[0] > self.plain_rows:
+            return self.add(x, other)
+        assert self._transposed is not None
+        total = other.addmm_(x, self._transposed)
         return total if self.bias is None else total.add_(self.bias)

@@ -9,6 +9,7 @@ from torch import Tensor, fx
 
 from batchmaker.cells.dataflow import TracedCell
 from batchmaker.cells.linear import Activation, Linear
+from batchmaker.cells.planning.reuse import reuse_memory
 
 _aten = torch.ops.aten
 _ACTIVATIONS: dict[Any, Activation] = {
@@ -21,10 +22,12 @@ _ACTIVATIONS: dict[Any, Activation] = {
 class Packer:
     """Packs each set of weights once, however many graphs use it.
 
-    Weights are told apart by identity: whoever calls keeps them alive (a TracedCell's constants are).
+    Weights are told apart by identity: whoever calls keeps them alive (a TracedCell's constants are). reuse: pointwise
+    operations write over what nobody else reads.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, reuse: bool = False) -> None:
+        self.reuse = reuse
         self._layers: dict[tuple[Any, ...], Linear] = {}
 
     def linear(self, weights: list[Tensor], biases: list[Tensor | None], activation: Activation = "none") -> Linear:
@@ -57,6 +60,8 @@ def lower(cell: TracedCell, packer: Packer) -> None:
         else:
             _fuse(cell, nodes[0], packer)
     cell.graph.eliminate_dead_code()
+    if packer.reuse:
+        reuse_memory(cell)
 
 
 def _is_plain_linear(cell: TracedCell, node: fx.Node) -> bool:

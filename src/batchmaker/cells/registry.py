@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import final
 
+import torch
 from torch import nn
 
 from batchmaker.cells.binding import BoundCell, bind
@@ -32,6 +33,7 @@ class CellRegistry:
         self.types: list[CellType] = []
         self.bound: list[BoundCell] = []
         self.modules: list[nn.Module] = []
+        self._cells: list[Cell] = []
         self.num_sequence_inputs: dict[TypeId, int] = {}
 
     def known(self, cell: Cell) -> CellType | None:
@@ -49,7 +51,9 @@ class CellRegistry:
         """
         name = prefix + (cell.name or type(cell.module).__name__)
         with _TRACING:
-            bound = bind(cell.program or cell.module, inputs, name=name, fold_bytes=self._fold_bytes)
+            bound = bind(
+                cell.program or cell.module, inputs, name=name, fold_bytes=self._fold_bytes, optimize=cell.optimize
+            )
         _check_declared(cell, bound)
         for output in cell.host_outputs:
             if not 0 <= output < len(bound.outputs):
@@ -72,10 +76,23 @@ class CellRegistry:
         self.types.append(cell_type)
         self.bound.append(bound)
         self.modules.append(cell.module)
+        self._cells.append(cell)
         self._types[cell] = cell_type
         if self._on_new is not None:
             self._on_new(cell_type)
         return cell_type
+
+    def bind_on(self, type_id: TypeId, device: torch.device) -> BoundCell:
+        """Return a cell type's module bound for another device, with weights of its own there."""
+        cell, cell_type = self._cells[type_id], self.types[type_id]
+        with _TRACING:
+            return bind(
+                cell.program or cell.module,
+                cell_type.inputs,
+                name=cell_type.name,
+                fold_bytes=self._fold_bytes,
+                device=device,
+            )
 
     def use_in_runs(self, cell: CellType, num_sequence_inputs: int) -> None:
         """Note that chains of this cell take so many inputs per step; ModelError if others take another number."""

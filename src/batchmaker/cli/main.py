@@ -11,11 +11,14 @@ import batchmaker
 from batchmaker.cli import options
 from batchmaker.cli.bench.command import bench
 from batchmaker.cli.demo.command import demo
+from batchmaker.cli.learn.command import learn
 from batchmaker.cli.npu import npu
+from batchmaker.cli.plan import plan
 from batchmaker.cli.profile import profile
 from batchmaker.cli.run import run
 from batchmaker.cli.serve import serve
 from batchmaker.cli.simulate.command import simulate
+from batchmaker.cli.tune import tune_command
 from batchmaker.errors import BatchmakerError
 
 app = typer.Typer(
@@ -54,9 +57,15 @@ def root(
 
     batchmaker profile lstm                                find good batch sizes
 
+    batchmaker tune lstm --hidden 256 --batch 10 --arch sm_90    lay a recurrent kernel onto a GPU
+
+    batchmaker plan gatewise --cell lstm                   what batching inside a cell gains
+
     batchmaker npu 49 4608 512 --dataflow ws               cycles of a matrix product on an NPU
 
     batchmaker simulate lstm --npu --rate 500              compare policies under a virtual clock
+
+    batchmaker learn treelstm --data trees.txt --out policy.json    learn which cell to run next
     """
 
 
@@ -66,7 +75,10 @@ app.command()(serve)
 app.command()(bench)
 app.command()(profile)
 app.command()(npu)
+app.command()(plan)
 app.command()(simulate)
+app.command()(learn)
+app.command(name="tune")(tune_command)
 
 
 def main() -> None:

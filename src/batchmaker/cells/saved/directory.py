@@ -113,6 +113,7 @@ def _write_cells(model: Model, directory: Path, registry: CellRegistry) -> tuple
                 graph=graph,
                 weights=weights,
                 aliases=aliases,
+                optimize=cell.optimize,
             )
         )
     return tuple(cells)
@@ -198,6 +199,7 @@ def _load_cells(path: Path, manifest: Manifest) -> dict[str, Cell]:
                 host_outputs=saved.host_outputs,
                 name=saved.name,
                 declared=declared,
+                optimize=saved.optimize,
             )
         except BatchmakerError as error:
             raise SavedModelError(f"{where}: {error}") from error

@@ -40,10 +40,11 @@ class SavedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sha256: str
 
 
-class SavedCell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SavedCell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One cell. attribute: its name in the model. Cells of one type name the same two files.
 
-    aliases: weights that are the same tensor as another one, by that one's name.
+    aliases: weights that are the same tensor as another one, by that one's name. optimize: see Cell; left out where it
+    is not set, as before there was such a thing.
     """
 
     attribute: str
@@ -56,6 +57,7 @@ class SavedCell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     graph: SavedFile
     weights: SavedFile
     aliases: dict[str, str]
+    optimize: bool = False
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

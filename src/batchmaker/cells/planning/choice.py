@@ -1,0 +1,98 @@
+"""Which demands to keep when not all of them can be met together."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+Demands = tuple[int, ...]
+"""Numbers of demands, ascending: the one that weighs most is 0."""
+
+
+@dataclass(slots=True)
+class Trials:
+    """Finds out whether demands can be met together. left: trials to spend, below 0 where more were needed."""
+
+    can_be_met: Callable[[Demands], bool]
+    left: int
+
+    def __call__(self, demands: Demands) -> bool:
+        self.left -= 1
+        return self.can_be_met(demands)
+
+
+def heaviest(
+    weights: Sequence[float], can_be_met: Callable[[Demands], bool], known: Demands, most_trials: int
+) -> Demands:
+    """Return demands that can be met together, of the largest total weight.
+
+    weights: not negative, descending. can_be_met: of no demands it is True, and with any it is of each part of them.
+    known: demands that can be met together. After about `most_trials` calls of `can_be_met` the best is not looked for
+    any longer: then the answer is the heavier of two, taking what still fits in order of weight from nothing, and from
+    `known`.
+    """
+    trials = Trials(can_be_met, most_trials)
+    best = _exact(weights, trials)
+    if best is not None:
+        return best
+    everything = tuple(range(len(weights)))
+    found = [
+        _filled(start, tuple(demand for demand in everything if demand not in start), can_be_met)
+        for start in dict.fromkeys([(), known])
+    ]
+    return max(found, key=lambda demands: sum(weights[demand] for demand in demands))
+
+
+def _exact(weights: Sequence[float], trials: Trials) -> Demands | None:
+    """Return the heaviest demands, None if no trial is left: Reiter's tree of hitting sets, the lightest first.
+
+    Of every conflict one demand must go. What has the lightest such losses and meets no further conflict is best.
+    """
+    conflicts: list[Demands] = []
+    waiting: list[tuple[float, Demands]] = [(0.0, ())]
+    seen: set[Demands] = {()}
+    steps = 100 * trials.left
+    while trials.left > 0 and steps > 0:
+        steps -= 1
+        lost_weight, lost = heapq.heappop(waiting)
+        conflict = next((conflict for conflict in conflicts if not set(conflict) & set(lost)), None)
+        if conflict is None:
+            kept = tuple(demand for demand in range(len(weights)) if demand not in lost)
+            if trials(kept):
+                return kept
+            conflict = _conflict(kept, trials)
+            conflicts.append(conflict)
+        for demand in conflict:
+            more = tuple(sorted((*lost, demand)))
+            if more not in seen:
+                seen.add(more)
+                heapq.heappush(waiting, (lost_weight + weights[demand], more))
+    return None
+
+
+def _conflict(demands: Demands, trials: Trials) -> Demands:
+    """Return some of the demands that cannot be met together, though they can without any one of them."""
+    found: Demands = ()
+    while not found or trials(found):
+        low, high = 0, len(demands)  # found and the first `high` cannot be met together, with the first `low` they can
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if trials((*found, *demands[:middle])) else (low, middle)
+        found, demands = (*found, demands[high - 1]), demands[: high - 1]
+    return tuple(sorted(found))
+
+
+def _filled(kept: Demands, offered: Demands, can_be_met: Callable[[Demands], bool]) -> Demands:
+    """Return `kept` and what can be added to it, one after the other; halves a group as long as it cannot be met."""
+    waiting = [offered]
+    while waiting:
+        group = waiting.pop()
+        if not group:
+            continue
+        if can_be_met((*kept, *group)):
+            kept = (*kept, *group)
+        elif len(group) > 1:
+            middle = len(group) // 2
+            waiting += [group[middle:], group[:middle]]
+    return tuple(sorted(kept))

@@ -1,0 +1,30 @@
+"""Times of calls beside each other, on a machine that does other things too."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+
+def times_in_turn_s(
+    calls: Sequence[Callable[[], Any]], seconds: float, *, least: int = 3, most: int = 100_000
+) -> list[list[float]]:
+    """Return the times of each call, after one to warm up.
+
+    They are called in turn, so that what else the machine does meets all alike: for about so many seconds together, at
+    least `least` and at most `most` times each.
+    """
+    times: list[list[float]] = [[] for _ in calls]
+    with torch.no_grad():
+        for call in calls:
+            call()
+        end_s = time.perf_counter() + seconds
+        while len(times[0]) < least or (time.perf_counter() < end_s and len(times[0]) < most):
+            for call, measured in zip(calls, times, strict=True):
+                begin_s = time.perf_counter()
+                call()
+                measured.append(time.perf_counter() - begin_s)
+    return times

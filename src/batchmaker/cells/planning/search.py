@@ -1,0 +1,101 @@
+"""Which operations of a cell run together: the fewest batches, found by search (ED-Batch 3.1, 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from batchmaker.graph.bound import lower_bound
+from batchmaker.graph.frontier import Frontier
+from batchmaker.graph.mini_batch import MiniBatch, mini_batch
+
+MOST_STATES = 5_000
+"""States that the search looks at before it is content with the best found so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Batches of nodes in the order in which they run. proven: no schedule has fewer."""
+
+    batches: tuple[tuple[int, ...], ...]
+    proven: bool
+
+
+def fewest_batches(types: Sequence[int], sources: Sequence[Iterable[int]], most_states: int = MOST_STATES) -> Schedule:
+    """Return batches of nodes of one type, each run as soon as all that it reads has been.
+
+    types: per node, from 0. sources: per node, the nodes that it reads, all before it. Sequences of types are searched
+    depth first, cut off where the batches so far and the lower bound of the rest reach the best known; where all
+    independent nodes of a type are ready it goes first without trying others (ED-Batch, Lemma 1). Beyond most_states
+    the result is the best seen, at worst that of Lemma 1 as a rule of thumb, forwards or backwards.
+    """
+    nodes = mini_batch(types, sources, max(types, default=-1) + 1)
+    backwards = [tuple(len(nodes) - 1 - node for node in batch) for batch in reversed(_by_rule(nodes.turned))]
+    best = min((_by_rule(nodes), backwards), key=len)
+    search = _Search(nodes, best, most_states)
+    if len(best) > lower_bound(nodes):
+        search.visit((1 << len(nodes)) - 1, [])
+    return Schedule(tuple(map(tuple, search.best)), search.states_left > 0)
+
+
+def _by_rule(nodes: MiniBatch) -> list[tuple[int, ...]]:
+    """Return the batches if the type with the largest share of its independent nodes ready always goes first."""
+    frontier, batches = Frontier(nodes), []
+    while frontier.num_left:
+        ready = [kind for kind in range(nodes.num_types) if frontier.ready[kind]]
+        kind = max(ready, key=lambda t: (len(frontier.ready[t]) / frontier.independent[t], len(frontier.ready[t]), -t))
+        batches.append(tuple(sorted(frontier.run(kind))))
+    return batches
+
+
+@final
+class _Search:
+    """Sets of nodes are the bits of one number."""
+
+    def __init__(self, nodes: MiniBatch, best: list[tuple[int, ...]], most_states: int) -> None:
+        self.best = best
+        self.states_left = most_states
+        self._seen: dict[int, int] = {}
+        self._types: list[int] = nodes.types.tolist()
+        self._sources = [_bits(nodes.sources[a:b]) for a, b in zip(nodes.starts, nodes.starts[1:], strict=False)]
+        self._kin = [_bits(nodes.kin[a:b]) for a, b in zip(nodes.kin_starts, nodes.kin_starts[1:], strict=False)]
+        self._height: list[int] = (nodes.turned.kin_depths[::-1] + 1).tolist()
+
+    def visit(self, left: int, batches: list[tuple[int, ...]]) -> None:
+        """Try to run the nodes in `left` in fewer batches than the best known; `batches` have run."""
+        if not left:
+            self.best = list(batches)
+            return
+        if self._seen.get(left, len(batches) + 1) <= len(batches) or self.states_left <= 0:
+            return
+        self._seen[left] = len(batches)
+        self.states_left -= 1
+        ready, independent, heights = self._look(left)
+        if len(batches) + sum(heights.values()) >= len(self.best):
+            return
+        sure = [kind for kind, nodes in ready.items() if len(nodes) == independent[kind]]
+        for kind in sure[:1] or sorted(ready, key=lambda kind: len(ready[kind]) / independent[kind], reverse=True):
+            self.visit(left & ~_bits(ready[kind]), [*batches, tuple(ready[kind])])
+
+    def _look(self, left: int) -> tuple[dict[int, list[int]], dict[int, int], dict[int, int]]:
+        """Return per type the ready nodes, how many are independent, and the most on any way through the rest."""
+        ready: dict[int, list[int]] = {}
+        independent: dict[int, int] = {}
+        heights: dict[int, int] = {}
+        for node, kind in enumerate(self._types):
+            if not left >> node & 1:
+                continue
+            heights[kind] = max(heights.get(kind, 0), self._height[node])
+            if not self._kin[node] & left:
+                independent[kind] = independent.get(kind, 0) + 1
+            if not self._sources[node] & left:
+                ready.setdefault(kind, []).append(node)
+        return ready, independent, heights
+
+
+def _bits(nodes: Iterable[int]) -> int:
+    bits = 0
+    for node in nodes:
+        bits |= 1 << int(node)
+    return bits

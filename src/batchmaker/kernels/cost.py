@@ -1,0 +1,196 @@
+"""What a call of the kernel costs, in clocks of one SM: our counterpart of GRNN's performance model (section 7.1).
+
+Unlike GRNN's it speaks of time, for it also has to choose between regimes, whose exchanges differ most. Within a step
+nothing overlaps but the next step's input, so a step is the sum of its phases; within a phase, the slowest of what its
+units do at once counts, or a warp's own chain of instructions where that is longer.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+from batchmaker.kernels.configuration import Problem
+from batchmaker.kernels.devices import Device, Timings
+from batchmaker.kernels.template import CHUNK_BYTES, WARP, KernelConfig
+
+SCHEDULERS = 4
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """The phases of one step of one batch tile, in clocks.
+
+    multiply: h times the weights, and sums brought together. gates: what follows for each unit. exchange: h to all
+    blocks of the tile, barrier included. input: what of fetching the next step's input the others do not hide.
+    """
+
+    multiply: float
+    gates: float
+    exchange: float
+    input: float
+
+    @property
+    def total(self) -> float:
+        return self.multiply + self.gates + self.exchange + self.input
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """A whole call. tiles_in_turn: batch tiles that a team of blocks takes one after another. start_s: launch, and
+    weights brought onto the chip. seconds: all of it, for rows that all have the problem's steps."""
+
+    step: StepCost
+    tiles_in_turn: int
+    start_s: float
+    seconds: float
+
+
+def cost(problem: Problem, config: KernelConfig, device: Device) -> Cost:
+    """Return what the model predicts for a configuration that can run on the device."""
+    tiles = math.ceil(problem.batch / config.tile_height)
+    most = device.resident(config.blocks_per_tile, cluster=config.regime == "cluster")
+    teams = min(tiles, most)
+    in_turn = math.ceil(tiles / teams)
+    rows = min(config.tile_height, problem.batch)
+    step = _step(problem, config, rows, teams * config.blocks_per_tile, device)
+    weights = config.packed_bytes / config.blocks_per_tile
+    timings = device.timings
+    loading = timings.dram_latency + weights / _l2_share(teams * config.blocks_per_tile, timings)
+    start_s = timings.launch_s + max(loading / device.clock_hz, config.packed_bytes / device.dram_bytes_per_s)
+    seconds = start_s + in_turn * problem.steps * step.total / device.clock_hz
+    return Cost(step, in_turn, start_s, seconds)
+
+
+def _step(problem: Problem, config: KernelConfig, rows: int, blocks: int, device: Device) -> StepCost:
+    timings = device.timings
+    multiply = (_tensor_products if config.uses_tensor_cores else _scalar_products)(config, rows, timings)
+    multiply += config.exchanges_per_step * _block_barrier(config, timings)
+    gates = _gates(config, rows, timings)
+    exchange = config.exchanges_per_step * _exchange(config, rows, blocks, timings)
+    waited = _exposed_input(problem, config, rows, blocks, exchange + multiply, device)
+    return StepCost(multiply, gates, exchange, waited)
+
+
+def _scalar_products(config: KernelConfig, rows: int, timings: Timings) -> float:
+    """Float32: each warp multiplies `row_step` rows at a time, and adds up its lanes' parts by shuffles."""
+    warps, passes = config.num_threads / WARP, math.ceil(rows / config.row_step)
+    per_scheduler = math.ceil(warps / SCHEDULERS)
+    lanes = min(config.group_size, WARP)
+    sums = config.group_columns * config.row_step
+    products = 4 * config.steps * sums
+    loads = config.steps * config.row_step
+    weight_loads = config.shared_steps * config.chunks_per_step
+    shuffles, left = _shuffles(sums, lanes)
+    stages = math.log2(lanes)
+
+    instructions = products + loads + weight_loads + 4 * shuffles + 2 * left
+    issue = per_scheduler * passes * instructions
+    h_clocks = max(1.0, lanes * CHUNK_BYTES / timings.shared_bytes_per_clock)
+    weight_clocks = WARP * CHUNK_BYTES / timings.shared_bytes_per_clock
+    shared = warps * passes * (loads * h_clocks + weight_loads * weight_clocks + left)
+    shuffling = warps * passes * shuffles * WARP / timings.shuffle_lanes_per_clock
+    chain = passes * (
+        timings.shared_latency
+        + max(products, timings.fma_latency * 4 * config.steps)
+        + stages * (timings.shuffle_latency + 2 * timings.fma_latency)
+    )
+    return max(issue, shared, shuffling, chain)
+
+
+def _shuffles(sums: int, lanes: int) -> tuple[int, int]:
+    """Return how many shuffles bring `sums` values of each of `lanes` lanes together, and how many a lane then has."""
+    count = 0
+    while lanes > 1:
+        sums = sums // 2 if sums % 2 == 0 else sums
+        count += sums
+        lanes //= 2
+    return count, sums
+
+
+def _tensor_products(config: KernelConfig, rows: int, timings: Timings) -> float:
+    """16-bit types: mma.m16n8k16, two of them to each step of a sum and tile of 16 columns and 8 rows."""
+    warps, passes = config.num_threads / WARP, math.ceil(rows / config.row_step)
+    tiles, row_tiles = config.group_columns // 16, config.row_step // 8
+    products = 2 * config.steps * tiles * row_tiles
+    weight_loads = config.shared_steps * config.chunks_per_step
+    loads = config.steps * row_tiles + weight_loads
+    stores = 4 * tiles * row_tiles
+    per_scheduler = math.ceil(warps / SCHEDULERS)
+
+    multiplying = per_scheduler * passes * products * timings.mma_clocks
+    issue = per_scheduler * passes * (products + loads + 2 * stores)
+    load_clocks = WARP * CHUNK_BYTES / timings.shared_bytes_per_clock
+    shared = warps * passes * (loads * load_clocks + stores)
+    chain = passes * (
+        timings.shared_latency + max(2 * config.steps * timings.mma_latency, products * timings.mma_clocks) + 2 * stores
+    )
+    return max(multiplying, issue, shared, chain)
+
+
+def _gates(config: KernelConfig, rows: int, timings: Timings) -> float:
+    """Sigmoids and products of all units and rows of a block, 32 to a warp; the first of a scheduler hides nothing."""
+    turns = math.ceil(rows * config.units_per_block / WARP / min(SCHEDULERS, config.num_threads / WARP))
+    return timings.gates_latency + (turns - 1) * (timings.gates_instructions + config.gates * config.splits)
+
+
+def _exchange(config: KernelConfig, rows: int, blocks: int, timings: Timings) -> float:
+    """New values of h from where they are made to where they are needed."""
+    whole = rows * config.state_stride * config.item_bytes
+    if config.regime == "block":
+        return _block_barrier(config, timings)
+    if config.regime == "cluster":
+        stores = rows * config.units_per_block * config.blocks_per_tile
+        sent = 4 * stores / timings.peer_bytes_per_clock  # a 16-bit value takes as much of the network
+        issued = 3 * stores / WARP / min(SCHEDULERS, config.num_threads / WARP)
+        return max(sent, issued) + timings.cluster_barrier
+    arrivals = config.blocks_per_tile * timings.l2_atomic_clocks
+    released = timings.l2_latency + arrivals + 1.5 * timings.l2_latency  # the stores; the counter, polled
+    loaded = timings.l2_latency + whole / _l2_share(blocks, timings)
+    return released + loaded + 3 * _block_barrier(config, timings)
+
+
+def _block_barrier(config: KernelConfig, timings: Timings) -> float:
+    return timings.barrier_clocks + timings.barrier_clocks_per_warp * config.num_threads / WARP
+
+
+def _exposed_input(
+    problem: Problem, config: KernelConfig, rows: int, blocks: int, hidden_behind: float, device: Device
+) -> float:
+    """The next step's inputs come while h is exchanged and multiplied; what takes longer is waited for.
+
+    They come from L2, where the product that made them has left them, unless those of the call fill more than half of
+    it. An index is read first, which tells where they are.
+    """
+    timings = device.timings
+    per_row = config.gates * config.hidden * config.item_bytes
+    per_step = blocks / config.blocks_per_tile * rows * per_row
+    if problem.batch * problem.steps * per_row <= device.l2_bytes / 2:
+        latency, bytes_per_clock = timings.l2_latency, timings.l2_total_bytes_per_clock
+    else:
+        latency, bytes_per_clock = timings.dram_latency, device.dram_bytes_per_s / device.clock_hz
+    return max(0.0, 2 * timings.shared_latency + latency + per_step / bytes_per_clock - hidden_behind)
+
+
+def _l2_share(blocks: int, timings: Timings) -> float:
+    """Bytes per clock that each of so many SMs gets from L2."""
+    return min(timings.l2_bytes_per_clock, timings.l2_total_bytes_per_clock / blocks)
+
+
+def ranked(problem: Problem, found: list[KernelConfig], device: Device) -> list[tuple[KernelConfig, Cost]]:
+    """Return configurations with their costs, the cheapest first.
+
+    Of those that all wait for their inputs, and so take equally long, the one with the least to do is first, for the
+    wait is the least certain of the phases; then the one with fewer threads.
+    """
+    costs = [(config, cost(problem, config, device)) for config in found]
+
+    def key(each: tuple[KernelConfig, Cost]) -> tuple[float, float, int, str]:
+        config, predicted = each
+        doing = predicted.step.total - predicted.step.input
+        return round(predicted.seconds, 8), doing, config.num_threads, config.name_expression
+
+    return sorted(costs, key=key)

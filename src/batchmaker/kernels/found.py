@@ -1,0 +1,108 @@
+"""Whether there is a GPU here that can run the kernels, and if not, why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Final, final
+
+from batchmaker.errors import DeviceError
+from batchmaker.kernels.compiling import EXTRA
+from batchmaker.kernels.devices import A100, H200, Device
+from batchmaker.kernels.tuner import DeviceIdentity
+
+OLDEST_DRIVER: Final = (13, 0)
+"""The version of CUDA that the driver must support: machine code of NVRTC 13 needs no more."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class FoundDevice:
+    """A GPU. arch: what to compile for. device: the cost model's numbers, with what this GPU says of itself."""
+
+    identity: DeviceIdentity
+    arch: str
+    device: Device
+
+
+def found_device(ordinal: int = 0, driver: Any = None, release: str | None = None) -> FoundDevice:
+    """Return the GPU with this number. DeviceError that says what is missing: extra, driver, GPU, or one new enough.
+
+    driver: `cuda.bindings.driver`, or what stands for it. release: of the driver; default: what it says itself.
+    """
+    driver = driver or _driver()
+    try:
+        _called(driver, "no NVIDIA driver can be used", driver.cuInit(0))
+    except RuntimeError as error:  # the bindings look for the driver's library at the first call
+        raise DeviceError("there is no NVIDIA driver on this machine") from error
+    version = _called(driver, "the driver's version", driver.cuDriverGetVersion())
+    supported = (version // 1000, version % 1000 // 10)
+    if supported < OLDEST_DRIVER:
+        raise DeviceError(
+            f"the NVIDIA driver supports CUDA {supported[0]}.{supported[1]}, {OLDEST_DRIVER[0]}.{OLDEST_DRIVER[1]} is "
+            "needed; install driver 580 or later"
+        )
+    count = _called(driver, "counting devices", driver.cuDeviceGetCount())
+    if ordinal >= count:
+        raise DeviceError(f"there is no GPU number {ordinal}; the driver sees {count}")
+    handle = _called(driver, "opening the device", driver.cuDeviceGet(ordinal))
+    return _described(driver, handle, release or driver_release() or f"CUDA {supported[0]}.{supported[1]}")
+
+
+def driver_release() -> str | None:
+    """Return the driver's release, such as 580.65.6; None where its management library does not tell."""
+    try:
+        from cuda.core import system
+
+        return ".".join(map(str, system.get_kernel_mode_driver_version()))
+    except Exception:  # its classes of errors are not public
+        return None
+
+
+def _described(driver: Any, handle: Any, release: str) -> FoundDevice:
+    kinds = driver.CUdevice_attribute
+
+    def attribute(name: str) -> int:
+        kind = getattr(kinds, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(_called(driver, f"asking for {name}", driver.cuDeviceGetAttribute(kind, handle)))
+
+    raw = _called(driver, "asking for the name", driver.cuDeviceGetName(128, handle))
+    name = raw.split(b"\0")[0].decode(errors="replace")
+    major, minor = attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")
+    if (major, minor) < (8, 0):
+        raise DeviceError(f"{name} has compute capability {major}.{minor}, the kernels need 8.0 or later")
+    nearest = H200 if major >= 9 else A100
+    sms = attribute("MULTIPROCESSOR_COUNT")
+    device = replace(
+        nearest,
+        name=name,
+        arch=f"sm_{major}{minor}",
+        sms=sms,
+        clock_hz=1e3 * attribute("CLOCK_RATE"),
+        shared_bytes=attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+        l2_bytes=attribute("L2_CACHE_SIZE"),
+        processor_clusters=nearest.processor_clusters if sms == nearest.sms else _even(nearest, sms),
+    )
+    return FoundDevice(DeviceIdentity(name, sms, release), device.arch, device)
+
+
+def _even(nearest: Device, sms: int) -> tuple[int, ...]:
+    """Return the SMs of each GPC if they have as many as those of `nearest`, which the driver does not tell."""
+    if not nearest.processor_clusters:
+        return ()
+    return (16,) * (sms // 16)
+
+
+def _called(driver: Any, what: str, answer: Any) -> Any:
+    """Return what a call of the driver gave. DeviceError if it failed."""
+    result, *values = answer
+    if result != driver.CUresult.CUDA_SUCCESS:
+        raise DeviceError(f"{what}: the NVIDIA driver says {getattr(result, 'name', result)}")
+    return values[0] if values else None
+
+
+def _driver() -> Any:
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise DeviceError(f"{EXTRA} ({error})") from error
+    return driver

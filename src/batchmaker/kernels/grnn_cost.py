@@ -1,0 +1,201 @@
+"""GRNN's own space and performance model, for the TITAN V of the paper (Holmes et al., EuroSys 2019, sections 6 and 7).
+
+It ranks tilings; its unit is the time of one fused multiply-add, and it says nothing of seconds. The kernels of this
+package have a model of their own, see `batchmaker.kernels.cost`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal, final
+
+from batchmaker.errors import OptionError
+
+SMS: Final = 80
+WARP: Final = 32
+SCHEDULERS: Final = 4
+MAX_THREADS: Final = 1024
+MAX_WEIGHT_REGISTERS: Final = 224
+OTHER_REGISTERS: Final = 32
+"""Registers of a thread that hold no weights."""
+REGISTERS: Final = 65_536
+MAX_TILE_WIDTH: Final = 64
+L2_BYTES_PER_CLOCK: Final = 64
+FMA_CLOCKS: Final = 4
+FMAS_PER_SHUFFLE: Final = 7
+L2_ROUND_TRIP_FMAS: Final = 50
+ROUND_TRIPS: Final = 2
+"""Of one grid synchronisation: each of the two accesses L2 once."""
+
+Cell = Literal["lstm", "gru"]
+Synchronisations = Literal[1, 2]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrnnTiling:
+    """One configuration of GRNN's kernel.
+
+    tile_width: hidden units that a block makes, each with all its gates. tile_height: rows of the batch that it makes
+    them for. groups: work groups of a block. group_size: threads of one, which share its outputs along K. syncs: grid
+    synchronisations of a step; 2 only for the GRU (section 5.1).
+    """
+
+    cell: Cell
+    hidden: int
+    batch: int
+    tile_width: int
+    tile_height: int
+    groups: int
+    group_size: int
+    syncs: Synchronisations = 1
+
+    def __post_init__(self) -> None:
+        for name in ("hidden", "batch", "tile_width", "tile_height", "groups", "group_size"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"{name} of a tiling must be at least 1, got {getattr(self, name)}")
+        if self.cell == "lstm" and self.syncs == 2:
+            raise OptionError("an LSTM needs one synchronisation a step; two are for the GRU")
+
+    @property
+    def gates(self) -> int:
+        """Gates that read the state at the start of a step: all of an LSTM, r and z of a GRU."""
+        return 4 if self.cell == "lstm" else 2
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.groups * self.group_size
+
+    @property
+    def active_sms(self) -> int:
+        """Blocks, each on an SM of its own (equation 2)."""
+        return math.ceil(self.hidden / self.tile_width) * math.ceil(self.batch / self.tile_height)
+
+    @property
+    def subtile_width(self) -> int:
+        """Gate columns of one work group (equation 7)."""
+        return math.ceil(self.tile_width * self.gates / self.groups)
+
+    @property
+    def warps_per_scheduler(self) -> int:
+        """Warps that share one of the SM's schedulers (equation 6)."""
+        return math.ceil(self.threads / (WARP * SCHEDULERS))
+
+    @property
+    def weights_per_thread(self) -> float:
+        """Weights that a thread keeps in registers (equation 5 prunes by it)."""
+        first = self.subtile_width * self.hidden / self.group_size
+        if self.cell == "lstm":
+            return first
+        if self.syncs == 2:
+            return 1.5 * first
+        return first + self.tile_width * math.ceil(self.hidden / self.threads)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the kernel can run: SMs, registers, threads, whole work groups, and a thread for each result.
+
+        Every scheduler gets the same number of whole warps: with that, and not without, the ranks of Table 2 are ours.
+        """
+        return (
+            self.active_sms <= SMS
+            and self.threads <= MAX_THREADS
+            and self.threads % (WARP * SCHEDULERS) == 0
+            and self.weights_per_thread <= MAX_WEIGHT_REGISTERS
+            and (self.weights_per_thread + OTHER_REGISTERS) * self.threads <= REGISTERS
+            and self.tile_width * self.gates % self.groups == 0
+            and self.subtile_width * self.tile_height <= self.group_size
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class GrnnCost:
+    """The four terms of one time step, in fused multiply-adds (equations 10, 12, 14 and section 7.1.2)."""
+
+    data_movement: float
+    partial_dot: float
+    reduction: float
+    synchronisation: float
+
+    @property
+    def total(self) -> float:
+        """Their sum: none of them overlaps another (equation 15)."""
+        return self.data_movement + self.partial_dot + self.reduction + self.synchronisation
+
+
+def grnn_cost(tiling: GrnnTiling) -> GrnnCost:
+    """Return what one step of the tiling costs. The two terms that the authors round to hundredths are rounded here."""
+    return GrnnCost(
+        data_movement=round(_data_movement(tiling), 2),
+        partial_dot=round(_partial_dot(tiling), 2),
+        reduction=_reduction(tiling),
+        synchronisation=2 * ROUND_TRIPS * L2_ROUND_TRIP_FMAS if tiling.syncs == 2 else 0,
+    )
+
+
+def grnn_space(cell: Cell, hidden: int, batch: int) -> Iterator[GrnnTiling]:
+    """Yield every tiling that fits: tiles up to 64 units wide and of a height that divides the batch."""
+    heights = [height for height in range(1, batch + 1) if batch % height == 0]
+    gates = 4 if cell == "lstm" else 2
+    all_syncs: tuple[Synchronisations, ...] = (1,) if cell == "lstm" else (1, 2)
+    for width in range(1, MAX_TILE_WIDTH + 1):
+        for groups in (count for count in range(1, gates * width + 1) if gates * width % count == 0):
+            for height in heights:
+                for group_size in (1, 2, 4, 8, 16, 32):
+                    for syncs in all_syncs:
+                        tiling = GrnnTiling(
+                            cell=cell, hidden=hidden, batch=batch, tile_width=width, tile_height=height,
+                            groups=groups, group_size=group_size, syncs=syncs,
+                        )  # fmt: skip
+                        if tiling.fits:
+                            yield tiling
+
+
+def _data_movement(tiling: GrnnTiling) -> float:
+    """The state that a block loads over the bus to L2, which a pair of SMs shares.
+
+    The paper says that the cost doubles above half of the SMs; at all of them the published figures have it tripled.
+    """
+    values: float = tiling.hidden * tiling.tile_height
+    if tiling.cell == "gru" and tiling.syncs == 2:
+        values *= 2  # the state, then r * h
+    elif tiling.cell == "gru":
+        values += values * tiling.hidden / tiling.tile_width  # partial sums from every block of the row of tiles
+    congestion = 1 + math.floor(tiling.active_sms / (SMS / 2))
+    return 4 * values * congestion / (L2_BYTES_PER_CLOCK * FMA_CLOCKS)
+
+
+def _partial_dot(tiling: GrnnTiling) -> float:
+    """The multiply-adds of one thread, as slow as one warp without reuse, over the speed-ups S1 and S2.
+
+    Doubling the warps of a scheduler takes 1.6 times as long rather than twice, doubling the gate columns 1.33 times,
+    until their product is 8; from there on the time is in proportion to the work.
+    """
+    per_column = tiling.tile_height * tiling.hidden / tiling.group_size
+    warps, columns = tiling.warps_per_scheduler, tiling.subtile_width
+    if warps * columns <= 8:
+        base: float = per_column * 1.6 ** math.log2(warps) * 1.33 ** math.log2(columns)
+    else:
+        base = 4.7 * (warps * columns / 8) * per_column
+    if tiling.cell == "lstm":
+        return base
+    if tiling.syncs == 2:
+        return 1.5 * base  # the candidate gate follows: half as much again
+    return base + tiling.tile_width + tiling.hidden / tiling.tile_width
+
+
+def _reduction(tiling: GrnnTiling) -> float:
+    """The shuffles that add a group's partial sums, over the speed-up S3.
+
+    log2(group_size) shuffles, and one more for groups below a warp, whose results have to be brought together. They
+    hide behind each other (3 % more for each result and warp) up to twelve; then they queue.
+    """
+    shuffles = math.log2(tiling.group_size) + (1 if tiling.group_size < WARP else 0)
+    results = tiling.warps_per_scheduler * tiling.subtile_width * tiling.tile_height
+    slower = 1.03**results if results < 12 else 1.03**8 * results / 12
+    stages = 1 if tiling.cell == "lstm" else 2
+    return stages * shuffles * FMAS_PER_SHUFFLE * slower

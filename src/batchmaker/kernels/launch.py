@@ -1,0 +1,274 @@
+"""Kernels on a GPU: loaded, given their weights, and put onto torch's current stream."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Final, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from batchmaker.errors import DeviceError
+from batchmaker.kernels.cache import CacheDirectory, default_directory
+from batchmaker.kernels.compiling import CachedCompiler, Compiled, KernelCompiler, Nvrtc
+from batchmaker.kernels.configuration import Problem, fallback_reason
+from batchmaker.kernels.found import FoundDevice, found_device
+from batchmaker.kernels.layer import LayerWeights, RecurrentLayer, checked_call
+from batchmaker.kernels.rows import CallRows, Numbers, call_rows
+from batchmaker.kernels.source import kernel_source
+from batchmaker.kernels.stepped import SteppedLayer
+from batchmaker.kernels.template import KERNEL_TYPES, KernelConfig, KernelType
+from batchmaker.kernels.tiling import weight_index
+from batchmaker.kernels.tuner import batch_bucket, compiled_best, recalled
+
+_LOG = logging.getLogger("batchmaker.kernels")
+_COUNTER_STRIDE: Final = 32
+"""Words from one team's barrier to the next: each has a cache line of its own."""
+_PORTABLE_CLUSTER: Final = 8
+
+
+@final
+class LoadedKernel:
+    """One instance of the kernel on one GPU, with the weights of one layer.
+
+    Calls must not overlap in time: they share the exchange and the barrier's counters. A call that is broken off leaves
+    those in an unknown state; make a new one then.
+    """
+
+    def __init__(self, config: KernelConfig, compiled: Compiled, weights: LayerWeights) -> None:
+        """Load the kernel on the device of the weights. DeviceError if it does not load or a team does not fit."""
+        self._config = config
+        self._core, self._driver = _modules()
+        device = weights.w_hh.device
+        try:
+            with _on(device):
+                self._device = self._core.Device(device.index)
+                self._device.set_current()
+                self._kernel = self._core.ObjectCode.from_cubin(compiled.cubin).get_kernel(compiled.symbol)
+                self._allow(config)
+                self._max_teams = self._resident_teams()
+        except DeviceError:
+            raise
+        except Exception as error:  # the classes of errors of cuda.core are not public
+            raise DeviceError(f"{config.name_expression} does not load on {device}: {error}") from error
+        if self._max_teams < 1:
+            raise DeviceError(
+                f"{config.name_expression}: the {config.blocks_per_tile} blocks of a tile cannot all run at once on "
+                f"{device}; take a configuration with fewer."
+            )
+        self._packed = packed_weights(config, weights.w_hh)
+        self._bias_n = weights.bias_n
+        self._exchange = torch.zeros(
+            self._max_teams * config.exchange_elements, dtype=weights.w_hh.dtype, device=device
+        )
+        self._arrivals = torch.zeros(self._max_teams * _COUNTER_STRIDE, dtype=torch.int32, device=device)
+
+    def run(self, rows: CallRows, px: Tensor, h_state: Tensor, c_state: Tensor | None, y: Tensor | None) -> None:
+        """Put one call onto torch's current stream; see RecurrentLayer.run, whose checks have been made."""
+        if rows.longest == 0:
+            return
+        batch = len(rows.slot)
+        numbers = np.concatenate([rows.px_offset, rows.step_offset, rows.slot, rows.length, rows.y_offset])
+        on_device = torch.from_numpy(numbers).pin_memory().to(px.device, non_blocking=True)
+        bounds = np.cumsum([batch, rows.longest, batch, batch]).tolist()
+        px_offset, step_offset, slot, length, y_offset = torch.tensor_split(on_device, bounds)
+        self.enqueue(px_offset, step_offset, slot, length, y_offset, px, h_state, c_state, y)
+
+    def enqueue(
+        self,
+        px_offset: Tensor,
+        step_offset: Tensor | None,
+        slot: Tensor,
+        length: Tensor,
+        y_offset: Tensor,
+        px: Tensor,
+        h_state: Tensor,
+        c_state: Tensor | None,
+        y: Tensor | None,
+    ) -> None:
+        """As run, with the rows' numbers on the device: int32, longest row first, and nothing is checked.
+
+        Nothing is allocated either, so that a CUDA graph can capture it; a replay reads what the tensors hold then.
+        """
+        tensors = (
+            self._packed, self._bias_n, px, px_offset, step_offset, slot, length, h_state, c_state, y, y_offset,
+            self._exchange, self._arrivals,
+        )  # fmt: skip
+        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+        batch, y_stride = len(slot), 0 if y is None else y.stride(0)
+        options = self._launch_config(min(-(-batch // self._config.tile_height), self._max_teams))
+        stream = _TorchStream(torch.cuda.current_stream(px.device).cuda_stream)
+        try:
+            with _on(px.device):
+                self._device.set_current()
+                self._core.launch(stream, options, self._kernel, *addresses, np.int32(y_stride), np.int32(batch))
+        except Exception as error:  # as above
+            raise DeviceError(f"{self._config.name_expression} does not start on {px.device}: {error}") from error
+
+    def _allow(self, config: KernelConfig) -> None:
+        """Allow as much shared memory, and clusters as large, as the instance asks for; by default both are less."""
+        kinds = self._driver.CUfunction_attribute
+        wanted = {kinds.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: config.shared_bytes}
+        if config.regime == "cluster" and config.blocks_per_tile > _PORTABLE_CLUSTER:
+            wanted[kinds.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED] = 1
+        for kind, value in wanted.items():
+            (result,) = self._driver.cuKernelSetAttribute(kind, value, self._kernel.handle, self._device.device_id)
+            if result != self._driver.CUresult.CUDA_SUCCESS:
+                raise DeviceError(f"{config.name_expression}: setting {kind.name} to {value} failed: {result.name}.")
+
+    def _resident_teams(self) -> int:
+        """Return how many teams run at once; more would never meet at the barrier, or only wait for their turn."""
+        config, occupancy = self._config, self._kernel.occupancy
+        if config.regime == "cluster":
+            stream = self._device.default_stream
+            return int(occupancy.max_active_clusters(self._launch_config(1), stream=stream))
+        blocks = occupancy.max_active_blocks_per_multiprocessor(config.num_threads, config.shared_bytes)
+        return int(blocks) * int(self._device.properties.multiprocessor_count) // config.blocks_per_tile
+
+    def _launch_config(self, teams: int) -> Any:
+        config = self._config
+        common = {"block": config.num_threads, "shmem_size": config.shared_bytes}
+        if config.regime == "cluster":  # the grid counts clusters
+            return self._core.LaunchConfig(grid=teams, cluster=config.blocks_per_tile, **common)
+        cooperative = config.regime == "grid"
+        return self._core.LaunchConfig(grid=teams * config.blocks_per_tile, is_cooperative=cooperative, **common)
+
+
+@final
+class CudaLayers:
+    """Makes layers on one GPU. Kernels are chosen by the tuner's cache, else by the cost model, and compiled once."""
+
+    def __init__(self, found: FoundDevice, compiler: KernelCompiler, cache: CacheDirectory) -> None:
+        self._found = found
+        self._compiler = compiler
+        self._cache = cache
+
+    @classmethod
+    def for_device(cls, device: torch.device, cache: Path | None = None) -> CudaLayers:
+        """Return layers for the GPU that weights are on.
+
+        cache: directory of compiled kernels and of the tuner's winners; default: that of `batchmaker tune`.
+        DeviceError if the weights are on no GPU, or if GPU, driver or compiler are missing or too old.
+        """
+        found = found_device(device.index or 0)
+        if device.type != "cuda" or not torch.cuda.is_available():
+            raise DeviceError(
+                f"persistent kernels run on a GPU, the weights are on {device}; move the module there (module.cuda()) "
+                "with a build of torch for CUDA."
+            )
+        directory = CacheDirectory(cache or default_directory())
+        return cls(found, CachedCompiler(Nvrtc(), directory), directory)
+
+    def layer(self, weights: LayerWeights) -> RecurrentLayer:
+        return CudaLayer(self, weights)
+
+    def loaded(self, weights: LayerWeights, batch: int) -> LoadedKernel | None:
+        """Load a kernel for calls of about `batch` rows; None, with a warning, if no configuration fits the layer."""
+        problem = Problem(cell=weights.cell, dtype=kernel_type(weights.w_hh.dtype), hidden=weights.hidden, batch=batch)
+        source = kernel_source()
+        found = self._found
+        config = recalled(problem, found.device, found.identity, source, self._cache)
+        if config is not None:
+            return LoadedKernel(config, self._compiler.compile(source, config.name_expression, found.arch), weights)
+        best = compiled_best(problem, found.device, source, self._compiler, arch=found.arch)
+        if best is None:
+            _LOG.warning("%s", fallback_reason(problem, found.device))
+            return None
+        return LoadedKernel(*best, weights)
+
+
+@final
+class CudaLayer:
+    """See RecurrentLayer. Kernels are loaded at the first call of each batch size, rounded up to a power of two."""
+
+    def __init__(self, layers: CudaLayers, weights: LayerWeights) -> None:
+        self._layers = layers
+        self._weights = weights
+        self._kernels: dict[int, LoadedKernel | None] = {}
+        self._stepped: SteppedLayer | None = None
+
+    def run(
+        self,
+        px: Tensor,
+        px_row_offset: Numbers,
+        slot: Numbers,
+        length: Numbers,
+        h_state: Tensor,
+        c_state: Tensor | None,
+        y: Tensor | None = None,
+        y_offset: Numbers | None = None,
+        *,
+        step_offset: Numbers | None = None,
+    ) -> None:
+        rows = checked_call(self._weights, px, px_row_offset, slot, length, h_state, c_state, y, y_offset, step_offset)
+        bucket = batch_bucket(max(1, len(rows.slot)))
+        if bucket not in self._kernels:
+            self._kernels[bucket] = self._layers.loaded(self._weights, bucket)
+        kernel = self._kernels[bucket]
+        if kernel is not None:
+            kernel.run(rows, px, h_state, c_state, y)
+            return
+        self._stepped = self._stepped or SteppedLayer(self._weights)
+        self._stepped.run_rows(rows, px, h_state, c_state, y)
+
+
+def prepared_call(problem: Problem, config: KernelConfig, compiled: Compiled) -> Callable[[], None]:
+    """Load a kernel on torch's current GPU with random weights and data, and return what enqueues one call of it."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    dtype = getattr(torch, problem.dtype)
+    gates = 4 if problem.cell == "lstm" else 3
+    spread = problem.hidden**-0.5
+
+    def uniform(*shape: int, bound: float, kind: torch.dtype = dtype) -> Tensor:
+        return torch.empty(shape, dtype=torch.float32, device=device).uniform_(-bound, bound).to(kind)
+
+    w_hh = uniform(gates * problem.hidden, problem.hidden, bound=spread)
+    bias_n = uniform(problem.hidden, bound=spread, kind=torch.float32) if problem.cell == "gru" else None
+    kernel = LoadedKernel(config, compiled, LayerWeights(problem.cell, w_hh, bias_n))
+    px = uniform(problem.steps * problem.batch, gates * problem.hidden, bound=1.0)
+    h = uniform(problem.batch, problem.hidden, bound=1.0)
+    c = uniform(problem.batch, problem.hidden, bound=1.0, kind=torch.float32) if problem.cell == "lstm" else None
+    y = torch.empty(len(px), problem.hidden, dtype=dtype, device=device)
+    rows = call_rows(
+        range(problem.batch), range(problem.batch), [problem.steps] * problem.batch, None,
+        range(0, len(px), problem.batch), num_inputs=len(px), num_slots=problem.batch, num_outputs=len(y),
+    )  # fmt: skip
+    return lambda: kernel.run(rows, px, h, c, y)
+
+
+def packed_weights(config: KernelConfig, w_hh: Tensor) -> Tensor:
+    """Return the recurrent weights [gates * hidden, hidden] in the order in which the kernel reads them, flat."""
+    index = torch.from_numpy(weight_index(config).ravel()).to(w_hh.device)
+    return torch.cat([w_hh.detach().flatten(), w_hh.new_zeros(1)]).index_select(0, index)
+
+
+def kernel_type(dtype: torch.dtype) -> KernelType:
+    """Return the kernels' name of a type that they compute in."""
+    return next(name for name in KERNEL_TYPES if getattr(torch, name) == dtype)
+
+
+@final
+class _TorchStream:
+    """A stream of torch, as cuda.core wants to see it."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._handle
+
+
+def _on(device: torch.device) -> AbstractContextManager[Any]:
+    """Make a GPU current, as cuda.core needs it, and afterwards the one that torch had before."""
+    return torch.cuda.device(device)
+
+
+def _modules() -> tuple[Any, Any]:
+    import cuda.core  # found_device has said what is missing
+    from cuda.bindings import driver
+
+    return cuda.core, driver

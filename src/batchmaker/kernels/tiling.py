@@ -1,0 +1,122 @@
+"""Who computes what in the kernel, in NumPy: how weights are packed, and the specification that tests hold it to.
+
+GRNN tiles the output: whoever has a hidden unit has all of its gates (section 5). A block has `units_per_block`
+units, a work group of it `tile_width`, and the threads of a group share the sum over the hidden units (section 6.3).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmaker.kernels.template import WARP, KernelConfig
+
+Indices = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+
+def weight_columns(config: KernelConfig) -> Indices:
+    """Return the gate column of each weight that a thread holds: gate * hidden + unit, or -1 where it is padding.
+
+    Shape [blocks, chunks, threads, items]: the same for all steps. Items are what one 16-byte chunk holds.
+    """
+    thread = np.arange(config.num_threads)
+    if config.uses_tensor_cores:
+        # The rows of A in mma.m16n8k16: registers 0 and 2 hold row lane / 4, registers 1 and 3 the one eight below.
+        register = np.arange(8) // 2
+        row = (thread % WARP // 4)[:, None] + 8 * (register % 2)
+        column = 16 * (np.arange(config.chunks_per_step) // 2)[:, None, None] + row
+    else:
+        column = np.broadcast_to(
+            np.arange(config.chunks_per_step)[:, None, None], (config.chunks_per_step, config.num_threads, 4)
+        )
+    gate, within = np.divmod(column, config.tile_width)
+    group = (thread // config.group_size)[:, None]
+    block = np.arange(config.blocks_per_tile)[:, None, None, None]
+    unit = block * config.units_per_block + group * config.tile_width + within
+    return np.where(unit < config.hidden, gate * config.hidden + unit, -1)
+
+
+def weight_depths(config: KernelConfig) -> Indices:
+    """Return the hidden unit that each weight of a thread is multiplied with, or -1 where it is padding.
+
+    Shape [steps, chunks, threads, items]: the same for all blocks.
+    """
+    lane = np.arange(config.num_threads) % config.group_size
+    step = np.arange(config.steps)[:, None, None, None]
+    if config.uses_tensor_cores:
+        # Lane q of four loads eight neighbouring units; the first four go into one mma, the others into the next.
+        item = np.arange(8)
+        half = (np.arange(config.chunks_per_step) % 2)[:, None, None]
+        split, quarter = (lane // WARP)[:, None], (lane % 4)[:, None]
+        unit = WARP * (step * config.splits + split) + 8 * quarter + 4 * half + 2 * (item // 4) + item % 2
+    else:
+        unit = 4 * (step * config.group_size + lane[:, None]) + np.arange(4)
+        unit = np.broadcast_to(unit, (config.steps, config.chunks_per_step, config.num_threads, 4))
+    return np.where(unit < config.hidden, unit, -1)
+
+
+def weight_index(config: KernelConfig) -> Indices:
+    """Return where each packed weight lies in the flattened recurrent weights [gates * hidden, hidden].
+
+    Shape [blocks, steps, chunks, threads, items], the order in which the kernel reads them. Padding is
+    gates * hidden * hidden, one past the end: a zero belongs there.
+    """
+    columns = weight_columns(config)[:, None]
+    depths = weight_depths(config)[None]
+    outside = config.gates * config.hidden * config.hidden
+    return np.where((columns < 0) | (depths < 0), outside, columns * config.hidden + depths)
+
+
+def owned_pairs(config: KernelConfig) -> tuple[Indices, Indices]:
+    """Return the rows of a tile and the units whose gates each thread combines; units are -1 where there is nothing.
+
+    Shape of both: [blocks, pairs, threads]. Neighbouring threads have neighbouring units of one row.
+    """
+    pairs = -(-config.tile_height * config.units_per_block // config.num_threads)
+    index = np.arange(pairs)[:, None] * config.num_threads + np.arange(config.num_threads)
+    rows, within = np.divmod(index, config.units_per_block)
+    units = np.arange(config.blocks_per_tile)[:, None, None] * config.units_per_block + within
+    exists = (rows < config.tile_height) & (units < config.hidden)
+    return np.broadcast_to(rows, units.shape), np.where(exists, units, -1)
+
+
+def step_sums(config: KernelConfig, weights: Floats, h: Floats) -> Floats:
+    """Return h times the recurrent weights in the kernel's order of additions, in float32.
+
+    weights: [gates * hidden, hidden]; h: [rows, hidden]. Returns [rows, gates * hidden]. Of each sum a thread adds up
+    its own steps one after the other; then the lanes of a warp in a tree; then the warps, first to last. What a tensor
+    core does within one mma is not specified; here its products are added in the order of the units.
+    """
+    rows, hidden = h.shape
+    sums = np.zeros((rows, config.gates * hidden), np.float32)
+    for column in range(config.gates * hidden):
+        products = _padded(config, weights[column] * h)
+        total = np.zeros(rows, np.float32)
+        for split in range(config.splits):
+            total = total + _warp_sum(config, products, split)
+        sums[:, column] = total
+    return sums
+
+
+def _padded(config: KernelConfig, products: Floats) -> Floats:
+    """Return the products of one column with zeros for the padding, [rows, steps, splits, lanes of a warp, items]."""
+    wide = np.zeros((len(products), config.padded_hidden), np.float32)
+    wide[:, : config.hidden] = products
+    lanes = 4 if config.uses_tensor_cores else min(config.group_size, WARP)
+    return wide.reshape(len(products), config.steps, config.splits, lanes, -1)
+
+
+def _warp_sum(config: KernelConfig, products: Floats, split: int) -> Floats:
+    """Return the sum of one warp's part of one column, [rows]."""
+    part = products[:, :, split]
+    if config.uses_tensor_cores:  # one accumulator for all lanes
+        part = part.reshape(len(part), -1, 1, 1)
+    lanes = np.zeros((len(part), part.shape[2]), np.float32)
+    for step in range(part.shape[1]):
+        for item in range(part.shape[3]):
+            lanes = lanes + part[:, step, :, item]
+    while lanes.shape[1] > 1:  # lane i meets lane i + half, then their halves meet
+        half = lanes.shape[1] // 2
+        lanes = lanes[:, :half] + lanes[:, half:]
+    return lanes[:, 0]

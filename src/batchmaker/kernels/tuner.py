@@ -1,0 +1,191 @@
+"""The best configuration for a layer: ranked by the cost model, compiled, and measured where there is a device."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Protocol, final
+
+import msgspec
+
+from batchmaker.errors import DeviceError
+from batchmaker.kernels.cache import CacheDirectory
+from batchmaker.kernels.compiling import Compiled, KernelCompiler
+from batchmaker.kernels.configuration import Problem, candidates, why_not
+from batchmaker.kernels.cost import Cost, ranked
+from batchmaker.kernels.devices import Device
+from batchmaker.kernels.template import KernelConfig
+
+TOP: Final = 5
+"""Configurations that are compiled and measured (GRNN's Top-5)."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DeviceIdentity:
+    """The GPU that measured: what was best on it need not be so on another, or with another driver."""
+
+    name: str
+    sms: int
+    driver: str
+
+
+class Timer(Protocol):
+    """Runs kernels on a device and takes the time."""
+
+    @property
+    def identity(self) -> DeviceIdentity:
+        """The device."""
+
+    def seconds(self, problem: Problem, config: KernelConfig, compiled: Compiled) -> float:
+        """Return the median time of one call with rows that all have the problem's steps. DeviceError if it fails."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One of the configurations that the model ranks highest.
+
+    rank: by the model, from 1. registers, spill_bytes: see Compiled; None if it did not compile. measured_s: None if it
+    was not measured. failure: why it cannot be used; None if it can.
+    """
+
+    rank: int
+    config: KernelConfig
+    cost: Cost
+    registers: int | None = None
+    spill_bytes: int | None = None
+    measured_s: float | None = None
+    failure: str | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What `tune` has found. trials: by rank; none if no configuration fits. measured_on: None without a device."""
+
+    problem: Problem
+    device: Device
+    arch: str
+    num_candidates: int
+    trials: tuple[Trial, ...]
+    measured_on: DeviceIdentity | None
+
+    @property
+    def chosen(self) -> Trial | None:
+        """The fastest measured; where nothing was, the first by rank that compiles without spilling, or the first that
+        compiles. None if there is none."""
+        usable = [trial for trial in self.trials if trial.failure is None]
+        if self.measured_on is not None:
+            return min(usable, key=lambda trial: trial.measured_s or 0.0, default=None)
+        return next((trial for trial in usable if not trial.spill_bytes), usable[0] if usable else None)
+
+    def measured_rank(self, trial: Trial) -> int | None:
+        """Return the place of a trial among those measured, from 1; None if it was not."""
+        if trial.measured_s is None:
+            return None
+        return 1 + sum(1 for other in self.trials if (other.measured_s or trial.measured_s) < trial.measured_s)
+
+
+def tune(
+    problem: Problem,
+    device: Device,
+    source: str,
+    compiler: KernelCompiler,
+    *,
+    arch: str | None = None,
+    top: int = TOP,
+    timer: Timer | None = None,
+    cache: CacheDirectory | None = None,
+    done: Callable[[Trial], object] = lambda trial: None,
+) -> Tuning:
+    """Rank all configurations that fit, compile the `top` first, measure them, and keep the winner in the cache.
+
+    arch: to compile for; default: the device's. timer: None measures and keeps nothing. done: called after each trial.
+    A configuration that does not compile or run is a failed trial; the others go on. DeviceError if all of them fail.
+    """
+    order = ranked(problem, list(candidates(problem, device)), device)
+    trials = []
+    for rank, (config, cost) in enumerate(order[:top], 1):
+        trial = _tried(problem, Trial(rank, config, cost), source, compiler, arch or device.arch, timer)
+        done(trial)
+        trials.append(trial)
+    if trials and all(trial.failure for trial in trials):
+        raise DeviceError(
+            f"{problem}: none of {len(trials)} configurations can be used; the first: {trials[0].failure}"
+        )
+    identity = timer.identity if timer else None
+    tuning = Tuning(problem, device, arch or device.arch, len(order), tuple(trials), identity)
+    if identity and cache and tuning.chosen:
+        cache.write(winner_name(problem, identity, source), msgspec.json.encode(tuning.chosen.config))
+    return tuning
+
+
+def _tried(
+    problem: Problem, trial: Trial, source: str, compiler: KernelCompiler, arch: str, timer: Timer | None
+) -> Trial:
+    try:
+        compiled = compiler.compile(source, trial.config.name_expression, arch)
+        trial = replace(trial, registers=compiled.registers, spill_bytes=compiled.spill_bytes)
+        return replace(trial, measured_s=timer.seconds(problem, trial.config, compiled)) if timer else trial
+    except DeviceError as error:
+        return replace(trial, failure=str(error))
+
+
+def batch_bucket(batch: int) -> int:
+    """Return the power of two up to which a batch is served by one configuration."""
+    return 1 << (batch - 1).bit_length()
+
+
+def winner_name(problem: Problem, identity: DeviceIdentity, source: str) -> str:
+    """Return under what name a winner is kept: of device, driver, kernel source, layer and batch bucket."""
+    parts = (
+        identity.name, str(identity.sms), identity.driver, hashlib.sha256(source.encode()).hexdigest(),
+        problem.cell, problem.dtype, str(problem.hidden), str(batch_bucket(problem.batch)),
+    )  # fmt: skip
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    return f"{key}.winner.json"
+
+
+def recalled(
+    problem: Problem, device: Device, identity: DeviceIdentity, source: str, cache: CacheDirectory
+) -> KernelConfig | None:
+    """Return the configuration that was measured to be best, None if none was or it is not one for this problem."""
+    entry = cache.read(winner_name(problem, identity, source))
+    if entry is None:
+        return None
+    try:
+        config = msgspec.json.decode(entry, type=KernelConfig)
+    except msgspec.MsgspecError:
+        return None
+    meant = (config.cell, config.dtype, config.hidden) == (problem.cell, problem.dtype, problem.hidden)
+    return config if meant and why_not(config, device) is None else None
+
+
+def compiled_best(
+    problem: Problem, device: Device, source: str, compiler: KernelCompiler, *, arch: str | None = None
+) -> tuple[KernelConfig, Compiled] | None:
+    """Return the first of the model's `TOP` that does not spill, and no more compiled than that needs.
+
+    If all of them spill, the first. None if the layer needs the fallback. DeviceError if it does not compile.
+    """
+    first = None
+    for config, _ in ranked(problem, list(candidates(problem, device)), device)[:TOP]:
+        compiled = compiler.compile(source, config.name_expression, arch or device.arch)
+        if not compiled.spill_bytes:
+            return config, compiled
+        first = first or (config, compiled)
+    return first
+
+
+def agreement(trials: Sequence[Trial]) -> float | None:
+    """Return how far the model's order is that of the measurement: 1 if it is, -1 if reversed (Kendall's tau).
+
+    None for fewer than two measured trials.
+    """
+    times = [trial.measured_s for trial in trials if trial.measured_s is not None]
+    pairs = [(a, b) for i, a in enumerate(times) for b in times[i + 1 :]]
+    if not pairs:
+        return None
+    return sum((b > a) - (b < a) for a, b in pairs) / len(pairs)

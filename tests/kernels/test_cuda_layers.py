@@ -1,0 +1,77 @@
+"""Which kernel a call of a layer gets, with fakes for the compiler and for what loads kernels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from batchmaker.errors import DeviceError
+from batchmaker.kernels import launch
+from batchmaker.kernels.cache import CacheDirectory
+from batchmaker.kernels.compiling import Compiled
+from batchmaker.kernels.devices import H200
+from batchmaker.kernels.found import FoundDevice
+from batchmaker.kernels.launch import CudaLayers
+from batchmaker.kernels.layer import LayerWeights
+from batchmaker.kernels.stepped import SteppedLayer
+from batchmaker.kernels.tuner import DeviceIdentity
+
+
+class FakeCompiler:
+    version = "13.0"
+
+    def __init__(self):
+        self.asked = []
+
+    def compile(self, source, name_expression, arch):
+        self.asked.append((name_expression, arch))
+        return Compiled(arch, b"", name_expression, 100, 0, 0)
+
+
+class LoadedInMemory:
+    """Computes with plain operations what the kernel would, and says which one it is."""
+
+    made = ()
+
+    def __init__(self, config, compiled, weights):
+        assert compiled.symbol == config.name_expression
+        LoadedInMemory.made += (config,)
+        self.run = SteppedLayer(weights).run_rows
+
+
+@pytest.fixture
+def layers(monkeypatch):
+    monkeypatch.setattr(launch, "LoadedKernel", LoadedInMemory)
+    monkeypatch.setattr(LoadedInMemory, "made", ())
+    found = FoundDevice(DeviceIdentity("H200", 132, "580.1"), "sm_90", H200)
+    return CudaLayers(found, FakeCompiler(), CacheDirectory(None))
+
+
+def call(layer, batch, hidden):
+    h, c = torch.ones(batch, hidden), torch.ones(batch, hidden)
+    layer.run(torch.zeros(batch, 4 * hidden), range(batch), range(batch), [1] * batch, h, c)
+    return c
+
+
+def test_a_kernel_is_loaded_once_for_each_power_of_two_of_the_batch(layers):
+    layer = layers.layer(LayerWeights("lstm", torch.zeros(256, 64), None))
+    for batch in (3, 4, 4, 5, 8, 1):
+        assert (call(layer, batch, 64) == 0.5).all()
+    assert len(LoadedInMemory.made) == 3
+    assert {(config.cell, config.dtype, config.hidden) for config in LoadedInMemory.made} == {("lstm", "float32", 64)}
+
+
+def test_a_layer_that_no_kernel_holds_is_computed_step_by_step_and_says_so_once(layers, caplog):
+    layer = layers.layer(LayerWeights("lstm", torch.zeros(8192, 2048), None))
+    for _ in range(2):
+        assert (call(layer, 2, 2048) == 0.5).all()
+    assert LoadedInMemory.made == ()
+    (record,) = caplog.records
+    assert "no persistent kernel fits" in record.getMessage()
+
+
+def test_weights_on_the_host_are_refused_where_there_is_a_gpu(monkeypatch):
+    identity = DeviceIdentity("H200", 132, "580.1")
+    monkeypatch.setattr(launch, "found_device", lambda ordinal: FoundDevice(identity, "sm_90", H200))
+    with pytest.raises(DeviceError, match=r"the weights are on cpu; move the module there \(module.cuda\(\)\)"):
+        CudaLayers.for_device(torch.device("cpu"))
