@@ -18,6 +18,7 @@ from batchmaker.engine.driver import DriverStats, StepSeen, blamed, error_of
 from batchmaker.engine.in_flight import InFlight
 from batchmaker.engine.stop_tests import Watched, apply_stop_tests
 from batchmaker.engine.ticket import Ticket
+from batchmaker.errors import DeviceError
 from batchmaker.executor.base import Executor, StepResult
 from batchmaker.scheduler.commands import Admit, Command, Fail, Read, Reply, Reserve, RunTask, Step
 from batchmaker.scheduler.core import Scheduler
@@ -76,6 +77,10 @@ class CellDriver:
     def start(self, notify: Callable[[], None], settle: Callable[[Ticket, Any, BaseException | None], None]) -> None:
         self._settle = self.sequences.settle = settle
         self._executor.start(notify)
+
+    def materialise(self) -> None:
+        """Let the executor make ready every cell that is known; nothing is in flight."""
+        self._executor.materialise(self._registry.num_sequence_inputs)
 
     @property
     def wants_requests(self) -> bool:
@@ -259,7 +264,7 @@ class CellDriver:
         begin = time.perf_counter()
         request_id, now_s = request.ticket.request_id, self._clock.now_s()
         try:
-            sent = request.unfolding.resume(self._lookup(request))
+            sent = request.unfolding.resume(request.value)
         except Exception as error:  # the model's own code, or what it yielded
             request.error = error = blamed(error)
             self._learn_types(events)
@@ -276,11 +281,6 @@ class CellDriver:
         request.ticket.num_cells += unfolding.graph.num_nodes
         events.append(GraphExtended(request_id, unfolding.graph, now_s, unfolding.open, unfolding.take_dropped()))
         return True
-
-    @staticmethod
-    def _lookup(request: InFlight) -> Callable[[int, int], Any]:
-        values = request.values
-        return lambda node, output: values[node, output]
 
     def _count(self, task: RunTask, step: Step, result: StepResult, now_s: float) -> None:
         cell = self._registry.types[task.type_id]
@@ -309,7 +309,10 @@ class CellDriver:
         """Go on with requests that have what they waited for, and with the sequences: chunks begin, some have ended."""
         events: list[Event] = []
         for request in woken:
-            self._resume(request, events)
+            if request.error is None:
+                self._resume(request, events)
+            elif (request_id := request.ticket.request_id) in self._in_flight:
+                events.append(RequestFailed(request_id, self._clock.now_s(), str(request.error)))
         while due := self.sequences.take_due():
             self._unfold(due, events)
         events += [SequenceClosed(number, self._clock.now_s()) for number in self.sequences.take_closed()]
@@ -339,11 +342,15 @@ class CellDriver:
                     self._fail(command)
                 case Read():
                     request = self._in_flight[command.request]
-                    value = self._executor.read(command.table, command.row)
+                    woken.append(request)
+                    try:
+                        value = self._executor.read(command.table, command.row)
+                    except DeviceError as error:
+                        request.error = error
+                        continue
                     local = request.local(command.node)
                     self._store(request, local, command.output, value)
                     self._store(request, end_of_loop(local), command.output, value)
-                    woken.append(request)
         return woken
 
     def _admit(self, command: Admit) -> None:
@@ -373,7 +380,9 @@ class CellDriver:
         if request.ticket.chunk is not None:
             request.ticket.chunk.sequence.state = request.unfolding.after
         try:
-            result = request.unfolding.result(self._lookup(request))
+            if request.error is not None:  # a value that it needs could not be read
+                raise request.error
+            result = request.unfolding.result(request.value)
         except Exception as error:  # the types of what the unfold function returned are its own
             if request.ticket.chunk is not None:  # its state is kept already, and the caller does not know
                 self.sequences.close(request.ticket.chunk.sequence)

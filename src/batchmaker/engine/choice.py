@@ -16,6 +16,8 @@ from batchmaker.engine.graph_driver import GraphDriver
 from batchmaker.errors import ModelError, OptionError
 from batchmaker.executor.base import Executor
 from batchmaker.executor.cpu import CpuExecutor
+from batchmaker.executor.cuda.executor import CudaExecutor
+from batchmaker.executor.cuda.open import open_devices
 from batchmaker.executor.inline import InlineExecutor
 from batchmaker.policies.base import CellPolicy, GraphPolicy
 from batchmaker.scheduler.core import Scheduler
@@ -57,16 +59,26 @@ def make_driver(
     threads: int,
     run_ahead: int | None,
     max_nodes: int,
+    device: str,
+    tf32: bool,
     executor: Executor | None,
     give_up_late: bool,
     max_sequences: int,
 ) -> CellDriver | GraphDriver:
     """Return the driver that carries out the policy. For the options see Engine."""
+    if device != "cpu" and executor is not None:
+        raise OptionError(f"give device={device!r} or an executor, not both")
+    if tf32 and device == "cpu":
+        raise OptionError("tf32=True is for GPUs, and the device is 'cpu'")
     if isinstance(policy, GraphPolicy):
+        if device != "cpu":
+            raise OptionError(f"policy {policy.name!r} batches whole requests, which run on the CPU; got {device!r}")
         for served in catalogue:
             _check_whole_requests(served.model, policy)
         return GraphDriver(policy, clock, num_workers=workers, num_threads=threads, give_up_late=give_up_late)
-    if executor is None and workers == 1:
+    if device != "cpu":
+        executor = CudaExecutor(registry.types, registry.bind_on, open_devices(device, tf32=tf32))
+    elif executor is None and workers == 1:
         executor = InlineExecutor(registry.types, registry.bound, num_threads=threads)
     elif executor is None:
         executor = CpuExecutor(registry.types, registry.bound, num_workers=workers, num_threads=threads)

@@ -28,7 +28,6 @@ from batchmaker.engine.costs import cost_profile, wants_costs
 from batchmaker.engine.driver import Driver, DriverStats, StepSeen
 from batchmaker.engine.graph_driver import GraphDriver
 from batchmaker.engine.loop import Loop
-from batchmaker.engine.materialise import materialise
 from batchmaker.engine.sequence import Sequence
 from batchmaker.engine.service import ServiceStats
 from batchmaker.engine.ticket import Ticket
@@ -57,8 +56,10 @@ class Engine:
     `padded`, or a policy object; by default `lazy` where some model has a deadline, else `cellular`. workers: 1
     computes in the engine's own thread, more in threads of their own. threads: compute threads of each; by default the
     cores less one, shared out. run_ahead: steps that may be left on a worker when it gets its next task; by default 1
-    where workers have threads of their own. max_nodes: most nodes of one request. executor: another device; then
-    `workers` and `threads` do not apply.
+    where workers have threads of their own. max_nodes: most nodes of one request. device: `cpu`, `cuda` for all GPUs,
+    a worker for each, or some of them, as `cuda:0,1`; DeviceError where there is none. tf32: let products of float32 on
+    GPUs round their factors to 10 bits. executor: another kind of device. On GPUs, and with an executor, `workers` and
+    `threads` do not apply.
     deadline_ms: of requests to models that have none of their own. late: at its deadline a request is given up
     (`give-up`), or computed all the same and counted as late (`finish`). refuse: a request whose deadline cannot be met
     any more is turned away before anything of it is computed, as far as the policy can tell. max_sequences: most that
@@ -75,6 +76,8 @@ class Engine:
         threads: int | None = None,
         run_ahead: int | None = None,
         max_nodes: int = DEFAULT_MAX_NODES,
+        device: str = "cpu",
+        tf32: bool = False,
         executor: Executor | None = None,
         deadline_ms: float | None = None,
         late: Literal["give-up", "finish"] = "give-up",
@@ -90,7 +93,7 @@ class Engine:
         self._catalogue = Catalogue(model, self._registry, deadline_ms)
         self._policy = choose_policy(policy, has_deadlines=self._catalogue.has_deadlines, refuse=refuse)
         self._threads = default_threads(workers) if threads is None else threads
-        self._computes_here = executor is None
+        self._computes_here = executor is None and device == "cpu"
         self._driver = make_driver(
             self._catalogue,
             self._registry,
@@ -100,6 +103,8 @@ class Engine:
             threads=self._threads,
             run_ahead=run_ahead,
             max_nodes=max_nodes,
+            device=device,
+            tf32=tf32,
             executor=executor,
             give_up_late=late == "give-up",
             max_sequences=max_sequences,
@@ -122,14 +127,22 @@ class Engine:
         for served in examples:
             self._prove_example(served.name)
         cells = not isinstance(self._driver, GraphDriver)
-        if examples and cells:
-            materialise(self._registry, self._threads)
+        if examples and isinstance(self._driver, CellDriver) and isinstance(self._policy, CellPolicy):
+            self._check_cells(self._policy)
+            self._driver.materialise()
         if wants_costs(self._policy):
             threads = self._threads if examples and cells and self._computes_here else None
             profile = cost_profile(self._catalogue, self._registry, threads)
             if profile is not None:
                 self._loop.call_soon(partial(self._policy.use_profile, profile))
         return self
+
+    def _check_cells(self, policy: CellPolicy) -> None:
+        try:
+            policy.check_cells(self._registry.types)
+        except BatchmakerError:
+            self.stop()
+            raise
 
     def _prove_example(self, name: str) -> None:
         request = self._catalogue.find(name).model.example_request

@@ -24,7 +24,7 @@ class InFlight:
         self.values: dict[tuple[int, int], Any] = {}
         self.waiting_for: set[tuple[int, int]] = set()
         self.streamed = 0
-        self.error: BaseException | None = None
+        self.error: Exception | None = None
 
     def local(self, node: int) -> int:
         """Return the request's own number of a node; fast for those added last, which are those that run."""
@@ -32,3 +32,7 @@ class InFlight:
             if base <= node < base + count:
                 return node - base + first
         raise KeyError(node)
+
+    def value(self, node: int, output: int) -> Any:
+        """Return what has come back to the host of a node, by the request's own number."""
+        return self.values[node, output]

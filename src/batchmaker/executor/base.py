@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from batchmaker.graph.spec import TypeId
 from batchmaker.scheduler.commands import Reserve, RunTask, TableId
 from batchmaker.scheduler.events import TaskId
 
@@ -53,6 +54,12 @@ class Executor(Protocol):
 
     def start(self, notify: Callable[[], None]) -> None:
         """Begin work. notify: cheap, callable from any thread."""
+
+    def materialise(self, forms: Mapping[TypeId, int]) -> None:
+        """Make what each batch size of each known cell type costs once, before the first request needs it.
+
+        forms: how many inputs per step the types take that run as chains. Nothing is submitted meanwhile.
+        """
 
     def reserve(self, command: Reserve) -> None:
         """Create or grow state tables; waits for running steps where rows must move."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import torch
 
 from batchmaker.cells.binding import BoundCell
 from batchmaker.errors import OptionError
 from batchmaker.executor.base import StepResult
-from batchmaker.executor.stepping import TaskRunner
+from batchmaker.executor.stepping import HOISTED_SIZES, TaskRunner
 from batchmaker.executor.tables import StateTables
-from batchmaker.graph.spec import CellType
+from batchmaker.graph.spec import CellType, TypeId
 from batchmaker.scheduler.commands import Reserve, RunTask, TableId
 
 
@@ -25,6 +27,8 @@ class ComputingExecutor(ABC):
         if num_threads < 1:
             raise OptionError(f"num_threads must be at least 1, got {num_threads}")
         self._num_threads = num_threads
+        self._types = types
+        self._cells = cells
         self._tables = StateTables()
         self._runner = TaskRunner(types, cells, self._tables)
         self._notify: Callable[[], None] = lambda: None
@@ -45,6 +49,21 @@ class ComputingExecutor(ABC):
 
     def start(self, notify: Callable[[], None]) -> None:
         self._notify = notify
+
+    def materialise(self, forms: Mapping[TypeId, int]) -> None:
+        """Run every cell once at every supported size: programs, primitives, packed weights, pages (BatchMaker, 6)."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self._num_threads)
+        try:
+            with torch.no_grad():
+                for cell_type, bound in zip(self._types, self._cells, strict=True):
+                    s = forms.get(cell_type.type_id)
+                    if s is None:
+                        bound.warm_up(cell_type.batch_sizes)
+                    else:
+                        bound.split(s).warm_up(cell_type.batch_sizes, HOISTED_SIZES if s else ())
+        finally:
+            torch.set_num_threads(before)
 
     def reserve(self, command: Reserve) -> None:
         self._tables.reserve(command)

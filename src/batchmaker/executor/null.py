@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, final
 
 from batchmaker.executor.base import StepResult
+from batchmaker.graph.spec import TypeId
 from batchmaker.scheduler.commands import Reserve, RunTask, TableId
 
 
@@ -31,6 +32,9 @@ class NullExecutor:
 
     def start(self, notify: Callable[[], None]) -> None:
         self._notify = notify
+
+    def materialise(self, forms: Mapping[TypeId, int]) -> None:
+        """Nothing is computed, so nothing is made ready."""
 
     def reserve(self, command: Reserve) -> None:
         self.num_rows_reserved = max(self.num_rows_reserved, command.num_rows)

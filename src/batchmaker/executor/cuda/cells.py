@@ -1,0 +1,133 @@
+"""The cells of one device: bound there, in the forms that tasks run them in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from batchmaker.cells.binding import BoundCell
+from batchmaker.cells.export import torch_dtype
+from batchmaker.executor.cuda.place import Place
+from batchmaker.executor.cuda.program import DeviceProgram
+from batchmaker.executor.cuda.tables import row_bytes
+from batchmaker.executor.stepping import HOISTED_SIZES
+from batchmaker.graph.spec import CellType, TypeId, ValueSpec
+
+Bind = Callable[[TypeId, torch.device], BoundCell]
+
+_TARGETS_OF_STEP = 3
+_TARGETS_OF_HOISTED = 1
+
+
+@dataclass(slots=True)
+class HoistedRows:
+    """What the hoisted part of a cell has computed for one task, until the task's steps have read it.
+
+    Tasks run one after another, so one stretch of memory serves them all.
+    """
+
+    program: DeviceProgram
+    specs: tuple[ValueSpec, ...]
+    parts: tuple[Tensor, ...] = ()
+
+    def reserve(self, place: Place, num_rows: int) -> None:
+        """Make room for so many rows."""
+        if self.parts and len(self.parts[0]) >= num_rows:
+            return
+        size = max(num_rows, 2 * len(self.parts[0]) if self.parts else 0)
+        place.hold(self.parts)
+        self.parts = tuple(place.device.zeros((size, *spec.shape), torch_dtype(spec.dtype)) for spec in self.specs)
+
+    def addresses(self, part: int, first: int, count: int) -> NDArray[np.int64]:
+        """Return where consecutive rows of one hoisted value lie."""
+        rows = np.arange(first, first + count, dtype=np.int64)
+        return self.parts[part].data_ptr() + rows * row_bytes(self.specs[part])
+
+
+@dataclass(frozen=True, slots=True)
+class ChainForm:
+    """A cell as chains run it: hoisted part (None where nothing is hoisted) and step."""
+
+    hoisted: HoistedRows | None
+    step: DeviceProgram
+
+
+@final
+class DeviceCells:
+    """Programs by cell type on one device, made at first use or by `prepare`."""
+
+    def __init__(self, place: Place, types: Sequence[CellType], bind: Bind) -> None:
+        self._place = place
+        self._types = types
+        self._bind = bind
+        self._bound: dict[TypeId, BoundCell] = {}
+        self._nodes: dict[TypeId, DeviceProgram] = {}
+        self._chains: dict[TypeId, ChainForm] = {}
+
+    @property
+    def notes(self) -> list[str]:
+        """Why cells that are not recorded are not."""
+        chains = [form.step for form in self._chains.values()]
+        chains += [form.hoisted.program for form in self._chains.values() if form.hoisted is not None]
+        return sorted({program.note for program in (*self._nodes.values(), *chains) if program.note is not None})
+
+    def bound(self, type_id: TypeId) -> BoundCell:
+        """Return the cell with its weights on this device."""
+        if type_id not in self._bound:
+            self._bound[type_id] = self._bind(type_id, self._place.device.torch_device)
+        return self._bound[type_id]
+
+    def nodes(self, type_id: TypeId) -> DeviceProgram:
+        """Return the cell as single nodes run it."""
+        if type_id not in self._nodes:
+            cell, sizes = self.bound(type_id), self._types[type_id].batch_sizes
+            self._nodes[type_id] = DeviceProgram(
+                self._place, cell.name, _called(cell), cell.inputs, cell.outputs, _TARGETS_OF_STEP, sizes
+            )
+        return self._nodes[type_id]
+
+    def chains(self, type_id: TypeId, num_sequence_inputs: int) -> ChainForm:
+        """Return the cell as chains run it."""
+        if type_id not in self._chains:
+            cell, sizes = self.bound(type_id).split(num_sequence_inputs), self._types[type_id].batch_sizes
+            hoisted = None
+            if cell.num_hoisted_calls:
+                sequence = cell.inputs[:num_sequence_inputs]
+                program = DeviceProgram(
+                    self._place, cell.name, _hoisted(cell), sequence, cell.hoisted, _TARGETS_OF_HOISTED, HOISTED_SIZES
+                )
+                hoisted = HoistedRows(program, cell.hoisted)
+            specs = (*cell.hoisted, *cell.inputs[num_sequence_inputs:])
+            step = DeviceProgram(self._place, cell.name, _stepped(cell), specs, cell.outputs, _TARGETS_OF_STEP, sizes)
+            self._chains[type_id] = ChainForm(hoisted, step)
+        return self._chains[type_id]
+
+    def prepare(self, type_id: TypeId, num_sequence_inputs: int | None) -> None:
+        """Record a cell at every supported size. num_sequence_inputs: of chains, None for single nodes."""
+        sizes = self._types[type_id].batch_sizes
+        if num_sequence_inputs is None:
+            self.nodes(type_id).prepare(sizes)
+            return
+        form = self.chains(type_id, num_sequence_inputs)
+        form.step.prepare(sizes)
+        if form.hoisted is not None:
+            form.hoisted.program.prepare(HOISTED_SIZES)
+
+
+def _called(cell: BoundCell) -> Callable[..., tuple[Tensor, ...]]:
+    return lambda *inputs: cell.call(inputs)
+
+
+def _hoisted(cell: BoundCell) -> Callable[..., tuple[Tensor, ...]]:
+    return lambda *sequence: cell.hoist(sequence)
+
+
+def _stepped(cell: BoundCell) -> Callable[..., tuple[Tensor, ...]]:
+    size = len(cell.hoisted)
+    return lambda *inputs: cell.step(inputs[:size], inputs[size:])

@@ -1,0 +1,346 @@
+"""The CUDA executor: one worker per device, several tasks in flight, completion read off counters in host memory."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from batchmaker.cells.export import torch_dtype
+from batchmaker.errors import OptionError
+from batchmaker.executor.base import StepResult, failed_results
+from batchmaker.executor.cuda.cells import Bind, DeviceCells, HoistedRows
+from batchmaker.executor.cuda.device import Device, DeviceLostError
+from batchmaker.executor.cuda.place import Place
+from batchmaker.executor.cuda.program import FETCH, KEEP, LANE, Block, DeviceProgram, Failures, fetched_bytes
+from batchmaker.executor.cuda.tables import DeviceTables, row_bytes
+from batchmaker.executor.cuda.watcher import Watcher
+from batchmaker.executor.stepping import MAX_HOISTED_ROWS
+from batchmaker.graph.spec import CellType, TypeId, ValueSpec
+from batchmaker.scheduler.commands import ZERO_TABLE, FetchOutput, Lanes, Reserve, RunTask, Source, Step, TableId
+from batchmaker.scheduler.events import TaskId
+
+Addresses = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Submitted:
+    """One step on a device: its number there, and where its results will lie."""
+
+    number: int
+    task: RunTask
+    step: int
+    block: Block
+    fetched: tuple[tuple[int, int, ValueSpec], ...]  # first byte, rows, spec
+    failed: Failures
+
+
+@dataclass(frozen=True, slots=True)
+class _NotSubmitted:
+    """A step that failed before it reached the device. It is reported when step `number` there has finished."""
+
+    number: int
+    task: RunTask
+    step: int
+    result: StepResult
+
+
+@final
+class CudaExecutor:
+    """Runs tasks on devices, a worker for each; nothing waits for a device but `read` and `stop`.
+
+    types: by type id, may grow while running. bind: gives a type's cell with its weights on a device. devices: at least
+    one. When a device fails, what was in flight there fails with one clear error each, its worker goes on with the
+    least busy device that is left, and rows that only the lost one held make the requests that read them fail.
+    """
+
+    def __init__(self, types: Sequence[CellType], bind: Bind, devices: Sequence[Device]) -> None:
+        if not devices:
+            raise OptionError("devices is empty; the CUDA executor needs at least one")
+        self._types = types
+        self._places = [Place(number, device) for number, device in enumerate(devices)]
+        self._tables = DeviceTables(self._places)
+        self._cells = [DeviceCells(place, types, bind) for place in self._places]
+        self._of_worker: list[Place | None] = list(self._places)
+        self._submitted: list[deque[_Submitted | _NotSubmitted]] = [deque() for _ in devices]
+        self._last_end_ns = [0] * len(devices)
+        self._failed: list[StepResult] = []
+        self._lost: dict[int, str] = {}
+        self._notify: Callable[[], None] = lambda: None
+        self._watcher: Watcher | None = None
+        self._turn = threading.RLock()  # nothing may be submitted while another thread records
+
+    @property
+    def num_workers(self) -> int:
+        return len(self._of_worker)
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of state tables, on devices and in pinned memory."""
+        return self._tables.num_bytes
+
+    @property
+    def notes(self) -> list[str]:
+        """What is worth knowing: devices that were lost, and cells that run without being recorded."""
+        return [*self._lost.values(), *sorted({note for cells in self._cells for note in cells.notes})]
+
+    def start(self, notify: Callable[[], None]) -> None:
+        self._notify = notify
+        self._watcher = Watcher(self._places, notify)
+
+    def materialise(self, forms: Mapping[TypeId, int]) -> None:
+        with self._turn:
+            for place in self._living():
+                try:
+                    for cell_type in self._types:
+                        self._cells[place.number].prepare(cell_type.type_id, forms.get(cell_type.type_id))
+                except DeviceLostError as error:
+                    self._lose(error)
+
+    def reserve(self, command: Reserve) -> None:
+        self._tables.reserve(command)
+
+    def write(self, table: TableId, first_row: int, values: Any) -> None:
+        with self._turn:
+            self._tables.write(table, first_row, values)
+
+    def read(self, table: TableId, row: int) -> Any:
+        with self._turn:
+            try:
+                value = self._tables.read(table, row)
+            except DeviceLostError as error:
+                self._lose(error)
+                raise
+        return value.item() if value.ndim == 0 else value
+
+    def submit(self, task: RunTask) -> None:
+        with self._turn:
+            self._submit(task)
+        if self._watcher is not None:
+            self._watcher.wake()
+
+    def poll(self) -> list[StepResult]:
+        with self._turn:
+            return self._poll()
+
+    def stop(self) -> None:
+        for place in self._living():
+            try:
+                place.device.stop()
+            except DeviceLostError as error:
+                self._lose(error)
+        if self._watcher is not None:
+            self._watcher.stop()
+            self._watcher = None
+
+    # --- in turn -------------------------------------------------------------------------------------------------
+
+    def _submit(self, task: RunTask) -> None:
+        """Submit a task; what goes wrong is its steps' results."""
+        place = self._of_worker[task.worker]
+        if place is None:
+            reasons = "; ".join(self._lost.values())
+            self._failed += failed_results(task, 0, DeviceLostError(f"no device is left ({reasons})"))
+            self._notify()
+            return
+        waiting = self._submitted[place.number]
+        before = len(waiting)
+        try:
+            self._run(place, task)
+        except Exception as error:  # memory, rows that do not fit: the task fails, nothing else
+            number, done = place.num_submitted, len(waiting) - before
+            results = failed_results(task, done, error)
+            waiting.extend(_NotSubmitted(number, task, result.step, result) for result in results)
+            if isinstance(error, DeviceLostError):
+                self._lose(error)
+            self._notify()
+
+    def _poll(self) -> list[StepResult]:
+        results: list[StepResult] = []
+        for place in self._living():
+            waiting = self._submitted[place.number]
+            finished = place.num_finished
+            heard = bool(waiting) and waiting[0].number <= finished
+            while waiting and waiting[0].number <= finished:
+                results.append(self._result(place, waiting.popleft()))
+            place.release()
+            if waiting and not heard:
+                try:
+                    place.device.check()
+                except DeviceLostError as error:
+                    self._lose(error)
+        results += self._failed
+        self._failed.clear()
+        return results
+
+    # --- failure -------------------------------------------------------------------------------------------------
+
+    def _living(self) -> list[Place]:
+        return [place for place in self._places if place.number not in self._lost]
+
+    def _lose(self, error: DeviceLostError) -> None:
+        """Fail what is in flight on the lost device and let its workers go on elsewhere."""
+        place = next((place for place in self._living() if place.device is error.device), None)
+        if place is None:
+            return
+        self._lost[place.number] = f"device {place.number} ({place.device.name}) was lost: {error}"
+        waiting = self._submitted[place.number]
+        for step in waiting:
+            self._failed.append(failed_results(step.task, step.step, error)[0])
+        waiting.clear()
+        self._notify()
+        self._tables.lose(place)
+        living = self._living()
+        workers = [living.index(p) for p in self._of_worker if p is not None and p in living]
+        for worker, mine in enumerate(self._of_worker):
+            if mine is place and living:
+                least = min(range(len(living)), key=workers.count)
+                workers.append(least)
+                self._of_worker[worker] = living[least]
+            elif mine is place:
+                self._of_worker[worker] = None
+
+    # --- a task ----------------------------------------------------------------------------------------------------
+
+    def _run(self, place: Place, task: RunTask) -> None:
+        """Submit a task's steps in order."""
+        cells = self._cells[place.number]
+        chains = [step for step in task.steps if step.lanes is not None]
+        hoisted: HoistedRows | None = None
+        bad: dict[int, str] = {}
+        if chains:
+            lanes = chains[0].lanes
+            assert lanes is not None
+            form = cells.chains(task.type_id, len(self._types[task.type_id].inputs) - len(lanes.tables))
+            hoisted = form.hoisted
+            if hoisted is not None:
+                bad = self._hoist(place, hoisted, chains)
+        offset = 0
+        for number, step in enumerate(task.steps):
+            program = cells.nodes(task.type_id) if step.lanes is None else form.step
+            cell = self._types[task.type_id]
+            sizes = fetched_bytes(
+                [cell.outputs[f.output] for f in step.fetches], [len(f.positions) for f in step.fetches]
+            )
+            block = program.new_block(step.batch, sum(sizes))
+            failed: dict[int, str] = {}
+            if step.lanes is None or hoisted is None:
+                self._fill_inputs(place, block, step, failed)
+            else:
+                for part in range(len(hoisted.specs)):
+                    block.source(part)[: step.batch] = hoisted.addresses(part, offset, step.batch)
+                failed.update({i: bad[offset + i] for i in range(step.batch) if offset + i in bad})
+                offset += step.batch
+            if step.lanes is not None:
+                self._fill_lanes(place, block, program, step.lanes, len(cell.outputs), failed)
+            if step.keep is not None:
+                positions = slice(step.batch) if step.keep.positions is None else step.keep.positions
+                for output, table in enumerate(step.keep.tables):
+                    block.target(output, KEEP)[: step.batch][positions] = self._tables.targets(
+                        place, table, step.keep.rows
+                    )
+            fetched = self._fill_fetches(block, step.fetches, cell, sizes)
+            block.announce(place.num_submitted + 1, place.counter_address)
+            failed.update(program.submit(block, step.batch))
+            place.num_submitted += 1
+            self._submitted[place.number].append(
+                _Submitted(place.num_submitted, task, number, block, fetched, tuple(sorted(failed.items())))
+            )
+
+    def _hoist(self, place: Place, hoisted: HoistedRows, chains: list[Step]) -> dict[int, str]:
+        """Compute what does not depend on state for all steps of the task; returns the rows that failed."""
+        total = sum(step.batch for step in chains)
+        failed: dict[int, str] = {}
+        columns = []
+        for port in range(hoisted.program.num_inputs):
+            parts, first = [], 0
+            for step in chains:
+                parts.append(self._sources(place, step.inputs[port], step.batch, failed, first))
+                first += step.batch
+            columns.append(np.concatenate(parts))
+        hoisted.reserve(place, total)
+        for at in range(0, total, MAX_HOISTED_ROWS):
+            count = min(MAX_HOISTED_ROWS, total - at)
+            block = hoisted.program.new_block(count)
+            for port, column in enumerate(columns):
+                block.source(port)[:count] = column[at : at + count]
+            for part in range(len(hoisted.specs)):
+                block.target(part)[:count] = hoisted.addresses(part, at, count)
+            failed.update({at + i: why for i, why in hoisted.program.submit(block, count)})
+            place.hold(block.memory)
+        return failed
+
+    def _fill_inputs(self, place: Place, block: Block, step: Step, failed: dict[int, str]) -> None:
+        for port, sources in enumerate(step.inputs):
+            block.source(port)[: step.batch] = self._sources(place, sources, step.batch, failed)
+
+    def _fill_lanes(
+        self, place: Place, block: Block, program: DeviceProgram, lanes: Lanes, num_outputs: int, failed: dict[int, str]
+    ) -> None:
+        """State comes from each chain's lane, or from wherever it lies as yet, and goes to the lane."""
+        rows = np.arange(lanes.count, dtype=np.int64) if lanes.rows is None else lanes.rows
+        for i, table in enumerate(lanes.tables):
+            stays = np.ones(lanes.count, bool)
+            for source in lanes.arriving[i]:
+                stays[slice(None) if source.positions is None else source.positions] = False
+            own = np.flatnonzero(stays)
+            sources = (Source(table, rows[own], own), *lanes.arriving[i]) if len(own) else lanes.arriving[i]
+            port = program.num_inputs - len(lanes.tables) + i
+            block.source(port)[: lanes.count] = self._sources(place, sources, lanes.count, failed)
+        first = num_outputs - len(lanes.tables)
+        for i, table in enumerate(lanes.tables):
+            block.target(first + i, LANE)[: lanes.count] = self._tables.targets(place, table, rows)
+
+    def _sources(
+        self, place: Place, sources: tuple[Source, ...], batch: int, failed: dict[int, str], first: int = 0
+    ) -> Addresses:
+        """Return where each position finds one input. Positions whose row is missing fail, counted from `first`."""
+        found = np.zeros(batch, np.int64)
+        for source in sources:
+            if source.table == ZERO_TABLE:
+                continue
+            addresses = self._tables.sources(place, source.table, source.rows)
+            positions = np.arange(batch) if source.positions is None else source.positions
+            found[positions] = addresses
+            for position in positions[addresses == 0].tolist() if self._lost else ():
+                failed[first + position] = f"its state is gone: {'; '.join(self._lost.values())}"
+        return found
+
+    @staticmethod
+    def _fill_fetches(
+        block: Block, fetches: tuple[FetchOutput, ...], cell: CellType, sizes: list[int]
+    ) -> tuple[tuple[int, int, ValueSpec], ...]:
+        """Let outputs go to the block's own memory; returns where."""
+        places = []
+        base, at = block.extra.ctypes.data, 0
+        for fetch, size in zip(fetches, sizes, strict=True):
+            spec, count = cell.outputs[fetch.output], len(fetch.positions)
+            block.target(fetch.output, FETCH)[fetch.positions] = base + at + np.arange(count) * row_bytes(spec)
+            places.append((at, count, spec))
+            at += size
+        return tuple(places)
+
+    def _result(self, place: Place, step: _Submitted | _NotSubmitted) -> StepResult:
+        """Read what a finished step has left in its block, which can then be used again."""
+        if isinstance(step, _NotSubmitted):
+            return step.result
+        begin_ns, end_ns = step.block.stamps.tolist()
+        busy_ns = end_ns - max(begin_ns, self._last_end_ns[place.number])
+        self._last_end_ns[place.number] = end_ns
+        fetched = tuple(_values(step.block, at, count, spec) for at, count, spec in step.fetched)
+        place.give_back(step.block.memory)
+        return StepResult(TaskId(step.task.task), step.step, fetched, step.failed, max(0, busy_ns) / 1e9)
+
+
+def _values(block: Block, at: int, count: int, spec: ValueSpec) -> list[Any]:
+    """Return fetched rows: numbers for scalars, else tensors that share one fresh block."""
+    size = math.prod(spec.shape) * torch_dtype(spec.dtype).itemsize * count
+    rows = torch.from_numpy(block.extra[at : at + size].copy()).view(torch_dtype(spec.dtype)).view(count, *spec.shape)
+    return rows.tolist() if rows.ndim == 1 else list(rows.unbind(0))

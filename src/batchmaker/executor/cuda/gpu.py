@@ -1,0 +1,222 @@
+"""A GPU behind the executor's seam: memory, operations and graphs are torch's, two kernels for rows ours."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib import resources
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from batchmaker.errors import DeviceError
+from batchmaker.executor.cuda.device import CannotRecordError, Device, DeviceLostError, Launch
+from batchmaker.kernels.cache import CacheDirectory, default_directory
+from batchmaker.kernels.compiling import CachedCompiler, Nvrtc
+from batchmaker.kernels.found import found_device
+
+_THREADS = 128
+_WAITED = "called a synchronizing CUDA operation"
+"""What torch warns of, if asked to, when an operation waits for the device."""
+
+
+@final
+class Gpu:
+    """One GPU and one stream on it. DeviceError if it or its driver is too old or the extra `cuda` is not installed.
+
+    number: as torch counts them. tf32: see `open_devices`.
+    """
+
+    def __init__(self, number: int, *, tf32: bool = False) -> None:
+        arch = found_device(number).arch
+        self.torch_device = torch.device("cuda", number)
+        self.name = torch.cuda.get_device_name(number)
+        self._tf32 = tf32
+        self._stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
+        self._graph_memory = torch.cuda.graph_pool_handle()
+        self._recording = False
+        self._broken: list[torch.cuda.CUDAGraph] = []
+        with torch.cuda.device(number):
+            self._move_rows, self._signal = _kernels(number, arch)
+        self._launch_on = _core().Stream.from_handle(self._stream.cuda_stream)
+
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        with self._working():
+            return torch.zeros(shape, dtype=dtype, device=self.torch_device)
+
+    def pinned(self, num_bytes: int) -> NDArray[np.uint8]:
+        with self._working():
+            memory: NDArray[np.uint8] = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True).numpy()
+            return memory
+
+    def upload(self, target: Tensor, source: NDArray[Any]) -> None:
+        with self._working():
+            target[: len(source)].copy_(torch.from_numpy(source), non_blocking=True)
+
+    def compute(self, work: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        with self._working(), self._precision():
+            return work()
+
+    def compute_waiting(self, work: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        return self.compute(work)
+
+    def move_rows(self, block: Tensor, first: int, columns: Tensor, count: int, *, to_addresses: bool) -> None:
+        if len(columns):
+            arguments = (block.data_ptr(), first, columns.data_ptr(), count, to_addresses)
+            self._launch(self._move_rows, (count, len(columns)), *map(np.int64, arguments[:4]), np.int32(to_addresses))
+
+    def signal(self, block: Tensor) -> None:
+        self._launch(self._signal, (1,), np.int64(block.data_ptr()))
+
+    def record(self, work: Callable[[], None]) -> Launch:
+        try:
+            with self._working():
+                torch.cuda.synchronize()  # the cell may have been bound on another stream
+                graph = torch.cuda.CUDAGraph()
+                work()  # libraries set themselves up at their first calls, which cannot be recorded
+                if self._waits(work):
+                    raise CannotRecordError("it waits for a value, or copies between host and device")
+                self._stream.synchronize()
+                self._capture(graph, work)
+        except (CannotRecordError, DeviceLostError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # whatever the cell's own code runs into
+            self.check()
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise CannotRecordError(reason) from error
+
+        def launch() -> None:
+            with self._working():
+                graph.replay()
+
+        return launch
+
+    def copy_rows(self, other: Device, source: Tensor, rows: NDArray[np.int64], target: Tensor) -> None:
+        assert isinstance(other, Gpu)
+        with other._working():
+            index = torch.from_numpy(rows).pin_memory()  # from other memory the copy might wait for the stream
+            picked = source.index_select(0, index.to(other.torch_device, non_blocking=True))
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record(other._stream)
+        with self._working():
+            self._stream.wait_event(done)
+            target.index_copy_(0, index.to(self.torch_device, non_blocking=True), picked.to(self.torch_device))
+        picked.record_stream(self._stream)
+
+    def read(self, row: Tensor) -> Tensor:
+        with self._working():
+            return row.cpu()
+
+    def check(self) -> None:
+        self._raise_if_lost()
+
+    def stop(self) -> None:
+        with self._working():
+            self._stream.synchronize()
+
+    def _waits(self, work: Callable[[], None]) -> bool:
+        """Run the work and return whether it waited for the device; found out so, since a capture that breaks there
+        leaves torch's allocator in disorder."""
+        mode = torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                work()
+            finally:
+                torch.cuda.set_sync_debug_mode(mode)
+        return any(_WAITED in str(warning.message) for warning in seen)
+
+    def _capture(self, graph: torch.cuda.CUDAGraph, work: Callable[[], None]) -> None:
+        self._recording = True
+        try:
+            with torch.cuda.graph(
+                graph, pool=self._graph_memory, stream=self._stream, capture_error_mode="thread_local"
+            ):
+                work()
+        except Exception:
+            self._clean_up(graph)
+            raise
+        finally:
+            self._recording = False
+
+    def _clean_up(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Let later recordings work: if the end of a capture fails, torch leaves its allocators recording for it.
+
+        That of the device is told to stop; that of pinned memory keeps asking the graph, which therefore stays.
+        """
+        memory, self._graph_memory = self._graph_memory, torch.cuda.graph_pool_handle()
+        self._broken.append(graph)
+        with suppress(RuntimeError):  # the end did not fail
+            torch._C._cuda_endAllocateToPool(self.torch_device.index, memory)
+
+    def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any) -> None:
+        core = _core()
+        with self._working():
+            try:
+                core.Device(self.torch_device.index).set_current()  # a thread in which torch did nothing yet has none
+                core.launch(self._launch_on, core.LaunchConfig(grid=grid, block=_THREADS), kernel, *arguments)
+            except Exception as error:  # the classes of errors of cuda.core are not public
+                if not self._recording:
+                    self.check()
+                raise DeviceError(f"GPU {self.torch_device.index} ({self.name}): a launch failed: {error}") from error
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """Make this the device and stream of what runs inside, and its errors those of this seam.
+
+        An error after which the stream still answers is not the device's end, and stays what it is. A stream that is
+        being recorded cannot be asked; then whoever records asks afterwards.
+        """
+        try:
+            with torch.cuda.stream(self._stream), torch.no_grad():
+                yield
+        except torch.AcceleratorError as error:
+            if not self._recording:
+                self._raise_if_lost()
+            raise error
+
+    def _raise_if_lost(self) -> None:
+        try:
+            self._stream.query()
+        except torch.AcceleratorError as error:
+            raise DeviceLostError(str(error).splitlines()[0], self) from error
+
+    @contextmanager
+    def _precision(self) -> Iterator[None]:
+        """Let products and convolutions of float32 inside round as the option says. torch has one setting for all."""
+        products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+        wanted = "high" if self._tf32 else "highest"
+        if products == wanted and convolutions == self._tf32:
+            yield
+            return
+        torch.set_float32_matmul_precision(wanted)
+        torch.backends.cudnn.allow_tf32 = self._tf32
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(products)
+            torch.backends.cudnn.allow_tf32 = convolutions
+
+
+def _kernels(number: int, arch: str) -> tuple[Any, Any]:
+    """Compile the kernels, or take them from the cache on disk, and load them on a device."""
+    source = resources.files("batchmaker.executor.cuda").joinpath("rows.cu").read_text()
+    compiler = CachedCompiler(Nvrtc(), CacheDirectory(default_directory()))
+    compiled = [compiler.compile(source, name, arch) for name in ("move_rows", "signal_end")]
+    try:
+        _core().Device(number).set_current()
+        move_rows, signal = (_core().ObjectCode.from_cubin(one.cubin).get_kernel(one.symbol) for one in compiled)
+    except Exception as error:  # the classes of errors of cuda.core are not public
+        raise DeviceError(f"GPU {number}: kernels for {arch} do not load: {error}") from error
+    return move_rows, signal
+
+
+def _core() -> Any:
+    import cuda.core  # found_device has said what is missing
+
+    return cuda.core

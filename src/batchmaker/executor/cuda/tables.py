@@ -1,0 +1,161 @@
+"""State tables on devices: every device has its own copy of a table, with the rows that were written or brought there.
+
+What came with requests lies in pinned host memory, where every device reads it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from batchmaker.cells.export import torch_dtype
+from batchmaker.errors import DeviceError
+from batchmaker.executor.cuda.place import Place
+from batchmaker.graph.spec import ValueSpec
+from batchmaker.scheduler.commands import Reserve, Rows, TableId
+
+Addresses = NDArray[np.int64]
+
+
+def row_bytes(spec: ValueSpec) -> int:
+    """Return the bytes of one row of a table."""
+    return math.prod(spec.shape) * torch_dtype(spec.dtype).itemsize
+
+
+@final
+class DeviceTables:
+    """The rows of all tables as addresses, wherever they lie.
+
+    places: the devices, by number. With several, it is known of each row which of them hold it: a row that a device
+    lacks is copied there when it is first read there, and a row that only a lost device held is missing.
+    """
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        self._places = places
+        self._lost: set[int] = set()
+        self._specs: dict[TableId, ValueSpec] = {}
+        self._num_rows: dict[TableId, int] = {}
+        self._host: dict[TableId, Tensor] = {}
+        self._parts: list[dict[TableId, Tensor]] = [{} for _ in places]
+        self._holders: dict[TableId, NDArray[np.uint64]] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of tables on all devices and in pinned memory."""
+        return sum(tensor.nbytes for part in (*self._parts, self._host) for tensor in part.values())
+
+    def reserve(self, command: Reserve) -> None:
+        """Let tables have at least so many rows, which keep their values. Memory is taken at the next use."""
+        for spec in command.tables:
+            table, old = spec.table, self._num_rows.get(spec.table, 0)
+            if old >= command.num_rows:
+                continue
+            self._specs[table] = spec.spec
+            self._num_rows[table] = command.num_rows
+            if table in self._holders:
+                fresh = np.zeros(command.num_rows - old, np.uint64)
+                self._holders[table] = np.concatenate((self._holders[table], fresh))
+
+    def write(self, table: TableId, first_row: int, values: Any) -> None:
+        """Write what came with a request, [count, *shape], into rows that no submitted step reads."""
+        if table not in self._host or len(self._host[table]) < self._num_rows[table]:
+            self._grow_host(table)
+        given = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+        self._host[table][first_row : first_row + len(given)] = given
+
+    def sources(self, place: Place, table: TableId, rows: Rows) -> Addresses:
+        """Return where a place finds these rows, after having had copied there what it lacks; 0 for missing rows."""
+        size = row_bytes(self._specs[table])
+        if table in self._host:
+            return self._host[table].data_ptr() + rows * size
+        found = self._part(place, table).data_ptr() + rows * size
+        if len(self._places) > 1:
+            held = self._bring(place, table, rows)
+            found[held == 0] = 0
+        return found
+
+    def targets(self, place: Place, table: TableId, rows: Rows) -> Addresses:
+        """Return where a place writes these rows; from the next step on it alone holds them."""
+        if len(self._places) > 1:
+            self._holders_of(table)[rows] = self._bit(place)
+        return self._part(place, table).data_ptr() + rows * row_bytes(self._specs[table])
+
+    def read(self, table: TableId, row: int) -> Tensor:
+        """Return a copy of a row on the host. DeviceError if it is missing."""
+        if table in self._host:
+            return self._host[table][row].clone()
+        for place in self._places:
+            here = len(self._places) == 1 or self._holders_of(table)[row] & self._bit(place)
+            if here and table in self._parts[place.number]:
+                return place.device.read(self._parts[place.number][table][row])
+        raise DeviceError("what was asked for was on a device that has been lost")
+
+    def lose(self, place: Place) -> None:
+        """A place has failed: what it alone held is missing from now on."""
+        self._lost.add(place.number)
+        for holders in self._holders.values():
+            holders &= ~self._bit(place)
+        self._parts[place.number].clear()
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _bit(place: Place) -> np.uint64:
+        return np.uint64(1 << place.number)
+
+    def _holders_of(self, table: TableId) -> NDArray[np.uint64]:
+        if table not in self._holders:
+            self._holders[table] = np.zeros(self._num_rows[table], np.uint64)
+        return self._holders[table]
+
+    def _part(self, place: Place, table: TableId) -> Tensor:
+        part = self._parts[place.number].get(table)
+        return self._grow(place, table) if part is None or len(part) < self._num_rows[table] else part
+
+    def _grow(self, place: Place, table: TableId) -> Tensor:
+        """Make room for all rows on a device. Steps submitted before still use the old memory."""
+        spec, part = self._specs[table], self._parts[place.number]
+        new = place.device.zeros((self._num_rows[table], *spec.shape), torch_dtype(spec.dtype))
+        old = part.get(table)
+        if old is not None:
+            place.device.compute(lambda: (new[: len(old)].copy_(old),))
+            place.hold((old, new))
+        part[table] = new
+        return new
+
+    def _grow_host(self, table: TableId) -> None:
+        spec, num_rows = self._specs[table], self._num_rows[table]
+        num_bytes = num_rows * row_bytes(spec)
+        living = [place for place in self._places if place.number not in self._lost]
+        block = living[0].device.pinned(num_bytes) if living else np.zeros(num_bytes, np.uint8)
+        new = torch.from_numpy(block).view(torch_dtype(spec.dtype)).view(num_rows, *spec.shape)
+        old = self._host.get(table)
+        if old is not None:
+            new[: len(old)] = old
+            for place in self._places:
+                place.hold(old)
+        self._host[table] = new
+
+    def _bring(self, place: Place, table: TableId, rows: Rows) -> NDArray[np.uint64]:
+        """Copy to a place the rows that it lacks and others hold; return who holds each row now."""
+        holders = self._holders_of(table)
+        held, bit = holders[rows], self._bit(place)
+        lacking = np.unique(rows[(held != 0) & (held & bit == 0)])
+        for other in self._places:
+            if len(lacking) == 0:
+                break
+            there = holders[lacking] & self._bit(other) != 0
+            if there.any():
+                source, target = self._parts[other.number][table], self._part(place, table)
+                place.device.copy_rows(other.device, source, lacking[there], target)
+                place.hold(source)
+                other.hold(source)
+                holders[lacking[there]] |= bit
+                lacking = lacking[~there]
+        return holders[rows]
