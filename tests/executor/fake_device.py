@@ -203,15 +203,16 @@ class FakeDevice:
         if not self.records:
             raise CannotRecordError("it waits for a value")
         self.stop()
-        self._recording = []
         try:
-            work()
+            for _ in range(2):  # as on a GPU, where libraries set themselves up at first; the last run is the one kept
+                self._recording = []
+                work()
         except DeviceLostError:
             raise
         except Exception as error:
             raise CannotRecordError(str(error)) from error
         finally:
-            recorded, self._recording = self._recording, None
+            recorded, self._recording = self._recording or [], None
         self.num_recorded += 1
 
         def launch() -> None:

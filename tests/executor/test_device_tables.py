@@ -90,9 +90,9 @@ def test_held_memory_comes_back_when_its_step_has_finished_and_not_before() -> N
     (place,) = (Place(0, FakeDevice()),)
     block = place.take(100)
     place.hold(block)
-    place.release()
+    place.release(place.num_finished)
     assert place.take(100).ctypes.data != block.ctypes.data
     place.num_submitted = 1
     ctypes.c_int64.from_address(place.counter_address).value = 1
-    place.release()
+    place.release(place.num_finished)
     assert place.take(100).ctypes.data == block.ctypes.data

@@ -20,8 +20,11 @@ WIDTH = 120
 
 Hidden = Annotated[int | None, typer.Option(min=1, help="Width of the state. Default: the model's own.")]
 Layers = Annotated[int | None, typer.Option(min=1, help="Layers of lstm, gru and seq2seq. Default: 1.")]
-Dtype = Annotated[str, typer.Option(help="Type of weights and states: float32 or bfloat16.")]
+Dtype = Annotated[str, typer.Option(help="Type of weights and states: float32, bfloat16 or float16.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Compute threads of a worker. Default: the cores less one.")]
+Device = Annotated[
+    str, typer.Option(help="cpu; cuda for all GPUs, a worker for each; or some of them: cuda:0, cuda:0,1.")
+]
 Workers = Annotated[int, typer.Option(min=1, help="Worker threads.")]
 MaxBatch = Annotated[
     int | None, typer.Option(min=1, help="Most rows in one call of a cell. Default: the model's own; see `profile`.")

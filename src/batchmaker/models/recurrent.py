@@ -72,9 +72,9 @@ class OneGru(GruStack):
 class RecurrentModel(PaddedModel):
     """A sentence through a recurrent stack. A request is a list or array of token ids.
 
-    vocabulary_size, hidden, embedding (default: hidden), layers: sizes. dtype: float32 or bfloat16. output: "state",
-    the top layer's last h [hidden], or "scores" of the next word [vocabulary_size]. max_batch: most rows of one cell
-    call. seed: of the random weights.
+    vocabulary_size, hidden, embedding (default: hidden), layers: sizes. dtype: float32, bfloat16 or float16. output:
+    "state", the top layer's last h [hidden], or "scores" of the next word [vocabulary_size]. max_batch: most rows of
+    one cell call. seed: of the random weights.
     """
 
     num_parts: ClassVar[int]

@@ -106,8 +106,8 @@ def mobilenet(multiplier: float = 1.0, classes: int = CLASSES) -> nn.Sequential:
 class VisionModel(Layered):
     """Images to scores. A request is an image [3, image, image] of floats; the result is scores [classes].
 
-    image: height and width of an image. cut: see batchmaker.layers. dtype: float32 or bfloat16. max_batch: most rows of
-    one cell call. seed: of the random weights.
+    image: height and width of an image. cut: see batchmaker.layers. dtype: float32, bfloat16 or float16. max_batch:
+    most rows of one cell call. seed: of the random weights.
     """
 
     def __init__(self, network: nn.Module, image: int, cut: CutAt, dtype: str, max_batch: int) -> None:

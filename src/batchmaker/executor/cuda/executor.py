@@ -32,7 +32,10 @@ Addresses = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class _Submitted:
-    """One step on a device: its number there, and where its results will lie."""
+    """One step on a device: its number there, and where its results will lie.
+
+    begun: what the device notes where the step's task begins, if that is not the step itself.
+    """
 
     number: int
     task: RunTask
@@ -40,6 +43,7 @@ class _Submitted:
     block: Block
     fetched: tuple[tuple[int, int, ValueSpec], ...]  # first byte, rows, spec
     failed: Failures
+    begun: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +174,7 @@ class CudaExecutor:
             heard = bool(waiting) and waiting[0].number <= finished
             while waiting and waiting[0].number <= finished:
                 results.append(self._result(place, waiting.popleft()))
-            place.release()
+            place.release(finished)  # whose results have been read, not what has finished meanwhile
             if waiting and not heard:
                 try:
                     place.device.check()
@@ -215,13 +219,14 @@ class CudaExecutor:
         chains = [step for step in task.steps if step.lanes is not None]
         hoisted: HoistedRows | None = None
         bad: dict[int, str] = {}
+        begun: NDArray[np.int64] | None = None
         if chains:
             lanes = chains[0].lanes
             assert lanes is not None
             form = cells.chains(task.type_id, len(self._types[task.type_id].inputs) - len(lanes.tables))
             hoisted = form.hoisted
             if hoisted is not None:
-                bad = self._hoist(place, hoisted, chains)
+                bad, begun = self._hoist(place, hoisted, chains)
         offset = 0
         for number, step in enumerate(task.steps):
             program = cells.nodes(task.type_id) if step.lanes is None else form.step
@@ -251,11 +256,18 @@ class CudaExecutor:
             failed.update(program.submit(block, step.batch))
             place.num_submitted += 1
             self._submitted[place.number].append(
-                _Submitted(place.num_submitted, task, number, block, fetched, tuple(sorted(failed.items())))
+                _Submitted(place.num_submitted, task, number, block, fetched, tuple(sorted(failed.items())), begun)
             )
+            begun = None
 
-    def _hoist(self, place: Place, hoisted: HoistedRows, chains: list[Step]) -> dict[int, str]:
-        """Compute what does not depend on state for all steps of the task; returns the rows that failed."""
+    def _hoist(
+        self, place: Place, hoisted: HoistedRows, chains: list[Step]
+    ) -> tuple[dict[int, str], NDArray[np.int64] | None]:
+        """Compute what does not depend on state for all steps of the task.
+
+        Returns the rows that failed, and where the device notes when it began: there until the next step is released.
+        """
+        begun = None
         total = sum(step.batch for step in chains)
         failed: dict[int, str] = {}
         columns = []
@@ -269,13 +281,16 @@ class CudaExecutor:
         for at in range(0, total, MAX_HOISTED_ROWS):
             count = min(MAX_HOISTED_ROWS, total - at)
             block = hoisted.program.new_block(count)
+            if begun is None:
+                block.note_begin()
+                begun = block.stamps
             for port, column in enumerate(columns):
                 block.source(port)[:count] = column[at : at + count]
             for part in range(len(hoisted.specs)):
                 block.target(part)[:count] = hoisted.addresses(part, at, count)
             failed.update({at + i: why for i, why in hoisted.program.submit(block, count)})
             place.hold(block.memory)
-        return failed
+        return failed, begun
 
     def _fill_inputs(self, place: Place, block: Block, step: Step, failed: dict[int, str]) -> None:
         for port, sources in enumerate(step.inputs):
@@ -332,6 +347,8 @@ class CudaExecutor:
         if isinstance(step, _NotSubmitted):
             return step.result
         begin_ns, end_ns = step.block.stamps.tolist()
+        if step.begun is not None:
+            begin_ns = int(step.begun[0])
         busy_ns = end_ns - max(begin_ns, self._last_end_ns[place.number])
         self._last_end_ns[place.number] = end_ns
         fetched = tuple(_values(step.block, at, count, spec) for at, count, spec in step.fetched)

@@ -175,10 +175,10 @@ class Gpu:
         try:
             with torch.cuda.stream(self._stream), torch.no_grad():
                 yield
-        except torch.AcceleratorError as error:
+        except torch.AcceleratorError:
             if not self._recording:
                 self._raise_if_lost()
-            raise error
+            raise
 
     def _raise_if_lost(self) -> None:
         try:
@@ -189,18 +189,25 @@ class Gpu:
     @contextmanager
     def _precision(self) -> Iterator[None]:
         """Let products and convolutions of float32 inside round as the option says. torch has one setting for all."""
-        products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-        wanted = "high" if self._tf32 else "highest"
-        if products == wanted and convolutions == self._tf32:
+        cudnn: Any = torch.backends.cudnn  # whose types lack these
+        settings = (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)
+        before = [setting.fp32_precision for setting in settings]
+        if all((precision == "tf32") == self._tf32 for precision in before):
             yield
             return
-        torch.set_float32_matmul_precision(wanted)
-        torch.backends.cudnn.allow_tf32 = self._tf32
+        _let_round(self._tf32, self._tf32)
         try:
             yield
         finally:
-            torch.set_float32_matmul_precision(products)
-            torch.backends.cudnn.allow_tf32 = convolutions
+            _let_round(before[0] == "tf32", before[1] == "tf32")
+            for setting, precision in zip(settings, before, strict=True):
+                setting.fp32_precision = precision
+
+
+def _let_round(products: bool, convolutions: bool) -> None:
+    """Set torch's older settings, which set the newer ones too; where the two disagree, torch refuses to read them."""
+    torch.set_float32_matmul_precision("high" if products else "highest")
+    torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def _kernels(number: int, arch: str) -> tuple[Any, Any]:

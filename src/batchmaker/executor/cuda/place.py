@@ -59,9 +59,8 @@ class Place:
         """
         self._held.append((self.num_submitted + 1, thing))
 
-    def release(self) -> None:
-        """Let go of what was held for steps that have finished; pinned memory from `take` is used again."""
-        finished = self.num_finished
+    def release(self, finished: int) -> None:
+        """Let go of what was held for the steps up to this number; pinned memory from `take` is used again."""
         while self._held and self._held[0][0] <= finished:
             thing = self._held.popleft()[1]
             if isinstance(thing, np.ndarray) and thing.dtype == np.uint8:

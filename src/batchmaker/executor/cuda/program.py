@@ -57,6 +57,10 @@ class Block:
         self.words[2] = self.words[1] + 8
         self.words[3] = counter_address
 
+    def note_begin(self) -> None:
+        """Let the device note when it begins with this launch, of which nobody is told otherwise."""
+        self.words[1] = self.stamps.ctypes.data
+
     def source(self, index: int) -> NDArray[np.int64]:
         """Addresses from which input `index` comes, [padded batch]."""
         start = HEADER_WORDS + index * self._count
