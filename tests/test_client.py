@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 httpx = pytest.importorskip("httpx", reason="needs httpx, of the extra `client`")
 
 from batchmaker.client import Client, ServerError  # noqa: E402
+from batchmaker.errors import OptionError  # noqa: E402
 
 
 def events_of(*contents) -> bytes:
@@ -120,3 +121,9 @@ def test_leaving_early_closes_the_connection():
 def test_it_needs_no_torch():
     code = "import sys, batchmaker.client; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("address", ["localhost:8000", "127.0.0.1:8000", "ftp://x"])
+def test_an_address_without_http_is_refused_before_anything_is_sent(address):
+    with pytest.raises(OptionError, match="give http://"):
+        Client(address)

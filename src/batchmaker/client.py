@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import httpx
 
-from batchmaker.errors import BatchmakerError
+from batchmaker.errors import BatchmakerError, OptionError
 
 Parameter = bool | int | float | str
 """What a parameter of a request may be, such as `deadline_ms`, `priority` or `sequence_id`."""
@@ -45,12 +45,17 @@ class Client:
             async for part in client.stream("seq2seq", {"source": [3, 4, 5]}):
                 print(part["output_0"])
 
-    key: an API key. transport: instead of the network, for tests.
+    address: begins with http:// or https://, else OptionError. key: an API key. transport: instead of the network,
+    for tests.
     """
 
     def __init__(
         self, address: str, *, key: str | None = None, transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
+        if not address.startswith(("http://", "https://")):
+            raise OptionError(
+                f"address {address!r} must begin with http:// or https://: give http://localhost:8000, for example"
+            )
         headers = {} if key is None else {"X-API-Key": key}
         # No limit on reading: how long a value may take is for the request's own deadline to say
         timeout = httpx.Timeout(None, connect=_CONNECT_S)

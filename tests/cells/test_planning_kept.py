@@ -10,6 +10,7 @@ import torch
 import batchmaker as bm
 from batchmaker.cells.cell import Cell
 from batchmaker.cells.registry import CellRegistry
+from batchmaker.errors import OptionError
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.models.gatewise import CELLS, GatewiseModel
 
@@ -52,3 +53,17 @@ def test_planned_and_plain_cells_of_equal_weights_are_two_types():
     registry, row = CellRegistry(), (ValueSpec((HIDDEN,), "float32"),)
     types = [registry.learn(Cell(module, optimize=optimize), row).type_id for optimize in (True, False, True)]
     assert types == [0, 1, 0]
+
+
+def test_the_notes_of_an_engine_say_what_was_done_to_each_cell(requests):
+    model = GatewiseModel("treelstm_internal", HIDDEN, optimize=True)
+    with bm.Engine(model, threads=1) as engine:
+        engine.map(requests[:1], progress=False)
+        notes = engine.registry.notes
+    assert list(notes) == ["treelstm_internal"]
+    assert "batches" in " ".join(notes["treelstm_internal"])
+
+
+def test_optimize_is_yes_or_no_and_nothing_else():
+    with pytest.raises(OptionError, match="optimize must be True or False, got 'yes'"):
+        bm.Cell(torch.nn.Linear(2, 2), optimize="yes")

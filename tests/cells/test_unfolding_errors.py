@@ -132,3 +132,13 @@ def test_a_value_of_an_earlier_yield_of_the_same_request_is_its_own(wait: Begin)
     unfolding.resume(look)
     assert unfolding.graph.blocks[0].sources.tolist() == [[-1], [0]]
     assert not unfolding.open
+
+
+@pytest.mark.parametrize("children", [[[0.0, 1.9]], [[True, False]], [["0", "1"]], [[None, 1]], [[0], [1, 2]]])
+def test_children_that_are_not_integers_are_refused_not_rounded(begin: Begin, children: Any) -> None:
+    def unfold(m: Any) -> Any:
+        leaves = m.add.map([[1.0], [2.0]], [[0.0], [0.0]])
+        return m.add.tree(children, leaves)
+
+    with pytest.raises(InvalidRequestError, match=r"'add'?: children must be integers \[num_nodes, arity\]"):
+        begin(unfold)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from batchmaker.cli.bench import reference
+from batchmaker.cli.bench import reference, report
 from batchmaker.errors import OptionError
 
 KEYS = {
@@ -92,6 +92,7 @@ def test_pairs_and_trees_from_files(command, tmp_path, text_file, tree_file, rea
         (("lstm", "--lengths", "long"), "fixed:24 or clip:50"),
         (("treelstm", "--layers", "2"), "no option --layers"),
         (("treelstm", "--policy", "padded"), "cannot be padded"),
+        (("treelstm", "--policy", "padded:bucket_width=5"), "cannot be padded"),
         (("lstm", "--policy", "celular"), "Did you mean 'cellular'"),
     ],
 )
@@ -99,3 +100,24 @@ def test_wrong_options_are_refused(command, arguments, message):
     error = command("bench", *arguments).exception
     assert isinstance(error, OptionError)
     assert message in str(error)
+
+
+def test_policies_are_told_apart_by_kind_however_they_are_written(command, tmp_path, read_json):
+    path = tmp_path / "out.json"
+    given = ("cellular:max_steps=1", "sufficient", "padded:bucket_width=5", "padded:max_batch=3", "cellular")
+    names = [part for policy in given for part in ("--policy", policy)]
+    sizes = ("--hidden", 8, "--requests", 12, "--lengths", "fixed:5", "--max-batch", 32, "--padded-batch", 4)
+    done = command("bench", "lstm", *sizes, "--threads", 1, *names, "--json", path)
+    assert done.exit_code == 0, done.output
+    lines = read_json(path)
+    assert [line["max_batch"] for line in lines] == [32, 32, 4, 3, 32]
+    assert {line["baseline"] for line in lines} == {"padded:bucket_width=5"}
+    assert all(line["mean_batch"] is not None for line in lines)
+    assert [line["mean_batch"] for line in lines[2:4]] == [4.0, 3.0]
+    assert "1 thread:" in done.output
+
+
+def test_cells_alone_have_no_baseline():
+    lines = [{"policy": "sufficient"}, {"policy": "cellular:max_steps=1"}]
+    report.add_ratios(lines)
+    assert not any("baseline" in line for line in lines)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 import batchmaker
@@ -42,3 +45,10 @@ def test_own_errors_are_one_line_on_standard_error_and_status_2(program):
 
 def test_a_defect_is_not_hidden(command):
     assert command("bench", "lstm", "--rate", "1", "--load", "0.5").exception is not None
+
+
+def test_the_package_runs_as_a_module():
+    done = subprocess.run(
+        [sys.executable, "-m", "batchmaker", "--version"], capture_output=True, text=True, timeout=300
+    )
+    assert done.stdout == f"batchmaker {batchmaker.__version__}\n", done.stderr

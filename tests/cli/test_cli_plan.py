@@ -62,8 +62,15 @@ def test_a_folder_that_is_not_there_is_refused_before_anything_is_measured(comma
     assert isinstance(done.exception, DataError)
 
 
+def test_more_rows_than_memory_holds_are_refused_at_once(command):
+    done = command("plan", "lstm", "--batch", 100_000_000)
+    assert isinstance(done.exception, OptionError)
+    assert "--batch 100000000: at most 65536" in str(done.exception)
+
+
 def test_help_names_the_cells_and_says_what_a_memory_kernel_is(command):
     text = " ".join(command("plan", "--help").output.split())
     assert "gatewise" in text
     assert "memory kernel" in text
+    assert "cores less one" not in text
     assert len(CELLS) == 7

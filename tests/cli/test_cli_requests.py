@@ -153,6 +153,22 @@ def test_trees_and_lattices_are_run_from_files(command, tmp_path):
         assert [len(json.loads(line)["result"]) for line in lines] == wanted[name]
 
 
+@pytest.mark.parametrize(("name", "lengths"), [("latticelstm", [2, 1]), ("bilstm-tagger-char", [3, 1])])
+def test_files_of_data_are_run_as_they_are_learnt_from(command, tmp_path, file_for, name, lengths):
+    small = ("--hidden", 4, "--max-batch", 4)
+    done = command("run", name, "--input", file_for(name), "--output", tmp_path / "out", *small)
+    assert done.exit_code == 0, done.output
+    lines = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
+    assert [(line["index"], len(line["result"])) for line in lines] == list(enumerate(lengths))
+
+
+def test_what_is_neither_json_nor_a_file_of_lattices_is_refused(command, tmp_path):
+    (tmp_path / "in").write_text("the cat\n")
+    done = command("run", "latticelstm", "--input", tmp_path / "in", "--output", tmp_path / "out")
+    assert isinstance(done.exception, DataError)
+    assert "JSON" in str(done.exception)
+
+
 @pytest.mark.parametrize("name", ["latticegru", "mvrnn"])
 def test_lattices_and_trees_are_simulated_as_they_are(name):
     shapes = blueprint(name, lambda: models.make(name, hidden=4))

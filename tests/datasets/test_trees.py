@@ -39,9 +39,15 @@ def test_trees_with_the_same_parts_are_equal():
         ({"num_leaves": 2, "children": [(0, 1)], "children_dtype": np.int64}, "got int64"),
         ({"num_leaves": 2, "children": [(0, 1)], "num_labels": 2}, r"got int64\[2\], expected int64\[3\]"),
         ({"num_leaves": 2, "children": [(0, 1)], "labels_dtype": np.float32}, "got float32"),
-        ({"num_leaves": 3, "children": [(0, 4), (1, 2)]}, "comes after its parent"),
-        ({"num_leaves": 3, "children": [(0, 1), (0, 3)]}, "exactly once"),
-        ({"num_leaves": 2, "children": [(-1, 0)]}, "exactly once"),
+        (
+            {"num_leaves": 3, "children": [(0, 4), (1, 2)]},
+            "right child of inner node 0 is 4, expected 0 to 2: .* children come first",
+        ),
+        (
+            {"num_leaves": 3, "children": [(0, 1), (0, 3)]},
+            "left child of inner node 1 is 0, which is a child of inner node 0 already",
+        ),
+        ({"num_leaves": 2, "children": [(-1, 0)]}, "left child of inner node 0 is -1, expected 0 to 1"),
     ],
 )
 def test_parts_that_do_not_make_a_tree_are_refused(parts, complaint):

@@ -134,6 +134,8 @@ class Cell:
                 raise OptionError(f"batch_sizes must be positive numbers, got {sizes}")
             if max_batch is not None and max_batch != sizes[-1]:
                 raise OptionError(f"max_batch is {max_batch} but the largest of batch_sizes is {sizes[-1]}")
+        if not isinstance(optimize, bool):
+            raise OptionError(f"optimize must be True or False, got {optimize!r}")
         self.module = module
         self.batch_sizes = sizes
         self.priority = priority
@@ -217,11 +219,17 @@ class Cell:
         scope = self._scope()
         known = scope.types.known(self)
         try:
-            array = np.asarray(children, dtype=np.int64)
+            given = np.asarray(children)
         except (TypeError, ValueError) as error:
             raise InvalidRequestError(
                 f"{self._where()}: children must be integers [num_nodes, arity] ({error})"
             ) from None
+        if given.size and given.dtype.kind not in "iu":
+            raise InvalidRequestError(
+                f"{self._where()}: children must be integers [num_nodes, arity], got {given.dtype} of shape "
+                f"{given.shape}"
+            )
+        array = given.astype(np.int64, copy=False)
         states = leaves if isinstance(leaves, tuple) else (leaves,)
         if not all(isinstance(state, ValueSequence) for state in states):
             raise InvalidRequestError(f"{self._where()}: leaves must be sequences of values, from cell.map(...)")

@@ -40,6 +40,18 @@ class CellRegistry:
         """Return the type of a cell that has been used before."""
         return self._types.get(cell)
 
+    @property
+    def notes(self) -> dict[str, tuple[str, ...]]:
+        """What was done to make each cell fast on the CPU, or why nothing was, by the names of the cell types.
+
+        Cells that are equal share a type, under the name of the first. Cells that were not used yet are missing.
+        """
+        found = {}
+        for cell_type, bound in zip(self.types, self.bound, strict=False):  # both may be growing
+            count = self.num_sequence_inputs.get(cell_type.type_id)
+            found[cell_type.name] = bound.notes if count is None else bound.split(count).notes
+        return found
+
     def prefixed(self, prefix: str) -> CellTypes:
         """Return this registry for one of several models: the names of its cell types begin with `prefix`."""
         return _Prefixed(self, prefix)

@@ -18,12 +18,14 @@ from batchmaker.cells.saved import load
 from batchmaker.cli import options
 from batchmaker.cli.bench.report import commit, machine
 from batchmaker.cli.measuring import bound_registry
-from batchmaker.errors import unknown_name
+from batchmaker.errors import OptionError, unknown_name
 from batchmaker.models.gatewise import CELLS, GatewiseModel
 from batchmaker.observe.cell_layout import CellStrips, draw_cell_layouts
 
 GATEWISE: Final = "gatewise"
 GATEWISE_HIDDEN: Final = 256
+MAX_BATCH: Final = 65536
+"""Most rows that are measured: each value of a cell is held so often."""
 
 
 def plan(
@@ -38,11 +40,11 @@ def plan(
     hidden: options.Hidden = None,
     dtype: options.Dtype = "float32",
     batch: Annotated[int, typer.Option(min=1, help="Rows in a call when bytes and times are taken.")] = 64,
-    threads: options.Threads = 1,
+    threads: Annotated[int, typer.Option(min=1, help="Compute threads.")] = 1,
     seconds: Annotated[float, typer.Option(min=0.001, help="Time spent on measuring each cell.")] = 1.0,
     json: Annotated[Path | None, typer.Option(help="Write the numbers here.")] = None,
     png: Annotated[Path | None, typer.Option(help="Draw where each value lies in memory here.")] = None,
-    seed: options.Seed = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of weights.")] = 0,
 ) -> None:
     """Show what `bm.Cell(module, optimize=True)` would do to a cell, and what it gains.
 
@@ -59,11 +61,13 @@ def plan(
 
     batchmaker plan saved/translator --json plan.json
     """
+    if batch > MAX_BATCH:
+        raise OptionError(f"--batch {batch}: at most {MAX_BATCH} rows are measured in a call; give fewer")
     for path in (json, png):
         options.check_writable(path)
     chosen = _cells(model, cell, hidden, dtype, seed)
     before = torch.get_num_threads()
-    torch.set_num_threads(threads or 1)
+    torch.set_num_threads(threads)
     try:
         reports = [report_on(*given, batch, seconds) for given in chosen]
     finally:
@@ -71,7 +75,7 @@ def plan(
     about = f"{model}, {f'hidden {hidden}, ' if hidden else ''}{dtype}, batch {batch}"
     _show(about, reports, in_full=cell is not None)
     if json is not None:
-        given = {"model": model, "hidden": hidden, "dtype": dtype, "batch": batch, "threads": threads or 1}
+        given = {"model": model, "hidden": hidden, "dtype": dtype, "batch": batch, "threads": threads}
         made = {"machine": machine(), "commit": commit(), "torch": torch.__version__}
         options.write_json(json, {**given, **made, "cells": [asdict(report) for report in reports]})
     if png is not None:

@@ -116,7 +116,7 @@ def fit(name: str, path: Path | None, *, words: Path | None = None, count: int |
     if count is not None and count < 1:
         raise OptionError(f"count must be at least 1, got {count}")
     if words is not None and (name not in LATTICES or path is None):
-        raise OptionError(f"a list of words makes lattices ({', '.join(LATTICES)}) of the sentences of a file")
+        raise lattice_words_misplaced()
     number = GENERATED if count is None else count
     if name in TREES:
         items, fitted, encode = _trees(name, path, number, seed)
@@ -129,6 +129,11 @@ def fit(name: str, path: Path | None, *, words: Path | None = None, count: int |
     kind = {TREES: "trees", TAGGERS: "sentences", LATTICES: "lattices"}
     generated = next((what for names, what in kind.items() if name in names), "pairs")
     return Fitted(items[:count], fitted, encode, f"generated {generated}" if path is None else path.name)
+
+
+def lattice_words_misplaced() -> OptionError:
+    """Return the error for a list of words where no lattice is made."""
+    return OptionError(f"a list of words makes lattices ({', '.join(LATTICES)}) of the sentences of a file")
 
 
 Found = tuple[Sequence[Any], dict[str, Any], Callable[[Any, Any], Any]]

@@ -14,10 +14,12 @@ import torch
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+import batchmaker
 from batchmaker import models
 from batchmaker.cells.model import Model
 from batchmaker.cli import options
-from batchmaker.cli.requests import LATTICES, MATRICES, TREES
+from batchmaker.cli.learn.intended import warn_of_another_model
+from batchmaker.cli.requests import LATTICES, MATRICES, TREES, requests_from
 from batchmaker.cli.workload import ATTENTION, RECURRENT, SPEECH, TRANSLATION_WORDS
 from batchmaker.datasets import Vocabulary, parse_tree, read_lines
 from batchmaker.engine.engine import Engine
@@ -25,9 +27,11 @@ from batchmaker.engine.ticket import Ticket
 from batchmaker.errors import BatchmakerError, DataError, unknown_name
 
 MAX_IN_FLIGHT = 4096
+STRUCTURED = (*LATTICES, "bilstm-tagger-char")
+"""Models whose requests are JSON objects, one a line; or a file of data is read, as `batchmaker learn` reads it."""
 
-Encode = Callable[[str], Any]
-"""One line of input -> a request. Raises BatchmakerError for a line that is none."""
+Encode = Callable[[Any], Any]
+"""One line of input, or an item of a file of data -> a request. Raises BatchmakerError for a line that is none."""
 
 Show = Callable[[Any], Any]
 """A result -> what is written of it as JSON."""
@@ -43,14 +47,14 @@ def run(
         typer.Option(
             "--input",
             help="Lines of text, trees in brackets, JSON arrays (images, spectrograms) or requests (lattices, saved "
-            "models).",
+            "models), or a file of lattices or word|TAG.",
         ),
     ],
     output: Annotated[Path, typer.Option(help="One JSON object per line of input, in its order.")],
     hidden: options.Hidden = None,
     layers: options.Layers = None,
     dtype: options.Dtype = "float32",
-    policy: Annotated[str, typer.Option(help="cellular, padded or serial.")] = "cellular",
+    policy: Annotated[str, typer.Option(help="What runs next: cellular, padded, learned:file=FILE, ...")] = "cellular",
     threads: options.Threads = None,
     workers: options.Workers = 1,
     device: options.Device = "cpu",
@@ -61,7 +65,8 @@ def run(
     """Push a file through a model, all lines batched together.
 
     Each line of output has "index" and "result" and "latency_ms", or "index" and "error": a bad line fails alone, and
-    the exit status is 1. Empty lines are passed over. Lines that are not done within --deadline-ms are given up.
+    the exit status is 1. Empty lines are passed over; in a file of lattices or word|TAG, "index" counts requests. Those
+    that are not done within --deadline-ms are given up.
 
     [bold]Examples[/bold]
 
@@ -77,15 +82,20 @@ def run(
     if model not in models.MODELS and not Path(model).is_dir():
         raise unknown_name("model (and no directory of a saved one)", model, models.MODELS)
     lines = read_lines(source)
-    numbered = [(index, line) for index, line in enumerate(lines) if line.strip()]
+    numbered: list[tuple[int, Any]] = [(index, line) for index, line in enumerate(lines) if line.strip()]
     if not numbered:
         raise DataError(f"{source}: there is nothing in this file; expected one request a line.")
-    if model in models.MODELS:
-        given = {"hidden": hidden, "layers": layers, "dtype": dtype, "max_batch": max_batch, "seed": seed}
-        built, encode, show = _built_in(model, [line for _, line in numbered], given)
+    given: dict[str, Any] = {"hidden": hidden, "layers": layers, "dtype": dtype, "max_batch": max_batch, "seed": seed}
+    show: Show = plain
+    if model not in models.MODELS:
+        built, encode = _saved(Path(model))
+    elif model in STRUCTURED and not numbered[0][1].lstrip().startswith("{"):
+        built, numbered = _data_file(model, source, given)
+        encode = _as_it_is
     else:
-        built, encode, show = _saved(Path(model))
+        built, encode, show = _built_in(model, [line for _, line in numbered], given)
     with Engine(built, policy, workers=workers, threads=threads, device=device, deadline_ms=deadline_ms) as engine:
+        warn_of_another_model(policy, model)  # a policy for other cells was refused
         answers = _Answers(engine, [index for index, _ in numbered], show)
         answers.collect([line for _, line in numbered], encode)
     answers.write(output)
@@ -104,8 +114,8 @@ def _built_in(name: str, lines: list[str], given: dict[str, Any]) -> tuple[Model
     options.check_model(name, **given)
     if "vocabulary_size" not in models.option_names(name) or name in SPEECH:
         return options.make_model(name, **given), _parse_array, plain
-    if name in (*LATTICES, "bilstm-tagger-char"):
-        return options.make_model(name, **given), _parse_json, plain
+    if name in STRUCTURED:
+        return options.make_model(name, **given), parse_json, plain
     if name in TREES:
         trees = {line: parsed for line in lines if (parsed := _try_tree(line)) is not None}
         words = [tree.words for tree in trees.values()] or [("word",)]
@@ -119,6 +129,20 @@ def _built_in(name: str, lines: list[str], given: dict[str, Any]) -> tuple[Model
     return built, vocabulary.encode, plain
 
 
+def _data_file(name: str, source: Path, given: dict[str, Any]) -> tuple[Model, list[tuple[int, Any]]]:
+    """Return a model that fits a file of data, and its numbered requests. DataError if the file is none."""
+    options.check_model(name, **given)
+    try:
+        found = requests_from(name, source, **given)
+    except DataError as error:
+        raise DataError(f"{error} For requests of {name}, give JSON lines, or a file as `learn` reads it.") from None
+    return found.model, list(enumerate(found.requests))
+
+
+def _as_it_is(request: Any) -> Any:
+    return request
+
+
 def _try_tree(line: str) -> Any:
     try:
         return parse_tree(line)
@@ -126,23 +150,19 @@ def _try_tree(line: str) -> Any:
         return None
 
 
-def _saved(directory: Path) -> tuple[Model, Encode, Show]:
-    import batchmaker
-
-    load = getattr(batchmaker, "load", None)
-    if load is None:
-        raise BatchmakerError("this version of batchmaker cannot load saved models")
-    return load(directory), _parse_json, plain
+def _saved(directory: Path) -> tuple[Model, Encode]:
+    return batchmaker.load(directory), parse_json
 
 
 def _parse_array(line: str) -> Any:
     try:
-        return np.asarray(_parse_json(line), np.float32)
+        return np.asarray(parse_json(line), np.float32)
     except (TypeError, ValueError) as error:
         raise DataError(f"not an array of numbers: {error}") from None
 
 
-def _parse_json(line: str) -> Any:
+def parse_json(line: str) -> Any:
+    """Return the value of a line. DataError if it is not JSON."""
     try:
         return json.loads(line)
     except ValueError as error:
@@ -175,7 +195,7 @@ class _Answers:
         self._room = threading.Semaphore(MAX_IN_FLIGHT)
         engine.on_settled = self._note
 
-    def collect(self, lines: list[str], encode: Encode) -> None:
+    def collect(self, lines: list[Any], encode: Encode) -> None:
         """Answer every line."""
         console = options.err()
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

@@ -9,6 +9,7 @@ import msgspec
 import typer
 
 from batchmaker.cli import options
+from batchmaker.cli.learn.intended import warn_of_another_model
 from batchmaker.errors import OptionError
 from batchmaker.models import MODELS
 
@@ -105,12 +106,24 @@ def serve(
         log=_replaced(settings.log, **_given(level=log_level, access=access_log or None)),
         **_given(host=host, port=port, grpc_port=grpc_port, versions="all" if all_versions else None),
     )
+    _warn_of_policies(settings)
     if not run_server(settings, _say_ready):
         raise typer.Exit(1)
 
 
 def _say_ready(addresses: list[str], served: list[str]) -> None:
     typer.echo(f"ready: {' and '.join(addresses)} serves {', '.join(served)}")
+
+
+def _warn_of_policies(settings: Any) -> None:
+    """Warn of learned policies that were learnt for other models than those whose entries have them."""
+    from batchmaker.server.sources import BuiltIn, SavedDirectory
+
+    for entry in settings.entries():
+        if isinstance(entry.source, BuiltIn):
+            warn_of_another_model(entry.options.policy, entry.source.network)
+        elif isinstance(entry.source, SavedDirectory):
+            warn_of_another_model(entry.options.policy, str(entry.source.path))
 
 
 def _entries(sources: list[str]) -> list[Any]:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.errors import DataError
+from batchmaker.graph.trees import tree_fault
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,10 +40,9 @@ class Tree:
                 f"expected int64[{self.num_nodes}] for {num_leaves} leaves."
             )
         own = np.arange(num_leaves, self.num_nodes)
-        if (self.children >= own[:, None]).any():
-            raise DataError("tree, children: a node comes after its parent; expected children first.")
-        if not np.array_equal(np.sort(self.children, axis=None), np.arange(self.num_nodes - 1)):
-            raise DataError("tree, children: every node but the last must be a child exactly once.")
+        once = np.array_equal(np.sort(self.children, axis=None), np.arange(self.num_nodes - 1))
+        if not once or (self.children >= own[:, None]).any():
+            raise DataError(f"tree, {tree_fault(self.children, num_leaves)}.")
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Tree):

@@ -122,6 +122,7 @@ def modelled(arch: str) -> Device:
     found = _MODELLED.get(arch.removesuffix("a"))
     if found is None:
         raise OptionError(
-            f"arch {arch!r}: there is a cost model for {', '.join(_MODELLED)}; give the nearest that is not newer."
+            f"arch {arch!r}: there is a cost model for {', '.join(_MODELLED)}. For a newer GPU give the newest; "
+            "older ones are not supported."
         )
     return found

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from batchmaker.cells.cell import Cell
 from batchmaker.errors import InvalidRequestError
+from batchmaker.graph.trees import tree_fault
 from batchmaker.models.building import Classify, check_positive, frozen, parts_of, seeded
 from batchmaker.models.trees import Output, TreeModel, WordIds, WordTree, parse_tree
 
@@ -126,7 +127,7 @@ class TreeLstm2TypeModel(TreeModel):
         nodes: list[tuple[Any, ...]] = list(zip(*leaves, strict=True))
         for (left, right), kind in zip(children.tolist(), _kinds(request, len(children)), strict=True):
             if max(left, right) >= len(nodes):
-                raise InvalidRequestError("children: a node comes after its parent; children come first")
+                raise InvalidRequestError(tree_fault(children, len(words)))
             nodes.append((self.other if kind else self.inner)(*nodes[left], *nodes[right]))
         return self._result([node[0] for node in nodes], nodes[-1][0])
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from batchmaker.cells.cell import Cell
 from batchmaker.cells.model import Model
 from batchmaker.errors import InvalidRequestError
+from batchmaker.graph.trees import tree_fault
 from batchmaker.models.building import Classify, check_choice, checked_tokens, frozen, joined, parts_of
 
 Output = Literal["state", "label", "labels"]
@@ -97,7 +98,7 @@ class TreeModel(Model):
         words, children = self._parse(request)
         checked_tokens(words, self.vocabulary_size, "words")
         if (children >= np.arange(len(words), len(words) + len(children))[:, None]).any():
-            raise InvalidRequestError("children: a node comes after its parent; children come first, the root is last")
+            raise InvalidRequestError(tree_fault(children, len(words)))
         nodes = [parts_of(self.leaf.module(word)) for word in torch.from_numpy(words)[:, None]]
         for (left, right), inner in zip(children.tolist(), self._inner_modules(request, len(children)), strict=True):
             nodes.append(parts_of(inner(*nodes[left], *nodes[right])))
@@ -143,5 +144,5 @@ def _checked_children(children: Any, num_leaves: int) -> NDArray[np.int64]:
     if array.size:
         times = np.bincount(array.ravel()) if int(array.min()) >= 0 else array[:0, 0]
         if len(times) != 2 * num_leaves - 2 or not (times == 1).all():
-            raise InvalidRequestError("children: every node but the last must be a child exactly once")
+            raise InvalidRequestError(tree_fault(array, num_leaves))
     return array.astype(np.int64, copy=False)

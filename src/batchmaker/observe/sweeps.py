@@ -46,7 +46,7 @@ def draw_panels(path: Path, panels: Sequence[Panel], title: str, subtitle: str) 
         ax.set_visible(False)
     for ax, panel in zip(grid.flat, panels, strict=False):
         for line in panel.lines:
-            ax.plot(line.x, line.y, "o-", color=colour[line.name], lw=2, ms=4.5, label=line.name)
+            ax.plot(line.x, line.y, "o-", color=colour[line.name], lw=2, ms=4.5, label=line.name, clip_on=False)
             ax.fill_between(line.x, line.low, line.high, color=colour[line.name], alpha=0.15, lw=0)
         ax.set_title(panel.title, loc="left", fontsize=11.5, fontweight="bold", color=INK)
         ax.set_xlabel(panel.x, color=INK)

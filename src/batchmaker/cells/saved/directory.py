@@ -225,7 +225,7 @@ def _import_class(path: str, where: str) -> type[Model]:
     except Exception as error:  # the module's own code
         raise SavedModelError(
             f"{where}: cannot import {path} ({type(error).__name__}: {error}). Install the package that defines it, "
-            "or give model_class=."
+            "put its folder on PYTHONPATH, or give model_class=."
         ) from error
     if not (isinstance(found, type) and issubclass(found, Model)):
         raise SavedModelError(f"{where}: {path} is not a batchmaker.Model. Give model_class=, or save the model again.")

@@ -27,7 +27,7 @@ def bench(
         ),
     ] = None,
     policy: Annotated[
-        list[str] | None, typer.Option(help="cellular, padded or serial; may be given several times.")
+        list[str] | None, typer.Option(help="cellular, padded, learned:file=FILE, ...; may be given several times.")
     ] = None,
     hidden: options.Hidden = None,
     layers: options.Layers = None,
@@ -86,7 +86,7 @@ def bench(
 
 def _policies_for(model: str, given: list[str] | None, device: str) -> tuple[str, ...]:
     """Return the policies to measure: those given, else cellular batching and the model's best baseline."""
-    if model in UNPADDED and "padded" in (given or ()):
+    if model in UNPADDED and any(policy.partition(":")[0] == "padded" for policy in given or ()):
         raise OptionError(f"requests of different shapes cannot be padded; the baseline of {model} is --policy serial")
     if device != "cpu":
         return tuple(given or ("cellular",))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import final
 
@@ -18,6 +19,8 @@ from batchmaker.cli.bench.report import Result, Setting
 from batchmaker.cli.workload import UNPADDED, Workload
 from batchmaker.engine.engine import Engine
 from batchmaker.errors import OptionError
+from batchmaker.policies.base import CellPolicy, GraphPolicy
+from batchmaker.policies.options import read_options
 
 
 @final
@@ -90,19 +93,30 @@ class Bench:
 
     def batch_of(self, policy: str) -> int:
         """Return the most requests (graph batching) or cells that the policy puts into one batch."""
-        cells = self._model.cells.values()
-        return {"cellular": next(iter(cells)).max_batch, "serial": 1}.get(policy, self._plan.padded_batch)
+        made = self._made(policy)
+        return made.max_batch if isinstance(made, GraphPolicy) else next(iter(self._model.cells.values())).max_batch
 
     def _in_flight(self, policy: str) -> int:
         """Several batches deep; graph batching needs as many in each bucket of lengths."""
-        return {"cellular": 4, "serial": 8}.get(policy, 16) * self.batch_of(policy)
+        batch = self.batch_of(policy)
+        if report.batches_cells(policy):
+            return 4 * batch
+        return (8 if batch == 1 else 16) * batch
+
+    def _made(self, policy: str) -> CellPolicy | GraphPolicy:
+        """Return a new policy; one that pads takes --padded-batch unless its own text gives max_batch."""
+        name, _, text = policy.partition(":")
+        kind = policies.POLICIES[name]
+        pads = not report.batches_cells(policy) and "max_batch" in inspect.signature(kind).parameters
+        if pads and "max_batch" not in read_options(name, kind, text):
+            return policies.make(policy, max_batch=self._plan.padded_batch)
+        return policies.make(policy)
 
     def _engine(self, policy: str) -> Engine:
-        made = policies.make(policy, max_batch=self._plan.padded_batch) if policy == "padded" else policies.make(policy)
         setting = self._setting
         return Engine(
-            self._model, made, workers=setting.workers, threads=setting.threads, deadline_ms=setting.deadline_ms,
-            late="finish", device=setting.device,
+            self._model, self._made(policy), workers=setting.workers, threads=setting.threads,
+            deadline_ms=setting.deadline_ms, late="finish", device=setting.device,
         )  # fmt: skip
 
     def _task(self, name: str) -> offering.Progress:

@@ -15,8 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 import batchmaker
+from batchmaker import policies
 from batchmaker.cli.bench.load import Measured
 from batchmaker.cli.bench.statistics import percentiles
+from batchmaker.policies.base import CellPolicy
 
 Result = dict[str, Any]
 """One line of results, as it is written to JSON."""
@@ -61,6 +63,11 @@ def commit() -> str:
     return found.stdout.strip() if found.returncode == 0 else batchmaker.__version__
 
 
+def batches_cells(policy: str) -> bool:
+    """Return whether a known policy, as it is given on the command line, batches cells rather than whole requests."""
+    return issubclass(policies.POLICIES[policy.partition(":")[0]], CellPolicy)
+
+
 def result(setting: Setting, policy: str, max_batch: int, measured: Measured, reference: float) -> Result:
     """Return the JSON object of one policy."""
     stats, latency = measured.stats, percentiles(measured.latencies_s)
@@ -94,7 +101,7 @@ def result(setting: Setting, policy: str, max_batch: int, measured: Measured, re
         "reference_cells_per_s": reference,
         "useful_over_reference": _ratio(useful, reference),
         "padding_share": 1.0 - (_ratio(stats.cells, stats.padded_cells) or 1.0),
-        "mean_batch": _ratio(stats.cells, stats.steps) if policy == "cellular" else measured.mean_graph_batch,
+        "mean_batch": _ratio(stats.cells, stats.steps) if batches_cells(policy) else measured.mean_graph_batch,
         "scheduler_share": stats.scheduler_s / measured.seconds,
         "unfold_share": stats.unfold_s / measured.seconds,
         "busy_share": stats.busy_s / measured.seconds / setting.workers,
@@ -108,8 +115,8 @@ def result(setting: Setting, policy: str, max_batch: int, measured: Measured, re
 
 
 def add_ratios(results: list[Result]) -> None:
-    """Add to each object how it compares with the first baseline (any policy that is not cellular) of the run."""
-    base = next((line for line in results if line["policy"] != "cellular"), None)
+    """Add to each object how it compares with the first baseline (any policy that batches whole requests)."""
+    base = next((line for line in results if not batches_cells(line["policy"])), None)
     if base is None:
         return
     for line in results:
@@ -123,12 +130,13 @@ def show(console: Console, setting: Setting, results: list[Result]) -> None:
     offered = results[0]["offered_rps"]
     load = "saturated" if offered is None else f"{offered:.1f} requests/s offered"
     named = setting.model if setting.hidden is None else f"{setting.model}, hidden {setting.hidden}"
-    title = f"{named}, {setting.dtype}, {setting.threads} threads: {load}"
+    title = f"{named}, {setting.dtype}, {setting.threads} thread{'s' * (setting.threads != 1)}: {load}"
     table = Table(title=title, caption=setting.data, title_style="bold", caption_style="dim")
     columns = ("policy", "requests/s", "cells/s", "of reference", "p50 ms", "p90 ms", "p99 ms", "mean batch", "padding",
                "scheduler", "task ms")  # fmt: skip
-    for name in columns:
-        table.add_column(name, justify="left" if name == "policy" else "right")
+    table.add_column(columns[0], overflow="fold")
+    for name in columns[1:]:
+        table.add_column(name, justify="right", no_wrap=" " not in name)
     for line in results:
         table.add_row(
             line["policy"],

@@ -14,6 +14,8 @@ from rich.table import Table
 from batchmaker.cli import options
 from batchmaker.cli.bench.report import commit
 from batchmaker.cli.learn.graphs import Graphs, read_graphs
+from batchmaker.cli.learn.intended import saved_name
+from batchmaker.cli.learn.requests import LEARNABLE
 from batchmaker.errors import unknown_name
 from batchmaker.observe.sweeps import Line, Panel, draw_panels
 from batchmaker.policies.learned import CellRow, LearntFrom, PolicyFile
@@ -25,8 +27,16 @@ from batchmaker.policies.learned.qlearning import Settings
 
 
 def learn(
-    model: Annotated[str, typer.Argument(help="A built-in model: treelstm, treelstm-2type, latticelstm, ...")],
-    data: Annotated[Path, typer.Option(help="Requests. The first five mini-batches are counted, others learnt from.")],
+    model: Annotated[
+        str, typer.Argument(help=f"A built-in model ({', '.join(LEARNABLE)}), or the directory of a saved one.")
+    ],
+    data: Annotated[
+        Path,
+        typer.Option(
+            help="Requests, for a saved model as JSON lines. The first five mini-batches are counted, others learnt "
+            "from."
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="Write the policy here; use it with --policy learned:file=PATH.")],
     batch: Annotated[int, typer.Option(min=1, help="Requests of a mini-batch.")] = 64,
     encoding: Annotated[str, typer.Option(help="States of the policy written: sort, max or base.")] = "sort",
@@ -56,6 +66,8 @@ def learn(
 
     batchmaker learn latticelstm --data train.txt --batch 8 --out policy.json --json report.json
 
+    batchmaker learn saved/parser --data requests.jsonl --batch 16 --out policy.json
+
     batchmaker serve treelstm-2type --policy learned:file=policy.json
     """
     picture = out.with_suffix(".png") if png is None else png
@@ -64,6 +76,7 @@ def learn(
     if encoding not in ENCODINGS:
         raise unknown_name("encoding", encoding, ENCODINGS)
     graphs = read_graphs(model, data, batch, train_data=train_data, words=words, seed=seed)
+    model = saved_name(model)
     samples = Samples(graphs.to_learn, batch, seed)
     settings = {
         name: Settings(

@@ -5,24 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, Protocol, final
 
 import torch
 
+from batchmaker import models
 from batchmaker.cells.model import Model
 from batchmaker.cli import options
-from batchmaker.cli.requests import Fitted, fit
+from batchmaker.cli.learn.requests import is_saved, read_requests
+from batchmaker.cli.learn.saved import SavedRecording
+from batchmaker.cli.requests import Fitted
 from batchmaker.errors import DataError
+from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.mini_batch import MiniBatch, merged, unrolled
 from batchmaker.graph.spec import CellType
-from batchmaker.models.blueprint import Blueprint, blueprint
+from batchmaker.models.blueprint import blueprint
 
 COUNTED: Final = 5
 """Mini-batches whose batches are counted: the first of the file."""
 MOST: Final = 1024
 """Requests that are learnt from, at most: the first after those that are counted."""
 WIDTH: Final = 8
-"""Of the model's state while graphs are recorded; no graph depends on it."""
+"""Of the model's state while graphs are recorded, where heads do not share it; no graph depends on it."""
 
 
 @final
@@ -43,11 +47,13 @@ def read_graphs(
 ) -> Graphs:
     """Unfold the requests of a file, nothing computed, and return their graphs.
 
-    What is learnt from follows what is counted, or is in a file of its own. Raises DataError if the file has too few
-    requests for either, and what `requests_from` raises.
+    name: a built-in model, or the directory of a saved one. What is learnt from follows what is counted, or is in a
+    file of its own. Raises DataError if the file has too few requests for either, ModelError if a graph depends on
+    values, and what `read_requests` raises.
     """
-    given = fit(name, data, words=words, seed=seed)
-    other = None if train_data is None else fit(name, train_data, words=words, seed=seed)
+    saved = is_saved(name)
+    given = read_requests(name, data, words=words, seed=seed)
+    other = None if train_data is None else read_requests(name, train_data, words=words, seed=seed)
     num_counted, wanted = COUNTED * batch, COUNTED * batch + (0 if other else batch)
     if len(given.items) < wanted:
         raise DataError(
@@ -55,19 +61,51 @@ def read_graphs(
             f"are counted{'' if other else f' and at least {batch} other requests learnt from'}. Give a smaller "
             f"--batch{'' if other else ', or other requests with --train-data'}."
         )
-    make = _maker(name, given, other, seed)
-    with torch.device("meta"):
-        model = make()
-    plan = blueprint(name, make)
-    first = _unfolded(plan, given, model, slice(0, num_counted))
+    recording: Recording = SavedRecording(Path(name)) if saved else _BuiltIn(name, _maker(name, given, other, seed))
+    first = _recorded(recording, given, slice(0, num_counted))
     if other is None:
-        rest = _unfolded(plan, given, model, slice(num_counted, num_counted + MOST))
+        rest = _recorded(recording, given, slice(num_counted, num_counted + MOST))
         learnt_from = f"{given.source}, requests {num_counted + 1} to {num_counted + len(rest)}"
     else:
-        rest = _unfolded(plan, other, model, slice(0, MOST))
+        rest = _recorded(recording, other, slice(0, MOST))
         learnt_from = f"{other.source}, requests 1 to {len(rest)}"
-    counted = tuple(merged(first[i : i + batch]) for i in range(0, num_counted, batch))
-    return Graphs(counted, tuple(rest), plan.model.cells, f"{given.source}, requests 1 to {num_counted}", learnt_from)
+    cells = recording.cells  # all of them, now that every request has been seen
+    counted = [unrolled(graph, len(cells)) for graph in first]
+    return Graphs(
+        tuple(merged(counted[i : i + batch]) for i in range(0, num_counted, batch)),
+        tuple(unrolled(graph, len(cells)) for graph in rest),
+        cells,
+        f"{given.source}, requests 1 to {num_counted}",
+        learnt_from,
+    )
+
+
+class Recording(Protocol):
+    """A model whose requests are unfolded one after another. cells: those used so far, by type id."""
+
+    @property
+    def cells(self) -> tuple[CellType, ...]: ...
+
+    def graph(self, fitted: Fitted, item: Any) -> CellGraph:
+        """Return the graph of an item's request."""
+        ...
+
+
+@final
+class _BuiltIn:
+    """A built-in model without its weights."""
+
+    def __init__(self, name: str, make: Callable[[], Model]) -> None:
+        with torch.device("meta"):
+            self._model = make()
+        self._plan = blueprint(name, make)
+
+    @property
+    def cells(self) -> tuple[CellType, ...]:
+        return self._plan.model.cells
+
+    def graph(self, fitted: Fitted, item: Any) -> CellGraph:
+        return self._plan.request(fitted.encode(self._model, item)).graph
 
 
 def _maker(name: str, given: Fitted, other: Fitted | None, seed: int) -> Callable[[], Model]:
@@ -75,10 +113,9 @@ def _maker(name: str, given: Fitted, other: Fitted | None, seed: int) -> Callabl
     fitted: dict[str, Any] = dict(given.options)
     for option, value in ({} if other is None else other.options).items():
         fitted[option] = max(value, fitted[option]) if isinstance(value, int) else value
-    return lambda: options.make_model(name, **fitted, hidden=WIDTH, seed=seed)
+    width = None if "heads" in models.option_names(name) else WIDTH
+    return lambda: options.make_model(name, **fitted, hidden=width, seed=seed)
 
 
-def _unfolded(plan: Blueprint, fitted: Fitted, model: Model, part: slice) -> list[MiniBatch]:
-    graphs = [plan.request(fitted.encode(model, item)).graph for item in fitted.items[part]]
-    num_types = len(plan.model.cells)
-    return [unrolled(graph, num_types) for graph in graphs]
+def _recorded(recording: Recording, fitted: Fitted, part: slice) -> list[CellGraph]:
+    return [recording.graph(fitted, item) for item in fitted.items[part]]

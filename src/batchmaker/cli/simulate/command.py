@@ -8,6 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from batchmaker.cli import options
+from batchmaker.cli.learn.intended import warn_of_another_model
 from batchmaker.cli.simulate import device, tables, workload
 from batchmaker.cli.simulate.plan import Ask, make_study, run_study
 from batchmaker.errors import OptionError
@@ -82,6 +83,8 @@ def simulate(
     about = {"workload": work.source, "arrivals": str(coming), "costs": costs, "workers": workers}
     study = make_study(ask, plan, work, coming, profile, machine, about)
     results = run_study(study, ask, jobs)
+    for name in ask.policies:  # one for other cells was refused
+        warn_of_another_model(name, model)
     tables.show(options.out(), results)
     tables.show_differences(options.out(), results)
     if json is not None:

@@ -12,9 +12,10 @@ from batchmaker.cli.simulate.study import Result
 from batchmaker.observe.sweeps import Line, Panel
 from batchmaker.simulator.report import Spread, paired_difference, spread
 
+_MS: Final = "{:.2f}"
 _COLUMNS: Final = (  # title, key, form, whether quartiles are shown
-    ("mean ms", "mean_ms", "{:.2f}", True),
-    ("p99 ms", "p99_ms", "{:.2f}", False),
+    ("mean ms", "mean_ms", _MS, True),
+    ("p99 ms", "p99_ms", _MS, False),
     ("answers/s", "throughput_rps", "{:.0f}", False),
     ("in time/s", "goodput_rps", "{:.0f}", False),
     ("violations", "violation_share", "{:.1%}", True),
@@ -104,6 +105,7 @@ def _told(values: Sequence[float | None], form: str, bars: bool) -> str:
     if not known:
         return "-"
     found = spread(known)
-    write: Callable[[float], str] = form.format
+    small = form == _MS and found.mean < 1
+    write: Callable[[float], str] = ("{:.3g}" if small else form).format
     quartiles = f" ({write(found.p25)}-{write(found.p75)})" if bars and len(known) > 1 else ""
     return write(found.mean) + quartiles

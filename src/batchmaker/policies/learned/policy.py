@@ -45,6 +45,11 @@ class LearnedPolicy(CellPolicy):
     def max_steps(self) -> int:
         return self._max_steps
 
+    @property
+    def learnt_for(self) -> str:
+        """The name of the model that the policy was learnt for."""
+        return self._file.model
+
     def check_cells(self, cells: Sequence[CellType]) -> None:
         """PolicyFileError if some of these cells are not of the model that the policy was learnt for."""
         self._file.check_cells(cells)

@@ -1,0 +1,55 @@
+"""The graphs of a saved model's requests, as its unfold function records them; no request is computed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, final
+
+import batchmaker
+from batchmaker.cells.registry import CellRegistry
+from batchmaker.cells.unfolding import Unfolding
+from batchmaker.cli.requests import Fitted
+from batchmaker.errors import DataError, InvalidRequestError, ModelError
+from batchmaker.graph.cell_graph import CellGraph
+from batchmaker.graph.spec import CellType
+
+
+@final
+class SavedRecording:
+    """A model that `batchmaker.save` wrote. The cells of its example request come first, as an engine starts with them.
+
+    Raises SavedModelError if it cannot be loaded, and what its example request raises.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._model = batchmaker.load(directory)
+        self._registry = CellRegistry()  # as an engine: equal cells are one type
+        if self._model.example_request is not None:
+            Unfolding(self._model, self._registry, self._model.example_request).start()
+
+    @property
+    def cells(self) -> tuple[CellType, ...]:
+        """The cells used so far, by type id."""
+        return tuple(self._registry.types)
+
+    def graph(self, fitted: Fitted, item: Any) -> CellGraph:
+        """Return the graph of a JsonRequest. DataError, naming file and line, for a request that the model refuses;
+        ModelError if the graph depends on values."""
+        given = fitted.encode(self._model, item)
+        try:
+            return self._unfold(given.request)
+        except InvalidRequestError as error:
+            raise DataError(f"{given.where}: {error}") from error
+
+    def _unfold(self, request: Any) -> CellGraph:
+        unfolding = Unfolding(self._model, self._registry, request)
+        unfolding.start()
+        if unfolding.open or unfolding.loops:
+            unfolding.close()
+            waits = "waits for values (`yield`)" if unfolding.open else "ends a loop by a value (`until=`)"
+            raise ModelError(
+                f"{type(self._model).__name__}.unfold {waits}: its graphs depend on what the cells compute, and "
+                "nothing is computed to learn a policy. Learn for models whose graphs follow from the request alone, "
+                "or use a policy that needs no learning, such as `sufficient`."
+            )
+        return unfolding.graph
