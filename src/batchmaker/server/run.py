@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -81,6 +82,7 @@ async def _serve(
         if rpc is not None:
             await rpc.start()
             addresses.append(rpc.address)
+        _leave_models_alone()
         server.on_started = lambda: on_ready(addresses, sorted({model.name for model in repository.models()}))
         await server.serve(sockets=[listener])
         return stop.finished
@@ -88,6 +90,12 @@ async def _serve(
         if rpc is not None:
             await rpc.close(0.0 if server.force_exit else _LAST_WRITES_S)
         await repository.close(0.0)
+
+
+def _leave_models_alone() -> None:
+    """Let the collector of garbage look no more at what is there now: looking at torch and a model takes 0.2 s."""
+    gc.collect()
+    gc.freeze()
 
 
 def _bind(config: Config) -> socket.socket:
