@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from batchmaker.errors import DeviceError, ModelError, OptionError, ShapeError
 from batchmaker.kernels import PersistentGRU, PersistentLSTM
-from batchmaker.kernels.layer import LayerWeights, checked_call
+from batchmaker.kernels.layer import LayerWeights, RecurrentLayer
 from batchmaker.kernels.stepped import SteppedLayers
 from batchmaker.kernels.template import KernelConfig
 
@@ -84,22 +84,21 @@ def test_modules_answer_as_those_of_pytorch(kind, form, layers, bidirectional, b
     assert_same(persistent(module)(*arguments), module(*arguments))
 
 
-@dataclass
-class EmulatedLayer:
-    emulator: Emulator
-    instance: int
-    weights: LayerWeights
+class EmulatedLayer(RecurrentLayer):
+    def __init__(self, emulator: Emulator, instance: int, weights: LayerWeights):
+        super().__init__(weights)
+        self.emulator = emulator
+        self.instance = instance
 
-    def run(self, px, px_row_offset, slot, length, h_state, c_state, y=None, y_offset=None, *, step_offset=None):
-        rows = checked_call(self.weights, px, px_row_offset, slot, length, h_state, c_state, y, y_offset, step_offset)
-        hidden = self.weights.hidden
-        bias_n = torch.zeros(hidden) if self.weights.bias_n is None else self.weights.bias_n
+    def run_rows(self, rows, px, h_state, c_state, y):
+        hidden = self._weights.hidden
+        bias_n = torch.zeros(hidden) if self._weights.bias_n is None else self._weights.bias_n
         problem = Problem(
             px=px.numpy(),
             px_offset=rows.px_offset,
             slot=rows.slot,
             length=rows.length,
-            w_hh=self.weights.w_hh.numpy(),
+            w_hh=self._weights.w_hh.numpy(),
             bias_n=bias_n.numpy(),
             h=h_state.numpy(),
             c=np.zeros_like(h_state.numpy()) if c_state is None else c_state.numpy(),

@@ -9,7 +9,7 @@ import pytest
 from batchmaker.cli.simulate.study import looks_at_deadlines
 from batchmaker.errors import OptionError
 from batchmaker.policies import SufficientPolicy, make
-from batchmaker.policies.sufficient import sufficient_choice, sufficient_order
+from batchmaker.policies.sufficient import sufficient_order
 
 
 def view(*types: tuple[int, int]) -> SimpleNamespace:
@@ -34,8 +34,6 @@ def view(*types: tuple[int, int]) -> SimpleNamespace:
 def test_the_largest_ready_share_then_the_most_ready_then_the_lowest_number(types, order):
     assert sufficient_order(view(*types)) == order
     assert list(SufficientPolicy().rank(view(*types))) == order
-    if order:
-        assert sufficient_choice(view(*types)) == order[0]
 
 
 def test_it_is_found_by_name_and_wrong_steps_are_refused():

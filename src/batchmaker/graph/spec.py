@@ -71,7 +71,3 @@ class CellType:
     def state_inputs(self, num_sequence_inputs: int) -> range:
         """Indices of the inputs that a chain feeds from its previous step."""
         return range(num_sequence_inputs, len(self.inputs))
-
-    def state_outputs(self, num_sequence_inputs: int) -> range:
-        """Indices of the outputs that become the next step's state: the last ones, in order."""
-        return range(len(self.outputs) - (len(self.inputs) - num_sequence_inputs), len(self.outputs))

@@ -17,8 +17,8 @@ from batchmaker.kernels.cache import CacheDirectory, default_directory
 from batchmaker.kernels.compiling import CachedCompiler, Compiled, KernelCompiler, Nvrtc
 from batchmaker.kernels.configuration import Problem, fallback_reason
 from batchmaker.kernels.found import FoundDevice, found_device
-from batchmaker.kernels.layer import LayerWeights, RecurrentLayer, checked_call
-from batchmaker.kernels.rows import CallRows, Numbers, call_rows
+from batchmaker.kernels.layer import LayerWeights, RecurrentLayer
+from batchmaker.kernels.rows import CallRows, call_rows
 from batchmaker.kernels.source import kernel_source
 from batchmaker.kernels.stepped import SteppedLayer
 from batchmaker.kernels.template import KERNEL_TYPES, KernelConfig, KernelType
@@ -182,29 +182,16 @@ class CudaLayers:
 
 
 @final
-class CudaLayer:
+class CudaLayer(RecurrentLayer):
     """See RecurrentLayer. Kernels are loaded at the first call of each batch size, rounded up to a power of two."""
 
     def __init__(self, layers: CudaLayers, weights: LayerWeights) -> None:
+        super().__init__(weights)
         self._layers = layers
-        self._weights = weights
         self._kernels: dict[int, LoadedKernel | None] = {}
         self._stepped: SteppedLayer | None = None
 
-    def run(
-        self,
-        px: Tensor,
-        px_row_offset: Numbers,
-        slot: Numbers,
-        length: Numbers,
-        h_state: Tensor,
-        c_state: Tensor | None,
-        y: Tensor | None = None,
-        y_offset: Numbers | None = None,
-        *,
-        step_offset: Numbers | None = None,
-    ) -> None:
-        rows = checked_call(self._weights, px, px_row_offset, slot, length, h_state, c_state, y, y_offset, step_offset)
+    def run_rows(self, rows: CallRows, px: Tensor, h_state: Tensor, c_state: Tensor | None, y: Tensor | None) -> None:
         bucket = batch_bucket(max(1, len(rows.slot)))
         if bucket not in self._kernels:
             self._kernels[bucket] = self._layers.loaded(self._weights, bucket)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol, final
 
@@ -35,8 +36,11 @@ class LayerWeights:
         return 4 if self.cell == "lstm" else 3
 
 
-class RecurrentLayer(Protocol):
-    """One layer, ready to run: the engine's task of several steps."""
+class RecurrentLayer(ABC):
+    """One layer, ready to run: the engine's task of several steps. Subclasses say who computes it."""
+
+    def __init__(self, weights: LayerWeights) -> None:
+        self._weights = weights
 
     def run(
         self,
@@ -60,6 +64,50 @@ class RecurrentLayer(Protocol):
         overlap in time.
         Raises ShapeError for what does not fit, OptionError for a row, slot or length that cannot be.
         """
+        checked = self._checked(px, px_row_offset, slot, length, h_state, c_state, y, y_offset, step_offset)
+        self.run_rows(checked, px, h_state, c_state, y)
+
+    @abstractmethod
+    def run_rows(self, rows: CallRows, px: Tensor, h_state: Tensor, c_state: Tensor | None, y: Tensor | None) -> None:
+        """Compute rows that have been checked; the other arguments are those of `run`."""
+
+    def _checked(
+        self,
+        px: Tensor,
+        px_row_offset: Numbers,
+        slot: Numbers,
+        length: Numbers,
+        h_state: Tensor,
+        c_state: Tensor | None,
+        y: Tensor | None,
+        y_offset: Numbers | None,
+        step_offset: Numbers | None,
+    ) -> CallRows:
+        """Return the rows of a call of `run`, having checked all of its arguments."""
+        weights = self._weights
+        hidden, dtype = weights.hidden, weights.w_hh.dtype
+        _check("px", px, weights.gates * hidden, dtype, weights.w_hh.device)
+        _check("h_state", h_state, hidden, dtype, weights.w_hh.device)
+        if weights.cell == "lstm":
+            if c_state is None:
+                raise ShapeError("recurrent call: an LSTM needs c_state, float32 of the shape of h_state.")
+            _check("c_state", c_state, hidden, torch.float32, weights.w_hh.device)
+            if len(c_state) != len(h_state):
+                raise ShapeError(f"recurrent call: c_state has {len(c_state)} rows, h_state has {len(h_state)}.")
+        elif c_state is not None:
+            raise ShapeError(f"recurrent call: a {weights.cell} has no c_state; leave it out.")
+        if y is not None:
+            _check("y", y, hidden, dtype, weights.w_hh.device, whole_rows=False)
+        return call_rows(
+            px_row_offset,
+            slot,
+            length,
+            y_offset,
+            step_offset,
+            num_inputs=len(px),
+            num_slots=len(h_state),
+            num_outputs=None if y is None else len(y),
+        )
 
 
 class RecurrentLayers(Protocol):
@@ -67,44 +115,6 @@ class RecurrentLayers(Protocol):
 
     def layer(self, weights: LayerWeights) -> RecurrentLayer:
         """Return a layer with a copy of these weights."""
-
-
-def checked_call(
-    weights: LayerWeights,
-    px: Tensor,
-    px_row_offset: Numbers,
-    slot: Numbers,
-    length: Numbers,
-    h_state: Tensor,
-    c_state: Tensor | None,
-    y: Tensor | None,
-    y_offset: Numbers | None,
-    step_offset: Numbers | None,
-) -> CallRows:
-    """Return the rows of a call of `RecurrentLayer.run`, having checked all of its arguments."""
-    hidden, dtype = weights.hidden, weights.w_hh.dtype
-    _check("px", px, weights.gates * hidden, dtype, weights.w_hh.device)
-    _check("h_state", h_state, hidden, dtype, weights.w_hh.device)
-    if weights.cell == "lstm":
-        if c_state is None:
-            raise ShapeError("recurrent call: an LSTM needs c_state, float32 of the shape of h_state.")
-        _check("c_state", c_state, hidden, torch.float32, weights.w_hh.device)
-        if len(c_state) != len(h_state):
-            raise ShapeError(f"recurrent call: c_state has {len(c_state)} rows, h_state has {len(h_state)}.")
-    elif c_state is not None:
-        raise ShapeError(f"recurrent call: a {weights.cell} has no c_state; leave it out.")
-    if y is not None:
-        _check("y", y, hidden, dtype, weights.w_hh.device, whole_rows=False)
-    return call_rows(
-        px_row_offset,
-        slot,
-        length,
-        y_offset,
-        step_offset,
-        num_inputs=len(px),
-        num_slots=len(h_state),
-        num_outputs=None if y is None else len(y),
-    )
 
 
 def _check(

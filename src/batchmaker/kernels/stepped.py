@@ -7,8 +7,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from batchmaker.kernels.layer import LayerWeights, checked_call
-from batchmaker.kernels.rows import CallRows, Numbers
+from batchmaker.kernels.layer import LayerWeights, RecurrentLayer
+from batchmaker.kernels.rows import CallRows
 
 
 @final
@@ -20,32 +20,15 @@ class SteppedLayers:
 
 
 @final
-class SteppedLayer:
+class SteppedLayer(RecurrentLayer):
     """See RecurrentLayer. h is rounded to its type in every step, gates and c are float32."""
 
     def __init__(self, weights: LayerWeights) -> None:
-        self._weights = weights
+        super().__init__(weights)
         self._transposed = weights.w_hh.detach().t().contiguous()
-
-    def run(
-        self,
-        px: Tensor,
-        px_row_offset: Numbers,
-        slot: Numbers,
-        length: Numbers,
-        h_state: Tensor,
-        c_state: Tensor | None,
-        y: Tensor | None = None,
-        y_offset: Numbers | None = None,
-        *,
-        step_offset: Numbers | None = None,
-    ) -> None:
-        rows = checked_call(self._weights, px, px_row_offset, slot, length, h_state, c_state, y, y_offset, step_offset)
-        self.run_rows(rows, px, h_state, c_state, y)
 
     @torch.no_grad()
     def run_rows(self, rows: CallRows, px: Tensor, h_state: Tensor, c_state: Tensor | None, y: Tensor | None) -> None:
-        """Run rows that have been checked."""
         px_offset, slots, y_rows = (
             torch.from_numpy(each).long().to(px.device) for each in (rows.px_offset, rows.slot, rows.y_offset)
         )

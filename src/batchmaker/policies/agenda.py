@@ -6,7 +6,6 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, final
 
-from batchmaker.errors import OptionError
 from batchmaker.graph.spec import TypeId
 from batchmaker.policies.base import CellPolicy, DepthView, ReadyView
 
@@ -16,15 +15,6 @@ class _ByMeanDepth(CellPolicy):
 
     needs_depth: ClassVar[bool] = True
     node_by_node: ClassVar[bool] = True
-
-    def __init__(self, max_steps: int = 1) -> None:
-        if max_steps < 1:
-            raise OptionError(f"max_steps must be at least 1, got {max_steps}")
-        self._max_steps = max_steps
-
-    @property
-    def max_steps(self) -> int:
-        return self._max_steps
 
     def rank(self, view: ReadyView) -> Sequence[TypeId]:
         ready = view.ready

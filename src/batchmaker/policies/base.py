@@ -10,6 +10,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.errors import OptionError
 from batchmaker.graph.spec import CellType, TypeId
 from batchmaker.policies.requests import RequestTable
 
@@ -96,6 +97,8 @@ class CellPolicy(ABC):
     `view.frontiers`. node_by_node: a single node is ready when its own inputs are; otherwise connected nodes of one
     type wait together for all inputs from outside, and then follow each other within a task. urgent_first: types with
     a ready node of a more urgent request go before others, whatever the rank (see `Urgency`).
+    max_steps: steps that one task may have (MaxTasksToSubmit); 1 looks at the rank before every batch. OptionError
+    below 1.
     """
 
     name: str
@@ -106,10 +109,15 @@ class CellPolicy(ABC):
     node_by_node: ClassVar[bool] = False
     urgent_first: ClassVar[bool] = False
 
+    def __init__(self, max_steps: int = 1) -> None:
+        if max_steps < 1:
+            raise OptionError(f"policy {self.name!r}: max_steps must be at least 1, got {max_steps}")
+        self._max_steps = max_steps
+
     @property
-    @abstractmethod
     def max_steps(self) -> int:
         """Steps that one task may have (MaxTasksToSubmit)."""
+        return self._max_steps
 
     @abstractmethod
     def rank(self, view: ReadyView) -> Sequence[TypeId]:

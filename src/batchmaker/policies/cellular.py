@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
-from batchmaker.errors import OptionError
 from batchmaker.graph.spec import TypeId
 from batchmaker.policies.base import CellPolicy, ReadyView
 
@@ -18,18 +17,10 @@ class CellularPolicy(CellPolicy):
     and gathering.
     """
 
-    __slots__ = ("_max_steps",)
-
     name = "cellular"
 
     def __init__(self, max_steps: int = 5) -> None:
-        if max_steps < 1:
-            raise OptionError(f"max_steps must be at least 1, got {max_steps}")
-        self._max_steps = max_steps
-
-    @property
-    def max_steps(self) -> int:
-        return self._max_steps
+        super().__init__(max_steps)
 
     def rank(self, view: ReadyView) -> Sequence[TypeId]:
         def criterion(type_id: TypeId) -> int:

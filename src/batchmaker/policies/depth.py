@@ -24,11 +24,8 @@ class DepthPolicy(CellPolicy):
     node_by_node: ClassVar[bool] = True
     one_depth: ClassVar[bool] = True
 
-    __slots__ = ()
-
-    @property
-    def max_steps(self) -> int:
-        return 1
+    def __init__(self) -> None:
+        super().__init__(max_steps=1)
 
     def rank(self, view: ReadyView) -> Sequence[TypeId]:
         ready = view.ready

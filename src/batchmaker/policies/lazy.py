@@ -51,7 +51,6 @@ class LazyPolicy(CellPolicy):
         "_drop",
         "_left",
         "_max_in_flight",
-        "_max_steps",
         "_num_types",
         "_recent",
         "_rejected_at",
@@ -87,9 +86,9 @@ class LazyPolicy(CellPolicy):
             raise OptionError(
                 f"policy 'lazy': got quantile {quantile} and percent {percent}; they are 0 to 1 and 0 to 100"
             )
-        if max_steps < 1 or (max_in_flight is not None and max_in_flight < 1):
-            raise OptionError("policy 'lazy': max_steps and max_in_flight must be at least 1")
-        self._max_steps = max_steps
+        if max_in_flight is not None and max_in_flight < 1:
+            raise OptionError(f"policy 'lazy': max_in_flight must be at least 1, got {max_in_flight}")
+        super().__init__(max_steps)
         self._max_in_flight = max_in_flight
         self._benefit = benefit
         self._drop = hopeless == "drop"
@@ -108,10 +107,6 @@ class LazyPolicy(CellPolicy):
         self._left.use(profile)
         self._times.use(profile)
         self._num_types = 0
-
-    @property
-    def max_steps(self) -> int:
-        return self._max_steps
 
     def rank(self, view: ReadyView) -> Sequence[TypeId]:
         ready = view.ready

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, final
 
-from batchmaker.errors import OptionError
 from batchmaker.graph.spec import TypeId
 from batchmaker.policies.base import CellPolicy, ReadyView
 
@@ -21,11 +20,6 @@ def sufficient_order(view: ReadyView) -> list[TypeId]:
     return sorted(view.ready, key=lambda t: (-ready(t) / independent(t), -ready(t), t))
 
 
-def sufficient_choice(view: ReadyView) -> TypeId:
-    """Return the first type of `sufficient_order`; some type must be ready."""
-    return sufficient_order(view)[0]
-
-
 @final
 class SufficientPolicy(CellPolicy):
     """Rank types by the share of their frontier that is ready (Chen et al., ICML 2023, section 2.3).
@@ -39,15 +33,6 @@ class SufficientPolicy(CellPolicy):
     needs_frontiers: ClassVar[bool] = True
     node_by_node: ClassVar[bool] = True
     urgent_first: ClassVar[bool] = True
-
-    def __init__(self, max_steps: int = 1) -> None:
-        if max_steps < 1:
-            raise OptionError(f"max_steps must be at least 1, got {max_steps}")
-        self._max_steps = max_steps
-
-    @property
-    def max_steps(self) -> int:
-        return self._max_steps
 
     def rank(self, view: ReadyView) -> Sequence[TypeId]:
         return view.ready if len(view.ready) < 2 else sufficient_order(view)

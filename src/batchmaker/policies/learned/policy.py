@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Final, final
 
-from batchmaker.errors import OptionError
 from batchmaker.graph.spec import CellType, TypeId
 from batchmaker.policies.base import CellPolicy, ReadyView
 from batchmaker.policies.learned.encodings import ENCODINGS
@@ -32,18 +31,12 @@ class LearnedPolicy(CellPolicy):
     urgent_first: ClassVar[bool] = True
 
     def __init__(self, file: str, max_steps: int = 1) -> None:
-        if max_steps < 1:
-            raise OptionError(f"max_steps must be at least 1, got {max_steps}")
-        self._max_steps = max_steps
+        super().__init__(max_steps)
         self._file = PolicyFile.read(Path(file))
         self._encode = ENCODINGS[self._file.encoding]
         self._number = {cell.name: number for number, cell in enumerate(self._file.cells)}
         self._of_type: list[int] = []  # position in the file of each live type
         self._types: list[TypeId] = [TypeId(_NOT_KNOWN)] * len(self._number)  # and back
-
-    @property
-    def max_steps(self) -> int:
-        return self._max_steps
 
     @property
     def learnt_for(self) -> str:
