@@ -12,7 +12,6 @@ from typing import Any, Final
 import safetensors.torch
 import torch
 from torch import Tensor, nn
-from torch._export.serde import schema, serialize
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
@@ -26,6 +25,8 @@ _WEIGHT, _CONSTANT = "state_dict.", "constants."
 
 def dump_graph(program: ExportedProgram, where: str) -> bytes:
     """Return the program as a .pt2 archive of torch's layout: its graph alone. SavedModelError if it cannot be."""
+    from torch._export.serde import serialize  # half of what every command would import, for those that save
+
     try:
         artifact = serialize.serialize(
             program, serialize_state_dict=False, serialize_constants=False, serialize_example_inputs=False
@@ -89,6 +90,8 @@ def load_weights(content: bytes, aliases: dict[str, str], where: str) -> dict[st
 
 def load_program(archive: bytes, tensors: dict[str, Tensor], where: str) -> ExportedProgram:
     """Return the program with these weights. SavedModelError if the archive holds more than a harmless graph."""
+    from torch._export.serde import schema, serialize  # see dump_graph
+
     try:
         raw = json.loads(_graph_json(archive, where))
         check_graph(raw)
