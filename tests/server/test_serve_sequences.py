@@ -245,6 +245,7 @@ def test_as_many_as_may_be_are_open_and_no_more(server, client):
     for name in range(1, 13):
         ask(client, "counter", [1], name, start=True)
     assert server.metric("batchmaker_open_sequences", model="counter") == 12
+    assert server.get("/v2/live?model=counter").json["sequences"] == 12
     status, said = refused(client, "counter", [1], 13, start=True)
     assert status in UNAVAILABLE
     assert "as many sequences are open as may be" in said

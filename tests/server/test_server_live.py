@@ -43,7 +43,7 @@ def served_at(now_s, steps=(), settled=()):
     for done in settled:
         statistics.accepted += 1
         statistics.note_settled(done, None)
-    port = SimpleNamespace(clock=SimpleNamespace(now_s=lambda: now_s))
+    port = SimpleNamespace(clock=SimpleNamespace(now_s=lambda: now_s), num_sequences=0)
     return SimpleNamespace(name="m", version="1", ready=True, statistics=statistics, steps=ring, port=port)
 
 

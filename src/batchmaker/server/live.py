@@ -79,13 +79,17 @@ class SampledStep:
 
 @dataclass(frozen=True, slots=True)
 class LiveView:
-    """What is told. now_s: to be sent as `after` the next time. tick: number of the last moment; tick_s: its step."""
+    """What is told. now_s: to be sent as `after` the next time. tick: number of the last moment; tick_s: its step.
+
+    sequences: open now; each holds rows between its requests.
+    """
 
     server_ready: bool
     models: list[Named]
     name: str
     version: str
     in_flight: int
+    sequences: int
     traced: bool
     tick: int
     tick_s: float
@@ -114,6 +118,7 @@ def live_view(
         name=served.name,
         version=served.version,
         in_flight=served.statistics.in_flight,
+        sequences=served.port.num_sequences,
         traced=served.steps.max_steps > 0,
         tick=int(now_s / tick_s),
         tick_s=tick_s,
