@@ -61,7 +61,7 @@ def test_the_notes_of_an_engine_say_what_was_done_to_each_cell(requests):
         engine.map(requests[:1], progress=False)
         notes = engine.registry.notes
     assert list(notes) == ["treelstm_internal"]
-    assert "batches" in " ".join(notes["treelstm_internal"])
+    assert "planned" in " ".join(notes["treelstm_internal"])
 
 
 def test_optimize_is_yes_or_no_and_nothing_else():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -56,7 +56,7 @@ def _is_plain(argument: Any) -> bool:
 
 def is_view(node: fx.Node) -> bool:
     """Whether the node only points into its argument's memory, so that it costs nothing, or is a size."""
-    if node.target is operator.getitem or is_symbolic(node):
+    if node.target in (operator.getitem, torch.narrow) or is_symbolic(node):
         return True
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
@@ -82,6 +82,22 @@ def columns(node: fx.Node) -> tuple[fx.Node, int, int]:
     return source, start, start + width
 
 
+def put_together(nodes: Sequence[fx.Node]) -> list[fx.Node]:
+    """Return the nodes with a value in place of its slices of columns where these are all of it."""
+    slices: dict[fx.Node, dict[tuple[int, int], fx.Node]] = {}
+    for node in nodes:
+        source, *place = columns(node)
+        if source is not node:
+            slices.setdefault(source, {})[place[0], place[1]] = node
+    whole: dict[fx.Node, fx.Node] = {}
+    for source, found in slices.items():
+        places = sorted(found)
+        ends = [0, *(stop for _, stop in places)]
+        if ends[-1] == width_of(source) and all(start == end for (start, _), end in zip(places, ends, strict=False)):
+            whole |= dict.fromkeys(found.values(), source)
+    return list(dict.fromkeys(whole.get(node, node) for node in nodes))
+
+
 def _slice(node: fx.Node) -> tuple[fx.Node, int] | None:
     """Return what a node is a slice of columns of, and where it begins; None if it is no such slice."""
     if node.target is operator.getitem:
@@ -92,7 +108,7 @@ def _slice(node: fx.Node) -> tuple[fx.Node, int] | None:
         if len(parts.args) < 3 or parts.args[2] not in (1, -1) or width_of(source) is None:
             return None
         return source, sum(int(part.shape[1]) for part in parts.meta["val"][:index])
-    if node.target in (_aten.narrow.default, _aten.slice.Tensor):
+    if node.target in (torch.narrow, _aten.narrow.default, _aten.slice.Tensor):
         source, dim, start = (*node.args, 0, 0)[:3]
         step = node.args[4] if len(node.args) > 4 else 1
         width = width_of(source)

@@ -7,6 +7,7 @@ b alone cannot share it; which is faster is measured.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -89,6 +90,37 @@ def flatten_products(cell: TracedCell) -> None:
                 made.meta["val"] = _flat_like(node)
             _unflatten(cell, node, made)
     cell.graph.eliminate_dead_code()
+
+
+def merge_products(cell: TracedCell) -> None:
+    """Rewrite layers over one value as one layer and slices of its result."""
+    readers: dict[Any, list[fx.Node]] = {}
+    for node in cell.graph.nodes:
+        if is_linear(cell, node):
+            readers.setdefault((node.args[0], node.meta["val"].dtype), []).append(node)
+    for nodes in readers.values():
+        if len(nodes) > 1:
+            _merge(cell, nodes)
+    cell.graph.eliminate_dead_code()
+
+
+def _merge(cell: TracedCell, nodes: Sequence[fx.Node]) -> None:
+    parts = [[cell.value(a) for a in (*node.args[1:], None)[:2]] for node in nodes]
+    weights = [weight for weight, _ in parts if weight is not None]
+    biases = [bias for _, bias in parts]
+    first, widths = nodes[0], [int(shape_of(node)[1]) for node in nodes]
+    with cell.graph.inserting_before(first):
+        bias = None
+        if any(bias is not None for bias in biases):
+            filled = [w.new_zeros(w.shape[0]) if b is None else b for w, b in zip(weights, biases, strict=True)]
+            bias = cell.constant(torch.cat(filled))
+        weight = cell.constant(torch.cat(weights))
+        whole = cell.graph.call_function(_aten.linear.default, (first.args[0], weight, bias))
+        whole.meta["val"] = like(first, shape_of(first)[0], sum(widths))
+        for node, width, stop in zip(nodes, widths, accumulate(widths), strict=True):
+            made = cell.graph.call_function(_aten.narrow.default, (whole, 1, stop - width, width))
+            made.meta = dict(node.meta)
+            node.replace_all_uses_with(made)
 
 
 def _side_by_side(cell: TracedCell, node: fx.Node) -> list[fx.Node]:

@@ -26,6 +26,11 @@ def cheaper(cell: TracedCell) -> None:
     for node in list(cell.graph.nodes):
         if node.target is _aten.tanh.default and width_of(node) is not None and node.meta["val"].dtype in _EXACT:
             _rewrite_tanh(cell, node)
+    cheaper_sums(cell)
+
+
+def cheaper_sums(cell: TracedCell) -> None:
+    """Rewrite sums of products and means in place."""
     for node in list(cell.graph.nodes):
         if node.target is _aten.add.Tensor and not _as_lerp(cell, node):
             _as_addcmul(cell, node)

@@ -59,8 +59,8 @@ class _Search:
         self._seen: dict[int, int] = {}
         self._types: list[int] = nodes.types.tolist()
         self._sources = [_bits(nodes.sources[a:b]) for a, b in zip(nodes.starts, nodes.starts[1:], strict=False)]
-        self._kin = [_bits(nodes.kin[a:b]) for a, b in zip(nodes.kin_starts, nodes.kin_starts[1:], strict=False)]
-        self._height: list[int] = (nodes.turned.kin_depths[::-1] + 1).tolist()
+        self._same = _ancestors_of_its_type(self._types, self._sources)
+        self._height: list[int] = (nodes.turned.own_depths[::-1] + 1).tolist()
 
     def visit(self, left: int, batches: list[tuple[int, ...]]) -> None:
         """Try to run the nodes in `left` in fewer batches than the best known; `batches` have run."""
@@ -87,11 +87,27 @@ class _Search:
             if not left >> node & 1:
                 continue
             heights[kind] = max(heights.get(kind, 0), self._height[node])
-            if not self._kin[node] & left:
+            if not self._same[node] & left:
                 independent[kind] = independent.get(kind, 0) + 1
             if not self._sources[node] & left:
                 ready.setdefault(kind, []).append(node)
         return ready, independent, heights
+
+
+def _ancestors_of_its_type(types: Sequence[int], sources: Sequence[int]) -> list[int]:
+    """Return, as bits, the ancestors of each node that are of its own type. sources: as bits."""
+    above: list[int] = []
+    of_type: dict[int, int] = {}
+    same = []
+    for node, kind in enumerate(types):
+        ancestors = sources[node]
+        for source in range(node):
+            if sources[node] >> source & 1:
+                ancestors |= above[source]
+        above.append(ancestors)
+        same.append(ancestors & of_type.get(kind, 0))
+        of_type[kind] = of_type.get(kind, 0) | 1 << node
+    return same
 
 
 def _bits(nodes: Iterable[int]) -> int:

@@ -1,0 +1,138 @@
+"""Pointwise operations between matrix products, put together into passes over the rows (see interpreter.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import getitem
+from typing import Final, TypeAlias, final
+
+import torch
+from torch import Tensor, fx
+
+from batchmaker.cells.dataflow import TracedCell
+from batchmaker.cells.planning.assembling import Assembler, can_be_assembled
+from batchmaker.cells.planning.interpreter import is_available
+from batchmaker.cells.planning.nodes import columns, is_pointwise, is_view, operands, shape_of, width_of
+
+_FEWEST: Final = 2
+"""Operations that a pass has at least: one by itself is no faster so."""
+
+_Stage: TypeAlias = tuple[int, int, str]
+"""What the operations of one pass have in common: how many other calls come before it, the width, and the rows."""
+
+
+def fuse_pointwise(cell: TracedCell) -> None:
+    """Rewrite the graph in place: pointwise operations in float32 on rows of one width become passes, one for all that
+    lie between the same products. What they are computed from and who reads them does not change."""
+    passes = _passes(cell) if is_available() else []
+    if passes:
+        cell.graph = _Rewriting(cell, passes).write()
+
+
+def can_fuse(cell: TracedCell) -> bool:
+    """Whether there is anything to put together."""
+    return is_available() and bool(_passes(cell))
+
+
+def _passes(cell: TracedCell) -> list[list[fx.Node]]:
+    """Return the operations of each pass, in graph order."""
+    stages = _stages(cell)
+    found: dict[_Stage, list[fx.Node]] = {}
+    for node in cell.graph.nodes:
+        if _can_be_fused(cell, node):
+            found.setdefault((stages[node], width_of(node) or 0, str(shape_of(node)[0])), []).append(node)
+    return [nodes for nodes in found.values() if len(nodes) >= _FEWEST]
+
+
+def _stages(cell: TracedCell) -> dict[fx.Node, int]:
+    """Return for each node how many calls that are not pointwise must come before it, itself included.
+
+    What needs one value alone is put off to the stage in which it is first read: the value need not be written and read
+    again.
+    """
+    stages: dict[fx.Node, int] = {}
+    for node in cell.graph.nodes:
+        before = max((stages[source] for source in node.all_input_nodes), default=0)
+        works = node.op == "call_function" and not is_view(node) and not _can_be_fused(cell, node)
+        stages[node] = before + works
+    for node in reversed(cell.graph.nodes):
+        if not _can_be_fused(cell, node) or len([value for value in operands(node) if cell.value(value) is None]) > 1:
+            continue
+        if all(_can_be_fused(cell, user) for user in node.users):
+            stages[node] = max(stages[node], min((stages[user] for user in node.users), default=0))
+    return stages
+
+
+def _can_be_fused(cell: TracedCell, node: fx.Node) -> bool:
+    """Whether the machine knows the operation and all it reads: rows as wide as the result, or constants."""
+    if not is_pointwise(node) or not can_be_assembled(node) or node.meta["val"].dtype is not torch.float32:
+        return False
+    width = width_of(node)
+    for argument in operands(node):
+        constant = cell.value(argument)
+        if constant is not None:
+            if constant.dtype is not torch.float32 or constant.numel() not in (1, width) or _is_column(constant, width):
+                return False
+        elif not _is_alike(argument, node):
+            return False
+    return True
+
+
+def _is_alike(value: fx.Node, node: fx.Node) -> bool:
+    its = value.meta["val"]
+    return isinstance(its, Tensor) and its.dtype is torch.float32 and str(shape_of(value)) == str(shape_of(node))
+
+
+def _is_column(constant: Tensor, width: int | None) -> bool:
+    """Whether a constant of `width` elements is not one row."""
+    return constant.dim() > 0 and constant.numel() == width and constant.shape[-1] != width
+
+
+@final
+class _Rewriting:
+    """Copies a graph node by node, each after what it reads, with one node for the operations of a pass."""
+
+    def __init__(self, cell: TracedCell, passes: Sequence[Sequence[fx.Node]]) -> None:
+        self.cell = cell
+        self.made = fx.Graph()
+        self._pass_of = {node: nodes for nodes in passes for node in nodes}
+        self._copies: dict[fx.Node, fx.Node] = {}
+
+    def write(self) -> fx.Graph:
+        for node in self.cell.inputs:
+            self._copies[node] = self.made.node_copy(node)
+        self.made.output(tuple(self._copy(node) for node in self.cell.outputs))
+        return self.made
+
+    def _copy(self, node: fx.Node) -> fx.Node:
+        if node not in self._copies:
+            if node in self._pass_of:
+                self._write_pass(self._pass_of[node])
+            else:
+                self._copies[node] = self.made.node_copy(node, self._copy)
+        return self._copies[node]
+
+    def _write_pass(self, nodes: Sequence[fx.Node]) -> None:
+        inside = set(nodes)
+        results = [node for node in nodes if any(user not in inside for user in node.users)]
+        assembler = Assembler(width_of(nodes[0]) or 0)
+        arguments: dict[fx.Node, int] = {}
+        for node in nodes:
+            for operand in operands(node):
+                if operand in inside or assembler.knows(operand):
+                    continue
+                constant = self.cell.value(operand)
+                if constant is not None:
+                    assembler.constant(operand, constant)
+                    continue
+                source, column, _ = columns(operand)
+                assembler.argument(operand, arguments.setdefault(source, len(arguments)), source, column)
+            assembler.operation(node)
+        made = self.made.call_function(assembler.finished(results), tuple(self._copy(node) for node in arguments))
+        if len(results) == 1:
+            self._copies[results[0]] = made
+            made.meta = dict(results[0].meta)
+            return
+        for index, node in enumerate(results):
+            self._copies[node] = self.made.call_function(getitem, (made, index))
+            self._copies[node].meta = dict(node.meta)
