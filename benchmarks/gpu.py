@@ -3,21 +3,29 @@
     python benchmarks/gpu.py [--seconds 510] [--only SECTION ...] [--json FILE] [--png FILE] [--page docs/gpu.md]
 
 Sections do not depend on each other: one that fails is written down as failed and the next begins. Each has a share of
-the seconds; what no longer fits into it is written down as not run. The JSON is written after every section. Without a
-GPU it says so, and the exit status is 0. --page puts the tables between the page's markers.
+the seconds; what no longer fits into it is written down as not run. They run in a process of their own, and another one
+goes on where that one ends or stands still, for an error in a kernel is the end of a process's GPU. The JSON is written
+after every section. Without a GPU it says so, and the exit status is 0. --page puts the tables between the page's
+markers.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
+import subprocess
+import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -28,6 +36,10 @@ from gpu_page import draw, tables
 
 Row = dict[str, Any]
 NO_GPU: Final = "not run: no GPU"
+RUNNING: Final = "running"
+GRACE_S: Final = 45.0
+"""A section that is so much over its time stands still: that of all others together is less."""
+LOOK_EVERY_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,29 +69,33 @@ class Section:
 
 def sections() -> list[Section]:
     """Return all sections, the cheapest proof first."""
+    import gpu_compile
     import gpu_engine
     import gpu_kernels
 
     return [
+        Section("compile", 0.07, gpu_compile.compiling),
         Section("executor", 0.06, gpu_engine.agreement),
-        Section("correctness", 0.10, gpu_kernels.correctness),
-        Section("table1", 0.27, gpu_kernels.table1),
-        Section("table3", 0.07, gpu_kernels.table3),
-        Section("networks", 0.05, gpu_kernels.networks),
-        Section("lstm", 0.17, gpu_engine.lstm),
+        Section("correctness", 0.08, gpu_kernels.correctness),
+        Section("table1", 0.23, gpu_kernels.table1),
+        Section("table3", 0.06, gpu_kernels.table3),
+        Section("networks", 0.04, gpu_kernels.networks),
+        Section("tasks", 0.10, gpu_engine.tasks),
+        Section("lstm", 0.14, gpu_engine.lstm),
         Section("seq2seq", 0.08, gpu_engine.seq2seq),
-        Section("treelstm", 0.08, gpu_engine.treelstm),
-        Section("tuner", 0.12, gpu_kernels.tuner),
+        Section("treelstm", 0.07, gpu_engine.treelstm),
+        Section("tuner", 0.07, gpu_kernels.tuner),
     ]
 
 
 def run_all(
     wanted: Sequence[Section], seconds: float, flush: Callable[[dict[str, Any]], None],
-    clock: Callable[[], float] = time.monotonic,
+    clock: Callable[[], float] = time.monotonic, is_broken: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:  # fmt: skip
-    """Run sections one after the other and return what became of each, by name; `flush` gets it after each.
+    """Run sections one after the other and return what became of each, by name; `flush` gets it before and after each.
 
-    What a section leaves of its share goes to those after it, and nothing begins once all seconds are over.
+    What a section leaves of its share goes to those after it, and nothing begins once all seconds are over. is_broken:
+    whether this process can do no more; then those that are left are missing.
     """
     end_s = clock() + seconds
     whole = sum(section.share for section in wanted)
@@ -91,6 +107,7 @@ def run_all(
             continue
         allowed_s = left_s * section.share / whole
         whole -= section.share
+        flush({**results, section.name: {"state": RUNNING, "until_s": begin_s + allowed_s, "rows": []}})
         try:
             rows, state = section.run(Deadline(begin_s + allowed_s, clock)), "ran"
         except Exception as error:  # whatever a device that nobody has tried before does
@@ -98,7 +115,86 @@ def run_all(
             rows, state = [], f"failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         results[section.name] = {"state": state, "seconds": clock() - begin_s, "rows": rows}
         flush(results)
+        if is_broken():
+            break
     return results
+
+
+class Worker(Protocol):
+    """A process that runs sections. results: as run_all's `flush` has got them."""
+
+    def poll(self) -> int | None: ...
+    def kill(self) -> None: ...
+    def results(self) -> dict[str, Any]: ...
+
+
+def supervised(
+    names: Sequence[str], seconds: float, start: Callable[[list[str], float], Worker],
+    flush: Callable[[dict[str, Any]], None], clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], object] = time.sleep,
+) -> dict[str, Any]:  # fmt: skip
+    """Let workers run sections until each has ended, and return what became of each, by name.
+
+    A worker that stands still is ended; the section in which one ends is written down as failed, and the next goes on.
+    start: (names, seconds) -> a worker.
+    """
+    end_s = clock() + seconds
+    results: dict[str, Any] = {}
+    while (left := [name for name in names if name not in results]) and clock() < end_s:
+        worker, why = start(left, end_s - clock()), None
+        while (status := worker.poll()) is None and why is None:
+            pause(LOOK_EVERY_S)
+            found = worker.results()
+            flush({**results, **found})
+            late = [each["until_s"] for each in found.values() if each["state"] == RUNNING]
+            if late and clock() > late[0] + GRACE_S:
+                worker.kill()
+                why = f"failed: stood still, ended {GRACE_S:.0f} s after its time"
+        found = worker.results()
+        results |= {name: each for name, each in found.items() if each["state"] != RUNNING}
+        running = [name for name, each in found.items() if each["state"] == RUNNING]
+        stuck = running[0] if running else next((name for name in left if name not in results), None)
+        if running or (stuck == left[0] and not found):  # it ended within a section, or before the first
+            results[stuck] = {"state": why or f"failed: the process ended with {status}", "seconds": 0.0, "rows": []}
+        flush(results)
+    for name in names:
+        results.setdefault(name, {"state": "not run: out of time", "seconds": 0.0, "rows": []})
+    return {name: results[name] for name in names}
+
+
+class Process:
+    """A worker that is this script once more."""
+
+    def __init__(self, names: Sequence[str], seconds: float) -> None:
+        handle, path = tempfile.mkstemp(suffix=".json")
+        os.close(handle)
+        self._file = Path(path)
+        command = [sys.executable, __file__, "--worker", path, "--seconds", str(seconds), "--only", *names]
+        self._process = subprocess.Popen(command)
+        self.poll = self._process.poll
+
+    def kill(self) -> None:
+        self._process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(10)  # so that its memory is free again
+
+    def results(self) -> dict[str, Any]:
+        text = self._file.read_text(encoding="utf-8")
+        return dict(json.loads(text)) if text else {}
+
+
+def work(names: Sequence[str], seconds: float, file: Path) -> None:
+    """Run sections in this process and write what becomes of them into a file."""
+    from gpu_kernels import device_failure
+
+    def flush(results: dict[str, Any]) -> None:
+        fresh = file.with_suffix(".new")
+        fresh.write_text(json.dumps(results), encoding="utf-8")
+        fresh.replace(file)
+
+    torch.manual_seed(0)
+    wanted = [section for section in sections() if section.name in names]
+    flush(run_all(wanted, seconds, flush, is_broken=lambda: device_failure() is not None))
 
 
 def why_no_gpu() -> str | None:
@@ -116,12 +212,23 @@ def about(seconds: float) -> dict[str, Any]:
     """Return what the results were made with and on."""
     made = {
         "commit": commit(), "machine": machine(), "torch": torch.__version__, "seed": 0, "seconds": seconds,
-        "command": "python benchmarks/gpu.py", "device": None, "driver": None, "sms": None,
+        "command": "python benchmarks/gpu.py", "device": None, "driver": None, "sms": None, "packages": packages(),
     }  # fmt: skip
     if why_no_gpu() is None:
         identity = found_device().identity
         made |= {"device": identity.name, "driver": identity.driver, "sms": identity.sms}
     return made
+
+
+def packages() -> dict[str, str | None]:
+    """Return the versions of what compiles and launches the kernels, None where it is not installed."""
+    found: dict[str, str | None] = {}
+    for name in ("cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
 
 
 def put(page: Path, content: dict[str, Any]) -> None:
@@ -140,7 +247,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--png", type=Path)
     parser.add_argument("--page", type=Path)
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.worker:
+        work(options.only, options.seconds, options.worker)
+        return
     content: dict[str, Any] = {**about(options.seconds), "state": "ran", "sections": {}}
 
     def flush(results: dict[str, Any]) -> None:
@@ -154,9 +265,8 @@ def main() -> None:
         print(f"{NO_GPU} ({missing})")
         flush({})
     else:
-        torch.manual_seed(0)
-        wanted = [section for section in sections() if not options.only or section.name in options.only]
-        flush(run_all(wanted, options.seconds, flush))
+        names = [section.name for section in sections() if not options.only or section.name in options.only]
+        flush(supervised(names, options.seconds, Process, flush))
     print(tables(content))
     if options.png:
         draw(options.png, content)

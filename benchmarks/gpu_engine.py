@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
+from unittest import mock
 
 import numpy as np
 import torch
+from rich.progress import Progress
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from batchmaker import models
 from batchmaker.cli import options
-from batchmaker.cli.bench.measurement import Plan, measure_all
-from batchmaker.cli.bench.report import Setting
+from batchmaker.cli.bench.measurement import Bench, Plan, measure_all
+from batchmaker.cli.bench.report import Setting, result
 from batchmaker.cli.workload import Workload, make_workload
 from batchmaker.engine.engine import Engine
+from batchmaker.executor.cuda.gpu import Gpu
 
 if TYPE_CHECKING:
     from gpu import Deadline
@@ -38,21 +42,36 @@ def agreement(until: Deadline) -> list[Row]:
     rows = []
     sentences = [[(i * 7 + j * 3) % 50 for j in range(1 + (i * 5) % 17)] for i in range(60)]
     for name in ("lstm", "gru"):
-        with Engine(models.make(name, hidden=64, vocabulary_size=50)) as engine:
+        sizes: dict[str, Any] = {"hidden": 64, "vocabulary_size": 50, "max_batch": 64}
+        with Engine(models.make(name, **sizes)) as engine:
             wanted = engine.map(sentences, progress=False)
         for dtype, tolerance in CHECKED.items():
             if until.passed:
                 rows.append({"model": name, "dtype": dtype, "not_run": "out of time"})
                 continue
-            model = models.make(name, hidden=64, vocabulary_size=50, dtype=dtype)
-            with Engine(model, device=DEVICE) as engine:
+            with Engine(models.make(name, **sizes, dtype=dtype), device=DEVICE) as engine:
                 found = engine.map(sentences, progress=False)
-                notes, num_padded = engine.driver._executor.notes, engine.stats.padded_cells - engine.stats.cells
+                executor, num_padded = engine.driver._executor, engine.stats.padded_cells - engine.stats.cells
+                num_tasks = engine.stats.tasks
             error = max(float((a.float() - b).abs().max()) for a, b in zip(found, wanted, strict=True))
             rows.append({
                 "model": name, "dtype": dtype, "error": error, "tolerance": tolerance, "passed": error <= tolerance,
-                "notes": notes, "padded_cells": num_padded,
+                "notes": executor.notes, "padded_cells": num_padded, "tasks": num_tasks,
+                "whole_tasks": executor.num_whole_tasks,
             })  # fmt: skip
+    return rows
+
+
+def tasks(until: Deadline) -> list[Row]:
+    """LSTM of 1024 in small batches: tasks in one launch of a persistent kernel, and the same step by step."""
+    rows = []
+    for number, at_once in enumerate((True, False)):
+        if until.left_s < 10:
+            rows.append({"model": "lstm", "at_once": at_once, "not_run": "out of time"})
+            continue
+        with nullcontext() if at_once else mock.patch.object(Gpu, "recurrent", return_value=None):
+            row = served("lstm", "bfloat16", until.left_s / (2 - number) - 2, hidden=1024, max_batch=32)
+        rows.append({**row, "at_once": at_once})
     return rows
 
 
@@ -88,7 +107,10 @@ def served(name: str, dtype: str, seconds: float, *, hidden: int, max_batch: int
     setting = Setting(name, hidden, 1, dtype, 1, 1, workload.source, None, device=DEVICE)
     (peak,) = measure_all(model, workload, setting, Plan(("cellular",), window_s, None, None, None, 64, 0))
     rate = LOAD * peak["served_rps"]
-    (loaded,) = measure_all(model, workload, setting, Plan(("cellular",), window_s, None, rate, None, 64, 0))
+    bench = Bench(model, workload, setting, Plan(("cellular",), window_s, None, rate, None, 64, 0), Progress())
+    loaded = result(  # the reference takes seconds, and one is enough
+        setting, "cellular", max_batch, bench.measure("cellular", rate), peak["reference_cells_per_s"]
+    )
     return {
         "model": name, "dtype": dtype, "hidden": hidden, "max_batch": max_batch, **summary(peak, loaded),
         "v100_rps": V100[name][0], "v100_p90_ms": V100[name][1], "whole_s": time.perf_counter() - begin_s,
@@ -119,7 +141,7 @@ def buckets(lengths: np.ndarray, width: int, most: int) -> list[np.ndarray]:
     return batches
 
 
-def padded_baseline(workload: Workload, hidden: int, dtype: str, most: int = 2048) -> Row:
+def padded_baseline(workload: Workload, hidden: int, dtype: str, most: int = 2048, device: str = "cuda") -> Row:
     """Return the requests a second of nn.LSTM over padded batches in buckets, with copies to and from the host.
 
     No request waits for a batch to fill: what comes out is the most that such a server could reach.
@@ -127,15 +149,15 @@ def padded_baseline(workload: Workload, hidden: int, dtype: str, most: int = 204
     requests = workload.requests[:most]
     lengths = np.array([len(request) for request in requests])
     kind = getattr(torch, dtype)
-    embedding = nn.Embedding(workload.vocabulary_size or 1, hidden).to("cuda", kind)
-    layer = nn.LSTM(hidden, hidden, batch_first=True).to("cuda", kind).eval()
+    embedding = nn.Embedding(workload.vocabulary_size or 1, hidden).to(device, kind)
+    layer = nn.LSTM(hidden, hidden, batch_first=True).to(device, kind).eval()
     batches = buckets(lengths, BUCKET, MAX_BATCH)
 
     def run(batch: np.ndarray, pack: bool) -> None:
         tokens = np.zeros((len(batch), int(lengths[batch].max())), np.int64)
         for place, number in enumerate(batch):
             tokens[place, : lengths[number]] = requests[number]
-        x: Any = embedding(torch.from_numpy(tokens).to("cuda"))
+        x: Any = embedding(torch.from_numpy(tokens).to(device))
         if pack:
             x = pack_padded_sequence(x, torch.from_numpy(lengths[batch]), batch_first=True, enforce_sorted=False)
         layer(x)[1][0].cpu()

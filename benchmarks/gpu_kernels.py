@@ -21,7 +21,7 @@ from batchmaker.kernels.found import found_device
 from batchmaker.kernels.launch import LoadedKernel
 from batchmaker.kernels.layer import LayerWeights
 from batchmaker.kernels.source import kernel_source
-from batchmaker.kernels.template import KernelConfig
+from batchmaker.kernels.template import CELL_KINDS, KernelConfig
 from batchmaker.kernels.tuner import TOP, batch_bucket, compiled_best
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ GRNN_GRU: Final = {  # ms, of its table 3: with one synchronisation a step, with
 }  # fmt: skip
 TOLERANCES: Final = {"float32": 1e-4, "bfloat16": 4e-2, "float16": 5e-3}
 TUNED: Final = (("lstm", "float32", 256, 10), ("lstm", "bfloat16", 1024, 20), ("gru", "float32", 1024, 10))
+CHECKED: Final = [(64, 10), (200, 3), (256, 20), (1024, 1), (1024, 64)]
+"""Hidden sizes and batches that are compared with float64."""
 WIDE: Final = 40
 """Configurations that the wide search measures, those that the model ranks first."""
 
@@ -230,8 +232,7 @@ def networks(until: Deadline) -> list[Row]:
 
 def correctness(until: Deadline) -> list[Row]:
     """Ragged packed batches beside the same weights in float64: the largest error of any output."""
-    sizes = [(64, 10), (200, 3), (256, 20), (1024, 1), (1024, 64)]
-    grid = [(cell, dtype, *size) for dtype in TOLERANCES for cell in ("lstm", "gru", "gru-before") for size in sizes]
+    grid = [(cell, dtype, *size) for dtype in TOLERANCES for cell in CELL_KINDS for size in CHECKED]
 
     def one(cell: str, dtype: str, hidden: int, batch: int) -> Row:
         module = module_of(cell, hidden, hidden, dtype)
@@ -320,4 +321,19 @@ def _each(grid: list[Any], run: Callable[..., Row], names: tuple[str, ...], unti
             rows.append(run(*point))
         except Exception as error:  # one size that fails does not keep the others from being measured
             rows.append({**named, "not_run": f"{type(error).__name__}: {error}".splitlines()[0]})
+        why = device_failure()
+        if why is not None:  # nor does one that ends the process's use of the device take minutes to fail again
+            rest = grid[len(rows) :]
+            return rows + [{**dict(zip(names, each, strict=True)), "not_run": f"after {why}"} for each in rest]
     return rows
+
+
+def device_failure() -> str | None:
+    """Return why this process can use the device no more, None if it can, or there is none."""
+    if not torch.cuda.is_available():
+        return None
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:  # torch's, of the device
+        return str(error).splitlines()[0]
+    return None

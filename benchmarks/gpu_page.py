@@ -17,9 +17,14 @@ WAYS: Final = (
     ("nn, packed", "packed_ms"), ("captured loop", "loop_ms"),
 )  # fmt: skip
 COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
+    "compile": (
+        ("jobs", "jobs", ","), ("done", "done", ","), ("kernels compiled", "kernels", ","),
+        ("seconds", "seconds", ".1f"),
+    ),
     "executor": (
         ("model", "model", ""), ("dtype", "dtype", ""), ("largest difference", "error", ".1e"),
         ("allowed", "tolerance", ".0e"), ("holds", "passed", ""), ("padded cells", "padded_cells", ","),
+        ("tasks", "tasks", ","), ("in one launch", "whole_tasks", ","),
     ),
     "correctness": (
         ("cell", "cell", ""), ("dtype", "dtype", ""), ("hidden", "hidden", ""), ("batch", "batch", ""),
@@ -45,18 +50,21 @@ COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
     ),
 }  # fmt: skip
 ENGINE: Final[tuple[Column, ...]] = (
-    ("model", "model", ""), ("dtype", "dtype", ""), ("peak requests/s", "peak_rps", ",.0f"),
+    ("model", "model", ""), ("tasks in one launch", "at_once", ""), ("dtype", "dtype", ""),
+    ("peak requests/s", "peak_rps", ",.0f"),
     ("V100, paper", "v100_rps", ","), ("p90 ms at 0.7 of it", "p90_ms", ".1f"), ("V100, paper", "v100_p90_ms", "g"),
     ("of reference", "of_reference", ".2f"), ("idle", "idle_share", ".1%"), ("mean batch", "mean_batch", ".0f"),
     ("padded nn.LSTM, requests/s", "padded_rps", ",.0f"), ("packed", "packed_rps", ",.0f"),
 )  # fmt: skip
 TITLES: Final = {
+    "compile": "Kernels compiled",
     "executor": "The engine beside the CPU",
     "correctness": "Persistent kernels beside float64",
     "table1": "100 steps",
     "table3": "GRU: one exchange a step, and two",
     "networks": "Two networks",
     "tuner": "The model's choice beside a wide search",
+    "tasks": "Engine: LSTM 1024 in batches of 32, tasks in one launch and step by step",
     "lstm": "Engine: LSTM 1024, Europarl's lengths",
     "seq2seq": "Engine: Seq2Seq 1024",
     "treelstm": "Engine: TreeLSTM 1024",

@@ -20,9 +20,9 @@ from batchmaker.kernels.tiling import weight_index
 HEADER = Path(__file__).with_name("host_instructions.hpp")
 POINTERS = (
     *("packed", "bias_n", "px", "px_offset", "step_offset", "slot", "length"),
-    *("h_state", "c_state", "y", "y_offset", "exchange", "arrivals"),
+    *("h_state", "c_state", "y", "y_offset", "c_steps", "exchange", "arrivals"),
 )
-MODELLED = ("h_state", "c_state", "y", "exchange", "arrivals")
+MODELLED = ("h_state", "c_state", "y", "c_steps", "exchange", "arrivals")
 TORCH_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -46,12 +46,14 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """error: what the emulation found, or "". h, c: the state afterwards. y: [px rows, hidden], NaN if not written."""
+    """error: what the emulation found, or "". h, c: the state afterwards. y, c_steps: [px rows, hidden], h and c of
+    every step, NaN if not written; c_steps is None but for an LSTM."""
 
     error: str
     h: np.ndarray
     c: np.ndarray
     y: np.ndarray
+    c_steps: np.ndarray | None = None
 
 
 class Emulator:
@@ -88,6 +90,7 @@ class Emulator:
             h=_widen(arrays["h_state"], dtype),
             c=problem.c if c is None else c,
             y=_widen(arrays["y"], dtype),
+            c_steps=arrays["c_steps"],
         )
 
     def launch(
@@ -137,6 +140,7 @@ def _arguments(config: KernelConfig, problem: Problem, teams: int) -> dict[str, 
         "c_state": problem.c.copy() if config.cell == "lstm" else None,
         "y": _narrow(np.full((len(problem.px), config.hidden), np.nan, np.float32), dtype),
         "y_offset": offsets,
+        "c_steps": np.full((len(problem.px), config.hidden), np.nan, np.float32) if config.cell == "lstm" else None,
         "exchange": _poisoned_exchange(config, teams),
     }
 
@@ -149,7 +153,7 @@ def _program(configs: Sequence[KernelConfig], sources: Sequence[str]) -> str:
     for number, (config, source) in enumerate(zip(configs, sources, strict=True)):
         item = "float" if config.dtype == "float32" else "unsigned short"
         kinds = ["const uint4", "const float", f"const {item}", *["const int"] * 4]
-        kinds += [item, "float", item, "const int", item, "unsigned"]
+        kinds += [item, "float", item, "const int", "float", item, "unsigned"]
         arguments = ", ".join(f"({kind}*)p[{at}]" for at, kind in enumerate(kinds))
         parts.append(
             f'extern "C" void run_{number}(void** p, size_t* sizes, int y_stride, int batch, int blocks, int cluster,\n'

@@ -30,7 +30,7 @@ def expected_answer(config: KernelConfig, problem: Problem, dtype: torch.dtype =
     """Compute a problem in float64, one row after the other, rounding to `dtype` what the blocks exchange."""
     h_state, c_state = problem.h.astype(np.float64), problem.c.astype(np.float64)
     w_hh, bias_n = problem.w_hh.astype(np.float64), problem.bias_n.astype(np.float64)
-    y = np.full((len(problem.px), config.hidden), np.nan)
+    y, c_steps = (np.full((len(problem.px), config.hidden), np.nan) for _ in range(2))
     for offset, slot, length in zip(problem.px_offset, problem.slot, problem.length, strict=True):
         h, c = h_state[slot], c_state[slot]
         for t in range(length):
@@ -46,8 +46,9 @@ def expected_answer(config: KernelConfig, problem: Problem, dtype: torch.dtype =
                 last = r * product if product is not None else w_hh[2 * config.hidden :] @ _round(r * h, dtype)
                 h = (1 - z) * np.tanh(x[2] + last) + z * h
             y[at] = h = _round(h, dtype)
+            c_steps[at] = c
         h_state[slot], c_state[slot] = h, c
-    return Answer("", h_state, c_state, y)
+    return Answer("", h_state, c_state, y, c_steps if config.cell == "lstm" else None)
 
 
 def random_problem(
@@ -78,7 +79,10 @@ def random_problem(
 def largest_error(found: Answer, expected: Answer) -> float:
     """Return the largest absolute difference; infinite where one has a number and the other has not."""
     worst = 0.0
-    for mine, right in ((found.h, expected.h), (found.c, expected.c), (found.y, expected.y)):
+    pairs = [(found.h, expected.h), (found.c, expected.c), (found.y, expected.y)]
+    if found.c_steps is not None and expected.c_steps is not None:
+        pairs.append((found.c_steps, expected.c_steps))
+    for mine, right in pairs:
         if not np.array_equal(np.isnan(mine), np.isnan(right)):
             return float("inf")
         worst = max(worst, float(np.nanmax(np.abs(mine - right), initial=0.0)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import torch
 
@@ -9,12 +10,15 @@ from batchmaker.errors import DeviceError
 from batchmaker.kernels import launch
 from batchmaker.kernels.cache import CacheDirectory
 from batchmaker.kernels.compiling import Compiled
+from batchmaker.kernels.configuration import Problem
 from batchmaker.kernels.devices import H200
 from batchmaker.kernels.found import FoundDevice
 from batchmaker.kernels.launch import CudaLayers
 from batchmaker.kernels.layer import LayerWeights
+from batchmaker.kernels.source import kernel_source
 from batchmaker.kernels.stepped import SteppedLayer
-from batchmaker.kernels.tuner import DeviceIdentity
+from batchmaker.kernels.template import KernelConfig
+from batchmaker.kernels.tuner import DeviceIdentity, winner_name
 
 
 class FakeCompiler:
@@ -26,6 +30,19 @@ class FakeCompiler:
     def compile(self, source, name_expression, arch):
         self.asked.append((name_expression, arch))
         return Compiled(arch, b"", name_expression, 100, 0, 0)
+
+
+class Plain:
+    """Records by doing work again."""
+
+    num_recorded = 0
+
+    def compute(self, work):
+        return work()
+
+    def record(self, work):
+        self.num_recorded += 1
+        return work
 
 
 class LoadedInMemory:
@@ -40,11 +57,11 @@ class LoadedInMemory:
 
 
 @pytest.fixture
-def layers(monkeypatch):
+def layers(monkeypatch, tmp_path):
     monkeypatch.setattr(launch, "LoadedKernel", LoadedInMemory)
     monkeypatch.setattr(LoadedInMemory, "made", ())
     found = FoundDevice(DeviceIdentity("H200", 132, "580.1"), "sm_90", H200)
-    return CudaLayers(found, FakeCompiler(), CacheDirectory(None))
+    return CudaLayers(found, FakeCompiler(), CacheDirectory(tmp_path), Plain())
 
 
 def call(layer, batch, hidden):
@@ -61,13 +78,14 @@ def test_a_kernel_is_loaded_once_for_each_power_of_two_of_the_batch(layers):
     assert {(config.cell, config.dtype, config.hidden) for config in LoadedInMemory.made} == {("lstm", "float32", 64)}
 
 
-def test_a_layer_that_no_kernel_holds_is_computed_step_by_step_and_says_so_once(layers, caplog):
+def test_a_layer_that_no_kernel_holds_replays_recorded_steps_and_says_so_once(layers, caplog):
     layer = layers.layer(LayerWeights("lstm", torch.zeros(8192, 2048), None))
     for _ in range(2):
         assert (call(layer, 2, 2048) == 0.5).all()
     assert LoadedInMemory.made == ()
     (record,) = caplog.records
     assert "no persistent kernel fits" in record.getMessage()
+    assert layers.recorder.num_recorded == 1
 
 
 def test_weights_on_the_host_are_refused_where_there_is_a_gpu(monkeypatch):
@@ -75,3 +93,31 @@ def test_weights_on_the_host_are_refused_where_there_is_a_gpu(monkeypatch):
     monkeypatch.setattr(launch, "found_device", lambda ordinal: FoundDevice(identity, "sm_90", H200))
     with pytest.raises(DeviceError, match=r"the weights are on cpu; move the module there \(module.cuda\(\)\)"):
         CudaLayers.for_device(torch.device("cpu"))
+
+
+def weights(hidden, dtype=torch.float32):
+    return LayerWeights("lstm", torch.zeros(4 * hidden, hidden, dtype=dtype), None)
+
+
+def test_a_task_runs_at_once_where_the_model_says_that_it_is_faster(layers):
+    kernel, least = layers.at_once(weights(64), rows=4, steps=8)
+    assert isinstance(kernel, LoadedInMemory)
+    assert least == 2
+    kernel, least = layers.at_once(weights(1024), rows=256, steps=8)
+    assert 2 < least <= 8
+    made = len(LoadedInMemory.made)
+    assert layers.at_once(weights(1024), rows=256, steps=2) is None
+    assert layers.at_once(weights(1024), rows=1024, steps=8) is None  # a library's product is faster
+    assert layers.at_once(weights(2048), rows=1, steps=8) is None  # no kernel holds it
+    assert layers.at_once(weights(64, torch.float64), rows=1, steps=8) is None
+    assert len(LoadedInMemory.made) == made
+
+
+def test_a_task_runs_at_once_where_the_tuner_has_measured_a_kernel(layers):
+    config = KernelConfig("lstm", "float32", "grid", 1024, 1, 16, 16, 16, 4, 7)
+    problem = Problem(cell="lstm", dtype="float32", hidden=1024, batch=1024)
+    name = winner_name(problem, layers._found.identity, kernel_source())
+    layers._cache.write(name, msgspec.json.encode(config))
+    _, least = layers.at_once(weights(1024), rows=1024, steps=8)
+    assert least == 2
+    assert LoadedInMemory.made[-1] == config

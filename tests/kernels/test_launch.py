@@ -18,6 +18,7 @@ from batchmaker.kernels.compiling import Compiled
 from batchmaker.kernels.launch import LoadedKernel, kernel_type, packed_weights
 from batchmaker.kernels.layer import LayerWeights
 from batchmaker.kernels.rows import call_rows
+from batchmaker.kernels.stepped import SteppedLayer, call_buffers
 from batchmaker.kernels.template import KernelConfig
 from batchmaker.kernels.tiling import weight_index
 
@@ -96,10 +97,14 @@ def emulator(tmp_path_factory):
 
 
 def loaded(config, problem=None, cubin=b"cubin"):
+    return LoadedKernel(config, Compiled("sm_90", cubin, "symbol", 1, 0, 0), loaded_weights(config, problem))
+
+
+def loaded_weights(config, problem):
     shape = (config.gates * config.hidden, config.hidden)
     w_hh = torch.zeros(shape) if problem is None else torch.from_numpy(problem.w_hh)
     bias_n = torch.from_numpy(problem.bias_n) if problem is not None and config.cell == "gru" else None
-    return LoadedKernel(config, Compiled("sm_90", cubin, "symbol", 1, 0, 0), LayerWeights(config.cell, w_hh, bias_n))
+    return LayerWeights(config.cell, w_hh, bias_n)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.name_expression)
@@ -127,7 +132,7 @@ def test_what_is_launched_computes_the_call(cuda, emulator, config, sms):
         assert blocks == teams * config.blocks_per_tile
         assert 1 <= teams <= min(cuda.sms // config.blocks_per_tile, -(-9 // config.tile_height))
         span = ((len(y) - 1) * y.stride(0) + config.hidden) * 4
-        sizes = [h.nbytes, c.nbytes if config.cell == "lstm" else 0, span]
+        sizes = [h.nbytes, c.nbytes if config.cell == "lstm" else 0, span, 0]
         sizes += [kernel._exchange.nbytes, kernel._arrivals.nbytes]
         assert emulator.launch(CONFIGS.index(config), addresses, sizes, y_stride, batch, teams) == ""
         expected = expected_answer(config, problem)
@@ -138,6 +143,41 @@ def test_what_is_launched_computes_the_call(cuda, emulator, config, sms):
     assert symbol == "symbol"
     assert wide[:, :2].isnan().all()
     assert wide[:, -1].isnan().all()
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.name_expression)
+@pytest.mark.parametrize("lengths", [[5, 5, 3, 1, 0, 0], [2, 0, 0, 0, 0, 0], [0] * 6, [4] * 6])
+def test_a_call_in_buffers_computes_what_its_steps_do(cuda, emulator, config, lengths):
+    cuda.sms = 2 * config.blocks_per_tile
+    problem = random_problem(config, seed=len(lengths), batch=6, max_length=5)
+    weights = loaded_weights(config, problem)
+    random = torch.Generator().manual_seed(2)
+    call, wanted = (call_buffers(weights, 6, 5) for _ in range(2))
+    if config.cell == "lstm":
+        call, wanted = (replace(each, c_steps=torch.zeros(30, config.hidden)) for each in (call, wanted))
+    for mine, right in zip(buffers_of(call), buffers_of(wanted), strict=True):
+        if mine.dtype == torch.float32:
+            right.copy_(mine.uniform_(-1, 1, generator=random))
+    for each in (call, wanted):
+        each.length.copy_(torch.tensor(lengths))
+    kernel = loaded(config, problem)
+    submit = kernel.on_buffers(call)  # it keeps the numbers of the rows
+    submit()
+    options, _, (*addresses, y_stride, batch) = cuda.launches.pop()
+    assert (batch, y_stride) == (6, config.hidden)
+    sizes = [call.h.nbytes, 0 if call.c is None else call.c.nbytes, call.y.nbytes]
+    sizes += [0 if call.c_steps is None else call.c_steps.nbytes, kernel._exchange.nbytes, kernel._arrivals.nbytes]
+    teams = options["grid"] * options.get("cluster", 1) // config.blocks_per_tile
+    assert emulator.launch(CONFIGS.index(config), addresses, sizes, y_stride, batch, teams) == ""
+    SteppedLayer(weights).run_buffers(wanted)
+    done = torch.arange(5) < torch.tensor(lengths)[:, None]  # beyond, nothing is said of y and c_steps
+    for mine, right in zip(buffers_of(call), buffers_of(wanted), strict=True):
+        inside = done.flatten() if len(mine) == 30 else slice(None)
+        torch.testing.assert_close(mine[inside], right[inside], atol=1e-5, rtol=0)
+
+
+def buffers_of(call):
+    return [each for each in (call.px, call.length, call.h, call.y, call.c, call.c_steps) if each is not None]
 
 
 def test_grids_are_launched_cooperatively_and_clusters_as_clusters(cuda):

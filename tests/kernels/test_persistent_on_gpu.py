@@ -61,6 +61,20 @@ def test_packed_bidirectional_stacks_agree_with_float64(tmp_path, kind):
     torch.testing.assert_close(found.data.double().cpu(), expected.data, atol=1e-5, rtol=0)
 
 
+def test_what_no_kernel_holds_replays_recorded_steps(tmp_path, monkeypatch):
+    monkeypatch.setattr(CudaLayers, "loaded", lambda *_: None)
+    torch.manual_seed(0)
+    module = nn.LSTM(64, 96).cuda().eval()
+    source = pack_sequence([torch.randn(n, 64, device="cuda") for n in (70, 3, 41)], enforce_sorted=False)
+    layers = CudaLayers.for_device(torch.device("cuda", 0), tmp_path)
+    persistent = PersistentLSTM.from_module(module, layers=layers)
+    for _ in range(2):
+        found, _ = persistent(source)
+    assert list(persistent._parts[0].layer._steps._recordings) == [(4, 32)]
+    expected, _ = in_float64(module, source)
+    torch.testing.assert_close(found.data.double().cpu(), expected.data, atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("cell", ["lstm", "gru", "gru-before"])
 @pytest.mark.parametrize("regime", ["block", "cluster", "grid"])

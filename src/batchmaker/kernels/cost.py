@@ -16,6 +16,8 @@ from batchmaker.kernels.devices import Device, Timings
 from batchmaker.kernels.template import CHUNK_BYTES, WARP, KernelConfig
 
 SCHEDULERS = 4
+RECORDED_OPERATIONS = 10
+"""Kernels in the recording of a step: rows in, product, gates, rows out, signal."""
 
 
 @final
@@ -63,6 +65,31 @@ def cost(problem: Problem, config: KernelConfig, device: Device) -> Cost:
     start_s = timings.launch_s + max(loading / device.clock_hz, config.packed_bytes / device.dram_bytes_per_s)
     seconds = start_s + in_turn * problem.steps * step.total / device.clock_hz
     return Cost(step, in_turn, start_s, seconds)
+
+
+def recorded_step_s(problem: Problem, device: Device) -> float:
+    """Return what the model predicts for one step of the layer as a recording of a library's product and pointwise
+    operations: launches, and the product by arithmetic or by its weights' way onto the chip."""
+    timings = device.timings
+    macs = problem.weight_bytes // (4 if problem.dtype == "float32" else 2) * problem.batch
+    per_clock = 128.0 if problem.dtype == "float32" else SCHEDULERS * 16 * 8 * 16 / timings.mma_clocks
+    multiplying_s = macs / (per_clock * device.sms * timings.library_share * device.clock_hz)
+    if problem.weight_bytes <= device.l2_bytes / 2:
+        loading_s = problem.weight_bytes / timings.l2_total_bytes_per_clock / device.clock_hz
+    else:
+        loading_s = problem.weight_bytes / device.dram_bytes_per_s
+    return RECORDED_OPERATIONS * timings.recorded_launch_s + max(multiplying_s, loading_s)
+
+
+def least_steps(problem: Problem, config: KernelConfig, device: Device) -> int | None:
+    """Return from how many steps on one call is taken to be faster than a recording for each step, at least 2.
+
+    None if it never is.
+    """
+    one = cost(problem, config, device)
+    per_step = (one.seconds - one.start_s) / problem.steps
+    saved = recorded_step_s(problem, device) - per_step
+    return None if saved <= 0 else max(2, math.ceil(one.start_s / saved))
 
 
 def _step(problem: Problem, config: KernelConfig, rows: int, blocks: int, device: Device) -> StepCost:

@@ -43,6 +43,8 @@ class Timings:
     peer_bytes_per_clock: float = 12.5  # [P] CF25, 2.9 TB/s over all SMs in clusters of 16
     dram_latency: float
     launch_s: float = 5e-6  # [E] a cooperative or cluster launch, on an idle stream
+    recorded_launch_s: float = 1.5e-6  # [E] from one small kernel of a CUDA graph to the next
+    library_share: float = 0.7  # [E] of its peak that a library's matrix product reaches
 
 
 @final

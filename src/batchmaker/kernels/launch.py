@@ -16,14 +16,16 @@ from batchmaker.errors import DeviceError
 from batchmaker.kernels.cache import CacheDirectory, default_directory
 from batchmaker.kernels.compiling import CachedCompiler, Compiled, KernelCompiler, Nvrtc
 from batchmaker.kernels.configuration import Problem, fallback_reason
+from batchmaker.kernels.cost import least_steps
+from batchmaker.kernels.devices import Device
 from batchmaker.kernels.found import FoundDevice, found_device
-from batchmaker.kernels.layer import LayerWeights, RecurrentLayer
+from batchmaker.kernels.layer import CallBuffers, LayerWeights, RecurrentLayer
 from batchmaker.kernels.rows import CallRows, call_rows
 from batchmaker.kernels.source import kernel_source
-from batchmaker.kernels.stepped import SteppedLayer
+from batchmaker.kernels.stepped import RecordedLayer, Recorder
 from batchmaker.kernels.template import KERNEL_TYPES, KernelConfig, KernelType
 from batchmaker.kernels.tiling import weight_index
-from batchmaker.kernels.tuner import batch_bucket, compiled_best, recalled
+from batchmaker.kernels.tuner import batch_bucket, best_ranked, compiled_best, recalled
 
 _LOG = logging.getLogger("batchmaker.kernels")
 _COUNTER_STRIDE: Final = 32
@@ -89,14 +91,17 @@ class LoadedKernel:
         h_state: Tensor,
         c_state: Tensor | None,
         y: Tensor | None,
+        c_steps: Tensor | None = None,
     ) -> None:
         """As run, with the rows' numbers on the device: int32, longest row first, and nothing is checked.
+
+        c_steps: c of every step of an LSTM, [rows of y, hidden], float32.
 
         Nothing is allocated either, so that a CUDA graph can capture it; a replay reads what the tensors hold then.
         """
         tensors = (
             self._packed, self._bias_n, px, px_offset, step_offset, slot, length, h_state, c_state, y, y_offset,
-            self._exchange, self._arrivals,
+            c_steps, self._exchange, self._arrivals,
         )  # fmt: skip
         addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
         batch, y_stride = len(slot), 0 if y is None else y.stride(0)
@@ -108,6 +113,12 @@ class LoadedKernel:
                 self._core.launch(stream, options, self._kernel, *addresses, np.int32(y_stride), np.int32(batch))
         except Exception as error:  # as above
             raise DeviceError(f"{self._config.name_expression} does not start on {px.device}: {error}") from error
+
+    def on_buffers(self, call: CallBuffers) -> Callable[[], None]:
+        """Return what enqueues a call in these buffers. Who records that must keep it: it holds the rows' numbers."""
+        row = torch.arange(call.rows, dtype=torch.int32, device=call.h.device)
+        first = row * call.steps
+        return lambda: self.enqueue(first, None, row, call.length, first, call.px, call.h, call.c, call.y, call.c_steps)
 
     def _allow(self, config: KernelConfig) -> None:
         """Allow as much shared memory, and clusters as large, as the instance asks for; by default both are less."""
@@ -142,10 +153,12 @@ class LoadedKernel:
 class CudaLayers:
     """Makes layers on one GPU. Kernels are chosen by the tuner's cache, else by the cost model, and compiled once."""
 
-    def __init__(self, found: FoundDevice, compiler: KernelCompiler, cache: CacheDirectory) -> None:
+    def __init__(self, found: FoundDevice, compiler: KernelCompiler, cache: CacheDirectory, recorder: Recorder) -> None:
+        """recorder: of the steps of layers that no configuration fits."""
         self._found = found
         self._compiler = compiler
         self._cache = cache
+        self.recorder = recorder
 
     @classmethod
     def for_device(cls, device: torch.device, cache: Path | None = None) -> CudaLayers:
@@ -161,7 +174,7 @@ class CudaLayers:
                 "with a build of torch for CUDA."
             )
         directory = CacheDirectory(cache or default_directory())
-        return cls(found, CachedCompiler(Nvrtc(), directory), directory)
+        return cls(found, CachedCompiler(Nvrtc(), directory), directory, StreamRecorder(device))
 
     def layer(self, weights: LayerWeights) -> RecurrentLayer:
         return CudaLayer(self, weights)
@@ -180,6 +193,27 @@ class CudaLayers:
             return None
         return LoadedKernel(*best, weights)
 
+    def at_once(self, weights: LayerWeights, rows: int, steps: int) -> tuple[LoadedKernel, int] | None:
+        """Return a kernel for up to so many rows and steps, and from how many steps on one call of it is faster than a
+        recording for each step: by the cost model, or 2 where the tuner has measured a configuration for such calls.
+
+        None where that is more than `steps`, where no configuration fits, and for types that the kernels do not have.
+        """
+        if weights.w_hh.dtype not in map(torch_dtype, KERNEL_TYPES):
+            return None
+        dtype = kernel_type(weights.w_hh.dtype)
+        problem = Problem(cell=weights.cell, dtype=dtype, hidden=weights.hidden, batch=rows, steps=steps)
+        source, found = kernel_source(), self._found
+        config = recalled(problem, found.device, found.identity, source, self._cache)
+        if config is not None:
+            compiled = self._compiler.compile(source, config.name_expression, found.arch)
+            return LoadedKernel(config, compiled, weights), 2
+        if not any(_pays(problem, config, found.device) for config, _ in best_ranked(problem, found.device)):
+            return None  # before anything is compiled
+        best = compiled_best(problem, found.device, source, self._compiler, arch=found.arch)
+        least = None if best is None else _pays(problem, best[0], found.device)
+        return None if best is None or least is None else (LoadedKernel(*best, weights), least)
+
 
 @final
 class CudaLayer(RecurrentLayer):
@@ -189,7 +223,7 @@ class CudaLayer(RecurrentLayer):
         super().__init__(weights)
         self._layers = layers
         self._kernels: dict[int, LoadedKernel | None] = {}
-        self._stepped: SteppedLayer | None = None
+        self._steps: RecordedLayer | None = None
 
     def run_rows(self, rows: CallRows, px: Tensor, h_state: Tensor, c_state: Tensor | None, y: Tensor | None) -> None:
         bucket = batch_bucket(max(1, len(rows.slot)))
@@ -199,8 +233,41 @@ class CudaLayer(RecurrentLayer):
         if kernel is not None:
             kernel.run(rows, px, h_state, c_state, y)
             return
-        self._stepped = self._stepped or SteppedLayer(self._weights)
-        self._stepped.run_rows(rows, px, h_state, c_state, y)
+        self._steps = self._steps or RecordedLayer(self._weights, self._layers.recorder)
+        self._steps.run_rows(rows, px, h_state, c_state, y)
+
+
+@final
+class StreamRecorder:
+    """Records work of torch's current stream as CUDA graphs; see Recorder."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def compute(self, work: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        return work()
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        with _on(self._device), torch.no_grad():
+            aside, graph = torch.cuda.Stream(self._device), torch.cuda.CUDAGraph()  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()  # the buffers were made on another stream
+            with torch.cuda.stream(aside):
+                work()  # libraries set themselves up at their first calls, which cannot be recorded
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph, stream=aside, capture_error_mode="thread_local"):
+                work()
+
+        def replay() -> None:
+            with _on(self._device):
+                graph.replay()
+
+        return replay
+
+
+def _pays(problem: Problem, config: KernelConfig, device: Device) -> int | None:
+    """Return from how many steps on a call is faster than recorded steps, None if it is not at the problem's."""
+    least = least_steps(problem, config, device)
+    return None if least is None or least > problem.steps else least
 
 
 def prepared_call(problem: Problem, config: KernelConfig, compiled: Compiled) -> Callable[[], None]:
@@ -235,7 +302,13 @@ def packed_weights(config: KernelConfig, w_hh: Tensor) -> Tensor:
 
 def kernel_type(dtype: torch.dtype) -> KernelType:
     """Return the kernels' name of a type that they compute in."""
-    return next(name for name in KERNEL_TYPES if getattr(torch, name) == dtype)
+    return next(name for name in KERNEL_TYPES if torch_dtype(name) == dtype)
+
+
+def torch_dtype(name: KernelType) -> torch.dtype:
+    """Return torch's type of a name."""
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 @final

@@ -36,6 +36,33 @@ class LayerWeights:
         return 4 if self.cell == "lstm" else 3
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class CallBuffers:
+    """The tensors of a call that is recorded: the same at every replay, whatever they hold then.
+
+    Step t of row b reads row b * steps + t of px, [rows * steps, gates * hidden] or longer, and writes that row of y,
+    [rows * steps, hidden]. length: [rows] int32, of each row at most `steps`, longest first; y is undefined beyond.
+    h, c: [rows, hidden], the state before and after; c is float32, None but for an LSTM. c_steps: c of every step in
+    float32, where y has h; None if nobody wants it.
+    """
+
+    px: Tensor
+    length: Tensor
+    h: Tensor
+    c: Tensor | None
+    y: Tensor
+    c_steps: Tensor | None = None
+
+    @property
+    def rows(self) -> int:
+        return len(self.length)
+
+    @property
+    def steps(self) -> int:
+        return len(self.y) // len(self.length)
+
+
 class RecurrentLayer(ABC):
     """One layer, ready to run: the engine's task of several steps. Subclasses say who computes it."""
 

@@ -91,8 +91,8 @@ DEVICE float tanh_of(float x) { return 2.0f * sigmoid(2.0f * x) - 1.0f; }
 // What a call computes on. px: [rows, GATES * HIDDEN], the inputs' share of the gates with all biases but bias_n, gate
 // by gate in PyTorch's order. Step t of row b reads px row px_offset[b] + step_offset[t] and writes y row y_offset[b] +
 // step_offset[t]; without step_offset the steps lie one after the other. h_state, c_state: [slots, HIDDEN], read and
-// written at slot[b]; c is float32. Rows should be sorted by length, longest first; slots are distinct. y may be
-// missing.
+// written at slot[b]; c is float32. Rows should be sorted by length, longest first; slots are distinct. c_steps: c of
+// every step, in the rows of y, but HIDDEN apart; only an LSTM has it. y and c_steps may be missing.
 template <class P> struct Call {
     using Storage = typename P::Storage;
     const Storage* px;
@@ -101,6 +101,7 @@ template <class P> struct Call {
     float* c_state;
     Storage* y;
     const int* y_offset;
+    float* c_steps;
     int y_stride;
     const float* bias_n;
 
@@ -150,6 +151,10 @@ template <class P> struct Tile {
             const float candidate = tanh_of(x[i][2] + total<P>(sums, pair, 2)),
                         output = sigmoid(x[i][3] + total<P>(sums, pair, 3));
             c[i] = forget * c[i] + input * candidate;
+            if (call.c_steps) {
+                const long long at = load_constant(call.y_offset + first_row + pair.row) + call.step(t);
+                store_global(call.c_steps + at * P::HIDDEN + pair.unit, c[i]);
+            }
             emit(pair, i, t, output * tanh_of(c[i]));
         } else if constexpr (P::CELL == GRU) {
             const float reset = sigmoid(x[i][0] + total<P>(sums, pair, 0)),
@@ -241,7 +246,7 @@ template <int CELL, int TYPE, int REGIME, int HIDDEN, int TILE_WIDTH, int TILE_H
 KERNEL(GROUPS* GROUP_SIZE)
 recurrent(const uint4* packed, const float* bias_n, const typename Element<TYPE>::Storage* px, const int* px_offset,
           const int* step_offset, const int* slot, const int* length, typename Element<TYPE>::Storage* h_state,
-          float* c_state, typename Element<TYPE>::Storage* y, const int* y_offset,
+          float* c_state, typename Element<TYPE>::Storage* y, const int* y_offset, float* c_steps,
           typename Element<TYPE>::Storage* global, unsigned* arrivals, int y_stride, int batch) {
     using P = Plan<CELL, TYPE, REGIME, HIDDEN, TILE_WIDTH, TILE_HEIGHT, GROUPS, GROUP_SIZE, ROW_STEP, SHARED_STEPS>;
     using Storage = typename P::Storage;
@@ -249,7 +254,8 @@ recurrent(const uint4* packed, const float* bias_n, const typename Element<TYPE>
     Storage* state = (Storage*)(shared + P::STATE_AT);
     int* lengths = (int*)(shared + P::LENGTHS_AT);
     const int team = block_index() / P::BLOCKS, teams = num_blocks() / P::BLOCKS;
-    const Call<P> call{px, px_offset, step_offset, slot, length, h_state, c_state, y, y_offset, y_stride, bias_n};
+    const Call<P> call{px,      px_offset, step_offset, slot,    length,   h_state,
+                       c_state, y,         y_offset,    c_steps, y_stride, bias_n};
     Exchange<P> exchange{
         state, global + (long long)team * 2 * P::STATE_SIZE, arrivals + 32 * team, 0u, block_index() % P::BLOCKS, 0};
     if (REGIME == GRID && thread_index() == 0) exchange.phase = load_relaxed(exchange.arrivals) & 0x80000000u;

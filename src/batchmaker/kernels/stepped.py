@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from typing import final
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from batchmaker.kernels.layer import LayerWeights, RecurrentLayer
+from batchmaker.errors import DeviceError
+from batchmaker.kernels.layer import CallBuffers, LayerWeights, RecurrentLayer
 from batchmaker.kernels.rows import CallRows
+from batchmaker.kernels.tuner import batch_bucket
+
+_LOG = logging.getLogger("batchmaker.kernels")
+MOST_STEPS: Final = 32
+"""Steps of the longest recording; a call of more steps replays it again and again."""
 
 
 @final
@@ -45,6 +56,24 @@ class SteppedLayer(RecurrentLayer):
         if c_state is not None and c is not None:
             c_state.index_copy_(0, slots, c)
 
+    @torch.no_grad()
+    def run_buffers(self, call: CallBuffers) -> tuple[Tensor, ...]:
+        """Compute a call in its buffers without looking at a value, so that it can be recorded: all rows go through all
+        steps, and those that have ended keep their state. Returns what has been written."""
+        rows, steps = call.rows, call.steps
+        px, y = call.px[: rows * steps].view(rows, steps, -1), call.y.view(rows, steps, -1)
+        for t in range(steps):
+            goes_on = (call.length > t)[:, None]
+            c = None if call.c is None else call.c.clone()
+            h = self._step(px[:, t].float(), call.h, c)
+            call.h.copy_(torch.where(goes_on, h, call.h))
+            if call.c is not None and c is not None:
+                call.c.copy_(torch.where(goes_on, c, call.c))
+                if call.c_steps is not None:
+                    call.c_steps.view(rows, steps, -1)[:, t] = call.c
+            y[:, t] = call.h
+        return tuple(each for each in (call.h, call.y, call.c, call.c_steps) if each is not None)
+
     def _step(self, x: Tensor, h: Tensor, c: Tensor | None) -> Tensor:
         """Return the new h; c is changed in place. x: [batch, gates * hidden], float32."""
         hidden = h.shape[1]
@@ -61,3 +90,127 @@ class SteppedLayer(RecurrentLayer):
             last = ((r * h.float()).to(h.dtype) @ self._transposed[:, 2 * hidden :]).float()
         n = (x[:, 2 * hidden :] + last).tanh()
         return (n + z * (h.float() - n)).to(h.dtype)
+
+
+class Recorder(Protocol):
+    """What records work of a device and does it again; the executor's devices are such."""
+
+    def compute(self, work: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """Submit operations, after what was submitted before."""
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Return what submits the work once more. Raises whatever keeps it from being recorded."""
+
+
+@final
+class RecordedLayer(RecurrentLayer):
+    """See RecurrentLayer. Steps are replayed from a recording, made once for each number of rows and of steps, both
+    rounded up to powers of two; what cannot be recorded runs step by step, and the log says so once."""
+
+    def __init__(self, weights: LayerWeights, recorder: Recorder) -> None:
+        super().__init__(weights)
+        self._stepped = SteppedLayer(weights)
+        self._recorder = recorder
+        self._recordings: dict[tuple[int, int], tuple[CallBuffers, Callable[[], None]]] = {}
+        self._cannot = False
+
+    def run_rows(self, rows: CallRows, px: Tensor, h_state: Tensor, c_state: Tensor | None, y: Tensor | None) -> None:
+        recording = None if rows.longest == 0 else self._recording(rows)
+        if recording is None:
+            self._submit(lambda: self._stepped.run_rows(rows, px, h_state, c_state, y))
+            return
+        call, replay = recording
+        own, slots = slice(len(rows.slot)), _on_device(rows.slot, px.device)
+        tables = [(call.h, h_state)] if call.c is None or c_state is None else [(call.h, h_state), (call.c, c_state)]
+
+        def enter() -> None:
+            for buffer, table in tables:
+                buffer[own] = table.index_select(0, slots)
+
+        def leave() -> None:
+            for buffer, table in tables:
+                table.index_copy_(0, slots, buffer[own])
+
+        self._submit(enter)
+        for first in range(0, rows.longest, call.steps):
+            numbers = _Numbers.of(rows, first, call)
+            self._submit(lambda numbers=numbers: numbers.fill(call, px))  # type: ignore[misc]
+            replay()
+            if y is not None:
+                self._submit(lambda numbers=numbers: numbers.take(call, y))  # type: ignore[misc]
+        self._submit(leave)
+
+    def _submit(self, work: Callable[[], None]) -> None:
+        @torch.no_grad()
+        def quietly() -> tuple[Tensor, ...]:
+            work()
+            return ()
+
+        self._recorder.compute(quietly)
+
+    def _recording(self, rows: CallRows) -> tuple[CallBuffers, Callable[[], None]] | None:
+        """Return buffers and what replays the steps in them, None where nothing can be recorded."""
+        size = batch_bucket(len(rows.slot)), min(MOST_STEPS, batch_bucket(rows.longest))
+        if size not in self._recordings and not self._cannot:
+            call = call_buffers(self._weights, *size)
+
+            def work() -> None:
+                self._recorder.compute(lambda: self._stepped.run_buffers(call))
+
+            try:
+                self._recordings[size] = call, self._recorder.record(work)
+            except (DeviceError, torch.OutOfMemoryError):
+                raise
+            except Exception as error:  # whatever a device does not let be recorded
+                self._cannot = True
+                _LOG.warning("the steps of a layer are not recorded (%s); they run one operation at a time", error)
+        return self._recordings.get(size)
+
+
+def call_buffers(weights: LayerWeights, rows: int, steps: int) -> CallBuffers:
+    """Return buffers for so many rows and steps, beside the weights, with lengths of zero."""
+
+    def zeros(*shape: int, dtype: torch.dtype = weights.w_hh.dtype) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=weights.w_hh.device)
+
+    return CallBuffers(
+        zeros(rows * steps, weights.gates * weights.hidden),
+        zeros(rows, dtype=torch.int32),
+        zeros(rows, weights.hidden),
+        zeros(rows, weights.hidden, dtype=torch.float32) if weights.cell == "lstm" else None,
+        zeros(rows * steps, weights.hidden),
+    )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """Which steps of a call one replay computes. length: of each row. place: in the buffers, px_row, y_row: outside."""
+
+    length: Tensor
+    place: Tensor
+    px_row: Tensor
+    y_row: Tensor
+
+    @classmethod
+    def of(cls, rows: CallRows, first: int, call: CallBuffers) -> _Numbers:
+        """The steps from `first` on that fit into the buffers."""
+        length = np.zeros(call.rows, np.int64)
+        length[: len(rows.length)] = np.clip(rows.length - first, 0, call.steps)
+        row, step = np.nonzero(np.arange(call.steps) < length[:, None])
+        at = rows.step_offset[first + step]
+        found = np.concatenate((length, row * call.steps + step, rows.px_offset[row] + at, rows.y_offset[row] + at))
+        return cls(*_on_device(found, call.h.device).tensor_split([call.rows, call.rows + len(row), -len(row)]))
+
+    def fill(self, call: CallBuffers, px: Tensor) -> None:
+        call.length.copy_(self.length)
+        call.px.index_copy_(0, self.place, px.index_select(0, self.px_row))
+
+    def take(self, call: CallBuffers, y: Tensor) -> None:
+        y.index_copy_(0, self.y_row, call.y.index_select(0, self.place))
+
+
+def _on_device(numbers: NDArray[Any], device: torch.device) -> Tensor:
+    """Return numbers as int64 on a device, without waiting for it."""
+    host = torch.from_numpy(numbers).long()
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host

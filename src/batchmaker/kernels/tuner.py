@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final, Protocol, final
 
 import msgspec
@@ -163,6 +164,12 @@ def recalled(
     return config if meant and why_not(config, device) is None else None
 
 
+@lru_cache(maxsize=256)
+def best_ranked(problem: Problem, device: Device) -> tuple[tuple[KernelConfig, Cost], ...]:
+    """Return the model's `TOP`, the best first; known from then on, for a start asks for the same few again."""
+    return tuple(ranked(problem, list(candidates(problem, device)), device)[:TOP])
+
+
 def compiled_best(
     problem: Problem, device: Device, source: str, compiler: KernelCompiler, *, arch: str | None = None
 ) -> tuple[KernelConfig, Compiled] | None:
@@ -171,7 +178,7 @@ def compiled_best(
     If all of them spill, the first. None if the layer needs the fallback. DeviceError if it does not compile.
     """
     first = None
-    for config, _ in ranked(problem, list(candidates(problem, device)), device)[:TOP]:
+    for config, _ in best_ranked(problem, device):
         compiled = compiler.compile(source, config.name_expression, arch or device.arch)
         if not compiled.spill_bytes:
             return config, compiled
