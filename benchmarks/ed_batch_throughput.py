@@ -1,6 +1,6 @@
 """Throughput of ED-Batch's workloads under learnt and published orders, for docs/ed-batch-throughput.md.
 
-    python benchmarks/ed_batch_throughput.py run DATA [--workload NAME ...] [--rounds 5]
+    python benchmarks/ed_batch_throughput.py [--rounds 5] run DATA [--workload NAME ...] [--again]
     python benchmarks/ed_batch_throughput.py inputs INPUTS.json    # then dynet_peer.py INPUTS.json DYNET.json
     python benchmarks/ed_batch_throughput.py peer INPUTS.json DYNET.json
     python benchmarks/ed_batch_throughput.py page docs/ed-batch-throughput.md
@@ -8,8 +8,10 @@
 Closed mini-batches through the engine, which computes in its own thread, with one compute thread: the next begins when
 all requests of the last are answered. An order is learnt from requests other than those that are measured. Every order
 is looked at with each size of mini-batch and then measured with the one that is best for it, all orders in turn. The
-same with cells that are planned. Seconds are CPU time of the thread, so that others on the machine matter less.
-Results are kept in the JSON file, from which `page` makes the tables.
+same with cells that are planned, and with cells whose gates are computed one by one (see `gate_by_gate`). Seconds are
+CPU time of the thread, so that others on the machine matter less. Results are kept in the JSON file, workload by
+workload: what is there of the same commit and as many rounds is not measured anew, unless --again says so. `page` makes
+the tables and the picture from it.
 """
 
 from __future__ import annotations
@@ -24,14 +26,14 @@ from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from statistics import median
 from tempfile import gettempdir
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 
 from batchmaker.cells.model import Model
 from batchmaker.cli.bench.load import quiet_interpreter
 from batchmaker.cli.bench.report import commit, machine
-from batchmaker.cli.requests import LATTICES, TAGGERS, TREES, requests_from
+from batchmaker.cli.requests import TAGGERS, requests_from
 from batchmaker.datasets import random_sentences, random_trees
 from batchmaker.engine import loop
 from batchmaker.engine.driver import DriverStats
@@ -43,24 +45,21 @@ from batchmaker.models.blueprint import Blueprint
 from batchmaker.policies.learned import CellRow, LearntFrom, PolicyFile
 from batchmaker.policies.learned.learning import Samples, learn
 from batchmaker.policies.learned.qlearning import Settings
-from ed_batch import FILES, fill
+from ed_batch import FILES
+from gate_by_gate import gate_by_gate
+from throughput_page import HEURISTICS, PLANNED, POLICIES, SIZES, TASKS, Result, show
 
-SIZES: Final = (1, 8, 16, 32, 64, 128, 256)
-HEURISTICS: Final = ("agenda", "depth")
-"""What DyNet has; the best of them is what ratios are over."""
-TASKS: Final = "learned, 5 steps"
-POLICIES: Final = (*HEURISTICS, "agenda-remaining", "sufficient", "learned")
-PLANNED: Final = (*HEURISTICS, "learned")
 CHAINS: Final = (*TAGGERS, "lstm-nmt")
+HIDDEN: Final = 256
 LEAST: Final = 32
 """Requests of a round, at least, where a size is only looked at."""
 LARGE: Final = {"mvrnn": 32}
 """Requests and rows of a batch where nodes are large: a node of an MV-RNN has 256 kB."""
+Cells = Literal["bound", "planned", "gates"]
+Order = tuple[str, Cells]
 LEARN_FROM: Final = 1024
 LEARN_BATCH: Final = 64
-WANTED: Final = {**dict.fromkeys(TREES, 1.3), **dict.fromkeys(CHAINS, 1.1), **dict.fromkeys(LATTICES, 1.5)}
 ROOT: Final = Path(__file__).parent.parent
-Result = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,39 +140,41 @@ def policy_of(order: str, file: Path) -> str:
     return f"learned:file={file}" if order == "learned" else order
 
 
-def planned_too(model: Model, planned: bool) -> Model:
-    """Let the model's cells be planned, or not, when an engine binds them."""
+def with_cells(model: Model, cells: Cells) -> Model:
+    """Return the model with cells of this kind, as an engine is to bind them next."""
     for cell in model.cells.values():
-        cell.optimize = planned
-    return model
+        cell.optimize = cells == "planned"
+    return gate_by_gate(model, HIDDEN) if cells == "gates" else model
 
 
-def orders_of(name: str) -> list[tuple[str, bool]]:
-    """Return the orders that a workload is measured with, and whether its cells are planned."""
+def orders_of(name: str) -> list[Order]:
+    """Return the orders that a workload is measured with, and with which cells."""
     more = (TASKS,) if name in CHAINS else ()
-    return [(order, False) for order in (*POLICIES, *more)] + [(order, True) for order in (*PLANNED, *more)]
+    bound: list[Order] = [(order, "bound") for order in (*POLICIES, *more)]
+    planned: list[Order] = [(order, "planned") for order in (*PLANNED, *more)]
+    return [*bound, *planned, *((order, "gates") for order in HEURISTICS)]
 
 
-def measured(model: Model, requests: Sequence[Any], orders: list[tuple[str, bool]], file: Path, rounds: int) -> Result:
+def measured(model: Model, requests: Sequence[Any], orders: Sequence[Order], file: Path, rounds: int) -> Result:
     """Return the best of each order: its size, medians over rounds of all requests, and what each size was seen to do.
 
-    The orders take turns, round by round. With planned cells an order has the size that is best for it without.
+    The orders take turns, round by round. With other cells an order has the size that is best with bound ones.
     """
     with ExitStack() as stack:
         players = []
-        for order, planned in orders:
-            engine = Engine(planned_too(model, planned), policy_of(order, file), threads=1)
+        for order, cells in orders:
+            engine = Engine(with_cells(model, cells), policy_of(order, file), threads=1)
             players.append(Closed(stack.enter_context(engine)))
             players[-1].play(requests[:LEAST], LEAST)
-        unplanned = [(order, player) for (order, planned), player in zip(orders, players, strict=True) if not planned]
-        curves = {order: looked_at(player, requests) for order, player in unplanned}
+        bound = [(order, player) for (order, cells), player in zip(orders, players, strict=True) if cells == "bound"]
+        curves = {order: looked_at(player, requests) for order, player in bound}
         best = [max(curves[order], key=curves[order].__getitem__) for order, _ in orders]
         turn = list(zip(players, best, strict=True))
         played = [[player.play(requests, size) for player, size in turn] for _ in range(rounds)]
     return {
         "orders": [
-            {"order": order, "planned": planned, "size": size, "seen": curves[order], **figures(column)}
-            for (order, planned), size, column in zip(orders, best, zip(*played, strict=True), strict=True)
+            {"order": order, "cells": cells, "size": size, "seen": curves[order], **figures(column)}
+            for (order, cells), size, column in zip(orders, best, zip(*played, strict=True), strict=True)
         ]
     }
 
@@ -206,19 +207,42 @@ def figures(rounds: Sequence[Round]) -> Result:
     }
 
 
-def run(options: argparse.Namespace) -> Result:
-    """Measure the workloads on the data."""
-    results = []
-    for name in options.workload:
-        most = LARGE.get(name, max(SIZES))
-        sizes = {"max_batch": LARGE[name]} if name in LARGE else {}
-        found = requests_from(name, options.data / FILES[name], count=most + LEARN_FROM, hidden=256, **sizes)
-        file = options.policies / f"{name}.json"
-        about = learnt(name, found.model, found.requests[most:], file)
-        result = measured(found.model, found.requests[:most], orders_of(name), file, options.rounds)
-        results.append({"workload": name, "source": found.source, "requests": most, "learnt": about, **result})
-        print(name, {(o["order"], o["planned"]): round(o["per_s"]) for o in result["orders"]}, flush=True)
-    return {"results": results}
+def run(options: argparse.Namespace) -> None:
+    """Measure the workloads on the data, those that are not in the file yet, and keep each as it comes."""
+    names = options.workload if options.again else missing(read(options.json), options.workload, options.rounds)
+    print(f"{len(names)} of {len(options.workload)} workloads to measure", flush=True)
+    began_s = time.monotonic()
+    for number, name in enumerate(names, 1):
+        result = workload(name, options)
+        keep({"results": [result]}, options)
+        took_s = time.monotonic() - began_s
+        rates = ", ".join(f"{o['order']} ({o['cells']}) {o['per_s']:,.0f}" for o in result["orders"])
+        left_min = took_s / number * (len(names) - number) / 60
+        print(f"{number}/{len(names)} {name}: {rates}; {took_s:.0f} s so far, {left_min:.0f} min to go", flush=True)
+
+
+def workload(name: str, options: argparse.Namespace) -> Result:
+    """Learn for one workload and measure it."""
+    most = LARGE.get(name, max(SIZES))
+    sizes = {"max_batch": LARGE[name]} if name in LARGE else {}
+    found = requests_from(name, options.data / FILES[name], count=most + LEARN_FROM, hidden=HIDDEN, **sizes)
+    file = options.policies / f"{name}.json"
+    about = learnt(name, found.model, found.requests[most:], file)
+    result = measured(found.model, found.requests[:most], orders_of(name), file, options.rounds)
+    return {
+        "workload": name, "commit": commit(), "rounds": options.rounds, "source": found.source, "requests": most,
+        "learnt": about, **result,
+    }  # fmt: skip
+
+
+def missing(found: Result, names: Sequence[str], rounds: int) -> list[str]:
+    """Return the workloads of which the file has nothing of this commit and as many rounds."""
+    made = {
+        result["workload"]
+        for result in found["results"]
+        if (result.get("commit"), result.get("rounds")) == (commit(), rounds)
+    }
+    return [name for name in names if name not in made]
 
 
 # --- DyNet's inputs --------------------------------------------------------------------------------------------------
@@ -239,129 +263,33 @@ def write_inputs(path: Path, count: int = 256) -> None:
     path.write_text(json.dumps(inputs) + "\n", "utf-8")
 
 
-def peer(options: argparse.Namespace) -> Result:
+def peer(options: argparse.Namespace) -> None:
     """Measure the engine on the inputs that DyNet had; DyNet's own results stand beside."""
     inputs = json.loads(options.inputs.read_text("utf-8"))
     ours = []
     for name, more in (("treelstm", {"output": "state"}), ("bilstm-tagger", {"output": "scores"})):
-        model = make(name, vocabulary_size=VOCABULARY, hidden=256, **more)
+        model = make(name, vocabulary_size=VOCABULARY, hidden=HIDDEN, **more)
         file = options.policies / f"{name}-peer.json"
         learnt(name, model, inputs[name], file)
-        orders = [(order, planned) for planned in (False, True) for order in ("agenda", "cellular", "learned")]
+        kinds: tuple[Cells, ...] = ("bound", "planned")
+        orders = [(order, cells) for cells in kinds for order in ("agenda", "cellular", "learned")]
         ours.append({"workload": name, **measured(model, inputs[name], orders, file, options.rounds)})
-        print(name, {(o["order"], o["planned"]): round(o["per_s"]) for o in ours[-1]["orders"]}, flush=True)
+        print(name, {(o["order"], o["cells"]): round(o["per_s"]) for o in ours[-1]["orders"]}, flush=True)
     dynet = json.loads(options.dynet.read_text("utf-8")) if options.dynet is not None else []
-    return {"peer": {"ours": ours, "dynet": dynet}}
+    keep({"peer": {"ours": ours, "dynet": dynet}}, options)
 
 
-# --- the page --------------------------------------------------------------------------------------------------------
+# --- what is kept ----------------------------------------------------------------------------------------------------
 
 
-def find(result: Result, order: str, planned: bool) -> Result | None:
-    """Return the row of an order, if it was measured."""
-    return next((o for o in result["orders"] if o["order"] == order and o["planned"] == planned), None)
-
-
-def best(result: Result, orders: Sequence[str], planned: bool) -> float:
-    """Return the most requests per second of these orders; 0 if there is none."""
-    return max((o["per_s"] for o in result["orders"] if o["order"] in orders and o["planned"] == planned), default=0.0)
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table in Markdown, numbers to the right."""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def rates_table(results: list[Result], planned: bool) -> str:
-    """Return requests per second (size of the mini-batch) of every order, a workload to a row."""
-    columns = [*(PLANNED if planned else POLICIES), TASKS]
-    rows = []
-    for result in results:
-        found = [find(result, order, planned) for order in columns]
-        rows.append([result["workload"], *("-" if o is None else f"{o['per_s']:,.0f} ({o['size']})" for o in found)])
-    return table(["workload", *columns], rows)
-
-
-def ratios_table(results: list[Result]) -> str:
-    """Return how much faster ours is than the best of DyNet's orders: by order, by planning, by both."""
-    rows = []
-    for result in results:
-        bound, planned = (best(result, HEURISTICS, planned) for planned in (False, True))
-        ours = ("learned", TASKS, "sufficient")
-        ratios = (
-            best(result, ("learned",), False) / bound,
-            best(result, ours, False) / bound,
-            best(result, ours, True) / planned,
-            planned / bound,
-            best(result, ours, True) / bound,
-        )
-        wanted = WANTED[result["workload"]]
-        rows.append([result["workload"], *(f"{ratio:.2f}" for ratio in ratios), f"{wanted:.1f}"])
-    columns = (
-        "learned | best of ours | best of ours, both planned | planning alone | ours planned over theirs not | wanted"
-    )
-    return table(["workload", *columns.split(" | ")], rows)
-
-
-def sizes_table(results: list[Result]) -> str:
-    """Return the learnt order's rate over that of the better of DyNet's, at each size of mini-batch."""
-    rows = []
-    for result in results:
-        seen = {row["order"]: {int(size): rate for size, rate in row["seen"].items()} for row in result["orders"]}
-        theirs = {size: max(seen[order][size] for order in HEURISTICS) for size in seen["learned"]}
-        ratios = [f"{seen['learned'][size] / theirs[size]:.2f}" if size in theirs else "-" for size in SIZES]
-        rows.append([result["workload"], *ratios])
-    return table(["workload", *map(str, SIZES)], rows)
-
-
-def shares_table(results: list[Result]) -> str:
-    """Return where the time goes, for the better of DyNet's orders and the learnt one."""
-    rows = []
-    for result in results:
-        theirs = max((o for order in HEURISTICS if (o := find(result, order, False))), key=lambda o: o["per_s"])
-        for found in (theirs, find(result, "learned", False)):
-            if found is not None:
-                shares = [f"{found['shares'][part]:.0%}" for part in ("busy_s", "scheduler_s", "unfold_s")]
-                counts = (str(found["size"]), str(found["steps"]), f"{found['cells_per_step']:.0f}")
-                us = f"{found['scheduler_us_per_step']:.0f}"
-                rows.append([result["workload"], found["order"], *counts, *shares, us])
-    columns = "order | mini-batch | steps | cells a step | cells | scheduler | unfolding | scheduler, us a step"
-    return table(["workload", *columns.split(" | ")], rows)
-
-
-def peer_table(found: Result) -> str:
-    """Return DyNet's best and ours on the same inputs."""
-    rows = []
-    for ours in found["ours"]:
-        for row in ours["orders"]:
-            how = f"here, {row['order']}{', planned' if row['planned'] else ''}"
-            rows.append([how, ours["workload"], str(row["size"]), f"{row['per_s']:,.0f}", ""])
-        theirs = [row for row in found["dynet"] if row["workload"] == ours["workload"]]
-        for build, strategy in dict.fromkeys((row["build"], row["strategy"]) for row in theirs):
-            mine = [row for row in theirs if (row["build"], row["strategy"]) == (build, strategy)]
-            row, alone = (max(mine, key=lambda row: row[key]) for key in ("per_s", "per_s_without_building"))
-            rates = [f"{row['per_s']:,.0f}", f"{alone['per_s_without_building']:,.0f}"]
-            rows.append([f"{build}, {strategy}", ours["workload"], str(row["size"]), *rates])
-    return table(("what", "workload", "mini-batch", "requests/s", "without building graphs"), rows)
-
-
-def show(found: Result, page: Path) -> None:
-    """Put all tables into the page."""
-    results, about = found["results"], found["machine"]
-    sections = {
-        "ratios": ratios_table(results), "rates": rates_table(results, False),
-        "rates-planned": rates_table(results, True), "shares": shares_table(results), "sizes": sizes_table(results),
-        "machine": f"{about['cpu']}, {about['cores']} cores, commit {found['commit']}, medians of {found['rounds']}.",
-    }  # fmt: skip
-    if "peer" in found:
-        sections["peer"] = peer_table(found["peer"])
-    fill(page, sections)
+def read(path: Path) -> Result:
+    """Return what is in the file; no results if there is none."""
+    return json.loads(path.read_text("utf-8")) if path.exists() else {"results": []}
 
 
 def keep(new: Result, options: argparse.Namespace) -> None:
     """Write results beside those of other workloads that are in the file."""
-    found = json.loads(options.json.read_text("utf-8")) if options.json.exists() else {"results": []}
+    found = read(options.json)
     if "results" in new:
         names = {result["workload"] for result in new["results"]}
         rest = [result for result in found["results"] if result["workload"] not in names]
@@ -379,19 +307,24 @@ def main() -> None:
     runs = what.add_parser("run")
     runs.add_argument("data", type=Path)
     runs.add_argument("--workload", nargs="+", default=list(FILES), choices=FILES)
+    runs.add_argument("--again", action="store_true", help="measure what is in the file as well")
     what.add_parser("inputs").add_argument("inputs", type=Path)
     peers = what.add_parser("peer")
     peers.add_argument("inputs", type=Path)
     peers.add_argument("dynet", type=Path, nargs="?")
-    what.add_parser("page").add_argument("page", type=Path)
+    pages = what.add_parser("page")
+    pages.add_argument("page", type=Path)
+    pages.add_argument("--png", type=Path, default=ROOT / "docs" / "images" / "ed-batch-throughput.png")
     options = parser.parse_args()
     options.policies.mkdir(exist_ok=True)
     if options.what == "inputs":
         write_inputs(options.inputs)
     elif options.what == "page":
-        show(json.loads(options.json.read_text("utf-8")), options.page)
+        show(read(options.json), options.page, options.png)
+    elif options.what == "run":
+        run(options)
     else:
-        keep(run(options) if options.what == "run" else peer(options), options)
+        peer(options)
 
 
 if __name__ == "__main__":

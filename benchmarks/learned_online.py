@@ -37,7 +37,9 @@ from batchmaker.engine.engine import Engine
 from batchmaker.graph.mini_batch import unrolled
 from batchmaker.models.blueprint import Blueprint
 from batchmaker.observe.sweeps import Line, Panel, draw_panels
+from batchmaker.policies import sufficient
 from batchmaker.policies.learned import CellRow, LearnedPolicy, LearntFrom, PolicyFile
+from batchmaker.policies.learned import policy as learned
 from batchmaker.policies.learned.learning import Samples, learn
 from batchmaker.policies.learned.qlearning import Settings
 from batchmaker.policies.sufficient import SufficientPolicy
@@ -48,17 +50,19 @@ from simulated_and_real import Seen, live
 
 MODELS = ("treelstm-2type", "latticelstm", "bilstm-tagger")
 NO_COHORTS = ", no cohorts"
+NOT_FULL_FIRST = ", full ones not first"
 POLICIES = (
-    "cellular", "cellular:max_steps=1", "agenda", "agenda-remaining", "sufficient", "sufficient" + NO_COHORTS,
-    "learned", "learned" + NO_COHORTS,
+    "cellular", "cellular:max_steps=1", "agenda", "agenda-remaining", "sufficient", "sufficient" + NOT_FULL_FIRST,
+    "sufficient" + NO_COHORTS, "learned", "learned" + NOT_FULL_FIRST, "learned" + NO_COHORTS,
 )  # fmt: skip
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 LOADS = (0.3, 0.5, 0.7, 0.9)
 REAL_LOADS = (0.3, 0.6)
+FULL_FIRST = sufficient.full_first
 AT_ONCE = 256
 """Requests that are there at once where capacity is measured."""
-LEARN_BATCH = 16
-"""Requests in the mini-batches that are learnt from."""
+LEARN_BATCH = 64
+"""Requests in the mini-batches that are learnt from: as many as rows of the largest batch."""
 DEADLINE = 3.0
 """Deadlines, in multiples of the median latency of `cellular` at the lowest load."""
 
@@ -82,7 +86,7 @@ class Prepared:
         return Device(costs, take_turns=True, overhead=self.profile.overhead or Overhead())
 
     def policy(self, text: str) -> str:
-        name = text.removesuffix(NO_COHORTS)
+        name = text.partition(",")[0]
         return f"learned:file={self.policy_file}" if name == "learned" else name
 
 
@@ -133,19 +137,22 @@ def drawn(prepared: Prepared, count: int, seed: int) -> list[SimulatedRequest]:
 
 
 @contextmanager
-def cohorts(policy: str) -> Iterator[None]:
-    """Let the policies look at neither cohorts nor deadlines if the name says so."""
+def altered(policy: str) -> Iterator[None]:
+    """If the name says so, let the policies look at neither cohorts nor deadlines, or not whether batches are full."""
     SufficientPolicy.urgent_first = LearnedPolicy.urgent_first = not policy.endswith(NO_COHORTS)
+    if policy.endswith(NOT_FULL_FIRST):
+        sufficient.full_first = learned.full_first = lambda view, ranked: ranked
     try:
         yield
     finally:
         SufficientPolicy.urgent_first = LearnedPolicy.urgent_first = True
+        sufficient.full_first = learned.full_first = FULL_FIRST
 
 
 def played(prepared: Prepared, policy: str, offered: Offered, sla_s: float | None = None) -> Records:
     """Simulate one policy."""
     made = make_policy(prepared.policy(policy), prepared.profile)
-    with cohorts(policy):
+    with altered(policy):
         return simulate(prepared.network, made, offered, prepared.device, sla_s=sla_s)
 
 
@@ -184,7 +191,7 @@ def real(prepared: Prepared, rate: float, options: argparse.Namespace) -> dict[s
     """Return the same figures of an engine with one thread that is offered requests at this rate."""
     results = {}
     for name in options.policies:
-        with cohorts(name), Engine(prepared.model, prepared.policy(name), threads=1) as engine:
+        with altered(name), Engine(prepared.model, prepared.policy(name), threads=1) as engine:
             for future in [engine.submit_future(request) for request in prepared.requests[:16]]:
                 future.result()
             count = max(20, int(rate * options.seconds))

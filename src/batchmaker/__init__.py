@@ -10,12 +10,13 @@ if TYPE_CHECKING:
     from batchmaker.cells.layers import layers
     from batchmaker.cells.model import Model
     from batchmaker.cells.saved import load
+    from batchmaker.cells.trees import tree
     from batchmaker.engine.engine import Engine
     from batchmaker.engine.save import save
 
 __version__ = "0.1.0"
 
-__all__ = ["Cell", "Engine", "Model", "__version__", "layers", "load", "save"]
+__all__ = ["Cell", "Engine", "Model", "__version__", "layers", "load", "save", "tree"]
 
 _HOMES = {
     "Cell": "batchmaker.cells.cell",
@@ -24,6 +25,7 @@ _HOMES = {
     "layers": "batchmaker.cells.layers",
     "load": "batchmaker.cells.saved",
     "save": "batchmaker.engine.save",
+    "tree": "batchmaker.cells.trees",
 }
 """Where each name is, for when it is first used: what needs no torch, such as `batchmaker.client`, comes without it."""
 

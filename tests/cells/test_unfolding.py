@@ -94,8 +94,6 @@ def test_the_steps_of_a_loop_end_where_it_ended(begin: Begin) -> None:
     assert unfolding.result(lookup).tolist() == [1, 2]
     (loop,) = unfolding.loops.values()
     assert (loop.first, loop.last, loop.until) == (0, 4, 2)
-    assert unfolding.loop_of(3) is loop
-    assert unfolding.loop_of(5) is None
 
 
 def test_the_end_of_a_loop_is_looked_up_wherever_it_ended(begin: Begin) -> None:

@@ -9,8 +9,8 @@ import pytest
 from unfolding_forms import Add, Begin, Forms, add, begun, look, run, yield_all
 
 import batchmaker as bm
-from batchmaker.cells.cell import current_scope
 from batchmaker.cells.registry import CellRegistry
+from batchmaker.cells.scope import current_scope
 from batchmaker.cells.unfolding import Unfolding
 from batchmaker.errors import InvalidRequestError, ModelError, NodeLimitError, ShapeError
 

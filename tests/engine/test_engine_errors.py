@@ -140,7 +140,7 @@ BAD: dict[str, tuple[Callable[[Any], Any], type[BatchmakerError], str]] = {
             [[0, 2]], [[-1, 0]], [[0, 1], [2, 9]], [], [[0]], [0, 1], [[0, 1, 1]], "leaves", [[0, 1], [2]],
         )
     },
-    "leaves that are data": (lambda m: m.join.tree([[0, 1]], rows(1, 2)), InvalidRequestError, "leaves must be"),
+    "leaves that are no rows": (lambda m: m.join.tree([[0, 1]], [1, 2]), ShapeError, "'join', input 0"),
     "too many nodes": (lambda m: m.add.run(rows(*range(60)), ([0.0],)), NodeLimitError, "more than 50 nodes"),
 }  # fmt: skip
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import batchmaker as bm
-from batchmaker.cells.cell import OpenLoop, current_scope
+from batchmaker.cells.cell import OpenLoop
+from batchmaker.cells.scope import current_scope
 from batchmaker.errors import ModelError
 from batchmaker.graph.values import Value, ValueSequence
 
@@ -74,7 +75,7 @@ def run_until(cell: bm.Cell, sequence: list[Value], init: Value) -> Value:
     assert scope is not None
     known = scope.types.known(cell) or scope.types.learn(cell, (sequence[0].spec, init.spec))
     nodes = np.array([value.node for value in sequence])
-    column = ValueSequence(nodes, 0, sequence[0].spec, sequence[0].origin, keeps=sequence)
+    column = ValueSequence(nodes, sequence[0].of, holds=sequence)
     (end,) = scope.recorder.run(known, [column], [init], open_ended=True)
     scope.types.use_in_runs(known, 1)
     first = int(end.steps.nodes[0])

@@ -20,7 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from batchmaker.executor.cuda.device import CannotRecordError, DeviceLostError
+from batchmaker.executor.cuda.device import CannotRecordError, DeviceLostError, RecurrentKernel
+from batchmaker.kernels.layer import CallBuffers, LayerWeights
+from batchmaker.kernels.stepped import SteppedLayer
 
 
 class Memory:
@@ -59,15 +61,21 @@ class FakeDevice:
     """Works off its line in bits of random size at every `advance`.
 
     seed: of these sizes. background: a thread advances it, as a GPU works on its own. records: whether it can record.
+    at_once: from how many steps on recurrent layers run in one launch, which plain operations stand for; None: never.
     """
 
     torch_device = torch.device("cpu")
 
-    def __init__(self, name: str = "fake", *, seed: int = 0, background: bool = False, records: bool = True) -> None:
+    def __init__(
+        self, name: str = "fake", *, seed: int = 0, background: bool = False, records: bool = True,
+        at_once: int | None = None,
+    ) -> None:  # fmt: skip
         self.name = name
         self.lost: str | None = None
         self.records = records
         self.num_recorded = 0
+        self.num_recurrent = 0
+        self.at_once = at_once
         self.num_launched = 0
         self.num_rows_copied = 0
         self._line: deque[Callable[[], Any]] = deque()
@@ -221,6 +229,19 @@ class FakeDevice:
                 self._submit(item)
 
         return launch
+
+    def recurrent(self, weights: LayerWeights, rows: int, steps: int) -> RecurrentKernel | None:
+        layer = SteppedLayer(weights)
+
+        def work(call: CallBuffers) -> tuple[Tensor, ...]:
+            self.num_recurrent += 1
+            return layer.run_buffers(call)
+
+        def prepare(call: CallBuffers) -> Callable[[], None]:
+            assert (call.rows, call.steps) == (rows, steps)
+            return lambda: self.compute(lambda: work(call)) and None
+
+        return None if self.at_once is None else RecurrentKernel(self.at_once, prepare)
 
     def copy_rows(self, other: Any, source: Tensor, rows: NDArray[np.int64], target: Tensor) -> None:
         other.stop()

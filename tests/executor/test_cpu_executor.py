@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import batchmaker as bm
 from batchmaker.errors import OptionError
+from batchmaker.executor import stepping
 from batchmaker.executor.cpu import CpuExecutor, default_threads
 
 
@@ -64,6 +65,18 @@ def test_cells_that_hand_rows_through_give_every_request_its_own(module: nn.Modu
             if request["form"] == "run":
                 torch.testing.assert_close(answer[1], steps)
         engine.driver._scheduler.check_invariants()
+
+
+def test_steps_that_shrink_within_a_task_run_as_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("a step was run row by row")
+
+    monkeypatch.setattr(stepping, "_row_by_row", refuse)
+    lengths = [5, 5, 4, 4, 3, 3, 3, 2, 2, 2, 1, 1, 1, 1, 1, 1]
+    with bm.Engine(Chains(Swap(), batch_sizes=[2, 4, 16]), threads=1) as engine:
+        answers = engine.map([{"xs": list(range(length)), "form": "run"} for length in lengths], progress=False)
+    for length, answer in zip(lengths, answers, strict=True):
+        torch.testing.assert_close(answer[1], plainly(Swap(), range(length))[1])
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 from test_cuda_executor import REQUESTS, Mixed, OneByOne, plainly
+from test_whole_tasks import LENGTHS, MODULES, Chain, flat, vectors
 from torch import Tensor
 
 from batchmaker import models
 from batchmaker.engine.engine import Engine
 from batchmaker.errors import CellError
 from batchmaker.executor.cuda.device import HEADER_WORDS, CannotRecordError
+from batchmaker.executor.cuda.gpu import Gpu
 from batchmaker.executor.cuda.open import open_devices
 
 pytestmark = pytest.mark.gpu
@@ -154,6 +156,34 @@ def test_recurrent_states_are_those_of_the_cpu(name: str, dtype: str) -> None:
     with Engine(model, device="cuda:0") as engine:
         for answer, want in zip(engine.map(SENTENCES, progress=False), wanted, strict=True):
             torch.testing.assert_close(answer.float(), want, rtol=0, atol=TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_tasks_in_one_launch_give_what_single_steps_do(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = models.make("lstm", hidden=64, vocabulary_size=50, dtype=dtype, max_batch=16)
+    with Engine(model, device="cuda:0") as engine:
+        found = engine.map(SENTENCES, progress=False)
+        assert engine.driver._executor.num_whole_tasks > 0
+        assert engine.driver._executor.notes == []
+    monkeypatch.setattr(Gpu, "recurrent", lambda *_: None)
+    with Engine(model, device="cuda:0") as engine:
+        wanted = engine.map(SENTENCES, progress=False)
+        assert engine.driver._executor.num_whole_tasks == 0
+    for answer, want in zip(found, wanted, strict=True):
+        torch.testing.assert_close(answer.float(), want.float(), rtol=0, atol=TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("module", MODULES, ids=str)
+def test_every_step_of_a_task_in_one_launch_is_that_of_the_cpu(module: Any) -> None:
+    model = Chain(module, reads=3, max_batch=8)
+    requests = vectors(LENGTHS)
+    with Engine(model) as engine:
+        wanted = engine.map(requests, progress=False)
+    with Engine(model, device="cuda:0") as engine:
+        for answer, want in zip(engine.map(requests, progress=False), wanted, strict=True):
+            for mine, right in zip(flat(answer), flat(want), strict=True):
+                torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-5)
+        assert engine.driver._executor.num_whole_tasks > 0
 
 
 def test_tf32_stays_within_its_tolerance() -> None:

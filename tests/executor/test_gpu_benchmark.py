@@ -6,11 +6,16 @@ import importlib
 import json
 import sys
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+
+from batchmaker.cli.workload import make_workload
+from batchmaker.executor.cuda.gpu import Gpu
+from batchmaker.kernels.devices import H200
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -19,7 +24,9 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 def scripts(monkeypatch):
     pytest.importorskip("cuda.core", reason="needs the extra `cuda`")
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return {name: importlib.import_module(name) for name in ("gpu", "gpu_kernels", "gpu_engine", "gpu_page")}
+    return {
+        name: importlib.import_module(name) for name in ("gpu", "gpu_kernels", "gpu_compile", "gpu_engine", "gpu_page")
+    }
 
 
 class Hand:
@@ -49,8 +56,84 @@ def test_a_section_that_fails_is_written_down_and_the_others_go_on(scripts, caps
     assert results["a"] == {"state": "failed: RuntimeError: a bad launch", "seconds": 10.0, "rows": []}
     assert results["b"]["rows"] == [{"x": 1}]
     assert [results[name]["seconds"] for name in "bc"] == [45.0, 45.0]  # what one leaves, the others share
-    assert [len(json.loads(now)) for now in flushed] == [1, 2, 3]
+    assert [len(json.loads(now)) for now in flushed] == [1, 1, 2, 2, 3, 3]
+    assert json.loads(flushed[2])["b"]["state"] == "running"
     assert gpu.run_all(wanted, 0.0, flushed.append, clock)["c"]["state"] == "not run: out of time"
+
+
+def test_nothing_more_is_begun_in_a_process_whose_device_is_broken(scripts):
+    gpu, begun = scripts["gpu"], []
+
+    def section(name):
+        return gpu.Section(name, 0.3, lambda until: begun.append(name) or [])
+
+    results = gpu.run_all(
+        [section(name) for name in "abc"], 10.0, lambda now: None, Hand(), lambda: begun == ["a", "b"]
+    )
+    assert begun == list(results) == ["a", "b"]
+
+
+class Played:
+    """A worker that goes through what it was given: one look at it for each of `states`, and then it ends."""
+
+    def __init__(self, clock, states, status):
+        self.clock, self.states, self.status, self.killed = clock, states, status, False
+
+    def poll(self):
+        return -9 if self.killed else self.status if len(self.states) == 1 else None
+
+    def kill(self):
+        self.killed = True
+
+    def results(self):
+        return self.states.pop(0) if len(self.states) > 1 else self.states[0]
+
+
+def supervised(scripts, *scripts_of_workers, seconds=100.0):
+    """Return the results of sections a, b and c, and what each worker was asked for."""
+    clock, asked, flushed = Hand(), [], []
+    waiting = [Played(clock, *each) for each in scripts_of_workers]
+
+    def start(names, left_s):
+        asked.append((names, left_s))
+        return waiting.pop(0)
+
+    def pause(seconds):
+        clock.now_s += seconds
+
+    results = scripts["gpu"].supervised(["a", "b", "c"], seconds, start, flushed.append, clock, pause)
+    assert flushed[-1].keys() <= results.keys()
+    return {name: each["state"] for name, each in results.items()}, asked
+
+
+RAN = {"state": "ran", "seconds": 1.0, "rows": []}
+
+
+def test_where_a_process_ends_within_a_section_another_goes_on_with_the_next(scripts):
+    first = [{}, {"a": RAN}, {"a": RAN, "b": {"state": "running", "until_s": 50.0, "rows": []}}]
+    states, asked = supervised(scripts, (first, 139), ([{}, {"c": RAN}], 0))
+    assert states == {"a": "ran", "b": "failed: the process ended with 139", "c": "ran"}
+    assert [names for names, _ in asked] == [["a", "b", "c"], ["c"]]
+    assert asked[1][1] < 100.0
+
+
+def test_a_section_that_stands_still_is_ended(scripts):
+    stands = [{"a": {"state": "running", "until_s": 10.0, "rows": []}}] * 500
+    states, _ = supervised(scripts, (stands, None), ([{"b": RAN, "c": RAN}], 0))
+    assert states["a"].startswith("failed: stood still")
+    assert states["b"] == states["c"] == "ran"
+
+
+def test_a_broken_device_costs_no_section_but_its_own(scripts):
+    failed = {"state": "failed: illegal address", "seconds": 1.0, "rows": []}
+    states, _ = supervised(scripts, ([{}, {"a": failed}], 0), ([{"b": RAN, "c": RAN}], 0))
+    assert states == {"a": "failed: illegal address", "b": "ran", "c": "ran"}
+
+
+def test_a_process_that_cannot_even_begin_does_not_begin_for_ever(scripts):
+    states, asked = supervised(scripts, *[([{}], 1)] * 3)
+    assert set(states.values()) == {"failed: the process ended with 1"}
+    assert len(asked) == 3
 
 
 def test_all_sections_fit_into_the_whole(scripts):
@@ -155,3 +238,48 @@ def test_results_become_tables_and_a_picture(scripts, tmp_path):
     path = tmp_path / "out.png"
     page.draw(path, content)
     assert path.stat().st_size > 0
+
+
+def test_what_is_compiled_ahead_is_what_the_sections_ask_for(scripts, tmp_path, monkeypatch):
+    compiling = scripts["gpu_compile"]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    jobs = compiling.jobs()
+    asked = {(job[0].cell, job[0].dtype, job[0].hidden, job[0].batch) for job in jobs}
+    assert ("gru", "bfloat16", 1024, 32) in asked  # table 1 with 20 rows
+    assert ("lstm", "bfloat16", 128, 16) in asked  # char-RNN with 10 rows
+    assert ("lstm", "float32", 1024, 1024) in asked  # the engine's largest tasks
+    assert len(set(jobs)) == len(jobs)
+    job = next(job for job in jobs if job[0].hidden == 64)
+    assert compiling.compile_job(job, H200, "sm_90") >= 1
+    assert compiling.compile_job(job, H200, "sm_90") == 0
+
+
+def test_the_padded_baseline_runs_all_requests(scripts):
+    workload = make_workload("lstm", lengths="clip:12", count=40, seed=0)
+    row = scripts["gpu_engine"].padded_baseline(workload, 8, "float32", device="cpu")
+    assert row["padded_rps"] > 0
+    assert row["packed_rps"] > 0
+
+
+def test_tasks_are_timed_in_one_launch_and_step_by_step(scripts, monkeypatch):
+    engine, seen = scripts["gpu_engine"], []
+
+    def served(name, dtype, seconds, **sizes):
+        seen.append(Gpu.recurrent(None, None, 1, 1) if isinstance(Gpu.recurrent, mock.Mock) else "real")
+        return {"model": name, "dtype": dtype}
+
+    monkeypatch.setattr(engine, "served", served)
+    rows = engine.tasks(scripts["gpu"].Deadline(100.0, Hand()))
+    assert [row["at_once"] for row in rows] == [True, False]
+    assert seen == ["real", None]
+    assert [row["not_run"] for row in engine.tasks(scripts["gpu"].Deadline(5.0, Hand()))] == ["out of time"] * 2
+
+
+@pytest.mark.slow
+def test_a_model_is_served_and_its_row_can_be_written_down(scripts, monkeypatch):
+    monkeypatch.setattr(scripts["gpu_engine"], "DEVICE", "cpu")
+    row = scripts["gpu_engine"].served("lstm", "float32", 1.0, hidden=8, max_batch=8)
+    assert row["failed"] == 0
+    content = {"device": "x", "driver": "x", "torch": "x", "commit": "c", "command": "gpu.py"}
+    content["sections"] = json.loads(json.dumps({"lstm": {"state": "ran", "rows": [row]}}))
+    assert "| lstm | float32 |" in scripts["gpu_page"].tables(content)

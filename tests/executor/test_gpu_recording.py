@@ -173,6 +173,47 @@ def test_a_launch_that_fails_says_so_and_asks_whether_the_device_lives(
         device.signal(block)
 
 
+class Layers:
+    """Stands for CudaLayers: what it gives or raises for any layer."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def at_once(self, weights: Any, rows: int, steps: int) -> Any:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def test_a_kernel_that_does_not_load_leaves_the_steps_to_recordings(
+    cuda: Cuda, caplog: pytest.LogCaptureFixture
+) -> None:
+    device: Any = Gpu(0)
+    device._layers = Layers(None)
+    assert device.recurrent(None, 8, 5) is None
+    assert caplog.records == []
+    device._layers = Layers(DeviceError("the 64 blocks of a tile cannot all run at once"))
+    assert device.recurrent(None, 8, 5) is None
+    assert "no persistent kernel for 8 rows: the 64 blocks" in caplog.text
+    device._layers = Layers(DeviceLostError("gone", device))
+    with pytest.raises(DeviceLostError):
+        device.recurrent(None, 8, 5)
+
+
+def test_a_kernel_is_submitted_with_the_buffers_that_it_was_prepared_for(cuda: Cuda) -> None:
+    device, calls = Gpu(0), []
+    any_device: Any = device
+    kernel = SimpleNamespace(on_buffers=lambda call: lambda: calls.append(call))
+    any_device._layers = Layers((kernel, 3))
+    found = any_device.recurrent(None, 8, 5)
+    submit = found.prepare("buffers")
+    assert (found.least_steps, calls) == (3, [])
+    launch = device.record(submit)
+    assert calls == ["buffers"] * 3
+    launch()
+    assert cuda.replays == 1
+
+
 @pytest.mark.parametrize("own", ["none", "ieee", "tf32"])
 def test_products_round_as_the_device_says_and_torch_is_left_as_it_was(cuda: Cuda, own: str) -> None:
     def seen() -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -16,7 +18,7 @@ TABLE = TableId(1)
 def tables(dtype: str = "float32", num_rows: int = 8) -> StateTables:
     made = StateTables()
     made.reserve(Reserve((TableSpec(TABLE, ValueSpec((2,), dtype)),), num_rows))
-    made.write(TABLE, 0, torch.arange(2.0 * num_rows).reshape(num_rows, 2).to(getattr(torch, dtype)))
+    made.write(TABLE, slice(0, num_rows), torch.arange(2.0 * num_rows).reshape(num_rows, 2).to(getattr(torch, dtype)))
     return made
 
 
@@ -49,6 +51,23 @@ def test_several_sources_and_zeros_meet_in_one_batch() -> None:
     assert len(batch) == 6
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64"])
+def test_what_was_taken_can_be_put_elsewhere(dtype: str) -> None:
+    made = tables(dtype)
+    made.put(TABLE, rows(0, 7), made.take(TABLE, rows(7, 3)))
+    made.clear(TABLE, rows(1))
+    assert made[TABLE].tolist() == [[14, 15], [0, 0], [4, 5], [6, 7], [8, 9], [10, 11], [12, 13], [6, 7]]
+
+
+def test_a_copy_has_valid_rows_where_it_is_padded_and_a_table_knows_its_own() -> None:
+    made = tables("bfloat16")
+    batch = made.copy(TABLE, rows(3, 4), 4)
+    assert batch.dtype == torch.bfloat16
+    assert batch.tolist() == [[6, 7], [8, 9], [0, 1], [0, 1]]
+    assert not made.holds(TABLE, batch)
+    assert made.holds(TABLE, made[TABLE][7:])
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "float64"])
 def test_growth_keeps_every_value_and_adds_zeros(dtype: str) -> None:
     made = tables(dtype)
@@ -67,8 +86,15 @@ def test_growth_keeps_every_value_and_adds_zeros(dtype: str) -> None:
 def test_arrays_are_written_into_the_grown_table() -> None:
     made = tables()
     made.reserve(Reserve((TableSpec(TABLE, ValueSpec((2,), "float32")),), 16))
-    made.write(TABLE, 14, np.array([[5, 6], [7, 8]], np.float32))
+    made.write(TABLE, slice(14, 16), np.array([[5, 6], [7, 8]], np.float32))
     assert made[TABLE][14:].tolist() == [[5, 6], [7, 8]]
+
+
+@pytest.mark.parametrize("values", [np.array([[5, 6], [7, 8]], np.float32), torch.tensor([[5.0, 6.0], [7.0, 8.0]])])
+def test_rows_that_do_not_follow_each_other_are_written_at_once(values: Any) -> None:
+    made = tables()
+    made.write(TABLE, rows(1, 6), values)
+    assert made[TABLE].tolist() == [[0, 1], [5, 6], [4, 5], [6, 7], [8, 9], [10, 11], [7, 8], [14, 15]]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "bool"])
@@ -76,7 +102,7 @@ def test_large_tables_take_memory_only_where_rows_are_written(dtype: str) -> Non
     made, spec = StateTables(), TableSpec(TABLE, ValueSpec((1 << 20,), dtype))
     made.reserve(Reserve((spec,), 64))
     ones = torch.ones((1, 1 << 20), dtype=getattr(torch, dtype))
-    made.write(TABLE, 40, ones)
+    made.write(TABLE, slice(40, 41), ones)
     before = resident_bytes()
     made.reserve(Reserve((spec,), 512))
     assert resident_bytes() - before < 64 << 20

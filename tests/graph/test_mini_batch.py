@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_graphs import ancestors_of, fewest_batches, graphs, sources_of
+from small_graphs import fewest_batches, graphs, sources_of
 
 from batchmaker.errors import InvalidRequestError
 from batchmaker.graph.bound import lower_bound
@@ -63,7 +63,7 @@ def test_requests_that_are_merged_keep_their_edges_and_wait_for_nobody_else():
     both = merged([one, other])
     assert both.types.tolist() == [0, 1, 1, 0, 0]
     assert sources_of(both) == [[], [0], [], [2], [2, 3]]
-    assert both.kin_depths.tolist() == [*one.kin_depths, *other.kin_depths]
+    assert both.own_depths.tolist() == [*one.own_depths, *other.own_depths]
 
 
 def test_a_node_fed_twice_by_another_waits_for_it_once():
@@ -87,21 +87,11 @@ def test_a_graph_with_a_cycle_or_of_unknown_types_is_refused(types, sources, say
 
 
 @given(graphs())
-def test_kin_are_the_nearest_ancestors_of_a_nodes_type(made: MiniBatch):
-    above = ancestors_of(made)
-    bounds = made.kin_starts.tolist()
-    for node in range(len(made)):
-        same = {up for up in above[node] if made.types[up] == made.types[node]}
-        nearest = same - set().union(*(above[up] for up in same))
-        assert set(made.kin[bounds[node] : bounds[node + 1]].tolist()) == nearest
-
-
-@given(graphs())
 def test_turned_twice_is_the_same(made: MiniBatch):
     twice = made.turned.turned
     assert twice.types.tolist() == made.types.tolist()
     assert sources_of(twice) == sources_of(made)
-    assert sorted(twice.kin.tolist()) == sorted(made.kin.tolist())
+    assert twice.own_depths.tolist() == made.own_depths.tolist()
 
 
 @given(graphs())

@@ -12,9 +12,10 @@ from batchmaker.policies import SufficientPolicy, make
 from batchmaker.policies.sufficient import sufficient_order
 
 
-def view(*types: tuple[int, int]) -> SimpleNamespace:
+def view(*types: tuple[int, int], max_batch: int = 10) -> SimpleNamespace:
     """types: (ready, independent) of each."""
     return SimpleNamespace(
+        cells=[SimpleNamespace(max_batch=max_batch)] * len(types),
         ready=[number for number, (ready, _) in enumerate(types) if ready],
         num_ready=lambda number: types[number][0],
         frontiers=SimpleNamespace(independent=lambda number: types[number][1]),
@@ -34,6 +35,13 @@ def view(*types: tuple[int, int]) -> SimpleNamespace:
 def test_the_largest_ready_share_then_the_most_ready_then_the_lowest_number(types, order):
     assert sufficient_order(view(*types)) == order
     assert list(SufficientPolicy().rank(view(*types))) == order
+
+
+def test_a_type_that_fills_a_batch_goes_first_and_among_full_ones_the_order_stands():
+    types = ((9, 10), (4, 20), (1, 1), (5, 10))
+    assert list(SufficientPolicy().rank(view(*types))) == [2, 0, 3, 1]
+    assert list(SufficientPolicy().rank(view(*types, max_batch=5))) == [0, 3, 2, 1]
+    assert list(SufficientPolicy().rank(view(*types, max_batch=4))) == [0, 3, 1, 2]
 
 
 def test_it_is_found_by_name_and_wrong_steps_are_refused():

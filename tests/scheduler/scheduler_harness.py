@@ -18,7 +18,7 @@ import numpy as np
 from batchmaker.graph.cell_graph import HOST, ZERO, CellGraph
 from batchmaker.graph.recorder import Recorder
 from batchmaker.graph.spec import CellType, ValueSpec
-from batchmaker.graph.values import HostValues, Value, ValueSequence
+from batchmaker.graph.values import HostValues, Output, Value, ValueSequence
 from batchmaker.policies.ageing import PATIENCE
 from batchmaker.policies.cellular import CellularPolicy
 from batchmaker.scheduler.commands import ZERO_TABLE, Admit, Fail, Read, Reply, Reserve, RunTask, Source, Step
@@ -123,9 +123,9 @@ class Reference:
 
     def extend(self, graph: CellGraph) -> None:
         given = {
-            (values.port, values.first + i): np.uint64(values.values[i])
+            (values.port, node): np.uint64(value)
             for values in graph.host_inputs
-            for i in range(values.count)
+            for node, value in zip(np.r_[values.rows(0)].tolist(), values.values, strict=True)
         }
         for part in sorted([*graph.blocks, *graph.runs], key=lambda part: part.first):
             if hasattr(part, "types"):
@@ -319,13 +319,13 @@ class Harness:
                 return [SequenceClosed(sequence, self.now_s)]  # type: ignore[arg-type]
             request, program, deadline_s = chunks[number]
             handles = [
-                [Value(node, k, NUMBER, None, None) for k in range(len(outputs))]  # type: ignore[arg-type]
+                [Value(node, Output(k, NUMBER, None)) for k in range(len(outputs))]  # type: ignore[arg-type]
                 for node, outputs in enumerate(kept)
             ]
 
             def start(recorder: Recorder) -> Any:
                 for value in (value for outputs in handles for value in outputs):
-                    value.origin = recorder
+                    value.of.origin = recorder
                 return program(recorder, handles)
 
             def answered(how: str) -> None:
@@ -438,8 +438,7 @@ class Harness:
                 for i in range(request.num_kept):
                     self._owner[command.kept_base + i] = (command.request, i)
                 for values, table in zip(graph.host_inputs, command.host_tables, strict=True):
-                    first = values.first - command.first_local + command.base
-                    self._tables[table][first : first + values.count] = values.values
+                    self._tables[table][values.rows(command.base - command.first_local)] = values.values
             case RunTask():
                 assert len({step.batch for step in command.steps if step.batch == 0}) == 0
                 self._queues[command.worker].extend((command, i) for i in range(len(command.steps)))

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from scheduler_harness import Harness, cell_type, chain, host
 from test_scheduler_properties import play, settings_of_a_run
 
 from batchmaker.errors import InvariantError
-from batchmaker.graph.cell_graph import CellGraph, Run
-from batchmaker.graph.kin import kin_of
+from batchmaker.graph.cell_graph import Run
 from batchmaker.graph.recorder import Recorder
 from batchmaker.policies import AgendaRemainingPolicy, CellularPolicy, SufficientPolicy
 from batchmaker.scheduler.arena import DONE, READY, SUBMITTED
@@ -69,9 +69,9 @@ def is_left(harness: Harness, node: int) -> bool:
     return node not in submitted  # a run whose last step is on a worker
 
 
-def compared(run: dict[str, Any]) -> int:
-    """Play a run and compare after every turn; return how many turns something was in flight."""
-    turns = 0
+def compared(run: dict[str, Any], every: int = 1) -> int:
+    """Play a run and compare after every turn, or some; return how many of those something was in flight."""
+    turns = passed = 0
     check = Scheduler.check_invariants
 
     with pytest.MonkeyPatch.context() as patch:
@@ -83,9 +83,10 @@ def compared(run: dict[str, Any]) -> int:
             init(harness, *args, **options)
 
         def checked(scheduler: Scheduler) -> None:
-            nonlocal turns
+            nonlocal turns, passed
             check(scheduler)
-            if scheduler is made[-1].scheduler:
+            passed += 1
+            if scheduler is made[-1].scheduler and passed % every == 0:
                 found = [scheduler.frontiers.independent(t) for t in range(len(made[-1].cells))]  # type: ignore[arg-type]
                 assert found == frontiers_of(made[-1])
                 turns += any(found)
@@ -119,43 +120,17 @@ def test_counts_are_exact_where_connected_nodes_wait_together(run: dict[str, Any
         compared(run | {"policy": "sufficient", "num_sequences": 0})
 
 
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@given(settings_of_a_run(), st.integers(2, 12))
+def test_counts_are_exact_where_nobody_has_asked_before(run: dict[str, Any], every: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SufficientPolicy, "rank", lambda policy, view: view.ready)
+        compared(run | {"policy": "sufficient"}, every)
+
+
 # --- by hand -----------------------------------------------------------------------------------------------------
 
 A, B = cell_type(0, "a", 2, sizes=(1, 9)), cell_type(1, "b", 1, sizes=(1, 9))
-
-
-def graph_of(program: Any) -> CellGraph:
-    recorder = Recorder()
-    program(recorder)
-    return recorder.take()
-
-
-def test_kin_are_the_nearest_ancestors_of_the_type_through_any_others() -> None:
-    """a0 -> b1 -> a2 -> b3 -> a4, and a0 -> a4: the last waits for a2 alone."""
-
-    def program(recorder: Recorder) -> None:
-        (first,) = recorder.node(A, [host(1), host(1)])
-        (second,) = recorder.node(A, [recorder.node(B, [first])[0], host(1)])
-        recorder.node(A, [recorder.node(B, [second])[0], first])
-
-    kin = kin_of(graph_of(program))
-    assert kin.keys.tolist() == [0, 1, 2, 3, 4]
-    assert kin.group.tolist() == [-1, -1, 0, 1, 2]
-    assert sorted(zip(kin.feeders.tolist(), kin.fed.tolist(), strict=True)) == [(0, 0), (1, 1), (2, 2)]
-
-
-def test_units_that_wait_for_the_same_kin_share_them() -> None:
-    """Thirty nodes, one of another type after all of them, and thirty after that: 30 edges, not 900."""
-
-    def program(recorder: Recorder) -> None:
-        (first,) = recorder.map(A, [host(*range(30)), host(*range(30))])
-        wide = cell_type(2, "wide", 30)
-        (middle,) = recorder.node(wide, list(first))
-        for _ in range(30):
-            recorder.node(A, [middle, host(1)])
-
-    kin = kin_of(graph_of(program))
-    assert (kin.num_groups, len(kin.feeders)) == (1, 30)
 
 
 def test_a_run_is_one_node_and_leaves_with_its_last_step() -> None:
@@ -167,6 +142,41 @@ def test_a_run_is_one_node_and_leaves_with_its_last_step() -> None:
         core.run(now_s)
         seen.append((core.scheduler.num_ready(0), core.scheduler.frontiers.independent(0)))  # type: ignore[arg-type]
     assert seen == [(2, 2), (1, 1), (0, 0)]
+
+
+def test_a_unit_waits_for_ancestors_of_its_type_through_any_others_and_through_several_edges() -> None:
+    """a0 -> b1 -> a2 -> b3 -> a4, and a0 -> a4: one of type a at a time is independent, as is one of type b."""
+
+    def program(recorder: Recorder) -> Any:
+        (first,) = recorder.node(A, [host(1), host(1)])
+        (second,) = recorder.node(A, [recorder.node(B, [first])[0], host(1)])
+        return list(recorder.node(A, [recorder.node(B, [second])[0], first]))
+        yield
+
+    core = Harness([A, B], policy=SufficientPolicy())
+    core.arrive(0, program)
+    seen = []
+    for now_s in range(5):
+        seen.append([core.scheduler.frontiers.independent(t) for t in range(2)])  # type: ignore[arg-type]
+        core.run(float(now_s))
+    assert seen[0] == [0, 0]
+    assert seen[1:] == [[1, 1], [1, 1], [1, 1], [1, 0]]
+    core.run()
+    core.check_nothing_left()
+
+
+def test_frontiers_are_kept_from_the_first_question_until_nothing_is_left() -> None:
+    core = Harness([A, B], policy=SufficientPolicy())
+    book = core.scheduler.frontiers
+    for request in range(2):
+        core.arrive(request, chain(A, 3))
+    core.run(0.0)
+    assert not book.kept  # one type is ready: nothing to choose
+    assert book.independent(0) == 2
+    assert book.kept
+    core.run()
+    assert not book.kept
+    assert not book.left.any()
 
 
 def test_frontiers_are_not_kept_for_policies_that_do_not_ask() -> None:

@@ -160,6 +160,28 @@ def test_a_cell_that_the_file_does_not_have_is_left_to_the_condition(tmp_path: P
     assert batches_live(policy, programs, LATTICE) == len(offline)
 
 
+def test_a_full_batch_goes_before_what_the_table_says(tmp_path: Path):
+    """The table puts labels off; but ten are ready for a batch of four when the one character of the other is."""
+    character, label = (cell_type(number, name, 1, 1, (1, 4)) for number, name in enumerate(("character", "label")))
+
+    def word(recorder: Recorder) -> Any:
+        (last,) = recorder.run(character, [host(1, 2, 3)], None)
+        return list(recorder.node(label, [last]))
+        yield
+
+    def labels(recorder: Recorder) -> Any:
+        return [recorder.map(label, [host(*range(10))])[0]]
+        yield
+
+    core = Harness([character, label], policy=make(written(tmp_path / "p.json", [character, label], {(1, 0): 0})))
+    core.arrive(0, word)
+    core.arrive(1, labels)
+    core.run()
+    assert [(ran.cell, ran.step.batch) for ran in core.log] == [
+        ("label", 4), ("label", 4), ("character", 1), ("character", 1), ("character", 1), ("label", 3),
+    ]  # fmt: skip
+
+
 CELLS = make_cells(1, 4, random.Random(0))
 
 

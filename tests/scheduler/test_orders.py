@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scheduler_harness import Harness, Program, cell_type, chain, host
 
@@ -183,9 +183,11 @@ def test_a_request_of_low_priority_is_answered_while_work_of_high_priority_never
     steps=st.lists(st.tuples(st.booleans(), st.integers(1, 3)), min_size=1, max_size=4),
     max_batch=st.integers(1, 3),
 )
-def test_any_request_ends_within_patience_per_step_behind_an_endless_stream(name, patience, steps, max_batch):
+@example(name="cellular", patience=3, steps=[(False, 2), (True, 1), (True, 1), (True, 1)], max_batch=1)
+def test_any_request_ends_within_patience_per_task_behind_an_endless_stream(name, patience, steps, max_batch):
     cells = [cell_type(i, str(i), 2, sizes=(1, max_batch), priority=9 - 9 * i) for i in range(2)]
-    core = Harness(cells, policy=make(name), patience=patience, check_always=False)
+    policy = make(name)
+    core = Harness(cells, policy=policy, patience=patience, check_always=False)
 
     def low(recorder: Recorder) -> Any:
         value = host(0)
@@ -195,7 +197,7 @@ def test_any_request_ends_within_patience_per_step_behind_an_endless_stream(name
         yield
 
     core.arrive(0, low)
-    bound = sum(length for _, length in steps) * (2 * patience + 2)
+    bound = sum(length for _, length in steps) * (2 * patience + 2) * policy.max_steps  # patience counts tasks
     for request in range(1, 2 + max_batch * bound):  # a full batch of newcomers at every step
         core.arrive(request, chain(cells[0], 1), (request - 1) / max_batch)
     core.run(float(bound))

@@ -173,10 +173,25 @@ def shortly(after_s: float) -> Any:
 
 def test_a_cohort_is_done_before_those_who_came_meanwhile() -> None:
     """By its ratio and its number a would go on for as long as newcomers keep coming."""
-    device = Device(scheduler_of(A, B), arrival(1, A, 2, 0.0), arrival(2, A, 2, 0.0), arrival(3, B, 3, 0.0))
+    wide = cell_type(0, "a", 2, sizes=(1, 50))
+    device = Device(scheduler_of(wide, B), arrival(1, wide, 2, 0.0), arrival(2, wide, 2, 0.0), arrival(3, B, 3, 0.0))
     for number in range(6):
-        device.step(arrival(10 + 2 * number, A, 1, 0.0), arrival(11 + 2 * number, A, 1, 0.0))
+        device.step(arrival(10 + 2 * number, wide, 1, 0.0), arrival(11 + 2 * number, wide, 1, 0.0))
     assert [what for what, _ in device.ran[:5]] == ["a", "a", "b", "b", "b"]
+
+
+def test_newcomers_who_fill_a_batch_have_every_other_task_at_most() -> None:
+    device = Device(scheduler_of(A, B), arrival(1, A, 2, 0.0), arrival(2, A, 2, 0.0), arrival(3, B, 3, 0.0))
+    for number in range(8):
+        device.step(arrival(10 + 2 * number, A, 1, 0.0), arrival(11 + 2 * number, A, 1, 0.0))
+    assert [what for what, _ in device.ran[:6]] == ["a", "a", "a", "b", "a", "b"]
+
+
+def test_newcomers_who_fill_a_batch_do_not_pass_a_higher_priority() -> None:
+    device = Device(scheduler_of(A, B), arrival(1, A, 1, 0.0), arrival(2, B, 3, 0.0, priority=1))
+    for number in range(4):
+        device.step(arrival(10 + 2 * number, A, 1, 0.0), arrival(11 + 2 * number, A, 1, 0.0))
+    assert [what for what, _ in device.ran[:3]] == ["b"] * 3
 
 
 def test_newcomers_ride_along_in_the_batches_of_a_cohort() -> None:
@@ -195,7 +210,7 @@ def test_a_long_request_does_not_keep_newcomers_waiting() -> None:
     device.step(arrival(99, B, 2, 46.0))
     for _ in range(3):
         device.step()
-    assert device.ran[-4:] == [("b", (99,)), ("b", (99,)), ("a", (90, 91)), ("a", (90, 91))]
+    assert device.ran[-4:] == [("a", (90, 91)), ("b", (99,)), ("a", (90, 91)), ("b", (99,))]
 
 
 def test_requests_that_come_together_are_one_cohort_to_the_end() -> None:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
 from typing import final
 
 import torch
 from torch import Tensor, nn
 
-from batchmaker.cells.dataflow import CannotRewriteError, TracedCell
+from batchmaker.cells.dataflow import CannotRewriteError, TracedCell, copied
 from batchmaker.cells.export import example_rows, export_cell, flat_module, flat_outputs, infer_outputs
 from batchmaker.cells.fold import fold_tokens
 from batchmaker.cells.identity import CellIdentity, canonical
 from batchmaker.cells.lower import Packer
-from batchmaker.cells.planning.plan import plan_cell
+from batchmaker.cells.planning.plan import Way, fastest_in_runs, plan_cell
 from batchmaker.cells.program import Program
+from batchmaker.cells.recurrence import Recurrence, find_recurrence
 from batchmaker.cells.rewrite import cut_recurrent_cells, fold_constants, lift, token_limits
 from batchmaker.cells.split import Split, compile_whole, split_cell
 from batchmaker.errors import ModelError
@@ -69,13 +72,17 @@ def bind(
         with device:
             cut = [f"{kind} cut into input projection and step" for kind in cut_recurrent_cells(graph)]
         fold_constants(graph)
+        packer, unplanned = Packer(), None
         if optimize and device == CPU:
             plan = plan_cell(graph)
-            graph, cut = plan.graph, [*cut, plan.note]
+            packer, cut = plan.way.packer(), [*cut, plan.note]
+            if plan.way.graph is not graph:
+                unplanned = _Unplanned(graph, plan.way, partial(_fold, limits=limits, fold_bytes=fold_bytes))
+                graph = copied(plan.way.graph)
         elif optimize:
             cut.append(f"not planned: planning is for the CPU, this cell runs on {device}")
         notes = (*cut, *_fold(graph, limits, fold_bytes))
-        bound = BoundCell(name, known, outputs, identity, notes, _Core(runnable, graph, where, optimize))
+        bound = BoundCell(name, known, outputs, identity, notes, _Core(runnable, graph, where, packer, unplanned))
     return bound if num_sequence_inputs is None else bound.split(num_sequence_inputs)
 
 
@@ -107,14 +114,43 @@ def _fold(graph: TracedCell, limits: dict[str, int], fold_bytes: int) -> list[st
     return notes
 
 
+@dataclass(frozen=True, slots=True)
+class _Unplanned:
+    """What is left to choose for a planned cell: whether its steps are faster planned as well.
+
+    graph: the cell as bound without planning. way: as planned. In neither are tokens folded, `fold` does that in place.
+    """
+
+    graph: TracedCell
+    way: Way
+    fold: Callable[[TracedCell], list[str]]
+
+    def preferred(self, num_sequence_inputs: int) -> TracedCell | None:
+        """Return the graph to cut into hoisted part and step instead of the planned one, None if that is faster."""
+        itself = Way(self.graph, reuse=False)
+        if fastest_in_runs([itself, self.way], num_sequence_inputs) == 1:
+            return None
+        graph = copied(self.graph)
+        self.fold(graph)
+        return graph
+
+
 class _Core:
     """What all splits of one cell share: its graph, or the module itself where there is none."""
 
-    def __init__(self, module: nn.Module, graph: TracedCell | None, where: str, reuse: bool = False) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        graph: TracedCell | None,
+        where: str,
+        packer: Packer | None = None,
+        unplanned: _Unplanned | None = None,
+    ) -> None:
         self._module = module
         self._graph = graph
         self._where = where
-        self._packer = Packer(reuse=reuse)
+        self._packer = packer or Packer()
+        self._unplanned = unplanned
         self._whole: Program | None = None
 
     def whole(self) -> Program:
@@ -128,12 +164,21 @@ class _Core:
         """Return the cell in two parts, and a note on what was done."""
         if self._graph is not None:
             try:
-                split = split_cell(self._graph, num_sequence_inputs, self._packer)
+                split, notes = self._cut(self._graph, num_sequence_inputs)
             except CannotRewriteError as error:
                 return self._all_in_step(inputs[:num_sequence_inputs]), (f"nothing hoisted: {error}",)
             count = split.num_hoisted_calls
-            return split, ((f"{count} operations hoisted out of the step",) if count else ())
+            return split, (*notes, *((f"{count} operations hoisted out of the step",) if count else ()))
         return self._all_in_step(inputs[:num_sequence_inputs]), ()
+
+    def _cut(self, graph: TracedCell, num_sequence_inputs: int) -> tuple[Split, tuple[str, ...]]:
+        other = None if self._unplanned is None else self._unplanned.preferred(num_sequence_inputs)
+        if other is None:
+            return split_cell(graph, num_sequence_inputs, self._packer), ()
+        return split_cell(other, num_sequence_inputs, Packer()), ("not planned in runs: its steps were no faster",)
+
+    def recurrence(self, num_sequence_inputs: int) -> Recurrence | None:
+        return None if self._graph is None else find_recurrence(self._graph, num_sequence_inputs)
 
     def _all_in_step(self, sequence: tuple[ValueSpec, ...]) -> Split:
         return Split(_hand_on, self.whole(), sequence, 0)
@@ -215,6 +260,10 @@ class BoundCell:
     def step(self, hoisted: tuple[Tensor, ...], state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Compute the rest for n rows: returns all outputs of the cell, so call(x, s) = step(hoist(x), s)."""
         return self._need_split().step(*hoisted, *state)
+
+    def recurrence(self, num_sequence_inputs: int) -> Recurrence | None:
+        """Return the cell as an LSTM or a GRU of so many inputs per step, None if it is anything else or more."""
+        return self._core.recurrence(num_sequence_inputs)
 
     def warm_up(self, batch_sizes: Iterable[int], hoist_sizes: Iterable[int] = ()) -> None:
         """Run every size once, so that no request waits while oneDNN builds what a new size needs.

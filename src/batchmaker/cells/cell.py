@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextvars import ContextVar
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, final
 
-import numpy as np
 import torch
 from torch import nn
 
+from batchmaker.cells.arguments import column, is_several, single, where
 from batchmaker.cells.binding import traced
 from batchmaker.cells.export import flat_module, spec_of_rows
-from batchmaker.cells.host_values import host_sequence, host_value
+from batchmaker.cells.host_values import CallData
+from batchmaker.cells.scope import UnfoldingScope, current_scope, scope_of
+from batchmaker.cells.trees import TreeCalls, tree
 from batchmaker.errors import InvalidRequestError, ModelError, OptionError, ShapeError
-from batchmaker.graph.recorder import Argument, Recorder, SequenceArgument, foreign
+from batchmaker.graph.calls import Calls
+from batchmaker.graph.recorder import Argument
 from batchmaker.graph.spec import CellType, ValueSpec
-from batchmaker.graph.values import HostValues, Value, ValueSequence
+from batchmaker.graph.trees import SequenceArgument
 
 DEFAULT_MAX_BATCH = 256
 
@@ -46,21 +48,6 @@ class OpenLoop:
     first: int
     last: int
     until: Any
-
-
-@final
-class UnfoldingScope:
-    """What cell calls inside a running unfold function write to. loops: by first node."""
-
-    __slots__ = ("loops", "recorder", "types")
-
-    def __init__(self, recorder: Recorder, types: CellTypes) -> None:
-        self.recorder = recorder
-        self.types = types
-        self.loops: dict[int, OpenLoop] = {}
-
-
-current_scope: ContextVar[UnfoldingScope | None] = ContextVar("batchmaker_unfolding", default=None)
 
 
 def size_ladder(largest: int, *, exact: int, parts: int) -> tuple[int, ...]:
@@ -166,13 +153,10 @@ class Cell:
 
         Returns the cell's output, or a tuple of its outputs.
         """
-        scope = self._scope()
-        known = scope.types.known(self)
-        if known is not None and len(arguments) != len(known.inputs):
-            raise InvalidRequestError(f"{self._where()} takes {len(known.inputs)} inputs, got {len(arguments)}")
-        given = [self._single(argument, known, port) for port, argument in enumerate(arguments)]
-        cell = known or scope.types.learn(self, tuple(argument.spec for argument in given))
-        return _one_or_all(scope.recorder.node(cell, given))
+        scope = current_scope.get() or scope_of(self)
+        calls = scope.calls.get(self) or self._first_call(scope, arguments)
+        outputs = calls.add(arguments)
+        return outputs[0] if len(outputs) == 1 else outputs
 
     def run(self, sequence: Any, init: Any = None) -> Any:
         """Add a chain: the cell is called once per element, its last outputs fed back as its last inputs.
@@ -181,10 +165,10 @@ class Cell:
         per step. init: the initial state, one value or a tuple; zeros if omitted, as are those of its parts that are
         None. Returns the last step's output (or a tuple of outputs); `.steps` of each is the sequence over all steps.
         """
-        scope = self._scope()
+        scope = scope_of(self)
         known = scope.types.known(self)
-        parts = sequence if isinstance(sequence, tuple) and _is_several(sequence) else (sequence,)
-        columns = [self._column(part, known, port) for port, part in enumerate(parts)]
+        parts = sequence if isinstance(sequence, tuple) and is_several(sequence) else (sequence,)
+        columns = [column(self, part, known, port) for port, part in enumerate(parts)]
         return self._chain(scope, known, columns, init, None, None)
 
     def loop(self, init: Any, *, until: Any = None, max_steps: int) -> Any:
@@ -194,52 +178,49 @@ class Cell:
         where none is declared) equals `until`; `until` may also be a function that takes an array of such values, one
         per request, and returns an array of bools. Returns what `run` returns.
         """
-        scope = self._scope()
+        scope = scope_of(self)
         return self._chain(scope, scope.types.known(self), [], init, max_steps, until)
 
     def map(self, *sequences: Any) -> Any:
         """Add one node per element, without recurrence. Returns the output as a sequence, or a tuple of sequences."""
-        scope = self._scope()
+        scope = scope_of(self)
         known = scope.types.known(self)
-        columns = [self._column(sequence, known, port) for port, sequence in enumerate(sequences)]
+        columns = [column(self, sequence, known, port) for port, sequence in enumerate(sequences)]
         cell = known or scope.types.learn(self, tuple(column.spec for column in columns))
         if len(columns) != len(cell.inputs):
-            raise InvalidRequestError(f"{self._where()} takes {len(cell.inputs)} inputs, got {len(columns)} sequences")
+            raise InvalidRequestError(f"{where(self)} takes {len(cell.inputs)} inputs, got {len(columns)} sequences")
         return _one_or_all(scope.recorder.map(cell, columns))
 
     def tree(self, children: Any, leaves: Any, *inputs: Any) -> Any:
-        """Add the inner nodes of a tree or DAG.
+        """Add the inner nodes of a tree or DAG, all of them calls of this cell.
 
         children: integers [num_nodes, arity], children before parents: an entry below the number of leaves is a leaf,
-        any other is inner node `entry - number of leaves`. leaves: a sequence of values, or a tuple of sequences if a
-        node's state has several parts. inputs: optional sequences with one element per inner node. The module is
-        called with the inputs, then each child's state in order: forward(h_left, c_left, h_right, c_right).
+        any other is inner node `entry - number of leaves`. leaves: a sequence, of values or data, or a tuple of
+        sequences if a node's state has several parts. inputs: optional sequences with one element per inner node. The
+        module is called with the inputs, then each child's state in order: forward(h_left, c_left, h_right, c_right).
         Returns the outputs as sequences over the inner nodes; the root of a tree is the last: `h[-1]`.
         """
-        scope = self._scope()
-        known = scope.types.known(self)
-        try:
-            given = np.asarray(children)
-        except (TypeError, ValueError) as error:
-            raise InvalidRequestError(
-                f"{self._where()}: children must be integers [num_nodes, arity] ({error})"
-            ) from None
-        if given.size and given.dtype.kind not in "iu":
-            raise InvalidRequestError(
-                f"{self._where()}: children must be integers [num_nodes, arity], got {given.dtype} of shape "
-                f"{given.shape}"
-            )
-        array = given.astype(np.int64, copy=False)
-        states = leaves if isinstance(leaves, tuple) else (leaves,)
-        if not all(isinstance(state, ValueSequence) for state in states):
-            raise InvalidRequestError(f"{self._where()}: leaves must be sequences of values, from cell.map(...)")
-        columns = [self._column(sequence, known, port) for port, sequence in enumerate(inputs)]
-        arity = array.shape[1] if array.ndim == 2 else 0
-        specs = (*(column.spec for column in columns), *[state.spec for state in states] * arity)
-        cell = known or scope.types.learn(self, specs)
-        return _one_or_all(scope.recorder.tree(cell, array, states, columns))
+        return tree(leaves, TreeCalls(self, slice(None), children, inputs))
+
+    def at(self, places: Any, children: Any, *inputs: Any) -> TreeCalls:
+        """Return the nodes of a tree of several cells that are calls of this one, for `bm.tree`.
+
+        places: integers [count], which of the tree's nodes they are. children: integers [count, arity] as for `tree`,
+        where inner nodes are those of the whole tree. inputs: optional sequences with one element per place.
+        """
+        return TreeCalls(self, places, children, inputs)
 
     # --- inside -------------------------------------------------------------------------------------------------
+
+    def _first_call(self, scope: UnfoldingScope, arguments: tuple[Any, ...]) -> Calls:
+        """Return what adds this request's calls, now that there is one."""
+        known = scope.types.known(self)
+        if known is None:
+            given = [single(self, argument, None, port) for port, argument in enumerate(arguments)]
+            known = scope.types.learn(self, tuple([argument.spec for argument in given]))
+        layout = CallData(known.inputs, self.float_dtype, lambda port: where(self, port))
+        calls = scope.calls[self] = scope.recorder.calls(known, layout)
+        return calls
 
     def _chain(
         self,
@@ -254,7 +235,7 @@ class Cell:
         if init is not None:
             parts = init if isinstance(init, tuple | list) else (init,)
             state = [
-                None if part is None else self._single(part, known, len(columns) + i) for i, part in enumerate(parts)
+                None if part is None else single(self, part, known, len(columns) + i) for i, part in enumerate(parts)
             ]
         if known is None:
             sequence_specs = tuple(column.spec for column in columns)
@@ -270,31 +251,6 @@ class Cell:
             first = int(outputs[watched].steps.nodes[0])  # asking for the steps brings them to the host
             scope.loops[first] = OpenLoop(first, outputs[0].node, until)
         return _one_or_all(outputs)
-
-    def _single(self, argument: Any, known: CellType | None, port: int) -> Argument:
-        if isinstance(argument, Value):
-            return argument
-        spec = known.inputs[port] if known is not None and port < len(known.inputs) else None
-        return host_value(argument, spec, self.float_dtype, self._where(port))
-
-    def _column(self, sequence: Any, known: CellType | None, port: int) -> SequenceArgument:
-        if isinstance(sequence, ValueSequence):
-            len(sequence)  # an open-ended loop's steps have no length yet, which is an error here
-            return sequence
-        if isinstance(sequence, Sequence) and len(sequence) and all(isinstance(item, Value) for item in sequence):
-            return _sequence_of(sequence, self._where(port))
-        spec = known.inputs[port] if known is not None and port < len(known.inputs) else None
-        return host_sequence(sequence, spec, self.float_dtype, self._where(port))
-
-    def _where(self, port: int | None = None) -> str:
-        name = f"cell {self.name or type(self.module).__name__!r}"
-        return name if port is None else f"{name}, input {port}"
-
-    def _scope(self) -> UnfoldingScope:
-        scope = current_scope.get()
-        if scope is None:
-            raise ModelError(f"{self._where()} was called outside Model.unfold; hand the request to an Engine instead")
-        return scope
 
     def __repr__(self) -> str:
         return f"Cell({self.name or type(self.module).__name__}, max_batch={self.max_batch}, priority={self.priority})"
@@ -321,27 +277,5 @@ def _declared_by(program: torch.export.ExportedProgram, declared: Declared | Non
     return declared
 
 
-def _is_several(parts: tuple[Any, ...]) -> bool:
-    """Whether a tuple holds several sequences rather than the elements of one."""
-    return all(
-        isinstance(part, ValueSequence | list | tuple)
-        or (isinstance(part, np.ndarray | torch.Tensor) and part.ndim > 0)
-        or (isinstance(part, HostValues))
-        for part in parts
-    )
-
-
 def _one_or_all(outputs: tuple[Any, ...]) -> Any:
     return outputs[0] if len(outputs) == 1 else outputs
-
-
-def _sequence_of(values: Sequence[Value], where: str) -> ValueSequence:
-    """Make a sequence of values of one output. The values stay alive with it."""
-    if len({id(value.origin) for value in values}) > 1:
-        raise foreign(where)
-    outputs = {value.output for value in values}
-    signatures = {value.spec.row_signature for value in values}
-    if len(outputs) > 1 or len(signatures) > 1:
-        raise InvalidRequestError(f"{where}: the values of a sequence must all be the same output of like cells")
-    nodes = np.array([value.node for value in values], np.int64)
-    return ValueSequence(nodes, values[0].output, values[0].spec, values[0].origin, keeps=tuple(values))

@@ -128,6 +128,13 @@ def extract(cell: TracedCell, inputs: Sequence[fx.Node], outputs: Sequence[fx.No
     return TracedCell(graph, cell.constants)
 
 
+def copied(cell: TracedCell) -> TracedCell:
+    """Return the same graph to change apart from this one; the tensors behind its constants are shared."""
+    made = extract(cell, cell.inputs, cell.outputs)
+    made.constants = dict(made.constants)
+    return made
+
+
 def _ancestors(outputs: Iterable[fx.Node], stop: set[fx.Node]) -> set[fx.Node]:
     """Return the nodes that the outputs are computed from, themselves included, not looking behind `stop`.
 

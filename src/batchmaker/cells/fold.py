@@ -12,6 +12,7 @@ from torch import Tensor, fx
 from batchmaker.cells.concat import part_concatenations
 from batchmaker.cells.dataflow import BATCH, TracedCell, dependencies, extract, is_symbolic, row_spec
 from batchmaker.cells.export import torch_dtype
+from batchmaker.cells.planning.nodes import put_together
 from batchmaker.cells.program import compile_program
 
 _aten = torch.ops.aten
@@ -93,7 +94,7 @@ def _frontier(cell: TracedCell, token: fx.Node) -> list[fx.Node]:
         name = str(getattr(node.target, "__name__", node.target)).split(".")[0]
         if name not in _NO_ARITHMETIC or any(source in worked for source in node.all_input_nodes):
             worked[node] = None
-    return [node for node in worked if any(user not in alone for user in node.users)]
+    return put_together([node for node in worked if any(user not in alone for user in node.users)])
 
 
 def _replace(cell: TracedCell, token: fx.Node, nodes: list[fx.Node], num_tokens: int) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final, final
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ def host_sequence(data: Any, spec: ValueSpec | None, float_dtype: str, where: st
     count = int(array.shape[0])
     if count == 0:
         raise InvalidRequestError(f"{where}: the sequence is empty; at least one element is needed")
-    shape = tuple(int(n) for n in array.shape[1:])
+    shape = tuple(array.shape[1:])
     if spec is None:
         spec = ValueSpec(shape, _default_dtype(array, float_dtype))
     elif shape != spec.shape:
@@ -45,6 +46,47 @@ def host_value(data: Any, spec: ValueSpec | None, float_dtype: str, where: str) 
     return host_sequence(array[None], spec, float_dtype, where)
 
 
+@final
+class CallData:
+    """Lays out the data that comes with calls of one cell, one by one: see `graph.calls.Layout`.
+
+    inputs: what the cell declares. where: names an input in messages.
+    """
+
+    def __init__(self, inputs: Sequence[ValueSpec], float_dtype: str, where: Callable[[int], str]) -> None:
+        self._inputs = inputs
+        self._float_dtype = float_dtype
+        self._where = where
+
+    def kept(self, data: Any, port: int) -> Any:
+        """Return a number as it is, and of anything else a copy, which the unfold function does not change."""
+        if isinstance(data, int | float | np.generic):
+            return data
+        array = _as_array(data, self._where(port))
+        return array.clone() if isinstance(array, torch.Tensor) else array.copy() if array is data else array
+
+    def laid_out(self, data: Sequence[Any], port: int) -> HostValues:
+        """Return one value per call, as `host_value` does for each; at once where they are all of one kind."""
+        spec, where = self._inputs[port], self._where(port)
+        rows = _stacked(data)
+        if rows is not None:
+            with suppress(InvalidRequestError):  # which says what is wrong with all; below, with the first at fault
+                return host_sequence(rows, spec, self._float_dtype, where)
+        values = [host_value(one, spec, self._float_dtype, where).values for one in data]
+        return HostValues(torch.cat([torch.as_tensor(one) for one in values]), len(data), spec)
+
+
+def _stacked(data: Sequence[Any]) -> Any:
+    """Return values of one type, and of one dtype and shape, as the rows of one array; None if they are not."""
+    if len(set(map(type, data))) > 1:
+        return None
+    if not isinstance(data[0], np.ndarray | torch.Tensor):
+        return np.array(data)
+    if len({(row.dtype, row.shape) for row in data}) > 1:
+        return None
+    return torch.stack(list(data)) if isinstance(data[0], torch.Tensor) else np.stack(data)
+
+
 def _as_array(data: Any, where: str) -> Any:
     if isinstance(data, torch.Tensor):
         return data.detach().cpu()
@@ -58,11 +100,14 @@ def _as_array(data: Any, where: str) -> Any:
         raise RequestShapeError(f"{where}: the rows do not have one shape ({error})") from None
 
 
+_KINDS: Final = {"f": "f", "i": "i", "u": "i", "b": "b"}
+
+
 def _kind(array: Any) -> str:
     """Return f, i or b; O for anything that is not a number."""
     if isinstance(array, torch.Tensor):
         return "f" if array.dtype.is_floating_point else "b" if array.dtype == torch.bool else "i"
-    return {"f": "f", "i": "i", "u": "i", "b": "b"}.get(array.dtype.kind, "O")
+    return _KINDS.get(array.dtype.kind, "O")
 
 
 def _default_dtype(array: Any, float_dtype: str) -> str:
@@ -84,8 +129,11 @@ def _convert(array: Any, spec: ValueSpec, where: str) -> Any:
 
 
 def _check_tokens(values: Any, num_tokens: int, where: str) -> None:
-    low, high = int(values.min()), int(values.max())
-    if low < 0 or high >= num_tokens:
+    if isinstance(values, np.ndarray) and values.dtype == np.int64:
+        fits = int(values.view(np.uint64).max()) < num_tokens  # a negative number is a large one without its sign
+    else:
+        fits = int(values.min()) >= 0 and int(values.max()) < num_tokens
+    if not fits:
         flat = values.reshape(-1).tolist()
         position = next(i for i, token in enumerate(flat) if not 0 <= token < num_tokens)
         raise InvalidRequestError(

@@ -11,7 +11,7 @@ from batchmaker.cells.structure import handles, replaced
 from batchmaker.errors import ModelError
 from batchmaker.graph.recorder import Recorder, foreign
 from batchmaker.graph.spec import ValueSpec
-from batchmaker.graph.values import NodeArray, Value, ValueSequence
+from batchmaker.graph.values import NodeArray, Output, Value, ValueSequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,10 @@ class KeptState:
         """Return the structure with handles for the next request, whose recorder begins with the kept nodes."""
 
         def handle(kept: _Kept) -> Value | ValueSequence:
+            output = Output(kept.output, kept.spec, recorder)
             if isinstance(kept.places, int):
-                return Value(kept.places, kept.output, kept.spec, recorder)
-            return ValueSequence(kept.places, kept.output, kept.spec, recorder)
+                return Value(kept.places, output)
+            return ValueSequence(kept.places, output)
 
         return replaced(self.structure, (_Kept,), handle)
 

@@ -9,6 +9,7 @@ from torch import Tensor, fx
 
 from batchmaker.cells.dataflow import TracedCell
 from batchmaker.cells.linear import Activation, Linear
+from batchmaker.cells.planning.fusing import fuse_pointwise
 from batchmaker.cells.planning.reuse import reuse_memory
 
 _aten = torch.ops.aten
@@ -23,11 +24,12 @@ class Packer:
     """Packs each set of weights once, however many graphs use it.
 
     Weights are told apart by identity: whoever calls keeps them alive (a TracedCell's constants are). reuse: pointwise
-    operations write over what nobody else reads.
+    operations write over what nobody else reads. fuse: they run in passes over the rows, where there is a program for
+    them.
     """
 
-    def __init__(self, *, reuse: bool = False) -> None:
-        self.reuse = reuse
+    def __init__(self, *, reuse: bool = False, fuse: bool = False) -> None:
+        self.reuse, self.fuse = reuse, fuse
         self._layers: dict[tuple[Any, ...], Linear] = {}
 
     def linear(self, weights: list[Tensor], biases: list[Tensor | None], activation: Activation = "none") -> Linear:
@@ -57,8 +59,12 @@ def lower(cell: TracedCell, packer: Packer) -> None:
     for nodes in readers.values():
         if len(nodes) > 1:
             _merge(cell, nodes, packer)
-        else:
-            _fuse(cell, nodes[0], packer)
+    cell.graph.eliminate_dead_code()
+    if packer.fuse:
+        fuse_pointwise(cell)
+    for node in list(cell.graph.nodes):
+        if _is_plain_linear(cell, node):
+            _fuse(cell, node, packer)
     cell.graph.eliminate_dead_code()
     if packer.reuse:
         reuse_memory(cell)
@@ -86,6 +92,8 @@ def _merge(cell: TracedCell, nodes: list[fx.Node], packer: Packer) -> None:
     first = nodes[0]  # in graph order, so it stands before all who read any of them
     with cell.graph.inserting_before(first):
         product = cell.graph.call_function(layer, (first.args[0],))
+        value = first.meta["val"]
+        product.meta["val"] = value.new_empty((value.shape[0], sum(weight.shape[0] for weight, _ in parameters)))
         start = 0
         for node, (weight, _) in zip(nodes, parameters, strict=True):
             width = weight.shape[0]

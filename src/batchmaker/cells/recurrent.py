@@ -43,6 +43,18 @@ def gru_rows(blocks: Tensor) -> Tensor:
     return torch.cat([r, z, 2 * n])
 
 
+def lstm_gates(rows: Tensor, dim: int = 0) -> Tensor:
+    """Undo lstm_rows, along the dimension that the gates lie in."""
+    i, f, o, g = rows.chunk(4, dim)
+    return torch.cat([i, f, g / 2, o], dim)
+
+
+def gru_gates(rows: Tensor, dim: int = 0) -> Tensor:
+    """Undo gru_rows, along the dimension that the gates lie in."""
+    r, z, n = rows.chunk(3, dim)
+    return torch.cat([r, z, n / 2], dim)
+
+
 def lstm_bias(ih: Tensor | None, hh: Tensor | None) -> Tensor | None:
     """Return the one bias that the projection adds, in the step's row order."""
     total = _wide_sum(ih, hh)
@@ -62,6 +74,7 @@ class LSTMStep:
     __name__ = "lstm_step"
 
     def __init__(self, weight_hh: Tensor) -> None:
+        self.weight_hh = weight_hh.detach()
         self.linear = Linear(lstm_rows(weight_hh), None)
 
     def __call__(self, projected: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,6 +119,7 @@ class GRUStep:
     __name__ = "gru_step"
 
     def __init__(self, weight_hh: Tensor, bias_hh: Tensor | None) -> None:
+        self.weight_hh, self.bias_hh = weight_hh.detach(), None if bias_hh is None else bias_hh.detach()
         self.linear = Linear(gru_rows(weight_hh), None if bias_hh is None else gru_rows(bias_hh))
 
     def __call__(self, projected: Tensor, h: Tensor) -> Tensor:

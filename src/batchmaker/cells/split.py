@@ -11,6 +11,7 @@ from batchmaker.cells.concat import part_concatenations
 from batchmaker.cells.dataflow import BATCH, TracedCell, dependencies, extract, is_symbolic, row_spec
 from batchmaker.cells.fold import is_lookup
 from batchmaker.cells.lower import Packer, lower
+from batchmaker.cells.planning.nodes import put_together
 from batchmaker.cells.program import Program, compile_program
 from batchmaker.graph.spec import ValueSpec
 
@@ -69,7 +70,7 @@ def _handed_over(cell: TracedCell, sequence: Sequence[fx.Node]) -> list[fx.Node]
             continue  # several outputs: the nodes that pick them are handed over
         source = next((s for s in node.all_input_nodes if s.op == "placeholder"), node)
         handed[source if is_lookup(node) else node] = None
-    return list(handed)
+    return put_together(list(handed))
 
 
 def _needs_only(cell: TracedCell, sequence: Sequence[fx.Node]) -> Callable[[fx.Node], bool]:

@@ -9,9 +9,10 @@ from typing import Any, final
 
 import torch
 
-from batchmaker.cells.cell import CellTypes, OpenLoop, UnfoldingScope, current_scope
+from batchmaker.cells.cell import CellTypes, OpenLoop
 from batchmaker.cells.kept_state import NOTHING_KEPT, KeptState, keep
 from batchmaker.cells.model import Model
+from batchmaker.cells.scope import UnfoldingScope, current_scope
 from batchmaker.cells.structure import Handle, handles, replaced
 from batchmaker.errors import BatchmakerError, InvalidRequestError, ModelError, NodeLimitError
 from batchmaker.graph.cell_graph import CellGraph
@@ -20,6 +21,9 @@ from batchmaker.graph.values import Value, ValueSequence
 
 Lookup = Callable[[int, int], Any]
 """(local node, output) -> the value, which must have been fetched."""
+
+Rows = Callable[[Handle], torch.Tensor | None]
+"""A handle -> a tensor of what it stands for, None where that must be looked up value by value."""
 
 
 @final
@@ -47,7 +51,7 @@ class Unfolding:
         self._generator: Generator[Any, Any, Any] | None = None
         self._before = before
         self._function = "unfold" if before is None else "unfold_chunk"
-        waits = inspect.isgeneratorfunction(getattr(type(model), self._function))
+        waits = _waits(getattr(type(model), self._function))
         self._recorder = Recorder(max_nodes, holds_values=waits, num_kept=0 if before is None else before.num_nodes)
         self._scope = UnfoldingScope(self._recorder, types)
         self._yielded: Any = None
@@ -62,10 +66,6 @@ class Unfolding:
     def loops(self) -> dict[int, OpenLoop]:
         """The loops that a value ends, by first local node."""
         return self._scope.loops
-
-    def loop_of(self, node: int) -> OpenLoop | None:
-        """Return the loop that a local node is a step of, if a value may end it."""
-        return next((loop for loop in self._scope.loops.values() if loop.first <= node <= loop.last), None)
 
     def take_dropped(self) -> tuple[tuple[int, int], ...]:
         """Return (first node, count) of handles dropped since the last call."""
@@ -89,7 +89,7 @@ class Unfolding:
         """Hand the function what it waited for and run it on. Returns what it was handed."""
         generator = self._generator
         assert generator is not None
-        sent = _resolve(self._yielded, lookup, scalars=True)
+        sent = _resolve(self._yielded, lambda handle: _computed(handle, lookup, scalars=True))
         self._streamed.append(sent)
         self._yielded = None
         if len(self._streamed) > self._max_yields:  # values already there can be waited for without a new node
@@ -99,11 +99,16 @@ class Unfolding:
         self._advance(lambda: generator.send(sent))
         return sent
 
-    def result(self, lookup: Lookup) -> Any:
+    def result(self, lookup: Lookup, rows: Rows = lambda _: None) -> Any:
         """Return the request's result; everything fetched must be there."""
         if self._generator is not None and self._result is None:
             return self._streamed
-        return _resolve(self._result, lookup, scalars=False)
+
+        def computed(handle: Handle) -> Any:
+            found = rows(handle)
+            return _computed(handle, lookup, scalars=False) if found is None else found
+
+        return _resolve(self._result, computed)
 
     @property
     def streamed_sequence(self) -> ValueSequence | None:
@@ -187,6 +192,11 @@ class Unfolding:
 
 
 @lru_cache(maxsize=256)
+def _waits(function: Callable[..., Any]) -> bool:
+    return inspect.isgeneratorfunction(function)
+
+
+@lru_cache(maxsize=256)
 def _num_parameters(model: type[Model], function: str) -> int:
     return len(inspect.signature(getattr(model, function)).parameters) - 1
 
@@ -200,14 +210,15 @@ def _place(value: Value) -> int:
     return end_of_loop(value.node) if value.ends_open_loop else value.node
 
 
-def _resolve(structure: Any, lookup: Lookup, *, scalars: bool) -> Any:
-    """Replace every handle by what was computed. scalars: single numbers as Python numbers, else as tensors."""
+def _resolve(structure: Any, computed: Callable[[Handle], Any]) -> Any:
+    """Replace every handle by what was computed."""
     if isinstance(structure, Value):
-        return _computed(structure, lookup, scalars)
-    return replaced(structure, (Value, ValueSequence), lambda handle: _computed(handle, lookup, scalars))
+        return computed(structure)
+    return replaced(structure, (Value, ValueSequence), computed)
 
 
-def _computed(handle: Handle, lookup: Lookup, scalars: bool) -> Any:
+def _computed(handle: Handle, lookup: Lookup, *, scalars: bool) -> Any:
+    """Return what a handle stands for. scalars: single numbers as Python numbers, else as tensors."""
     single = handle.spec.shape == ()
     if isinstance(handle, Value):
         value = lookup(_place(handle), handle.output)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Annotated
 
@@ -83,6 +84,8 @@ app.command(name="tune")(tune_command)
 
 def main() -> None:
     """Run the command line. Errors of batchmaker's own are one line on standard error and exit status 2."""
+    if sys.stderr.isatty():
+        _tell_of_first_start()
     try:
         app()
     except BatchmakerError as error:
@@ -90,6 +93,13 @@ def main() -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _tell_of_first_start() -> None:
+    """Let whoever sits before a terminal know what takes so long."""
+    logger = logging.getLogger("batchmaker.engine.first_start")
+    logger.addHandler(logging.StreamHandler())
+    logger.setLevel(logging.INFO)
 
 
 def _plain(text: str) -> str:

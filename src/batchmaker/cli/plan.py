@@ -120,7 +120,7 @@ def _show(about: str, reports: list[CellReport], *, in_full: bool) -> None:
         copied = f"{report.before.copied_bytes / 1e3:,.0f} -> {report.after.copied_bytes / 1e3:,.0f}"
         times = (f"{us:,.0f}" for us in (report.eager_us, report.bound_us, report.planned_us))
         counts = str(report.num_operations), str(len(report.batches))
-        table.add_row(report.name, *counts, kernels, copied, *times, f"{report.eager_us / report.planned_us:.2f}x")
+        table.add_row(report.name, *counts, kernels, copied, *times, f"{report.over_eager:.2f}x")
     console.print(table)
     for report in reports:
         console.print(f"{report.name}: {report.note}", markup=False, highlight=False, soft_wrap=True)

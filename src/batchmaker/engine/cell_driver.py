@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Any, final
-
-import numpy as np
-from numpy.typing import NDArray
 
 from batchmaker.cells.cell import CellTypes
 from batchmaker.cells.registry import CellRegistry
@@ -16,10 +14,11 @@ from batchmaker.clock import Clock
 from batchmaker.engine.chunks import Sequences
 from batchmaker.engine.driver import DriverStats, StepSeen, blamed, error_of
 from batchmaker.engine.in_flight import InFlight
-from batchmaker.engine.stop_tests import Watched, apply_stop_tests
+from batchmaker.engine.results import Results
 from batchmaker.engine.ticket import Ticket
 from batchmaker.errors import DeviceError
 from batchmaker.executor.base import Executor, StepResult
+from batchmaker.graph.spec import CellType
 from batchmaker.scheduler.commands import Admit, Command, Fail, Read, Reply, Reserve, RunTask, Step
 from batchmaker.scheduler.core import Scheduler
 from batchmaker.scheduler.events import (
@@ -35,8 +34,6 @@ from batchmaker.scheduler.events import (
     TaskId,
     TimePassed,
 )
-
-_Failed = tuple[tuple[int, str], ...]
 
 
 @final
@@ -66,7 +63,7 @@ class CellDriver:
         self.sequences = sequences
         self._in_flight: dict[RequestId, InFlight] = {}
         self._tasks: dict[TaskId, RunTask] = {}
-        self._started_s: NDArray[np.float64] = np.full(256, np.nan)
+        self._brought = Results()
         self._num_known = 0
         self._results: list[StepResult] = []
         self._settle: Callable[[Ticket, Any, BaseException | None], None] = lambda *_: None
@@ -121,7 +118,6 @@ class CellDriver:
                 self._max_nodes,
                 before=None if sequence is None else sequence.state,
             )
-            request = InFlight(ticket, unfolding)
             try:
                 unfolding.start()
             except Exception as error:  # the model's own code, or what it returned
@@ -129,7 +125,7 @@ class CellDriver:
                 self._settle(ticket, None, blamed(error))
                 continue
             self._learn_types(events)
-            self._in_flight[ticket.request_id] = request
+            request = self._in_flight[ticket.request_id] = InFlight(ticket, unfolding, self._brought.tables)
             request.graphs.append(unfolding.graph)
             request.waiting_for = set(unfolding.awaited)
             ticket.num_cells += unfolding.graph.num_nodes
@@ -161,9 +157,11 @@ class CellDriver:
         return [*(request.ticket for request in self._in_flight.values()), *self.sequences.waiting]
 
     def _learn_types(self, events: list[Event]) -> None:
-        now_s = self._clock.now_s()
-        events.extend(CellTypeAdded(cell, now_s) for cell in self._registry.types[self._num_known :])
-        self._num_known = len(self._registry.types)
+        types = self._registry.types
+        if len(types) > self._num_known:
+            now_s = self._clock.now_s()
+            events.extend(CellTypeAdded(cell, now_s) for cell in types[self._num_known :])
+            self._num_known = len(types)
 
     # --- work ------------------------------------------------------------------------------------------------------
 
@@ -188,70 +186,16 @@ class CellDriver:
         if result.step == len(task.steps) - 1:
             del self._tasks[result.task]
         now_s = self._clock.now_s()
-        self._count(task, step, result, now_s)
-        failed = {int(step.nodes[position]) for position, _ in result.failed}
-        for fetch, values in zip(step.fetches, result.fetched, strict=True):
-            nodes = step.nodes[fetch.positions]
-            for owner, node, value in zip(self._scheduler.owners(nodes), nodes.tolist(), values, strict=True):
-                request = self._in_flight.get(owner) if owner is not None else None
-                if request is None or owner is None or node in failed:
-                    continue
-                self._store(request, request.local(node), fetch.output, value)
-                if request.unfolding.open:
-                    touched[owner] = request
+        cell = self._registry.types[task.type_id]
+        slots = self._scheduler.slots(step.nodes)
+        self._count(task, cell, step, result, now_s)
+        self._brought.begin(slots, now_s - result.busy_s)
+        for request in self._brought.take(cell, step, result, slots):
+            touched[request.ticket.request_id] = request
         if step.runs is None:
             return StepFinished(result.task, result.step, now_s, None, result.failed, result.busy_s)
-        stopped, untested = self._stopped(task, step, result)
-        self._end_loops(step, result, stopped)
+        stopped, untested = self._brought.stopped(cell, step, result, slots)
         return StepFinished(result.task, result.step, now_s, stopped, result.failed + untested, result.busy_s)
-
-    def _store(self, request: InFlight, local: int, output: int, value: Any) -> None:
-        request.values[local, output] = value
-        request.waiting_for.discard((local, output))
-        sequence = request.unfolding.streamed_sequence
-        if request.ticket.on_value is not None and sequence is not None and sequence.output == output:
-            nodes = sequence.nodes
-            while request.streamed < len(nodes) and (int(nodes[request.streamed]), output) in request.values:
-                request.ticket.on_value(request.values[int(nodes[request.streamed]), output])
-                request.streamed += 1
-
-    def _end_loops(self, step: Step, result: StepResult, stopped: NDArray[np.bool_]) -> None:
-        """Store the final outputs of loops that end here where an unfold function looks for them."""
-        for fetch, values in zip(step.fetches, result.fetched, strict=True):
-            nodes = step.nodes[fetch.positions]
-            ends = stopped[fetch.positions].tolist()
-            for owner, node, over, value in zip(
-                self._scheduler.owners(nodes), nodes.tolist(), ends, values, strict=True
-            ):
-                request = self._in_flight.get(owner) if owner is not None else None
-                if request is None:
-                    continue
-                local = request.local(node)
-                loop = request.unfolding.loop_of(local)
-                if loop is not None and (over or local == loop.last):
-                    self._store(request, end_of_loop(loop.last), fetch.output, value)
-
-    def _stopped(self, task: RunTask, step: Step, result: StepResult) -> tuple[NDArray[np.bool_], _Failed]:
-        """Apply each open-ended run's stop test to the value that it watches, all equal tests at once.
-
-        Returns which chains stop, and the positions at which the test raised.
-        """
-        cell = self._registry.types[task.type_id]
-        output = cell.host_outputs[0] if cell.host_outputs else 0
-        fetch, values = next((f, v) for f, v in zip(step.fetches, result.fetched, strict=True) if f.output == output)
-        nodes = step.nodes[fetch.positions]
-        bad = {position for position, _ in result.failed}
-        watched: list[Watched] = []
-        for owner, node, position, value in zip(
-            self._scheduler.owners(nodes), nodes.tolist(), fetch.positions.tolist(), values, strict=True
-        ):
-            request = self._in_flight.get(owner) if owner is not None else None
-            if request is None or position in bad:
-                continue
-            loop = request.unfolding.loop_of(request.local(node))
-            if loop is not None:
-                watched.append(Watched(position, loop.until, value))
-        return apply_stop_tests(watched, step.batch, cell.name)
 
     def _resume(self, request: InFlight, events: list[Event]) -> None:
         """Let an unfold function that has what it waited for go on, as far as it gets."""
@@ -282,18 +226,13 @@ class CellDriver:
         events.append(GraphExtended(request_id, unfolding.graph, now_s, unfolding.open, unfolding.take_dropped()))
         return True
 
-    def _count(self, task: RunTask, step: Step, result: StepResult, now_s: float) -> None:
-        cell = self._registry.types[task.type_id]
-        padded = next(size for size in cell.batch_sizes if size >= step.batch)
+    def _count(self, task: RunTask, cell: CellType, step: Step, result: StepResult, now_s: float) -> None:
+        padded = cell.batch_sizes[bisect_left(cell.batch_sizes, step.batch)]
         stats = self.stats
         stats.steps += 1
         stats.cells += step.batch
         stats.padded_cells += padded
         stats.busy_s += result.busy_s
-        slots = self._scheduler.slots(step.nodes)
-        fresh = slots[np.isnan(self._started_s[slots])]
-        if len(fresh):
-            self._started_s[fresh] = now_s - result.busy_s
         if self.observer is not None:
             owners = tuple(self._scheduler.owners(step.nodes))
             self.observer(StepSeen(task.worker, cell.name, now_s - result.busy_s, now_s, owners, padded))
@@ -349,30 +288,23 @@ class CellDriver:
                         request.error = error
                         continue
                     local = request.local(command.node)
-                    self._store(request, local, command.output, value)
-                    self._store(request, end_of_loop(local), command.output, value)
+                    ends_loop = request.loop_at(command.node) is not None  # wherever it ended; it may be no step of it
+                    request.store(end_of_loop(local) if ends_loop else local, command.output, value)
         return woken
 
     def _admit(self, command: Admit) -> None:
         request = self._in_flight[command.request]
-        graph = request.graphs.popleft()
-        request.bases.append((command.base, command.first_local, command.num_nodes))
         if request.slot is None:
-            request.slot = command.slot
-            if command.first_local:
-                request.bases.append((command.kept_base, 0, command.first_local))
-            if command.slot >= len(self._started_s):
-                missing = max(command.slot + 1, 2 * len(self._started_s)) - len(self._started_s)
-                self._started_s = np.concatenate((self._started_s, np.full(missing, np.nan)))
-            self._started_s[command.slot] = np.nan
+            self._brought.enter(request, command.slot)
+        self._brought.tables.fit(command.base + command.num_nodes)
+        graph = request.admit(command)
         for host, table in zip(graph.host_inputs, command.host_tables, strict=True):
-            self._executor.write(table, host.first - command.first_local + command.base, host.values)
+            self._executor.write(table, host.rows(command.base - command.first_local), host.values)
 
     def _leave(self, request_id: RequestId) -> InFlight:
         request = self._in_flight.pop(request_id)
         if request.slot is not None:
-            started_s = self._started_s[request.slot]
-            request.ticket.started_s = None if np.isnan(started_s) else float(started_s)
+            self._brought.leave(request, request.slot)
         return request
 
     def _reply(self, command: Reply) -> None:
@@ -382,7 +314,7 @@ class CellDriver:
         try:
             if request.error is not None:  # a value that it needs could not be read
                 raise request.error
-            result = request.unfolding.result(request.value)
+            result = request.unfolding.result(request.value, request.rows)
         except Exception as error:  # the types of what the unfold function returned are its own
             if request.ticket.chunk is not None:  # its state is kept already, and the caller does not know
                 self.sequences.close(request.ticket.chunk.sequence)

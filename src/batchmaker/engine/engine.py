@@ -26,6 +26,7 @@ from batchmaker.engine.choice import choose_policy, make_driver
 from batchmaker.engine.chunks import DEFAULT_IDLE_TIMEOUT_S, DEFAULT_MAX_SEQUENCES
 from batchmaker.engine.costs import cost_profile, wants_costs
 from batchmaker.engine.driver import Driver, DriverStats, StepSeen
+from batchmaker.engine.first_start import prepare_scheduler
 from batchmaker.engine.graph_driver import GraphDriver
 from batchmaker.engine.loop import Loop
 from batchmaker.engine.sequence import Sequence
@@ -121,6 +122,8 @@ class Engine:
     def start(self) -> Engine:
         """Start the workers, prove and materialise the models' cells from their example requests. Once is enough."""
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
+        if isinstance(self._driver, CellDriver):
+            prepare_scheduler()
         if not self._loop.start():
             return self
         examples = [served for served in self._catalogue if served.model.example_request is not None]

@@ -35,7 +35,7 @@ class Loop:
         self._inbox: queue.SimpleQueue[Ticket | Callable[[], None]] = queue.SimpleQueue()
         self._backlog: WaitingLine[Ticket] = WaitingLine()
         self._num_urgent = 0  # of the backlog: those with a deadline or a priority
-        self._woken = threading.Event()
+        self._woken = False  # whether `_wake` is in the inbox
         self._work_waits = False
         self._draining = False
         self._outbox = Outbox()
@@ -98,9 +98,11 @@ class Loop:
         self._inbox.put(action)
 
     def _notify(self) -> None:
-        """Wake the loop; many calls before it looks make one wake-up."""
-        if not self._woken.is_set():
-            self._woken.set()
+        """Wake the loop; many calls before it looks make one wake-up, or two that race."""
+        if threading.current_thread() is self._thread:  # a step that the loop has computed itself
+            self._work_waits = True
+        elif not self._woken:
+            self._woken = True
             self._inbox.put(self._wake)
 
     # --- in the thread ---------------------------------------------------------------------------------------------
@@ -120,7 +122,7 @@ class Loop:
         """Look at what has come, then at finished work, and start more; True if that was the end."""
         self._take_inbox(wait=not self._work_waits and not self._should_accept())
         self._work_waits = False
-        self._woken.clear()
+        self._woken = False
         self._driver.collect()
         self._take_inbox(wait=False)  # who came meanwhile joins the next task
         self._driver.advance(self._arrivals() if self._should_accept() else [])

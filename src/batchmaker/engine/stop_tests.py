@@ -2,48 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Watched:
-    """The value that a loop's stop test looks at. position: the loop's place in the batch. until: see Cell.loop."""
+@final
+class StopTests:
+    """The loops at one step, by their tests: equal ones meet."""
 
-    position: int
-    until: Any
-    value: Any
+    __slots__ = ("_groups", "_latest", "_latest_until")
 
+    def __init__(self) -> None:
+        # test, positions in the batch, places of their values
+        self._groups: dict[Any, tuple[Any, list[int], list[int]]] = {}
+        self._latest: tuple[Any, list[int], list[int]] | None = None
+        self._latest_until: Any = None
 
-def apply_stop_tests(
-    watched: Sequence[Watched], batch: int, cell: str
-) -> tuple[NDArray[np.bool_], tuple[tuple[int, str], ...]]:
-    """Return which positions of the batch stop, [batch], and those at which the test raised, with the reason.
+    def add(self, until: Any, position: int, place: int) -> None:
+        """A loop is in the batch. until: see Cell.loop. place: of the value that it looks at among those given."""
+        if self._latest is None or until is not self._latest_until:
+            self._latest = self._groups.setdefault(_group(until), (until, [], []))
+            self._latest_until = until
+        self._latest[1].append(position)
+        self._latest[2].append(place)
 
-    Equal tests are called once. Where a test raises, it is tried again value by value, so that only the loops at fault
-    fail. cell: its name, for messages.
-    """
-    stopped = np.zeros(batch, np.bool_)
-    groups: dict[Any, list[Watched]] = {}
-    for loop in watched:
-        groups.setdefault(_group(loop.until), []).append(loop)
-    failed: list[tuple[int, str]] = []
-    for members in groups.values():
-        until = members[0].until
-        try:
-            stopped[[loop.position for loop in members]] = _holds(until, [loop.value for loop in members])
-        except Exception:  # the model's own test; find the values that make it raise
-            for loop in members:
-                try:
-                    stopped[loop.position : loop.position + 1] = _holds(until, [loop.value])
-                except Exception as error:
-                    reason = f"until of cell {cell!r} raised {type(error).__name__}: {error}"
-                    failed.append((loop.position, reason))
-    return stopped, tuple(failed)
+    def apply(self, values: Tensor, batch: int, cell: str) -> tuple[NDArray[np.bool_], tuple[tuple[int, str], ...]]:
+        """Return which positions of the batch stop, [batch], and those at which the test raised, with the reason.
+
+        values: [count, *shape]. Equal tests are called once. Where a test raises, it is tried again value by value, so
+        that only the loops at fault fail. cell: its name, for messages.
+        """
+        stopped = np.zeros(batch, np.bool_)
+        failed: list[tuple[int, str]] = []
+        for until, positions, places in self._groups.values():
+            try:
+                stopped[positions] = _holds(until, values, places)
+            except Exception:  # the model's own test; find the values that make it raise
+                for position, place in zip(positions, places, strict=True):
+                    try:
+                        stopped[position : position + 1] = _holds(until, values, [place])
+                    except Exception as error:
+                        reason = f"until of cell {cell!r} raised {type(error).__name__}: {error}"
+                        failed.append((position, reason))
+        return stopped, tuple(failed)
 
 
 def _group(until: Any) -> Any:
@@ -55,6 +60,10 @@ def _group(until: Any) -> Any:
     return until
 
 
-def _holds(until: Any, values: list[Any]) -> Any:
-    array = np.asarray(values)
+def _holds(until: Any, values: Tensor, places: list[int]) -> Any:
+    """Apply a test to a copy of the values at these places. Scalars are as wide there as Python's numbers."""
+    values = values[places] if len(places) < len(values) else values.clone()
+    if values.ndim == 1 and values.dtype != torch.bool:
+        values = values.to(torch.float64 if values.is_floating_point() else torch.int64)
+    array = values.numpy()
     return until(array) if callable(until) else array == until

@@ -6,6 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
 from batchmaker.graph.spec import TypeId
 from batchmaker.scheduler.commands import Reserve, RunTask, TableId
 from batchmaker.scheduler.events import TaskId
@@ -15,14 +19,14 @@ from batchmaker.scheduler.events import TaskId
 class StepResult:
     """One finished step.
 
-    fetched: per fetch of the step, the values at its positions: a list of numbers for scalar outputs, else a list of
-    tensors that own their memory. failed: positions at which the cell raised, with the reason; their values are
-    undefined. busy_s: seconds the step took on its worker.
+    fetched: per fetch of the step, the values at its positions, [count, *shape] on the host, whose memory nobody else
+    writes to; none where the step failed as a whole. failed: positions at which the cell raised, with the reason; their
+    values are undefined. busy_s: seconds the step took on its worker.
     """
 
     task: TaskId
     step: int
-    fetched: tuple[list[Any], ...]
+    fetched: tuple[Tensor, ...]
     failed: tuple[tuple[int, str], ...]
     busy_s: float
 
@@ -34,7 +38,7 @@ def failed_results(task: RunTask, first: int, error: Exception) -> list[StepResu
         StepResult(
             task.task,
             number,
-            tuple([None] * len(fetch.positions) for fetch in step.fetches),
+            (),
             tuple((position, reason) for position in range(step.batch)),
             0.0,
         )
@@ -64,8 +68,8 @@ class Executor(Protocol):
     def reserve(self, command: Reserve) -> None:
         """Create or grow state tables; waits for running steps where rows must move."""
 
-    def write(self, table: TableId, first_row: int, values: Any) -> None:
-        """Write host values [count, ...] into consecutive rows that no submitted step reads."""
+    def write(self, table: TableId, rows: slice | NDArray[np.int64], values: Any) -> None:
+        """Write host values [count, ...] into rows that no submitted step reads."""
 
     def read(self, table: TableId, row: int) -> Any:
         """Return a copy of one row, a number if it is a scalar. No submitted step writes it."""

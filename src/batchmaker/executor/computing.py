@@ -6,7 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from batchmaker.cells.binding import BoundCell
 from batchmaker.errors import OptionError
@@ -68,8 +70,8 @@ class ComputingExecutor(ABC):
     def reserve(self, command: Reserve) -> None:
         self._tables.reserve(command)
 
-    def write(self, table: TableId, first_row: int, values: Any) -> None:
-        self._tables.write(table, first_row, values)
+    def write(self, table: TableId, rows: slice | NDArray[np.int64], values: Any) -> None:
+        self._tables.write(table, rows, values)
 
     def read(self, table: TableId, row: int) -> Any:
         value = self._tables[table][row]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import queue
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import final
@@ -93,15 +92,11 @@ class CpuExecutor(ComputingExecutor):
         torch.set_num_threads(self._num_threads)
         with torch.no_grad():
             while (task := tasks.get()) is not None:
-                begin = time.perf_counter()
                 num_finished = 0
                 try:
                     for result in self._runner.run(task):
-                        now = time.perf_counter()
-                        fetched, failed = result.fetched, result.failed
-                        self._results.append(StepResult(task.task, result.step, fetched, failed, now - begin))
+                        self._results.append(result)
                         num_finished += 1
-                        begin = now
                         self._notify()
                 except Exception as error:  # rows that do not fit, memory: the worker lives on, the task fails
                     self._results.extend(failed_results(task, num_finished, error))

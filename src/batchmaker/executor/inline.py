@@ -6,7 +6,6 @@ only when the engine's thread lets go of it. With steps of less than a milliseco
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import final
@@ -17,7 +16,6 @@ from batchmaker.cells.binding import BoundCell
 from batchmaker.executor.base import StepResult, failed_results
 from batchmaker.executor.computing import ComputingExecutor
 from batchmaker.executor.cpu import default_threads
-from batchmaker.executor.stepping import RanStep
 from batchmaker.graph.spec import CellType
 from batchmaker.scheduler.commands import RunTask
 
@@ -34,7 +32,7 @@ class InlineExecutor(ComputingExecutor):
     ) -> None:
         super().__init__(types, cells, default_threads() if num_threads is None else num_threads)
         self._tasks: deque[RunTask] = deque()
-        self._running: Iterator[RanStep] | None = None
+        self._running: Iterator[StepResult] | None = None
         self._num_finished = 0
         self._ready = False
 
@@ -54,13 +52,11 @@ class InlineExecutor(ComputingExecutor):
             torch.set_num_threads(self._num_threads)
             self._ready = True
         task = self._tasks[0]
-        begin = time.perf_counter()
         try:
             with torch.no_grad():
                 if self._running is None:
                     self._running = self._runner.run(task)
-                ran = next(self._running)
-            results = [StepResult(task.task, ran.step, ran.fetched, ran.failed, time.perf_counter() - begin)]
+                results = [next(self._running)]
         except Exception as error:  # rows that do not fit, memory: the task fails, nothing else
             results = failed_results(task, self._num_finished, error)
         self._num_finished += len(results)

@@ -6,6 +6,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
 from batchmaker.executor.base import StepResult
 from batchmaker.graph.spec import TypeId
 from batchmaker.scheduler.commands import Reserve, RunTask, TableId
@@ -39,7 +44,7 @@ class NullExecutor:
     def reserve(self, command: Reserve) -> None:
         self.num_rows_reserved = max(self.num_rows_reserved, command.num_rows)
 
-    def write(self, table: TableId, first_row: int, values: Any) -> None:
+    def write(self, table: TableId, rows: slice | NDArray[np.int64], values: Any) -> None:
         """Drop the values."""
 
     def read(self, table: TableId, row: int) -> Any:
@@ -53,7 +58,7 @@ class NullExecutor:
 
     def poll(self) -> list[StepResult]:
         done = [
-            StepResult(task.task, i, tuple([0] * len(fetch.positions) for fetch in step.fetches), (), 0.0)
+            StepResult(task.task, i, tuple(_zeros(len(fetch.positions)) for fetch in step.fetches), (), 0.0)
             for task in self._waiting
             for i, step in enumerate(task.steps)
         ]
@@ -62,3 +67,8 @@ class NullExecutor:
 
     def stop(self) -> None:
         """Nothing runs, so nothing is left to finish."""
+
+
+def _zeros(count: int) -> Tensor:
+    """Return numbers in place of values of whatever shape."""
+    return torch.zeros(count, dtype=torch.int64)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import numpy as np
 import torch
@@ -14,9 +14,10 @@ from torch import Tensor
 from batchmaker.cells.binding import BoundCell
 from batchmaker.cells.cell import size_ladder
 from batchmaker.cells.export import example_rows
-from batchmaker.executor.tables import StateTables
+from batchmaker.executor.base import StepResult
+from batchmaker.executor.tables import StateTables, as_array
 from batchmaker.graph.spec import CellType, ValueSpec
-from batchmaker.scheduler.commands import ZERO_TABLE, FetchOutput, Lanes, RunTask, Source, Step
+from batchmaker.scheduler.commands import ZERO_TABLE, FetchOutput, Keep, Lanes, RunTask, Source, Step
 
 Outputs = tuple[Tensor, ...]
 Failures = tuple[tuple[int, str], ...]
@@ -24,15 +25,6 @@ Failures = tuple[tuple[int, str], ...]
 MAX_HOISTED_ROWS = 2048
 HOISTED_SIZES = size_ladder(MAX_HOISTED_ROWS, exact=8, parts=4)
 """Sizes at which the hoisted part of a cell runs; more rows are computed in blocks of the largest."""
-
-
-@dataclass(frozen=True, slots=True)
-class RanStep:
-    """What one step gave back for the host."""
-
-    step: int
-    fetched: tuple[list[Any], ...]
-    failed: Failures
 
 
 @final
@@ -44,9 +36,11 @@ class TaskRunner:
         self._cells = cells
         self._tables = tables
 
-    def run(self, task: RunTask) -> Iterator[RanStep]:
+    def run(self, task: RunTask) -> Iterator[StepResult]:
         """Run a task's steps in order; yields after each."""
+        begin = time.perf_counter()
         cell_type, cell = self._types[task.type_id], self._cells[task.type_id]
+        sizes = cell_type.batch_sizes
         chains = [step for step in task.steps if step.lanes is not None]
         hoisted: Outputs = ()
         bad: dict[int, str] = {}
@@ -57,17 +51,20 @@ class TaskRunner:
             hoisted, bad = self._hoist(cell_type, cell, chains)
         offset = 0
         for number, step in enumerate(task.steps):
-            padded = cell_type.batch_sizes[bisect_left(cell_type.batch_sizes, step.batch)]
+            padded = sizes[bisect_left(sizes, step.batch)]
             if step.lanes is None:
                 outputs, failed = self._run_nodes(cell, step, padded)
             else:
-                block = tuple(values[offset : offset + padded] for values in hoisted)
+                block = tuple(values.narrow(0, offset, padded) for values in hoisted)
                 outputs, failed = self._run_chains(cell, step, step.lanes, block, padded)
                 if bad:
                     failed += tuple((i, bad[offset + i]) for i in range(step.batch) if offset + i in bad)
                 offset += step.batch
-            self._keep(step, outputs)
-            yield RanStep(number, tuple(_fetch(fetch, outputs) for fetch in step.fetches), failed)
+            if step.keep is not None:
+                self._keep(step.keep, step.batch, outputs)
+            fetched = tuple(_fetch(fetch, outputs) for fetch in step.fetches)
+            yield StepResult(task.task, number, fetched, failed, time.perf_counter() - begin)
+            begin = time.perf_counter()
 
     # --- single nodes ------------------------------------------------------------------------------------------
 
@@ -86,12 +83,14 @@ class TaskRunner:
     def _hoist(self, cell_type: CellType, cell: BoundCell, chains: list[Step]) -> tuple[Outputs, dict[int, str]]:
         """Compute what does not depend on state for all steps of the task at once.
 
-        Returns the rows of all steps one after the other, with room for the padding of the last, and the rows at which
-        the cell raised.
+        Returns the rows of all steps one after the other, with room for the padding of each, and the rows at which the
+        cell raised.
         """
-        total = sum(step.batch for step in chains)
-        last = chains[-1].batch
-        room = _hoisted_rows(total - last + cell_type.batch_sizes[bisect_left(cell_type.batch_sizes, last)])
+        sizes, total, room = cell_type.batch_sizes, 0, 0
+        for step in chains:
+            room = max(room, total + sizes[bisect_left(sizes, step.batch)])
+            total += step.batch
+        room = _hoisted_rows(room)
         columns = []
         for port, spec in enumerate(cell.inputs[: len(chains[0].inputs)]):
             parts = [step.inputs[port] for step in chains]
@@ -117,14 +116,13 @@ class TaskRunner:
         self, cell: BoundCell, step: Step, lanes: Lanes, hoisted: Outputs, padded: int
     ) -> tuple[Outputs, Failures]:
         for i, sources in enumerate(lanes.arriving):
-            self._bring(lanes, i, sources)
-        rows = None if lanes.rows is None else torch.from_numpy(lanes.rows)
+            if sources:
+                self._bring(lanes, i, sources)
+        tables, rows = self._tables, lanes.rows
         if rows is None:
-            state = tuple(self._tables[table][:padded] for table in lanes.tables)
+            state = tuple(tables[table].narrow(0, 0, padded) for table in lanes.tables)
         else:
-            wide = torch.zeros(padded, dtype=torch.int64)
-            wide[: len(rows)] = rows
-            state = tuple(self._tables[table].index_select(0, wide) for table in lanes.tables)
+            state = tuple(tables.copy(table, rows, padded) for table in lanes.tables)
         failed: Failures = ()
         try:
             outputs = cell.step(hoisted, state)
@@ -136,51 +134,47 @@ class TaskRunner:
         first = len(outputs) - len(lanes.tables)
         stays = [i >= first and new is state[i - first] for i, new in enumerate(outputs)]  # handed through, in its lane
         moving = [new for new, still in zip(outputs, stays, strict=True) if not still]
-        if any(_shares_memory(new, self._tables[table]) for new in moving for table in lanes.tables):
+        if any(tables.holds(table, new) for new in moving for table in lanes.tables):
             # They are still to be kept and fetched.
             outputs = tuple(new if still else new.clone() for new, still in zip(outputs, stays, strict=True))
+        places = slice(step.batch) if rows is None else rows
         for table, new, still in zip(lanes.tables, outputs[first:], stays[first:], strict=True):
-            if still:
-                continue
-            if rows is None:
-                self._tables[table][: step.batch] = new[: step.batch]
-            else:
-                self._tables[table].index_copy_(0, rows, new[: step.batch])
+            if not still:
+                tables.put(table, places, as_array(new)[: step.batch])
         return outputs, failed
 
     def _bring(self, lanes: Lanes, i: int, sources: tuple[Source, ...]) -> None:
         """Copy one part of the state of chains that start or move into their lanes."""
-        target = self._tables[lanes.tables[i]]
-        values = [
-            None if s.table == ZERO_TABLE else self._tables[s.table].index_select(0, torch.from_numpy(s.rows))
-            for s in sources
-        ]
+        target = lanes.tables[i]
+        values = [None if s.table == ZERO_TABLE else self._tables.take(s.table, s.rows) for s in sources]
         for source, value in zip(sources, values, strict=True):
-            positions = np.arange(lanes.count) if source.positions is None else source.positions
-            places = torch.from_numpy(positions if lanes.rows is None else lanes.rows[positions])
+            places = np.arange(lanes.count) if source.positions is None else source.positions
+            if lanes.rows is not None:
+                places = lanes.rows[places]
             if value is None:
-                target.index_fill_(0, places, 0)
+                self._tables.clear(target, places)
             else:
-                target.index_copy_(0, places, value)
+                self._tables.put(target, places, value)
 
     # --- outputs -------------------------------------------------------------------------------------------------
 
-    def _keep(self, step: Step, outputs: Outputs) -> None:
-        keep = step.keep
-        if keep is None:
-            return
-        rows = torch.from_numpy(keep.rows)
-        positions = None if keep.positions is None else torch.from_numpy(keep.positions)
+    def _keep(self, keep: Keep, batch: int, outputs: Outputs) -> None:
         for table, values in zip(keep.tables, outputs, strict=True):
-            target = self._tables[table]
-            kept = values[: step.batch] if positions is None else values.index_select(0, positions)
-            target.index_copy_(0, rows, kept.clone() if _shares_memory(kept, target) else kept)
+            array = as_array(values)
+            if keep.positions is not None:
+                array = array.take(keep.positions, 0)
+            elif self._tables.holds(table, values):
+                array = array[:batch].copy()
+            else:
+                array = array[:batch]
+            self._tables.put(table, keep.rows, array)
 
 
-def _fetch(fetch: FetchOutput, outputs: Outputs) -> list[Any]:
-    """Return the values at some positions: numbers for scalars, else tensors that share one fresh block."""
-    values = outputs[fetch.output].index_select(0, torch.from_numpy(fetch.positions))
-    return values.tolist() if values.ndim == 1 else list(values.unbind(0))
+def _fetch(fetch: FetchOutput, outputs: Outputs) -> Tensor:
+    """Return the values at some positions in memory of their own."""
+    values = outputs[fetch.output]
+    taken = torch.from_numpy(as_array(values).take(fetch.positions, 0))
+    return taken.view(torch.bfloat16) if values.dtype == torch.bfloat16 else taken
 
 
 def _hoisted_rows(count: int) -> int:
@@ -188,11 +182,6 @@ def _hoisted_rows(count: int) -> int:
     if count > MAX_HOISTED_ROWS:
         return -(-count // MAX_HOISTED_ROWS) * MAX_HOISTED_ROWS
     return HOISTED_SIZES[bisect_left(HOISTED_SIZES, count)]
-
-
-def _shares_memory(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors lie in one block: a cell may hand an input through."""
-    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
 
 def _row_by_row(

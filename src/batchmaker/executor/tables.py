@@ -20,6 +20,19 @@ _ALIGNMENT = 64
 _BLOCK_BYTES = 1 << 20
 
 
+class _Table:
+    """One table and the same memory as an array, which costs less to read and write; its addresses."""
+
+    __slots__ = ("array", "begin", "end", "num_rows", "rows")
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+        self.array = as_array(rows)
+        self.num_rows = len(rows)
+        self.begin = rows.data_ptr()
+        self.end = self.begin + rows.nbytes
+
+
 @final
 class StateTables:
     """Tables [num_rows, *shape]. Room is made once per doubling, and takes memory only where rows have been written.
@@ -28,42 +41,51 @@ class StateTables:
     """
 
     def __init__(self) -> None:
-        self._tensors: dict[TableId, Tensor] = {}
-        self._arrays: dict[TableId, NDArray[Any]] = {}
+        self._tables: dict[TableId, _Table] = {}
 
     def must_move(self, command: Reserve) -> bool:
         """Whether serving the command copies rows that running steps may be using."""
-        return any(
-            spec.table in self._tensors and len(self._tensors[spec.table]) < command.num_rows for spec in command.tables
-        )
+        return any(spec.table in self._tables and len(self[spec.table]) < command.num_rows for spec in command.tables)
 
     def reserve(self, command: Reserve) -> None:
         """Create or grow tables to at least `num_rows`; rows keep their values, new ones are zero."""
         for spec in command.tables:
-            old = self._tensors.get(spec.table)
-            if old is not None and len(old) >= command.num_rows:
+            old = self._tables.get(spec.table)
+            if old is not None and len(old.rows) >= command.num_rows:
                 continue
             new = untouched_zeros((command.num_rows, *spec.spec.shape), torch_dtype(spec.spec.dtype))
             if old is not None:
-                copy_used(old, new)
-            self._tensors[spec.table] = new
-            if new.dtype != torch.bfloat16:
-                self._arrays[spec.table] = new.numpy()
+                copy_used(old.rows, new)
+            self._tables[spec.table] = _Table(new)
 
     def __getitem__(self, table: TableId) -> Tensor:
-        return self._tensors[table]
+        return self._tables[table].rows
 
     @property
     def num_bytes(self) -> int:
         """Bytes allocated, touched or not."""
-        return sum(tensor.nbytes for tensor in self._tensors.values())
+        return sum(table.rows.nbytes for table in self._tables.values())
 
-    def write(self, table: TableId, first_row: int, values: Any) -> None:
-        """Write values [count, *shape], a NumPy array or tensor of the table's dtype, into consecutive rows."""
-        if isinstance(values, np.ndarray):
-            self._arrays[table][first_row : first_row + len(values)] = values
-        else:
-            self._tensors[table][first_row : first_row + len(values)] = values
+    # --- rows in -------------------------------------------------------------------------------------------------
+
+    def write(self, table: TableId, rows: slice | Rows, values: Any) -> None:
+        """Write values [count, *shape], a NumPy array or tensor of the table's dtype, into these rows."""
+        self._tables[table].array[rows] = values if isinstance(values, np.ndarray) else as_array(values)
+
+    def put(self, table: TableId, rows: slice | Rows, values: NDArray[Any]) -> None:
+        """Write values that were taken from a table or turned into an array by `as_array`; nowhere the same memory."""
+        self._tables[table].array[rows] = values
+
+    def clear(self, table: TableId, rows: Rows) -> None:
+        """Let rows be zero."""
+        self._tables[table].array[rows] = 0
+
+    # --- rows out ------------------------------------------------------------------------------------------------
+
+    def take(self, table: TableId, rows: Rows) -> NDArray[Any]:
+        """Return a copy of these rows, for `put`."""
+        taken: NDArray[Any] = self._tables[table].array.take(rows, 0)
+        return taken
 
     def gather(self, sources: tuple[Source, ...], count: int, padded: int, spec: ValueSpec) -> Tensor:
         """Return one input of a batch as [padded, *shape]; rows from `count` on are arbitrary but valid.
@@ -75,22 +97,40 @@ class StateTables:
             if source.table != ZERO_TABLE:
                 return self._rows(source.table, source.rows, padded)
         batch = torch.zeros((padded, *spec.shape), dtype=torch_dtype(spec.dtype))
+        array = as_array(batch)
         for source in sources:
             if source.table != ZERO_TABLE and source.positions is not None:
-                values = self._tensors[source.table].index_select(0, torch.from_numpy(source.rows))
-                batch.index_copy_(0, torch.from_numpy(source.positions), values)
+                array[source.positions] = self.take(source.table, source.rows)
         return batch
 
-    def _rows(self, table: TableId, rows: Rows, padded: int) -> Tensor:
-        tensor = self._tensors[table]
-        first, count = int(rows[0]), len(rows)
-        if int(rows[-1]) - first == count - 1 and first + padded <= len(tensor) and _ascending(rows):
-            return tensor.narrow(0, first, padded)
-        if padded > count:
+    def copy(self, table: TableId, rows: Rows, padded: int) -> Tensor:
+        """Return a copy of these rows as [padded, *shape]; those beyond them are arbitrary but valid."""
+        if padded > len(rows):
             wider = np.zeros(padded, np.int64)
-            wider[:count] = rows
+            wider[: len(rows)] = rows
             rows = wider
-        return tensor.index_select(0, torch.from_numpy(rows))
+        found = self._tables[table]
+        values = torch.from_numpy(found.array.take(rows, 0))
+        return values.view(torch.bfloat16) if found.rows.dtype == torch.bfloat16 else values
+
+    def _rows(self, table: TableId, rows: Rows, padded: int) -> Tensor:
+        found = self._tables[table]
+        first, count = rows.item(0), len(rows)
+        if rows.item(count - 1) - first == count - 1 and first + padded <= found.num_rows and _ascending(rows):
+            return found.rows.narrow(0, first, padded)
+        return self.copy(table, rows, padded)
+
+    def holds(self, table: TableId, values: Tensor) -> bool:
+        """Whether these values lie in a table: a cell may hand an input through."""
+        found = self._tables[table]
+        return found.begin <= values.data_ptr() < found.end
+
+
+def as_array(values: Tensor) -> NDArray[Any]:
+    """Return the same memory as an array; bfloat16, which NumPy lacks, as int16."""
+    values = values.detach() if values.requires_grad else values
+    array: NDArray[Any] = (values.view(torch.int16) if values.dtype == torch.bfloat16 else values).numpy()
+    return array
 
 
 def untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

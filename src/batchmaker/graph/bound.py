@@ -15,7 +15,7 @@ def lower_bound(mini_batch: MiniBatch, max_batch: int | None = None, alone: froz
     """
     counts = np.bincount(mini_batch.types, minlength=mini_batch.num_types)
     longest = np.zeros(mini_batch.num_types, np.int64)
-    np.maximum.at(longest, mini_batch.types, mini_batch.kin_depths + 1)
+    np.maximum.at(longest, mini_batch.types, mini_batch.own_depths + 1)
     if max_batch is not None:
         longest = np.maximum(longest, -(-counts // max_batch))
     if alone:

@@ -65,13 +65,24 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class HostInput:
-    """Values for one input of consecutive nodes of one type. values: [count, *shape], opaque here."""
+    """Values for one input of nodes of one type. values: [count, *shape], opaque here.
+
+    The nodes are `first` and those after it, or, where they do not follow each other, `nodes` [count].
+    """
 
     type_id: TypeId
     port: int
     first: int
     count: int
     values: Any
+    nodes: NodeArray | None = None
+
+    def rows(self, shift: int) -> slice | NodeArray:
+        """Return which rows belong to the nodes in an array that has node n in row n + shift."""
+        if self.nodes is not None:
+            moved: NodeArray = self.nodes + shift
+            return moved
+        return slice(self.first + shift, self.first + shift + self.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,35 +107,15 @@ class Work:
     steps: NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Kin:
-    """The units of one graph, single nodes and runs, and what each waits for of its own type (see `kin`).
-
-    Units that wait for the same kin are one group. Nodes are numbered as the request does. keys, types: [units] the
-    last node of each, and its cell type. group: [units] the group, or -1 for units without kin. feeders, fed: [edges]
-    the key of a unit, which may belong to an earlier graph of the request, and a group that waits for it.
-    """
-
-    keys: NDArray[np.int64]
-    types: NDArray[np.int64]
-    group: NDArray[np.int64]
-    feeders: NDArray[np.int64]
-    fed: NDArray[np.int64]
-
-    @property
-    def num_groups(self) -> int:
-        return int(self.group.max(initial=-1)) + 1
-
-
 @dataclass(slots=True)
 class CellGraph:
     """A request's cell graph, or what an unfold function that waited has added to it.
 
     first: number of the first node here; num_nodes: how many numbers are used here. Blocks, runs and host inputs
     lie inside that range; sources may lie before it. plain: no edge joins nodes of one type but inside blocks that are
-    marked connected, so that its subgraphs can be told without following edges. known_work, known_kin: kept by
-    `work_of` and `kin_of`.
-    kept: nodes whose outputs the request's sequence keeps once it is answered, where it is known here; each once.
+    marked connected, so that its subgraphs can be told without following edges. known_work: kept by
+    `work_of`. kept: nodes whose outputs the request's sequence keeps once it is answered, where it is known here; each
+    once.
     """
 
     first: int
@@ -135,7 +126,6 @@ class CellGraph:
     fetches: list[Fetch] = field(default_factory=list)
     plain: bool = True
     known_work: Work | None = None
-    known_kin: Kin | None = None
     kept: NodeArray | None = None
 
     @property

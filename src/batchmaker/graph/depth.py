@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.graph.cell_graph import CellGraph, NodeBlock, Run
+from batchmaker.compiled import compiled
+from batchmaker.graph.cell_graph import CellGraph, Run
+from batchmaker.graph.values import NodeArray
 
 Depths = NDArray[np.int64]
 
@@ -21,7 +23,7 @@ def depths_of(graph: CellGraph, earlier: Depths) -> Depths:
         if isinstance(part, Run):
             _run_depths(part, depth)
         else:
-            _block_depths(part, depth)
+            _deepen(part.first, np.ascontiguousarray(part.sources), depth)
     return depth[graph.first : -1]
 
 
@@ -36,11 +38,12 @@ def _run_depths(run: Run, depth: Depths) -> None:
     depth[run.first : run.first + run.length] = np.maximum.accumulate(reached + 1 - steps) + steps
 
 
-def _block_depths(block: NodeBlock, depth: Depths) -> None:
-    end = block.first + block.count
-    sources = np.maximum(block.sources, -1)
-    if not (sources >= block.first).any():  # no edge inside: all at once
-        depth[block.first : end] = depth[sources].max(axis=0, initial=-1) + 1
-        return
-    for node, fed in zip(range(block.first, end), sources.T.tolist(), strict=True):
-        depth[node] = 1 + max(int(depth[source]) for source in fed)
+@compiled
+def _deepen(first: int, sources: NodeArray, depth: Depths) -> None:
+    """Each node of a block is deeper than its sources. first: its first node. sources: [inputs, nodes of the block]."""
+    for i in range(sources.shape[1]):
+        deepest = -1
+        for k in range(sources.shape[0]):
+            if sources[k, i] >= 0:
+                deepest = max(deepest, depth[sources[k, i]])
+        depth[first + i] = deepest + 1

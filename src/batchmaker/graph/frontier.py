@@ -1,11 +1,18 @@
-"""What of a closed mini-batch can run next, kept up to date as it runs: a few steps for each edge, once."""
+"""What of a closed mini-batch can run next, kept up to date as it runs: a few steps for each edge and type, once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import final
+from typing import Any, final
 
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmaker.compiled import compiled
+from batchmaker.graph import blocking
 from batchmaker.graph.mini_batch import MiniBatch
+
+Nodes = NDArray[np.int64]
 
 
 @final
@@ -15,17 +22,18 @@ class Frontier:
     ready: [types] the nodes of each type that have not run and whose sources have (Frontier_a of G_t), in the order
     in which they became ready. independent: [types] how many nodes of each type have neither run nor an ancestor of
     their own type that has not (the size of the frontier of G^a_t, at least that of `ready`). num_left: nodes that have
-    not run. Others read; only `run` and `reset` write.
+    not run. Others read; only `run` and `reset` write. It takes 8 bytes for a node and type (see `blocking`).
     """
 
     __slots__ = (
-        "_fed",
-        "_independent_at_first",
-        "_kin",
-        "_kin_after",
-        "_num_kin",
+        "_at_first",
+        "_edges",
+        "_graph",
+        "_late",
+        "_now",
         "_num_sources",
         "_ready_at_first",
+        "_scratch",
         "_types",
         "_unmet",
         "independent",
@@ -36,44 +44,66 @@ class Frontier:
 
     def __init__(self, mini_batch: MiniBatch) -> None:
         self.mini_batch = mini_batch
+        size = len(mini_batch)
+        nodes, num_fed = np.arange(size), mini_batch.num_fed
         self._types: list[int] = mini_batch.types.tolist()
-        self._fed, self._kin_after = mini_batch.fed, mini_batch.kin_after
-        self._num_sources: list[int] = (mini_batch.starts[1:] - mini_batch.starts[:-1]).tolist()
-        self._num_kin: list[int] = (mini_batch.kin_starts[1:] - mini_batch.kin_starts[:-1]).tolist()
+        self._edges: tuple[NDArray[Any], ...] = (num_fed.cumsum() - num_fed, num_fed, mini_batch.fed)
+        self._graph: tuple[NDArray[Any], ...] = (
+            nodes,
+            np.zeros(size, np.int64),
+            mini_batch.types.astype(np.int16),
+            *self._edges,
+        )
+        self._late: tuple[NDArray[Any], ...] = (np.full(size, -1), np.empty((2, 0), np.int64), np.array([-1, 0]))
+        self._scratch = np.empty(size, np.int64)
+        left = np.empty(size, np.bool_)
+        blocks = np.empty((size, mini_batch.num_types), np.int32)
+        independent = np.zeros(mini_batch.num_types, np.int64)
+        self._at_first: list[NDArray[Any]] = [left, blocks, independent]
+        everything: list[NDArray[Any]] = [np.zeros(1, np.int64), np.array([size])]
+        nothing: list[NDArray[Any]] = [np.empty(0, np.int64), np.empty((2, 0), np.int64)]
+        given = [*everything, *nothing, np.zeros(size, np.int8), *self._graph, *self._at_first, *self._late]
+        blocking.enter(False, *given)
+        self._num_sources: Nodes = np.diff(mini_batch.starts)
         self._ready_at_first: list[list[int]] = [[] for _ in range(mini_batch.num_types)]
-        self._independent_at_first = [0] * mini_batch.num_types
-        for node, kind in enumerate(self._types):
-            if not self._num_sources[node]:
-                self._ready_at_first[kind].append(node)
-            self._independent_at_first[kind] += not self._num_kin[node]
+        for node in np.flatnonzero(self._num_sources == 0).tolist():
+            self._ready_at_first[self._types[node]].append(node)
         self.reset()
 
     def reset(self) -> None:
         """Nothing has run."""
         self._unmet = self._num_sources.copy()
-        self._kin = self._num_kin.copy()
+        self._now = [array.copy() for array in self._at_first]
         self.ready = [list(nodes) for nodes in self._ready_at_first]
-        self.independent = self._independent_at_first.copy()
+        self.independent: list[int] = self._at_first[2].tolist()
         self.num_left = len(self._types)
 
     def run(self, type_id: int, nodes: Sequence[int] | None = None) -> Sequence[int]:
         """Run ready nodes of one type, all of them or those named, and return them."""
-        ready, unmet, types, fed = self.ready, self._unmet, self._types, self._fed
+        ready, types = self.ready, self._types
         if nodes is None:
             nodes, ready[type_id] = ready[type_id], []
         else:
             chosen = set(nodes)
             ready[type_id] = [node for node in ready[type_id] if node not in chosen]
-        kin, kin_after, freed = self._kin, self._kin_after, 0
-        for node in nodes:
-            for after in fed[node]:
-                unmet[after] -= 1
-                if not unmet[after]:
-                    ready[types[after]].append(after)
-            for after in kin_after[node]:
-                kin[after] -= 1
-                if not kin[after]:
-                    freed += 1
-        self.independent[type_id] += freed - len(nodes)
+        running = np.array(nodes, np.int64)
+        for node in self._scratch[: _met(running, self._unmet, self._scratch, *self._edges)].tolist():
+            ready[types[node]].append(node)
+        blocking.run(running, type_id, self._scratch, *self._graph, *self._now, *self._late)
+        self.independent[type_id] = int(self._now[2][type_id])
         self.num_left -= len(nodes)
         return nodes
+
+
+@compiled
+def _met(nodes: Nodes, unmet: Nodes, found: Nodes, first_edge: Nodes, num_edges: Nodes, fed: Nodes) -> int:
+    """Count down what each node that these feed waits for; write those that wait for nothing, return how many."""
+    count = 0
+    for node in nodes:
+        for edge in range(first_edge[node], first_edge[node] + num_edges[node]):
+            after = fed[edge]
+            unmet[after] -= 1
+            if unmet[after] == 0:
+                found[count] = after
+                count += 1
+    return count

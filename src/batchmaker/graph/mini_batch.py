@@ -13,9 +13,9 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.compiled import compiled
 from batchmaker.errors import InvalidRequestError
-from batchmaker.graph.cell_graph import HOST, CellGraph, NodeBlock, Run
-from batchmaker.graph.kin import Family
+from batchmaker.graph.cell_graph import CellGraph, NodeBlock, Run
 
 Nodes = NDArray[np.int64]
 
@@ -26,16 +26,12 @@ class MiniBatch:
     """Nodes with what feeds them. Every node comes after its sources.
 
     types: [nodes] cell types. sources: [edges] the nodes that feed node i, each once, are
-    sources[starts[i] : starts[i + 1]]; starts: [nodes + 1]. kin: [kin edges], with kin_starts [nodes + 1], the nearest
-    ancestors of the same type: those from which no way leads to the node by another of them. So a node has an ancestor
-    of its type that has not run exactly while one of its kin has not. num_types: how many cell types there are.
+    sources[starts[i] : starts[i + 1]]; starts: [nodes + 1]. num_types: how many cell types there are.
     """
 
     types: Nodes
     starts: Nodes
     sources: Nodes
-    kin_starts: Nodes
-    kin: Nodes
     num_types: int
 
     def __len__(self) -> int:
@@ -44,38 +40,36 @@ class MiniBatch:
     @cached_property
     def depths(self) -> Nodes:
         """How many nodes must run one after another before each: [nodes], 0 without sources."""
-        return _longest(self.starts, self.sources)
+        return _longest(np.zeros(len(self), np.int64), self.starts, self.sources, 1)
 
     @cached_property
-    def kin_depths(self) -> Nodes:
+    def own_depths(self) -> Nodes:
         """The most nodes of a node's own type on any way to it, itself left out: [nodes]."""
-        return _longest(self.kin_starts, self.kin)
+        return _longest(self.types, self.starts, self.sources, self.num_types)
 
     @cached_property
-    def fed(self) -> tuple[list[int], ...]:
-        """The nodes that each node feeds: [nodes]."""
-        return _turned(self.starts, self.sources)
+    def num_fed(self) -> Nodes:
+        """How many nodes each node feeds: [nodes]."""
+        return np.bincount(self.sources, minlength=len(self))
 
     @cached_property
-    def kin_after(self) -> tuple[list[int], ...]:
-        """The nodes that each node is kin of: [nodes]."""
-        return _turned(self.kin_starts, self.kin)
+    def fed(self) -> Nodes:
+        """The nodes that node 0 feeds, ascending, then those that node 1 does, and so on: [edges]."""
+        fed = np.repeat(np.arange(len(self)), np.diff(self.starts))
+        return fed[np.argsort(self.sources, kind="stable")]
 
     @cached_property
     def turned(self) -> MiniBatch:
         """The same nodes with every edge turned round and numbered from the last: node i is `len - 1 - i`."""
-        last = len(self) - 1
-        starts, sources = _columns([[last - node for node in reversed(self.fed[i])] for i in range(last, -1, -1)])
-        kin_starts, kin = _columns([[last - node for node in reversed(self.kin_after[i])] for i in range(last, -1, -1)])
-        return MiniBatch(self.types[::-1], starts, sources, kin_starts, kin, self.num_types)
+        starts = np.concatenate(([0], self.num_fed[::-1])).cumsum(dtype=np.int64)
+        return MiniBatch(self.types[::-1].copy(), starts, len(self) - 1 - self.fed[::-1], self.num_types)
 
 
 def mini_batch(types: Sequence[int], sources: Sequence[Iterable[int]], num_types: int) -> MiniBatch:
     """Return the mini-batch of these nodes; what feeds a node more than once counts once.
 
     types: [nodes], below num_types. sources: per node the nodes that feed it. Raises InvalidRequestError if a node
-    is fed by itself or a later one, as in every cyclic graph, or is of no known type. Needs nodes^2 / 8 bytes for a
-    moment.
+    is fed by itself or a later one, as in every cyclic graph, or is of no known type.
     """
     distinct = [sorted(set(fed)) for fed in sources]
     if len(distinct) != len(types):
@@ -90,8 +84,7 @@ def mini_batch(types: Sequence[int], sources: Sequence[Iterable[int]], num_types
         if not 0 <= kind < num_types:
             raise InvalidRequestError(f"node {node} is of type {kind}, expected one from 0 to {num_types - 1}")
     starts, edges = _columns(distinct)
-    kin_starts, kin = _kin(types, distinct)
-    return MiniBatch(np.array(types, np.int64), starts, edges, kin_starts, kin, num_types)
+    return MiniBatch(np.array(types, np.int64), starts, edges, num_types)
 
 
 def unrolled(graph: CellGraph, num_types: int) -> MiniBatch:
@@ -111,9 +104,8 @@ def merged(requests: Sequence[MiniBatch]) -> MiniBatch:
     sizes = [len(request) for request in requests]
     first = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))[:-1]
     starts, sources = _joined([(r.starts, r.sources) for r in requests], first.tolist())
-    kin_starts, kin = _joined([(r.kin_starts, r.kin) for r in requests], first.tolist())
     types = np.concatenate([np.empty(0, np.int64), *(r.types for r in requests)])
-    return MiniBatch(types, starts, sources, kin_starts, kin, max((r.num_types for r in requests), default=0))
+    return MiniBatch(types, starts, sources, max((r.num_types for r in requests), default=0))
 
 
 def _unroll_run(run: Run, before: int, types: list[int], sources: list[list[int]]) -> None:
@@ -134,35 +126,18 @@ def _unroll_block(block: NodeBlock, before: int, types: list[int], sources: list
         sources[first + position] = [source for source in fed if source >= 0]
 
 
-def _kin(types: Sequence[int], sources: Sequence[Sequence[int]]) -> tuple[Nodes, Nodes]:
-    """Return where each node's kin start, and the kin."""
-    ports = np.full((max(map(len, sources), default=0), len(types)), HOST, np.int64)
-    for node, fed in enumerate(sources):
-        ports[: len(fed), node] = fed
-    block = NodeBlock(0, np.array(types, np.int16), ports, np.zeros(ports.shape, np.int16))
-    kin = Family().add(CellGraph(0, len(types), [block] if types else []))
-    of_group: list[list[int]] = [[] for _ in range(kin.num_groups)]
-    for feeder, group in zip(kin.feeders.tolist(), kin.fed.tolist(), strict=True):
-        of_group[group].append(feeder)
-    return _columns([of_group[group] if group >= 0 else [] for group in kin.group.tolist()])
-
-
-def _longest(starts: Nodes, sources: Nodes) -> Nodes:
-    longest = [0] * (len(starts) - 1)
-    bounds, fed = starts.tolist(), sources.tolist()
-    for node in range(len(longest)):
-        for source in fed[bounds[node] : bounds[node + 1]]:
-            if longest[source] >= longest[node]:
-                longest[node] = longest[source] + 1
-    return np.array(longest, np.int64)
-
-
-def _turned(starts: Nodes, sources: Nodes) -> tuple[list[int], ...]:
-    after: tuple[list[int], ...] = tuple([] for _ in range(len(starts) - 1))
-    node_of_edge = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-    for node, source in zip(node_of_edge.tolist(), sources.tolist(), strict=True):
-        after[source].append(node)
-    return after
+@compiled
+def _longest(types: Nodes, starts: Nodes, sources: Nodes, num_types: int) -> Nodes:
+    """Return the most nodes of each node's type on any way to it, itself left out."""
+    longest = np.zeros((len(types), num_types), np.int64)
+    own = np.zeros(len(types), np.int64)
+    for node in range(len(types)):
+        for edge in range(starts[node], starts[node + 1]):
+            source = sources[edge]
+            for kind in range(num_types):
+                longest[node, kind] = max(longest[node, kind], longest[source, kind] + (kind == types[source]))
+        own[node] = longest[node, types[node]]
+    return own
 
 
 def _columns(rows: Sequence[Sequence[int]]) -> tuple[Nodes, Nodes]:

@@ -13,19 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.errors import InvalidRequestError, ModelError, NodeLimitError, ShapeError
-from batchmaker.graph.cell_graph import HOST, ZERO, CellGraph, Fetch, HostInput, NodeBlock, Run
-from batchmaker.graph.spec import CellType, ValueSpec
-from batchmaker.graph.values import Hold, HostValues, NodeArray, Value, ValueSequence
+from batchmaker.graph.calls import LAID_OUT, Calls, Layout, host_input
+from batchmaker.graph.cell_graph import HOST, ZERO, CellGraph, Fetch, NodeBlock, Run
+from batchmaker.graph.spec import CellType, TypeId, ValueSpec
+from batchmaker.graph.trees import Places, SequenceArgument, TreePart, check_parts, fill_children
+from batchmaker.graph.values import Chain, Hold, HostValues, NodeArray, Output, Value, ValueSequence
 
 Argument = Value | HostValues
-SequenceArgument = ValueSequence | HostValues
 
 DEFAULT_MAX_NODES = 100_000
 
 
 @final
 class Recorder:
-    """Collects the nodes of one request.
+    """Collects the nodes of one request; so far they are `num_nodes`.
 
     max_nodes: NodeLimitError is raised beyond it, so that an unfold function which never ends harms only its request.
     holds_values: note which nodes' handles have all been dropped (`dropped`: first node, count), for unfold
@@ -34,99 +35,88 @@ class Recorder:
     """
 
     def __init__(self, max_nodes: int = DEFAULT_MAX_NODES, *, holds_values: bool = False, num_kept: int = 0) -> None:
-        self._max_nodes = max_nodes
-        self._num_nodes = num_kept
+        self.max_nodes = max_nodes
+        self.num_nodes = num_kept
+        self._num_laid_out = num_kept  # the nodes after these are single calls that no block has yet
         self._graph = CellGraph(first=num_kept, num_nodes=0)
-        self._single: list[tuple[CellType, tuple[int, ...], tuple[int, ...]]] = []
-        self._single_first = 0
+        self._calls: list[Calls] = []
+        self._of_laid_out: dict[TypeId, Calls] = {}
+        self._outputs: dict[TypeId, tuple[Output, ...]] = {}
+        self._accepted: dict[object, set[Output | type]] = {}
         self._fetched: set[tuple[int, int]] = set()
         self._fetched_loops: set[tuple[int, int]] = set()  # first node, output
         self._types_of_blocks: set[int] = set()
-        self._holds_values = holds_values
+        self.holds_values = holds_values
         self.dropped: list[tuple[int, int]] = []
 
     # --- what an unfold function calls ---------------------------------------------------------------------
 
+    def calls(self, cell: CellType, layout: Layout) -> Calls:
+        """Return what adds nodes that call this cell one by one. layout: for the data that comes with the calls."""
+        calls = Calls(cell, self, layout)
+        self._calls.append(calls)
+        return calls
+
     def node(self, cell: CellType, arguments: Sequence[Argument]) -> tuple[Value, ...]:
-        """Add one node and return its outputs."""
-        if len(arguments) != len(cell.inputs):
-            raise InvalidRequestError(f"cell {cell.name!r} takes {len(cell.inputs)} inputs, got {len(arguments)}")
-        for port, argument in enumerate(arguments):
-            _check_spec(cell, port, argument.spec)
-        sources: list[int] = []
-        outputs: list[int] = []
-        number = self._claim(1, cell)
-        if not self._single:
-            self._single_first = number
-        for port, argument in enumerate(arguments):
-            if isinstance(argument, Value):
-                if argument.origin is not self:
-                    raise foreign(f"cell {cell.name!r}, input {port}")
-                sources.append(argument.node)
-                outputs.append(argument.output)
-            else:
-                self._host(cell, port, number, argument)
-                sources.append(HOST)
-                outputs.append(0)
-        self._single.append((cell, tuple(sources), tuple(outputs)))
-        hold = self._hold(number, 1)
-        return tuple(Value(number, k, spec, self, None, hold) for k, spec in enumerate(cell.outputs))
+        """Add one node, whose data is laid out already, and return its outputs."""
+        for port, argument in enumerate(arguments[: len(cell.inputs)]):
+            if isinstance(argument, HostValues):
+                _check_spec(cell, port, argument.spec)
+        calls = self._of_laid_out.get(cell.type_id)
+        if calls is None:
+            calls = self._of_laid_out[cell.type_id] = self.calls(cell, LAID_OUT)
+        return calls.add(arguments)
 
     def map(self, cell: CellType, arguments: Sequence[SequenceArgument]) -> tuple[ValueSequence, ...]:
         """Add one node per element, without edges between them, and return the outputs as sequences."""
         count = _common_length(cell, arguments)
-        self._flush()
         first = self._claim(count, cell)
-        sources = np.full((len(cell.inputs), count), HOST, np.int64)
-        outputs = np.zeros((len(cell.inputs), count), np.int16)
-        self._fill(cell, first, arguments, sources, outputs)
-        self._block(cell, first, sources, outputs)
-        return self._sequences(cell, np.arange(first, first + count))
+        block = _empty_block(first, count, len(cell.inputs), cell.type_id)
+        self._fill(block, cell, slice(None), arguments)
+        self._add_block(block, {cell.type_id}, plain=True)
+        return self._sequences(block, cell)
 
     def tree(
         self,
         cell: CellType,
         children: NDArray[np.int64],
-        leaves: Sequence[ValueSequence],
+        leaves: Sequence[SequenceArgument],
         inputs: Sequence[SequenceArgument],
     ) -> tuple[ValueSequence, ...]:
-        """Add the nodes of a tree or DAG given by an array of children.
+        """Add the nodes of a tree or DAG whose nodes are all of one cell; see `mixed_tree`."""
+        return self.mixed_tree(leaves, (TreePart(cell, slice(None), np.ascontiguousarray(children, np.int64), inputs),))
 
-        children: [num_nodes, arity]; an entry below len(leaves[0]) is a leaf, any other is node
-        `entry - len(leaves[0])` of this call, which must come before its parent. The cell is called with the elements
-        of `inputs` (one per node), then with every child's state in order: the outputs that `leaves` lists.
+    def mixed_tree(self, leaves: Sequence[SequenceArgument], parts: Sequence[TreePart]) -> tuple[ValueSequence, ...]:
+        """Add the nodes of a tree or DAG given by arrays of children, and return its outputs.
+
+        A node calls its part's cell with its element of each of the inputs, then with every child's state in order: the
+        outputs that `leaves` lists, which are the last ones of every cell. Leaves may be data.
         """
-        if children.ndim != 2:
-            raise InvalidRequestError(
-                f"cell {cell.name!r}: children must be an array [num_nodes, arity], got shape {children.shape}"
-            )
-        count, arity = children.shape
+        count, cell = check_parts(parts), parts[0].cell
         num_leaves = _common_length(cell, leaves)
-        _check_children(cell, children, num_leaves)
-        own = _child_outputs(cell, arity, leaves, len(inputs))
-        self._flush()
         first = self._claim(count, cell)
-        sources = np.full((len(cell.inputs), count), HOST, np.int64)
-        outputs = np.zeros((len(cell.inputs), count), np.int16)
-        if inputs:
-            if (given := _common_length(cell, inputs)) != count:
-                raise InvalidRequestError(f"cell {cell.name!r}: {given} inputs for {count} tree nodes")
-            self._fill(cell, first, inputs, sources, outputs)
-        nodes = np.arange(first, first + count)
-        child = children.T
-        for k, (leaf, output) in enumerate(zip(leaves, own, strict=True)):
-            port = len(inputs) + k
-            if leaf.origin is not self:
-                raise foreign(f"cell {cell.name!r}, input {port}")
-            _check_spec(cell, port, leaf.spec)
-            sources[port :: len(leaves)] = np.concatenate((leaf.nodes, nodes))[child]
-            same = leaf.output == output
-            outputs[port :: len(leaves)] = output if same else np.where(child < num_leaves, leaf.output, output)
-        is_child = np.zeros(num_leaves + count, np.bool_)
-        is_child[children] = True
-        one_root = np.count_nonzero(is_child[num_leaves:]) == count - 1
-        self._block(cell, first, sources, outputs, connected=one_root or None)
-        return self._sequences(cell, nodes)
+        block = _empty_block(first, count, max([len(part.cell.inputs) for part in parts]))
+        read = np.zeros(num_leaves + count, np.bool_)
+        nodes = np.array([_nodes(leaf) for leaf in leaves])
+        outputs = np.array([0 if isinstance(leaf, HostValues) else leaf.output for leaf in leaves])
+        for part in parts:
+            own = part.child_outputs(leaves)
+            for port, leaf in zip(range(len(part.inputs), len(part.cell.inputs)), leaves, strict=False):
+                self.check(part.cell, port, leaf)
+            num_reads = fill_children(
+                block.types, block.sources, block.outputs, read, part.numbers, part.children, nodes, outputs, first,
+                part.cell.type_id, len(part.inputs), own.start,
+            )  # fmt: skip
+            if num_reads < 0:
+                raise part.fault(-1 - num_reads, count, num_leaves)
+            self._fill(block, part.cell, part.places, part.inputs)
+            if num_reads > 0:
+                self._give_leaves(first, part, leaves)
+        connected = len(parts) == 1 and bool(np.count_nonzero(read[num_leaves:]) == count - 1)
+        if connected:
+            block = NodeBlock(first, block.types, block.sources, block.outputs, connected=True)
+        self._add_block(block, {part.cell.type_id for part in parts}, plain=connected)
+        return self._sequences(block, cell)
 
     def run(
         self,
@@ -152,33 +142,19 @@ class Recorder:
             )
         if init is not None and len(init) != num_state:
             raise InvalidRequestError(f"cell {cell.name!r}: init has {len(init)} values, the state has {num_state}")
-        self._flush()
         first = self._claim(length, cell)
         columns: list[tuple[NodeArray, int] | None] = []
         for port, sequence in enumerate(sequences):
-            _check_spec(cell, port, sequence.spec)
+            self.check(cell, port, sequence)
             if isinstance(sequence, HostValues):
-                self._host(cell, port, first, sequence)
+                self._graph.host_inputs.append(host_input(cell, port, first, sequence))
                 columns.append(None)
             else:
-                if sequence.origin is not self:
-                    raise foreign(f"cell {cell.name!r}, input {port}")
                 columns.append((sequence.nodes, sequence.output))
         start = self._initial(cell, first, init or (None,) * num_state)
         self._graph.runs.append(Run(cell.type_id, first, length, tuple(columns), tuple(start), open_ended))
-        steps = np.arange(first, first + length)
-        hold = self._hold(first, length)
-        return tuple(
-            Value(
-                first + length - 1,
-                k,
-                spec,
-                self,
-                ValueSequence(steps, k, spec, self, open_ended=open_ended, hold=hold),
-                hold,
-            )
-            for k, spec in enumerate(cell.outputs)
-        )
+        holds, chain = self.hold(first, length), Chain(first, open_ended)
+        return tuple([Value(first + length - 1, of, holds, chain) for of in self.outputs_of(cell)])
 
     # --- what the driver calls -----------------------------------------------------------------------------
 
@@ -214,48 +190,76 @@ class Recorder:
         """Return what has been recorded since the last call and start the next fragment."""
         self._flush()
         graph = self._graph
-        graph.num_nodes = self._num_nodes - graph.first
-        self._graph = CellGraph(first=self._num_nodes, num_nodes=0)
+        graph.num_nodes = self.num_nodes - graph.first
+        self._graph = CellGraph(first=self.num_nodes, num_nodes=0)
         return graph
 
-    # --- inside ----------------------------------------------------------------------------------------------
+    # --- what calls need -----------------------------------------------------------------------------------
 
-    def _claim(self, count: int, cell: CellType) -> int:
-        first = self._num_nodes
-        if first + count > self._max_nodes:
-            raise NodeLimitError(
-                f"the request needs more than {self._max_nodes} nodes (at cell {cell.name!r}); "
-                "does its unfold function end? Raise max_nodes if it should"
-            )
-        self._num_nodes = first + count
-        return first
+    def outputs_of(self, cell: CellType) -> tuple[Output, ...]:
+        """Return the outputs of a cell in this request."""
+        outputs = self._outputs.get(cell.type_id)
+        if outputs is None:
+            outputs = tuple([Output(k, spec, self) for k, spec in enumerate(cell.outputs)])
+            self._outputs[cell.type_id] = outputs
+        return outputs
 
-    def _hold(self, first: int, count: int) -> Hold | None:
-        if not self._holds_values:
+    def accepted_as(self, spec: ValueSpec) -> set[Output | type]:
+        """Return what is known to be good for an input of this spec: the request's own outputs, types of data."""
+        return self._accepted.setdefault(spec.row_signature, set())
+
+    def check(self, cell: CellType, port: int, argument: Argument | SequenceArgument) -> None:
+        """ShapeError unless an input takes what it is given, InvalidRequestError if that is of another request."""
+        _check_spec(cell, port, argument.spec)
+        if not isinstance(argument, HostValues) and argument.origin is not self:
+            raise foreign(f"cell {cell.name!r}, input {port}")
+
+    def hold(self, first: int, count: int) -> Hold | None:
+        """Return what all handles to the outputs of these nodes must share, if it is noted when they are dropped."""
+        if not self.holds_values:
             return None
         dropped = self.dropped
         return Hold(first, count, lambda first, count: dropped.append((first, count)))
 
-    def _host(self, cell: CellType, port: int, first: int, values: HostValues) -> None:
-        self._graph.host_inputs.append(HostInput(cell.type_id, port, first, values.count, values.values))
+    def too_many(self, cell: CellType) -> NodeLimitError:
+        """Return the error of a request that calls a cell after its last node."""
+        return NodeLimitError(
+            f"the request needs more than {self.max_nodes} nodes (at cell {cell.name!r}); "
+            "does its unfold function end? Raise max_nodes if it should"
+        )
 
-    def _fill(
-        self,
-        cell: CellType,
-        first: int,
-        arguments: Sequence[SequenceArgument],
-        sources: NodeArray,
-        outputs: NDArray[np.int16],
-    ) -> None:
+    # --- inside ----------------------------------------------------------------------------------------------
+
+    def _claim(self, count: int, cell: CellType) -> int:
+        """Return the first number of nodes that are laid out by the caller; what was called before has a block now."""
+        self._flush()
+        first = self.num_nodes
+        if first + count > self.max_nodes:
+            raise self.too_many(cell)
+        self.num_nodes = self._num_laid_out = first + count
+        return first
+
+    def _fill(self, block: NodeBlock, cell: CellType, places: Places, arguments: Sequence[SequenceArgument]) -> None:
+        """Write the first inputs of the nodes at these places of a block: an element of each argument for each node."""
         for port, argument in enumerate(arguments):
-            _check_spec(cell, port, argument.spec)
+            self.check(cell, port, argument)
             if isinstance(argument, HostValues):
-                self._host(cell, port, first, argument)
+                nodes = block.first if isinstance(places, slice) else block.first + places
+                self._graph.host_inputs.append(host_input(cell, port, nodes, argument))
             else:
-                if argument.origin is not self:
-                    raise foreign(f"cell {cell.name!r}, input {port}")
-                sources[port] = argument.nodes
-                outputs[port] = argument.output
+                block.sources[port, places] = argument.nodes
+                block.outputs[port, places] = argument.output
+
+    def _give_leaves(self, first: int, part: TreePart, leaves: Sequence[SequenceArgument]) -> None:
+        """Give the nodes of a part the leaves among their children that are data. first: node of the tree's place 0."""
+        data = [(k, leaf) for k, leaf in enumerate(leaves, start=len(part.inputs)) if isinstance(leaf, HostValues)]
+        for i, child in enumerate(part.children.T if data else ()):
+            rows = np.flatnonzero(child < len(leaves[0]))
+            if len(rows):
+                nodes, child = first + part.numbers[rows], child[rows]
+                for k, leaf in data:
+                    given = host_input(part.cell, k + i * len(leaves), nodes, leaf.picked(child))
+                    self._graph.host_inputs.append(given)
 
     def _initial(self, cell: CellType, first: int, init: Sequence[Argument | None]) -> list[tuple[int, int]]:
         """Return the sources of a run's state: the last inputs of its cell."""
@@ -264,55 +268,40 @@ class Recorder:
             if value is None:
                 continue
             port = len(cell.inputs) - len(init) + i
-            _check_spec(cell, port, value.spec)
+            self.check(cell, port, value)
             if isinstance(value, Value):
-                if value.origin is not self:
-                    raise foreign(f"cell {cell.name!r}, input {port}")
                 start[i] = (value.node, value.output)
             else:
-                self._host(cell, port, first, value)
+                self._graph.host_inputs.append(host_input(cell, port, first, value))
                 start[i] = (HOST, 0)
         return start
 
-    def _block(
-        self,
-        cell: CellType,
-        first: int,
-        sources: NodeArray,
-        outputs: NDArray[np.int16],
-        connected: bool | None = False,
-    ) -> None:
-        """Add a block. connected: one subgraph; False: no edges between its nodes; None: not known."""
-        types = np.full(sources.shape[1], cell.type_id, np.int16)
-        self._graph.plain &= cell.type_id not in self._types_of_blocks and connected is not None
-        self._types_of_blocks.add(cell.type_id)
-        self._graph.blocks.append(NodeBlock(first, types, sources, outputs, bool(connected)))
+    def _add_block(self, block: NodeBlock, types: set[TypeId], *, plain: bool) -> None:
+        """Add a block of nodes of these types. plain: no edge joins two of one type in it, or it is connected."""
+        self._graph.plain &= plain and types.isdisjoint(self._types_of_blocks)
+        self._types_of_blocks |= types
+        self._graph.blocks.append(block)
+
+    def _sequences(self, block: NodeBlock, cell: CellType) -> tuple[ValueSequence, ...]:
+        holds, nodes = self.hold(block.first, block.count), np.arange(block.first, block.first + block.count)
+        return tuple([ValueSequence(nodes, of, holds=holds) for of in self.outputs_of(cell)])
 
     def _flush(self) -> None:
-        """Turn the single nodes recorded since the last block into one block of their own."""
-        if not self._single:
+        """Lay out the single calls since the last block as one block of their own."""
+        first, count = self._num_laid_out, self.num_nodes - self._num_laid_out
+        if count == 0:
             return
-        self._graph.plain = False
-        self._types_of_blocks.update(cell.type_id for cell, _, _ in self._single)
-        ports = max(len(sources) for _, sources, _ in self._single)
-        table = np.full((ports, len(self._single)), HOST, np.int64)
-        outputs = np.zeros((ports, len(self._single)), np.int16)
-        types = np.empty(len(self._single), np.int16)
-        for i, (cell, node_sources, node_outputs) in enumerate(self._single):
-            types[i] = cell.type_id
-            table[: len(node_sources), i] = node_sources
-            outputs[: len(node_outputs), i] = node_outputs
-        self._graph.blocks.append(NodeBlock(self._single_first, types, table, outputs))
-        self._single = []
-
-    def _sequences(self, cell: CellType, nodes: NodeArray) -> tuple[ValueSequence, ...]:
-        hold = self._hold(int(nodes[0]), len(nodes))
-        return tuple(ValueSequence(nodes, k, spec, self, hold=hold) for k, spec in enumerate(cell.outputs))
+        self._num_laid_out = self.num_nodes
+        called = [calls for calls in self._calls if calls.waiting]
+        block = _empty_block(first, count, max([len(calls.cell.inputs) for calls in called]))
+        for calls in called:
+            self._graph.host_inputs += calls.lay_out(block)
+        self._add_block(block, {calls.cell.type_id for calls in called}, plain=count == 1)
 
 
 def _check_spec(cell: CellType, port: int, spec: ValueSpec) -> None:
     declared = cell.inputs[port]
-    if spec is not declared and spec.row_signature != declared.row_signature:
+    if not spec.is_like(declared):
         raise ShapeError(
             f"cell {cell.name!r}, input {port}: got {spec}, expected {declared}; "
             "match the shape and dtype or unfold through a projection"
@@ -327,7 +316,7 @@ def foreign(where: str) -> InvalidRequestError:
 
 
 def _common_length(cell: CellType, arguments: Sequence[SequenceArgument]) -> int:
-    lengths = {len(a) if isinstance(a, ValueSequence) else a.count for a in arguments}
+    lengths = {len(argument) for argument in arguments}
     if len(lengths) != 1:
         raise InvalidRequestError(f"cell {cell.name!r}: sequences of different lengths {sorted(lengths)}")
     length = lengths.pop()
@@ -336,36 +325,14 @@ def _common_length(cell: CellType, arguments: Sequence[SequenceArgument]) -> int
     return length
 
 
-def _child_outputs(cell: CellType, arity: int, leaves: Sequence[ValueSequence], num_inputs: int) -> range:
-    """Return the indices of the outputs that a tree node's parent reads, once it is proved that leaves look alike."""
-    expected = num_inputs + arity * len(leaves)
-    if expected != len(cell.inputs):
-        raise InvalidRequestError(
-            f"cell {cell.name!r}: {num_inputs} inputs and {arity} children with {len(leaves)} values each "
-            f"make {expected} arguments, the cell takes {len(cell.inputs)}"
-        )
-    if len(leaves) > len(cell.outputs):
-        raise InvalidRequestError(
-            f"cell {cell.name!r}: leaves have {len(leaves)} values, the cell gives {len(cell.outputs)}"
-        )
-    own = range(len(cell.outputs) - len(leaves), len(cell.outputs))
-    for leaf, output in zip(leaves, own, strict=True):
-        if leaf.spec.row_signature != cell.outputs[output].row_signature:
-            raise ShapeError(
-                f"cell {cell.name!r}: leaves give {leaf.spec}, output {output} of the cell gives "
-                f"{cell.outputs[output]}; a node's children must look alike"
-            )
-    return own
+def _empty_block(first: int, count: int, num_ports: int, type_id: int = -1) -> NodeBlock:
+    """Return a block of nodes, of this type or to be told of which, that nothing feeds yet."""
+    types, sources = np.empty(count, np.int16), np.empty((num_ports, count), np.int64)
+    types.fill(type_id)
+    sources.fill(HOST)
+    return NodeBlock(first, types, sources, np.zeros((num_ports, count), np.int16))
 
 
-def _check_children(cell: CellType, children: NDArray[np.int64], num_leaves: int) -> None:
-    if len(children) == 0:
-        raise InvalidRequestError(f"cell {cell.name!r}: a tree needs at least one inner node")
-    limit = np.arange(num_leaves, num_leaves + len(children))[:, None]
-    if int(children.min()) < 0 or (children >= limit).any():
-        wrong = (children < 0) | (children >= limit)
-        node, child = (int(i[0]) for i in np.nonzero(wrong))
-        raise InvalidRequestError(
-            f"cell {cell.name!r}: child {child} of tree node {node} is {int(children[node, child])}; allowed are 0 to "
-            f"{int(limit[node, 0]) - 1} (leaves 0 to {num_leaves - 1}, then nodes that come before their parent)"
-        )
+def _nodes(leaf: SequenceArgument) -> NodeArray:
+    """Return the node of each element, HOST where it is data."""
+    return np.full(len(leaf), HOST) if isinstance(leaf, HostValues) else leaf.nodes

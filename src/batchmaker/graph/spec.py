@@ -35,6 +35,10 @@ class ValueSpec:
         """What must agree for two values to be held in the same state table."""
         return (self.shape, self.dtype)
 
+    def is_like(self, other: ValueSpec) -> bool:
+        """Whether two values can be held in the same state table."""
+        return self is other or (self.shape == other.shape and self.dtype == other.dtype)
+
 
 @dataclass(frozen=True, slots=True)
 class CellType:

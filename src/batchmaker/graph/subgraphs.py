@@ -9,7 +9,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.graph.cell_graph import CellGraph, Run
+from batchmaker.compiled import compiled
+from batchmaker.graph.cell_graph import CellGraph, NodeBlock, Run
+from batchmaker.graph.values import NodeArray
+
+Roots = NDArray[np.int32]
+Types = NDArray[np.int16]
 
 
 def split(graph: CellGraph, *, node_by_node: bool = False) -> tuple[NDArray[np.int32], int]:
@@ -59,7 +64,7 @@ def _needs_union(graph: CellGraph) -> bool:
     return False
 
 
-def _types(graph: CellGraph) -> NDArray[np.int16]:
+def _types(graph: CellGraph) -> Types:
     """Cell type per node; runs hold -1, since they never join another subgraph."""
     types = np.full(graph.num_nodes, -1, np.int16)
     for block in graph.blocks:
@@ -67,50 +72,73 @@ def _types(graph: CellGraph) -> NDArray[np.int16]:
     return types
 
 
-def _union_edges(graph: CellGraph, root: NDArray[np.int32]) -> None:
+def _union_edges(graph: CellGraph, root: Roots) -> None:
     """Join the ends of edges between single nodes of one type; `root` becomes each node's smallest relative.
 
     An edge joins only nodes of one level, the number of changes of subgraph on the longest way to the node. Every other
     edge leads to a higher level, so no two subgraphs wait for each other (a -> b -> c with a -> c, where a and c are of
     one type and b of another, is three subgraphs).
     """
-    types = _types(graph).tolist()
-    parent = root.tolist()
+    types = _types(graph)
     level = _levels(graph, types)
-
-    def find(node: int) -> int:
-        while parent[node] != node:
-            parent[node] = parent[parent[node]]
-            node = parent[node]
-        return node
-
     for block in graph.blocks:
-        local = (block.sources - graph.first).tolist()
-        for port in local:
-            for position, source in enumerate(port):
-                node = block.first - graph.first + position
-                if source >= 0 and types[source] == types[node] and level[source] == level[node]:
-                    a, b = find(source), find(node)
-                    parent[max(a, b)] = min(a, b)
-    for node in range(graph.num_nodes):
-        if types[node] >= 0:
-            root[node] = find(node)
+        _join(block.first - graph.first, _local_sources(graph, block), types, level, root)
+    _flatten(root)
 
 
-def _levels(graph: CellGraph, types: list[int]) -> list[int]:
+def _levels(graph: CellGraph, types: Types) -> Roots:
     """Level of each node; types: per node, -1 in runs. All steps of a run have the level of the run."""
-    level = [0] * graph.num_nodes
+    level = np.zeros(graph.num_nodes, np.int32)
     for part in graph.parts:
         first = part.first - graph.first
         if isinstance(part, Run):
             columns = [column[0] for column in part.sequences if column is not None]
             init = np.array([source for source, _ in part.init], np.int64)
-            sources = (np.concatenate([*columns, init]) - graph.first).tolist()
-            height = max((level[source] + 1 for source in sources if source >= 0), default=0)
-            level[first : first + part.length] = [height] * part.length
-            continue
-        for port in (part.sources - graph.first).T.tolist():
-            inside = [source for source in port if source >= 0]
-            level[first] = max((level[s] + (types[s] != types[first]) for s in inside), default=0)
-            first += 1
+            sources = np.concatenate([*columns, init]) - graph.first
+            sources = sources[sources >= 0]
+            level[first : first + part.length] = level[sources].max() + 1 if len(sources) else 0
+        else:
+            _raise_levels(first, _local_sources(graph, part), types, level)
     return level
+
+
+def _local_sources(graph: CellGraph, block: NodeBlock) -> NodeArray:
+    """Return the sources of a block, counted from the graph's first node. Negative: none of its nodes."""
+    return np.ascontiguousarray(block.sources - graph.first)
+
+
+@compiled
+def _raise_levels(first: int, sources: NodeArray, types: Types, level: Roots) -> None:
+    """Write the levels of a block's nodes. sources: [inputs, nodes of the block], as types and level by local node."""
+    for i in range(sources.shape[1]):
+        highest = 0
+        for source in sources[:, i]:
+            if source >= 0:
+                highest = max(highest, level[source] + (types[source] != types[first + i]))
+        level[first + i] = highest
+
+
+@compiled
+def _join(first: int, sources: NodeArray, types: Types, level: Roots, root: Roots) -> None:
+    """Join nodes of a block with sources of their type and level. root: [nodes] a smaller relative, or the node."""
+    for i in range(sources.shape[1]):
+        node = first + i
+        for source in sources[:, i]:
+            if source >= 0 and types[source] == types[node] and level[source] == level[node]:
+                a, b = _smallest(source, root), _smallest(node, root)
+                root[max(a, b)] = min(a, b)
+
+
+@compiled
+def _flatten(root: Roots) -> None:
+    """Each node's smallest relative takes the place of some relative."""
+    for node in range(len(root)):  # relatives are smaller, so theirs are known
+        root[node] = root[root[node]]
+
+
+@compiled
+def _smallest(node: int, root: Roots) -> int:
+    while root[node] != node:
+        root[node] = root[root[node]]
+        node = root[node]
+    return node

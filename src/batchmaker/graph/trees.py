@@ -1,9 +1,169 @@
-"""What is wrong with an array that should be a binary tree, in words."""
+"""Trees and other graphs without cycles as arrays of children: what they are made of, and what is wrong with them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
+
+from batchmaker.compiled import compiled
+from batchmaker.errors import InvalidRequestError, ShapeError
+from batchmaker.graph.spec import CellType, ValueSpec
+from batchmaker.graph.values import HostValues, NodeArray, ValueSequence
+
+SequenceArgument = ValueSequence | HostValues
+Places = slice | NodeArray
+"""Which nodes of a block: some of them, or a slice of all."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreePart:
+    """The nodes of a tree that are calls of one cell.
+
+    places: [count] where they are among the nodes of the tree, in any order; a slice of all where they are the whole
+    tree. children: [count, arity]; an entry below the number of leaves is a leaf, any other is node `entry - leaves` of
+    the tree, which must come before its parent. inputs: what each call takes before its children's states.
+    """
+
+    cell: CellType
+    places: Places
+    children: NodeArray
+    inputs: Sequence[SequenceArgument]
+
+    @property
+    def count(self) -> int:
+        return len(self.children)
+
+    @property
+    def numbers(self) -> NodeArray:
+        """Where the nodes are, as numbers."""
+        return np.arange(self.count) if isinstance(self.places, slice) else self.places
+
+    def fault(self, row: int, num_nodes: int, num_leaves: int) -> InvalidRequestError:
+        """Return the error of a row whose place or children cannot be, in a tree of so many nodes and leaves."""
+        name, place = self.cell.name, int(self.numbers[row])
+        limit = num_leaves + place
+        wrong = (self.children[row] < 0) | (self.children[row] >= limit)
+        if not 0 <= place < num_nodes or not wrong.any():
+            return InvalidRequestError(
+                f"cell {name!r}: place {place} of a tree of {num_nodes} nodes is given twice or outside 0 to "
+                f"{num_nodes - 1}; each is given once"
+            )
+        child = int(np.argmax(wrong))
+        return InvalidRequestError(
+            f"cell {name!r}: child {child} of tree node {place} is {self.children[row, child]}; allowed are 0 to "
+            f"{limit - 1} (leaves 0 to {num_leaves - 1}, then nodes that come before their parent)"
+        )
+
+    def check_inputs(self) -> None:
+        """InvalidRequestError unless there are children [count, arity], and as many places and elements of inputs."""
+        name = self.cell.name
+        if self.children.ndim != 2:
+            raise InvalidRequestError(
+                f"cell {name!r}: children must be an array [num_nodes, arity], got shape {self.children.shape}"
+            )
+        if not isinstance(self.places, slice) and self.places.shape != (self.count,):
+            raise InvalidRequestError(
+                f"cell {name!r}: got places of shape {self.places.shape} for {self.count} tree nodes, expected one for "
+                "each"
+            )
+        for sequence in self.inputs:
+            if len(sequence) != self.count:
+                raise InvalidRequestError(f"cell {name!r}: {len(sequence)} inputs for {self.count} tree nodes")
+
+    def child_outputs(self, leaves: Sequence[SequenceArgument]) -> range:
+        """Return the indices of the outputs that a node's parent reads, once it is proved that leaves look alike."""
+        cell, arity = self.cell, self.children.shape[1]
+        expected = len(self.inputs) + arity * len(leaves)
+        if expected != len(cell.inputs):
+            raise InvalidRequestError(
+                f"cell {cell.name!r}: {len(self.inputs)} inputs and {arity} children with {len(leaves)} values each "
+                f"make {expected} arguments, the cell takes {len(cell.inputs)}"
+            )
+        if len(leaves) > len(cell.outputs):
+            raise InvalidRequestError(
+                f"cell {cell.name!r}: leaves have {len(leaves)} values, the cell gives {len(cell.outputs)}"
+            )
+        own = range(len(cell.outputs) - len(leaves), len(cell.outputs))
+        for leaf, output in zip(leaves, own, strict=True):
+            if not leaf.spec.is_like(cell.outputs[output]):
+                raise ShapeError(
+                    f"cell {cell.name!r}: leaves give {leaf.spec}, output {output} of the cell gives "
+                    f"{cell.outputs[output]}; a node's children must look alike"
+                )
+        return own
+
+
+@compiled
+def fill_children(
+    types: NDArray[np.int16],
+    sources: NDArray[np.int64],
+    outputs: NDArray[np.int16],
+    is_child: NDArray[np.bool_],
+    places: NDArray[np.int64],
+    children: NDArray[np.int64],
+    leaf_nodes: NDArray[np.int64],
+    leaf_outputs: NDArray[np.int64],
+    first: int,
+    type_id: int,
+    port: int,
+    output: int,
+) -> int:
+    """Write what the nodes of a part are and read of their children; return how often that is a leaf.
+
+    types, sources, outputs: the tree's block, whose first node is `first`; types are -1 where no part has written.
+    is_child: [leaves + nodes], marked here. leaf_nodes: [parts of a state, leaves] node of each leaf, or HOST;
+    leaf_outputs: [parts of a state]. port: the first input that takes a child's state; output: the first of a node that
+    is its state. Returns -1 - row where a place is not to be had, or a child is no leaf and no node before its parent.
+    """
+    num_parts, num_leaves = leaf_nodes.shape
+    uses = 0
+    for row in range(len(places)):
+        place = places[row]
+        if place < 0 or place >= len(types) or types[place] >= 0:
+            return -1 - row
+        types[place] = type_id
+        at = port
+        for child in children[row]:
+            if child < 0 or child >= num_leaves + place:
+                return -1 - row
+            is_child[child] = True
+            uses += child < num_leaves
+            for part in range(num_parts):
+                if child < num_leaves:
+                    sources[at, place] = leaf_nodes[part, child]
+                    outputs[at, place] = leaf_outputs[part]
+                else:
+                    sources[at, place] = first + child - num_leaves
+                    outputs[at, place] = output + part
+                at += 1
+    return uses
+
+
+def check_parts(parts: Sequence[TreePart]) -> int:
+    """Return how many nodes a tree has.
+
+    InvalidRequestError unless there is one, and for each part as much of everything. ShapeError unless the cells give
+    alike, for each output of all nodes is one sequence.
+    """
+    for part in parts:
+        part.check_inputs()
+    count, first = sum([part.count for part in parts]), parts[0].cell
+    if count == 0:
+        raise InvalidRequestError(f"cell {first.name!r}: a tree needs at least one inner node")
+    for part in parts[1:]:
+        _check_alike(first, part.cell)
+    return count
+
+
+def _check_alike(first: CellType, other: CellType) -> None:
+    if len(first.outputs) != len(other.outputs) or not all(map(ValueSpec.is_like, first.outputs, other.outputs)):
+        raise ShapeError(
+            f"cell {first.name!r} gives {', '.join(map(str, first.outputs))} and cell {other.name!r} "
+            f"{', '.join(map(str, other.outputs))}; the cells of one tree must give alike"
+        )
 
 
 def tree_fault(children: NDArray[np.integer], num_leaves: int) -> str:

@@ -27,12 +27,34 @@ class HostValues:
     count: int
     spec: ValueSpec
 
+    def __len__(self) -> int:
+        return self.count
+
+    def picked(self, index: NodeArray) -> HostValues:
+        """Return some of the values, [len(index)]."""
+        return HostValues(self.values[index], len(index), self.spec)
+
 
 class Origin(Protocol):
     """What made a handle: one per request. Handles of any other origin stand for values of another request."""
 
     def fetch(self, value: Value | ValueSequence) -> None:
         """Mark outputs that the host must see."""
+
+
+@final
+class Output:
+    """One output of one kind of cell in one request: what all handles to it have in common.
+
+    index: among the outputs of the cell. spec: of one value.
+    """
+
+    __slots__ = ("index", "origin", "spec")
+
+    def __init__(self, index: int, spec: ValueSpec, origin: Origin) -> None:
+        self.index = index
+        self.spec = spec
+        self.origin = origin
 
 
 @final
@@ -55,6 +77,15 @@ class Hold:
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """What the end of a run or loop knows of its steps: the first of them, and whether it may stop at any of them."""
+
+    first: int
+    open_ended: bool
+
+
+@final
 class Value:
     """One output of one node: what a cell call gives back inside an unfold function.
 
@@ -63,23 +94,26 @@ class Value:
     where the value is the end of a run or loop.
     """
 
-    __slots__ = ("_hold", "_steps", "node", "origin", "output", "spec")
+    __slots__ = ("_chain", "_holds", "node", "of")
 
-    def __init__(
-        self,
-        node: int,
-        output: int,
-        spec: ValueSpec,
-        origin: Origin,
-        steps: ValueSequence | None = None,
-        hold: Hold | None = None,
-    ) -> None:
+    def __init__(self, node: int, of: Output, holds: object = None, chain: Chain | None = None) -> None:
         self.node = node
-        self.output = output
-        self.spec = spec
-        self.origin = origin
-        self._steps = steps
-        self._hold = hold
+        self.of = of
+        self._holds = holds
+        self._chain = chain
+
+    @property
+    def output(self) -> int:
+        """Which output of its node it is."""
+        return self.of.index
+
+    @property
+    def spec(self) -> ValueSpec:
+        return self.of.spec
+
+    @property
+    def origin(self) -> Origin:
+        return self.of.origin
 
     @property
     def steps(self) -> ValueSequence:
@@ -88,19 +122,21 @@ class Value:
         The steps of a loop with `until` travel to the host as they are computed and are kept nowhere else, so they
         must be asked for before the unfold function waits for anything: ModelError afterwards.
         """
-        if self._steps is None:
+        if self._chain is None:
             raise ModelError(
                 "only the outputs of cell.run(...) and cell.loop(...) have steps; "
                 "this value is the output of a single cell call"
             )
-        if self._steps.open_ended:
-            self.origin.fetch(self._steps)
-        return self._steps
+        nodes = np.arange(self._chain.first, self.node + 1)
+        steps = ValueSequence(nodes, self.of, open_ended=self._chain.open_ended, holds=self._holds)
+        if steps.open_ended:
+            self.origin.fetch(steps)
+        return steps
 
     @property
     def ends_open_loop(self) -> bool:
         """Whether this is the end of a loop that may stop at any step."""
-        return self._steps is not None and self._steps.open_ended
+        return self._chain is not None and self._chain.open_ended
 
     def __repr__(self) -> str:
         return f"Value({self.spec} of node {self.node}, not computed yet)"
@@ -123,30 +159,31 @@ class Value:
 class ValueSequence:
     """The same output of several nodes, in order: what `map`, `tree` and a run's `steps` give back.
 
-    It can be indexed, sliced, reversed, iterated and handed to `run` and `map`. `open_ended` marks the steps
-    of a loop whose length depends on values: such a sequence can only be returned.
+    It can be indexed, also by an array of indices, sliced, reversed, iterated and handed to `run` and `map`.
+    `open_ended` marks the steps of a loop whose length depends on values: such a sequence can only be returned. holds:
+    what must live as long as it and its values.
     """
 
-    __slots__ = ("_hold", "_keeps", "nodes", "open_ended", "origin", "output", "spec")
+    __slots__ = ("_holds", "nodes", "of", "open_ended")
 
-    def __init__(
-        self,
-        nodes: NodeArray,
-        output: int,
-        spec: ValueSpec,
-        origin: Origin,
-        *,
-        open_ended: bool = False,
-        hold: Hold | None = None,
-        keeps: object = None,
-    ) -> None:
+    def __init__(self, nodes: NodeArray, of: Output, *, open_ended: bool = False, holds: object = None) -> None:
         self.nodes = nodes
-        self.output = output
-        self.spec = spec
-        self.origin = origin
+        self.of = of
         self.open_ended = open_ended
-        self._hold = hold
-        self._keeps = keeps
+        self._holds = holds
+
+    @property
+    def output(self) -> int:
+        """Which output of its nodes it is."""
+        return self.of.index
+
+    @property
+    def spec(self) -> ValueSpec:
+        return self.of.spec
+
+    @property
+    def origin(self) -> Origin:
+        return self.of.origin
 
     def __len__(self) -> int:
         if self.open_ended:
@@ -159,18 +196,32 @@ class ValueSequence:
     @overload
     def __getitem__(self, index: int) -> Value: ...
     @overload
-    def __getitem__(self, index: slice) -> ValueSequence: ...
-    def __getitem__(self, index: int | slice) -> Value | ValueSequence:
+    def __getitem__(self, index: slice | NDArray[np.integer]) -> ValueSequence: ...
+    def __getitem__(self, index: int | slice | NDArray[np.integer]) -> Value | ValueSequence:
         length = len(self)
         if isinstance(index, slice):
-            nodes = self.nodes[index]
-            return ValueSequence(nodes, self.output, self.spec, self.origin, hold=self._hold, keeps=self._keeps)
+            return ValueSequence(self.nodes[index], self.of, holds=self._holds)
+        if isinstance(index, np.ndarray):
+            return ValueSequence(self._picked(index, length), self.of, holds=self._holds)
         if not -length <= index < length:
             raise InvalidRequestError(f"index {index} is outside a sequence of {length} values")
-        return Value(int(self.nodes[index]), self.output, self.spec, self.origin, None, self._hold)
+        return Value(int(self.nodes[index]), self.of, self._holds)
+
+    def _picked(self, index: NDArray[np.integer], length: int) -> NodeArray:
+        if index.ndim != 1 or index.dtype.kind not in "iu":
+            raise InvalidRequestError(
+                f"got indices {index.dtype} of shape {index.shape} for a sequence of values, expected integers [count]"
+            )
+        try:
+            picked: NodeArray = self.nodes[index]
+        except IndexError:
+            wrong = index[(index < -length) | (index >= length)][0]
+            raise InvalidRequestError(f"index {wrong} is outside a sequence of {length} values") from None
+        return picked
 
     def __iter__(self) -> Iterator[Value]:
-        return (self[i] for i in range(len(self)))
+        len(self)
+        return (Value(node, self.of, self._holds) for node in self.nodes.tolist())
 
     def __reversed__(self) -> Iterator[Value]:
         return iter(self[::-1])

@@ -62,12 +62,13 @@ def checked_tokens(tokens: Any, num_tokens: int, what: str) -> NDArray[np.int64]
         )
     if array.size == 0:
         raise InvalidRequestError(f"{what} is empty; at least one token is needed")
-    if int(array.min()) < 0 or int(array.max()) >= num_tokens:
-        position = int(np.flatnonzero((array < 0) | (array >= num_tokens))[0])
+    ids = array.astype(np.int64, copy=False)
+    if int(ids.view(np.uint64).max()) >= num_tokens:  # a negative number is a large one without its sign
+        position = int(np.flatnonzero((ids < 0) | (ids >= num_tokens))[0])
         raise InvalidRequestError(
             f"{what}: token {array[position]} at position {position} is outside the vocabulary 0..{num_tokens - 1}"
         )
-    return array.astype(np.int64, copy=False)
+    return ids
 
 
 def checked_frames(frames: Any, width: int, what: str) -> NDArray[np.float32]:
@@ -93,7 +94,7 @@ def parts_of(state: Any) -> tuple[Any, ...]:
 def joined(first: ValueSequence, second: ValueSequence) -> ValueSequence:
     """Return the values of one sequence and then those of another, both the same output of cells that give alike."""
     nodes = np.concatenate((first.nodes, second.nodes))
-    return ValueSequence(nodes, first.output, first.spec, first.origin, keeps=(first, second))
+    return ValueSequence(nodes, first.of, holds=(first, second))
 
 
 @final

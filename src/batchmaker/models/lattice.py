@@ -5,8 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from itertools import chain, groupby
-from operator import itemgetter
 from typing import Any, ClassVar, Protocol, final
 
 import numpy as np
@@ -16,6 +14,8 @@ from torch import Tensor, nn
 
 from batchmaker.cells.cell import Cell
 from batchmaker.cells.model import Model
+from batchmaker.cells.trees import tree
+from batchmaker.compiled import compiled
 from batchmaker.errors import InvalidRequestError, OptionError
 from batchmaker.models.building import DTYPES, Classify, check_positive, checked_tokens, frozen, parts_of, seeded
 
@@ -134,18 +134,33 @@ class LatticeModel(Model):
         return {"arcs": lattice.arcs}
 
     def unfold(self, request: Any) -> Any:
-        zeros = (torch.zeros(self.hidden, dtype=DTYPES[self.dtype]),) * self.num_parts
-        states: dict[int, tuple[Any, ...]] = {}
-        for target, incoming in groupby(self._parse(request).tolist(), itemgetter(1)):
-            results = [
-                parts_of((self.character if source == target - 1 else self.word)(token, *states.get(source, zeros)))
-                for source, _, token in incoming
-            ]
-            if len(results) > 1:
-                total: Cell = getattr(self, f"sum{len(results)}")
-                results = [parts_of(total(*chain.from_iterable(results)))]
-            states[target] = results[0]
-        return self.label.map([state[0] for state in states.values()])
+        arcs = _arcs(request)
+        calls, ends, sums = (
+            np.empty((3, len(arcs)), np.int64),
+            np.empty(len(arcs), np.int64),
+            np.empty(len(arcs), np.int64),
+        )
+        bounds = np.zeros(self.max_arity + 2, np.int64)
+        num_characters = lay_out(arcs, self.vocabulary_size, self.words, calls, ends, sums, bounds)
+        if num_characters < 0:
+            self._check(arcs)
+        places, before, tokens = calls
+        parts = [
+            cell.at(places[mine], before[mine, None], tokens[mine])
+            for cell, mine in ((self.character, slice(num_characters)), (self.word, slice(num_characters, None)))
+        ]
+        first, *rest = bounds[2:].tolist()
+        for arity, last in enumerate(rest, start=2):
+            if last > first:
+                mine = sums[first:last]
+                parts.append(self._sum(arity).at(mine, mine[:, None] + np.arange(1 - arity, 1)))
+            first = last
+        start = (np.zeros((1, self.hidden), np.float32),) * self.num_parts
+        return self.label.map(parts_of(tree(start, *parts))[0][ends[: bounds[0]]])
+
+    def _sum(self, arity: int) -> Cell:
+        found: Cell = getattr(self, f"sum{arity}")
+        return found
 
     def length(self, request: Any) -> int:
         """Return the number of arcs."""
@@ -168,19 +183,11 @@ class LatticeModel(Model):
 
     def _parse(self, request: Any) -> NDArray[np.int64]:
         """Return the arcs [num_arcs, 3]. InvalidRequestError unless the model has cells for the lattice they make."""
-        if not isinstance(request, Mapping) or set(request) != {"arcs"}:
-            got = sorted(map(str, request)) if isinstance(request, Mapping) else type(request).__name__
-            raise InvalidRequestError(f"a request has the key 'arcs', got {got}")
-        try:
-            arcs = np.asarray(request["arcs"])
-        except ValueError as error:  # rows of different lengths
-            raise InvalidRequestError(f"arcs must be integers [arcs, 3] ({error})") from None
-        if arcs.ndim != 2 or arcs.shape[1] != 3 or len(arcs) == 0 or arcs.dtype.kind not in "iu":
-            raise InvalidRequestError(
-                f"arcs: got {arcs.dtype} of shape {arcs.shape}, expected integers [arcs, 3] (source, target, id), at "
-                "least one"
-            )
-        arcs = arcs.astype(np.int64, copy=False)
+        arcs = _arcs(request)
+        self._check(arcs)
+        return arcs
+
+    def _check(self, arcs: NDArray[np.int64]) -> None:
         source, target, token = arcs.T
         if (wrong := np.flatnonzero((source < 0) | (source >= target))).size:
             raise InvalidRequestError(f"arcs: arc {wrong[0]} goes from {source[wrong[0]]} to {target[wrong[0]]}; "
@@ -197,7 +204,84 @@ class LatticeModel(Model):
                                    (token[source < target - 1], self.words, "words")):  # fmt: skip
             if len(ids):
                 checked_tokens(ids, num_ids, f"arcs, ids of {what}")
-        return arcs
+
+
+def _arcs(request: Any) -> NDArray[np.int64]:
+    """Return the arcs [num_arcs, 3] of a request that has some. InvalidRequestError otherwise."""
+    if not isinstance(request, Mapping) or set(request) != {"arcs"}:
+        got = sorted(map(str, request)) if isinstance(request, Mapping) else type(request).__name__
+        raise InvalidRequestError(f"a request has the key 'arcs', got {got}")
+    try:
+        arcs = np.asarray(request["arcs"])
+    except ValueError as error:  # rows of different lengths
+        raise InvalidRequestError(f"arcs must be integers [arcs, 3] ({error})") from None
+    if arcs.ndim != 2 or arcs.shape[1] != 3 or len(arcs) == 0 or arcs.dtype.kind not in "iu":
+        raise InvalidRequestError(
+            f"arcs: got {arcs.dtype} of shape {arcs.shape}, expected integers [arcs, 3] (source, target, id), at "
+            "least one"
+        )
+    return np.ascontiguousarray(arcs, np.int64)
+
+
+@compiled
+def lay_out(
+    arcs: NDArray[np.int64],
+    characters: int,
+    words: int,
+    calls: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    sums: NDArray[np.int64],
+    bounds: NDArray[np.int64],
+) -> int:
+    """Give a place to the call of each arc, and after several arcs to one node to that of their sum.
+
+    arcs: [arcs, 3]. characters, words: how many ids there are. The rest is filled. calls: [3, arcs] each arc's place,
+    which state it begins from (0: zeros, else one more than a place) and its id, characters before words. ends: the
+    places at which the nodes with arcs have their states, bounds[0] of them. sums: the places of the sums, those of k
+    arcs from bounds[k] to bounds[k + 1]. Returns the number of characters; -1 for arcs that make no lattice, or one
+    with other ids or with more arcs to a node than bounds has room for.
+    """
+    num_arcs, most = len(arcs), len(bounds) - 2
+    nodes, arity = np.empty(num_arcs, np.int64), np.empty(num_arcs, np.int64)
+    num_characters = 0
+    for arc in range(num_arcs):
+        source, target, token = arcs[arc]
+        is_character = source == target - 1
+        if not 0 <= source < target or not 0 <= token < (characters if is_character else words):
+            return -1
+        num_characters += is_character
+    character, word, place, ended, arc = 0, num_characters, 0, 0, 0
+    while arc < num_arcs:
+        target, begin = arcs[arc, 1], arc
+        if ended > 0 and target < nodes[ended - 1]:
+            return -1
+        while arc < num_arcs and arcs[arc, 1] == target:
+            source = arcs[arc, 0]
+            before = np.searchsorted(nodes[:ended], source)
+            at = character if source == target - 1 else word
+            if source == target - 1:
+                character += 1
+            else:
+                word += 1
+            calls[0, at] = place
+            calls[1, at] = 1 + ends[before] if before < ended and nodes[before] == source else 0
+            calls[2, at] = arcs[arc, 2]
+            place, arc = place + 1, arc + 1
+        if arc - begin > most:
+            return -1
+        if arc - begin > 1:
+            bounds[arc - begin + 1] += 1
+            place += 1
+        nodes[ended], arity[ended], ends[ended] = target, arc - begin, place - 1
+        ended += 1
+    bounds[:] = np.cumsum(bounds)
+    filled = bounds.copy()
+    for node in range(ended):
+        if arity[node] > 1:
+            sums[filled[arity[node]]] = ends[node]
+            filled[arity[node]] += 1
+    bounds[0] = ended
+    return num_characters
 
 
 @final

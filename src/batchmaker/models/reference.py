@@ -100,8 +100,8 @@ class _Values:
         host: dict[tuple[int, int], Tensor] = {}
         for given in graph.host_inputs:
             values = given.values.copy() if isinstance(given.values, np.ndarray) else given.values
-            for i in range(given.count):
-                host[given.first + i, given.port] = torch.as_tensor(values[i : i + 1])
+            for i, node in enumerate(np.r_[given.rows(0)].tolist()):
+                host[node, given.port] = torch.as_tensor(values[i : i + 1])
         parts: list[NodeBlock | Run] = [*graph.blocks, *graph.runs]
         for part in sorted(parts, key=lambda part: part.first):
             if isinstance(part, Run):

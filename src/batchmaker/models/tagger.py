@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
+from functools import reduce
 from typing import Any, Literal, Protocol, final
 
 import numpy as np
@@ -14,7 +15,7 @@ from batchmaker.cells.cell import Cell, Declared
 from batchmaker.cells.model import Model
 from batchmaker.errors import InvalidRequestError, ModelError, OptionError
 from batchmaker.graph.spec import ValueSpec
-from batchmaker.models.building import check_choice, check_positive, checked_tokens, frozen, seeded, zeros
+from batchmaker.models.building import check_choice, check_positive, checked_tokens, frozen, joined, seeded, zeros
 from batchmaker.models.recurrent import LstmStack
 from batchmaker.models.translation import BOS, EOS
 
@@ -170,14 +171,16 @@ class BiLstmTaggerModel(Model):
         forwards, backwards = self.forwards.run(x)[-2], self.backwards.run(x[::-1])[-2]
         return self.tag.map(forwards.steps, backwards.steps[::-1])
 
-    def _vectors(self, words: NDArray[np.int64], spellings: list[NDArray[np.int64]]) -> list[Any]:
+    def _vectors(self, words: NDArray[np.int64], spellings: list[NDArray[np.int64]]) -> Any:
         """Return the vector of each word, from its embedding or its characters."""
         known = words != SPELLED
-        embedded = iter(self.embed.map(words[known]) if known.any() else ())
-        forwards = [self.spell_forwards.run(spelling)[-2] for spelling in spellings]
-        backwards = [self.spell_backwards.run(spelling[::-1])[-2] for spelling in spellings]
-        spelled = iter(self.spell.map(forwards, backwards) if spellings else ())
-        return [next(embedded) if is_known else next(spelled) for is_known in known.tolist()]
+        found = [self.embed.map(words[known])] if known.any() else []
+        if spellings:
+            forwards = [self.spell_forwards.run(spelling)[-2] for spelling in spellings]
+            backwards = [self.spell_backwards.run(spelling[::-1])[-2] for spelling in spellings]
+            found.append(self.spell.map(forwards, backwards))
+        ranks = np.where(known, np.cumsum(known), known.sum() + np.cumsum(~known)) - 1  # embedded ones come first
+        return reduce(joined, found)[ranks]
 
     def length(self, request: Any) -> int:
         """Return the number of words."""

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from batchmaker.cells.cell import Cell
+from batchmaker.cells.trees import tree
 from batchmaker.errors import InvalidRequestError
-from batchmaker.graph.trees import tree_fault
-from batchmaker.models.building import Classify, check_positive, frozen, parts_of, seeded
+from batchmaker.models.building import Classify, check_positive, frozen, joined, parts_of, seeded
 from batchmaker.models.trees import Output, TreeModel, WordIds, WordTree, parse_tree
 
 
@@ -124,15 +124,15 @@ class TreeLstm2TypeModel(TreeModel):
     def unfold(self, request: Any) -> Any:
         words, children = self._parse(request)
         leaves = parts_of(self.leaf.map(words))
-        nodes: list[tuple[Any, ...]] = list(zip(*leaves, strict=True))
-        for (left, right), kind in zip(children.tolist(), _kinds(request, len(children)), strict=True):
-            if max(left, right) >= len(nodes):
-                raise InvalidRequestError(tree_fault(children, len(words)))
-            nodes.append((self.other if kind else self.inner)(*nodes[left], *nodes[right]))
-        return self._result([node[0] for node in nodes], nodes[-1][0])
+        if len(children) == 0:
+            return self._result(leaves[0], leaves[0][0])
+        others = _kinds(request, len(children)) == 1
+        cells = ((self.inner, np.flatnonzero(~others)), (self.other, np.flatnonzero(others)))
+        inner = tree(leaves, *[cell.at(places, children[places]) for cell, places in cells])[0]
+        return self._result(joined(leaves[0], inner), inner[-1])
 
     def _inner_modules(self, request: Any, count: int) -> list[nn.Module]:
-        return [(self.other if kind else self.inner).module for kind in _kinds(request, count)]
+        return [(self.other if kind else self.inner).module for kind in _kinds(request, count).tolist()]
 
     def _parse(self, request: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         if not isinstance(request, Mapping) or set(request) != {"words", "children", "kinds"}:
@@ -149,10 +149,9 @@ def tossed(words: NDArray[np.int64], children: NDArray[Any], seed: int) -> NDArr
     return np.random.default_rng((seed, zlib.crc32(content))).integers(0, 2, len(children))
 
 
-def _kinds(request: Any, count: int) -> list[int]:
+def _kinds(request: Any, count: int) -> NDArray[np.int64]:
     """Return the type of each inner node. InvalidRequestError unless there is a 0 or 1 for each."""
     kinds = np.asarray(request["kinds"])
-    if kinds.shape != (count,) or (count and (kinds.dtype.kind not in "iu" or not np.isin(kinds, (0, 1)).all())):
+    if kinds.shape != (count,) or (count and (kinds.dtype.kind not in "iu" or ((kinds < 0) | (kinds > 1)).any())):
         raise InvalidRequestError(f"kinds: expected {count} numbers, 0 or 1 for each inner node, got {kinds.tolist()}")
-    found: list[int] = kinds.tolist()
-    return found
+    return kinds

@@ -93,10 +93,11 @@ class CellPolicy(ABC):
 
     watches_requests: the policy holds requests back or looks at them one by one; the scheduler keeps `view.requests`
     and asks `admit`. Otherwise every request begins when it arrives. needs_depth: the scheduler keeps `view.depths`.
-    one_depth: and a batch holds only nodes of one depth, the lowest that is ready. needs_frontiers: the scheduler keeps
-    `view.frontiers`. node_by_node: a single node is ready when its own inputs are; otherwise connected nodes of one
-    type wait together for all inputs from outside, and then follow each other within a task. urgent_first: types with
-    a ready node of a more urgent request go before others, whatever the rank (see `Urgency`).
+    one_depth: and a batch holds only nodes of one depth, the lowest that is ready. needs_frontiers: the policy
+    may ask `view.frontiers`, which is kept once it has. node_by_node: a single node is ready when its own inputs are;
+    otherwise connected nodes of one type wait together for all inputs from outside, and then follow each other within
+    a task. urgent_first: types with a ready node of a more urgent request go before others, whatever the rank (see
+    `Urgency`).
     max_steps: steps that one task may have (MaxTasksToSubmit); 1 looks at the rank before every batch. OptionError
     below 1.
     """

@@ -140,8 +140,7 @@ class Admission:
             if new:
                 reserves.append(Reserve((table,), arena.node_capacity))
             found.append(table.table)
-            at = host.first + shift
-            arena.source_table[host.port, at : at + host.count] = table.table
+            arena.source_table[host.port, host.rows(shift)] = table.table
         return tuple(found)
 
     def _tables_of(self, sources: Ids, outputs: NDArray[np.int16] | int) -> NDArray[np.int32]:

@@ -186,13 +186,3 @@ class Arena:
                 )
             )
         return first
-
-    def consumers(self, nodes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the consumers of these nodes and, aligned with them, the node that each consumes."""
-        counts = self.num_edges[nodes]
-        total = int(counts.sum())
-        if total == 0:
-            return nodes[:0], nodes[:0]
-        ends = np.cumsum(counts)
-        offsets = np.arange(total) - np.repeat(ends - counts, counts)
-        return self.consumer[np.repeat(self.first_edge[nodes], counts) + offsets], np.repeat(nodes, counts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import final
 
 import numpy as np
@@ -15,14 +16,15 @@ from batchmaker.policies.base import CellPolicy
 from batchmaker.policies.line import WaitingLine
 from batchmaker.policies.requests import RequestTable
 from batchmaker.scheduler.admission import Admission
-from batchmaker.scheduler.arena import NOWHERE, Arena, Extents
+from batchmaker.scheduler.arena import Arena, Extents
 from batchmaker.scheduler.depths import DepthBook
 from batchmaker.scheduler.events import GraphExtended, RequestArrived, RequestId, SequenceId, TaskId, WorkerId
-from batchmaker.scheduler.frontiers import FrontierBook
+from batchmaker.scheduler.frontiers import FrontierBook, InFlight
 from batchmaker.scheduler.lanes import LaneMap
 from batchmaker.scheduler.numbering import Extent, LocalNumbers
+from batchmaker.scheduler.placing import vacate
 from batchmaker.scheduler.ranked import Priorities, RankedQueue
-from batchmaker.scheduler.ready import nodes_of
+from batchmaker.scheduler.ready import Keys
 from batchmaker.scheduler.rows import RowPool, Tables
 from batchmaker.scheduler.shelves import Shelf, Shelves
 
@@ -40,6 +42,14 @@ class TypeBook:
     num_running: int = 0
     num_passed: int = 0  # batches in a row that left the first in the queue behind, being of another depth
     num_sequence_inputs: int | None = None  # known once the type has been used in a run
+    _ports: Nodes = field(default_factory=lambda: np.empty(0, np.int64))
+
+    @property
+    def ports(self) -> Nodes:
+        """Its value_ports, ascending."""
+        if len(self._ports) < len(self.value_ports):
+            self._ports = np.array(sorted(self.value_ports), np.int64)
+        return self._ports
 
     def learn_form(self, num_sequence_inputs: int) -> None:
         """A chain of this type takes so many inputs per step, as all others do."""
@@ -109,17 +119,16 @@ class RequestBook:
 class StepRecord:
     """What must be put right when a step has finished.
 
-    nodes: [batch]; subgraphs: [batch], theirs. finished: nodes that are done then (single nodes, last steps of runs),
-    or None for all.
-    entering: nodes whose state inputs came from other nodes' rows, or None for all.
+    nodes: [batch]; subgraphs: [batch], theirs. finished: nodes that are done then (single nodes, last steps of runs).
+    entering: nodes whose state inputs came from other nodes' rows; where no node is of a run, all.
     open_ended: whether the step has runs that may stop. steers: whether its values decide what comes next, for runs
     that may stop and for unfold functions that wait. leased: lanes on other workers that a chain has left.
     """
 
     nodes: Nodes
     subgraphs: Nodes
-    finished: Nodes | None
-    entering: Nodes | None
+    finished: Nodes
+    entering: Nodes
     open_ended: bool
     steers: bool
     leased: tuple[tuple[LaneMap, Nodes], ...] = ()
@@ -149,8 +158,8 @@ class Books:
         self.line: WaitingLine[CellGraph] = WaitingLine()
         self.arena = Arena()
         self.watched = RequestTable() if policy.watches_requests else None
-        self.depths = DepthBook(self.ready_nodes) if policy.needs_depth else None
-        self.frontiers = FrontierBook(self.arena) if policy.needs_frontiers else None
+        self.depths = DepthBook(self.ready_keys) if policy.needs_depth else None
+        self.frontiers = FrontierBook(self.arena, self.in_flight) if policy.needs_frontiers else None
         self.observed = policy.watches_requests or policy.needs_depth or policy.needs_frontiers
         self.priorities = Priorities(self.arena)
         self.tables = Tables()
@@ -168,9 +177,9 @@ class Books:
         self.sequence = 0
         self.shelves = Shelves(self.arena, self.free_rows)
 
-    def ready_nodes(self, type_id: int) -> Nodes:
+    def ready_keys(self, type_id: int) -> Keys:
         """Return the ready nodes of a type, in the order of their queue."""
-        return nodes_of(self.types[type_id].ready.keys())
+        return self.types[type_id].ready.keys()
 
     def open(self, event: RequestArrived) -> RequestBook:
         """Make the book of a request that has arrived."""
@@ -189,11 +198,11 @@ class Books:
 
     def free_rows(self, nodes: Nodes) -> None:
         """Free the rows of these distinct nodes, each of which has one."""
-        types = self.arena.type[self.arena.subgraph[nodes]]
-        for type_id in np.unique(types).tolist():
-            chosen = nodes[types == type_id]
-            self.types[type_id].pool.release(self.arena.row[chosen])
-        self.arena.row[nodes] = NOWHERE
+        arena = self.arena
+        rows, begins = vacate(arena.row, arena.subgraph, arena.type, len(self.types), nodes)
+        for book, (begin, end) in zip(self.types, pairwise(begins.tolist()), strict=True):
+            if begin < end:
+                book.pool.release(rows[begin:end])
 
     # --- what only some policies look at -------------------------------------------------------------------------
 
@@ -207,19 +216,28 @@ class Books:
         """The graph is in the arena, in the last extent of the request."""
         if self.depths is not None:
             self.depths.admit(book.slot, graph, book.known_extents)
-        if self.frontiers is not None:
-            earlier = book.known_numbers() if len(book.extents) > 1 else None
-            self.frontiers.admit(book.slot, graph, book.extents[-1], earlier, is_open=book.open)
+
+    def in_flight(self) -> InFlight:
+        """Return what living requests have in the arena. Costs a look at each of them."""
+        alive = [book for book in self.by_slot.values() if book.alive]
+        late_edges = [
+            (node, fed) for book in alive for node, consumers in book.waiting_edges.items() for fed in consumers
+        ]
+        steps = [step.nodes for task in self.tasks.values() for step in task.steps[task.num_finished :]]
+        on_workers = np.concatenate(steps) if steps else np.empty(0, np.int64)
+        return InFlight([extent for book in alive for extent in book.extents], late_edges, on_workers)
 
     def submitted(self, type_id: TypeId, nodes: Nodes, subgraphs: Nodes) -> None:
         """These nodes of one type are on a worker. Only where something is observed."""
+        if self.frontiers is not None:
+            self.frontiers.submitted(type_id, nodes)
+        if self.watched is None and self.depths is None:
+            return
         slots = self.arena.request[nodes]
         if self.watched is not None:
             self.watched.submitted(slots, type_id)
         if self.depths is not None:
             self.depths.submitted(slots, type_id, nodes)
-        if self.frontiers is not None:
-            self.frontiers.submitted(type_id, nodes, subgraphs)
 
     def stopped(self, type_id: TypeId, nodes: Nodes, ends: Nodes) -> None:
         """Runs ended early, after these nodes of theirs. ends: one past the last node of each."""
@@ -243,5 +261,5 @@ class Books:
         """Return the lanes of a cell type on a worker."""
         key = (worker, type_id)
         if key not in self.lane_maps:
-            self.lane_maps[key] = LaneMap()
+            self.lane_maps[key] = LaneMap(self.arena, worker)
         return self.lane_maps[key]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import final
+from itertools import pairwise
+from typing import Final, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +13,14 @@ from numpy.typing import NDArray
 from batchmaker.errors import InvariantError
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.spec import TypeId
-from batchmaker.scheduler.arena import DONE, NOWHERE, READY
+from batchmaker.scheduler.arena import DONE, NOWHERE
 from batchmaker.scheduler.books import Books, Nodes, RequestBook, StepRecord, TaskBook, TypeBook
 from batchmaker.scheduler.commands import Read, Reserve
 from batchmaker.scheduler.events import RequestId, StepFinished, TaskId, WorkerId
-from batchmaker.scheduler.ready import NODE_BITS, Keys, nodes_of
+from batchmaker.scheduler.progress import end_step, finish, release, stop_or_go_on
+from batchmaker.scheduler.ready import nodes_of
+
+NEVER: Final = np.empty(0, np.bool_)
 
 
 @dataclass(slots=True)
@@ -40,6 +44,7 @@ class Completion:
     def __init__(self, books: Books) -> None:
         self._books = books
         self._dying: list[RequestBook] = []
+        self._dying_slots: Nodes = np.empty(0, np.int64)
 
     def started(self, task: TaskId, worker: WorkerId, type_id: TypeId, records: Sequence[StepRecord]) -> None:
         """A task was submitted."""
@@ -59,77 +64,52 @@ class Completion:
         book.num_running -= 1
         books.worker_steps[task.worker] -= 1
         books.worker_steering[task.worker] -= record.steers
-        nodes, subgraphs = record.nodes, record.subgraphs
-        np.subtract.at(arena.in_flight, subgraphs, 1)
-        arena.pin[subgraphs[arena.in_flight[subgraphs] == 0]] = NOWHERE
+        self._read(book, record)
         for lane_map, lanes in record.leased:
             lane_map.leave(lanes)
-        result = Finished(task.type_id, len(nodes))
+        result = Finished(task.type_id, len(record.nodes))
         if event.failed:
             positions = [position for position, _ in event.failed]
-            for slot, (_, reason) in zip(arena.request[nodes[positions]].tolist(), event.failed, strict=True):
+            for slot, (_, reason) in zip(arena.request[record.nodes[positions]].tolist(), event.failed, strict=True):
                 owner = books.by_slot[slot]
                 if owner.alive:
                     result.failed.append((owner.request, reason))
-        finished = nodes if record.finished is None else record.finished
+        finished = record.finished
         if record.open_ended:
-            finished = self._stop_or_go_on(book, record, finished, event.stopped, task.worker)
-        self._release_sources(book, record)
+            last = self._stop_or_go_on(book, record, event.stopped, task.worker)
+            finished = np.concatenate((finished, last))
         if len(finished):
             self._finish(finished, result)
         return result
 
-    def _stop_or_go_on(
-        self,
-        book: TypeBook,
-        record: StepRecord,
-        finished: Nodes,
-        stopped: NDArray[np.bool_] | None,
-        worker: WorkerId,
-    ) -> Nodes:
-        """Runs that stop here are done (under the number of their last node); the others' next node is ready."""
-        books, arena = self._books, self._books.arena
-        subgraphs = record.subgraphs
-        open_ended = arena.open_ended[subgraphs]
-        ends = arena.end[subgraphs]
-        last = record.nodes + 1 == ends
-        if stopped is not None:
-            last |= stopped
-        over = open_ended & last
-        on = open_ended & ~last
-        if self._dying:
-            on &= np.array([books.by_slot[slot].alive for slot in arena.request[record.nodes].tolist()])
-        if over.any():
-            if books.plan_rows:
-                chains = subgraphs[over]
-                books.lane_map(worker, book.cell.type_id).leave(arena.lane[chains])
-                arena.lane[chains] = NOWHERE
-                arena.lane_worker[chains] = NOWHERE
-            if books.observed:
-                books.stopped(book.cell.type_id, record.nodes[over], ends[over])
-        book.ready.merge(np.sort((arena.sequence[subgraphs[on]] << NODE_BITS) | (record.nodes[on] + 1)))
-        return np.concatenate((finished, ends[over] - 1))
+    def _read(self, book: TypeBook, record: StepRecord) -> None:
+        """The step has run and has read its inputs: rows without further readers are free."""
+        arena = self._books.arena
+        unused, found = end_step(
+            arena.in_flight, arena.pin, arena.uses, arena.held, arena.row, arena.source, arena.source_table,
+            self._books.tables.is_host, book.ports, book.num_sequence_inputs or 0, record.nodes, record.subgraphs,
+            record.entering,
+        )  # fmt: skip
+        if len(unused):
+            for begin, end in pairwise((0, *found.tolist())):
+                if begin < end:
+                    unused[begin:end].sort()
+                    self._books.free_rows(unused[begin:end])
 
-    def _release_sources(self, book: TypeBook, record: StepRecord) -> None:
-        """The step has read its inputs: rows without further readers are free."""
-        if not book.value_ports:
-            return
-        arena, is_host = self._books.arena, self._books.tables.is_host
-        for port in book.value_ports:
-            nodes = record.nodes
-            if (
-                record.entering is not None
-                and book.num_sequence_inputs is not None
-                and port >= book.num_sequence_inputs
-            ):
-                nodes = record.entering
-            if len(nodes) == 0:
-                continue
-            tables = arena.source_table[port, nodes]
-            from_node = (tables != 0) & ~is_host[tables]
-            sources = arena.source[port, nodes[from_node]]
-            np.subtract.at(arena.uses, sources, 1)
-            self._free_unused(sources)
+    def _stop_or_go_on(
+        self, book: TypeBook, record: StepRecord, stopped: NDArray[np.bool_] | None, worker: WorkerId
+    ) -> Nodes:
+        """Runs that stop here are done: return their last nodes. The next nodes of the others are ready."""
+        books, arena, type_id = self._books, self._books.arena, book.cell.type_id
+        over_at, last, following = stop_or_go_on(
+            arena.request, arena.end, arena.open_ended, arena.sequence, arena.lane, arena.lane_worker,
+            books.lane_map(worker, type_id).occupant, self._dying_slots,
+            NEVER if stopped is None else np.array(stopped, np.bool_), record.nodes, record.subgraphs,
+        )  # fmt: skip
+        if len(last) and books.observed:
+            books.stopped(type_id, over_at, last + 1)
+        book.ready.merge(following)
+        return last
 
     def _free_unused(self, nodes: Nodes) -> None:
         arena = self._books.arena
@@ -140,17 +120,13 @@ class Completion:
     def _finish(self, nodes: Nodes, result: Finished) -> None:
         """These nodes are done: release the subgraphs that waited for them, count down their requests."""
         books, arena = self._books, self._books.arena
-        arena.state[nodes] = DONE
-        consumers, producers = arena.consumers(nodes)
-        if len(consumers):
-            external = arena.subgraph[consumers] != arena.subgraph[producers]
-            waiting = arena.subgraph[consumers[external]]
-            np.subtract.at(arena.external, waiting, 1)
-            self.release(np.unique(waiting[arena.external[waiting] == 0]))
-        slots = arena.request[nodes]
-        np.subtract.at(books.left, slots, 1)
-        over = sorted(set(slots[books.left[slots] == 0].tolist()))  # whatever the order of rows
-        result.finished.extend(books.by_slot[slot] for slot in over)
+        subgraphs, slots = finish(
+            arena.state, arena.request, arena.subgraph, arena.external, arena.first_edge, arena.num_edges,
+            arena.consumer, books.left, nodes,
+        )  # fmt: skip
+        subgraphs.sort()
+        self.release(subgraphs)
+        result.finished.extend(books.by_slot[slot] for slot in sorted(slots.tolist()))  # whatever the order of rows
         if books.attached:
             self._finish_late(nodes, result)
 
@@ -182,30 +158,14 @@ class Completion:
         books, arena = self._books, self._books.arena
         if len(subgraphs) == 0:
             return
-        if self._dying:
-            slots = arena.request[arena.head[subgraphs]].tolist()
-            subgraphs = subgraphs[[books.by_slot[slot].alive for slot in slots]]
-        arena.sequence[subgraphs] = books.sequence + np.arange(len(subgraphs))
-        books.sequence += len(subgraphs)
-        types = arena.type[subgraphs]
-        for type_id in set(types.tolist()):
-            mine = subgraphs[types == type_id]
-            first, counts = self._first_nodes(mine)
-            keys: Keys = (np.repeat(arena.sequence[mine], counts) << NODE_BITS) | first
-            arena.state[first] = READY
-            books.types[type_id].ready.append(keys)
-
-    def _first_nodes(self, subgraphs: Nodes) -> tuple[Nodes, Nodes]:
-        """The nodes of these subgraphs that wait for no other node of theirs, in order, and how many each has."""
-        arena = self._books.arena
-        heads = arena.head[subgraphs]
-        spans = np.where(arena.end[subgraphs] > 0, 1, arena.span[subgraphs])
-        if (spans == 1).all():
-            return heads, spans
-        owners = np.repeat(np.arange(len(subgraphs)), spans)
-        nodes = np.repeat(heads - np.cumsum(spans) + spans, spans) + np.arange(spans.sum())
-        first = (arena.subgraph[nodes] == subgraphs[owners]) & (arena.pending[nodes] == 0)
-        return nodes[first], np.bincount(owners[first], minlength=len(subgraphs))
+        keys, begins, num_released = release(
+            arena.state, arena.request, arena.pending, arena.subgraph, arena.type, arena.head, arena.span, arena.end,
+            arena.sequence, self._dying_slots, len(books.types), books.sequence, subgraphs,
+        )  # fmt: skip
+        books.sequence += num_released
+        for book, (begin, end) in zip(books.types, pairwise(begins.tolist()), strict=True):
+            if begin < end:
+                book.ready.append(keys[begin:end])
 
     # --- unfold functions that wait --------------------------------------------------------------------------
 
@@ -284,8 +244,6 @@ class Completion:
                 if len(owners):
                     self._books.free_rows(owners)
             self._books.admission.release(extent)
-        if self._books.frontiers is not None:
-            self._books.frontiers.forget(book.slot, book.extents)
         self._books.attached.pop(book.request, None)
         del self._books.by_slot[book.slot]
         self._books.priorities.leave(book.slot)
@@ -321,6 +279,7 @@ class Completion:
                 self._leave_lanes(np.arange(span.start, span.stop))
             self.forget(book)
         self._dying = still
+        self._dying_slots = np.array([book.slot for book in still], np.int64)
 
     def _leave_lanes(self, subgraphs: NDArray[np.int64]) -> None:
         arena = self._books.arena

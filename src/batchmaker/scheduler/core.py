@@ -250,6 +250,8 @@ class Scheduler(View):
         for producer, consumer in admitted.waiting_sources:
             owners[0].waiting_edges.setdefault(producer, []).append(consumer)
             books.attached[owners[0].request] = owners[0]
+        if books.frontiers is not None:
+            books.frontiers.admit(admitted.extents, admitted.waiting_sources)
         waiting = books.arena.external[admitted.subgraphs]
         self._completion.release(admitted.subgraphs[waiting == 0])
 

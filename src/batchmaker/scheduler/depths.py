@@ -8,9 +8,11 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.compiled import compiled
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.depth import depths_of
 from batchmaker.scheduler.numbering import Extent
+from batchmaker.scheduler.ready import NODE_MASK, Keys
 
 Nodes = NDArray[np.int64]
 
@@ -21,15 +23,15 @@ class DepthBook:
 
     of: [nodes] depth of each node in flight (see `depths_of`). left: [2, types] how many nodes of the requests in
     flight are not submitted, and the sum of their depths. left_of_slot: [2, types, slots] the same by request.
-    ready_nodes: returns a type's ready nodes.
+    ready_keys: returns a type's ready nodes.
     A mini-batch is what is in flight together: it begins with the first request that begins while no other is in
     flight, and ends when none is.
     """
 
-    __slots__ = ("_all", "_members", "_ready_nodes", "left", "left_of_slot", "of")
+    __slots__ = ("_all", "_members", "_ready_keys", "left", "left_of_slot", "of")
 
-    def __init__(self, ready_nodes: Callable[[int], Nodes]) -> None:
-        self._ready_nodes = ready_nodes
+    def __init__(self, ready_keys: Callable[[int], Keys]) -> None:
+        self._ready_keys = ready_keys
         self.of: Nodes = np.zeros(1024, np.int64)
         self._all = np.zeros((2, 0), np.int64)  # as `left`, of all nodes in the mini-batch
         self.left = np.zeros((2, 0), np.int64)
@@ -48,7 +50,15 @@ class DepthBook:
 
     def lowest_ready(self, type_id: int) -> int:
         """Return the depth of the least deep ready node of a type that has some. Costs a look at all of them."""
-        return int(self.of[self._ready_nodes(type_id)].min())
+        return self.lowest(self._ready_keys(type_id))[0]
+
+    def lowest(self, keys: Keys) -> tuple[int, int]:
+        """Return the depths of the least deep of these ready nodes, of which there are some, and of the first."""
+        return _lowest(self.of, keys)
+
+    def at(self, depth: int, keys: Keys) -> NDArray[np.bool_]:
+        """Return which of these ready nodes have this depth, as a mask."""
+        return _at(self.of, depth, keys)
 
     def add_type(self) -> None:
         """One more cell type."""
@@ -93,10 +103,7 @@ class DepthBook:
 
     def submitted(self, slots: Nodes, type_id: int, nodes: Nodes) -> None:
         """These nodes of one type are on a worker. slots: whose each is."""
-        depth = self.of[nodes]
-        self.left[:, type_id] -= (len(nodes), int(depth.sum()))
-        np.subtract.at(self.left_of_slot[0, type_id], slots, 1)
-        np.subtract.at(self.left_of_slot[1, type_id], slots, depth)
+        _submitted(self.of, self.left, self.left_of_slot, type_id, slots, nodes)
 
     def stopped(self, slot: int, type_id: int, first: int, end: int) -> None:
         """The nodes from `first` to before `end` of a run will not be computed: it has ended early."""
@@ -111,3 +118,32 @@ class DepthBook:
             self._members.discard(slot)
             self.left -= self.left_of_slot[:, :, slot]
             self.left_of_slot[:, :, slot] = 0
+
+
+@compiled
+def _lowest(of: Nodes, keys: Keys) -> tuple[int, int]:
+    """Return the lowest depth among keys, of which there are some, and the depth of the first."""
+    lowest = first = of[keys[0] & NODE_MASK]
+    for key in keys:
+        lowest = min(lowest, of[key & NODE_MASK])
+    return lowest, first
+
+
+@compiled
+def _at(of: Nodes, depth: int, keys: Keys) -> NDArray[np.bool_]:
+    """Return which keys have this depth."""
+    mask = np.empty(len(keys), np.bool_)
+    for i in range(len(keys)):
+        mask[i] = of[keys[i] & NODE_MASK] == depth
+    return mask
+
+
+@compiled
+def _submitted(of: Nodes, left: Nodes, left_of_slot: Nodes, type_id: int, slots: Nodes, nodes: Nodes) -> None:
+    """So many nodes of a type are left less. of, left, left_of_slot: as in DepthBook. slots, nodes: [batch]."""
+    for i in range(len(nodes)):
+        depth = of[nodes[i]]
+        left[0, type_id] -= 1
+        left[1, type_id] -= depth
+        left_of_slot[0, type_id, slots[i]] -= 1
+        left_of_slot[1, type_id, slots[i]] -= depth

@@ -149,7 +149,7 @@ def _check_depths(books: Books) -> None:
 
 def _check_frontiers(books: Books) -> None:
     """Every node that is ready waits for none of its type; nothing is left of requests that have ended."""
-    if books.frontiers is None:
+    if books.frontiers is None or not books.frontiers.kept:
         return
     alive = [extent for book in books.by_slot.values() if book.alive for extent in book.extents]
     left = sum(int(books.frontiers.left[e.base : e.base + e.num_nodes].sum()) for e in alive)

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.compiled import compiled
 from batchmaker.graph.spec import TypeId
 from batchmaker.scheduler.arena import Arena
-from batchmaker.scheduler.ready import Keys, ReadyQueue, nodes_of
+from batchmaker.scheduler.ready import NODE_MASK, Keys, ReadyQueue
 
 MEMBER: Final = 1
 HURRIED: Final = 2
 _ALL_MARKS: Final = 4
 
 
+def as_member(rank: int) -> int:
+    """Return the rank of a request that has the mark MEMBER besides."""
+    return ((rank + MEMBER) | MEMBER) - MEMBER
+
+
 @final
 class Priorities:
     """The rank of each request in flight, by slot: larger is served first, 0 is the usual one.
 
-    It is the priority and, below it, the marks of the request: they put it before its equals alone.
+    It is the priority and, below it, the marks of the request: they put it before its equals alone. A request has the
+    mark MEMBER until it is taken away, so that where all are members all have the usual rank.
     """
 
     __slots__ = ("_arena", "_num_unusual", "_of_slot")
@@ -46,7 +53,8 @@ class Priorities:
         """
         self._fit(slot)
         before = int(self._of_slot[slot])
-        after = before | mark if on else before & ~mark
+        marked = before + MEMBER  # of rank 0 MEMBER is the only mark
+        after = (marked | mark if on else marked & ~mark) - MEMBER
         self._of_slot[slot] = after
         self._num_unusual += (after != 0) - (before != 0)
         return after != before
@@ -70,12 +78,26 @@ class Priorities:
 
     def of(self, keys: Keys) -> NDArray[np.int64] | None:
         """Return the rank of each ready node, or None where all requests in flight have the usual one."""
-        if not self._num_unusual:
-            return None
-        slots = self._arena.request[nodes_of(keys)]
-        known = slots < len(self._of_slot)
-        found: NDArray[np.int64] = np.where(known, self._of_slot[np.where(known, slots, 0)], 0)
-        return found
+        return _ranks(self._arena.request, self._of_slot, keys) if self._num_unusual else None
+
+    def split(self, keys: Keys) -> list[tuple[int, Keys]]:
+        """Return the ranks that these ready nodes have, ascending, each with its nodes in their order."""
+        ranks = self.of(keys)
+        if ranks is None:
+            return [(0, keys)]
+        distinct = sorted(set(ranks.tolist()))
+        return [(rank, keys if len(distinct) == 1 else keys[ranks == rank]) for rank in distinct]
+
+
+@compiled
+def _ranks(request: NDArray[np.int64], of_slot: NDArray[np.int64], keys: Keys) -> NDArray[np.int64]:
+    """Return the rank of each key. request: [nodes]. of_slot: [slots], 0 for those beyond."""
+    ranks = np.zeros(len(keys), np.int64)
+    for i in range(len(keys)):
+        slot = request[keys[i] & NODE_MASK]
+        if slot < len(of_slot):
+            ranks[i] = of_slot[slot]
+    return ranks
 
 
 @final
@@ -108,25 +130,19 @@ class RankedQueue:
 
     def append(self, keys: Keys) -> None:
         """Add the first nodes of subgraphs that are newer than all before. keys: ascending."""
-        if len(keys):
-            self._nonempty.add(self._type_id)
-        priorities = self._priorities.of(keys)
-        if priorities is None:
-            self._usual.append(keys)
+        if len(keys) == 0:
             return
-        for queue, part in self._parts(keys, priorities):
-            queue.append(part)
+        self._nonempty.add(self._type_id)
+        for rank, part in self._priorities.split(keys):
+            self._queue(rank).append(part)
 
     def merge(self, keys: Keys) -> None:
         """Add further nodes of subgraphs that are already known."""
-        if len(keys):
-            self._nonempty.add(self._type_id)
-        priorities = self._priorities.of(keys)
-        if priorities is None:
-            self._usual.merge(keys)
+        if len(keys) == 0:
             return
-        for queue, part in self._parts(keys, priorities):
-            queue.merge(part)
+        self._nonempty.add(self._type_id)
+        for rank, part in self._priorities.split(keys):
+            self._queue(rank).merge(part)
 
     def take(self, limit: int, allowed: Callable[[Keys], NDArray[np.bool_]] | None = None) -> Keys:
         """Remove and return up to `limit` nodes in order, skipping those that are not `allowed` (a mask by key)."""
@@ -163,10 +179,8 @@ class RankedQueue:
                 moved.append(keys[elsewhere])
                 queue.refill(keys[~elsewhere])
         if moved:
-            keys = np.concatenate(moved)
-            ranks = self._priorities.of(keys)
-            parts = [(self._usual, keys)] if ranks is None else self._parts(keys, ranks)
-            for queue, part in parts:
+            for rank, part in self._priorities.split(np.concatenate(moved)):
+                queue = self._queue(rank)
                 queue.refill(np.sort(np.concatenate((queue.keys(), part))))
         self._forget_empty()
 
@@ -174,11 +188,12 @@ class RankedQueue:
         """Return all keys, in order."""
         return self._usual.keys() if not self._others else np.concatenate([q.keys() for q in self._in_order()])
 
-    def _parts(self, keys: Keys, priorities: NDArray[np.int64]) -> Iterator[tuple[ReadyQueue, Keys]]:
-        """Split keys by priority."""
-        for priority in np.unique(priorities).tolist():
-            queue = self._others.setdefault(priority, ReadyQueue()) if priority else self._usual
-            yield queue, keys[priorities == priority]
+    def _queue(self, rank: int) -> ReadyQueue:
+        if rank == 0:
+            return self._usual
+        if rank not in self._others:
+            self._others[rank] = ReadyQueue()
+        return self._others[rank]
 
     def _in_order(self) -> list[ReadyQueue]:
         ranked = {**self._others, 0: self._usual}

@@ -9,6 +9,8 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.compiled import compiled
+
 Keys = NDArray[np.int64]
 """Ready nodes as sortable numbers: sequence number of the subgraph, then the node."""
 
@@ -70,15 +72,11 @@ class ReadyQueue:
         if allowed is None:
             taken, self._front = self._front[:limit], self._front[limit:]
             return taken
-        mask = allowed(self._front)
-        while np.count_nonzero(mask) < limit and self._back:
+        taken, rest = _split(self._front, allowed(self._front), limit)
+        while len(taken) < limit and self._back:
             self._refill(2 * len(self._front) + limit)
-            mask = allowed(self._front)
-        chosen = np.flatnonzero(mask)[:limit]
-        taken = self._front[chosen]
-        mask[:] = True
-        mask[chosen] = False
-        self._front = self._front[mask]
+            taken, rest = _split(self._front, allowed(self._front), limit)
+        self._front = rest
         return taken
 
     def discard(self, unwanted: Callable[[Keys], NDArray[np.bool_]]) -> int:
@@ -92,7 +90,7 @@ class ReadyQueue:
 
     def keys(self) -> Keys:
         """Return all keys, in order."""
-        return np.concatenate((self._front, *self._back))
+        return np.concatenate((self._front, *self._back)) if self._back else self._front
 
     def _refill(self, size: int) -> None:
         if len(self._front) >= size or not self._back:
@@ -111,3 +109,19 @@ class ReadyQueue:
             total += len(part)
             parts.append(part)
         self._front = np.concatenate(parts)
+
+
+@compiled
+def _split(keys: Keys, mask: NDArray[np.bool_], limit: int) -> tuple[Keys, Keys]:
+    """Return the first `limit` keys whose mask is set, and all others; both in order."""
+    taken = np.empty(min(limit, len(keys)), np.int64)
+    rest = np.empty(len(keys), np.int64)
+    num_taken = num_left = 0
+    for i in range(len(keys)):
+        if mask[i] and num_taken < limit:
+            taken[num_taken] = keys[i]
+            num_taken += 1
+        else:
+            rest[num_left] = keys[i]
+            num_left += 1
+    return taken[:num_taken], rest[:num_left]

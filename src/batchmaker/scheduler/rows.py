@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.scheduler.commands import Rows, TableId, TableSpec
 from batchmaker.scheduler.events import WorkerId
+from batchmaker.scheduler.placing import take_rows
 
 FIRST_ROWS = 256
 
@@ -19,13 +20,16 @@ class RowPool:
     """Rows of state tables for finished nodes whose outputs have one signature.
 
     Cell types with equal output shapes and dtypes share a pool, so that a tree's inner node can take over the row of
-    its leaf. One row holds all outputs of one node.
+    its leaf. One row holds all outputs of one node. Its tables are numbered from first_table to before end_table.
     """
 
-    __slots__ = ("_free", "_num_free", "num_rows", "tables")
+    __slots__ = ("_free", "_num_free", "end_table", "first_table", "num_rows", "table_ids", "tables")
 
     def __init__(self, tables: tuple[TableSpec, ...]) -> None:
         self.tables = tables
+        self.table_ids = tuple(spec.table for spec in tables)
+        self.first_table = min(self.table_ids, default=0)
+        self.end_table = max(self.table_ids, default=-1) + 1
         self.num_rows = 0
         self._free: Rows = np.empty(0, np.int64)
         self._num_free = 0
@@ -34,20 +38,24 @@ class RowPool:
     def num_used(self) -> int:
         return self.num_rows - self._num_free
 
-    def allocate(self, count: int) -> tuple[Rows, bool]:
-        """Return `count` rows and whether the tables must grow to `num_rows` first."""
-        grown = self._num_free < count
+    def fill(self, rows: Rows, num_fresh: int, nodes: Rows, row: Rows) -> bool:
+        """Give a row to each node that has none; return whether the tables must grow to `num_rows` first.
+
+        rows: [n] of the nodes, NOWHERE for `num_fresh` of them. row: [all nodes], written with it.
+        """
+        grown = self._num_free < num_fresh
         if grown:
             old = self.num_rows
-            self.num_rows = max(2 * old, old + count, FIRST_ROWS)
+            self.num_rows = max(2 * old, old + num_fresh, FIRST_ROWS)
             free = np.empty(self.num_rows, np.int64)
             fresh = np.arange(self.num_rows - 1, old - 1, -1)
             free[: len(fresh)] = fresh
             free[len(fresh) : len(fresh) + self._num_free] = self._free[: self._num_free]
             self._free = free
             self._num_free += len(fresh)
-        self._num_free -= count
-        return self._free[self._num_free : self._num_free + count][::-1].copy(), grown
+        take_rows(row, self._free, self._num_free, nodes, rows)
+        self._num_free -= num_fresh
+        return grown
 
     def release(self, rows: Rows) -> None:
         """Give rows back. The caller owns them; each comes back once."""

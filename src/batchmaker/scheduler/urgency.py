@@ -12,7 +12,7 @@ from batchmaker.graph.work import work_of
 from batchmaker.scheduler.books import Books, RequestBook
 from batchmaker.scheduler.deadlines import Deadlines
 from batchmaker.scheduler.events import RequestId
-from batchmaker.scheduler.ranked import HURRIED, MEMBER
+from batchmaker.scheduler.ranked import HURRIED, MEMBER, as_member
 
 HURRY: Final = 2.0
 """A request is short of time when less is left than so many times what it takes alone: once to be computed, and once
@@ -35,12 +35,13 @@ class Urgency:
 
     The cohort is for orders that are made for closed mini-batches. Newcomers would change what such an order sees, and
     it could put off for ever what it likes to do last. So all requests in flight are a cohort, and are done before
-    others; who comes meanwhile rides along in their batches, and is of the next cohort. It begins when the last of this
-    one has ended. So that long requests do not keep short ones waiting, it also begins after LASTS times as many tasks
-    as requests have nodes (geometric mean of the latest); those that are left are then of the one after it.
+    others; who comes meanwhile rides along in their batches, fills every other batch at most without them, and is of
+    the next cohort. It begins when the last of this one has ended. So that long requests do not keep short ones
+    waiting, it also begins after LASTS times as many tasks as requests have nodes (geometric mean of the latest); those
+    that are left are then of the one after it.
     """
 
-    __slots__ = ("_books", "_cohort", "_later", "_log_size", "_num_tasks", "_over", "_short", "_step_s")
+    __slots__ = ("_books", "_cohort", "_gave_way", "_later", "_log_size", "_num_tasks", "_over", "_short", "_step_s")
 
     def __init__(self, books: Books) -> None:
         self._books = books
@@ -51,10 +52,13 @@ class Urgency:
         self._later: list[RequestId] = []  # who came since
         self._log_size: float | None = None
         self._num_tasks = 0  # since the cohort began
+        self._gave_way = False  # the last task was a full batch without the cohort
 
     def arrived(self, request: RequestId, graph: CellGraph) -> None:
-        """A request has come."""
+        """A request has come; it is a member already, unless there is a cohort that it finds in flight."""
         self._later.append(request)
+        if self._cohort_is_in_flight():
+            self._mark((request,), MEMBER, on=False)
         log_size = math.log(max(graph.num_nodes, 1))
         before = log_size if self._log_size is None else self._log_size
         self._log_size = before + _WEIGHT * (log_size - before)
@@ -97,18 +101,34 @@ class Urgency:
         return changed
 
     def _next_cohort(self) -> bool:
-        living = self._books.requests
-        while self._cohort and self._cohort[-1] not in living:
-            self._cohort.pop()
         lasts = self._log_size is not None and self._num_tasks < LASTS * math.exp(self._log_size)
-        if not self._later or (self._cohort and lasts):
+        if not self._later or (self._cohort_is_in_flight() and lasts):
             return False
+        living = self._books.requests
         self._cohort, self._later = self._later, [request for request in self._cohort if request in living]
         self._num_tasks = 0
         return self._mark(self._later, MEMBER, on=False) | self._mark(self._cohort, MEMBER, on=True)
 
+    def _cohort_is_in_flight(self) -> bool:
+        living = self._books.requests
+        while self._cohort and self._cohort[-1] not in living:
+            self._cohort.pop()
+        return len(self._cohort) > 0
+
     def order(self, ranked: Sequence[TypeId]) -> Sequence[TypeId]:
-        """Return the policy's order with the types of the most urgent requests first."""
+        """Return the policy's order with the types of the most urgent requests first.
+
+        A full batch counts as the cohort's, since it would take as long later, but not twice in a row: the cohort has
+        every other task at least.
+        """
         if len(ranked) < 2 or not self._books.priorities.differ:
             return ranked
-        return sorted(ranked, key=lambda type_id: -self._books.types[type_id].ready.highest)
+        highest = {type_id: self._books.types[type_id].ready.highest for type_id in ranked}
+        ranks = highest if self._gave_way else {t: as_member(r) if self._is_full(t) else r for t, r in highest.items()}
+        ordered = sorted(ranked, key=lambda type_id: -ranks[type_id])
+        self._gave_way = ranks[ordered[0]] > highest[ordered[0]]
+        return ordered
+
+    def _is_full(self, type_id: TypeId) -> bool:
+        book = self._books.types[type_id]
+        return len(book.ready) >= book.cell.max_batch

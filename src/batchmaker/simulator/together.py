@@ -68,5 +68,4 @@ def _shifted(graph: CellGraph, first: int) -> CellGraph:
         runs=[replace(run, type_id=TypeId(run.type_id + first)) for run in graph.runs],
         host_inputs=[replace(given, type_id=TypeId(given.type_id + first)) for given in graph.host_inputs],
         known_work=None,
-        known_kin=None,
     )

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from batchmaker.cells.binding import BoundCell
 from batchmaker.cells.export import torch_dtype
+from batchmaker.cells.recurrence import Recurrence
+from batchmaker.executor.cuda.at_once import TaskProgram
 from batchmaker.executor.cuda.place import Place
 from batchmaker.executor.cuda.program import DeviceProgram
 from batchmaker.executor.cuda.tables import row_bytes
@@ -44,9 +46,8 @@ class HoistedRows:
         place.hold(self.parts)
         self.parts = tuple(place.device.zeros((size, *spec.shape), torch_dtype(spec.dtype)) for spec in self.specs)
 
-    def addresses(self, part: int, first: int, count: int) -> NDArray[np.int64]:
-        """Return where consecutive rows of one hoisted value lie."""
-        rows = np.arange(first, first + count, dtype=np.int64)
+    def addresses(self, part: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return where rows of one hoisted value lie."""
         return self.parts[part].data_ptr() + rows * row_bytes(self.specs[part])
 
 
@@ -56,6 +57,14 @@ class ChainForm:
 
     hoisted: HoistedRows | None
     step: DeviceProgram
+
+
+@dataclass(frozen=True, slots=True)
+class TaskForm:
+    """A cell that is an LSTM or GRU, as whole tasks of chains run it: the inputs' share of the gates, and all steps."""
+
+    projected: HoistedRows
+    program: TaskProgram
 
 
 @final
@@ -69,13 +78,16 @@ class DeviceCells:
         self._bound: dict[TypeId, BoundCell] = {}
         self._nodes: dict[TypeId, DeviceProgram] = {}
         self._chains: dict[TypeId, ChainForm] = {}
+        self._tasks: dict[TypeId, TaskForm | None] = {}
 
     @property
     def notes(self) -> list[str]:
         """Why cells that are not recorded are not."""
         chains = [form.step for form in self._chains.values()]
         chains += [form.hoisted.program for form in self._chains.values() if form.hoisted is not None]
-        return sorted({program.note for program in (*self._nodes.values(), *chains) if program.note is not None})
+        programs = [program.note for program in (*self._nodes.values(), *chains)]
+        programs += [form.program.note for form in self._tasks.values() if form is not None]
+        return sorted({note for note in programs if note is not None})
 
     def bound(self, type_id: TypeId) -> BoundCell:
         """Return the cell with its weights on this device."""
@@ -108,6 +120,32 @@ class DeviceCells:
             self._chains[type_id] = ChainForm(hoisted, step)
         return self._chains[type_id]
 
+    def tasks(self, type_id: TypeId, num_sequence_inputs: int) -> TaskForm | None:
+        """Return the cell as whole tasks of chains run it, None if its steps run one by one."""
+        if type_id not in self._tasks:
+            cell = self.bound(type_id)
+            found = cell.recurrence(num_sequence_inputs)
+            self._tasks[type_id] = None if found is None else self._task_form(type_id, cell, found, num_sequence_inputs)
+        return self._tasks[type_id]
+
+    def _task_form(
+        self, type_id: TypeId, cell: BoundCell, found: Recurrence, num_sequence_inputs: int
+    ) -> TaskForm | None:
+        most = 2 * self._types[type_id].max_batch  # chains that end make room for others within a task
+        sizes = [1]
+        while sizes[-1] < most:
+            sizes.append(4 * sizes[-1])  # rows without steps cost a place in a tile, and every size a kernel
+        program = TaskProgram(self._place, cell.name, found, sizes)
+        if not program.is_used:
+            return None
+        weights = found.weights
+        spec = ValueSpec((weights.gates * weights.hidden,), cell.outputs[0].dtype)
+        project = DeviceProgram(
+            self._place, cell.name, lambda *inputs: found.project(*inputs), cell.inputs[:num_sequence_inputs], (spec,),
+            _TARGETS_OF_HOISTED, HOISTED_SIZES,
+        )  # fmt: skip
+        return TaskForm(HoistedRows(project, (spec,), (program.px,)), program)
+
     def prepare(self, type_id: TypeId, num_sequence_inputs: int | None) -> None:
         """Record a cell at every supported size. num_sequence_inputs: of chains, None for single nodes."""
         sizes = self._types[type_id].batch_sizes
@@ -118,6 +156,10 @@ class DeviceCells:
         form.step.prepare(sizes)
         if form.hoisted is not None:
             form.hoisted.program.prepare(HOISTED_SIZES)
+        whole = self.tasks(type_id, num_sequence_inputs)
+        if whole is not None:
+            whole.program.prepare()
+            whole.projected.program.prepare(HOISTED_SIZES)
 
 
 def _called(cell: BoundCell) -> Callable[..., tuple[Tensor, ...]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol, final
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from batchmaker.errors import DeviceError
+from batchmaker.kernels.layer import CallBuffers, LayerWeights
 
 Launch = Callable[[], None]
 """Submits once more what was recorded."""
@@ -33,6 +35,19 @@ class DeviceLostError(DeviceError):
 
 class CannotRecordError(Exception):
     """The work waits for a value, or does something else that cannot be recorded; the reason is the message."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RecurrentKernel:
+    """What computes many steps of a recurrent layer in one launch.
+
+    least_steps: from how many on it is taken to be faster than a recording for each step. prepare: given the buffers of
+    a call, returns what submits it, also while something is recorded; that must stay for as long as the recording.
+    """
+
+    least_steps: int
+    prepare: Callable[[CallBuffers], Launch]
 
 
 class Device(Protocol):
@@ -75,6 +90,10 @@ class Device(Protocol):
 
     def record(self, work: Callable[[], None]) -> Launch:
         """Record what `work` submits without running it. CannotRecordError if it cannot be."""
+
+    def recurrent(self, weights: LayerWeights, rows: int, steps: int) -> RecurrentKernel | None:
+        """Return what computes up to so many steps of so many rows of a layer in one launch; None where recorded steps
+        are taken to be faster, or nothing can. Each has the weights, packed for it. Calls of one must not overlap."""
 
     def copy_rows(self, other: Device, source: Tensor, rows: NDArray[np.int64], target: Tensor) -> None:
         """Copy rows of another device's table into the same rows of one of this device's.

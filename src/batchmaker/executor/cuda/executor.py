@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -10,21 +9,21 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from batchmaker.cells.export import torch_dtype
 from batchmaker.errors import OptionError
 from batchmaker.executor.base import StepResult, failed_results
-from batchmaker.executor.cuda.cells import Bind, DeviceCells, HoistedRows
+from batchmaker.executor.cuda.at_once import Planned
+from batchmaker.executor.cuda.cells import Bind, DeviceCells, HoistedRows, TaskForm
 from batchmaker.executor.cuda.device import Device, DeviceLostError
+from batchmaker.executor.cuda.fetching import Fetched, fetched
 from batchmaker.executor.cuda.place import Place
-from batchmaker.executor.cuda.program import FETCH, KEEP, LANE, Block, DeviceProgram, Failures, fetched_bytes
-from batchmaker.executor.cuda.tables import DeviceTables, row_bytes
+from batchmaker.executor.cuda.program import FETCH, KEEP, LANE, Block, DeviceProgram, Failures
+from batchmaker.executor.cuda.tables import DeviceTables
 from batchmaker.executor.cuda.watcher import Watcher
 from batchmaker.executor.stepping import MAX_HOISTED_ROWS
-from batchmaker.graph.spec import CellType, TypeId, ValueSpec
-from batchmaker.scheduler.commands import ZERO_TABLE, FetchOutput, Lanes, Reserve, RunTask, Source, Step, TableId
+from batchmaker.graph.spec import CellType, TypeId
+from batchmaker.scheduler.commands import ZERO_TABLE, Lanes, Reserve, RunTask, Source, Step, TableId
 from batchmaker.scheduler.events import TaskId
 
 Addresses = NDArray[np.int64]
@@ -34,16 +33,18 @@ Addresses = NDArray[np.int64]
 class _Submitted:
     """One step on a device: its number there, and where its results will lie.
 
-    begun: what the device notes where the step's task begins, if that is not the step itself.
+    begun: what the device notes where the step's task begins, if that is not the step itself. part: which of how many
+    steps of one launch this is; they finish together, and each is said to have taken an equal share.
     """
 
     number: int
     task: RunTask
     step: int
     block: Block
-    fetched: tuple[tuple[int, int, ValueSpec], ...]  # first byte, rows, spec
+    fetched: tuple[Fetched, ...]
     failed: Failures
     begun: NDArray[np.int64] | None = None
+    part: tuple[int, int] = (0, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,7 @@ class CudaExecutor:
         self._submitted: list[deque[_Submitted | _NotSubmitted]] = [deque() for _ in devices]
         self._last_end_ns = [0] * len(devices)
         self._failed: list[StepResult] = []
+        self.num_whole_tasks = 0  # tasks that ran in one launch
         self._lost: dict[int, str] = {}
         self._notify: Callable[[], None] = lambda: None
         self._watcher: Watcher | None = None
@@ -111,9 +113,9 @@ class CudaExecutor:
     def reserve(self, command: Reserve) -> None:
         self._tables.reserve(command)
 
-    def write(self, table: TableId, first_row: int, values: Any) -> None:
+    def write(self, table: TableId, rows: slice | NDArray[np.int64], values: Any) -> None:
         with self._turn:
-            self._tables.write(table, first_row, values)
+            self._tables.write(table, rows, values)
 
     def read(self, table: TableId, row: int) -> Any:
         with self._turn:
@@ -223,24 +225,28 @@ class CudaExecutor:
         if chains:
             lanes = chains[0].lanes
             assert lanes is not None
-            form = cells.chains(task.type_id, len(self._types[task.type_id].inputs) - len(lanes.tables))
+            num_sequence_inputs = len(self._types[task.type_id].inputs) - len(lanes.tables)
+            whole = cells.tasks(task.type_id, num_sequence_inputs) if len(chains) == len(task.steps) else None
+            planned = None if whole is None or self._lost else whole.program.plan(task.steps)
+            if whole is not None and planned is not None:
+                self._run_at_once(place, task, whole, planned)
+                return
+            form = cells.chains(task.type_id, num_sequence_inputs)
             hoisted = form.hoisted
             if hoisted is not None:
-                bad, begun = self._hoist(place, hoisted, chains)
+                bad, begun = self._hoist(place, hoisted, chains, np.arange(sum(step.batch for step in chains)))
         offset = 0
         for number, step in enumerate(task.steps):
             program = cells.nodes(task.type_id) if step.lanes is None else form.step
             cell = self._types[task.type_id]
-            sizes = fetched_bytes(
-                [cell.outputs[f.output] for f in step.fetches], [len(f.positions) for f in step.fetches]
-            )
-            block = program.new_block(step.batch, sum(sizes))
+            places, num_bytes = fetched(step.fetches, cell.outputs)
+            block = program.new_block(step.batch, num_bytes)
             failed: dict[int, str] = {}
             if step.lanes is None or hoisted is None:
                 self._fill_inputs(place, block, step, failed)
             else:
                 for part in range(len(hoisted.specs)):
-                    block.source(part)[: step.batch] = hoisted.addresses(part, offset, step.batch)
+                    block.source(part)[: step.batch] = hoisted.addresses(part, np.arange(offset, offset + step.batch))
                 failed.update({i: bad[offset + i] for i in range(step.batch) if offset + i in bad})
                 offset += step.batch
             if step.lanes is not None:
@@ -251,19 +257,50 @@ class CudaExecutor:
                     block.target(output, KEEP)[: step.batch][positions] = self._tables.targets(
                         place, table, step.keep.rows
                     )
-            fetched = self._fill_fetches(block, step.fetches, cell, sizes)
+            for fetch, where in zip(step.fetches, places, strict=True):
+                block.target(fetch.output, FETCH)[fetch.positions] = where.addresses(block)
             block.announce(place.num_submitted + 1, place.counter_address)
             failed.update(program.submit(block, step.batch))
             place.num_submitted += 1
             self._submitted[place.number].append(
-                _Submitted(place.num_submitted, task, number, block, fetched, tuple(sorted(failed.items())), begun)
+                _Submitted(place.num_submitted, task, number, block, places, tuple(sorted(failed.items())), begun)
             )
             begun = None
 
+    def _run_at_once(self, place: Place, task: RunTask, form: TaskForm, planned: Planned) -> None:
+        """Submit all steps of a task of chains as one launch."""
+        program, steps = form.program, task.steps
+        rows = np.concatenate([planned.places(number) for number in range(len(steps))])
+        bad, begun = self._hoist(place, form.projected, steps, rows)
+        places, num_bytes = [], 0
+        for step in steps:
+            found, num_bytes = fetched(step.fetches, self._types[task.type_id].outputs, num_bytes)
+            places.append(found)
+        block = program.new_block(planned, num_bytes)
+        program.fill(
+            block, planned, steps, lambda sources, count: self._sources(place, sources, count, {}),
+            lambda table, kept: self._tables.targets(place, table, kept),
+        )  # fmt: skip
+        for number, step in enumerate(steps):
+            for fetch, where in zip(step.fetches, places[number], strict=True):
+                program.fetch(block, planned, number, fetch, where.addresses(block))
+        block.announce(place.num_submitted + 1, place.counter_address)
+        program.submit(block, planned)
+        place.num_submitted += 1
+        self.num_whole_tasks += 1
+        first = 0
+        for number, step in enumerate(steps):
+            failed = tuple((i, bad[first + i]) for i in range(step.batch) if first + i in bad) if bad else ()
+            first += step.batch
+            part = (number, len(steps))
+            self._submitted[place.number].append(
+                _Submitted(place.num_submitted, task, number, block, places[number], failed, begun, part)
+            )
+
     def _hoist(
-        self, place: Place, hoisted: HoistedRows, chains: list[Step]
+        self, place: Place, hoisted: HoistedRows, chains: Sequence[Step], rows: Addresses
     ) -> tuple[dict[int, str], NDArray[np.int64] | None]:
-        """Compute what does not depend on state for all steps of the task.
+        """Compute what does not depend on state for all steps of the task. rows: where that of each position belongs.
 
         Returns the rows that failed, and where the device notes when it began: there until the next step is released.
         """
@@ -277,7 +314,7 @@ class CudaExecutor:
                 parts.append(self._sources(place, step.inputs[port], step.batch, failed, first))
                 first += step.batch
             columns.append(np.concatenate(parts))
-        hoisted.reserve(place, total)
+        hoisted.reserve(place, int(rows.max()) + 1)
         for at in range(0, total, MAX_HOISTED_ROWS):
             count = min(MAX_HOISTED_ROWS, total - at)
             block = hoisted.program.new_block(count)
@@ -287,7 +324,7 @@ class CudaExecutor:
             for port, column in enumerate(columns):
                 block.source(port)[:count] = column[at : at + count]
             for part in range(len(hoisted.specs)):
-                block.target(part)[:count] = hoisted.addresses(part, at, count)
+                block.target(part)[:count] = hoisted.addresses(part, rows[at : at + count])
             failed.update({at + i: why for i, why in hoisted.program.submit(block, count)})
             place.hold(block.memory)
         return failed, begun
@@ -328,20 +365,6 @@ class CudaExecutor:
                 failed[first + position] = f"its state is gone: {'; '.join(self._lost.values())}"
         return found
 
-    @staticmethod
-    def _fill_fetches(
-        block: Block, fetches: tuple[FetchOutput, ...], cell: CellType, sizes: list[int]
-    ) -> tuple[tuple[int, int, ValueSpec], ...]:
-        """Let outputs go to the block's own memory; returns where."""
-        places = []
-        base, at = block.extra.ctypes.data, 0
-        for fetch, size in zip(fetches, sizes, strict=True):
-            spec, count = cell.outputs[fetch.output], len(fetch.positions)
-            block.target(fetch.output, FETCH)[fetch.positions] = base + at + np.arange(count) * row_bytes(spec)
-            places.append((at, count, spec))
-            at += size
-        return tuple(places)
-
     def _result(self, place: Place, step: _Submitted | _NotSubmitted) -> StepResult:
         """Read what a finished step has left in its block, which can then be used again."""
         if isinstance(step, _NotSubmitted):
@@ -349,15 +372,12 @@ class CudaExecutor:
         begin_ns, end_ns = step.block.stamps.tolist()
         if step.begun is not None:
             begin_ns = int(step.begun[0])
+        which, count = step.part
+        span_ns = end_ns - begin_ns
+        begin_ns, end_ns = begin_ns + span_ns * which // count, begin_ns + span_ns * (which + 1) // count
         busy_ns = end_ns - max(begin_ns, self._last_end_ns[place.number])
         self._last_end_ns[place.number] = end_ns
-        fetched = tuple(_values(step.block, at, count, spec) for at, count, spec in step.fetched)
-        place.give_back(step.block.memory)
-        return StepResult(TaskId(step.task.task), step.step, fetched, step.failed, max(0, busy_ns) / 1e9)
-
-
-def _values(block: Block, at: int, count: int, spec: ValueSpec) -> list[Any]:
-    """Return fetched rows: numbers for scalars, else tensors that share one fresh block."""
-    size = math.prod(spec.shape) * torch_dtype(spec.dtype).itemsize * count
-    rows = torch.from_numpy(block.extra[at : at + size].copy()).view(torch_dtype(spec.dtype)).view(count, *spec.shape)
-    return rows.tolist() if rows.ndim == 1 else list(rows.unbind(0))
+        values = tuple(where.values(step.block) for where in step.fetched)
+        if which + 1 == count:
+            place.give_back(step.block.memory)
+        return StepResult(TaskId(step.task.task), step.step, values, step.failed, max(0, busy_ns) / 1e9)

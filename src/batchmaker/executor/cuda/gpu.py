@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -14,11 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from batchmaker.errors import DeviceError
-from batchmaker.executor.cuda.device import CannotRecordError, Device, DeviceLostError, Launch
+from batchmaker.executor.cuda.device import CannotRecordError, Device, DeviceLostError, Launch, RecurrentKernel
 from batchmaker.kernels.cache import CacheDirectory, default_directory
 from batchmaker.kernels.compiling import CachedCompiler, Nvrtc
 from batchmaker.kernels.found import found_device
+from batchmaker.kernels.launch import CudaLayers
+from batchmaker.kernels.layer import CallBuffers, LayerWeights
 
+_LOG = logging.getLogger("batchmaker.executor")
 _THREADS = 128
 _WAITED = "called a synchronizing CUDA operation"
 """What torch warns of, if asked to, when an operation waits for the device."""
@@ -32,7 +36,7 @@ class Gpu:
     """
 
     def __init__(self, number: int, *, tf32: bool = False) -> None:
-        arch = found_device(number).arch
+        found = found_device(number)
         self.torch_device = torch.device("cuda", number)
         self.name = torch.cuda.get_device_name(number)
         self._tf32 = tf32
@@ -41,7 +45,9 @@ class Gpu:
         self._recording = False
         self._broken: list[torch.cuda.CUDAGraph] = []
         with torch.cuda.device(number):
-            self._move_rows, self._signal = _kernels(number, arch)
+            self._move_rows, self._signal = _kernels(number, found.arch)
+        self._found = found
+        self._layers: CudaLayers | None = None
         self._launch_on = _core().Stream.from_handle(self._stream.cuda_stream)
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -94,6 +100,34 @@ class Gpu:
                 graph.replay()
 
         return launch
+
+    def recurrent(self, weights: LayerWeights, rows: int, steps: int) -> RecurrentKernel | None:
+        if self._layers is None:
+            cache = CacheDirectory(default_directory())
+            self._layers = CudaLayers(self._found, CachedCompiler(Nvrtc(), cache), cache, self)
+        try:
+            with self._working():
+                found = self._layers.at_once(weights, rows, steps)
+        except DeviceLostError:
+            raise
+        except DeviceError as error:  # then its steps run one by one
+            _LOG.warning("no persistent kernel for %d rows: %s", rows, error)
+            return None
+        if found is None:
+            return None
+        kernel, least_steps = found
+
+        def prepare(call: CallBuffers) -> Launch:
+            with self._working():
+                enqueue = kernel.on_buffers(call)
+
+            def submit() -> None:
+                with self._working():
+                    enqueue()
+
+            return submit
+
+        return RecurrentKernel(least_steps, prepare)
 
     def copy_rows(self, other: Device, source: Tensor, rows: NDArray[np.int64], target: Tensor) -> None:
         assert isinstance(other, Gpu)

@@ -19,7 +19,6 @@ from torch import Tensor
 from batchmaker.cells.export import torch_dtype
 from batchmaker.executor.cuda.device import HEADER_WORDS, CannotRecordError, Device, DeviceLostError, Launch
 from batchmaker.executor.cuda.place import Bytes, Place
-from batchmaker.executor.cuda.tables import row_bytes
 from batchmaker.graph.spec import ValueSpec
 
 LANE, KEEP, FETCH = 0, 1, 2
@@ -108,7 +107,7 @@ class DeviceProgram:
         self._sizes = sizes
         device = place.device
         self._given = tuple(device.zeros((sizes[-1], *spec.shape), torch_dtype(spec.dtype)) for spec in inputs)
-        self._given_columns = self._columns(self._given, 1)
+        self._given_columns = described(place, self._given)
         self._made: tuple[Tensor, ...] = ()  # where outputs rest that are computed without a recording
         self._recordings: dict[int, _Recording] = {}
         self.note: str | None = None
@@ -173,13 +172,13 @@ class DeviceProgram:
             except CannotRecordError as reason:
                 self.note = f"cell {self._name!r} is not recorded: {reason}"
             else:
-                self._describe(columns, made, self._num_targets)
+                describe(self._place, columns, self._for_targets(made))
                 return _Recording(launch, block, (columns, *made))
         if not self._made:
             self._made = tuple(
                 device.zeros((self._sizes[-1], *spec.shape), torch_dtype(spec.dtype)) for spec in self._outputs
             )
-            self._made_columns = self._columns(self._made, self._num_targets)
+            self._made_columns = described(self._place, self._for_targets(self._made))
         return _Recording(None, block, ())
 
     def _compute(self, count: int) -> tuple[Tensor, ...]:
@@ -192,19 +191,8 @@ class DeviceProgram:
         first = HEADER_WORDS + self.num_inputs * count
         self._place.device.move_rows(block, first, columns, count, to_addresses=True)
 
-    def _columns(self, buffers: Sequence[Tensor], times: int) -> Tensor:
-        columns = self._place.device.zeros((len(buffers) * times, 2), torch.int64)
-        self._describe(columns, buffers, times)
-        return columns
-
-    def _describe(self, columns: Tensor, buffers: Sequence[Tensor], times: int) -> None:
-        """Write down each buffer's address and the bytes of a row, `times` over."""
-        described = [(buffer.data_ptr(), buffer[:1].nbytes) for buffer in buffers for _ in range(times)]
-        if described:
-            memory = self._place.take(16 * len(described))
-            memory[: 16 * len(described)].view(np.int64)[:] = np.array(described, np.int64).ravel()
-            self._place.device.upload(columns.view(-1), memory[: 16 * len(described)].view(np.int64))
-            self._place.hold(memory)
+    def _for_targets(self, buffers: Sequence[Tensor]) -> list[Tensor]:
+        return [buffer for buffer in buffers for _ in range(self._num_targets)]
 
     # --- without a recording ---------------------------------------------------------------------------------------
 
@@ -237,7 +225,19 @@ class DeviceProgram:
         self._place.device.compute(copy)
 
 
-def fetched_bytes(specs: Sequence[ValueSpec], counts: Sequence[int]) -> list[int]:
-    """Return how many bytes each fetch of so many rows takes, in multiples of 16."""
-    sizes = [row_bytes(spec) * count for spec, count in zip(specs, counts, strict=True)]
-    return [size + -size % 16 for size in sizes]
+def described(place: Place, buffers: Sequence[Tensor]) -> Tensor:
+    """Return what `Device.move_rows` is told of buffers: the address of each, and the bytes of its rows."""
+    columns = place.device.zeros((len(buffers), 2), torch.int64)
+    describe(place, columns, buffers)
+    return columns
+
+
+def describe(place: Place, columns: Tensor, buffers: Sequence[Tensor]) -> None:
+    """Write that down in a tensor of the device that is there already."""
+    if buffers:
+        numbers = np.array([(buffer.data_ptr(), buffer[:1].nbytes) for buffer in buffers], np.int64).ravel()
+        memory = place.take(numbers.nbytes)
+        words = memory[: numbers.nbytes].view(np.int64)
+        words[:] = numbers
+        place.device.upload(columns.view(-1), words)
+        place.hold(memory)

@@ -62,12 +62,12 @@ class DeviceTables:
                 fresh = np.zeros(command.num_rows - old, np.uint64)
                 self._holders[table] = np.concatenate((self._holders[table], fresh))
 
-    def write(self, table: TableId, first_row: int, values: Any) -> None:
+    def write(self, table: TableId, rows: slice | Rows, values: Any) -> None:
         """Write what came with a request, [count, *shape], into rows that no submitted step reads."""
         if table not in self._host or len(self._host[table]) < self._num_rows[table]:
             self._grow_host(table)
         given = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
-        self._host[table][first_row : first_row + len(given)] = given
+        self._host[table][rows] = given
 
     def sources(self, place: Place, table: TableId, rows: Rows) -> Addresses:
         """Return where a place finds these rows, after having had copied there what it lacks; 0 for missing rows."""

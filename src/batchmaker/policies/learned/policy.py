@@ -10,7 +10,7 @@ from batchmaker.graph.spec import CellType, TypeId
 from batchmaker.policies.base import CellPolicy, ReadyView
 from batchmaker.policies.learned.encodings import ENCODINGS
 from batchmaker.policies.learned.policy_file import PolicyFile
-from batchmaker.policies.sufficient import sufficient_order
+from batchmaker.policies.sufficient import full_first, sufficient_order
 
 _NOT_KNOWN: Final = -1
 
@@ -18,6 +18,8 @@ _NOT_KNOWN: Final = -1
 @final
 class LearnedPolicy(CellPolicy):
     """What `batchmaker learn` wrote says which cell runs; where it knows nothing, the sufficient condition does.
+
+    Full batches go first: a table is learnt without a limit to batches and says who should wait to be fewer.
 
     file: the policy. max_steps: steps per task; 1 looks at the state before every batch, as in learning. Requests that
     come and go change how many nodes are ready, which is all that a state is made of. In a state that was not met in
@@ -51,6 +53,10 @@ class LearnedPolicy(CellPolicy):
         ready = view.ready
         if len(ready) < 2:
             return ready
+        return full_first(view, self._learnt_order(view, ready))
+
+    def _learnt_order(self, view: ReadyView, ready: Sequence[TypeId]) -> Sequence[TypeId]:
+        """Return what the table says first, then the others; without it, the order of the sufficient condition."""
         if len(self._of_type) < len(view.cells):
             self._meet(view.cells)
         counts = [0] * len(self._types)

@@ -16,7 +16,8 @@ from batchmaker.policies.learned.encodings import ENCODINGS, Encoding, State
 class Rule(ABC):
     """Chooses among the types with ready nodes. one_depth: and a batch holds only its nodes of the lowest depth.
 
-    The live policies of the same names choose alike (`policies.agenda`, `policies.depth`, `policies.sufficient`).
+    The live policies of the same names choose alike while no batch is full (`policies.agenda`, `policies.depth`,
+    `policies.sufficient`).
     """
 
     one_depth: bool = False

@@ -1,0 +1,78 @@
+"""What an unfold function gives to cells: values and sequences of values, or data, which is laid out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from batchmaker.cells.host_values import host_sequence, host_value
+from batchmaker.errors import InvalidRequestError
+from batchmaker.graph.recorder import Argument, foreign
+from batchmaker.graph.spec import CellType, ValueSpec
+from batchmaker.graph.trees import SequenceArgument
+from batchmaker.graph.values import HostValues, Value, ValueSequence
+
+if TYPE_CHECKING:
+    from batchmaker.cells.cell import Cell
+
+
+def where(cell: Cell, port: int | None = None) -> str:
+    """Name a cell, or one of its inputs, for messages."""
+    name = f"cell {cell.name or type(cell.module).__name__!r}"
+    return name if port is None else f"{name}, input {port}"
+
+
+def single(cell: Cell, argument: Any, known: CellType | None, port: int) -> Argument:
+    """Return one value for an input. known: the cell's type, None at first use."""
+    if isinstance(argument, Value):
+        return argument
+    return host_value(argument, _declared(known, port), cell.float_dtype, where(cell, port))
+
+
+def column(cell: Cell, sequence: Any, known: CellType | None, port: int) -> SequenceArgument:
+    """Return a sequence for an input, one element per call. known: the cell's type, None at first use."""
+    if isinstance(sequence, ValueSequence):
+        len(sequence)  # an open-ended loop's steps have no length yet, which is an error here
+        return sequence
+    if isinstance(sequence, list | tuple) and set(map(type, sequence)) == {Value}:
+        return _sequence_of(sequence, where(cell, port))
+    return host_sequence(sequence, _declared(known, port), cell.float_dtype, where(cell, port))
+
+
+def integers(cell: Cell, given: Any, what: str) -> NDArray[np.int64]:
+    """Return an array of integers. InvalidRequestError for anything else, with what they must be."""
+    try:
+        array = np.asarray(given)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(f"{where(cell)}: {what} ({error})") from None
+    if array.size and array.dtype.kind not in "iu":
+        raise InvalidRequestError(f"{where(cell)}: {what}, got {array.dtype} of shape {array.shape}")
+    return np.ascontiguousarray(array, np.int64)
+
+
+def is_several(parts: tuple[Any, ...]) -> bool:
+    """Whether a tuple holds several sequences rather than the elements of one."""
+    return all(
+        isinstance(part, ValueSequence | list | tuple)
+        or (isinstance(part, np.ndarray | torch.Tensor) and part.ndim > 0)
+        or (isinstance(part, HostValues))
+        for part in parts
+    )
+
+
+def _declared(known: CellType | None, port: int) -> ValueSpec | None:
+    return known.inputs[port] if known is not None and port < len(known.inputs) else None
+
+
+def _sequence_of(values: Sequence[Value], where: str) -> ValueSequence:
+    """Make a sequence of values of one output. The values stay alive with it."""
+    kinds = {value.of for value in values}
+    if len({id(of.origin) for of in kinds}) > 1:
+        raise foreign(where)
+    if len({(of.index, of.spec.row_signature) for of in kinds}) > 1:
+        raise InvalidRequestError(f"{where}: the values of a sequence must all be the same output of like cells")
+    return ValueSequence(np.array([value.node for value in values]), values[0].of, holds=tuple(values))

@@ -1,0 +1,116 @@
+"""Cells that are one step of an LSTM or GRU: what a kernel needs that computes many of their steps at once."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from batchmaker.cells.dataflow import CannotRewriteError, TracedCell, extract
+from batchmaker.cells.lower import Packer, lower
+from batchmaker.cells.program import Program, compile_program
+from batchmaker.cells.recurrent import GRUStep, LSTMStep, gru_gates, lstm_gates
+from batchmaker.kernels.layer import LayerWeights
+
+H, C = 0, 1
+"""Which part of the state a value is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """A cell whose outputs are the new state of one LSTM or GRU, and nothing else.
+
+    project: the inputs of a step -> one value [n, gates * hidden], the inputs' share of the gates with all biases but
+    `weights.bias_n`. state, outputs: for each state input and each output, H or C.
+    """
+
+    weights: LayerWeights
+    project: Program
+    state: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+def find_recurrence(cell: TracedCell, num_sequence_inputs: int) -> Recurrence | None:
+    """Return the cell as a recurrence; None if it computes anything else of its state."""
+    steps = [node for node in cell.graph.nodes if isinstance(node.target, LSTMStep | GRUStep)]
+    given, fed = cell.inputs[num_sequence_inputs:], cell.outputs
+    if len(steps) != 1 or set(steps[0].args[1:]) != set(given) or len(steps[0].args) != len(given) + 1:
+        return None
+    (node,) = steps
+    state = tuple(node.args.index(value) - 1 for value in given)
+    outputs = tuple(_part(value, node) for value in fed)
+    if None in outputs or outputs[len(outputs) - len(state) :] != state:
+        return None
+    try:
+        project = _projection(cell, num_sequence_inputs, node)
+    except CannotRewriteError:  # the state is needed for more
+        return None
+    return Recurrence(_weights(node.target), project, state, tuple(part for part in outputs if part is not None))
+
+
+def _part(value: fx.Node, step: fx.Node) -> int | None:
+    """Return which part of the step's new state a value is, None if it is something else."""
+    if isinstance(step.target, GRUStep):
+        return H if value is step else None
+    if value.target is operator.getitem and value.args[0] is step:
+        return int(value.args[1])  # type: ignore[arg-type]
+    return None
+
+
+def _weights(step: LSTMStep | GRUStep) -> LayerWeights:
+    if isinstance(step, LSTMStep):
+        return LayerWeights("lstm", step.weight_hh, None)
+    hidden = step.weight_hh.shape[1]
+    return LayerWeights("gru", step.weight_hh, None if step.bias_hh is None else step.bias_hh[2 * hidden :].float())
+
+
+def _projection(cell: TracedCell, num_sequence_inputs: int, step: fx.Node) -> Program:
+    """Return what computes the inputs' share of the gates, with PyTorch's order of gates and none of them scaled."""
+    projected = step.args[0]
+    assert isinstance(projected, fx.Node)
+    shared = extract(cell, cell.inputs[:num_sequence_inputs], [projected])
+    part = TracedCell(shared.graph, dict(shared.constants))
+    target: Any = step.target
+    gates: Callable[..., Tensor] = lstm_gates if isinstance(target, LSTMStep) else gru_gates
+    bias = _state_bias(target)
+    made = part.outputs[0]
+    weight = part.value(made.args[1]) if made.target is torch.ops.aten.linear.default else None
+    own = made.args[2] if weight is not None and len(made.args) > 2 else None
+    if weight is not None and (own is None or part.value(own) is not None):
+        _let_weights_say_it(part, made, gates(weight), _sum(None if own is None else gates(part.value(own)), bias))
+    else:
+        with part.graph.inserting_before(part.graph.output_node()):
+            made = part.graph.call_function(gates, (made, 1))
+            if bias is not None:
+                made = part.graph.call_function(torch.add, (made, part.constant(bias)))
+        part.graph.output_node().args = ((made,),)
+    part.drop_unused_constants()
+    lower(part, Packer())
+    return compile_program(part)
+
+
+def _let_weights_say_it(part: TracedCell, linear: fx.Node, weight: Tensor, bias: Tensor | None) -> None:
+    with part.graph.inserting_before(linear):
+        constants = (part.constant(weight), None if bias is None else part.constant(bias))
+    linear.args = (linear.args[0], *constants)
+    part.graph.eliminate_dead_code()
+
+
+def _state_bias(step: LSTMStep | GRUStep) -> Tensor | None:
+    """Return what of the state's biases may be added to the inputs: for a GRU, those of r and z."""
+    if isinstance(step, LSTMStep) or step.bias_hh is None:
+        return None  # an LSTM's are in the projection's already
+    bias = step.bias_hh.clone()
+    bias[2 * step.weight_hh.shape[1] :] = 0
+    return bias
+
+
+def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """Add two biases, rounded once."""
+    if a is None or b is None:
+        return a if b is None else b
+    return (a.double() + b.double()).to(a.dtype)

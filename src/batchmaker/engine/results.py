@@ -1,0 +1,144 @@
+"""What steps bring to the host, and how it comes to the requests that want it.
+
+Most requests want a result and nothing before it. What steps bring for them goes into tables: one assignment per step,
+whatever the batch. Those that are told of each value, and values too wide for a table, cost a Python object each.
+"""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from batchmaker.engine.in_flight import InFlight
+from batchmaker.engine.result_tables import ResultTables
+from batchmaker.engine.stop_tests import StopTests
+from batchmaker.executor.base import StepResult
+from batchmaker.graph.spec import CellType
+from batchmaker.scheduler.commands import FetchOutput, Step
+
+Nodes = NDArray[np.int64]
+Failures = tuple[tuple[int, str], ...]
+
+
+@final
+class Results:
+    """Hands what steps have brought to the requests in flight. tables: see InFlight."""
+
+    def __init__(self) -> None:
+        self.tables = ResultTables()
+        self._by_slot: list[InFlight | None] = []
+        self._told: NDArray[np.bool_] = np.zeros(256, np.bool_)  # by slot
+        self._waits: NDArray[np.bool_] = np.zeros(256, np.bool_)  # by slot: nothing of the request has run
+        self._num_told = 0
+
+    def enter(self, request: InFlight, slot: int) -> None:
+        """A request has got its slot: from now on steps may bring something for it."""
+        if slot >= len(self._by_slot):
+            self._by_slot += [None] * (max(slot + 1, 2 * len(self._by_slot)) - len(self._by_slot))
+            missing = np.zeros(max(0, len(self._by_slot) - len(self._told)), np.bool_)
+            self._told, self._waits = np.concatenate((self._told, missing)), np.concatenate((self._waits, missing))
+        self._by_slot[slot] = request
+        self._waits[slot] = True
+        self._told[slot] = request.told
+        self._num_told += request.told
+
+    def leave(self, request: InFlight, slot: int) -> None:
+        """A request has ended; what steps still bring for it is nobody's."""
+        self._by_slot[slot] = None
+        self._told[slot] = False
+        self._num_told -= request.told
+
+    def begin(self, slots: Nodes, at_s: float) -> None:
+        """Requests had nodes in a step that began then. slots: theirs, repeats allowed."""
+        first = slots[self._waits[slots]]
+        if len(first):
+            self._waits[first] = False
+            for slot in set(first.tolist()):
+                request = self._by_slot[slot]
+                if request is not None:
+                    request.ticket.started_s = at_s
+
+    def take(self, cell: CellType, step: Step, result: StepResult, slots: Nodes) -> list[InFlight]:
+        """Store what a step has brought; return the requests of which an unfold function may wait for some of it.
+
+        slots: [batch] of the request that each node belongs to.
+        """
+        failed = frozenset(position for position, _ in result.failed)
+        touched: dict[int, InFlight] = {}
+        for fetch, values in zip(step.fetches, result.fetched, strict=False):  # none where the step failed as a whole
+            nodes = step.nodes[fetch.positions]
+            table = self.tables.find(fetch.output, cell.outputs[fetch.output])
+            if table is not None:
+                table.write(nodes, values)
+                if self._num_told == 0:
+                    continue
+            self._tell(fetch, nodes, slots, values, failed, touched, some=table is not None)
+        return list(touched.values())
+
+    def _tell(
+        self,
+        fetch: FetchOutput,
+        nodes: Nodes,
+        slots: Nodes,
+        values: Tensor,
+        failed: frozenset[int],
+        touched: dict[int, InFlight],
+        *,
+        some: bool,
+    ) -> None:
+        """Give values to their requests one by one; some: only to those that must be told of each."""
+        positions = fetch.positions
+        owners = slots[positions]
+        if some:
+            where = np.flatnonzero(self._told[owners])
+            if len(where) < len(nodes):
+                nodes, owners, positions = nodes[where], owners[where], positions[where]
+                values = values.index_select(0, torch.from_numpy(where))
+        for slot, node, position, value in zip(
+            owners.tolist(), nodes.tolist(), positions.tolist(), objects(values), strict=True
+        ):
+            request = self._by_slot[slot]
+            if request is None or position in failed:
+                continue
+            request.store(request.local(node), fetch.output, value)
+            if request.unfolding.open:
+                touched[slot] = request
+
+    def stopped(
+        self, cell: CellType, step: Step, result: StepResult, slots: Nodes
+    ) -> tuple[NDArray[np.bool_], Failures]:
+        """Apply each loop's stop test to the value that it watches, and note where those that are over have ended.
+
+        Returns which positions stop, [batch], and those at which the test raised. All equal tests are applied at once.
+        """
+        output = cell.host_outputs[0] if cell.host_outputs else 0
+        found = [(f.positions, v) for f, v in zip(step.fetches, result.fetched, strict=False) if f.output == output]
+        if not found:  # the step failed as a whole
+            return np.zeros(step.batch, np.bool_), ()
+        (positions, values), *_ = found
+        bad = frozenset(position for position, _ in result.failed)
+        tests = StopTests()
+        loops: list[tuple[int, InFlight, int, int]] = []
+        owners, nodes = slots[positions].tolist(), step.nodes[positions].tolist()
+        for place, (slot, node, position) in enumerate(zip(owners, nodes, positions.tolist(), strict=True)):
+            request = self._by_slot[slot]
+            at = None if request is None or position in bad else request.loop_at(node)
+            if request is not None and at is not None:
+                local, loop = at
+                tests.add(loop.until, position, place)
+                loops.append((position, request, local, loop.last))
+        stopped, failed = tests.apply(values, step.batch, cell.name)
+        over = stopped.tolist()
+        for position, request, local, last in loops:
+            if over[position] or local == last:
+                request.end_loop(last, local, step.fetches)
+        return stopped, failed
+
+
+def objects(values: Tensor) -> list[Any]:
+    """Return values [count, *shape] one by one: numbers where they are scalars, else tensors that share their block."""
+    return values.tolist() if values.ndim == 1 else list(values.unbind(0))

@@ -1,0 +1,273 @@
+"""All steps of a task of chains in one launch: a cell that is an LSTM or a GRU, on a kernel that keeps its weights.
+
+State in by address, the steps, and by address what others want of them and the last state; recorded for every number
+of rows, as single steps are (program.py).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from batchmaker.cells.recurrence import C, H, Recurrence
+from batchmaker.executor.cuda.chains import Chains, chains_of
+from batchmaker.executor.cuda.device import HEADER_WORDS, CannotRecordError, Launch
+from batchmaker.executor.cuda.place import Place
+from batchmaker.executor.cuda.program import Block, described
+from batchmaker.kernels.layer import CallBuffers
+from batchmaker.scheduler.commands import FetchOutput, Rows, Source, Step, TableId
+
+MOST_STEPS: Final = 8
+"""Of a task that runs in one launch; MaxTasksToSubmit is 5 in BatchMaker."""
+
+Addresses = NDArray[np.int64]
+Find = Callable[[tuple[Source, ...], int], Addresses]
+"""(sources, batch) -> where each position finds one input."""
+Aim = Callable[[TableId, Rows], Addresses]
+"""(table, rows) -> where these rows are written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A task that can run at once: its chains, and what is recorded for it: so many rows, and whether c is wanted of
+    every step."""
+
+    chains: Chains
+    rows: int
+    every_c: bool
+
+    def places(self, step: int) -> Rows:
+        """Return where the positions of a step lie among all rows' steps."""
+        return self.chains.row[step] * MOST_STEPS + self.chains.number[step]
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Where the numbers of a block lie, counted from its header's end.
+
+    Columns of `rows` numbers: sources of each state input, then the lengths. Of rows * MOST_STEPS, for every step: two
+    targets, kept and fetched, of each output that is h; the same of each that is c, or of `rows` for the last steps
+    alone. Of `rows`: the lane of each state input.
+    """
+
+    rows: int
+    num_state: int
+    num_h: int
+    num_c: int
+    every_c: bool
+
+    @property
+    def size(self) -> int:
+        return self.rows * MOST_STEPS
+
+    @property
+    def c_size(self) -> int:
+        return self.size if self.every_c else self.rows
+
+    @property
+    def length(self) -> int:
+        return self.num_state * self.rows
+
+    @property
+    def h(self) -> int:
+        return self.length + self.rows
+
+    @property
+    def c(self) -> int:
+        return self.h + 2 * self.num_h * self.size
+
+    @property
+    def lanes(self) -> int:
+        return self.c + 2 * self.num_c * self.c_size
+
+    @property
+    def num_words(self) -> int:
+        return self.lanes + self.num_state * self.rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Recording:
+    """A launch for one number of rows, the block on the device that it reads, and what else must stay for it."""
+
+    launch: Launch
+    block: Tensor
+    keeps: object
+
+
+@final
+class TaskProgram:
+    """Runs tasks of one cell on one device at once, where that is taken to be faster.
+
+    sizes: numbers of rows that are recorded, ascending. px: [rows * MOST_STEPS, gates * hidden], where the inputs'
+    share of the gates belongs. note: why nothing is recorded, None if it is or is not known yet.
+    """
+
+    def __init__(self, place: Place, name: str, cell: Recurrence, sizes: Sequence[int]) -> None:
+        self._place = place
+        self._name = name
+        self._cell = cell
+        self._sizes = sizes
+        weights, device = cell.weights, place.device
+        self._kernels = {size: device.recurrent(weights, size, MOST_STEPS) for size in sizes}
+        self._recordings: dict[tuple[int, bool], _Recording] = {}
+        self.note: str | None = None
+        most, dtype = max((size for size in sizes if self._kernels[size]), default=0), weights.w_hh.dtype
+        self.px = device.zeros((most * MOST_STEPS, weights.gates * weights.hidden), dtype)
+        self._h_of_steps = device.zeros((most * MOST_STEPS, weights.hidden), dtype)
+        self._length = device.zeros((most,), torch.int32)
+        self._state = [device.zeros((most, weights.hidden), dtype) for _ in cell.state]  # by part
+        self._c: tuple[Tensor, Tensor] | None = None  # of the last steps, and of all
+        if weights.cell == "lstm":  # float32 for all steps of a task; between tasks of the cell's type
+            wide = device.zeros(self._h_of_steps.shape, torch.float32)
+            narrow = dtype != torch.float32
+            self._c = device.zeros((most, weights.hidden), torch.float32) if narrow else self._state[C], wide
+            self._c_of_steps = device.zeros(self._h_of_steps.shape, dtype) if narrow else wide
+
+    @property
+    def is_used(self) -> bool:
+        """Whether any task may run at once."""
+        return self.note is None and any(self._kernels.values())
+
+    def prepare(self) -> None:
+        """Record all sizes that may be used, so that no request waits for it."""
+        for size, kernel in self._kernels.items():
+            for every_c in (False, True)[: 1 + (C in self._cell.outputs)]:
+                if kernel is not None and self.note is None:
+                    self._recording(size, every_c)
+
+    def plan(self, steps: Sequence[Step]) -> Planned | None:
+        """Return how a task of chains runs at once, None if its steps should run one by one.
+
+        They should where that is taken to be faster, and where the task branches (see chains_of).
+        """
+        if self.note is not None or not self._pays(max(step.batch for step in steps), len(steps)):
+            return None
+        chains = chains_of(steps)
+        if chains is None or not self._pays(len(chains.length), len(steps)):
+            return None
+        every_c = C in self._cell.outputs and not all(self._keeps_last(chains, *each) for each in enumerate(steps))
+        planned = Planned(chains, self._sizes[bisect_left(self._sizes, len(chains.length))], every_c)
+        return planned if self._recording(planned.rows, every_c) is not None else None
+
+    def new_block(self, planned: Planned, extra_bytes: int) -> Block:
+        """Return an empty block; what is not filled in is zero rows without steps, and goes nowhere."""
+        num_words = self._layout(planned.rows, planned.every_c).num_words
+        return Block(self._place.take(8 * (HEADER_WORDS + num_words + 2) + 16 + extra_bytes), 1, 0, num_words, 1)
+
+    def fill(self, block: Block, planned: Planned, steps: Sequence[Step], find: Find, aim: Aim) -> None:
+        """Let the launch find the chains' state, and leave it in their lanes and what is kept in its rows."""
+        layout, chains = self._layout(planned.rows, planned.every_c), planned.chains
+        words = block.words[HEADER_WORDS:]
+        rows, count, tables = planned.rows, len(chains.length), steps[0].lanes.tables  # type: ignore[union-attr]
+        for part, sources in enumerate(chains.begin):
+            words[part * rows :][:count] = find(sources, count)
+        words[layout.length :][:count] = chains.length
+        for part, table in enumerate(tables):
+            words[layout.lanes + part * rows :][:rows][chains.lane_row] = aim(table, chains.lane)
+        for number, step in enumerate(steps):
+            if step.keep is not None:
+                positions = slice(None) if step.keep.positions is None else step.keep.positions
+                for output, table in enumerate(step.keep.tables):
+                    places, column = self._column(block, planned, number, output, 0)
+                    column[places[positions]] = aim(table, step.keep.rows)
+
+    def fetch(self, block: Block, planned: Planned, number: int, fetch: FetchOutput, addresses: Addresses) -> None:
+        """Let what a step fetches of one output go to addresses."""
+        places, column = self._column(block, planned, number, fetch.output, 1)
+        column[places[fetch.positions]] = addresses
+
+    def submit(self, block: Block, planned: Planned) -> None:
+        """Submit a task whose block is full and whose projected inputs are in `px`."""
+        recording = self._recordings[planned.rows, planned.every_c]
+        self._place.device.upload(recording.block, block.words)
+        recording.launch()
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _pays(self, count: int, num_steps: int) -> bool:
+        at = bisect_left(self._sizes, count)
+        kernel = self._kernels[self._sizes[at]] if at < len(self._sizes) else None
+        return kernel is not None and kernel.least_steps <= num_steps <= MOST_STEPS
+
+    def _keeps_last(self, chains: Chains, number: int, step: Step) -> bool:
+        """Whether what is wanted of c is wanted of the last steps alone."""
+        wanted = [fetch.positions for fetch in step.fetches if self._cell.outputs[fetch.output] == C]
+        if step.keep is not None:
+            wanted.append(np.arange(step.batch) if step.keep.positions is None else step.keep.positions)
+        return all(chains.is_last(number, positions) for positions in wanted)
+
+    def _layout(self, rows: int, every_c: bool) -> _Layout:
+        outputs = self._cell.outputs
+        return _Layout(rows, len(self._cell.state), outputs.count(H), outputs.count(C), every_c)
+
+    def _column(self, block: Block, planned: Planned, number: int, output: int, kind: int) -> tuple[Rows, Addresses]:
+        """Return where the positions of a step are in a column of targets, and the column. kind: 0 kept, 1 fetched."""
+        layout, part = self._layout(planned.rows, planned.every_c), self._cell.outputs[output]
+        column, words = 2 * self._cell.outputs[:output].count(part) + kind, block.words[HEADER_WORDS:]
+        if part == H:
+            return planned.places(number), words[layout.h + column * layout.size :][: layout.size]
+        places = planned.places(number) if planned.every_c else planned.chains.row[number]
+        return places, words[layout.c + column * layout.c_size :][: layout.c_size]
+
+    def _recording(self, rows: int, every_c: bool) -> _Recording | None:
+        if (rows, every_c) not in self._recordings:
+            try:
+                self._recordings[rows, every_c] = self._record(rows, every_c)
+            except CannotRecordError as reason:
+                self.note = f"tasks of cell {self._name!r} do not run at once: {reason}"
+        return self._recordings.get((rows, every_c))
+
+    def _record(self, rows: int, every_c: bool) -> _Recording:
+        device, layout, kernel = self._place.device, self._layout(rows, every_c), self._kernels[rows]
+        assert kernel is not None
+        block = device.zeros((HEADER_WORDS + layout.num_words,), torch.int64)
+        call, narrowed = self._buffers(layout)
+        steps = kernel.prepare(call)
+        state = [self._state[part][:rows] for part in self._cell.state]
+        c = narrowed[-1][1] if every_c and narrowed else call.c_steps if every_c else self._state[-1][:rows]
+        lanes, h_columns = described(self._place, state), described(self._place, [call.y] * (2 * layout.num_h))
+        c_columns = described(self._place, [c] * (2 * layout.num_c) if c is not None else [])
+        lengths = block[HEADER_WORDS + layout.length :][:rows]
+
+        def enter() -> tuple[Tensor, ...]:
+            widened = [wide.copy_(narrow) for wide, narrow in narrowed[:1]]
+            return (call.length.copy_(lengths), *widened)
+
+        def leave() -> tuple[Tensor, ...]:
+            return tuple(narrow.copy_(wide) for wide, narrow in narrowed)
+
+        def work() -> None:
+            device.move_rows(block, HEADER_WORDS, lanes, rows, to_addresses=False)
+            device.compute(enter)
+            steps()
+            if narrowed:
+                device.compute(leave)
+            device.move_rows(block, HEADER_WORDS + layout.h, h_columns, layout.size, to_addresses=True)
+            device.move_rows(block, HEADER_WORDS + layout.c, c_columns, layout.c_size, to_addresses=True)
+            device.move_rows(block, HEADER_WORDS + layout.lanes, lanes, rows, to_addresses=True)
+            device.signal(block)
+
+        return _Recording(device.record(work), block, (lanes, h_columns, c_columns, steps))
+
+    def _buffers(self, layout: _Layout) -> tuple[CallBuffers, list[tuple[Tensor, Tensor]]]:
+        """Return the kernel's buffers, and those of them in float32 that others have in the cell's type beside that: of
+        c, and of c of every step."""
+        rows, size = layout.rows, layout.size
+        last, every = (None, None) if self._c is None else (self._c[0][:rows], self._c[1][:size])
+        call = CallBuffers(
+            self.px[:size], self._length[:rows], self._state[H][:rows], last, self._h_of_steps[:size],
+            every if layout.every_c else None,
+        )  # fmt: skip
+        if last is None or last.dtype == self._state[C].dtype:
+            return call, []
+        narrowed = [(last, self._state[C][:rows])]
+        if call.c_steps is not None:
+            narrowed.append((call.c_steps, self._c_of_steps[:size]))
+        return call, narrowed

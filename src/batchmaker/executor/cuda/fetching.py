@@ -1,0 +1,51 @@
+"""Values that travel to the host with a step: where they lie in the block that the step was launched with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from batchmaker.cells.export import torch_dtype
+from batchmaker.executor.cuda.program import Block
+from batchmaker.executor.cuda.tables import row_bytes
+from batchmaker.graph.spec import ValueSpec
+from batchmaker.scheduler.commands import FetchOutput
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Rows of one output, in a block's own memory. first: their first byte there."""
+
+    first: int
+    count: int
+    spec: ValueSpec
+
+    def addresses(self, block: Block) -> NDArray[np.int64]:
+        """Return where the rows go."""
+        return block.extra.ctypes.data + self.first + np.arange(self.count) * row_bytes(self.spec)
+
+    def values(self, block: Block) -> Tensor:
+        """Return the rows, [count, *shape], in memory of their own."""
+        size = self.count * row_bytes(self.spec)
+        rows = torch.from_numpy(block.extra[self.first : self.first + size].copy())
+        return rows.view(torch_dtype(self.spec.dtype)).view(self.count, *self.spec.shape)
+
+
+def fetched(
+    fetches: Sequence[FetchOutput], outputs: Sequence[ValueSpec], first: int = 0
+) -> tuple[tuple[Fetched, ...], int]:
+    """Return a place for what a step fetches, from byte `first` on, and the first byte after it; multiples of 16."""
+    places = []
+    for fetch in fetches:
+        place = Fetched(first, len(fetch.positions), outputs[fetch.output])
+        places.append(place)
+        first += math.ceil(place.count * row_bytes(place.spec) / 16) * 16
+    return tuple(places), first

@@ -1,0 +1,206 @@
+"""Which units wait for others of their own type: counts that follow the edges of a graph, in compiled loops.
+
+A unit is what a scheduler sees as one, a single node or a run, under the number of its last node. A unit of type a is
+in ED-Batch's Frontier(G^a) when no ancestor of its type is left to run. A unit *blocks* type a while it is left and
+is of type a, or has an ancestor that is; `blocks[u, a]` counts the edges into u from units that block a. So u is in the
+frontier of its type while `blocks[u, type of u]` is 0, every edge is gone along at most once for each type, and the
+memory is 4 bytes for a node and type. Only units that are left count; ancestors always run first.
+
+Arrays, as in the scheduler's arena. By node: state (below 2: not submitted), subgraph, first_edge, num_edges, left
+(of units: not run), blocks [nodes, types] int32, late_first (see below), stack (scratch). By subgraph: end (one past
+the last node of a run, 0 for single nodes), type_of. consumer: [edges] nodes that a unit feeds, one of a run for all of
+it. counts: [types] the sizes of the frontiers.
+
+Late edges lead to nodes that came after the unit's consumers had been written: late_edges [2, room] holds the next late
+edge of the same unit (-1: none) and the consumer, late_first [nodes] a unit's first or -1, late_free [2] the first of
+those without use, chained likewise, and how many they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmaker.compiled import compiled
+
+Array = NDArray[Any]
+Nodes = NDArray[np.int64]
+SUBMITTED: Final = 2  # the first state of nodes that are not left
+
+
+@compiled
+def _unit(node: int, subgraph: Nodes, end: Nodes) -> int:
+    last = end[subgraph[node]]
+    return node if last == 0 else last - 1
+
+
+@compiled
+def _block(blocks: Array, unit: int, kind: int, after: int) -> None:
+    """One more edge comes into `after`, from a unit that is left."""
+    for other in range(blocks.shape[1]):
+        if other == kind or blocks[unit, other] > 0:
+            blocks[after, other] += 1
+
+
+@compiled
+def enter(
+    counted: bool,
+    bases: Nodes,
+    sizes: Nodes,
+    gone: Nodes,
+    late: Nodes,
+    state: Array,
+    subgraph: Nodes,
+    end: Nodes,
+    type_of: Array,
+    first_edge: Nodes,
+    num_edges: Nodes,
+    consumer: Nodes,
+    left: Array,
+    blocks: Array,
+    counts: Nodes,
+    late_first: Nodes,
+    late_edges: Nodes,
+    late_free: Nodes,
+) -> int:
+    """Count extents of nodes, bases[i] to before bases[i] + sizes[i], each after those that feed it; return the units.
+
+    gone: units among them that are not left, whatever their state. late: [2, edges] units that may be left, and nodes
+    among the new ones that they feed and do not have among their consumers; there must be room for them. counted:
+    whether those units have been counted before; otherwise they are among the new ones too.
+    """
+    units = 0
+    for i in range(len(bases)):
+        for node in range(bases[i], bases[i] + sizes[i]):
+            left[node] = _unit(node, subgraph, end) == node and state[node] < SUBMITTED
+            late_first[node] = -1
+            for kind in range(blocks.shape[1]):
+                blocks[node, kind] = 0
+    for unit in gone:
+        left[unit] = False
+    for i in range(late.shape[1]):
+        unit = late[0, i]
+        if left[unit]:
+            edge = late_free[0]
+            late_free[0] = late_edges[0, edge]
+            late_free[1] -= 1
+            late_edges[0, edge] = late_first[unit]
+            late_edges[1, edge] = _unit(late[1, i], subgraph, end)
+            late_first[unit] = edge
+            if counted:
+                _block(blocks, unit, type_of[subgraph[unit]], late_edges[1, edge])
+    for i in range(len(bases)):
+        for unit in range(bases[i], bases[i] + sizes[i]):
+            if not left[unit]:
+                continue
+            units += 1
+            kind = type_of[subgraph[unit]]
+            counts[kind] += blocks[unit, kind] == 0
+            for edge in range(first_edge[unit], first_edge[unit] + num_edges[unit]):
+                _block(blocks, unit, kind, _unit(consumer[edge], subgraph, end))
+            edge = late_first[unit]
+            while edge >= 0:
+                _block(blocks, unit, kind, late_edges[1, edge])
+                edge = late_edges[0, edge]
+    return units
+
+
+@compiled
+def _unblock(unit: int, kind: int, of_kind: bool, left: Array, blocks: Array, counts: Nodes) -> bool:
+    """One edge less into a unit blocks the type; return whether the unit has ceased to block it as well."""
+    blocks[unit, kind] -= 1
+    if blocks[unit, kind] > 0:
+        return False
+    if of_kind:
+        counts[kind] += left[unit]
+    return not of_kind
+
+
+@compiled
+def run(
+    nodes: Nodes,
+    kind: int,
+    stack: Nodes,
+    subgraph: Nodes,
+    end: Nodes,
+    type_of: Array,
+    first_edge: Nodes,
+    num_edges: Nodes,
+    consumer: Nodes,
+    left: Array,
+    blocks: Array,
+    counts: Nodes,
+    late_first: Nodes,
+    late_edges: Nodes,
+    late_free: Nodes,
+) -> int:
+    """Take units of one type out of what is left, those that end with these nodes; return how many were left.
+
+    Each of them must be in its type's frontier.
+    """
+    units = 0
+    for node in nodes:
+        if not left[node]:
+            continue
+        units += 1
+        left[node] = False
+        counts[kind] -= 1
+        depth = 1
+        stack[0] = node
+        while depth > 0:
+            depth -= 1
+            unit = stack[depth]
+            for edge in range(first_edge[unit], first_edge[unit] + num_edges[unit]):
+                after = _unit(consumer[edge], subgraph, end)
+                if _unblock(after, kind, type_of[subgraph[after]] == kind, left, blocks, counts):
+                    stack[depth] = after
+                    depth += 1
+            edge = late_first[unit]
+            while edge >= 0:
+                after = late_edges[1, edge]
+                if _unblock(after, kind, type_of[subgraph[after]] == kind, left, blocks, counts):
+                    stack[depth] = after
+                    depth += 1
+                edge = late_edges[0, edge]
+        _forget_late(node, late_first, late_edges, late_free)
+    return units
+
+
+@compiled
+def _forget_late(unit: int, late_first: Nodes, late_edges: Nodes, late_free: Nodes) -> None:
+    edge = late_first[unit]
+    late_first[unit] = -1
+    while edge >= 0:
+        following = late_edges[0, edge]
+        late_edges[0, edge] = late_free[0]
+        late_free[0] = edge
+        late_free[1] += 1
+        edge = following
+
+
+@compiled
+def withdraw(
+    bases: Nodes,
+    sizes: Nodes,
+    subgraph: Nodes,
+    type_of: Array,
+    left: Array,
+    blocks: Array,
+    counts: Nodes,
+    late_first: Nodes,
+    late_edges: Nodes,
+    late_free: Nodes,
+) -> int:
+    """Take all units of these extents out, with everything that waits for them; return how many were left."""
+    units = 0
+    for i in range(len(bases)):
+        for unit in range(bases[i], bases[i] + sizes[i]):
+            if left[unit]:
+                units += 1
+                left[unit] = False
+                kind = type_of[subgraph[unit]]
+                counts[kind] -= blocks[unit, kind] == 0
+                _forget_late(unit, late_first, late_edges, late_free)
+    return units

@@ -1,0 +1,133 @@
+"""Calls of cells one by one, the general form of unfolding: noted as they come, laid out in arrays later."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol, final
+
+import numpy as np
+
+from batchmaker.errors import InvalidRequestError
+from batchmaker.graph.cell_graph import HostInput, NodeBlock
+from batchmaker.graph.spec import CellType
+from batchmaker.graph.values import HostValues, NodeArray, Value
+
+if TYPE_CHECKING:
+    from batchmaker.graph.recorder import Recorder
+
+
+class Layout(Protocol):
+    """What makes rows of data that comes with calls. Opaque to the graph."""
+
+    def kept(self, data: Any, port: int) -> Any:
+        """Return data of one call to lay out later: itself if its type says that it will not change."""
+
+    def laid_out(self, data: Sequence[Any], port: int) -> HostValues:
+        """Return the data of several calls as rows in their order. Raises what is wrong with the first that is."""
+
+
+@final
+class Calls:
+    """Calls of one cell in one request, each of which adds a node; made by `Recorder.calls`.
+
+    A call notes its arguments and no more than that, for a request may make hundreds. That values fit and are the
+    request's own is known at once: `accepted` has, for each input, the outputs that do, and the types of data that the
+    layout keeps as they are. What data looks like is known when it is laid out.
+    """
+
+    __slots__ = ("_accepted", "_layout", "_nodes", "_outputs", "_recorder", "_rows", "cell")
+
+    def __init__(self, cell: CellType, recorder: Recorder, layout: Layout) -> None:
+        self.cell = cell
+        self._recorder = recorder
+        self._layout = layout
+        self._outputs = recorder.outputs_of(cell)
+        self._accepted = tuple([recorder.accepted_as(spec) for spec in cell.inputs])
+        self._nodes: list[int] = []
+        self._rows: list[Sequence[Any]] = []
+
+    def add(self, arguments: Sequence[Any]) -> tuple[Value, ...]:
+        """Add one node and return its outputs. arguments: values of this request, or data for the layout."""
+        if len(arguments) != len(self._accepted):
+            raise InvalidRequestError(
+                f"cell {self.cell.name!r} takes {len(self._accepted)} inputs, got {len(arguments)}"
+            )
+        for argument, accepted in zip(arguments, self._accepted, strict=False):
+            if (argument.of if type(argument) is Value else type(argument)) not in accepted:
+                arguments = self._checked(arguments)
+                break
+        recorder = self._recorder
+        node = recorder.num_nodes
+        if node >= recorder.max_nodes:
+            raise recorder.too_many(self.cell)
+        recorder.num_nodes = node + 1
+        self._nodes.append(node)
+        self._rows.append(arguments)
+        holds = recorder.hold(node, 1) if recorder.holds_values else None
+        return tuple([Value(node, of, holds) for of in self._outputs])
+
+    def _checked(self, arguments: Sequence[Any]) -> list[Any]:
+        """Return the arguments as they are kept. Raises if one of them is a value that does not belong there."""
+        kept = list(arguments)
+        for port, argument in enumerate(arguments):
+            if type(argument) is Value:
+                self._recorder.check(self.cell, port, argument)
+                self._accepted[port].add(argument.of)
+            elif type(argument) not in self._accepted[port]:
+                kept[port] = self._layout.kept(argument, port)
+                if kept[port] is argument:
+                    self._accepted[port].add(type(argument))
+        return kept
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there are calls that have not been laid out."""
+        return bool(self._nodes)
+
+    def lay_out(self, block: NodeBlock) -> list[HostInput]:
+        """Write the calls that wait into the block that has their nodes; return the data that came with them.
+
+        Raises what the layout raises.
+        """
+        nodes, rows = np.array(self._nodes), self._rows
+        self._nodes, self._rows = [], []
+        places = nodes - block.first
+        block.types[places] = self.cell.type_id
+        given: list[HostInput] = []
+        for port, column in enumerate(zip(*rows, strict=True)):
+            data = (
+                [] if set(map(type, column)) == {Value} else [i for i, a in enumerate(column) if type(a) is not Value]
+            )
+            if len(data) < len(column):
+                values = [value for value in column if type(value) is Value] if data else column
+                at = places[[i for i, a in enumerate(column) if type(a) is Value]] if data else places
+                block.sources[port, at] = [value.node for value in values]
+                block.outputs[port, at] = [value.of.index for value in values]
+            if data:
+                laid_out = self._layout.laid_out([column[i] for i in data], port)
+                given.append(host_input(self.cell, port, nodes[data], laid_out))
+        return given
+
+
+@final
+class _LaidOut:
+    """For data that comes as HostValues, one for each call."""
+
+    def kept(self, data: Any, port: int) -> Any:
+        return data
+
+    def laid_out(self, data: Sequence[HostValues], port: int) -> HostValues:
+        values = data[0].values if len(data) == 1 else np.concatenate([given.values for given in data])
+        return HostValues(values, len(data), data[0].spec)
+
+
+LAID_OUT: Final[Layout] = _LaidOut()
+
+
+def host_input(cell: CellType, port: int, nodes: int | NodeArray, values: HostValues) -> HostInput:
+    """Return the data of one input of these nodes, or of the nodes from this number on."""
+    if isinstance(nodes, int):
+        return HostInput(cell.type_id, port, nodes, values.count, values.values)
+    first, count = int(nodes[0]), len(nodes)
+    consecutive = int(nodes[-1]) - first == count - 1 and bool((nodes[1:] - nodes[:-1] == 1).all())
+    return HostInput(cell.type_id, port, first, count, values.values, None if consecutive else nodes)

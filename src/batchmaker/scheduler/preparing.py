@@ -1,0 +1,116 @@
+"""Getting the compiled loops ready before the first request, which must not wait for a compiler."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from functools import cache
+from typing import ClassVar, Final, final
+
+import numpy as np
+
+from batchmaker.graph.cell_graph import CellGraph
+from batchmaker.graph.recorder import Recorder
+from batchmaker.graph.spec import CellType, TypeId, ValueSpec
+from batchmaker.graph.values import HostValues
+from batchmaker.policies.base import CellPolicy, ReadyView
+from batchmaker.scheduler.commands import Command, RunTask
+from batchmaker.scheduler.core import Scheduler
+from batchmaker.scheduler.events import (
+    CellTypeAdded,
+    GraphExtended,
+    RequestArrived,
+    RequestCancelled,
+    RequestId,
+    StepFinished,
+)
+
+_NUMBER: Final = ValueSpec((), "int64")
+_LEAF = CellType(TypeId(0), "leaf", (_NUMBER,), (_NUMBER,), (1, 4))
+_INNER = CellType(TypeId(1), "inner", (_NUMBER, _NUMBER), (_NUMBER,), (1, 4))
+_CHAIN = CellType(TypeId(2), "chain", (_NUMBER, _NUMBER), (_NUMBER,), (1, 4))
+_LOOP = CellType(TypeId(3), "loop", (_NUMBER, _NUMBER), (_NUMBER,), (1, 4))
+_CELLS: Final = (_LEAF, _INNER, _CHAIN, _LOOP)
+
+
+@cache
+def prepare() -> None:
+    """Every loop of the scheduler is compiled, or loaded if an earlier process could keep it on disk. Once is enough.
+
+    Small requests go through a scheduler of their own, whose policy looks at all that there is: chains, loops, trees,
+    a lattice and one that waits for a value; one of them is cancelled.
+    """
+    scheduler = Scheduler(_LookingAtAll(max_steps=5), num_workers=2)
+    graphs = 2 * (_chain(), _loop(), _tree(), _lattice())
+    first, second = _waiting()
+    waiting = RequestId(len(graphs))
+    arrivals = [
+        *(RequestArrived(RequestId(i), graph, 0.0, priority=i % 2) for i, graph in enumerate(graphs)),
+        RequestArrived(waiting, first, 0.0, open=True),
+    ]
+    following = deque(scheduler.handle(*(CellTypeAdded(cell, 0.0) for cell in _CELLS), *arrivals))
+    following.extend(scheduler.handle(RequestCancelled(RequestId(0), 0.0), GraphExtended(waiting, second, 0.0)))
+    while following:
+        following.extend(_carried_out(scheduler, following.popleft()))
+
+
+def _carried_out(scheduler: Scheduler, command: Command) -> list[Command]:
+    """Return what follows when a task has run. Every second run that may stop does."""
+    following: list[Command] = []
+    if isinstance(command, RunTask):
+        for number, step in enumerate(command.steps):
+            stopped = None if step.runs is None else np.arange(step.batch) % 2 == 1
+            following += scheduler.handle(StepFinished(command.task, number, 0.0, stopped))
+    return following
+
+
+@final
+class _LookingAtAll(CellPolicy):
+    name = "looking at all"
+    needs_depth: ClassVar[bool] = True
+    one_depth: ClassVar[bool] = True
+    needs_frontiers: ClassVar[bool] = True
+
+    def rank(self, view: ReadyView) -> Sequence[TypeId]:
+        return sorted(view.ready, key=lambda t: (view.depths.lowest_ready(t), view.frontiers.independent(t), t))
+
+
+def _given(*numbers: int) -> HostValues:
+    return HostValues(np.array(numbers), len(numbers), _NUMBER)
+
+
+def _chain() -> CellGraph:
+    recorder = Recorder()
+    recorder.fetch(recorder.run(_CHAIN, [_given(1, 2, 3)], None)[0])
+    return recorder.take()
+
+
+def _loop() -> CellGraph:
+    recorder = Recorder()
+    recorder.run(_LOOP, [_given(1, 2, 3)], None, open_ended=True)
+    return recorder.take()
+
+
+def _tree() -> CellGraph:
+    recorder = Recorder()
+    leaves = recorder.map(_LEAF, [_given(1, 2, 3)])
+    recorder.fetch(recorder.tree(_INNER, np.array([[0, 1], [3, 2]]), leaves, [])[0][-1])
+    return recorder.take()
+
+
+def _lattice() -> CellGraph:
+    """Calls one by one, which only their edges say belong together."""
+    recorder = Recorder()
+    (leaf,) = recorder.node(_LEAF, [_given(1)])
+    (inner,) = recorder.node(_INNER, [leaf, leaf])
+    recorder.fetch(recorder.node(_INNER, [inner, leaf])[0])
+    return recorder.take()
+
+
+def _waiting() -> tuple[CellGraph, CellGraph]:
+    recorder = Recorder()
+    (value,) = recorder.node(_LEAF, [_given(1)])
+    recorder.fetch(value)
+    first = recorder.take()
+    recorder.fetch(recorder.node(_INNER, [value, value])[0])
+    return first, recorder.take()
