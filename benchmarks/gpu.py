@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import subprocess
 import sys
@@ -166,10 +165,9 @@ class Process:
     """A worker that is this script once more."""
 
     def __init__(self, names: Sequence[str], seconds: float) -> None:
-        handle, path = tempfile.mkstemp(suffix=".json")
-        os.close(handle)
-        self._file = Path(path)
-        command = [sys.executable, __file__, "--worker", path, "--seconds", str(seconds), "--only", *names]
+        self._folder = tempfile.TemporaryDirectory()
+        self._file = Path(self._folder.name) / "results.json"
+        command = [sys.executable, __file__, "--worker", str(self._file), "--seconds", str(seconds), "--only", *names]
         self._process = subprocess.Popen(command)
         self.poll = self._process.poll
 
@@ -179,8 +177,7 @@ class Process:
             self._process.wait(10)  # so that its memory is free again
 
     def results(self) -> dict[str, Any]:
-        text = self._file.read_text(encoding="utf-8")
-        return dict(json.loads(text)) if text else {}
+        return dict(json.loads(self._file.read_text(encoding="utf-8"))) if self._file.exists() else {}
 
 
 def work(names: Sequence[str], seconds: float, file: Path) -> None:

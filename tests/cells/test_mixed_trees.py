@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from unfolding_forms import begun
 
 import batchmaker as bm
+from batchmaker.cells.arguments import integers
 from batchmaker.cells.registry import CellRegistry
 from batchmaker.cells.unfolding import Unfolding
 from batchmaker.errors import InvalidRequestError, ShapeError
@@ -274,3 +275,10 @@ def test_data_of_several_kinds_that_all_fit_meets_in_one_input(unfolded: Any) ->
     kinds = [1, np.int32(2), np.array(3), torch.tensor(4), np.array(5, np.uint8), torch.tensor(6, dtype=torch.int16)]
     _, data, _, _ = described(unfolded(lambda m: [m.leaf(number)[0] for number in kinds]))
     assert [data[node, 0][1] for node in range(6)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_arrays_that_cannot_be_written_are_copied_since_loops_are_compiled_for_those_that_can() -> None:
+    given = np.array([[0, 1]])
+    assert integers(bm.Cell(Leaf()), given, "children") is given
+    given.setflags(write=False)
+    assert integers(bm.Cell(Leaf()), given, "children").flags.writeable

@@ -14,10 +14,12 @@ from batchmaker.cells.export import example_rows
 from batchmaker.cells.planning import fusing
 from batchmaker.cells.planning.assembling import Pass
 from batchmaker.cells.planning.fusing import can_fuse, fuse_pointwise
-from batchmaker.cells.planning.interpreter import BLOCK
+from batchmaker.cells.planning.interpreter import BLOCK, is_available
 from batchmaker.cells.program import compile_program
 from batchmaker.cells.rewrite import fold_constants, lift
 from batchmaker.graph.spec import ValueSpec
+
+pytestmark = pytest.mark.skipif(not is_available(), reason="without a compiler nothing is done in passes")
 
 OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "a sum": lambda a, b: a + b,
@@ -121,6 +123,21 @@ def test_what_lies_between_two_layers_is_one_pass_and_reads_slices_without_takin
     assert not any("narrow" in str(node.target) for node in graph.graph.nodes)
     with torch.no_grad():
         torch.testing.assert_close(compile_program(graph)(x), module(x))
+
+
+class Attending(nn.Module):
+    """One column of a value weighs all of them."""
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        value = torch.tanh(a) * b + a
+        weight = torch.sigmoid(value[:, :1] * 2)
+        return value * weight.expand(-1, 8) + b
+
+
+def test_a_pass_does_not_wait_for_one_that_waits_for_it():
+    graph, a, b = fused(Attending(), (8,), (8,)), torch.randn(5, 8), torch.randn(5, 8)
+    assert [each.width for each in passes(graph)] == [8, 1, 8]
+    torch.testing.assert_close(compile_program(graph)(a, b), (Attending()(a, b),))
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])

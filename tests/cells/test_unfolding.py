@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -50,6 +52,17 @@ def test_values_anywhere_in_the_result_are_replaced_and_all_else_is_kept(
     assert listed(result) == wanted
     assert not unfolding.open
     assert unfolding.awaited == []
+
+
+def test_a_request_leaves_nothing_behind_that_only_the_collector_of_garbage_would_find(begin: Begin) -> None:
+    gc.disable()
+    try:
+        unfolding = begin(lambda m: [add(m, total=add(m)), run(m)])
+        recorder = weakref.ref(unfolding._recorder)
+        del unfolding
+        assert recorder() is None
+    finally:
+        gc.enable()
 
 
 def listed(structure: Any) -> Any:

@@ -162,6 +162,16 @@ def test_equal_stop_tests_are_asked_once_with_numbers_as_wide_as_pythons() -> No
     assert [(values.tolist(), values.dtype) for values in asked] == [([4, 1, 2], np.int64)]
 
 
+def test_a_stop_test_sees_rows_of_a_type_that_numpy_lacks() -> None:
+    tests = StopTests()
+    for position in range(2):
+        tests.add(lambda rows: rows[:, 0] > 1, position, position)
+    values = torch.tensor([[2.0, 0.0], [1.0, 3.0]], dtype=torch.bfloat16)
+    stopped, failed = tests.apply(values, 2, "walk")
+    assert failed == ()
+    assert stopped.tolist() == [True, False]
+
+
 def test_a_stop_test_that_raises_fails_at_the_values_that_make_it_raise() -> None:
     def picky(values: Any) -> Any:
         if (values < 0).any():

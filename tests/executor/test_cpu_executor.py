@@ -67,6 +67,31 @@ def test_cells_that_hand_rows_through_give_every_request_its_own(module: nn.Modu
         engine.driver._scheduler.check_invariants()
 
 
+class Exchange(nn.Module):
+    """h, c -> c, h: hands both through, each in the other's place."""
+
+    def forward(self, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        return c, h
+
+
+def test_values_that_change_places_are_all_read_before_one_is_written() -> None:
+    class Exchanges(bm.Model):
+        def __init__(self) -> None:
+            self.cell = bm.Cell(Exchange())
+
+        def unfold(self, count: int) -> Any:
+            made = [self.cell([1.0, 2.0], [3.0, 4.0])]
+            for _ in range(count):
+                made.append(self.cell(*made[-1]))
+            return [list(each) for each in made]
+
+    with bm.Engine(Exchanges(), threads=1) as engine:
+        for answer in engine.map([5, 5, 5], progress=False):
+            for number, (h, c) in enumerate(answer):
+                pair = [[3.0, 4.0], [1.0, 2.0]]
+                assert [h.tolist(), c.tolist()] == (pair if number % 2 == 0 else pair[::-1])
+
+
 def test_steps_that_shrink_within_a_task_run_as_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise AssertionError("a step was run row by row")

@@ -44,6 +44,14 @@ def test_a_wrong_shape_or_dtype_is_refused_with_names(wrong):
         Recorder().run(LSTM, [tokens(2)], [wrong])
 
 
+def test_every_child_of_a_tree_node_must_fit_its_input():
+    uneven = CellType(0, "uneven", (STATE, ValueSpec((5,), "float32")), (STATE,), (1, 4))
+    recorder = Recorder()
+    leaves = recorder.map(LEAF, [tokens(3)])
+    with pytest.raises(ShapeError, match=r"cell 'uneven', input 1: got .*\[4\], expected .*\[5\]"):
+        recorder.tree(uneven, np.array([[0, 1], [3, 2]]), leaves, [])
+
+
 def test_empty_and_unequal_sequences_are_refused():
     with pytest.raises(InvalidRequestError, match="empty"):
         Recorder().run(LSTM, [tokens(0)], None)

@@ -44,14 +44,16 @@ def column(cell: Cell, sequence: Any, known: CellType | None, port: int) -> Sequ
 
 
 def integers(cell: Cell, given: Any, what: str) -> NDArray[np.int64]:
-    """Return an array of integers. InvalidRequestError for anything else, with what they must be."""
+    """Return a writable array of integers. InvalidRequestError for anything else, with what they must be."""
     try:
         array = np.asarray(given)
     except (TypeError, ValueError) as error:
         raise InvalidRequestError(f"{where(cell)}: {what} ({error})") from None
     if array.size and array.dtype.kind not in "iu":
         raise InvalidRequestError(f"{where(cell)}: {what}, got {array.dtype} of shape {array.shape}")
-    return np.ascontiguousarray(array, np.int64)
+    found = np.ascontiguousarray(array, np.int64)
+    # Loops would be compiled once more for arrays that cannot be written.
+    return found if found.flags.writeable else found.copy()
 
 
 def is_several(parts: tuple[Any, ...]) -> bool:

@@ -63,7 +63,9 @@ class CallData:
         if isinstance(data, int | float | np.generic):
             return data
         array = _as_array(data, self._where(port))
-        return array.clone() if isinstance(array, torch.Tensor) else array.copy() if array is data else array
+        if isinstance(array, torch.Tensor):
+            return array.clone()
+        return array.copy() if array is data or array.base is not None else array
 
     def laid_out(self, data: Sequence[Any], port: int) -> HostValues:
         """Return one value per call, as `host_value` does for each; at once where they are all of one kind."""

@@ -161,7 +161,7 @@ class Unfolding:
             self._recorder.fetch(handle)
         self.open = False
         self.awaited = []
-        self.graph = self._recorder.take()
+        self.graph = self._recorder.take_last()
 
     @property
     def _name(self) -> str:

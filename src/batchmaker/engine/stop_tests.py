@@ -61,9 +61,10 @@ def _group(until: Any) -> Any:
 
 
 def _holds(until: Any, values: Tensor, places: list[int]) -> Any:
-    """Apply a test to a copy of the values at these places. Scalars are as wide there as Python's numbers."""
+    """Apply a test to a copy of the values at these places. Scalars are as wide there as Python's numbers; bfloat16,
+    which NumPy lacks, is float32."""
     values = values[places] if len(places) < len(values) else values.clone()
     if values.ndim == 1 and values.dtype != torch.bool:
         values = values.to(torch.float64 if values.is_floating_point() else torch.int64)
-    array = values.numpy()
+    array = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
     return until(array) if callable(until) else array == until

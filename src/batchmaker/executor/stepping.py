@@ -60,9 +60,9 @@ class TaskRunner:
                 if bad:
                     failed += tuple((i, bad[offset + i]) for i in range(step.batch) if offset + i in bad)
                 offset += step.batch
-            if step.keep is not None:
-                self._keep(step.keep, step.batch, outputs)
             fetched = tuple(_fetch(fetch, outputs) for fetch in step.fetches)
+            if step.keep is not None:  # last, since outputs that are inputs handed through may lie in these rows
+                self._keep(step.keep, step.batch, outputs)
             yield StepResult(task.task, number, fetched, failed, time.perf_counter() - begin)
             begin = time.perf_counter()
 
@@ -159,14 +159,16 @@ class TaskRunner:
     # --- outputs -------------------------------------------------------------------------------------------------
 
     def _keep(self, keep: Keep, batch: int, outputs: Outputs) -> None:
-        for table, values in zip(keep.tables, outputs, strict=True):
+        kept = []
+        for values in outputs:
             array = as_array(values)
             if keep.positions is not None:
                 array = array.take(keep.positions, 0)
-            elif self._tables.holds(table, values):
-                array = array[:batch].copy()
             else:
-                array = array[:batch]
+                handed_through = any(self._tables.holds(table, values) for table in keep.tables)
+                array = array[:batch].copy() if handed_through else array[:batch]
+            kept.append(array)
+        for table, array in zip(keep.tables, kept, strict=True):
             self._tables.put(table, keep.rows, array)
 
 

@@ -7,6 +7,7 @@ is that request's error before anything runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 from typing import final
 
 import numpy as np
@@ -101,7 +102,7 @@ class Recorder:
         outputs = np.array([0 if isinstance(leaf, HostValues) else leaf.output for leaf in leaves])
         for part in parts:
             own = part.child_outputs(leaves)
-            for port, leaf in zip(range(len(part.inputs), len(part.cell.inputs)), leaves, strict=False):
+            for port, leaf in zip(range(len(part.inputs), len(part.cell.inputs)), cycle(leaves), strict=False):
                 self.check(part.cell, port, leaf)
             num_reads = fill_children(
                 block.types, block.sources, block.outputs, read, part.numbers, part.children, nodes, outputs, first,
@@ -192,6 +193,13 @@ class Recorder:
         graph = self._graph
         graph.num_nodes = self.num_nodes - graph.first
         self._graph = CellGraph(first=self.num_nodes, num_nodes=0)
+        return graph
+
+    def take_last(self) -> CellGraph:
+        """As `take`, and forget what further calls would need: as it refers to the recorder, neither would be freed."""
+        graph = self.take()
+        for known in (self._calls, self._of_laid_out, self._outputs, self._accepted):
+            known.clear()
         return graph
 
     # --- what calls need -----------------------------------------------------------------------------------

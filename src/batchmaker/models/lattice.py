@@ -220,7 +220,8 @@ def _arcs(request: Any) -> NDArray[np.int64]:
             f"arcs: got {arcs.dtype} of shape {arcs.shape}, expected integers [arcs, 3] (source, target, id), at "
             "least one"
         )
-    return np.ascontiguousarray(arcs, np.int64)
+    arcs = np.ascontiguousarray(arcs, np.int64)
+    return arcs if arcs.flags.writeable else arcs.copy()  # see cells.arguments.integers
 
 
 @compiled

@@ -47,14 +47,15 @@ def _passes(cell: TracedCell) -> list[list[fx.Node]]:
 def _stages(cell: TracedCell) -> dict[fx.Node, int]:
     """Return for each node how many calls that are not pointwise must come before it, itself included.
 
-    What needs one value alone is put off to the stage in which it is first read: the value need not be written and read
-    again.
+    Views count where they make rows of another form, so that within a stage rows only become narrower: else two passes
+    could wait for each other. What needs one value alone is put off to the stage in which it is first read: the value
+    need not be written and read again.
     """
     stages: dict[fx.Node, int] = {}
     for node in cell.graph.nodes:
         before = max((stages[source] for source in node.all_input_nodes), default=0)
-        works = node.op == "call_function" and not is_view(node) and not _can_be_fused(cell, node)
-        stages[node] = before + works
+        works = node.op == "call_function" and not _can_be_fused(cell, node)
+        stages[node] = before + (works and (not is_view(node) or _reshapes(node)))
     for node in reversed(cell.graph.nodes):
         if not _can_be_fused(cell, node) or len([value for value in operands(node) if cell.value(value) is None]) > 1:
             continue
@@ -86,6 +87,13 @@ def _is_alike(value: fx.Node, node: fx.Node) -> bool:
 def _is_column(constant: Tensor, width: int | None) -> bool:
     """Whether a constant of `width` elements is not one row."""
     return constant.dim() > 0 and constant.numel() == width and constant.shape[-1] != width
+
+
+def _reshapes(view: fx.Node) -> bool:
+    """Whether a view makes rows [n, columns] of another form, and not by taking some of the columns."""
+    if width_of(view) is None or columns(view)[0] is not view:
+        return False
+    return str(shape_of(view)) != str(shape_of(view.all_input_nodes[0]))
 
 
 @final
