@@ -250,27 +250,27 @@ def missing(found: Result, names: Sequence[str], rounds: int) -> list[str]:
 VOCABULARY: Final = 1000
 
 
-def write_inputs(path: Path, count: int = 256) -> None:
-    """Write random trees of 10 to 30 leaves and sentences of 16 to 32 words."""
-    generator = np.random.default_rng(0)
+def random_inputs(seed: int, count: int = 256) -> Result:
+    """Return random trees of 10 to 30 leaves and sentences of 16 to 32 words."""
+    generator = np.random.default_rng(seed)
     trees = []
-    for tree in random_trees(count, seed=0):
+    for tree in random_trees(count, seed=seed):
         words = generator.integers(0, VOCABULARY, tree.num_leaves).tolist()
         trees.append({"words": words, "children": tree.children.tolist()})
     lengths = generator.integers(16, 32, count, endpoint=True)
-    sentences = [sentence.tolist() for sentence in random_sentences(lengths, VOCABULARY, seed=0)]
-    inputs = {"vocabulary_size": VOCABULARY, "treelstm": trees, "bilstm-tagger": sentences}
-    path.write_text(json.dumps(inputs) + "\n", "utf-8")
+    sentences = [sentence.tolist() for sentence in random_sentences(lengths, VOCABULARY, seed=seed)]
+    return {"vocabulary_size": VOCABULARY, "treelstm": trees, "bilstm-tagger": sentences}
 
 
 def peer(options: argparse.Namespace) -> None:
-    """Measure the engine on the inputs that DyNet had; DyNet's own results stand beside."""
+    """Measure the engine on the inputs that DyNet had; DyNet's own results stand beside. Learns from other ones."""
     inputs = json.loads(options.inputs.read_text("utf-8"))
+    others = random_inputs(seed=1)
     ours = []
     for name, more in (("treelstm", {"output": "state"}), ("bilstm-tagger", {"output": "scores"})):
         model = make(name, vocabulary_size=VOCABULARY, hidden=HIDDEN, **more)
         file = options.policies / f"{name}-peer.json"
-        learnt(name, model, inputs[name], file)
+        learnt(name, model, others[name], file)
         kinds: tuple[Cells, ...] = ("bound", "planned")
         orders = [(order, cells) for cells in kinds for order in ("agenda", "cellular", "learned")]
         ours.append({"workload": name, **measured(model, inputs[name], orders, file, options.rounds)})
@@ -318,7 +318,7 @@ def main() -> None:
     options = parser.parse_args()
     options.policies.mkdir(exist_ok=True)
     if options.what == "inputs":
-        write_inputs(options.inputs)
+        options.inputs.write_text(json.dumps(random_inputs(seed=0)) + "\n", "utf-8")
     elif options.what == "page":
         show(read(options.json), options.page, options.png)
     elif options.what == "run":
