@@ -52,7 +52,7 @@ from throughput_page import HEURISTICS, PLANNED, POLICIES, SIZES, TASKS, Result,
 CHAINS: Final = (*TAGGERS, "lstm-nmt")
 HIDDEN: Final = 256
 LEAST: Final = 32
-"""Requests of a round, at least, where a size is only looked at."""
+"""Requests with which a size up to this is only looked at."""
 LARGE: Final = {"mvrnn": 32}
 """Requests and rows of a batch where nodes are large: a node of an MV-RNN has 256 kB."""
 Cells = Literal["bound", "planned", "gates"]
@@ -156,7 +156,7 @@ def orders_of(name: str) -> list[Order]:
 
 
 def measured(model: Model, requests: Sequence[Any], orders: Sequence[Order], file: Path, rounds: int) -> Result:
-    """Return the best of each order: its size, medians over rounds of all requests, and what each size was seen to do.
+    """Return the best of each order: its size, medians over rounds of all requests, and how each size looked.
 
     The orders take turns, round by round. With other cells an order has the size that is best with bound ones.
     """
@@ -180,12 +180,16 @@ def measured(model: Model, requests: Sequence[Any], orders: Sequence[Order], fil
 
 
 def looked_at(player: Closed, requests: Sequence[Any]) -> dict[int, float]:
-    """Return requests per second with each size of mini-batch, seen once."""
+    """Return requests per second with each size of mini-batch, the better of two looks.
+
+    Large mini-batches are compared on all requests, since the first few may be short ones.
+    """
     curve = {}
     for size in SIZES:
         if size <= len(requests):
-            played = player.play(requests[: max(size, min(LEAST, len(requests)))], size)
-            curve[size] = played.num_requests / played.cpu_s
+            part = requests if size > LEAST else requests[:LEAST]
+            looks = [player.play(part, size) for _ in range(2)]
+            curve[size] = max(look.num_requests / look.cpu_s for look in looks)
     return curve
 
 
