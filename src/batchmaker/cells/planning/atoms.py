@@ -131,7 +131,7 @@ def _cuts(cell: TracedCell) -> dict[fx.Node, list[int]]:
         for node in reversed(cell.graph.nodes):
             if node in cuts and is_pointwise(node):
                 _join_cuts(cuts, node)
-            elif not is_view(node):
+            elif not is_view(node) or columns(node)[0] is node:  # slices of slices are seen through
                 for argument in node.all_input_nodes:
                     source, start, stop = columns(argument)
                     if source in cuts:
