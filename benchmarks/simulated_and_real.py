@@ -47,7 +47,7 @@ from batchmaker.engine.ticket import Ticket
 from batchmaker.observe.sweeps import Line, Panel, draw_panels
 from batchmaker.policies.base import CellPolicy
 from batchmaker.scheduler.commands import Command
-from batchmaker.scheduler.events import Event, StepFinished
+from batchmaker.scheduler.events import Event, StepsFinished
 from batchmaker.simulator.costs import step_costs
 from batchmaker.simulator.run import Device, simulate
 from batchmaker.simulator.workload import Offered, SimulatedModel, SimulatedRequest
@@ -95,7 +95,7 @@ class Decisions:
 
         def record(events: Sequence[Event], commands: Sequence[Command]) -> None:
             for event in events:
-                if isinstance(event, StepFinished):
+                if isinstance(event, StepsFinished):
                     self.tasks[event.task] = self.tasks.get(event.task, 0.0) + event.busy_s
 
         policy.admit, policy.rank = timed_admit, timed_rank  # type: ignore[method-assign]

@@ -30,7 +30,7 @@ from batchmaker.scheduler.events import (
     RequestArrived,
     RequestCancelled,
     SequenceClosed,
-    StepFinished,
+    StepsFinished,
     TimePassed,
 )
 
@@ -242,7 +242,9 @@ class Harness:
     """A scheduler with virtual workers. Time is in units; steps of one worker run one after another.
 
     duration: units that a step takes. mode: when a step touches tables: all at its "start", all at its "finish", or
-    "split": it reads at its start and writes at its finish. fails: positions of a step that fail.
+    "split": it reads at its start and writes at its finish. reports: steps of a task that are told of at once, all of
+    which touch tables when the last of them finishes. tells_time: whether the scheduler hears how long steps took, from
+    which a policy may learn: one that does cannot be used again for the replay. fails: positions of a step that fail.
     """
 
     def __init__(
@@ -255,6 +257,8 @@ class Harness:
         run_ahead: int = 0,
         duration: Callable[[], float] = lambda: 1.0,
         mode: Callable[[], str] = lambda: "split",
+        reports: Callable[[], int] = lambda: 1,
+        tells_time: bool = False,
         fails: Callable[[int], tuple[int, ...]] = lambda batch: (),
         check_always: bool = True,
         patience: int = PATIENCE,
@@ -267,12 +271,12 @@ class Harness:
             patience=patience,
         )
         self.scheduler = self._make()
-        self._duration, self._mode, self._fails = duration, mode, fails
-        self._check_always = check_always
+        self._duration, self._mode, self._reports, self._fails = duration, mode, reports, fails
+        self._check_always, self._tells_time = check_always, tells_time
         self.now_s = 0.0
         self._actions: list[tuple[float, int, Callable[[], list[Event]]]] = []
         self._queues: list[deque[tuple[RunTask, int]]] = [deque() for _ in range(num_workers)]
-        self._current: list[tuple[float, Callable[[], StepFinished]] | None] = [None] * num_workers
+        self._current: list[tuple[float, Callable[[], StepsFinished]] | None] = [None] * num_workers
         self._tables: dict[int, np.ndarray] = {}
         self._requests: dict[int, _Request] = {}
         self._owner: dict[int, tuple[int, int]] = {}
@@ -441,7 +445,7 @@ class Harness:
                     self._tables[table][values.rows(command.base - command.first_local)] = values.values
             case RunTask():
                 assert len({step.batch for step in command.steps if step.batch == 0}) == 0
-                self._queues[command.worker].extend((command, i) for i in range(len(command.steps)))
+                self._queues[command.worker].extend((command, i) for i in range(command.num_steps))
             case Read():
                 assert command.row >= 0
                 self._deliver(
@@ -495,39 +499,43 @@ class Harness:
             self._wake(request)
         return events
 
-    def _start(self, worker: int, task: RunTask, number: int) -> None:
-        step, mode = task.steps[number], self._mode()
-        owners = [self._owner[node] for node in step.nodes.tolist()]
-        finish_s = self.now_s + self._duration()
-        self.log.append(
-            Ran(
-                self.now_s,
-                finish_s,
-                worker,
-                self.cells[task.type_id].name,
-                tuple(request for request, _ in owners),
-                task.task,
-                step,
-            )
-        )
+    def _start(self, worker: int, task: RunTask, first: int) -> None:
+        end = first + min(self._reports(), task.num_steps - first)
+        for _ in range(first + 1, end):
+            self._queues[worker].popleft()
+        steps, mode = task.steps[first:end], self._mode() if end == first + 1 else "finish"
+        owners = [[self._owner[node] for node in step.nodes.tolist()] for step in steps]
+        begin_s = started_s = self.now_s
+        for step, owned in zip(steps, owners, strict=True):
+            finish_s = begin_s + self._duration()
+            requests = tuple(request for request, _ in owned)
+            self.log.append(Ran(begin_s, finish_s, worker, self.cells[task.type_id].name, requests, task.task, step))
+            begin_s = finish_s
         outputs: list[np.ndarray] = []
         if mode != "finish":
-            outputs = self._compute(task, step)
+            outputs = self._compute(task, steps[0])
         if mode == "start":
-            self._write(step, outputs)
+            self._write(steps[0], outputs)
 
-        def finish() -> StepFinished:
-            computed = outputs if mode != "finish" else self._compute(task, step)
-            if mode != "start":
-                self._write(step, computed)
-            self._check_step(owners, task, computed)
-            failed = self._fails(step.batch)
-            for fetch in step.fetches:
-                for position in fetch.positions.tolist():
-                    if position not in failed:
-                        self._deliver(*owners[position], fetch.output, computed[fetch.output][position])
-            stopped = None if step.runs is None else stops(computed[0])
-            return StepFinished(task.task, number, self.now_s, stopped, tuple((p, "it broke") for p in failed))
+        def finish() -> StepsFinished:
+            stopped, failed = [], []
+            begin = 0 if first == 0 else int(task.ends[first - 1])
+            for step, owned in zip(steps, owners, strict=True):
+                computed = outputs if mode != "finish" else self._compute(task, step)
+                if mode != "start":
+                    self._write(step, computed)
+                self._check_step(owned, task, computed)
+                failing = self._fails(step.batch)
+                for fetch in step.fetches:
+                    for position in fetch.positions.tolist():
+                        if position not in failing:
+                            self._deliver(*owned[position], fetch.output, computed[fetch.output][position])
+                stopped.append(stops(computed[0]) if step.may_stop else np.zeros(step.batch, bool))
+                failed += [(begin + position, "it broke") for position in failing]
+                begin += step.batch
+            busy_s = finish_s - started_s if self._tells_time else 0.0
+            stop = np.concatenate(stopped) if any(step.may_stop for step in steps) else None
+            return StepsFinished(task.task, first, end, self.now_s, stop, tuple(failed), busy_s)
 
         self._current[worker] = (finish_s, finish)
 

@@ -65,7 +65,7 @@ def is_left(harness: Harness, node: int) -> bool:
     if arena.end[arena.subgraph[node]] == 0:
         return True
     tasks = harness.scheduler._books.tasks.values()
-    submitted = {int(n) for task in tasks for record in task.steps[task.num_finished :] for n in record.nodes}
+    submitted = {int(n) for task in tasks for n in task.unfinished}
     return node not in submitted  # a run whose last step is on a worker
 
 

@@ -10,7 +10,7 @@ from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.policies.cellular import CellularPolicy
 from batchmaker.scheduler.commands import Reply
 from batchmaker.scheduler.core import Scheduler
-from batchmaker.scheduler.events import CellTypeAdded, RequestArrived, RequestCancelled, StepFinished
+from batchmaker.scheduler.events import CellTypeAdded, RequestArrived, RequestCancelled, StepsFinished
 
 CELL = cell_type(0, "a", 2)
 
@@ -135,7 +135,7 @@ def test_steps_of_a_run_under_way_can_still_be_asked_for(harness):
 def test_a_step_finished_out_of_turn_is_a_defect():
     scheduler = Scheduler(CellularPolicy())
     with pytest.raises(InvariantError, match="out of turn"):
-        scheduler.handle(StepFinished(0, 0, 0.0))
+        scheduler.handle(StepsFinished(0, 0, 1, 0.0))
 
 
 def test_a_request_cannot_arrive_twice_and_an_unknown_one_cannot_be_cancelled():

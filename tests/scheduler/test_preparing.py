@@ -30,6 +30,7 @@ ready = {name for name, loop in found.items() if loop.signatures}
 from test_scheduler_properties import CELL_POLICIES, play
 
 common = dict(max_batch=4, min_batch=1, max_steps=5, num_requests=8, size=6, waits=True, mishaps=True, spread=5)
+common.update(budget_ms=None, most_told=3)
 for seed, policy in enumerate(CELL_POLICIES):
     more = dict(seed=seed, policy=policy, num_workers=1 + seed % 2, run_ahead=seed % 3, priorities=(0, 0, 1))
     play(dict(common, **more, num_sequences=2, num_chunks=3, patience=5)).check_replay()

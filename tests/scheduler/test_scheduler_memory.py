@@ -13,7 +13,7 @@ from batchmaker.graph.recorder import Recorder
 from batchmaker.policies.cellular import CellularPolicy
 from batchmaker.scheduler.commands import Reply, RunTask
 from batchmaker.scheduler.core import Scheduler
-from batchmaker.scheduler.events import CellTypeAdded, RequestArrived, StepFinished
+from batchmaker.scheduler.events import CellTypeAdded, RequestArrived, StepsFinished
 
 
 def soak(num_requests: int) -> None:
@@ -38,7 +38,7 @@ def soak(num_requests: int) -> None:
             events = []
             if tasks:
                 task = tasks.popleft()
-                events += [StepFinished(task.task, step, at_s) for step in range(len(task.steps))]
+                events.append(StepsFinished(task.task, 0, task.num_steps, at_s))
             while arrived < num_requests and scheduler.num_requests + len(events) < 200:
                 events.append(RequestArrived(arrived, graphs[lengths[arrived]], at_s, deadline_s=at_s + 7200))
                 arrived += 1

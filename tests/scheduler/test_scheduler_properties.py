@@ -129,7 +129,9 @@ def settings_of_a_run(draw: Any) -> dict[str, Any]:
         "seed": draw(st.integers(0, 2**32)),
         "max_batch": max_batch,
         "min_batch": draw(st.integers(1, max_batch)),
-        "max_steps": draw(st.integers(1, 5)),
+        "max_steps": draw(st.sampled_from([1, 2, 5, 40])),
+        "budget_ms": draw(st.sampled_from([None, None, 1.0, 3000.0])),
+        "most_told": draw(st.sampled_from([1, 1, 3, 40])),
         "num_workers": draw(st.integers(1, 3)),
         "run_ahead": draw(st.integers(0, 2)),
         "num_requests": draw(st.integers(1, 12)),
@@ -149,9 +151,14 @@ def play(run: dict[str, Any]) -> Harness:
     rng = random.Random(run["seed"])
     cells = make_cells(run["min_batch"], run["max_batch"], rng)
     fails = (lambda batch: (rng.randrange(batch),) if rng.random() < 0.05 else ()) if run["mishaps"] else lambda _: ()
+    options: dict[str, Any] = {} if run["policy"] == "depth" else {"max_steps": run["max_steps"]}
+    if run["policy"] == "cellular" and run["budget_ms"] is not None:
+        options = {"budget_ms": run["budget_ms"]}
     harness = Harness(
         cells,
-        policy=make(run["policy"], **({} if run["policy"] == "depth" else {"max_steps": run["max_steps"]})),
+        policy=make(run["policy"], **options),
+        reports=lambda: rng.randint(1, run["most_told"]),
+        tells_time="budget_ms" in options,
         patience=run["patience"],
         num_workers=run["num_workers"],
         run_ahead=run["run_ahead"],

@@ -11,7 +11,7 @@ from batchmaker.graph.values import HostValues
 from batchmaker.policies import CellularPolicy
 from batchmaker.scheduler.commands import RunTask
 from batchmaker.scheduler.core import Scheduler
-from batchmaker.scheduler.events import CellTypeAdded, RequestArrived, RequestId, StepFinished
+from batchmaker.scheduler.events import CellTypeAdded, RequestArrived, RequestId, StepsFinished
 
 STATE = ValueSpec((2,), "float32")
 TOKEN = ValueSpec((), "int64")
@@ -41,6 +41,6 @@ def test_a_type_that_has_just_run_lets_a_waiting_one_in(take_turns: bool, order:
     for time_s in (1.0, 2.0, 3.0, 4.0):
         (task,) = (command for command in commands if isinstance(command, RunTask))
         seen.append(scheduler.cells[task.type_id].name)
-        commands = scheduler.handle(StepFinished(task.task, 0, time_s))
+        commands = scheduler.handle(StepsFinished(task.task, 0, task.num_steps, time_s))
     assert seen == order
     scheduler.check_invariants()

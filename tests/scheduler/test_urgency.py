@@ -14,7 +14,7 @@ from batchmaker.graph.recorder import Recorder
 from batchmaker.policies import SufficientPolicy
 from batchmaker.scheduler.commands import RunTask
 from batchmaker.scheduler.core import Scheduler
-from batchmaker.scheduler.events import CellTypeAdded, RequestArrived, StepFinished
+from batchmaker.scheduler.events import CellTypeAdded, RequestArrived, StepsFinished
 from batchmaker.scheduler.invariants import check_books
 
 A, B = cell_type(0, "a", 2, sizes=(1, 2)), cell_type(1, "b", 2, sizes=(1, 2))
@@ -55,7 +55,7 @@ class Device:
         self.now_s += 1.0
         assert self._task is not None
         task, self._task = self._task, None
-        self.tell(StepFinished(task.task, 0, self.now_s, busy_s=1.0), *events)
+        self.tell(StepsFinished(task.task, 0, 1, self.now_s, busy_s=1.0), *events)
 
 
 def test_the_type_of_the_request_with_the_highest_priority_runs_first() -> None:

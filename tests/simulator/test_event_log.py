@@ -15,7 +15,7 @@ from batchmaker.engine.engine import Engine
 from batchmaker.errors import DataError, InvariantError, OptionError
 from batchmaker.policies.cellular import CellularPolicy
 from batchmaker.scheduler.commands import RunTask
-from batchmaker.scheduler.events import StepFinished
+from batchmaker.scheduler.events import StepsFinished
 from batchmaker.simulator.cells import CellSimulation
 from batchmaker.simulator.replay import EventLog, SchedulerOptions, Turn, check_replay
 from batchmaker.simulator.workload import Offered
@@ -113,10 +113,10 @@ def test_a_log_that_is_missing_or_tampered_with_is_refused(tmp_path: Path) -> No
     with pytest.raises(DataError, match="cannot be written"):
         simulated_log(1).save(tmp_path / "no" / "folder")
     log = simulated_log(2)
-    event = next(e for turn in log.turns for e in turn.events if isinstance(e, StepFinished))
+    event = next(e for turn in log.turns for e in turn.events if isinstance(e, StepsFinished))
     log.turns.append(Turn((event,), ()))
     log.save(tmp_path / "log")
-    data = (tmp_path / "log").read_bytes().replace(b"StepFinished", b"StepFinishxd")
+    data = (tmp_path / "log").read_bytes().replace(b"StepsFinished", b"StepFinishxd")
     (tmp_path / "log").write_bytes(data)
     with pytest.raises(DataError, match="malformed"):
         EventLog.load(tmp_path / "log")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from batchmaker.cells.cell import CellTypes
 from batchmaker.cells.registry import CellRegistry
@@ -17,9 +19,9 @@ from batchmaker.engine.in_flight import InFlight
 from batchmaker.engine.results import Results
 from batchmaker.engine.ticket import Ticket
 from batchmaker.errors import DeviceError
-from batchmaker.executor.base import Executor, StepResult
+from batchmaker.executor.base import Executor, StepsResult
 from batchmaker.graph.spec import CellType
-from batchmaker.scheduler.commands import Admit, Command, Fail, Read, Reply, Reserve, RunTask, Step
+from batchmaker.scheduler.commands import Admit, Command, Fail, Read, Reply, Reserve, RunTask
 from batchmaker.scheduler.core import Scheduler
 from batchmaker.scheduler.events import (
     CellTypeAdded,
@@ -30,10 +32,12 @@ from batchmaker.scheduler.events import (
     RequestFailed,
     RequestId,
     SequenceClosed,
-    StepFinished,
+    StepsFinished,
     TaskId,
     TimePassed,
 )
+
+Numbers = NDArray[np.int64]
 
 
 @final
@@ -65,7 +69,7 @@ class CellDriver:
         self._tasks: dict[TaskId, RunTask] = {}
         self._brought = Results()
         self._num_known = 0
-        self._results: list[StepResult] = []
+        self._results: list[StepsResult] = []
         self._settle: Callable[[Ticket, Any, BaseException | None], None] = lambda *_: None
         self.stats = DriverStats()
         self.observer: Callable[[StepSeen], None] | None = None
@@ -179,23 +183,24 @@ class CellDriver:
         self.sequences.expire(now_s)
         self._handle([*events, *self._following()] or [TimePassed(now_s)])
 
-    def _take_result(self, result: StepResult, touched: dict[RequestId, InFlight]) -> StepFinished:
-        """Store what a step brought to the host and turn it into an event."""
+    def _take_result(self, result: StepsResult, touched: dict[RequestId, InFlight]) -> StepsFinished:
+        """Store what steps brought to the host and turn them into an event."""
         task = self._tasks[result.task]
-        step = task.steps[result.step]
-        if result.step == len(task.steps) - 1:
+        if result.end == task.num_steps:
             del self._tasks[result.task]
         now_s = self._clock.now_s()
         cell = self._registry.types[task.type_id]
-        slots = self._scheduler.slots(step.nodes)
-        self._count(task, cell, step, result, now_s)
+        begin, end = task.begin_of(result.first), task.begin_of(result.end)
+        slots = self._scheduler.slots(task.nodes[begin:end])
+        self._count(task, cell, result, now_s)
         self._brought.begin(slots, now_s - result.busy_s)
-        for request in self._brought.take(cell, step, result, slots):
+        for request in self._brought.take(cell, task, result, begin, slots):
             touched[request.ticket.request_id] = request
-        if step.runs is None:
-            return StepFinished(result.task, result.step, now_s, None, result.failed, result.busy_s)
-        stopped, untested = self._brought.stopped(cell, step, result, slots)
-        return StepFinished(result.task, result.step, now_s, stopped, result.failed + untested, result.busy_s)
+        stopped, failed = None, result.failed
+        if task.may_stop[result.first : result.end].any():
+            stopped, untested = self._brought.stopped(cell, task, result, begin, slots)
+            failed += untested
+        return StepsFinished(result.task, result.first, result.end, now_s, stopped, failed, result.busy_s)
 
     def _resume(self, request: InFlight, events: list[Event]) -> None:
         """Let an unfold function that has what it waited for go on, as far as it gets."""
@@ -226,16 +231,29 @@ class CellDriver:
         events.append(GraphExtended(request_id, unfolding.graph, now_s, unfolding.open, unfolding.take_dropped()))
         return True
 
-    def _count(self, task: RunTask, cell: CellType, step: Step, result: StepResult, now_s: float) -> None:
-        padded = cell.batch_sizes[bisect_left(cell.batch_sizes, step.batch)]
+    def _count(self, task: RunTask, cell: CellType, result: StepsResult, now_s: float) -> None:
+        ends = task.ends[result.first : result.end]
+        batches = np.diff(ends, prepend=task.begin_of(result.first))
+        padded = np.array(cell.batch_sizes)[np.searchsorted(cell.batch_sizes, batches)]
         stats = self.stats
-        stats.steps += 1
-        stats.cells += step.batch
-        stats.padded_cells += padded
+        stats.steps += len(ends)
+        stats.cells += int(batches.sum())
+        stats.padded_cells += int(padded.sum())
         stats.busy_s += result.busy_s
         if self.observer is not None:
-            owners = tuple(self._scheduler.owners(step.nodes))
-            self.observer(StepSeen(task.worker, cell.name, now_s - result.busy_s, now_s, owners, padded))
+            self._show(task, cell, result, batches, padded, now_s)
+
+    def _show(
+        self, task: RunTask, cell: CellType, result: StepsResult, batches: Numbers, padded: Numbers, now_s: float
+    ) -> None:
+        """Show the observer each step; of steps that finished together, each is said to have taken an equal share."""
+        assert self.observer is not None
+        position, share_s = task.begin_of(result.first), result.busy_s / len(batches)
+        begin_s = now_s - result.busy_s
+        for batch, size in zip(batches.tolist(), padded.tolist(), strict=True):
+            owners = tuple(self._scheduler.owners(task.nodes[position : position + batch]))
+            self.observer(StepSeen(task.worker, cell.name, begin_s, begin_s + share_s, owners, size))
+            position, begin_s = position + batch, begin_s + share_s
 
     # --- commands ----------------------------------------------------------------------------------------------------
 

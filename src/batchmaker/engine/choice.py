@@ -27,12 +27,17 @@ WITH_DEADLINES: Final = "lazy:max_steps=5"
 two of a millisecond while newcomers wait, stays under 5 % of it; newcomers wait for four steps at most."""
 
 
+ON_DEVICES: Final = "cellular:max_steps=5"
+"""The policy where the CPU does not compute: a persistent kernel takes eight steps at most, and no budget was ever
+measured there."""
+
+
 def choose_policy(
-    policy: str | CellPolicy | GraphPolicy | None, *, has_deadlines: bool, refuse: bool
+    policy: str | CellPolicy | GraphPolicy | None, *, has_deadlines: bool, refuse: bool, on_cpu: bool = True
 ) -> CellPolicy | GraphPolicy:
     """Return the policy of an engine. has_deadlines: some model has one by default. policy, refuse: see Engine."""
     if policy is None:
-        policy = WITH_DEADLINES if has_deadlines or refuse else "cellular"
+        policy = WITH_DEADLINES if has_deadlines or refuse else "cellular" if on_cpu else ON_DEVICES
     if not isinstance(policy, str):
         if refuse:
             raise OptionError(

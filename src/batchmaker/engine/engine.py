@@ -92,9 +92,11 @@ class Engine:
         self._clock = RealClock()
         self._registry = CellRegistry()
         self._catalogue = Catalogue(model, self._registry, deadline_ms)
-        self._policy = choose_policy(policy, has_deadlines=self._catalogue.has_deadlines, refuse=refuse)
-        self._threads = default_threads(workers) if threads is None else threads
         self._computes_here = executor is None and device == "cpu"
+        self._policy = choose_policy(
+            policy, has_deadlines=self._catalogue.has_deadlines, refuse=refuse, on_cpu=self._computes_here
+        )
+        self._threads = default_threads(workers) if threads is None else threads
         self._driver = make_driver(
             self._catalogue,
             self._registry,

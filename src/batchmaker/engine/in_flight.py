@@ -16,7 +16,7 @@ from batchmaker.engine.result_tables import ResultTables
 from batchmaker.engine.ticket import Ticket
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.values import Value
-from batchmaker.scheduler.commands import Admit, FetchOutput
+from batchmaker.scheduler.commands import Admit
 
 
 class InFlight:
@@ -88,12 +88,15 @@ class InFlight:
                 self.ticket.on_value(self.values[int(nodes[self.streamed]), output])
                 self.streamed += 1
 
-    def end_loop(self, last: int, local: int, fetches: Iterable[FetchOutput]) -> None:
-        """Note where the loop to node `last` has ended, and keep its final outputs where they are looked up."""
+    def end_loop(self, last: int, local: int, fetched: Iterable[int]) -> None:
+        """Note where the loop to node `last` has ended, and keep its final outputs where they are looked up.
+
+        fetched: outputs that came to the host.
+        """
         self.ended[last] = local
-        for fetch in fetches:
-            if (local, fetch.output) in self.values:
-                self.store(end_of_loop(last), fetch.output, self.values[local, fetch.output])
+        for output in fetched:
+            if (local, output) in self.values:
+                self.store(end_of_loop(last), output, self.values[local, output])
 
     def value(self, node: int, output: int) -> Any:
         """Return what it has been told of a node, by the request's own number."""

@@ -16,9 +16,9 @@ from torch import Tensor
 from batchmaker.engine.in_flight import InFlight
 from batchmaker.engine.result_tables import ResultTables
 from batchmaker.engine.stop_tests import StopTests
-from batchmaker.executor.base import StepResult
+from batchmaker.executor.base import StepsResult
 from batchmaker.graph.spec import CellType
-from batchmaker.scheduler.commands import FetchOutput, Step
+from batchmaker.scheduler.commands import RunTask, within
 
 Nodes = NDArray[np.int64]
 Failures = tuple[tuple[int, str], ...]
@@ -62,28 +62,33 @@ class Results:
                 if request is not None:
                     request.ticket.started_s = at_s
 
-    def take(self, cell: CellType, step: Step, result: StepResult, slots: Nodes) -> list[InFlight]:
-        """Store what a step has brought; return the requests of which an unfold function may wait for some of it.
+    def take(self, cell: CellType, task: RunTask, result: StepsResult, begin: int, slots: Nodes) -> list[InFlight]:
+        """Store what steps have brought; return the requests of which an unfold function may wait for some of it.
 
-        slots: [batch] of the request that each node belongs to.
+        begin: the first position of these steps. slots: of the requests that their nodes belong to.
         """
-        failed = frozenset(position for position, _ in result.failed)
+        failed = frozenset([position for position, _ in result.failed])
         touched: dict[int, InFlight] = {}
-        for fetch, values in zip(step.fetches, result.fetched, strict=False):  # none where the step failed as a whole
-            nodes = step.nodes[fetch.positions]
+        for fetch, values in zip(task.fetches, result.fetched, strict=False):  # none where the steps failed as a whole
+            positions = fetch.positions[within(fetch.positions, begin, begin + len(slots))]
+            if len(positions) == 0:
+                continue
+            nodes = task.nodes[positions]
             table = self.tables.find(fetch.output, cell.outputs[fetch.output])
             if table is not None:
                 table.write(nodes, values)
                 if self._num_told == 0:
                     continue
-            self._tell(fetch, nodes, slots, values, failed, touched, some=table is not None)
+            owners = slots[positions - begin]
+            self._tell(fetch.output, positions, nodes, owners, values, failed, touched, some=table is not None)
         return list(touched.values())
 
     def _tell(
         self,
-        fetch: FetchOutput,
+        output: int,
+        positions: Nodes,
         nodes: Nodes,
-        slots: Nodes,
+        owners: Nodes,
         values: Tensor,
         failed: frozenset[int],
         touched: dict[int, InFlight],
@@ -91,8 +96,6 @@ class Results:
         some: bool,
     ) -> None:
         """Give values to their requests one by one; some: only to those that must be told of each."""
-        positions = fetch.positions
-        owners = slots[positions]
         if some:
             where = np.flatnonzero(self._told[owners])
             if len(where) < len(nodes):
@@ -104,26 +107,28 @@ class Results:
             request = self._by_slot[slot]
             if request is None or position in failed:
                 continue
-            request.store(request.local(node), fetch.output, value)
+            request.store(request.local(node), output, value)
             if request.unfolding.open:
                 touched[slot] = request
 
     def stopped(
-        self, cell: CellType, step: Step, result: StepResult, slots: Nodes
+        self, cell: CellType, task: RunTask, result: StepsResult, begin: int, slots: Nodes
     ) -> tuple[NDArray[np.bool_], Failures]:
         """Apply each loop's stop test to the value that it watches, and note where those that are over have ended.
 
-        Returns which positions stop, [batch], and those at which the test raised. All equal tests are applied at once.
+        Returns which positions of these steps stop, [len(slots)], and those of the task at which the test raised. All
+        equal tests are applied at once.
         """
         output = cell.host_outputs[0] if cell.host_outputs else 0
-        found = [(f.positions, v) for f, v in zip(step.fetches, result.fetched, strict=False) if f.output == output]
-        if not found:  # the step failed as a whole
-            return np.zeros(step.batch, np.bool_), ()
-        (positions, values), *_ = found
-        bad = frozenset(position for position, _ in result.failed)
+        found = [(f.positions, v) for f, v in zip(task.fetches, result.fetched, strict=False) if f.output == output]
+        if not found:  # the steps failed as a whole
+            return np.zeros(len(slots), np.bool_), ()
+        ((positions, values),) = found
+        positions = positions[within(positions, begin, begin + len(slots))] - begin
+        bad = frozenset([position - begin for position, _ in result.failed])
         tests = StopTests()
         loops: list[tuple[int, InFlight, int, int]] = []
-        owners, nodes = slots[positions].tolist(), step.nodes[positions].tolist()
+        owners, nodes = slots[positions].tolist(), task.nodes[positions + begin].tolist()
         for place, (slot, node, position) in enumerate(zip(owners, nodes, positions.tolist(), strict=True)):
             request = self._by_slot[slot]
             at = None if request is None or position in bad else request.loop_at(node)
@@ -131,12 +136,12 @@ class Results:
                 local, loop = at
                 tests.add(loop.until, position, place)
                 loops.append((position, request, local, loop.last))
-        stopped, failed = tests.apply(values, step.batch, cell.name)
-        over = stopped.tolist()
+        stopped, failed = tests.apply(values, len(slots), cell.name)
+        over, fetched = stopped.tolist(), [fetch.output for fetch in task.fetches]
         for position, request, local, last in loops:
             if over[position] or local == last:
-                request.end_loop(last, local, step.fetches)
-        return stopped, failed
+                request.end_loop(last, local, fetched)
+        return stopped, tuple([(begin + position, reason) for position, reason in failed])
 
 
 def objects(values: Tensor) -> list[Any]:

@@ -16,41 +16,36 @@ from batchmaker.scheduler.events import TaskId
 
 
 @dataclass(frozen=True, slots=True)
-class StepResult:
-    """One finished step.
+class StepsResult:
+    """Steps `first` to before `end` of a task have finished.
 
-    fetched: per fetch of the step, the values at its positions, [count, *shape] on the host, whose memory nobody else
-    writes to; none where the step failed as a whole. failed: positions at which the cell raised, with the reason; their
-    values are undefined. busy_s: seconds the step took on its worker.
+    fetched: per fetch of the task, the values at those of its positions that are of these steps, [count, *shape] on the
+    host, whose memory nobody else writes to; none where the steps failed as a whole. failed: positions of the task at
+    which the cell raised, with the reason; their values are undefined. busy_s: seconds the steps took on their worker.
     """
 
     task: TaskId
-    step: int
+    first: int
+    end: int
     fetched: tuple[Tensor, ...]
     failed: tuple[tuple[int, str], ...]
     busy_s: float
 
 
-def failed_results(task: RunTask, first: int, error: Exception) -> list[StepResult]:
-    """Return results for a task's steps from `first` on, every row failed."""
+def failed_result(task: RunTask, first: int, error: BaseException, end: int | None = None) -> StepsResult:
+    """Return the result of a task's steps from `first` on (to before `end`), every row failed."""
+    end = task.num_steps if end is None else end
     reason = f"a step of this request failed: {type(error).__name__}: {error}"
-    return [
-        StepResult(
-            task.task,
-            number,
-            (),
-            tuple((position, reason) for position in range(step.batch)),
-            0.0,
-        )
-        for number, step in enumerate(task.steps[first:], first)
-    ]
+    positions = range(task.begin_of(first), task.begin_of(end))
+    return StepsResult(task.task, first, end, (), tuple((position, reason) for position in positions), 0.0)
 
 
 class Executor(Protocol):
     """One kind of device with one or more workers. Called by one thread, the engine's.
 
     submit returns at once; tasks of one worker run in order and several may be in flight. Whenever steps have finished,
-    the executor calls `notify` (from any thread) and hands them out at the next `poll`, in order per task.
+    one or several of a task together, the executor calls `notify` (from any thread) and hands them out at the next
+    `poll`, in order per task.
     """
 
     @property
@@ -77,7 +72,7 @@ class Executor(Protocol):
     def submit(self, task: RunTask) -> None:
         """Run a task's steps in order after the worker's earlier tasks."""
 
-    def poll(self) -> list[StepResult]:
+    def poll(self) -> list[StepsResult]:
         """Return the steps finished since the last call."""
 
     def stop(self) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from batchmaker.cells.binding import BoundCell
 from batchmaker.errors import OptionError
-from batchmaker.executor.base import StepResult
+from batchmaker.executor.base import StepsResult
 from batchmaker.executor.stepping import HOISTED_SIZES, TaskRunner
 from batchmaker.executor.tables import StateTables
 from batchmaker.graph.spec import CellType, TypeId
@@ -81,7 +81,7 @@ class ComputingExecutor(ABC):
     def submit(self, task: RunTask) -> None: ...
 
     @abstractmethod
-    def poll(self) -> list[StepResult]: ...
+    def poll(self) -> list[StepsResult]: ...
 
     @abstractmethod
     def stop(self) -> None: ...

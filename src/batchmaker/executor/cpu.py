@@ -13,7 +13,7 @@ import torch
 
 from batchmaker.cells.binding import BoundCell
 from batchmaker.errors import OptionError
-from batchmaker.executor.base import StepResult, failed_results
+from batchmaker.executor.base import StepsResult, failed_result
 from batchmaker.executor.computing import ComputingExecutor
 from batchmaker.graph.spec import CellType
 from batchmaker.scheduler.commands import Reserve, RunTask
@@ -49,7 +49,7 @@ class CpuExecutor(ComputingExecutor):
         super().__init__(types, cells, default_threads(num_workers) if num_threads is None else num_threads)
         self._queues: list[queue.SimpleQueue[RunTask | None]] = [queue.SimpleQueue() for _ in range(num_workers)]
         self._threads: list[threading.Thread] = []
-        self._results: deque[StepResult] = deque()
+        self._results: deque[StepsResult] = deque()
         self._idle = threading.Condition()
         self._num_submitted = 0
         self._num_done = 0
@@ -75,8 +75,8 @@ class CpuExecutor(ComputingExecutor):
         self._num_submitted += 1
         self._queues[task.worker].put(task)
 
-    def poll(self) -> list[StepResult]:
-        results: list[StepResult] = []
+    def poll(self) -> list[StepsResult]:
+        results: list[StepsResult] = []
         while self._results:
             results.append(self._results.popleft())
         return results
@@ -92,14 +92,14 @@ class CpuExecutor(ComputingExecutor):
         torch.set_num_threads(self._num_threads)
         with torch.no_grad():
             while (task := tasks.get()) is not None:
-                num_finished = 0
+                first = 0
                 try:
-                    for result in self._runner.run(task):
-                        self._results.append(result)
-                        num_finished += 1
+                    running = self._runner.begin(task)
+                    while (first := running.num_finished) < task.num_steps:
+                        self._results.append(running.advance())
                         self._notify()
                 except Exception as error:  # rows that do not fit, memory: the worker lives on, the task fails
-                    self._results.extend(failed_results(task, num_finished, error))
+                    self._results.append(failed_result(task, first, error))
                     self._notify()
                 with self._idle:
                     self._num_done += 1

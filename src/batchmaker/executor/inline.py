@@ -1,4 +1,4 @@
-"""The CPU executor for one worker: the engine's own thread computes, one step at each poll.
+"""The CPU executor for one worker: the engine's own thread computes, a part of a task at each poll.
 
 Nothing overlaps, and nothing contends: a worker thread would give up the interpreter at every operation and get it back
 only when the engine's thread lets go of it. With steps of less than a millisecond that costs more than it hides.
@@ -7,15 +7,16 @@ only when the engine's thread lets go of it. With steps of less than a milliseco
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import final
 
 import torch
 
 from batchmaker.cells.binding import BoundCell
-from batchmaker.executor.base import StepResult, failed_results
+from batchmaker.executor.base import StepsResult, failed_result
 from batchmaker.executor.computing import ComputingExecutor
 from batchmaker.executor.cpu import default_threads
+from batchmaker.executor.stepping import RunningTask
 from batchmaker.graph.spec import CellType
 from batchmaker.scheduler.commands import RunTask
 
@@ -32,8 +33,7 @@ class InlineExecutor(ComputingExecutor):
     ) -> None:
         super().__init__(types, cells, default_threads() if num_threads is None else num_threads)
         self._tasks: deque[RunTask] = deque()
-        self._running: Iterator[StepResult] | None = None
-        self._num_finished = 0
+        self._running: RunningTask | None = None
         self._ready = False
 
     @property
@@ -44,29 +44,28 @@ class InlineExecutor(ComputingExecutor):
         self._tasks.append(task)
         self._notify()
 
-    def poll(self) -> list[StepResult]:
-        """Run one step, if any is left, and return its result."""
+    def poll(self) -> list[StepsResult]:
+        """Run steps of the first task, if there is one, for about REPORT_S, and return their result."""
         if not self._tasks:
             return []
         if not self._ready:
             torch.set_num_threads(self._num_threads)
             self._ready = True
-        task = self._tasks[0]
+        task, first = self._tasks[0], 0
         try:
             with torch.no_grad():
                 if self._running is None:
-                    self._running = self._runner.run(task)
-                results = [next(self._running)]
+                    self._running = self._runner.begin(task)
+                first = self._running.num_finished
+                result = self._running.advance()
         except Exception as error:  # rows that do not fit, memory: the task fails, nothing else
-            results = failed_results(task, self._num_finished, error)
-        self._num_finished += len(results)
-        if self._num_finished == len(task.steps):
+            result = failed_result(task, first, error)
+        if result.end == task.num_steps:
             self._running = None
-            self._num_finished = 0
             self._tasks.popleft()
         if self._tasks:
             self._notify()
-        return results
+        return [result]
 
     def stop(self) -> None:
         """Nothing runs between polls, so nothing is left to finish."""

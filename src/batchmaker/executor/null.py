@@ -11,14 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from batchmaker.executor.base import StepResult
+from batchmaker.executor.base import StepsResult
 from batchmaker.graph.spec import TypeId
 from batchmaker.scheduler.commands import Reserve, RunTask, TableId
 
 
 @final
 class NullExecutor:
-    """Finishes every submitted step at the next poll; all values are 0. Keeps no row.
+    """Finishes every submitted task at the next poll; all values are 0. Keeps no row.
 
     submitted: the tasks in order, if `record` is set.
     """
@@ -56,11 +56,10 @@ class NullExecutor:
         self._waiting.append(task)
         self._notify()
 
-    def poll(self) -> list[StepResult]:
+    def poll(self) -> list[StepsResult]:
         done = [
-            StepResult(task.task, i, tuple(_zeros(len(fetch.positions)) for fetch in step.fetches), (), 0.0)
+            StepsResult(task.task, 0, task.num_steps, tuple(_zeros(len(f.positions)) for f in task.fetches), (), 0.0)
             for task in self._waiting
-            for i, step in enumerate(task.steps)
         ]
         self._waiting.clear()
         return done

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from typing import final
+from collections.abc import Callable, Sequence
+from typing import Final, final
 
 import numpy as np
 import torch
@@ -14,17 +14,21 @@ from torch import Tensor
 from batchmaker.cells.binding import BoundCell
 from batchmaker.cells.cell import size_ladder
 from batchmaker.cells.export import example_rows
-from batchmaker.executor.base import StepResult
+from batchmaker.executor.base import StepsResult
 from batchmaker.executor.tables import StateTables, as_array
 from batchmaker.graph.spec import CellType, ValueSpec
-from batchmaker.scheduler.commands import ZERO_TABLE, FetchOutput, Keep, Lanes, RunTask, Source, Step
+from batchmaker.scheduler.commands import ZERO_TABLE, Rows, RunTask, Source, TableId, TaskLanes, within
 
 Outputs = tuple[Tensor, ...]
-Failures = tuple[tuple[int, str], ...]
+Failures = list[tuple[int, str]]
 
 MAX_HOISTED_ROWS = 2048
 HOISTED_SIZES = size_ladder(MAX_HOISTED_ROWS, exact=8, parts=4)
 """Sizes at which the hoisted part of a cell runs; more rows are computed in blocks of the largest."""
+
+REPORT_S: Final = 1e-3
+"""Seconds of computing after which finished steps are told of, so that who needs nothing more need not wait for the
+rest of a long task."""
 
 
 @final
@@ -36,146 +40,202 @@ class TaskRunner:
         self._cells = cells
         self._tables = tables
 
-    def run(self, task: RunTask) -> Iterator[StepResult]:
-        """Run a task's steps in order; yields after each."""
-        begin = time.perf_counter()
-        cell_type, cell = self._types[task.type_id], self._cells[task.type_id]
-        sizes = cell_type.batch_sizes
-        chains = [step for step in task.steps if step.lanes is not None]
-        hoisted: Outputs = ()
-        bad: dict[int, str] = {}
-        if chains:
-            lanes = chains[0].lanes
-            assert lanes is not None
-            cell = cell.split(len(cell.inputs) - len(lanes.tables))
-            hoisted, bad = self._hoist(cell_type, cell, chains)
-        offset = 0
-        for number, step in enumerate(task.steps):
-            padded = sizes[bisect_left(sizes, step.batch)]
-            if step.lanes is None:
-                outputs, failed = self._run_nodes(cell, step, padded)
-            else:
-                block = tuple(values.narrow(0, offset, padded) for values in hoisted)
-                outputs, failed = self._run_chains(cell, step, step.lanes, block, padded)
-                if bad:
-                    failed += tuple((i, bad[offset + i]) for i in range(step.batch) if offset + i in bad)
-                offset += step.batch
-            fetched = tuple(_fetch(fetch, outputs) for fetch in step.fetches)
-            if step.keep is not None:  # last, since outputs that are inputs handed through may lie in these rows
-                self._keep(step.keep, step.batch, outputs)
-            yield StepResult(task.task, number, fetched, failed, time.perf_counter() - begin)
-            begin = time.perf_counter()
+    def begin(self, task: RunTask) -> RunningTask:
+        """Return a task of which no step has run."""
+        return RunningTask(task, self._types[task.type_id].batch_sizes, self._cells[task.type_id], self._tables)
+
+
+@final
+class RunningTask:
+    """A task while it is computed. num_finished: its steps that are."""
+
+    __slots__ = ("_bad", "_cell", "_ends", "_fetched", "_hoisted", "_sizes", "_tables", "_task", "num_finished")
+
+    def __init__(self, task: RunTask, sizes: tuple[int, ...], cell: BoundCell, tables: StateTables) -> None:
+        self._task = task
+        self._sizes = sizes
+        self._cell = cell
+        self._tables = tables
+        self._ends: list[int] = task.ends.tolist()
+        self._hoisted: Outputs | None = None
+        self._bad: dict[int, str] = {}
+        self._fetched: list[list[Tensor]] = [[] for _ in task.fetches]
+        self.num_finished = 0
+
+    def advance(self) -> StepsResult:
+        """Run steps for about REPORT_S, at least one, and return their result."""
+        task, first = self._task, self.num_finished
+        began = time.perf_counter()
+        failed: Failures = []
+        while True:
+            self._run_step(self.num_finished, failed)
+            self.num_finished += 1
+            busy_s = time.perf_counter() - began
+            if self.num_finished == len(self._ends) or busy_s >= REPORT_S:
+                break
+        fetched = tuple([parts[0] if len(parts) == 1 else torch.cat(parts) for parts in self._fetched])
+        self._fetched = [[] for _ in task.fetches]
+        return StepsResult(task.task, first, self.num_finished, fetched, tuple(failed), busy_s)
+
+    def _run_step(self, number: int, failed: Failures) -> None:
+        """Run one step, and note at which positions of the task it failed."""
+        task, end = self._task, self._ends[number]
+        begin = self._ends[number - 1] if number else 0
+        padded = self._sizes[bisect_left(self._sizes, end - begin)]
+        lanes = task.lanes
+        if lanes is None or not lanes.used[number]:
+            outputs = self._run_nodes(begin, end, padded, failed)
+        else:
+            outputs = self._run_chains(number, lanes, begin, end, padded, failed)
+        for fetch, parts in zip(task.fetches, self._fetched, strict=True):
+            mine = within(fetch.positions, begin, end)
+            parts.append(_taken(outputs[fetch.output], fetch.positions[mine] - begin))
+        keep = task.keep
+        if keep is not None and keep.positions is not None:
+            mine = within(keep.positions, begin, end)
+            if mine.stop > mine.start:  # last, since outputs that are inputs handed through may lie in these rows
+                self._keep(keep.tables, keep.rows[mine], keep.positions[mine] - begin, end - begin, outputs)
 
     # --- single nodes ------------------------------------------------------------------------------------------
 
-    def _run_nodes(self, cell: BoundCell, step: Step, padded: int) -> tuple[Outputs, Failures]:
+    def _run_nodes(self, begin: int, end: int, padded: int, failed: Failures) -> Outputs:
+        cell, task = self._cell, self._task
         inputs = tuple(
-            self._tables.gather(sources, step.batch, padded, spec)
-            for sources, spec in zip(step.inputs, cell.inputs, strict=True)
+            [
+                self._gather(task.source_tables[port, begin:end], task.source_rows[port, begin:end], padded, spec)
+                for port, spec in enumerate(cell.inputs)
+            ]
         )
         try:
-            return cell.call(inputs), ()
+            return cell.call(inputs)
         except Exception:  # a cell may raise anything; find the rows that make it
-            return _row_by_row(cell.name, cell.outputs, step.batch, inputs, lambda *row: cell.call(row))
+            found: Failures = []
+            outputs = _row_by_row(cell.name, cell.outputs, end - begin, inputs, lambda *row: cell.call(row), found)
+            failed.extend((begin + position, reason) for position, reason in found)
+            return outputs
+
+    def _gather(self, tables: Rows, rows: Rows, padded: int, spec: ValueSpec) -> Tensor:
+        """Return one input of a batch as [padded, *shape]; rows beyond those given are arbitrary but valid."""
+        first = tables.item(0)
+        if len(tables) == 1 or (tables == first).all():
+            return self._tables.gather((Source(TableId(first), rows),), len(rows), padded, spec)
+        sources = []
+        for table in np.unique(tables).tolist():
+            positions = np.flatnonzero(tables == table)
+            sources.append(Source(TableId(table), rows[positions], positions))
+        return self._tables.gather(tuple(sources), len(rows), padded, spec)
 
     # --- chains --------------------------------------------------------------------------------------------------
 
-    def _hoist(self, cell_type: CellType, cell: BoundCell, chains: list[Step]) -> tuple[Outputs, dict[int, str]]:
-        """Compute what does not depend on state for all steps of the task at once.
+    def _hoist(self, cell: BoundCell, num_sequence_inputs: int) -> Outputs:
+        """Compute what does not depend on state for all positions of the task at once.
 
-        Returns the rows of all steps one after the other, with room for the padding of each, and the rows at which the
-        cell raised.
+        Returns their rows, with room for the padding of each step, and notes the rows at which the cell raised.
         """
-        sizes, total, room = cell_type.batch_sizes, 0, 0
-        for step in chains:
-            room = max(room, total + sizes[bisect_left(sizes, step.batch)])
-            total += step.batch
+        if self._hoisted is not None:
+            return self._hoisted
+        task, sizes, total, room, begin = self._task, self._sizes, self._ends[-1], 0, 0
+        for end in self._ends:
+            room = max(room, begin + sizes[bisect_left(sizes, end - begin)])
+            begin = end
         room = _hoisted_rows(room)
-        columns = []
-        for port, spec in enumerate(cell.inputs[: len(chains[0].inputs)]):
-            parts = [step.inputs[port] for step in chains]
-            table = parts[0][0].table
-            if all(len(p) == 1 and p[0].positions is None and p[0].table == table for p in parts):
-                rows = np.concatenate([p[0].rows for p in parts])
-                columns.append(self._tables.gather((Source(table, rows),), total, room, spec))
-            else:
-                pieces = [self._tables.gather(p, s.batch, s.batch, spec) for p, s in zip(parts, chains, strict=True)]
-                pieces.append(pieces[-1][:1].expand(room - total, *spec.shape))
-                columns.append(torch.cat(pieces))
+        columns = tuple(
+            [
+                self._gather(task.source_tables[port], task.source_rows[port], room, spec)
+                for port, spec in enumerate(cell.inputs[:num_sequence_inputs])
+            ]
+        )
         try:
             blocks = [
-                cell.hoist(tuple(column[at : at + MAX_HOISTED_ROWS] for column in columns))
+                cell.hoist(tuple([column[at : at + MAX_HOISTED_ROWS] for column in columns]))
                 for at in range(0, room, MAX_HOISTED_ROWS)
             ]
         except Exception:  # a cell may raise anything; find the rows that make it
-            hoisted, failed = _row_by_row(cell.name, cell.hoisted, room, tuple(columns), lambda *row: cell.hoist(row))
-            return hoisted, dict(failed)
-        return blocks[0] if len(blocks) == 1 else tuple(map(torch.cat, zip(*blocks, strict=True))), {}
+            found: Failures = []
+            made = _row_by_row(cell.name, cell.hoisted, total, columns, lambda *row: cell.hoist(row), found)
+            self._bad = dict(found)
+            self._hoisted = tuple([torch.cat((rows, rows[-1:].expand(room - total, *rows.shape[1:]))) for rows in made])
+            return self._hoisted
+        self._hoisted = blocks[0] if len(blocks) == 1 else tuple(map(torch.cat, zip(*blocks, strict=True)))
+        return self._hoisted
 
     def _run_chains(
-        self, cell: BoundCell, step: Step, lanes: Lanes, hoisted: Outputs, padded: int
-    ) -> tuple[Outputs, Failures]:
-        for i, sources in enumerate(lanes.arriving):
-            if sources:
-                self._bring(lanes, i, sources)
-        tables, rows = self._tables, lanes.rows
+        self, number: int, lanes: TaskLanes, begin: int, end: int, padded: int, failed: Failures
+    ) -> Outputs:
+        num_state = len(lanes.tables)
+        cell = self._cell.split(len(self._cell.inputs) - num_state)
+        hoisted = tuple([rows.narrow(0, begin, padded) for rows in self._hoist(cell, len(cell.inputs) - num_state)])
+        if self._bad:
+            failed.extend((position, self._bad[position]) for position in range(begin, end) if position in self._bad)
+        moves = within(lanes.move_at, begin, end)
+        if moves.stop > moves.start:
+            self._bring(lanes, moves)
+        tables, batch = self._tables, end - begin
+        rows = None if lanes.dense[number] else lanes.rows[begin:end]
         if rows is None:
-            state = tuple(tables[table].narrow(0, 0, padded) for table in lanes.tables)
+            state = tuple([tables[table].narrow(0, 0, padded) for table in lanes.tables])
         else:
-            state = tuple(tables.copy(table, rows, padded) for table in lanes.tables)
-        failed: Failures = ()
+            state = tuple([tables.copy(table, rows, padded) for table in lanes.tables])
         try:
             outputs = cell.step(hoisted, state)
         except Exception:  # a cell may raise anything; find the rows that make it
-            size = len(hoisted)
-            outputs, failed = _row_by_row(
-                cell.name, cell.outputs, step.batch, (*hoisted, *state), lambda *row: cell.step(row[:size], row[size:])
+            size, found = len(hoisted), Failures()
+            outputs = _row_by_row(
+                cell.name,
+                cell.outputs,
+                batch,
+                (*hoisted, *state),
+                lambda *row: cell.step(row[:size], row[size:]),
+                found,
             )
-        first = len(outputs) - len(lanes.tables)
+            failed.extend((begin + position, reason) for position, reason in found)
+        first = len(outputs) - num_state
         stays = [i >= first and new is state[i - first] for i, new in enumerate(outputs)]  # handed through, in its lane
         moving = [new for new, still in zip(outputs, stays, strict=True) if not still]
         if any(tables.holds(table, new) for new in moving for table in lanes.tables):
             # They are still to be kept and fetched.
             outputs = tuple(new if still else new.clone() for new, still in zip(outputs, stays, strict=True))
-        places = slice(step.batch) if rows is None else rows
+        places = slice(batch) if rows is None else rows
         for table, new, still in zip(lanes.tables, outputs[first:], stays[first:], strict=True):
             if not still:
-                tables.put(table, places, as_array(new)[: step.batch])
-        return outputs, failed
+                tables.put(table, places, as_array(new)[:batch])
+        return outputs
 
-    def _bring(self, lanes: Lanes, i: int, sources: tuple[Source, ...]) -> None:
-        """Copy one part of the state of chains that start or move into their lanes."""
-        target = lanes.tables[i]
-        values = [None if s.table == ZERO_TABLE else self._tables.take(s.table, s.rows) for s in sources]
-        for source, value in zip(sources, values, strict=True):
-            places = np.arange(lanes.count) if source.positions is None else source.positions
-            if lanes.rows is not None:
-                places = lanes.rows[places]
+    def _bring(self, lanes: TaskLanes, moves: slice) -> None:
+        """Copy the state of chains that start or move into their lanes; all is read before any is written."""
+        places, brought = lanes.rows[lanes.move_at[moves]], []
+        for target, tables, rows in zip(
+            lanes.tables, lanes.move_tables[:, moves], lanes.move_rows[:, moves], strict=True
+        ):
+            for table in {tables.item(0)} if len(tables) == 1 else set(tables.tolist()):
+                mine = tables == table
+                value = None if table == ZERO_TABLE else self._tables.take(TableId(table), rows[mine])
+                brought.append((target, places[mine], value))
+        for target, at, value in brought:
             if value is None:
-                self._tables.clear(target, places)
+                self._tables.clear(target, at)
             else:
-                self._tables.put(target, places, value)
+                self._tables.put(target, at, value)
 
     # --- outputs -------------------------------------------------------------------------------------------------
 
-    def _keep(self, keep: Keep, batch: int, outputs: Outputs) -> None:
+    def _keep(self, tables: tuple[TableId, ...], rows: Rows, positions: Rows, batch: int, outputs: Outputs) -> None:
         kept = []
         for values in outputs:
             array = as_array(values)
-            if keep.positions is not None:
-                array = array.take(keep.positions, 0)
+            if len(positions) < batch:
+                array = array.take(positions, 0)
             else:
-                handed_through = any(self._tables.holds(table, values) for table in keep.tables)
+                handed_through = any(self._tables.holds(table, values) for table in tables)
                 array = array[:batch].copy() if handed_through else array[:batch]
             kept.append(array)
-        for table, array in zip(keep.tables, kept, strict=True):
-            self._tables.put(table, keep.rows, array)
+        for table, array in zip(tables, kept, strict=True):
+            self._tables.put(table, rows, array)
 
 
-def _fetch(fetch: FetchOutput, outputs: Outputs) -> Tensor:
+def _taken(values: Tensor, positions: Rows) -> Tensor:
     """Return the values at some positions in memory of their own."""
-    values = outputs[fetch.output]
-    taken = torch.from_numpy(as_array(values).take(fetch.positions, 0))
+    taken = torch.from_numpy(as_array(values).take(positions, 0))
     return taken.view(torch.bfloat16) if values.dtype == torch.bfloat16 else taken
 
 
@@ -187,15 +247,22 @@ def _hoisted_rows(count: int) -> int:
 
 
 def _row_by_row(
-    name: str, specs: Sequence[ValueSpec], count: int, inputs: Outputs, call: Callable[..., Outputs]
-) -> tuple[Outputs, Failures]:
-    """Run a batch one row at a time, so that only the rows that make the cell raise fail; theirs are zeros."""
+    name: str,
+    specs: Sequence[ValueSpec],
+    count: int,
+    inputs: Outputs,
+    call: Callable[..., Outputs],
+    failed: Failures,
+) -> Outputs:
+    """Run a batch one row at a time, so that only the rows that make the cell raise fail; theirs are zeros.
+
+    failed: the positions at which it raised, and why, are added to it.
+    """
     rows: list[Outputs] = []
-    failed: list[tuple[int, str]] = []
     for position in range(count):
         try:
             rows.append(call(*(value[position : position + 1] for value in inputs)))
         except Exception as error:  # the cell's own; it is reported to the row's request
             rows.append(example_rows(specs, 1))
             failed.append((position, f"cell {name!r} raised {type(error).__name__}: {error}"))
-    return tuple(torch.cat(column) for column in zip(*rows, strict=True)), tuple(failed)
+    return tuple(torch.cat(column) for column in zip(*rows, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -99,7 +100,7 @@ class CellPolicy(ABC):
     a task. urgent_first: types with a ready node of a more urgent request go before others, whatever the rank (see
     `Urgency`).
     max_steps: steps that one task may have (MaxTasksToSubmit); 1 looks at the rank before every batch. OptionError
-    below 1.
+    below 1. budget_ms: milliseconds that a task of several steps may take, as far as step times are known; None: any.
     """
 
     name: str
@@ -110,10 +111,18 @@ class CellPolicy(ABC):
     node_by_node: ClassVar[bool] = False
     urgent_first: ClassVar[bool] = False
 
-    def __init__(self, max_steps: int = 1) -> None:
+    def __init__(self, max_steps: int = 1, budget_ms: float | None = None) -> None:
         if max_steps < 1:
             raise OptionError(f"policy {self.name!r}: max_steps must be at least 1, got {max_steps}")
+        if budget_ms is not None and not budget_ms > 0:
+            raise OptionError(f"policy {self.name!r}: budget_ms must be above 0, got {budget_ms}")
         self._max_steps = max_steps
+        self._budget_s = math.inf if budget_ms is None else budget_ms / 1e3
+
+    @property
+    def budget_s(self) -> float:
+        """Seconds that a task of several steps may take, infinity for any number."""
+        return self._budget_s
 
     @property
     def max_steps(self) -> int:

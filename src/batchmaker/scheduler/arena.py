@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +54,36 @@ def _grown(array: NDArray[np.generic], size: int) -> NDArray[np.generic]:
     bigger = np.zeros(shape, array.dtype)
     bigger[..., : array.shape[-1]] = array
     return bigger
+
+
+class NodeArrays(NamedTuple):
+    """The arrays of nodes that steps read and write; see Arena."""
+
+    state: NDArray[np.int8]
+    subgraph: NDArray[np.int64]
+    request: NDArray[np.int64]
+    pending: NDArray[np.int64]
+    uses: NDArray[np.int64]
+    held: NDArray[np.bool_]
+    row: NDArray[np.int64]
+    fetch: NDArray[np.int64]
+    first_edge: NDArray[np.int64]
+    num_edges: NDArray[np.int64]
+    source: NDArray[np.int64]
+    source_table: NDArray[np.int64]
+
+
+class SubgraphArrays(NamedTuple):
+    """The arrays of subgraphs that steps read and write; see Arena."""
+
+    external: NDArray[np.int64]
+    pin: NDArray[np.int16]
+    in_flight: NDArray[np.int64]
+    sequence: NDArray[np.int64]
+    end: NDArray[np.int64]
+    open_ended: NDArray[np.bool_]
+    lane: NDArray[np.int64]
+    lane_worker: NDArray[np.int16]
 
 
 @final
@@ -112,6 +142,22 @@ class Arena:
         "type", "head", "size", "span", "external", "pin", "in_flight", "sequence", "end", "open_ended", "lane",
         "lane_worker",
     )  # fmt: skip
+
+    @property
+    def node_arrays(self) -> NodeArrays:
+        """The arrays of nodes, as they are until the arena grows."""
+        return NodeArrays(
+            self.state, self.subgraph, self.request, self.pending, self.uses, self.held, self.row, self.fetch,
+            self.first_edge, self.num_edges, self.source, self.source_table,
+        )  # fmt: skip
+
+    @property
+    def subgraph_arrays(self) -> SubgraphArrays:
+        """The arrays of subgraphs, as they are until the arena grows."""
+        return SubgraphArrays(
+            self.external, self.pin, self.in_flight, self.sequence, self.end, self.open_ended, self.lane,
+            self.lane_worker,
+        )  # fmt: skip
 
     @property
     def node_capacity(self) -> int:

@@ -27,6 +27,7 @@ from batchmaker.scheduler.ranked import Priorities, RankedQueue
 from batchmaker.scheduler.ready import Keys
 from batchmaker.scheduler.rows import RowPool, Tables
 from batchmaker.scheduler.shelves import Shelf, Shelves
+from batchmaker.scheduler.step_times import StepTimes
 
 Nodes = NDArray[np.int64]
 
@@ -39,6 +40,7 @@ class TypeBook:
     pool: RowPool
     value_ports: set[int]  # inputs that other nodes have ever fed; admission adds to it
     ready: RankedQueue
+    step_times: StepTimes
     num_running: int = 0
     num_passed: int = 0  # batches in a row that left the first in the queue behind, being of another depth
     num_sequence_inputs: int | None = None  # known once the type has been used in a run
@@ -115,34 +117,41 @@ class RequestBook:
         return int(numbers.of(np.array([local]))[0])
 
 
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """What must be put right when a step has finished.
-
-    nodes: [batch]; subgraphs: [batch], theirs. finished: nodes that are done then (single nodes, last steps of runs).
-    entering: nodes whose state inputs came from other nodes' rows; where no node is of a run, all.
-    open_ended: whether the step has runs that may stop. steers: whether its values decide what comes next, for runs
-    that may stop and for unfold functions that wait. leased: lanes on other workers that a chain has left.
-    """
-
-    nodes: Nodes
-    subgraphs: Nodes
-    finished: Nodes
-    entering: Nodes
-    open_ended: bool
-    steers: bool
-    leased: tuple[tuple[LaneMap, Nodes], ...] = ()
-
-
 @dataclass(slots=True)
 class TaskBook:
-    """One task on a worker: the steps that have not finished yet, first one next."""
+    """One task on a worker, and what must be put right when its steps have finished. See `scheduler.steps.Steps`.
+
+    nodes, subgraphs: [positions]. ends: [NUM_ENDS, steps]. done: nodes that are done then (single nodes, last steps of
+    runs). entering: nodes whose state inputs came from other nodes' rows; in steps without lanes, all. left: lanes on
+    other workers that chains have left. may_stop, steers: [steps] whether there are runs that may stop, and whether the
+    values decide what comes next, for those and for unfold functions that wait. num_finished: steps that are.
+    """
 
     task: TaskId
     worker: WorkerId
     type_id: TypeId
-    steps: list[StepRecord]
+    nodes: Nodes
+    subgraphs: Nodes
+    ends: Nodes
+    done: Nodes
+    entering: Nodes
+    left: list[tuple[LaneMap, int]]
+    may_stop: NDArray[np.bool_]
+    steers: NDArray[np.bool_]
     num_finished: int = 0
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.may_stop)
+
+    def before(self, step: int) -> tuple[int, int, int, int]:
+        """Return how many positions, done nodes, entering nodes and lanes left come before a step."""
+        return tuple(self.ends[:, step - 1].tolist()) if step else (0, 0, 0, 0)
+
+    @property
+    def unfinished(self) -> Nodes:
+        """The nodes of the steps that have not finished."""
+        return self.nodes[self.before(self.num_finished)[0] :]
 
 
 @final
@@ -223,7 +232,7 @@ class Books:
         late_edges = [
             (node, fed) for book in alive for node, consumers in book.waiting_edges.items() for fed in consumers
         ]
-        steps = [step.nodes for task in self.tasks.values() for step in task.steps[task.num_finished :]]
+        steps = [task.unfinished for task in self.tasks.values()]
         on_workers = np.concatenate(steps) if steps else np.empty(0, np.int64)
         return InFlight([extent for book in alive for extent in book.extents], late_edges, on_workers)
 
@@ -261,5 +270,5 @@ class Books:
         """Return the lanes of a cell type on a worker."""
         key = (worker, type_id)
         if key not in self.lane_maps:
-            self.lane_maps[key] = LaneMap(self.arena, worker)
+            self.lane_maps[key] = LaneMap()
         return self.lane_maps[key]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, final
@@ -14,9 +14,9 @@ from batchmaker.errors import InvariantError
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.spec import TypeId
 from batchmaker.scheduler.arena import DONE, NOWHERE
-from batchmaker.scheduler.books import Books, Nodes, RequestBook, StepRecord, TaskBook, TypeBook
+from batchmaker.scheduler.books import Books, Nodes, RequestBook, TaskBook, TypeBook
 from batchmaker.scheduler.commands import Read, Reserve
-from batchmaker.scheduler.events import RequestId, StepFinished, TaskId, WorkerId
+from batchmaker.scheduler.events import RequestId, StepsFinished, WorkerId
 from batchmaker.scheduler.progress import end_step, finish, release, stop_or_go_on
 from batchmaker.scheduler.ready import nodes_of
 
@@ -25,13 +25,14 @@ NEVER: Final = np.empty(0, np.bool_)
 
 @dataclass(slots=True)
 class Finished:
-    """What a finished step means for requests: those without work left, those whose rows failed, late reads.
+    """What finished steps mean for requests: those without work left, those whose rows failed, late reads.
 
-    type_id, batch: what ran.
+    type_id, num_steps, num_rows: what ran.
     """
 
     type_id: TypeId
-    batch: int
+    num_steps: int
+    num_rows: int
     finished: list[RequestBook] = field(default_factory=list)
     failed: list[tuple[RequestId, str]] = field(default_factory=list)
     reads: list[Read] = field(default_factory=list)
@@ -46,49 +47,50 @@ class Completion:
         self._dying: list[RequestBook] = []
         self._dying_slots: Nodes = np.empty(0, np.int64)
 
-    def started(self, task: TaskId, worker: WorkerId, type_id: TypeId, records: Sequence[StepRecord]) -> None:
+    def started(self, task: TaskBook) -> None:
         """A task was submitted."""
-        self._books.tasks[task] = TaskBook(task, worker, type_id, list(records))
+        self._books.tasks[task.task] = task
 
-    def step_finished(self, event: StepFinished) -> Finished:
-        """Put right what one step has changed and say which requests it finished or failed."""
+    def steps_finished(self, event: StepsFinished) -> Finished:
+        """Put right what steps have changed and say which requests they finished or failed."""
         books, arena = self._books, self._books.arena
         task = books.tasks.get(event.task)
-        if task is None or event.step != task.num_finished:
-            raise InvariantError(f"step {event.step} of task {event.task} finished out of turn")
-        record = task.steps[task.num_finished]
-        task.num_finished += 1
-        if task.num_finished == len(task.steps):
+        if task is None or event.first != task.num_finished or not event.first < event.end <= task.num_steps:
+            raise InvariantError(f"steps {event.first} to {event.end} of task {event.task} finished out of turn")
+        begin, end = task.before(event.first), task.before(event.end)
+        num_steps = event.end - event.first
+        task.num_finished = event.end
+        if task.num_finished == task.num_steps:
             del books.tasks[event.task]
         book = books.types[task.type_id]
-        book.num_running -= 1
-        books.worker_steps[task.worker] -= 1
-        books.worker_steering[task.worker] -= record.steers
-        self._read(book, record)
-        for lane_map, lanes in record.leased:
-            lane_map.leave(lanes)
-        result = Finished(task.type_id, len(record.nodes))
+        book.num_running -= num_steps
+        books.worker_steps[task.worker] -= num_steps
+        books.worker_steering[task.worker] -= int(np.count_nonzero(task.steers[event.first : event.end]))
+        nodes, subgraphs = task.nodes[begin[0] : end[0]], task.subgraphs[begin[0] : end[0]]
+        self._read(book, nodes, subgraphs, task.entering[begin[2] : end[2]])
+        for lane_map, lane in task.left[begin[3] : end[3]]:
+            lane_map.leave(np.array([lane]))
+        result = Finished(task.type_id, num_steps, len(nodes))
         if event.failed:
             positions = [position for position, _ in event.failed]
-            for slot, (_, reason) in zip(arena.request[record.nodes[positions]].tolist(), event.failed, strict=True):
+            for slot, (_, reason) in zip(arena.request[task.nodes[positions]].tolist(), event.failed, strict=True):
                 owner = books.by_slot[slot]
                 if owner.alive:
                     result.failed.append((owner.request, reason))
-        finished = record.finished
-        if record.open_ended:
-            last = self._stop_or_go_on(book, record, event.stopped, task.worker)
-            finished = np.concatenate((finished, last))
-        if len(finished):
-            self._finish(finished, result)
+        done = task.done[begin[1] : end[1]]
+        if task.may_stop[event.first : event.end].any():
+            last = self._stop_or_go_on(book, nodes, subgraphs, event.stopped, task.worker)
+            done = np.concatenate((done, last))
+        if len(done):
+            self._finish(done, result)
         return result
 
-    def _read(self, book: TypeBook, record: StepRecord) -> None:
-        """The step has run and has read its inputs: rows without further readers are free."""
+    def _read(self, book: TypeBook, nodes: Nodes, subgraphs: Nodes, entering: Nodes) -> None:
+        """Steps have run and have read their inputs: rows without further readers are free."""
         arena = self._books.arena
         unused, found = end_step(
             arena.in_flight, arena.pin, arena.uses, arena.held, arena.row, arena.source, arena.source_table,
-            self._books.tables.is_host, book.ports, book.num_sequence_inputs or 0, record.nodes, record.subgraphs,
-            record.entering,
+            self._books.tables.is_host, book.ports, book.num_sequence_inputs or 0, nodes, subgraphs, entering,
         )  # fmt: skip
         if len(unused):
             for begin, end in pairwise((0, *found.tolist())):
@@ -97,14 +99,14 @@ class Completion:
                     self._books.free_rows(unused[begin:end])
 
     def _stop_or_go_on(
-        self, book: TypeBook, record: StepRecord, stopped: NDArray[np.bool_] | None, worker: WorkerId
+        self, book: TypeBook, nodes: Nodes, subgraphs: Nodes, stopped: NDArray[np.bool_] | None, worker: WorkerId
     ) -> Nodes:
         """Runs that stop here are done: return their last nodes. The next nodes of the others are ready."""
         books, arena, type_id = self._books, self._books.arena, book.cell.type_id
         over_at, last, following = stop_or_go_on(
             arena.request, arena.end, arena.open_ended, arena.sequence, arena.lane, arena.lane_worker,
             books.lane_map(worker, type_id).occupant, self._dying_slots,
-            NEVER if stopped is None else np.array(stopped, np.bool_), record.nodes, record.subgraphs,
+            NEVER if stopped is None else np.array(stopped, np.bool_), nodes, subgraphs,
         )  # fmt: skip
         if len(last) and books.observed:
             books.stopped(type_id, over_at, last + 1)

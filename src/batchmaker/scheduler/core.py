@@ -21,7 +21,7 @@ from batchmaker.policies.ageing import PATIENCE, Ageing
 from batchmaker.policies.base import CellPolicy
 from batchmaker.scheduler.batching import Batcher
 from batchmaker.scheduler.books import Books, RequestBook, TypeBook
-from batchmaker.scheduler.commands import Admit, Command, Fail, FailureKind, Reply, RunTask
+from batchmaker.scheduler.commands import Admit, Command, Fail, FailureKind, Reply
 from batchmaker.scheduler.completion import Completion
 from batchmaker.scheduler.deadlines import Deadlines
 from batchmaker.scheduler.events import (
@@ -33,13 +33,14 @@ from batchmaker.scheduler.events import (
     RequestFailed,
     RequestId,
     SequenceClosed,
-    StepFinished,
+    StepsFinished,
     TaskId,
     TimePassed,
     WorkerId,
 )
 from batchmaker.scheduler.invariants import check_books
 from batchmaker.scheduler.ranked import RankedQueue
+from batchmaker.scheduler.step_times import StepTimes
 from batchmaker.scheduler.urgency import Urgency
 from batchmaker.scheduler.view import View
 
@@ -74,8 +75,9 @@ class Scheduler(View):
         self._ageing = Ageing(patience)
         self._urgency = Urgency(self._books) if policy.urgent_first else None
         self._batcher = Batcher(
-            self._books, share_workers=num_workers > 1, patience=patience if policy.one_depth else None
-        )
+            self._books, share_workers=num_workers > 1, max_steps=policy.max_steps, budget_s=policy.budget_s,
+            patience=patience if policy.one_depth else None,
+        )  # fmt: skip
         self._completion = Completion(self._books)
         self._deadlines: Deadlines[RequestId] = Deadlines()
         self._next_task = 0
@@ -141,8 +143,8 @@ class Scheduler(View):
 
     def _handle_one(self, event: Event, commands: list[Command]) -> None:
         match event:
-            case StepFinished():
-                self._step_finished(event, commands)
+            case StepsFinished():
+                self._steps_finished(event, commands)
             case GraphExtended():
                 self._extended(event, commands)
             case RequestCancelled():
@@ -165,7 +167,8 @@ class Scheduler(View):
         self._cells.append(cell)
         value_ports = self._books.admission.value_ports[cell.type_id]
         queue = RankedQueue(self._books.priorities, cell.type_id, self._ready)
-        self._books.types.append(TypeBook(cell, self._books.tables.pools[pool], value_ports, queue))
+        times = StepTimes(cell.max_batch)
+        self._books.types.append(TypeBook(cell, self._books.tables.pools[pool], value_ports, queue, times))
         self._books.add_type()
 
     def _open_book(self, event: RequestArrived) -> RequestBook:
@@ -255,13 +258,15 @@ class Scheduler(View):
         waiting = books.arena.external[admitted.subgraphs]
         self._completion.release(admitted.subgraphs[waiting == 0])
 
-    def _step_finished(self, event: StepFinished, commands: list[Command]) -> None:
-        done = self._completion.step_finished(event)
+    def _steps_finished(self, event: StepsFinished, commands: list[Command]) -> None:
+        done = self._completion.steps_finished(event)
         commands.extend(done.reads)
         if event.busy_s > 0:
-            self._policy.step_finished(done.type_id, done.batch, event.busy_s)
+            self._books.types[done.type_id].step_times.add(done.num_steps, done.num_rows, event.busy_s)
+            step_s = event.busy_s / done.num_steps
+            self._policy.step_finished(done.type_id, done.num_rows // done.num_steps, step_s)
             if self._urgency is not None:
-                self._urgency.step_finished(done.type_id, event.busy_s)
+                self._urgency.step_finished(done.type_id, step_s)
         for request, reason in done.failed:
             self._end(request, FailureKind.CELL, reason, commands)
         for book in done.finished:
@@ -349,17 +354,16 @@ class Scheduler(View):
         ranked = self._policy.rank(self)
         urgent = ranked if self._urgency is None else self._urgency.order(ranked)
         for type_id in self._ageing.order(urgent):
-            formed = self._batcher.form_task(type_id, worker, self._policy.max_steps)
+            formed = self._batcher.form_task(TaskId(self._next_task), type_id, worker)
             if formed is None:
                 continue
             self._ageing.ran(type_id, ranked)
             if self._urgency is not None:
                 self._urgency.task_submitted()
-            task = TaskId(self._next_task)
             self._next_task += 1
-            self._completion.started(task, worker, type_id, formed.records)
+            self._completion.started(formed.book)
             commands.extend(formed.reserves)
-            commands.append(RunTask(task, worker, type_id, formed.steps))
+            commands.append(formed.run)
             if self._take_turns:
                 self._just_run = type_id
             return True

@@ -76,16 +76,18 @@ class RequestFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class StepFinished:
-    """One step of a task is done: all its rows have their outputs. Steps of a task finish in order.
+class StepsFinished:
+    """Steps `first` to before `end` of a task are done: all their rows have their outputs.
 
-    stopped: [batch] whether the value that ends an open-ended run was seen; None where the step has no such run.
-    failed: positions in the batch at which the cell raised, with the reason for each. The other rows are good.
-    busy_s: seconds that the step took on its worker, 0 if not known.
+    Steps of a task finish in order; how many are told of at once is the executor's choice. Positions are those of the
+    task, whose steps lie one after the other. stopped: [positions of these steps] whether the value that ends an
+    open-ended run was seen; None where they have no such run. failed: positions at which the cell raised, with the
+    reason for each. The other rows are good. busy_s: seconds that these steps took on their worker, 0 if not known.
     """
 
     task: TaskId
-    step: int
+    first: int
+    end: int
     at_s: float
     stopped: NDArray[np.bool_] | None = None
     failed: tuple[tuple[int, str], ...] = ()
@@ -113,7 +115,7 @@ Event = (
     | GraphExtended
     | RequestCancelled
     | RequestFailed
-    | StepFinished
+    | StepsFinished
     | SequenceClosed
     | TimePassed
 )

@@ -100,12 +100,11 @@ def _check_workers(books: Books) -> None:
     in_flight: dict[int, int] = {}
     pins: dict[int, int] = {}
     for task in books.tasks.values():
-        for record in task.steps[task.num_finished :]:
-            steps[task.worker] += 1
-            running[task.type_id] += 1
-            for subgraph in arena.subgraph[record.nodes].tolist():
-                in_flight[subgraph] = in_flight.get(subgraph, 0) + 1
-                _require(pins.setdefault(subgraph, task.worker) == task.worker, "a subgraph runs on two workers")
+        steps[task.worker] += task.num_steps - task.num_finished
+        running[task.type_id] += task.num_steps - task.num_finished
+        for subgraph in arena.subgraph[task.unfinished].tolist():
+            in_flight[subgraph] = in_flight.get(subgraph, 0) + 1
+            _require(pins.setdefault(subgraph, task.worker) == task.worker, "a subgraph runs on two workers")
     _require(steps == books.worker_steps, f"workers hold {steps} steps, the books say {books.worker_steps}")
     _require(running == [book.num_running for book in books.types], "running steps per type are miscounted")
     for book in books.by_slot.values():

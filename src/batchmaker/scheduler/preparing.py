@@ -22,7 +22,7 @@ from batchmaker.scheduler.events import (
     RequestArrived,
     RequestCancelled,
     RequestId,
-    StepFinished,
+    StepsFinished,
 )
 
 _NUMBER: Final = ValueSpec((), "int64")
@@ -58,9 +58,8 @@ def _carried_out(scheduler: Scheduler, command: Command) -> list[Command]:
     """Return what follows when a task has run. Every second run that may stop does."""
     following: list[Command] = []
     if isinstance(command, RunTask):
-        for number, step in enumerate(command.steps):
-            stopped = None if step.runs is None else np.arange(step.batch) % 2 == 1
-            following += scheduler.handle(StepFinished(command.task, number, 0.0, stopped))
+        stopped = np.arange(len(command.nodes)) % 2 == 1 if command.may_stop.any() else None
+        following += scheduler.handle(StepsFinished(command.task, 0, command.num_steps, 0.0, stopped))
     return following
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.compiled import compiled
-from batchmaker.scheduler.arena import DONE, NOWHERE, READY, SUBMITTED
+from batchmaker.scheduler.arena import DONE, NOWHERE, READY, SUBMITTED, NodeArrays, SubgraphArrays
 from batchmaker.scheduler.commands import ZERO_TABLE
 from batchmaker.scheduler.lanes import NOBODY
 from batchmaker.scheduler.ready import NODE_BITS, NODE_MASK, Keys
@@ -19,30 +19,6 @@ from batchmaker.scheduler.ready import NODE_BITS, NODE_MASK, Keys
 Ids = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Short = NDArray[np.int16]
-
-
-@compiled
-def look_at(held: Flags, subgraph: Ids, end: Ids, open_ended: Flags, nodes: Ids) -> tuple[Ids, Ids, bool, bool, bool]:
-    """Return of a step's nodes: subgraphs [batch]; those that are done with it; whether some are of runs; whether some
-    are of runs that may stop; whether the unfold function may still use some.
-
-    Done with it are single nodes and the last ones of runs that may not stop.
-    """
-    subgraphs = np.empty(len(nodes), np.int64)
-    finished = np.empty(len(nodes), np.int64)
-    num_finished = 0
-    some_runs = some_open = some_held = False
-    for i in range(len(nodes)):
-        node = nodes[i]
-        mine = subgraph[node]
-        subgraphs[i] = mine
-        some_held |= held[node]
-        some_runs |= end[mine] > 0
-        some_open |= open_ended[mine]
-        if not open_ended[mine] and (end[mine] == 0 or node + 1 == end[mine]):
-            finished[num_finished] = node
-            num_finished += 1
-    return subgraphs, finished[:num_finished], some_runs, some_open, some_held
 
 
 @compiled
@@ -56,54 +32,43 @@ def unpinned_of(pin: Short, subgraph: Ids, worker: int, keys: Keys) -> Flags:
 
 @compiled
 def submit(
-    state: NDArray[np.int8],
-    pending: Ids,
-    first_edge: Ids,
-    num_edges: Ids,
-    consumer: Ids,
-    subgraph: Ids,
-    end: Ids,
-    open_ended: Flags,
-    sequence: Ids,
-    in_flight: Ids,
-    pin: Short,
-    worker: int,
-    keys: Keys,
-) -> tuple[Keys, bool]:
+    nodes: NodeArrays, subgraphs: SubgraphArrays, consumer: Ids, worker: int, keys: Keys, ranks: Ids
+) -> tuple[Keys, Ids]:
     """A step of these ready nodes is on a worker: their dependencies are updated as if it had run.
 
     Their subgraphs are pinned to the worker and have as many more node-steps in flight. Single nodes are SUBMITTED.
-    Returns the keys of the nodes of these subgraphs that are ready now, in no order unless the whole batch goes on:
-    whether each node is of a run that goes on for certain. Then they are the next nodes of the runs, as `keys` are
-    ordered.
+    ranks: of their requests, or empty.
+    Returns the keys of the nodes of these subgraphs that are ready now, in no order, and their ranks, or empty.
     """
     most = 0
     for key in keys:
-        most += max(1, num_edges[key & NODE_MASK])
-    ready = np.empty(most, np.int64)
-    num_ready = num_going_on = 0
-    for key in keys:
-        node = key & NODE_MASK
-        mine = subgraph[node]
-        in_flight[mine] += 1
-        pin[mine] = worker
-        if end[mine] > 0:  # a run feeds only other subgraphs
-            if node + 1 < end[mine] and not open_ended[mine]:
-                ready[num_ready] = key + 1
+        most += max(1, nodes.num_edges[key & NODE_MASK])
+    ready, of = np.empty(most, np.int64), np.empty(most if len(ranks) > 0 else 0, np.int64)
+    num_ready = 0
+    for i in range(len(keys)):
+        node = keys[i] & NODE_MASK
+        mine = nodes.subgraph[node]
+        subgraphs.in_flight[mine] += 1
+        subgraphs.pin[mine] = worker
+        before = num_ready
+        if subgraphs.end[mine] > 0:  # a run feeds only other subgraphs
+            if node + 1 < subgraphs.end[mine] and not subgraphs.open_ended[mine]:
+                ready[num_ready] = keys[i] + 1
                 num_ready += 1
-                num_going_on += 1
-            continue
-        state[node] = SUBMITTED
-        for edge in range(first_edge[node], first_edge[node] + num_edges[node]):
-            fed = consumer[edge]
-            if subgraph[fed] != mine:
-                continue
-            pending[fed] -= 1
-            if pending[fed] == 0:
-                state[fed] = READY
-                ready[num_ready] = (sequence[mine] << NODE_BITS) | fed
-                num_ready += 1
-    return ready[:num_ready], num_going_on == len(keys)
+        else:
+            nodes.state[node] = SUBMITTED
+            for edge in range(nodes.first_edge[node], nodes.first_edge[node] + nodes.num_edges[node]):
+                fed = consumer[edge]
+                if nodes.subgraph[fed] != mine:
+                    continue
+                nodes.pending[fed] -= 1
+                if nodes.pending[fed] == 0:
+                    nodes.state[fed] = READY
+                    ready[num_ready] = (subgraphs.sequence[mine] << NODE_BITS) | fed
+                    num_ready += 1
+        if len(ranks) > 0:
+            of[before:num_ready] = ranks[i]
+    return ready[:num_ready], of[: num_ready if len(ranks) > 0 else 0]
 
 
 @compiled

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.scheduler.commands import Rows, TableId, TableSpec
 from batchmaker.scheduler.events import WorkerId
-from batchmaker.scheduler.placing import take_rows
 
 FIRST_ROWS = 256
 
@@ -38,24 +37,28 @@ class RowPool:
     def num_used(self) -> int:
         return self.num_rows - self._num_free
 
-    def fill(self, rows: Rows, num_fresh: int, nodes: Rows, row: Rows) -> bool:
-        """Give a row to each node that has none; return whether the tables must grow to `num_rows` first.
+    def fit(self, num_free: int) -> bool:
+        """Have at least so many free rows; return whether the tables must grow to `num_rows` first."""
+        if self._num_free >= num_free:
+            return False
+        old = self.num_rows
+        self.num_rows = max(2 * old, old + num_free, FIRST_ROWS)
+        free = np.empty(self.num_rows, np.int64)
+        fresh = np.arange(self.num_rows - 1, old - 1, -1)
+        free[: len(fresh)] = fresh
+        free[len(fresh) : len(fresh) + self._num_free] = self._free[: self._num_free]
+        self._free = free
+        self._num_free += len(fresh)
+        return True
 
-        rows: [n] of the nodes, NOWHERE for `num_fresh` of them. row: [all nodes], written with it.
-        """
-        grown = self._num_free < num_fresh
-        if grown:
-            old = self.num_rows
-            self.num_rows = max(2 * old, old + num_fresh, FIRST_ROWS)
-            free = np.empty(self.num_rows, np.int64)
-            fresh = np.arange(self.num_rows - 1, old - 1, -1)
-            free[: len(fresh)] = fresh
-            free[len(fresh) : len(fresh) + self._num_free] = self._free[: self._num_free]
-            self._free = free
-            self._num_free += len(fresh)
-        take_rows(row, self._free, self._num_free, nodes, rows)
-        self._num_free -= num_fresh
-        return grown
+    @property
+    def free(self) -> tuple[Rows, int]:
+        """The free rows, the next one to be taken last, and how many they are; the array may be longer."""
+        return self._free, self._num_free
+
+    def take(self, num_left: int) -> None:
+        """The last free rows have been taken, so many are left."""
+        self._num_free = num_left
 
     def release(self, rows: Rows) -> None:
         """Give rows back. The caller owns them; each comes back once."""
@@ -80,6 +83,7 @@ class Tables:
         self._count = 1  # 0 is ZERO_TABLE
         self._host: dict[tuple[TypeId, int], TableSpec] = {}
         self._lanes: dict[tuple[WorkerId, TypeId, int], tuple[TableSpec, ...]] = {}
+        self._lane_tables: dict[TypeId, Rows] = {}
         self._pools: dict[tuple[object, ...], int] = {}
         self.pools: list[RowPool] = []
 
@@ -117,3 +121,12 @@ class Tables:
         if key not in self._lanes:
             self._lanes[key] = tuple(self._new(cell.inputs[port]) for port in cell.state_inputs(num_sequence_inputs))
         return self._lanes[key]
+
+    def lane_tables(self, cell: CellType, num_sequence_inputs: int, num_workers: int) -> Rows:
+        """Return the numbers of a cell type's lane tables, [num_workers, state inputs]."""
+        found = self._lane_tables.get(cell.type_id)
+        if found is None:
+            specs = [self.lanes(WorkerId(number), cell, num_sequence_inputs) for number in range(num_workers)]
+            found = np.array([[spec.table for spec in of_worker] for of_worker in specs], np.int64)
+            self._lane_tables[cell.type_id] = found.reshape(num_workers, -1)
+        return self._lane_tables[cell.type_id]

@@ -14,7 +14,7 @@ from batchmaker.errors import OptionError
 from batchmaker.policies.base import CellPolicy
 from batchmaker.scheduler.commands import Admit, Fail, Reply, RunTask
 from batchmaker.scheduler.core import Scheduler
-from batchmaker.scheduler.events import CellTypeAdded, Event, RequestArrived, RequestId, StepFinished, TimePassed
+from batchmaker.scheduler.events import CellTypeAdded, Event, RequestArrived, RequestId, StepsFinished, TimePassed
 from batchmaker.simulator.driver import Observe, Simulation
 from batchmaker.simulator.workload import Offered, SimulatedModel
 
@@ -102,7 +102,7 @@ class CellSimulation(Simulation[_Step]):
         self._num_new += len(arrivals)
         for step in ended:
             self._unfinished[step.task.worker] -= 1
-            events.append(StepFinished(step.task.task, step.number, now_s, busy_s=step.seconds))
+            events.append(StepsFinished(step.task.task, step.number, step.number + 1, now_s, busy_s=step.seconds))
         commands = self.scheduler.handle(*(events or (TimePassed(now_s),)))
         for command in commands:
             match command:
@@ -124,9 +124,11 @@ class CellSimulation(Simulation[_Step]):
         overhead = self._overhead
         begin_s = max(self._free_s[worker], now_s) + self._num_new * overhead.request_s
         self._num_new = 0
-        for number, step in enumerate(task.steps):
-            taken_s = seconds[len(step.nodes)] + overhead.step_s + len(step.nodes) * overhead.row_s
-            requests = self._by_slot[self.scheduler.slots(step.nodes)]
+        requests_of_all, begin = self._by_slot[self.scheduler.slots(task.nodes)], 0
+        for number, end in enumerate(task.ends.tolist()):
+            taken_s = seconds[end - begin] + overhead.step_s + (end - begin) * overhead.row_s
+            requests = requests_of_all[begin:end]
+            begin = end
             until_next_s = taken_s + overhead.turn_s
             self._submit(_Step(task, number, taken_s), worker, what, begin_s, until_next_s, requests)
             begin_s += until_next_s

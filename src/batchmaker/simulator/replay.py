@@ -32,15 +32,15 @@ from batchmaker.scheduler.events import (
     RequestCancelled,
     RequestFailed,
     SequenceClosed,
-    StepFinished,
+    StepsFinished,
     TimePassed,
 )
 
-VERSION: Final = 1
+VERSION: Final = 2
 _CLASSES: Final = {
     kind.__name__: kind
     for kind in (
-        CellTypeAdded, GraphExtended, RequestArrived, RequestCancelled, RequestFailed, SequenceClosed, StepFinished,
+        CellTypeAdded, GraphExtended, RequestArrived, RequestCancelled, RequestFailed, SequenceClosed, StepsFinished,
         TimePassed,
         Admit, Fail, Read, Reply, Reserve, RunTask,
     )

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from batchmaker.errors import OptionError
-from batchmaker.executor.base import StepResult, failed_results
+from batchmaker.executor.base import StepsResult, failed_result
 from batchmaker.executor.cuda.at_once import Planned
 from batchmaker.executor.cuda.cells import Bind, DeviceCells, HoistedRows, TaskForm
 from batchmaker.executor.cuda.device import Device, DeviceLostError
@@ -24,7 +25,6 @@ from batchmaker.executor.cuda.watcher import Watcher
 from batchmaker.executor.stepping import MAX_HOISTED_ROWS
 from batchmaker.graph.spec import CellType, TypeId
 from batchmaker.scheduler.commands import ZERO_TABLE, Lanes, Reserve, RunTask, Source, Step, TableId
-from batchmaker.scheduler.events import TaskId
 
 Addresses = NDArray[np.int64]
 
@@ -33,6 +33,7 @@ Addresses = NDArray[np.int64]
 class _Submitted:
     """One step on a device: its number there, and where its results will lie.
 
+    fetched: per fetch of the task, where its values are, None if none are of this step. failed: positions of the task.
     begun: what the device notes where the step's task begins, if that is not the step itself. part: which of how many
     steps of one launch this is; they finish together, and each is said to have taken an equal share.
     """
@@ -41,7 +42,7 @@ class _Submitted:
     task: RunTask
     step: int
     block: Block
-    fetched: tuple[Fetched, ...]
+    fetched: tuple[Fetched | None, ...]
     failed: Failures
     begun: NDArray[np.int64] | None = None
     part: tuple[int, int] = (0, 1)
@@ -49,12 +50,16 @@ class _Submitted:
 
 @dataclass(frozen=True, slots=True)
 class _NotSubmitted:
-    """A step that failed before it reached the device. It is reported when step `number` there has finished."""
+    """Steps that failed before they reached the device: from `step` to before `end`.
+
+    They are reported when step `number` there has finished.
+    """
 
     number: int
     task: RunTask
     step: int
-    result: StepResult
+    end: int
+    result: StepsResult
 
 
 @final
@@ -76,7 +81,7 @@ class CudaExecutor:
         self._of_worker: list[Place | None] = list(self._places)
         self._submitted: list[deque[_Submitted | _NotSubmitted]] = [deque() for _ in devices]
         self._last_end_ns = [0] * len(devices)
-        self._failed: list[StepResult] = []
+        self._failed: list[StepsResult] = []
         self.num_whole_tasks = 0  # tasks that ran in one launch
         self._lost: dict[int, str] = {}
         self._notify: Callable[[], None] = lambda: None
@@ -132,7 +137,7 @@ class CudaExecutor:
         if self._watcher is not None:
             self._watcher.wake()
 
-    def poll(self) -> list[StepResult]:
+    def poll(self) -> list[StepsResult]:
         with self._turn:
             return self._poll()
 
@@ -153,7 +158,7 @@ class CudaExecutor:
         place = self._of_worker[task.worker]
         if place is None:
             reasons = "; ".join(self._lost.values())
-            self._failed += failed_results(task, 0, DeviceLostError(f"no device is left ({reasons})"))
+            self._failed.append(failed_result(task, 0, DeviceLostError(f"no device is left ({reasons})")))
             self._notify()
             return
         waiting = self._submitted[place.number]
@@ -162,14 +167,13 @@ class CudaExecutor:
             self._run(place, task)
         except Exception as error:  # memory, rows that do not fit: the task fails, nothing else
             number, done = place.num_submitted, len(waiting) - before
-            results = failed_results(task, done, error)
-            waiting.extend(_NotSubmitted(number, task, result.step, result) for result in results)
+            waiting.append(_NotSubmitted(number, task, done, task.num_steps, failed_result(task, done, error)))
             if isinstance(error, DeviceLostError):
                 self._lose(error)
             self._notify()
 
-    def _poll(self) -> list[StepResult]:
-        results: list[StepResult] = []
+    def _poll(self) -> list[StepsResult]:
+        results: list[StepsResult] = []
         for place in self._living():
             waiting = self._submitted[place.number]
             finished = place.num_finished
@@ -199,7 +203,8 @@ class CudaExecutor:
         self._lost[place.number] = f"device {place.number} ({place.device.name}) was lost: {error}"
         waiting = self._submitted[place.number]
         for step in waiting:
-            self._failed.append(failed_results(step.task, step.step, error)[0])
+            end = step.end if isinstance(step, _NotSubmitted) else step.step + 1
+            self._failed.append(failed_result(step.task, step.step, error, end))
         waiting.clear()
         self._notify()
         self._tables.lose(place)
@@ -218,7 +223,8 @@ class CudaExecutor:
     def _run(self, place: Place, task: RunTask) -> None:
         """Submit a task's steps in order."""
         cells = self._cells[place.number]
-        chains = [step for step in task.steps if step.lanes is not None]
+        steps = task.steps
+        chains = [step for step in steps if step.lanes is not None]
         hoisted: HoistedRows | None = None
         bad: dict[int, str] = {}
         begun: NDArray[np.int64] | None = None
@@ -226,17 +232,17 @@ class CudaExecutor:
             lanes = chains[0].lanes
             assert lanes is not None
             num_sequence_inputs = len(self._types[task.type_id].inputs) - len(lanes.tables)
-            whole = cells.tasks(task.type_id, num_sequence_inputs) if len(chains) == len(task.steps) else None
-            planned = None if whole is None or self._lost else whole.program.plan(task.steps)
+            whole = cells.tasks(task.type_id, num_sequence_inputs) if len(chains) == len(steps) else None
+            planned = None if whole is None or self._lost else whole.program.plan(steps)
             if whole is not None and planned is not None:
-                self._run_at_once(place, task, whole, planned)
+                self._run_at_once(place, task, steps, whole, planned)
                 return
             form = cells.chains(task.type_id, num_sequence_inputs)
             hoisted = form.hoisted
             if hoisted is not None:
                 bad, begun = self._hoist(place, hoisted, chains, np.arange(sum(step.batch for step in chains)))
         offset = 0
-        for number, step in enumerate(task.steps):
+        for number, step in enumerate(steps):
             program = cells.nodes(task.type_id) if step.lanes is None else form.step
             cell = self._types[task.type_id]
             places, num_bytes = fetched(step.fetches, cell.outputs)
@@ -263,13 +269,23 @@ class CudaExecutor:
             failed.update(program.submit(block, step.batch))
             place.num_submitted += 1
             self._submitted[place.number].append(
-                _Submitted(place.num_submitted, task, number, block, places, tuple(sorted(failed.items())), begun)
+                _Submitted(
+                    place.num_submitted,
+                    task,
+                    number,
+                    block,
+                    _of_task(task, step, places),
+                    _in_task(task, number, sorted(failed.items())),
+                    begun,
+                )
             )
             begun = None
 
-    def _run_at_once(self, place: Place, task: RunTask, form: TaskForm, planned: Planned) -> None:
+    def _run_at_once(
+        self, place: Place, task: RunTask, steps: Sequence[Step], form: TaskForm, planned: Planned
+    ) -> None:
         """Submit all steps of a task of chains as one launch."""
-        program, steps = form.program, task.steps
+        program = form.program
         rows = np.concatenate([planned.places(number) for number in range(len(steps))])
         bad, begun = self._hoist(place, form.projected, steps, rows)
         places, num_bytes = [], 0
@@ -294,7 +310,16 @@ class CudaExecutor:
             first += step.batch
             part = (number, len(steps))
             self._submitted[place.number].append(
-                _Submitted(place.num_submitted, task, number, block, places[number], failed, begun, part)
+                _Submitted(
+                    place.num_submitted,
+                    task,
+                    number,
+                    block,
+                    _of_task(task, step, places[number]),
+                    _in_task(task, number, failed),
+                    begun,
+                    part,
+                )
             )
 
     def _hoist(
@@ -365,7 +390,7 @@ class CudaExecutor:
                 failed[first + position] = f"its state is gone: {'; '.join(self._lost.values())}"
         return found
 
-    def _result(self, place: Place, step: _Submitted | _NotSubmitted) -> StepResult:
+    def _result(self, place: Place, step: _Submitted | _NotSubmitted) -> StepsResult:
         """Read what a finished step has left in its block, which can then be used again."""
         if isinstance(step, _NotSubmitted):
             return step.result
@@ -377,7 +402,23 @@ class CudaExecutor:
         begin_ns, end_ns = begin_ns + span_ns * which // count, begin_ns + span_ns * (which + 1) // count
         busy_ns = end_ns - max(begin_ns, self._last_end_ns[place.number])
         self._last_end_ns[place.number] = end_ns
-        values = tuple(where.values(step.block) for where in step.fetched)
+        outputs = self._types[step.task.type_id].outputs
+        values = tuple(
+            torch.empty((0, *outputs[fetch.output].shape)) if where is None else where.values(step.block)
+            for fetch, where in zip(step.task.fetches, step.fetched, strict=True)
+        )
         if which + 1 == count:
             place.give_back(step.block.memory)
-        return StepResult(TaskId(step.task.task), step.step, values, step.failed, max(0, busy_ns) / 1e9)
+        return StepsResult(step.task.task, step.step, step.step + 1, values, step.failed, max(0, busy_ns) / 1e9)
+
+
+def _of_task(task: RunTask, step: Step, places: Sequence[Fetched]) -> tuple[Fetched | None, ...]:
+    """Return the places of what a step fetches, one per fetch of the task."""
+    found = {fetch.output: place for fetch, place in zip(step.fetches, places, strict=True)}
+    return tuple(found.get(fetch.output) for fetch in task.fetches)
+
+
+def _in_task(task: RunTask, number: int, failed: Iterable[tuple[int, str]]) -> Failures:
+    """Return failures at positions of a step as those at positions of its task."""
+    begin = task.begin_of(number)
+    return tuple((begin + position, reason) for position, reason in failed)

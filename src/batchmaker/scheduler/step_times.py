@@ -1,0 +1,57 @@
+"""How long a step of so many rows takes, learnt from the tasks that have run: what the budget of a task is spent on."""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+UNKNOWN_S: Final = 1e-4
+"""Seconds of a step before any has been measured."""
+_WEIGHT: Final = 0.2  # of the newest task in a size's mean
+_MOST: Final = 4.0  # times the mean that one task may count: a page fault or another process is no property of the cell
+
+
+@final
+class StepTimes:
+    """Seconds of a step of one cell type by batch, one number for each doubling.
+
+    seconds: [max_batch + 1]. Sizes that have not been seen take as long as the next larger one that has; beyond the
+    largest, in proportion to their rows.
+    """
+
+    __slots__ = ("_known", "seconds")
+
+    def __init__(self, max_batch: int) -> None:
+        self._known = np.full(max_batch.bit_length(), np.nan)
+        self.seconds: NDArray[np.float64] = np.full(max_batch + 1, UNKNOWN_S)
+
+    def add(self, num_steps: int, num_rows: int, busy_s: float) -> None:
+        """So many steps with so many rows in all took so long."""
+        seen_s = busy_s / num_steps
+        size = (num_rows // num_steps).bit_length() - 1
+        before = self._known[size]
+        if np.isnan(before):
+            self._known[size] = seen_s
+            self._fill()
+            return
+        after = before + _WEIGHT * (min(seen_s, _MOST * before) - before)
+        self._known[size] = after
+        if np.isnan(self._known).any():
+            self._fill()
+        else:
+            self.seconds[1 << size : 2 << size] = after
+
+    def _fill(self) -> None:
+        """Write what is known of each doubling, and what follows for those of which nothing is."""
+        following = np.nan
+        for size in reversed(range(len(self._known))):
+            known = self._known[size]
+            following = following if np.isnan(known) else known
+            self.seconds[1 << size : 2 << size] = following
+        last = int(np.flatnonzero(~np.isnan(self._known))[-1])
+        if np.isnan(following):
+            return
+        beyond = np.arange(2 << last, len(self.seconds))
+        self.seconds[2 << last :] = self._known[last] * beyond / (1 << last)
