@@ -1,0 +1,166 @@
+"""All steps of a task of recurrent chains in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Literal, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from batchmaker.compiled import is_compiled
+from batchmaker.kernels.cpu import steps
+from batchmaker.kernels.cpu.products import Library, Products, bits, library
+from batchmaker.kernels.cpu.steps import BLOCK, COPY_FIELDS, Floats, Ints, Rows, run_steps
+
+Array = NDArray[Any]
+StepKind = Literal["lstm", "gru", "rnn-tanh", "rnn-relu"]
+
+_KINDS: Final = {"lstm": steps.LSTM, "gru": steps.GRU, "rnn-tanh": steps.RNN_TANH, "rnn-relu": steps.RNN_RELU}
+_NO_TOKENS: Final = np.zeros(0, np.int64)
+
+
+@final
+@dataclass(slots=True)
+class LoopTask:
+    """What to compute: chains in lanes of state tables, step by step. Integers are int64, all arrays contiguous.
+
+    ends: [steps], the positions of step s are ends[s - 1] (0 for the first) to ends[s]. lanes: [positions], the row of
+    the state tables in which each position's state lies; different within a step.
+    inputs: for each sequence input [positions, *shape], in the order of the positions.
+    move_at: [moves] ascending positions whose state is not in their lane yet. move_from: [moves], where it is: >= 0 in
+    that lane of the same tables when the step begins; -1: it is zero; -2 - k: in row k of `entering`. Within a step no
+    lane is both source and target.
+    entering: [k, hidden] for each state input. state: [lanes, hidden] for each, read and written.
+    keep_at: [n] ascending positions whose outputs are written to rows keep_rows [n] of keep_tables, [rows, hidden] for
+    each output. fetch_at: for each fetched output [n] ascending positions; fetch_of: which output it is; fetched:
+    [n, hidden] for each, written.
+    Values have the cell's dtype; bfloat16 is given as int16.
+    """
+
+    ends: Ints
+    lanes: Ints
+    inputs: tuple[Array, ...]
+    move_at: Ints
+    move_from: Ints
+    entering: tuple[Rows, ...]
+    state: tuple[Rows, ...]
+    keep_at: Ints
+    keep_rows: Ints
+    keep_tables: tuple[Rows, ...]
+    fetch_at: tuple[Ints, ...]
+    fetch_of: tuple[int, ...]
+    fetched: tuple[Rows, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LoopCell:
+    """A cell that is one recurrent step of projected inputs.
+
+    kind: which. weights: [gates * hidden, hidden], float32 or bfloat16 on the CPU, in the order of gates (i, f, o, 2g),
+    (r, z, 2n) or one, doubled for tanh: what goes through tanh is scaled by two. bias: [gates * hidden] of the product,
+    only for "gru". state, outputs: for each state input and each output, 0 for h and 1 for c.
+    table: [tokens, gates * hidden], the projected input of each token, None if the inputs are no tokens; token: which
+    sequence input is the token. project: the sequence inputs of n rows -> [n, gates * hidden]; may raise.
+    """
+
+    kind: StepKind
+    weights: Tensor
+    bias: Tensor | None
+    state: tuple[int, ...]
+    outputs: tuple[int, ...]
+    table: Tensor | None
+    token: int
+    project: Callable[[tuple[Array, ...]], Tensor]
+
+
+def can_loop(weights: Tensor) -> bool:
+    """Whether there is a loop for recurrent weights like these: float32 or bfloat16 on the CPU, and a compiler."""
+    return is_compiled(run_steps) and weights.device.type == "cpu" and weights.dtype in (torch.float32, torch.bfloat16)
+
+
+@final
+class RecurrentLoop:
+    """Runs tasks of a cell that is one recurrent step. Threads may run tasks at once, on lanes of their own.
+
+    hidden, width: units of the state and of all gates. num_state: parts of the state. products: the weights. ways: how
+    n rows are multiplied by them, for n up to BLOCK; `choice` finds the fastest.
+    """
+
+    def __init__(self, cell: LoopCell, functions: Library | None = None) -> None:
+        self._cell = cell
+        self._kind = _KINDS[cell.kind]
+        self.width, self.hidden = cell.weights.shape
+        self.num_state = len(cell.state)
+        self.products = Products(cell.weights, library() if functions is None else functions)
+        self.ways: Ints = np.full(BLOCK + 1, self.products.ways[-1], np.int64)
+        bias = torch.zeros(self.width) if cell.bias is None else cell.bias.detach().float()
+        self._bias: Floats = bias.contiguous().numpy()
+        self._table = None if cell.table is None else bits(cell.table.detach().contiguous())
+        self._h, self._c = (cell.state.index(part) if part in cell.state else 0 for part in (0, 1))
+        # Threads take a room from here and put it back; both are one operation under the interpreter's lock.
+        self._rooms: list[tuple[Floats, Floats, Rows]] = []
+
+    def run(self, task: LoopTask) -> bool:
+        """Compute all steps of a task. False, with nothing written, if its inputs cannot be projected.
+
+        A token that has no row, for one: who computes step by step finds which it was.
+        """
+        if self._table is not None:
+            tokens = task.inputs[self._cell.token]
+            return self.run_projected(
+                task, self._table, tokens if tokens.dtype == np.int64 else tokens.astype(np.int64)
+            )
+        try:
+            px = self._cell.project(task.inputs)
+        except Exception:  # the cell's own
+            return False
+        return self.run_projected(task, bits(px))
+
+    def run_projected(self, task: LoopTask, px: Rows, tokens: Ints = _NO_TOKENS, ways: Ints | None = None) -> bool:
+        """Compute all steps of a task whose inputs have been projected, in `ways` instead of those of the loop.
+
+        px: [positions or more, gates * hidden], or a row for each token with `tokens` [positions].
+        """
+        products, state, entering = self.products, task.state, task.entering
+        copies = self._copies(task)
+        try:
+            room = self._rooms.pop()
+        except IndexError:
+            room = self._new_room()
+        done = run_steps(
+            self._kind, task.ends, task.lanes, tokens, px, state[self._h], state[self._c], task.move_at, task.move_from,
+            entering[self._h], entering[self._c], copies, products.w, self._bias, products.addresses,
+            self.ways if ways is None else ways, *room,
+        )  # fmt: skip
+        self._rooms.append(room)
+        return done
+
+    def zeros(self, num_rows: int) -> Rows:
+        """Return rows of state [num_rows, hidden]."""
+        return np.zeros((num_rows, self.hidden), self.products.w.dtype)
+
+    def as_stored(self, values: Floats) -> Rows:
+        """Return values in the cell's dtype."""
+        return values if self.products.w.dtype == np.float32 else bits(torch.from_numpy(values).bfloat16())
+
+    def _copies(self, task: LoopTask) -> Ints:
+        """Return what run_steps is to copy out; `task` keeps alive what the addresses in it are of."""
+        outputs, copies = self._cell.outputs, []
+        if len(task.keep_at):
+            at, rows, count = task.keep_at.ctypes.data, task.keep_rows.ctypes.data, len(task.keep_at)
+            copies += [
+                (0, count, at, rows, part, table.ctypes.data)
+                for part, table in zip(outputs, task.keep_tables, strict=True)
+            ]
+        for positions, output, values in zip(task.fetch_at, task.fetch_of, task.fetched, strict=True):
+            copies.append((0, len(positions), positions.ctypes.data, 0, outputs[output], values.ctypes.data))
+        return np.array(copies, np.int64).reshape(len(copies), COPY_FIELDS)
+
+    def _new_room(self) -> tuple[Floats, Floats, Rows]:
+        gates, state = (np.zeros((BLOCK, width), np.float32) for width in (self.width, self.hidden))
+        return gates, state, self.zeros(BLOCK)

@@ -1,0 +1,254 @@
+"""The steps of a task of LSTM, GRU or RNN chains, compiled: no Python between them, and no lock of the interpreter.
+
+Rows of weights and projected inputs come as `batchmaker.cells.recurrent` lays them out: what goes through tanh is
+scaled by two, so that every gate is tanh(x / 2) first. Sums, gates and c of a step are float32; bfloat16 state is
+rounded when it is stored. bfloat16 arrays are int16 here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmaker.compiled import compiled_arithmetic, inlined_arithmetic
+from batchmaker.kernels.cpu.machine import (
+    call_gemm_bf16,
+    call_sgemm_compute,
+    call_with_number,
+    copy_bytes,
+    int64_at,
+    rounded,
+    widened,
+    zero_bytes,
+)
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
+Rows = NDArray[Any]
+"""[n, width] float32, or int16 for bfloat16."""
+
+LSTM: Final = 0
+GRU: Final = 1
+RNN_TANH: Final = 2
+RNN_RELU: Final = 3
+
+OWN: Final = 0
+PACKED: Final = 1
+BF16: Final = 2
+
+BLOCK: Final = 64
+"""Most rows that are multiplied at once: their gates stay in the second cache."""
+
+NEXT_AT, COUNT, AT, ROWS, PART, TARGET, COPY_FIELDS = range(7)
+"""Fields of a copy: the next of its positions, how many there are, the address of the positions, that of the rows that
+they go to (0: one after the other), what is copied (0: h, 1: c), and the address that row 0 goes to."""
+
+SGEMM, WEIGHTS, BF16_GEMM, BF16_WEIGHTS, SET_THREADS, NUM_ADDRESSES = range(6)
+"""Addresses of functions and weights; 0 where there is none."""
+
+
+@inlined_arithmetic
+def half_tanh(x: Any) -> Any:
+    """Return tanh(x / 2) of a float32 within 4e-7: an odd polynomial over an even one, as vector libraries have it."""
+    x = np.float32(0.5) * x
+    x = np.float32(7.905311) if x > np.float32(7.905311) else x  # NaN passes both
+    x = np.float32(-7.905311) if x < np.float32(-7.905311) else x
+    s = x * x
+    p = np.float32(-2.76076847742355e-16)
+    p = p * s + np.float32(2.00018790482477e-13)
+    p = p * s + np.float32(-8.60467152213735e-11)
+    p = p * s + np.float32(5.12229709037114e-08)
+    p = p * s + np.float32(1.48572235717979e-05)
+    p = p * s + np.float32(6.37261928875436e-04)
+    p = (p * s + np.float32(4.89352455891786e-03)) * x
+    q = np.float32(1.19825839466702e-06)
+    q = q * s + np.float32(1.18534705686654e-04)
+    q = q * s + np.float32(2.26843463243900e-03)
+    return p / (q * s + np.float32(4.89352518554385e-03))
+
+
+@inlined_arithmetic
+def multiply_row(a: Floats, w: Rows, g: Floats, b: int) -> None:
+    """g[b] = a[b] @ w, eight rows of weights at a time."""
+    depth, width = w.shape
+    whole = depth - depth % 8
+    for j in range(width):
+        g[b, j] = np.float32(0)
+    for k in range(0, whole, 8):
+        for j in range(width):
+            g[b, j] += (
+                (a[b, k] * widened(w[k, j]) + a[b, k + 1] * widened(w[k + 1, j]))
+                + (a[b, k + 2] * widened(w[k + 2, j]) + a[b, k + 3] * widened(w[k + 3, j]))
+            ) + (
+                (a[b, k + 4] * widened(w[k + 4, j]) + a[b, k + 5] * widened(w[k + 5, j]))
+                + (a[b, k + 6] * widened(w[k + 6, j]) + a[b, k + 7] * widened(w[k + 7, j]))
+            )
+    for k in range(whole, depth):
+        for j in range(width):
+            g[b, j] += a[b, k] * widened(w[k, j])
+
+
+@inlined_arithmetic
+def multiply_pair(a: Floats, w: Rows, g: Floats, b: int) -> None:
+    """g[b] = a[b] @ w and the same for b + 1, reading the weights once, four rows at a time."""
+    depth, width = w.shape
+    whole = depth - depth % 4
+    for j in range(width):
+        g[b, j] = np.float32(0)
+        g[b + 1, j] = np.float32(0)
+    for k in range(0, whole, 4):
+        for j in range(width):
+            w0, w1, w2, w3 = widened(w[k, j]), widened(w[k + 1, j]), widened(w[k + 2, j]), widened(w[k + 3, j])
+            g[b, j] += (a[b, k] * w0 + a[b, k + 1] * w1) + (a[b, k + 2] * w2 + a[b, k + 3] * w3)
+            g[b + 1, j] += (a[b + 1, k] * w0 + a[b + 1, k + 1] * w1) + (a[b + 1, k + 2] * w2 + a[b + 1, k + 3] * w3)
+    for k in range(whole, depth):
+        for j in range(width):
+            g[b, j] += a[b, k] * widened(w[k, j])
+            g[b + 1, j] += a[b + 1, k] * widened(w[k, j])
+
+
+@inlined_arithmetic
+def multiply(how: int, n: int, a: Floats, narrow: Rows, w: Rows, addresses: Ints, g: Floats) -> None:
+    """g[:n] = the states a[:n] (in bfloat16, narrow[:n]) @ the weights, in one of the ways to do so."""
+    width, depth = g.shape[1], a.shape[1]
+    if how == PACKED:
+        call_sgemm_compute(addresses[SGEMM], n, width, depth, a.ctypes.data, addresses[WEIGHTS], g.ctypes.data)
+    elif how == BF16:
+        call_gemm_bf16(
+            addresses[BF16_GEMM], n, width, depth, narrow.ctypes.data, addresses[BF16_WEIGHTS], g.ctypes.data
+        )
+    else:
+        for b in range(0, n - 1, 2):
+            multiply_pair(a, w, g, b)
+        if n % 2:
+            multiply_row(a, w, g, n - 1)
+
+
+@inlined_arithmetic
+def finish_lstm(g: Floats, b: int, px: Rows, row: int, h: Rows, c: Rows, lane: int) -> None:
+    """Products of row b and projected inputs (i, f, o, 2g) -> h and c in their lane."""
+    hidden = h.shape[1]
+    half = np.float32(0.5)
+    for j in range(4 * hidden):
+        g[b, j] = half_tanh(g[b, j] + widened(px[row, j]))
+    for j in range(hidden):
+        i, f, o = half * g[b, j] + half, half * g[b, hidden + j] + half, half * g[b, 2 * hidden + j] + half
+        new = f * widened(c[lane, j]) + i * g[b, 3 * hidden + j]
+        c[lane, j] = rounded(new, c[lane, j])
+        h[lane, j] = rounded(o * half_tanh(new + new), h[lane, j])
+
+
+@inlined_arithmetic
+def finish_gru(g: Floats, b: int, px: Rows, row: int, bias: Floats, a: Floats, h: Rows, lane: int) -> None:
+    """Products of row b, their bias and projected inputs (r, z, 2n) -> h in its lane."""
+    hidden = h.shape[1]
+    half = np.float32(0.5)
+    for j in range(2 * hidden):
+        g[b, j] = half * half_tanh(g[b, j] + bias[j] + widened(px[row, j])) + half
+    for j in range(hidden):
+        k = 2 * hidden + j
+        n = half_tanh(widened(px[row, k]) + g[b, j] * (g[b, k] + bias[k]))
+        h[lane, j] = rounded(n + g[b, hidden + j] * (a[b, j] - n), h[lane, j])
+
+
+@inlined_arithmetic
+def finish_rnn(relu: bool, g: Floats, b: int, px: Rows, row: int, h: Rows, lane: int) -> None:
+    """Products of row b and projected inputs, doubled for tanh -> h in its lane."""
+    if relu:
+        for j in range(h.shape[1]):
+            x = g[b, j] + widened(px[row, j])
+            h[lane, j] = rounded(np.float32(0) if x < np.float32(0) else x, h[lane, j])
+    else:
+        for j in range(h.shape[1]):
+            h[lane, j] = rounded(half_tanh(g[b, j] + widened(px[row, j])), h[lane, j])
+
+
+@inlined_arithmetic
+def bring(source: int, lane: int, table: Rows, entering: Rows) -> None:
+    """Write the state that comes from elsewhere into its lane; see LoopTask.move_from."""
+    row_bytes = table.shape[1] * table.itemsize
+    target = table.ctypes.data + lane * row_bytes
+    if source >= 0:
+        copy_bytes(target, table.ctypes.data + source * row_bytes, row_bytes)
+    elif source == -1:
+        zero_bytes(target, row_bytes)
+    else:
+        copy_bytes(target, entering.ctypes.data + (-2 - source) * row_bytes, row_bytes)
+
+
+@inlined_arithmetic
+def hand_out(copies: Ints, last: int, lanes: Ints, h: Rows, c: Rows) -> None:
+    """Copy the outputs of positions below `last` to where they are wanted, from where the last call left off."""
+    row_bytes = h.shape[1] * h.itemsize
+    for i in range(len(copies)):
+        k = copies[i, NEXT_AT]
+        begin = c.ctypes.data if copies[i, PART] else h.ctypes.data
+        while k < copies[i, COUNT]:
+            position = int64_at(copies[i, AT], k)
+            if position >= last:
+                break
+            row = int64_at(copies[i, ROWS], k) if copies[i, ROWS] else k
+            copy_bytes(copies[i, TARGET] + row * row_bytes, begin + lanes[position] * row_bytes, row_bytes)
+            k += 1
+        copies[i, NEXT_AT] = k
+
+
+@inlined_arithmetic
+def gather(how: int, n: int, lanes: Ints, first: int, h: Rows, a: Floats, narrow: Rows) -> None:
+    """Bring the state of n positions together: in float32, and as it is where bfloat16 is multiplied."""
+    row_bytes = h.shape[1] * h.itemsize
+    for b in range(n):
+        lane = lanes[first + b]
+        for j in range(h.shape[1]):
+            a[b, j] = widened(h[lane, j])
+        if how == BF16:
+            copy_bytes(narrow.ctypes.data + b * row_bytes, h.ctypes.data + lane * row_bytes, row_bytes)
+
+
+@compiled_arithmetic
+def run_steps(
+    kind: int, ends: Ints, lanes: Ints, tokens: Ints, px: Rows, h: Rows, c: Rows, move_at: Ints, move_from: Ints,
+    entering_h: Rows, entering_c: Rows, copies: Ints, w: Rows, bias: Floats, addresses: Ints, ways: Ints, g: Floats,
+    a: Floats, narrow: Rows,
+) -> bool:  # fmt: skip
+    """Compute all steps of a task; False, with nothing written, if a token has no row.
+
+    tokens: of each position its row of px; empty if that is the position itself. c, entering_c: those of h but for an
+    LSTM. w: [hidden, gates * hidden]. ways: how to multiply so many rows, up to BLOCK. g, a, narrow: room for BLOCK
+    rows of gates and of state, in float32 and as stored. The rest is as in LoopTask and above.
+    """
+    by_token = len(tokens) > 0
+    for p in range(len(tokens)):
+        if tokens[p] < 0 or tokens[p] >= len(px):
+            return False
+    threads = call_with_number(addresses[SET_THREADS], 1) if addresses[SET_THREADS] else 0
+    first = move = 0
+    for step in range(len(ends)):
+        last = ends[step]
+        while move < len(move_at) and move_at[move] < last:
+            lane, source = lanes[move_at[move]], move_from[move]
+            bring(source, lane, h, entering_h)
+            if kind == LSTM:
+                bring(source, lane, c, entering_c)
+            move += 1
+        while first < last:
+            n = min(last - first, BLOCK)
+            how = ways[n]
+            gather(how, n, lanes, first, h, a, narrow)
+            multiply(how, n, a, narrow, w, addresses, g)
+            for b in range(n):
+                lane = lanes[first + b]
+                row = tokens[first + b] if by_token else first + b
+                if kind == LSTM:
+                    finish_lstm(g, b, px, row, h, c, lane)
+                elif kind == GRU:
+                    finish_gru(g, b, px, row, bias, a, h, lane)
+                else:
+                    finish_rnn(kind == RNN_RELU, g, b, px, row, h, lane)
+            first += n
+        hand_out(copies, last, lanes, h, c)
+    if addresses[SET_THREADS]:
+        call_with_number(addresses[SET_THREADS], threads)
+    return True
