@@ -36,9 +36,9 @@ def compiled_arithmetic(loop: Callable[P, R]) -> Callable[P, R]:
     return _compiled(loop, _ARITHMETIC)
 
 
-def inlined_arithmetic(loop: Callable[P, R]) -> Callable[P, R]:
-    """As `compiled_arithmetic`, for parts of such loops: compiled as text of each loop that calls it."""
-    return _typed(partial(njit, inline="always", **_ARITHMETIC)(), loop)
+def compiled_part(loop: Callable[P, R]) -> Callable[P, R]:
+    """As `compiled_arithmetic`, for what only compiled loops call: it is kept as part of each of them."""
+    return _typed(partial(njit, no_cpython_wrapper=True, no_cfunc_wrapper=True, **_ARITHMETIC)(), loop)
 
 
 def is_compiled(loop: Callable[..., Any]) -> bool:

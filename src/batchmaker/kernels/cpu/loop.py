@@ -14,13 +14,13 @@ from torch import Tensor
 from batchmaker.compiled import is_compiled
 from batchmaker.kernels.cpu import steps
 from batchmaker.kernels.cpu.products import Library, Products, bits, library
-from batchmaker.kernels.cpu.steps import BLOCK, COPY_FIELDS, Floats, Ints, Rows, run_steps
+from batchmaker.kernels.cpu.steps import BLOCK, COPY_FIELDS, Floats, Ints, Rows, note_copy, run_steps
 
 Array = NDArray[Any]
 StepKind = Literal["lstm", "gru", "rnn-tanh", "rnn-relu"]
 
 _KINDS: Final = {"lstm": steps.LSTM, "gru": steps.GRU, "rnn-tanh": steps.RNN_TANH, "rnn-relu": steps.RNN_RELU}
-_NO_TOKENS: Final = np.zeros(0, np.int64)
+_NONE: Final = np.zeros(0, np.int64)
 
 
 @final
@@ -121,7 +121,7 @@ class RecurrentLoop:
             return False
         return self.run_projected(task, bits(px))
 
-    def run_projected(self, task: LoopTask, px: Rows, tokens: Ints = _NO_TOKENS, ways: Ints | None = None) -> bool:
+    def run_projected(self, task: LoopTask, px: Rows, tokens: Ints = _NONE, ways: Ints | None = None) -> bool:
         """Compute all steps of a task whose inputs have been projected, in `ways` instead of those of the loop.
 
         px: [positions or more, gates * hidden], or a row for each token with `tokens` [positions].
@@ -150,16 +150,13 @@ class RecurrentLoop:
 
     def _copies(self, task: LoopTask) -> Ints:
         """Return what run_steps is to copy out; `task` keeps alive what the addresses in it are of."""
-        outputs, copies = self._cell.outputs, []
-        if len(task.keep_at):
-            at, rows, count = task.keep_at.ctypes.data, task.keep_rows.ctypes.data, len(task.keep_at)
-            copies += [
-                (0, count, at, rows, part, table.ctypes.data)
-                for part, table in zip(outputs, task.keep_tables, strict=True)
-            ]
-        for positions, output, values in zip(task.fetch_at, task.fetch_of, task.fetched, strict=True):
-            copies.append((0, len(positions), positions.ctypes.data, 0, outputs[output], values.ctypes.data))
-        return np.array(copies, np.int64).reshape(len(copies), COPY_FIELDS)
+        outputs, kept = self._cell.outputs, task.keep_tables if len(task.keep_at) else ()
+        copies = np.empty((len(kept) + len(task.fetched), COPY_FIELDS), np.int64)
+        for i, table in enumerate(kept):
+            note_copy(copies, i, outputs[i], task.keep_at, task.keep_rows, table)
+        for i, values in enumerate(task.fetched):
+            note_copy(copies, len(kept) + i, outputs[task.fetch_of[i]], task.fetch_at[i], _NONE, values)
+        return copies
 
     def _new_room(self) -> tuple[Floats, Floats, Rows]:
         gates, state = (np.zeros((BLOCK, width), np.float32) for width in (self.width, self.hidden))

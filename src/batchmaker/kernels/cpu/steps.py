@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.compiled import compiled_arithmetic, inlined_arithmetic
+from batchmaker.compiled import compiled, compiled_arithmetic, compiled_part
 from batchmaker.kernels.cpu.machine import (
     call_gemm_bf16,
     call_sgemm_compute,
@@ -49,7 +49,7 @@ SGEMM, WEIGHTS, BF16_GEMM, BF16_WEIGHTS, SET_THREADS, NUM_ADDRESSES = range(6)
 """Addresses of functions and weights; 0 where there is none."""
 
 
-@inlined_arithmetic
+@compiled_part
 def half_tanh(x: Any) -> Any:
     """Return tanh(x / 2) of a float32 within 4e-7: an odd polynomial over an even one, as vector libraries have it."""
     x = np.float32(0.5) * x
@@ -69,7 +69,7 @@ def half_tanh(x: Any) -> Any:
     return p / (q * s + np.float32(4.89352518554385e-03))
 
 
-@inlined_arithmetic
+@compiled_part
 def multiply_row(a: Floats, w: Rows, g: Floats, b: int) -> None:
     """g[b] = a[b] @ w, eight rows of weights at a time."""
     depth, width = w.shape
@@ -90,7 +90,7 @@ def multiply_row(a: Floats, w: Rows, g: Floats, b: int) -> None:
             g[b, j] += a[b, k] * widened(w[k, j])
 
 
-@inlined_arithmetic
+@compiled_part
 def multiply_pair(a: Floats, w: Rows, g: Floats, b: int) -> None:
     """g[b] = a[b] @ w and the same for b + 1, reading the weights once, four rows at a time."""
     depth, width = w.shape
@@ -109,7 +109,7 @@ def multiply_pair(a: Floats, w: Rows, g: Floats, b: int) -> None:
             g[b + 1, j] += a[b + 1, k] * widened(w[k, j])
 
 
-@inlined_arithmetic
+@compiled_part
 def multiply(how: int, n: int, a: Floats, narrow: Rows, w: Rows, addresses: Ints, g: Floats) -> None:
     """g[:n] = the states a[:n] (in bfloat16, narrow[:n]) @ the weights, in one of the ways to do so."""
     width, depth = g.shape[1], a.shape[1]
@@ -126,7 +126,7 @@ def multiply(how: int, n: int, a: Floats, narrow: Rows, w: Rows, addresses: Ints
             multiply_row(a, w, g, n - 1)
 
 
-@inlined_arithmetic
+@compiled_part
 def finish_lstm(g: Floats, b: int, px: Rows, row: int, h: Rows, c: Rows, lane: int) -> None:
     """Products of row b and projected inputs (i, f, o, 2g) -> h and c in their lane."""
     hidden = h.shape[1]
@@ -140,7 +140,7 @@ def finish_lstm(g: Floats, b: int, px: Rows, row: int, h: Rows, c: Rows, lane: i
         h[lane, j] = rounded(o * half_tanh(new + new), h[lane, j])
 
 
-@inlined_arithmetic
+@compiled_part
 def finish_gru(g: Floats, b: int, px: Rows, row: int, bias: Floats, a: Floats, h: Rows, lane: int) -> None:
     """Products of row b, their bias and projected inputs (r, z, 2n) -> h in its lane."""
     hidden = h.shape[1]
@@ -153,7 +153,7 @@ def finish_gru(g: Floats, b: int, px: Rows, row: int, bias: Floats, a: Floats, h
         h[lane, j] = rounded(n + g[b, hidden + j] * (a[b, j] - n), h[lane, j])
 
 
-@inlined_arithmetic
+@compiled_part
 def finish_rnn(relu: bool, g: Floats, b: int, px: Rows, row: int, h: Rows, lane: int) -> None:
     """Products of row b and projected inputs, doubled for tanh -> h in its lane."""
     if relu:
@@ -165,7 +165,7 @@ def finish_rnn(relu: bool, g: Floats, b: int, px: Rows, row: int, h: Rows, lane:
             h[lane, j] = rounded(half_tanh(g[b, j] + widened(px[row, j])), h[lane, j])
 
 
-@inlined_arithmetic
+@compiled_part
 def bring(source: int, lane: int, table: Rows, entering: Rows) -> None:
     """Write the state that comes from elsewhere into its lane; see LoopTask.move_from."""
     row_bytes = table.shape[1] * table.itemsize
@@ -178,7 +178,21 @@ def bring(source: int, lane: int, table: Rows, entering: Rows) -> None:
         copy_bytes(target, entering.ctypes.data + (-2 - source) * row_bytes, row_bytes)
 
 
-@inlined_arithmetic
+@compiled
+def note_copy(copies: Ints, i: int, part: int, at: Ints, rows: Ints, target: Rows) -> None:
+    """Let copy i be that of h (part 0) or c (1) at positions `at` to these rows of the target; all there are if empty.
+
+    Nothing keeps the arrays alive: copies hold their addresses.
+    """
+    copies[i, NEXT_AT] = 0
+    copies[i, COUNT] = len(at)
+    copies[i, AT] = at.ctypes.data
+    copies[i, ROWS] = rows.ctypes.data if len(rows) else 0
+    copies[i, PART] = part
+    copies[i, TARGET] = target.ctypes.data
+
+
+@compiled_part
 def hand_out(copies: Ints, last: int, lanes: Ints, h: Rows, c: Rows) -> None:
     """Copy the outputs of positions below `last` to where they are wanted, from where the last call left off."""
     row_bytes = h.shape[1] * h.itemsize
@@ -195,7 +209,7 @@ def hand_out(copies: Ints, last: int, lanes: Ints, h: Rows, c: Rows) -> None:
         copies[i, NEXT_AT] = k
 
 
-@inlined_arithmetic
+@compiled_part
 def gather(how: int, n: int, lanes: Ints, first: int, h: Rows, a: Floats, narrow: Rows) -> None:
     """Bring the state of n positions together: in float32, and as it is where bfloat16 is multiplied."""
     row_bytes = h.shape[1] * h.itemsize
