@@ -69,7 +69,10 @@ def made(
     def project(sequence: tuple[NDArray[Any], ...]) -> Tensor:
         return table[torch.from_numpy(sequence[0])]
 
-    cell = LoopCell(kind, weights, state_bias, state, outputs, table, 0, project)
+    def product(h: Tensor) -> Tensor:
+        return step.product(h, torch.zeros(len(h), len(weights), dtype=dtype))
+
+    cell = LoopCell(kind, weights, state_bias, state, outputs, table, 0, project, product)
     return Made(module, embedding, RecurrentLoop(cell, functions), dtype, outputs)
 
 

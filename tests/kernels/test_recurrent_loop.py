@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recurrent_tasks import KINDS, NUM_TOKENS, Made, as_tensor, expected, made, random_task
 
-from batchmaker.kernels.cpu.loop import LoopTask, StepKind
+from batchmaker.kernels.cpu.loop import LoopTask, Plan, StepKind
 from batchmaker.kernels.cpu.products import Library, library
 from batchmaker.kernels.cpu.steps import BLOCK, OWN, half_tanh, run_steps
 
@@ -23,9 +23,11 @@ TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
 def check(of: Made, task: LoopTask) -> None:
     """Run the task in every way to multiply, and compare all that is written with torch's cell."""
     wanted = expected(of, task)
-    for way in of.loop.products.ways:
+    ways, most = of.loop.products.ways, np.zeros(1, np.bool_)
+    plans = [Plan(np.full(BLOCK + 1, way), most, ()) for way in ways]
+    for plan in (*plans, Plan(plans[0].ways, ~most, (1, 4, 16))):
         mine = copy.deepcopy(task)
-        of.loop.ways[:] = way
+        of.loop.plan = plan
         assert of.loop.run(mine)
         for got, values in zip((mine.state, mine.keep_tables, mine.fetched), wanted, strict=True):
             for rows, value in zip(got, values, strict=True):

@@ -43,12 +43,15 @@ class ChainLoop:
         self._hoist_sizes: Sequence[int] = ()
         self._faster: NDArray[np.bool_] = np.zeros(0, np.bool_)
         self._measuring = threading.Lock()
+        self._recurrent = looped.step
         weights, bias = looped.step.rows
+        self._zeros = torch.zeros((0, len(weights)), dtype=weights.dtype)
         self.loop = RecurrentLoop(
             LoopCell(
-                looped.kind, weights, bias, looped.state, looped.outputs, looped.table, looped.projected, self._project
+                looped.kind, weights, bias, looped.state, looped.outputs, looped.table, looped.projected, self._project,
+                self._product,
             )
-        )
+        )  # fmt: skip
 
     def measure(self, batch_sizes: Sequence[int], hoist_sizes: Sequence[int] = ()) -> None:
         """Find the fastest ways up to the largest size; from now on `hoist` is called at the sizes given."""
@@ -60,7 +63,7 @@ class ChainLoop:
                 rows = example_rows((*self._hoisted, *self._state), padded)
                 return lambda: self._step(*rows)
 
-            self._faster = choose(self.loop, stepped, batch_sizes[-1])
+            self._faster = choose(self.loop, stepped, batch_sizes)
 
     def fastest(self, batch: int) -> RecurrentLoop | None:
         """Return the loop if it is faster for tasks whose largest step has so many rows; measured now if not before."""
@@ -81,6 +84,15 @@ class ChainLoop:
             for at in range(0, len(columns[0]), sizes[-1])
         ]
         return torch.cat(blocks)
+
+    def _product(self, h: Tensor) -> Tensor:
+        """Return the state's share of the gates, with all biases of the state."""
+        zeros = self._zeros
+        if len(zeros) < len(h):  # two threads may both make some; each uses its own
+            # Pages that nobody writes are one and the same, and stay in the first cache.
+            memory = torch.from_numpy(np.zeros(2 * len(h) * self.loop.width * h.itemsize, np.uint8))
+            zeros = self._zeros = memory.view(h.dtype).view(-1, self.loop.width)
+        return self._recurrent.product(h, zeros[: len(h)])
 
     def _padded(self, values: NDArray[Any], spec: ValueSpec) -> Tensor:
         """Return values with zeros behind them, up to a size at which `hoist` has been warmed up, or a multiple."""

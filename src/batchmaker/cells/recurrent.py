@@ -82,6 +82,10 @@ class LSTMStep:
         """Weights and bias of the product as the step has them."""
         return lstm_rows(self.weight_hh), None
 
+    def product(self, h: Tensor, zeros: Tensor) -> Tensor:
+        """Return the state's share of the gates [n, gates * hidden] by what `__call__` uses. zeros: so many."""
+        return self.linear.add(h, zeros)
+
     def __call__(self, projected: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         """Return (h, c) of the next step.
 
@@ -132,6 +136,10 @@ class GRUStep:
         """Weights and bias of the product as the step has them."""
         return gru_rows(self.weight_hh), None if self.bias_hh is None else gru_rows(self.bias_hh)
 
+    def product(self, h: Tensor, zeros: Tensor) -> Tensor:
+        """Return the state's share of the gates [n, gates * hidden] by what `__call__` uses. zeros: so many."""
+        return self.linear(h)
+
     def __call__(self, projected: Tensor, h: Tensor) -> Tensor:
         """Return h of the next step.
 
@@ -177,6 +185,10 @@ class RNNStep:
     def rows(self) -> tuple[Tensor, Tensor | None]:
         """Weights and bias of the product as the step has them."""
         return self.scale * self.weight_hh, None
+
+    def product(self, h: Tensor, zeros: Tensor) -> Tensor:
+        """Return the state's share of the gates [n, gates * hidden] by what `__call__` uses. zeros: so many."""
+        return self.linear.add(h, zeros)
 
     def __call__(self, projected: Tensor, h: Tensor) -> Tensor:
         """Return h of the next step. projected: [n, H], scaled. h: [n, H]. Nothing is modified."""

@@ -4,49 +4,58 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.kernels.cpu.loop import LoopTask, RecurrentLoop
-from batchmaker.kernels.cpu.steps import BLOCK, OWN
+from batchmaker.kernels.cpu.loop import LoopTask, Plan, RecurrentLoop
+from batchmaker.kernels.cpu.steps import BLOCK, OWN, Rows
 
 _OWN_ROWS: Final = 8
 """Above so many rows, own loops are not tried where a library could multiply: they read the weights again and again."""
-_SIZE_S: Final = 3e-3
-_ROUND_S: Final = 12e-3
-"""How long a size may take, and a round of all ways from which on larger sizes are not tried."""
+_SIZE_S: Final = 4e-3
+_ALL_S: Final = 80e-3
+"""How long a size may take, and all sizes: after that, what has been found holds for larger ones."""
+_SHORT: Final = 1 << 22
+"""Multiplications of a step up to which a task of several steps is timed."""
 
 
-def choose(loop: RecurrentLoop, step: Callable[[int], Callable[[], Any]], largest: int) -> NDArray[np.bool_]:
-    """Set the loop's ways; return for n from 0 to `largest` whether it is faster for tasks of at most n rows a step.
+def choose(
+    loop: RecurrentLoop, step: Callable[[int], Callable[[], Any]], batch_sizes: Sequence[int]
+) -> NDArray[np.bool_]:
+    """Make the loop's plan; return for n up to the largest size if it is faster for tasks of at most n rows a step.
 
-    step: makes the same step of n rows as it is computed otherwise. Takes some 10 ms, for wide cells up to 100.
+    step: makes the same step of n rows as it is computed otherwise. batch_sizes: those at which it has been
+    computed before, ascending. Takes some 10 ms, for wide cells up to 100.
     """
     sizes: list[int] = []
-    ratios: list[float] = []
-    best = loop.products.ways[-1]
-    for n in _ladder(largest):
-        ways = [best]
+    times: list[tuple[float, float, float]] = []
+    ways = np.full(BLOCK + 1, loop.products.ways[-1], np.int64)
+    loop.plan = Plan(ways, np.zeros(1, np.bool_), batch_sizes)
+    _compile(loop)
+    end_s = time.perf_counter() + _ALL_S
+    for n in _ladder(batch_sizes[-1]):
+        tried = [int(ways[-1])]
         if n <= BLOCK:
-            ways = [way for way in loop.products.ways if way != OWN or n <= _OWN_ROWS or loop.products.ways == [OWN]]
-        num_steps = 4 if n <= 16 else 1
-        px = np.random.default_rng(0).standard_normal((n * num_steps, loop.width), np.float32)
+            tried = [way for way in loop.products.ways if way != OWN or n <= _OWN_ROWS or loop.products.ways == [OWN]]
+        num_steps = 4 if n * loop.width * loop.hidden <= _SHORT else 1
+        px = loop.as_stored(np.random.default_rng(0).standard_normal((n * num_steps, loop.width), np.float32))
         task = example_task(loop, n, num_steps)
-        calls: list[Callable[[], Any]] = [_way(loop, way, task, loop.as_stored(px)) for way in ways]
-        *looped, stepped = _least_s([*calls, step(n)])
-        least = min(looped)
-        best = ways[looped.index(least)]
+        calls = [*(_compiled(loop, way, task, px) for way in tried), _products(loop, task, px, n), step(n)]
+        *compiled, products, stepped = _least_s(calls)
+        least = min(compiled)
         if n <= BLOCK:
-            loop.ways[sizes[-1] + 1 if sizes else 0 : n + 1] = best
-            loop.ways[n + 1 :] = best
+            ways[sizes[-1] + 1 if sizes else 0 :] = tried[compiled.index(least)]
         sizes.append(n)
-        ratios.append(least / num_steps / stepped)
-        if sum(looped) + stepped > _ROUND_S:
+        times.append((least, products, stepped * num_steps))
+        if time.perf_counter() > end_s:
             break
-    faster: NDArray[np.bool_] = np.interp(np.arange(largest + 1), sizes, ratios) < 1
+    every, (least_s, products_s, stepped_s) = np.arange(batch_sizes[-1] + 1), np.array(times).T
+    by_product = np.interp(every, sizes, products_s / least_s) < 1
+    loop.plan = Plan(ways, by_product, batch_sizes if by_product.any() else ())
+    faster: NDArray[np.bool_] = np.interp(every, sizes, np.minimum(least_s, products_s) / stepped_s) < 1
     return faster
 
 
@@ -78,23 +87,30 @@ def _ladder(largest: int) -> list[int]:
     return [*sizes, *quadrupled, largest]
 
 
-def _way(loop: RecurrentLoop, way: int, task: LoopTask, px: NDArray[Any]) -> Callable[[], Any]:
+def _compile(loop: RecurrentLoop) -> None:
+    """Everything that a task needs is compiled, or loaded."""
+    task = example_task(loop, 1, 1)
+    task.fetch_at, task.fetch_of, task.fetched = (task.lanes,), (0,), (loop.zeros(1),)
+    loop.run_projected(task, np.zeros((1, loop.width), loop.zeros(0).dtype))
+
+
+def _compiled(loop: RecurrentLoop, way: int, task: LoopTask, px: Rows) -> Callable[[], Any]:
     ways = np.full(BLOCK + 1, way, np.int64)
-    return lambda: loop.run_projected(task, px, ways=ways)
+    return lambda: loop.run_compiled(task, px, task.move_at[:0], ways)
+
+
+def _products(loop: RecurrentLoop, task: LoopTask, px: Rows, n: int) -> Callable[[], Any]:
+    return lambda: loop.run_products(task, px, task.move_at[:0], n)
 
 
 def _least_s(calls: list[Callable[[], Any]]) -> list[float]:
-    """Return the least time of each call, in some milliseconds all together; the first round does not count."""
+    """Return the least time of each call, called in turn for some milliseconds, but at least once."""
     least = [np.inf] * len(calls)
-    end_s = np.inf
-    for turn in itertools.count():
+    end_s = time.perf_counter() + _SIZE_S
+    while True:
         for i, call in enumerate(calls):
             begin_s = time.perf_counter()
             call()
-            taken_s = time.perf_counter() - begin_s
-            least[i] = taken_s if turn == 1 else min(least[i], taken_s)
-        if turn == 0:
-            end_s = time.perf_counter() + _SIZE_S
-        elif time.perf_counter() > end_s:
-            break
-    return least
+            least[i] = min(least[i], time.perf_counter() - begin_s)
+        if time.perf_counter() > end_s:
+            return least

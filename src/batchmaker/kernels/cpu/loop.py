@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, final
 
@@ -14,9 +15,21 @@ from torch import Tensor
 from batchmaker.compiled import is_compiled
 from batchmaker.kernels.cpu import steps
 from batchmaker.kernels.cpu.products import Library, Products, bits, library
-from batchmaker.kernels.cpu.steps import BLOCK, COPY_FIELDS, Floats, Ints, Rows, note_copy, run_steps
+from batchmaker.kernels.cpu.steps import (
+    BLOCK,
+    COPY_FIELDS,
+    Floats,
+    Ints,
+    Rows,
+    largest_step,
+    note_copy,
+    run_steps,
+)
 
 Array = NDArray[Any]
+_Room = tuple[Floats, Floats, Rows, Floats]
+"""What run_steps works in: g, a, narrow and t."""
+
 StepKind = Literal["lstm", "gru", "rnn-tanh", "rnn-relu"]
 
 _KINDS: Final = {"lstm": steps.LSTM, "gru": steps.GRU, "rnn-tanh": steps.RNN_TANH, "rnn-relu": steps.RNN_RELU}
@@ -66,6 +79,7 @@ class LoopCell:
     only for "gru". state, outputs: for each state input and each output, 0 for h and 1 for c.
     table: [tokens, gates * hidden], the projected input of each token, None if the inputs are no tokens; token: which
     sequence input is the token. project: the sequence inputs of n rows -> [n, gates * hidden]; may raise.
+    product: states [n, hidden] -> states @ weights.T + bias in their dtype, by PyTorch.
     """
 
     kind: StepKind
@@ -76,6 +90,22 @@ class LoopCell:
     table: Tensor | None
     token: int
     project: Callable[[tuple[Array, ...]], Tensor]
+    product: Callable[[Tensor], Tensor]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How tasks are computed.
+
+    ways: how n rows are multiplied in the compiled call, for n up to BLOCK. by_product: for tasks whose largest step
+    has n rows whether PyTorch multiplies instead, between two compiled calls for each step; the last for larger ones
+    too. product_sizes: the sizes at which it does, ascending; empty if it never does.
+    """
+
+    ways: Ints
+    by_product: NDArray[np.bool_]
+    product_sizes: Sequence[int]
 
 
 def can_loop(weights: Tensor) -> bool:
@@ -87,8 +117,8 @@ def can_loop(weights: Tensor) -> bool:
 class RecurrentLoop:
     """Runs tasks of a cell that is one recurrent step. Threads may run tasks at once, on lanes of their own.
 
-    hidden, width: units of the state and of all gates. num_state: parts of the state. products: the weights. ways: how
-    n rows are multiplied by them, for n up to BLOCK; `choice` finds the fastest.
+    hidden, width: units of the state and of all gates. num_state: parts of the state. products: the weights. plan:
+    how to compute what; `choice` finds the fastest.
     """
 
     def __init__(self, cell: LoopCell, functions: Library | None = None) -> None:
@@ -97,13 +127,14 @@ class RecurrentLoop:
         self.width, self.hidden = cell.weights.shape
         self.num_state = len(cell.state)
         self.products = Products(cell.weights, library() if functions is None else functions)
-        self.ways: Ints = np.full(BLOCK + 1, self.products.ways[-1], np.int64)
+        self.plan = Plan(np.full(BLOCK + 1, self.products.ways[-1], np.int64), np.zeros(1, np.bool_), ())
         bias = torch.zeros(self.width) if cell.bias is None else cell.bias.detach().float()
         self._bias: Floats = bias.contiguous().numpy()
+        self._no_bias: Floats = np.zeros(self.width, np.float32)
         self._table = None if cell.table is None else bits(cell.table.detach().contiguous())
         self._h, self._c = (cell.state.index(part) if part in cell.state else 0 for part in (0, 1))
         # Threads take a room from here and put it back; both are one operation under the interpreter's lock.
-        self._rooms: list[tuple[Floats, Floats, Rows]] = []
+        self._rooms: list[_Room] = []
 
     def run(self, task: LoopTask) -> bool:
         """Compute all steps of a task. False, with nothing written, if its inputs cannot be projected.
@@ -121,24 +152,69 @@ class RecurrentLoop:
             return False
         return self.run_projected(task, bits(px))
 
-    def run_projected(self, task: LoopTask, px: Rows, tokens: Ints = _NONE, ways: Ints | None = None) -> bool:
-        """Compute all steps of a task whose inputs have been projected, in `ways` instead of those of the loop.
+    def run_projected(self, task: LoopTask, px: Rows, tokens: Ints = _NONE) -> bool:
+        """Compute all steps of a task whose inputs have been projected.
 
         px: [positions or more, gates * hidden], or a row for each token with `tokens` [positions].
         """
-        products, state, entering = self.products, task.state, task.entering
-        copies = self._copies(task)
-        try:
-            room = self._rooms.pop()
-        except IndexError:
-            room = self._new_room()
-        done = run_steps(
-            self._kind, task.ends, task.lanes, tokens, px, state[self._h], state[self._c], task.move_at, task.move_from,
-            entering[self._h], entering[self._c], copies, products.w, self._bias, products.addresses,
-            self.ways if ways is None else ways, *room,
-        )  # fmt: skip
+        plan = self.plan
+        if plan.product_sizes:
+            largest = largest_step(task.ends, tokens, len(px))
+            if largest < 0:
+                return False
+            if plan.by_product[min(largest, len(plan.by_product) - 1)]:
+                self.run_products(task, px, tokens, largest)
+                return True
+        return self.run_compiled(task, px, tokens, plan.ways)
+
+    def run_compiled(self, task: LoopTask, px: Rows, tokens: Ints, ways: Ints) -> bool:
+        """As run_projected, in one compiled call. ways: how to multiply n rows, for n up to BLOCK."""
+        room = self._room()
+        arguments = self._arguments(task, px, tokens, ways, self._bias, room)
+        move = run_steps(*arguments, steps.ALL, 0, 0, 0, room[2], room[2])
         self._rooms.append(room)
-        return done
+        return move >= 0
+
+    def run_products(self, task: LoopTask, px: Rows, tokens: Ints, largest: int) -> None:
+        """As run_projected, with PyTorch's product between two compiled calls for each step; all tokens have rows."""
+        room = self._room()
+        arguments = self._arguments(task, px, tokens, self.plan.ways, self._no_bias, room)
+        states = self.zeros(self._padded(largest))
+        given = torch.from_numpy(states)
+        if states.dtype == np.int16:
+            given = given.view(torch.bfloat16)
+        first = move = 0
+        for step, last in enumerate(task.ends.tolist()):
+            move = run_steps(*arguments, steps.BEGIN, step, first, move, states, states)
+            made = bits(self._cell.product(given[: self._padded(last - first)]))
+            run_steps(*arguments, steps.END, step, first, move, states, made)
+            first = last
+        self._rooms.append(room)
+
+    def _arguments(
+        self, task: LoopTask, px: Rows, tokens: Ints, ways: Ints, bias: Floats, room: _Room
+    ) -> tuple[int, Ints, Ints, Ints, Rows, Rows, Rows, Ints, Ints, Rows, Rows, Ints, Rows, Floats, Ints, Ints,
+               Floats, Floats, Rows, Floats]:  # fmt: skip
+        """Return the first arguments of run_steps."""
+        h, c, products = self._h, self._c, self.products
+        return (
+            self._kind, task.ends, task.lanes, tokens, px, task.state[h], task.state[c], task.move_at, task.move_from,
+            task.entering[h], task.entering[c], self._copies(task), products.w, bias, products.addresses, ways, *room,
+        )  # fmt: skip
+
+    def _room(self) -> _Room:
+        """Return room for a call, which is given back to _rooms."""
+        try:
+            return self._rooms.pop()
+        except IndexError:
+            gates, state = (np.zeros((BLOCK, width), np.float32) for width in (self.width, self.hidden))
+            return gates, state, self.zeros(BLOCK), np.empty(self.width, np.float32)
+
+    def _padded(self, count: int) -> int:
+        """Return the size at which so many rows are multiplied by PyTorch."""
+        sizes = self.plan.product_sizes
+        at = bisect_left(sizes, count)
+        return sizes[at] if at < len(sizes) else count
 
     def zeros(self, num_rows: int) -> Rows:
         """Return rows of state [num_rows, hidden]."""
@@ -157,7 +233,3 @@ class RecurrentLoop:
         for i, values in enumerate(task.fetched):
             note_copy(copies, len(kept) + i, outputs[task.fetch_of[i]], task.fetch_at[i], _NONE, values)
         return copies
-
-    def _new_room(self) -> tuple[Floats, Floats, Rows]:
-        gates, state = (np.zeros((BLOCK, width), np.float32) for width in (self.width, self.hidden))
-        return gates, state, self.zeros(BLOCK)

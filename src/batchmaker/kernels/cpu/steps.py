@@ -37,6 +37,11 @@ RNN_RELU: Final = 3
 OWN: Final = 0
 PACKED: Final = 1
 BF16: Final = 2
+GIVEN: Final = 3
+"""Ways to multiply: own loops, MKL's packed product, that of bfloat16 matrices, and by somebody else."""
+
+ALL, BEGIN, END = range(3)
+"""What run_steps does: all steps, or one half of one."""
 
 BLOCK: Final = 64
 """Most rows that are multiplied at once: their gates stay in the second cache."""
@@ -110,8 +115,10 @@ def multiply_pair(a: Floats, w: Rows, g: Floats, b: int) -> None:
 
 
 @compiled_part
-def multiply(how: int, n: int, a: Floats, narrow: Rows, w: Rows, addresses: Ints, g: Floats) -> None:
-    """g[:n] = the states a[:n] (in bfloat16, narrow[:n]) @ the weights, in one of the ways to do so."""
+def multiply(
+    how: int, n: int, a: Floats, narrow: Rows, w: Rows, addresses: Ints, made: Rows, begin: int, g: Floats
+) -> None:  # fmt: skip
+    """g[:n] = the states a[:n] (in bfloat16, narrow[:n]) @ the weights, or rows of `made` from `begin` on."""
     width, depth = g.shape[1], a.shape[1]
     if how == PACKED:
         call_sgemm_compute(addresses[SGEMM], n, width, depth, a.ctypes.data, addresses[WEIGHTS], g.ctypes.data)
@@ -119,6 +126,10 @@ def multiply(how: int, n: int, a: Floats, narrow: Rows, w: Rows, addresses: Ints
         call_gemm_bf16(
             addresses[BF16_GEMM], n, width, depth, narrow.ctypes.data, addresses[BF16_WEIGHTS], g.ctypes.data
         )
+    elif how == GIVEN:
+        for b in range(n):
+            for j in range(width):
+                g[b, j] = widened(made[begin + b, j])
     else:
         for b in range(0, n - 1, 2):
             multiply_pair(a, w, g, b)
@@ -127,30 +138,32 @@ def multiply(how: int, n: int, a: Floats, narrow: Rows, w: Rows, addresses: Ints
 
 
 @compiled_part
-def finish_lstm(g: Floats, b: int, px: Rows, row: int, h: Rows, c: Rows, lane: int) -> None:
+def finish_lstm(g: Floats, b: int, px: Rows, row: int, t: Floats, h: Rows, c: Rows, lane: int) -> None:
     """Products of row b and projected inputs (i, f, o, 2g) -> h and c in their lane."""
     hidden = h.shape[1]
     half = np.float32(0.5)
     for j in range(4 * hidden):
-        g[b, j] = half_tanh(g[b, j] + widened(px[row, j]))
+        t[j] = half_tanh(g[b, j] + widened(px[row, j]))
     for j in range(hidden):
-        i, f, o = half * g[b, j] + half, half * g[b, hidden + j] + half, half * g[b, 2 * hidden + j] + half
-        new = f * widened(c[lane, j]) + i * g[b, 3 * hidden + j]
+        i, f, o = half * t[j] + half, half * t[hidden + j] + half, half * t[2 * hidden + j] + half
+        new = f * widened(c[lane, j]) + i * t[3 * hidden + j]
         c[lane, j] = rounded(new, c[lane, j])
         h[lane, j] = rounded(o * half_tanh(new + new), h[lane, j])
 
 
 @compiled_part
-def finish_gru(g: Floats, b: int, px: Rows, row: int, bias: Floats, a: Floats, h: Rows, lane: int) -> None:
-    """Products of row b, their bias and projected inputs (r, z, 2n) -> h in its lane."""
+def finish_gru(
+    g: Floats, b: int, px: Rows, row: int, bias: Floats, before: Floats, t: Floats, h: Rows, lane: int
+) -> None:  # fmt: skip
+    """Products of row b, their bias, projected inputs (r, z, 2n) and h before -> h in its lane."""
     hidden = h.shape[1]
     half = np.float32(0.5)
     for j in range(2 * hidden):
-        g[b, j] = half * half_tanh(g[b, j] + bias[j] + widened(px[row, j])) + half
+        t[j] = half * half_tanh(g[b, j] + bias[j] + widened(px[row, j])) + half
     for j in range(hidden):
         k = 2 * hidden + j
-        n = half_tanh(widened(px[row, k]) + g[b, j] * (g[b, k] + bias[k]))
-        h[lane, j] = rounded(n + g[b, hidden + j] * (a[b, j] - n), h[lane, j])
+        n = half_tanh(widened(px[row, k]) + t[j] * (g[b, k] + bias[k]))
+        h[lane, j] = rounded(n + t[hidden + j] * (before[b, j] - n), h[lane, j])
 
 
 @compiled_part
@@ -163,6 +176,23 @@ def finish_rnn(relu: bool, g: Floats, b: int, px: Rows, row: int, h: Rows, lane:
     else:
         for j in range(h.shape[1]):
             h[lane, j] = rounded(half_tanh(g[b, j] + widened(px[row, j])), h[lane, j])
+
+
+@compiled_part
+def finish(
+    kind: int, n: int, first: int, lanes: Ints, tokens: Ints, px: Rows, bias: Floats, g: Floats, before: Floats,
+    t: Floats, h: Rows, c: Rows,
+) -> None:  # fmt: skip
+    """Products of n positions from `first` on -> their new state in their lanes."""
+    for b in range(n):
+        lane = lanes[first + b]
+        row = tokens[first + b] if len(tokens) else first + b
+        if kind == LSTM:
+            finish_lstm(g, b, px, row, t, h, c, lane)
+        elif kind == GRU:
+            finish_gru(g, b, px, row, bias, before, t, h, lane)
+        else:
+            finish_rnn(kind == RNN_RELU, g, b, px, row, h, lane)
 
 
 @compiled_part
@@ -221,48 +251,86 @@ def gather(how: int, n: int, lanes: Ints, first: int, h: Rows, a: Floats, narrow
             copy_bytes(narrow.ctypes.data + b * row_bytes, h.ctypes.data + lane * row_bytes, row_bytes)
 
 
+@compiled_part
+def enter(
+    kind: int, move: int, last: int, lanes: Ints, move_at: Ints, move_from: Ints, h: Rows, c: Rows, entering_h: Rows,
+    entering_c: Rows,
+) -> int:  # fmt: skip
+    """Bring the states of positions below `last` into their lanes, from move `move` on; return the next move."""
+    while move < len(move_at) and move_at[move] < last:
+        lane, source = lanes[move_at[move]], move_from[move]
+        bring(source, lane, h, entering_h)
+        if kind == LSTM:
+            bring(source, lane, c, entering_c)
+        move += 1
+    return move
+
+
+@compiled_part
+def copy_rows(h: Rows, lanes: Ints, first: int, last: int, states: Rows) -> None:
+    """Let the first rows of `states` be the states of positions first to last."""
+    row_bytes = h.shape[1] * h.itemsize
+    for b in range(last - first):
+        copy_bytes(states.ctypes.data + b * row_bytes, h.ctypes.data + lanes[first + b] * row_bytes, row_bytes)
+
+
+@compiled_part
+def all_have_rows(tokens: Ints, num_rows: int) -> bool:
+    """Whether all tokens are rows of a table of so many."""
+    outside = 0
+    for p in range(len(tokens)):
+        outside += tokens[p] < 0 or tokens[p] >= num_rows
+    return outside == 0
+
+
 @compiled_arithmetic
 def run_steps(
     kind: int, ends: Ints, lanes: Ints, tokens: Ints, px: Rows, h: Rows, c: Rows, move_at: Ints, move_from: Ints,
     entering_h: Rows, entering_c: Rows, copies: Ints, w: Rows, bias: Floats, addresses: Ints, ways: Ints, g: Floats,
-    a: Floats, narrow: Rows,
-) -> bool:  # fmt: skip
-    """Compute all steps of a task; False, with nothing written, if a token has no row.
+    a: Floats, narrow: Rows, t: Floats, phase: int, step: int, first: int, move: int, states: Rows, made: Rows,
+) -> int:  # fmt: skip
+    """Compute all steps of a task; -1, with nothing written, if a token has no row.
 
     tokens: of each position its row of px; empty if that is the position itself. c, entering_c: those of h but for an
     LSTM. w: [hidden, gates * hidden]. ways: how to multiply so many rows, up to BLOCK. g, a, narrow: room for BLOCK
-    rows of gates and of state, in float32 and as stored. The rest is as in LoopTask and above.
+    rows of gates and of state, in float32 and as stored. t: room for the gates of a row. The rest is as in LoopTask and
+    above. For phase ALL, step, first and move are 0.
+
+    Or half of a step that somebody else multiplies for, whose tokens have rows: BEGIN lets `states` be the state of its
+    positions, END takes their products from `made`, both [positions or more, width]. step, first: which step it is, and
+    its first position. move: what BEGIN returned for the step before, the next move.
     """
-    by_token = len(tokens) > 0
-    for p in range(len(tokens)):
-        if tokens[p] < 0 or tokens[p] >= len(px):
-            return False
+    if phase == ALL and not all_have_rows(tokens, len(px)):
+        return -1
+    if phase == BEGIN:
+        move = enter(kind, move, ends[step], lanes, move_at, move_from, h, c, entering_h, entering_c)
+        copy_rows(h, lanes, first, ends[step], states)
+        return move
     threads = call_with_number(addresses[SET_THREADS], 1) if addresses[SET_THREADS] else 0
-    first = move = 0
-    for step in range(len(ends)):
-        last = ends[step]
-        while move < len(move_at) and move_at[move] < last:
-            lane, source = lanes[move_at[move]], move_from[move]
-            bring(source, lane, h, entering_h)
-            if kind == LSTM:
-                bring(source, lane, c, entering_c)
-            move += 1
+    for now in range(step, step + 1 if phase == END else len(ends)):
+        begin, last = first, ends[now]
+        if phase == ALL:
+            move = enter(kind, move, last, lanes, move_at, move_from, h, c, entering_h, entering_c)
         while first < last:
             n = min(last - first, BLOCK)
-            how = ways[n]
+            how = GIVEN if phase == END else ways[n]
             gather(how, n, lanes, first, h, a, narrow)
-            multiply(how, n, a, narrow, w, addresses, g)
-            for b in range(n):
-                lane = lanes[first + b]
-                row = tokens[first + b] if by_token else first + b
-                if kind == LSTM:
-                    finish_lstm(g, b, px, row, h, c, lane)
-                elif kind == GRU:
-                    finish_gru(g, b, px, row, bias, a, h, lane)
-                else:
-                    finish_rnn(kind == RNN_RELU, g, b, px, row, h, lane)
+            multiply(how, n, a, narrow, w, addresses, made, first - begin, g)
+            finish(kind, n, first, lanes, tokens, px, bias, g, a, t, h, c)
             first += n
         hand_out(copies, last, lanes, h, c)
     if addresses[SET_THREADS]:
         call_with_number(addresses[SET_THREADS], threads)
-    return True
+    return move
+
+
+@compiled_arithmetic
+def largest_step(ends: Ints, tokens: Ints, num_rows: int) -> int:
+    """Return the most positions that a step has; -1 if a token has no row."""
+    if not all_have_rows(tokens, num_rows):
+        return -1
+    first = most = 0
+    for end in ends:
+        most = max(most, end - first)
+        first = end
+    return most
