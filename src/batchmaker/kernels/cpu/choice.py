@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from batchmaker.kernels.cpu.steps import BLOCK, OWN, Rows
 
 _OWN_ROWS: Final = 8
 """Above so many rows, own loops are not tried where a library could multiply: they read the weights again and again."""
-_SIZE_S: Final = 4e-3
+_SIZE_S: Final = 3e-3
 _ALL_S: Final = 80e-3
 """How long a size may take, and all sizes: after that, what has been found holds for larger ones."""
 _SHORT: Final = 1 << 22
@@ -30,33 +31,47 @@ def choose(
     step: makes the same step of n rows as it is computed otherwise. batch_sizes: those at which it has been
     computed before, ascending. Takes some 10 ms, for wide cells up to 100.
     """
-    sizes: list[int] = []
-    times: list[tuple[float, float, float]] = []
+    largest = batch_sizes[-1]
     ways = np.full(BLOCK + 1, loop.products.ways[-1], np.int64)
     loop.plan = Plan(ways, np.zeros(1, np.bool_), batch_sizes)
     _compile(loop)
-    end_s = time.perf_counter() + _ALL_S
-    for n in _ladder(batch_sizes[-1]):
-        tried = [int(ways[-1])]
-        if n <= BLOCK:
-            tried = [way for way in loop.products.ways if way != OWN or n <= _OWN_ROWS or loop.products.ways == [OWN]]
-        num_steps = 4 if n * loop.width * loop.hidden <= _SHORT else 1
-        px = loop.as_stored(np.random.default_rng(0).standard_normal((n * num_steps, loop.width), np.float32))
-        task = example_task(loop, n, num_steps)
-        calls = [*(_compiled(loop, way, task, px) for way in tried), _products(loop, task, px, n), step(n)]
-        *compiled, products, stepped = _least_s(calls)
-        least = min(compiled)
-        if n <= BLOCK:
-            ways[sizes[-1] + 1 if sizes else 0 :] = tried[compiled.index(least)]
-        sizes.append(n)
-        times.append((least, products, stepped * num_steps))
-        if time.perf_counter() > end_s:
+    measured: dict[int, _Times] = {}
+    end_s = time.thread_time() + _ALL_S
+    for n in _sizes(largest):
+        measured[n] = _times(loop, step, n)
+        if time.thread_time() > end_s:
             break
-    every, (least_s, products_s, stepped_s) = np.arange(batch_sizes[-1] + 1), np.array(times).T
-    by_product = np.interp(every, sizes, products_s / least_s) < 1
+    for n in sorted(measured, reverse=True):
+        if n <= BLOCK:
+            ways[: n + 1] = measured[n].way
+    sizes, every = sorted(measured), np.arange(largest + 1)
+    times = np.array([[measured[n].compiled_s, measured[n].products_s, measured[n].step_s] for n in sizes])
+    by_product = np.interp(every, sizes, times[:, 1] / times[:, 0]) < 1
     loop.plan = Plan(ways, by_product, batch_sizes if by_product.any() else ())
-    faster: NDArray[np.bool_] = np.interp(every, sizes, np.minimum(least_s, products_s) / stepped_s) < 1
+    faster: NDArray[np.bool_] = np.interp(every, sizes, times[:, :2].min(1) / times[:, 2]) < 1
     return faster
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """Seconds of the same steps in one compiled call, in the fastest way to multiply, and otherwise."""
+
+    way: int
+    compiled_s: float
+    products_s: float
+    step_s: float
+
+
+def _times(loop: RecurrentLoop, step: Callable[[int], Callable[[], Any]], n: int) -> _Times:
+    ways = loop.products.ways
+    tried = [way for way in ways if way != OWN or n <= _OWN_ROWS or len(ways) == 1]
+    num_steps = 4 if n * loop.width * loop.hidden <= _SHORT else 1
+    px = loop.as_stored(np.random.default_rng(0).standard_normal((n * num_steps, loop.width), np.float32))
+    task = example_task(loop, n, num_steps)
+    calls = [*(_compiled(loop, way, task, px) for way in tried), _products(loop, task, px, n), step(n)]
+    *compiled, products, stepped = _least_s(calls)
+    return _Times(tried[compiled.index(min(compiled))], min(compiled), products, num_steps * stepped)
 
 
 def example_task(loop: RecurrentLoop, n: int, num_steps: int) -> LoopTask:
@@ -81,10 +96,9 @@ def example_task(loop: RecurrentLoop, n: int, num_steps: int) -> LoopTask:
     )
 
 
-def _ladder(largest: int) -> list[int]:
-    sizes = [size for size in (1, 2, 4, 8, 16, BLOCK) if size < largest]
-    quadrupled = itertools.takewhile(lambda size: size < largest, (BLOCK * 4**i for i in itertools.count(1)))
-    return [*sizes, *quadrupled, largest]
+def _sizes(largest: int) -> list[int]:
+    """Return the sizes to try, what says the most first: time may not be left for all."""
+    return list(dict.fromkeys(min(size, largest) for size in (1, BLOCK, 4, 16, 2, 8, 4 * BLOCK, 16 * BLOCK)))
 
 
 def _compile(loop: RecurrentLoop) -> None:
@@ -104,13 +118,17 @@ def _products(loop: RecurrentLoop, task: LoopTask, px: Rows, n: int) -> Callable
 
 
 def _least_s(calls: list[Callable[[], Any]]) -> list[float]:
-    """Return the least time of each call, called in turn for some milliseconds, but at least once."""
+    """Return the least time of each call, called in turn for some milliseconds, but at least twice.
+
+    It is the time of this thread: what else the machine does must not decide.
+    """
     least = [np.inf] * len(calls)
-    end_s = time.perf_counter() + _SIZE_S
-    while True:
+    end_s = time.thread_time() + _SIZE_S
+    for turn in itertools.count(1):
         for i, call in enumerate(calls):
-            begin_s = time.perf_counter()
+            begin_s = time.thread_time()
             call()
-            least[i] = min(least[i], time.perf_counter() - begin_s)
-        if time.perf_counter() > end_s:
-            return least
+            least[i] = min(least[i], time.thread_time() - begin_s)
+        if turn > 1 and time.thread_time() > end_s:
+            break
+    return least
