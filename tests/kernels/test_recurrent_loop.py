@@ -94,6 +94,16 @@ def test_two_threads_compute_what_one_does(dtype: torch.dtype) -> None:
     assert not wrong
 
 
+def test_each_dtype_has_one_form_that_is_compiled() -> None:
+    """Another would be compiled in the middle of serving."""
+    for dtype in TOLERANCES:
+        for kind in KINDS:
+            of = made(kind, dtype, 8)
+            for seed in range(5):
+                assert of.loop.run(random_task(of, seed, num_steps=2))
+    assert len(run_steps.signatures) == len(TOLERANCES)  # type: ignore[attr-defined]
+
+
 def test_the_lock_of_the_interpreter_is_not_held() -> None:
     assert run_steps.targetoptions["nogil"]  # type: ignore[attr-defined]
 

@@ -118,17 +118,18 @@ def _products(loop: RecurrentLoop, task: LoopTask, px: Rows, n: int) -> Callable
 
 
 def _least_s(calls: list[Callable[[], Any]]) -> list[float]:
-    """Return the least time of each call, called in turn for some milliseconds, but at least twice.
+    """Return the least time of each call, called in turn for some milliseconds, but at least twice or three times.
 
     It is the time of this thread: what else the machine does must not decide.
     """
     least = [np.inf] * len(calls)
-    end_s = time.thread_time() + _SIZE_S
+    started_s = time.thread_time()
     for turn in itertools.count(1):
         for i, call in enumerate(calls):
             begin_s = time.thread_time()
             call()
             least[i] = min(least[i], time.thread_time() - begin_s)
-        if turn > 1 and time.thread_time() > end_s:
+        taken_s = time.thread_time() - started_s
+        if taken_s > _SIZE_S and turn > (1 if taken_s > 4 * _SIZE_S else 2):
             break
     return least
