@@ -144,7 +144,7 @@ def test_without_a_compiler_there_is_no_loop(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_loop_is_offered_where_it_was_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = bound(nn.GRUCell(4, HIDDEN), (ROW,), 1)
-    monkeypatch.setattr("batchmaker.cells.looping.choose", lambda *_: np.array([False, True, False]))
+    monkeypatch.setattr("batchmaker.cells.looping.choose", lambda *_: np.array([False, True, False, True, True]))
     assert cell.loop_for(1) is cell.loop
     assert cell.loop_for(2) is None
 

@@ -68,7 +68,7 @@ class ChainLoop:
     def fastest(self, batch: int) -> RecurrentLoop | None:
         """Return the loop if it is faster for tasks whose largest step has so many rows; measured now if not before."""
         if batch >= len(self._faster):
-            self.measure(range(1, batch + 1))
+            self.measure(range(1, (1 << batch.bit_length()) + 1), self._hoist_sizes)
         return self.loop if self._faster[batch] else None
 
     def _project(self, sequence: tuple[NDArray[Any], ...]) -> Tensor:
