@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import final
@@ -16,6 +16,7 @@ from batchmaker.cells.dataflow import CannotRewriteError, TracedCell, copied
 from batchmaker.cells.export import example_rows, export_cell, flat_module, flat_outputs, infer_outputs
 from batchmaker.cells.fold import fold_tokens
 from batchmaker.cells.identity import CellIdentity, canonical
+from batchmaker.cells.looping import ChainLoop, chain_loop
 from batchmaker.cells.lower import Packer
 from batchmaker.cells.planning.plan import Way, fastest_in_runs, plan_cell
 from batchmaker.cells.program import Program
@@ -24,6 +25,7 @@ from batchmaker.cells.rewrite import cut_recurrent_cells, fold_constants, lift, 
 from batchmaker.cells.split import Split, compile_whole, split_cell
 from batchmaker.errors import ModelError
 from batchmaker.graph.spec import ValueSpec
+from batchmaker.kernels.cpu.loop import RecurrentLoop
 
 CPU = torch.device("cpu")
 
@@ -206,8 +208,8 @@ class BoundCell:
     """
 
     __slots__ = (
-        "_core", "_split", "_splits", "hoisted", "identity", "inputs", "name", "notes", "num_sequence_inputs",
-        "outputs",
+        "_chain_loop", "_core", "_split", "_splits", "hoisted", "identity", "inputs", "name", "notes",
+        "num_sequence_inputs", "outputs",
     )  # fmt: skip
 
     def __init__(
@@ -228,6 +230,7 @@ class BoundCell:
         self.num_sequence_inputs: int | None = None
         self._core = core
         self._split: Split | None = None
+        self._chain_loop: ChainLoop | None = None
         self._splits: dict[int, BoundCell] = {}
 
     def split(self, num_sequence_inputs: int) -> BoundCell:
@@ -241,6 +244,8 @@ class BoundCell:
             split, notes = self._core.split(self.inputs, num_sequence_inputs)
             made = BoundCell(self.name, self.inputs, self.outputs, self.identity, (*self.notes, *notes), self._core)
             made.num_sequence_inputs, made._split, made.hoisted = num_sequence_inputs, split, split.hoisted
+            given, state = self.inputs[:num_sequence_inputs], self.inputs[num_sequence_inputs:]
+            made._chain_loop = chain_loop(split.looped, split.hoist, split.step, given, split.hoisted, state)
             self._splits[num_sequence_inputs] = made
         return self._splits[num_sequence_inputs]
 
@@ -261,12 +266,24 @@ class BoundCell:
         """Compute the rest for n rows: returns all outputs of the cell, so call(x, s) = step(hoist(x), s)."""
         return self._need_split().step(*hoisted, *state)
 
+    @property
+    def loop(self) -> RecurrentLoop | None:
+        """What runs all steps of a task in one call, for cells that are one recurrent step on the CPU; see loop_for."""
+        return None if self._chain_loop is None else self._chain_loop.loop
+
+    def loop_for(self, batch: int) -> RecurrentLoop | None:
+        """Return `loop` if it is faster than `step` for tasks whose largest step has so many rows, else None.
+
+        `warm_up` measures that; where it was not called, the first call here does.
+        """
+        return None if self._chain_loop is None else self._chain_loop.fastest(batch)
+
     def recurrence(self, num_sequence_inputs: int) -> Recurrence | None:
         """Return the cell as an LSTM or a GRU of so many inputs per step, None if it is anything else or more."""
         return self._core.recurrence(num_sequence_inputs)
 
-    def warm_up(self, batch_sizes: Iterable[int], hoist_sizes: Iterable[int] = ()) -> None:
-        """Run every size once, so that no request waits while oneDNN builds what a new size needs.
+    def warm_up(self, batch_sizes: Sequence[int], hoist_sizes: Sequence[int] = ()) -> None:
+        """Run every size once, so that no request waits while oneDNN builds what a new size needs; measure the loop.
 
         batch_sizes: for `step`, or for `call` where the cell is not split. hoist_sizes: for `hoist`.
         """
@@ -278,6 +295,8 @@ class BoundCell:
                 self.step(example_rows(self.hoisted, size), state)
         for size in hoist_sizes:
             self.hoist(example_rows(self.inputs[: self.num_sequence_inputs], size))
+        if self._chain_loop is not None:
+            self._chain_loop.measure(batch_sizes, hoist_sizes)
 
     def __repr__(self) -> str:
         given, made = (", ".join(map(str, side)) for side in (self.inputs, self.outputs))

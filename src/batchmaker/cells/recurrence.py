@@ -1,4 +1,4 @@
-"""Cells that are one step of an LSTM or GRU: what a kernel needs that computes many of their steps at once."""
+"""Cells that are one recurrent step: what is needed to compute many of their steps at once, on a GPU and on the CPU."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, fx
 
 from batchmaker.cells.dataflow import CannotRewriteError, TracedCell, extract
+from batchmaker.cells.fold import is_lookup
 from batchmaker.cells.lower import Packer, lower
 from batchmaker.cells.program import Program, compile_program
-from batchmaker.cells.recurrent import GRUStep, LSTMStep, gru_gates, lstm_gates
+from batchmaker.cells.recurrent import GRUStep, LSTMStep, RecurrentStep, RNNStep, gru_gates, lstm_gates
+from batchmaker.kernels.cpu.loop import StepKind
 from batchmaker.kernels.layer import LayerWeights
 
 H, C = 0, 1
@@ -34,10 +36,67 @@ class Recurrence:
     outputs: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class LoopedStep:
+    """A step, as Split has it, whose outputs are the new state of one LSTM, GRU or RNN, and nothing else.
+
+    projected: which hoisted value the inputs' share of the gates is; with a table, which one is the token whose row of
+    the table it is. state, outputs: for each state input and each output, H or C.
+    """
+
+    step: RecurrentStep
+    projected: int
+    table: Tensor | None
+    state: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+    @property
+    def kind(self) -> StepKind:
+        if isinstance(self.step, RNNStep):
+            return "rnn-relu" if self.step.relu else "rnn-tanh"
+        return "lstm" if isinstance(self.step, LSTMStep) else "gru"
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The one recurrent step of a graph; state, outputs: for each state input and each output, H or C."""
+
+    node: fx.Node
+    state: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
 def find_recurrence(cell: TracedCell, num_sequence_inputs: int) -> Recurrence | None:
     """Return the cell as a recurrence; None if it computes anything else of its state."""
-    steps = [node for node in cell.graph.nodes if isinstance(node.target, LSTMStep | GRUStep)]
-    given, fed = cell.inputs[num_sequence_inputs:], cell.outputs
+    found = _find(cell, num_sequence_inputs)
+    if found is None or isinstance(found.node.target, RNNStep):
+        return None
+    try:
+        project = _projection(cell, num_sequence_inputs, found.node)
+    except CannotRewriteError:  # the state is needed for more
+        return None
+    return Recurrence(_weights(found.node.target), project, found.state, found.outputs)
+
+
+def find_looped_step(step: TracedCell, num_hoisted: int) -> LoopedStep | None:
+    """Return a step of so many hoisted values and state as the CPU's loops compute it; None for anything else."""
+    found = _find(step, num_hoisted)
+    if found is None:
+        return None
+    hoisted, projected, table = step.inputs[:num_hoisted], found.node.args[0], None
+    assert isinstance(projected, fx.Node)
+    if is_lookup(projected):
+        table, projected = step.value(projected.args[0]), projected.all_input_nodes[-1]
+    if projected not in hoisted:
+        return None
+    target: Any = found.node.target
+    return LoopedStep(target, hoisted.index(projected), table, found.state, found.outputs)
+
+
+def _find(cell: TracedCell, num_given: int) -> _Found | None:
+    """Return the step that makes all outputs of the state and what is given; None if they are anything else."""
+    steps = [node for node in cell.graph.nodes if isinstance(node.target, LSTMStep | GRUStep | RNNStep)]
+    given, fed = cell.inputs[num_given:], cell.outputs
     if len(steps) != 1 or set(steps[0].args[1:]) != set(given) or len(steps[0].args) != len(given) + 1:
         return None
     (node,) = steps
@@ -45,23 +104,19 @@ def find_recurrence(cell: TracedCell, num_sequence_inputs: int) -> Recurrence | 
     outputs = tuple(_part(value, node) for value in fed)
     if None in outputs or outputs[len(outputs) - len(state) :] != state:
         return None
-    try:
-        project = _projection(cell, num_sequence_inputs, node)
-    except CannotRewriteError:  # the state is needed for more
-        return None
-    return Recurrence(_weights(node.target), project, state, tuple(part for part in outputs if part is not None))
+    return _Found(node, state, tuple(part for part in outputs if part is not None))
 
 
 def _part(value: fx.Node, step: fx.Node) -> int | None:
     """Return which part of the step's new state a value is, None if it is something else."""
-    if isinstance(step.target, GRUStep):
+    if not isinstance(step.target, LSTMStep):
         return H if value is step else None
     if value.target is operator.getitem and value.args[0] is step:
         return int(value.args[1])  # type: ignore[arg-type]
     return None
 
 
-def _weights(step: LSTMStep | GRUStep) -> LayerWeights:
+def _weights(step: Any) -> LayerWeights:
     if isinstance(step, LSTMStep):
         return LayerWeights("lstm", step.weight_hh, None)
     hidden = step.weight_hh.shape[1]

@@ -77,6 +77,15 @@ class LSTMStep:
         self.weight_hh = weight_hh.detach()
         self.linear = Linear(lstm_rows(weight_hh), None)
 
+    @property
+    def rows(self) -> tuple[Tensor, Tensor | None]:
+        """Weights and bias of the product as the step has them."""
+        return lstm_rows(self.weight_hh), None
+
+    def product(self, h: Tensor, zeros: Tensor) -> Tensor:
+        """Return the state's share of the gates [n, gates * hidden] by what `__call__` uses. zeros: so many."""
+        return self.linear.add(h, zeros)
+
     def __call__(self, projected: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         """Return (h, c) of the next step.
 
@@ -122,6 +131,15 @@ class GRUStep:
         self.weight_hh, self.bias_hh = weight_hh.detach(), None if bias_hh is None else bias_hh.detach()
         self.linear = Linear(gru_rows(weight_hh), None if bias_hh is None else gru_rows(bias_hh))
 
+    @property
+    def rows(self) -> tuple[Tensor, Tensor | None]:
+        """Weights and bias of the product as the step has them."""
+        return gru_rows(self.weight_hh), None if self.bias_hh is None else gru_rows(self.bias_hh)
+
+    def product(self, h: Tensor, zeros: Tensor) -> Tensor:
+        """Return the state's share of the gates [n, gates * hidden] by what `__call__` uses. zeros: so many."""
+        return self.linear(h)
+
     def __call__(self, projected: Tensor, h: Tensor) -> Tensor:
         """Return h of the next step.
 
@@ -154,7 +172,7 @@ class RNNStep:
     """The part of nn.RNNCell that depends on the state."""
 
     def __init__(self, weight_hh: Tensor, *, relu: bool) -> None:
-        self.relu = relu
+        self.relu, self.weight_hh = relu, weight_hh.detach()
         self.__name__ = "rnn_relu_step" if relu else "rnn_tanh_step"
         self.linear = Linear(self.scale * weight_hh.detach(), None)
 
@@ -162,6 +180,15 @@ class RNNStep:
     def scale(self) -> int:
         """What the projection's weight and bias are multiplied with."""
         return 1 if self.relu else 2
+
+    @property
+    def rows(self) -> tuple[Tensor, Tensor | None]:
+        """Weights and bias of the product as the step has them."""
+        return self.scale * self.weight_hh, None
+
+    def product(self, h: Tensor, zeros: Tensor) -> Tensor:
+        """Return the state's share of the gates [n, gates * hidden] by what `__call__` uses. zeros: so many."""
+        return self.linear.add(h, zeros)
 
     def __call__(self, projected: Tensor, h: Tensor) -> Tensor:
         """Return h of the next step. projected: [n, H], scaled. h: [n, H]. Nothing is modified."""
@@ -171,3 +198,6 @@ class RNNStep:
         if total.dtype in _EXACT or total.numel() < SMALL_NUMEL:
             return _half_tanh(total)
         return _half_tanh(total.float()).to(h.dtype)
+
+
+RecurrentStep = LSTMStep | GRUStep | RNNStep

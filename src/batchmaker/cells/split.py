@@ -13,6 +13,7 @@ from batchmaker.cells.fold import is_lookup
 from batchmaker.cells.lower import Packer, lower
 from batchmaker.cells.planning.nodes import put_together
 from batchmaker.cells.program import Program, compile_program
+from batchmaker.cells.recurrence import LoopedStep, find_looped_step
 from batchmaker.graph.spec import ValueSpec
 
 
@@ -22,13 +23,14 @@ class Split:
 
     hoist: the sequence inputs -> the hoisted values. step: hoisted values and state -> all outputs of the
     cell. hoisted: row specs of the hoisted values. num_hoisted_calls: operations in `hoist`; with none it
-    hands its inputs on.
+    hands its inputs on. looped: the step as a loop on the CPU computes it, None if it is anything else.
     """
 
     hoist: Program
     step: Program
     hoisted: tuple[ValueSpec, ...]
     num_hoisted_calls: int
+    looped: LoopedStep | None = None
 
 
 def compile_whole(cell: TracedCell, packer: Packer) -> Program:
@@ -53,9 +55,10 @@ def split_cell(cell: TracedCell, num_sequence_inputs: int, packer: Packer) -> Sp
     before = extract(cell, sequence, handed)
     after = extract(cell, [*handed, *state], cell.outputs)
     num_calls = sum(node.op == "call_function" for node in before.graph.nodes)
+    looped = find_looped_step(after, len(handed))
     lower(before, packer)
     lower(after, packer)
-    return Split(compile_program(before), compile_program(after), specs, num_calls)
+    return Split(compile_program(before), compile_program(after), specs, num_calls, looped)
 
 
 def _handed_over(cell: TracedCell, sequence: Sequence[fx.Node]) -> list[fx.Node]:

@@ -1,0 +1,117 @@
+"""Steps of a task in one compiled call, beside the cell step by step and beside nn.LSTM, nn.GRU and nn.RNN.
+
+    python benchmarks/recurrent_loops.py [--kinds lstm gru rnn] [--batch 1 4 16 64 256] [--json results.json]
+
+Microseconds of a step, the least of many, in the time of the thread that computes; all are called in turn. One thread.
+Words come from a folded table in the loop and in the steps; the sequence multiplies its inputs
+too. A task has 25 steps up to batch 16, otherwise 5.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from batchmaker.cells.binding import bind
+from batchmaker.cells.cell import default_batch_sizes
+from batchmaker.cells.export import example_rows
+from batchmaker.executor.stepping import HOISTED_SIZES
+from batchmaker.graph.spec import ValueSpec
+from batchmaker.kernels.cpu.choice import example_task
+
+KINDS = {"lstm": (nn.LSTMCell, nn.LSTM, 2), "gru": (nn.GRUCell, nn.GRU, 1), "rnn": (nn.RNNCell, nn.RNN, 1)}
+SIZES = [("float32", 64), ("float32", 128), ("float32", 256), ("float32", 512), ("bfloat16", 1024)]
+NUM_TOKENS = 1000
+
+
+class Words(nn.Module):
+    def __init__(self, cell: nn.Module, hidden: int) -> None:
+        super().__init__()
+        self.embedding, self.cell = nn.Embedding(NUM_TOKENS, hidden), cell
+
+    def forward(self, token: Tensor, *state: Tensor) -> Any:
+        return self.cell(self.embedding(token), state if len(state) > 1 else state[0])
+
+
+def least_us(calls: list[Callable[[], object]], seconds: float) -> list[float]:
+    """Return the least time of each call in microseconds."""
+    least, order = [float("inf")] * len(calls), list(range(len(calls)))
+    end, turns = time.perf_counter() + seconds, 0
+    while turns < 4 or time.perf_counter() < end:
+        random.shuffle(order)
+        turns += 1
+        for i in order:
+            begin = time.thread_time()
+            calls[i]()
+            least[i] = min(least[i], time.thread_time() - begin)
+    return [1e6 * taken for taken in least]
+
+
+def measure(kind: str, dtype: str, hidden: int, batches: list[int], seconds: float) -> list[dict[str, Any]]:
+    """Return the lines of one cell."""
+    torch.manual_seed(0)
+    cell_class, sequence_class, num_state = KINDS[kind]
+    torch_dtype = getattr(torch, dtype)
+    module = Words(cell_class(hidden, hidden), hidden).to(torch_dtype).eval()
+    inputs = (ValueSpec((), "int64", NUM_TOKENS), *[ValueSpec((hidden,), dtype)] * num_state)
+    cell = bind(module, inputs, name=kind, num_sequence_inputs=1)
+    cell.warm_up(default_batch_sizes(max(batches)), HOISTED_SIZES)
+    sequence = sequence_class(hidden, hidden).to(torch_dtype)
+    loop = cell.loop
+    assert loop is not None
+    lines = []
+    for n in batches:
+        steps = 25 if n <= 16 else 5
+        task = example_task(loop, n, steps)
+        task.inputs = (np.random.default_rng(0).integers(0, NUM_TOKENS, n * steps),)
+        rows, x = example_rows((*cell.hoisted, *inputs[1:]), n), torch.randn(steps, n, hidden).to(torch_dtype)
+        calls: list[Callable[[], object]] = [
+            lambda task=task: loop.run(task),
+            lambda rows=rows, steps=steps: [cell.step(rows[:1], rows[1:]) for _ in range(steps)],
+            lambda x=x: sequence(x),
+        ]
+        looped, stepped, whole = (taken / steps for taken in least_us(calls, seconds))
+        lines.append(
+            {"kind": kind, "dtype": dtype, "hidden": hidden, "batch": n, "loop_us": looped, "step_us": stepped,
+             "sequence_us": whole, "chosen": cell.loop_for(n) is not None}
+        )  # fmt: skip
+        print(
+            f"{kind} {hidden} {dtype} x {n}: loop {looped:.1f} us, step {stepped:.1f} ({looped / stepped:.2f}), "
+            f"sequence {whole:.1f} ({looped / whole:.2f})", flush=True,
+        )  # fmt: skip
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kinds", nargs="+", default=["lstm"], choices=KINDS)
+    parser.add_argument("--batch", nargs="+", type=int, default=[1, 4, 16, 64, 256])
+    parser.add_argument("--seconds", type=float, default=0.5)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    lines = [
+        line
+        for kind in options.kinds
+        for dtype, hidden in SIZES
+        for line in measure(kind, dtype, hidden, options.batch, options.seconds)
+    ]
+    if options.json:
+        machine = {"processor": platform.processor(), "load": os.getloadavg()[0], "torch": torch.__version__}
+        options.json.write_text(json.dumps({"machine": machine, "lines": lines}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

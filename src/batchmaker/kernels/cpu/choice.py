@@ -1,0 +1,135 @@
+"""Which way to compute recurrent steps is the fastest here, found by trying at a few batch sizes."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmaker.kernels.cpu.loop import LoopTask, Plan, RecurrentLoop
+from batchmaker.kernels.cpu.steps import BLOCK, OWN, Rows
+
+_OWN_ROWS: Final = 8
+"""Above so many rows, own loops are not tried where a library could multiply: they read the weights again and again."""
+_SIZE_S: Final = 3e-3
+_ALL_S: Final = 80e-3
+"""How long a size may take, and all sizes: after that, what has been found holds for larger ones."""
+_SHORT: Final = 1 << 22
+"""Multiplications of a step up to which a task of several steps is timed."""
+
+
+def choose(
+    loop: RecurrentLoop, step: Callable[[int], Callable[[], Any]], batch_sizes: Sequence[int]
+) -> NDArray[np.bool_]:
+    """Make the loop's plan; return for n up to the largest size if it is faster for tasks of at most n rows a step.
+
+    step: makes the same step of n rows as it is computed otherwise. batch_sizes: those at which it has been
+    computed before, ascending. Takes some 10 ms, for wide cells up to 100.
+    """
+    largest = batch_sizes[-1]
+    ways = np.full(BLOCK + 1, loop.products.ways[-1], np.int64)
+    loop.plan = Plan(ways, np.zeros(1, np.bool_), batch_sizes)
+    _compile(loop)
+    measured: dict[int, _Times] = {}
+    end_s = time.thread_time() + _ALL_S
+    for n in _sizes(largest):
+        measured[n] = _times(loop, step, n)
+        if time.thread_time() > end_s:
+            break
+    for n in sorted(measured, reverse=True):
+        if n <= BLOCK:
+            ways[: n + 1] = measured[n].way
+    sizes, every = sorted(measured), np.arange(largest + 1)
+    times = np.array([[measured[n].compiled_s, measured[n].products_s, measured[n].step_s] for n in sizes])
+    by_product = np.interp(every, sizes, times[:, 1] / times[:, 0]) < 1
+    loop.plan = Plan(ways, by_product, batch_sizes if by_product.any() else ())
+    faster: NDArray[np.bool_] = np.interp(every, sizes, times[:, :2].min(1) / times[:, 2]) < 1
+    return faster
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """Seconds of the same steps in one compiled call, in the fastest way to multiply, and otherwise."""
+
+    way: int
+    compiled_s: float
+    products_s: float
+    step_s: float
+
+
+def _times(loop: RecurrentLoop, step: Callable[[int], Callable[[], Any]], n: int) -> _Times:
+    ways = loop.products.ways
+    tried = [way for way in ways if way != OWN or n <= _OWN_ROWS or len(ways) == 1]
+    num_steps = 4 if n * loop.width * loop.hidden <= _SHORT else 1
+    px = loop.as_stored(np.random.default_rng(0).standard_normal((n * num_steps, loop.width), np.float32))
+    task = example_task(loop, n, num_steps)
+    calls = [*(_compiled(loop, way, task, px) for way in tried), _products(loop, task, px, n), step(n)]
+    *compiled, products, stepped = _least_s(calls)
+    return _Times(tried[compiled.index(min(compiled))], min(compiled), products, num_steps * stepped)
+
+
+def example_task(loop: RecurrentLoop, n: int, num_steps: int) -> LoopTask:
+    """Return a task of n chains from their first step on; its inputs are left out."""
+    none = np.zeros(0, np.int64)
+    lanes = np.arange(n, dtype=np.int64)
+    state, entering = (tuple(loop.zeros(rows) for _ in range(loop.num_state)) for rows in (n, 0))
+    return LoopTask(
+        ends=np.arange(1, num_steps + 1, dtype=np.int64) * n,
+        lanes=np.tile(lanes, num_steps),
+        inputs=(),
+        move_at=lanes,
+        move_from=np.full(n, -1, np.int64),
+        entering=entering,
+        state=state,
+        keep_at=none,
+        keep_rows=none,
+        keep_tables=(),
+        fetch_at=(),
+        fetch_of=(),
+        fetched=(),
+    )
+
+
+def _sizes(largest: int) -> list[int]:
+    """Return the sizes to try, what says the most first: time may not be left for all."""
+    return list(dict.fromkeys(min(size, largest) for size in (1, BLOCK, 4, 16, 2, 8, 4 * BLOCK, 16 * BLOCK)))
+
+
+def _compile(loop: RecurrentLoop) -> None:
+    """Everything that a task needs is compiled, or loaded."""
+    task = example_task(loop, 1, 1)
+    task.fetch_at, task.fetch_of, task.fetched = (task.lanes,), (0,), (loop.zeros(1),)
+    loop.run_projected(task, np.zeros((1, loop.width), loop.zeros(0).dtype))
+
+
+def _compiled(loop: RecurrentLoop, way: int, task: LoopTask, px: Rows) -> Callable[[], Any]:
+    ways = np.full(BLOCK + 1, way, np.int64)
+    return lambda: loop.run_compiled(task, px, task.move_at[:0], ways)
+
+
+def _products(loop: RecurrentLoop, task: LoopTask, px: Rows, n: int) -> Callable[[], Any]:
+    return lambda: loop.run_products(task, px, task.move_at[:0], n)
+
+
+def _least_s(calls: list[Callable[[], Any]]) -> list[float]:
+    """Return the least time of each call, called in turn for some milliseconds, but at least twice or three times.
+
+    It is the time of this thread: what else the machine does must not decide.
+    """
+    least = [np.inf] * len(calls)
+    started_s = time.thread_time()
+    for turn in itertools.count(1):
+        for i, call in enumerate(calls):
+            begin_s = time.thread_time()
+            call()
+            least[i] = min(least[i], time.thread_time() - begin_s)
+        taken_s = time.thread_time() - started_s
+        if taken_s > _SIZE_S and turn > (1 if taken_s > 4 * _SIZE_S else 2):
+            break
+    return least

@@ -1,0 +1,126 @@
+"""What compiled loops need and numba does not have: bfloat16, memory by its address, and calls of C functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils as _cgutils
+from numba.extending import intrinsic
+
+cgutils: Any = _cgutils
+_made: Callable[[Callable[..., Any]], Callable[..., Any]] = intrinsic
+_INT, _FLOAT = ir.IntType(32), ir.FloatType()
+_ROW_MAJOR, _PLAIN, _TRANSPOSED, _PACKED = 101, 111, 112, 151  # of cblas.h and mkl_cblas.h
+
+
+@_made
+def widened(_: Any, value: Any) -> Any:
+    """Return a float32 as it is, an int16 as the float32 that its bits are the upper half of."""
+
+    def build(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        if value == types.float32:
+            return args[0]
+        return builder.bitcast(builder.shl(builder.zext(args[0], _INT), _INT(16)), _FLOAT)
+
+    return types.float32(value), build
+
+
+@_made
+def rounded(_: Any, value: Any, like: Any) -> Any:
+    """Return a float32 as it is, or where `like` is an int16, as the bits of the nearest bfloat16 (ties to even)."""
+
+    def build(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        if like == types.float32:
+            return args[0]
+        bits = builder.bitcast(args[0], _INT)
+        odd = builder.and_(builder.lshr(bits, _INT(16)), _INT(1))
+        up = builder.add(builder.add(bits, odd), _INT(0x7FFF))
+        # Adding to the bits of a NaN could make another number of it.
+        wide = builder.select(builder.fcmp_unordered("uno", args[0], args[0]), builder.or_(bits, _INT(1 << 22)), up)
+        return builder.trunc(builder.lshr(wide, _INT(16)), ir.IntType(16))
+
+    return like(types.float32, like), build
+
+
+@_made
+def int64_at(_: Any, address: Any, index: Any) -> Any:
+    """Return element `index` of the int64 array that begins at an address."""
+
+    def build(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        array = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
+        return builder.load(builder.gep(array, [args[1]]))
+
+    return types.int64(types.int64, types.int64), build
+
+
+@_made
+def copy_bytes(_: Any, target: Any, source: Any, count: Any) -> Any:
+    """Copy bytes from one address to another; the two do not overlap."""
+
+    def build(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        to, source, count = args
+        byte = ir.IntType(8).as_pointer()
+        cgutils.raw_memcpy(builder, builder.inttoptr(to, byte), builder.inttoptr(source, byte), count, 1)
+
+    return types.void(types.int64, types.int64, types.int64), build
+
+
+@_made
+def zero_bytes(_: Any, target: Any, count: Any) -> Any:
+    """Let bytes from an address on be zero."""
+
+    def build(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        to, count = args
+        cgutils.memset(builder, builder.inttoptr(to, ir.IntType(8).as_pointer()), count, 0)
+
+    return types.void(types.int64, types.int64), build
+
+
+@_made
+def call_sgemm_compute(_: Any, function: Any, rows: Any, width: Any, depth: Any, a: Any, packed: Any, c: Any) -> Any:
+    """Call MKL's cblas_sgemm_compute: c = a @ the packed matrix, for float32 [rows, depth] and [rows, width]."""
+
+    def build(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        function, rows, width, depth, a, packed, c = args
+        pointer = _FLOAT.as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [_INT] * 6 + [pointer, _INT, pointer, _INT, _FLOAT, pointer, _INT])
+        rows, width, depth = (builder.trunc(size, _INT) for size in (rows, width, depth))
+        a, packed, c = (builder.inttoptr(address, pointer) for address in (a, packed, c))
+        how = (_INT(_ROW_MAJOR), _INT(_PLAIN), _INT(_PACKED))
+        arguments = (*how, rows, width, depth, a, depth, packed, width, _FLOAT(0), c, width)
+        builder.call(builder.inttoptr(function, kind.as_pointer()), arguments)
+
+    return types.void(*[types.int64] * 7), build
+
+
+@_made
+def call_gemm_bf16(_: Any, function: Any, rows: Any, width: Any, depth: Any, a: Any, b: Any, c: Any) -> Any:
+    """Call MKL's cblas_gemm_bf16bf16f32: c = a @ b.T in float32, for bfloat16 [rows, depth] and [width, depth]."""
+
+    def build(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        function, rows, width, depth, a, b, c = args
+        half, pointer = ir.IntType(16).as_pointer(), _FLOAT.as_pointer()
+        parameters = [_INT] * 6 + [_FLOAT, half, _INT, half, _INT, _FLOAT, pointer, _INT]
+        kind = ir.FunctionType(ir.VoidType(), parameters)
+        rows, width, depth = (builder.trunc(size, _INT) for size in (rows, width, depth))
+        a, b, c = (builder.inttoptr(*pair) for pair in ((a, half), (b, half), (c, pointer)))
+        how = (_INT(_ROW_MAJOR), _INT(_PLAIN), _INT(_TRANSPOSED))
+        arguments = (*how, rows, width, depth, _FLOAT(1), a, depth, b, depth, _FLOAT(0), c, width)
+        builder.call(builder.inttoptr(function, kind.as_pointer()), arguments)
+
+    return types.void(*[types.int64] * 7), build
+
+
+@_made
+def call_with_number(_: Any, function: Any, number: Any) -> Any:
+    """Call a C function that takes and returns an int."""
+
+    def build(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(_INT, [_INT])
+        given = builder.trunc(args[1], _INT)
+        return builder.sext(builder.call(builder.inttoptr(args[0], kind.as_pointer()), [given]), ir.IntType(64))
+
+    return types.int64(types.int64, types.int64), build

@@ -1,0 +1,157 @@
+"""Ways to multiply a state by the recurrent weights without the interpreter: own loops, and MKL out of torch's library.
+
+PyTorch's wheels for x86 have MKL inside `libtorch_cpu.so` and leave its C functions visible. They are looked up by
+name, tried once on a small product, and not used where one is missing or wrong.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from batchmaker.kernels.cpu.steps import (
+    BF16,
+    BF16_GEMM,
+    BF16_WEIGHTS,
+    BLOCK,
+    NUM_ADDRESSES,
+    OWN,
+    PACKED,
+    SET_THREADS,
+    SGEMM,
+    WEIGHTS,
+    Ints,
+)
+
+_ROW_MAJOR, _PLAIN, _TRANSPOSED, _PACKED, _B_MATRIX = 101, 111, 112, 151, 162  # of cblas.h and mkl_cblas.h
+_PAGE: Final = 4096
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Library:
+    """Functions of MKL; None where this torch has none that is right."""
+
+    sgemm: Any = None
+    bf16_gemm: Any = None
+    pack: Any = None
+    packed_size: Any = None
+    set_threads: Any = None
+
+
+@cache
+def library() -> Library:
+    """Return MKL's functions as torch's library has them."""
+    try:
+        loaded = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+    except OSError:  # another system's name, or linked in another way
+        return Library()
+    names = ("cblas_sgemm_compute", "cblas_gemm_bf16bf16f32", "cblas_sgemm_pack", "cblas_sgemm_pack_get_size")
+    sgemm, bf16, pack, size = (getattr(loaded, name, None) for name in names)
+    threads = getattr(loaded, "MKL_Set_Num_Threads_Local", None)
+    if threads is None:  # without it a product might use threads of its own
+        return Library()
+    found = Library(sgemm, bf16, pack, size, threads)
+    if None in (sgemm, pack, size) or not _multiplies(found):
+        found = Library(None, bf16, None, None, threads)
+    if bf16 is None or not torch.ops.mkldnn._is_mkldnn_bf16_supported() or not _multiplies_bf16(bf16):
+        found = Library(found.sgemm, None, found.pack, found.packed_size, threads)
+    return found
+
+
+@final
+class Products:
+    """The recurrent weights [gates * hidden, hidden], float32 or bfloat16, ready for every way that there is here.
+
+    w: their transpose as an array, bfloat16 as int16. ways: numbers of the ways. addresses: what the compiled loop
+    needs to call the library; valid as long as this object lives.
+    """
+
+    def __init__(self, weights: Tensor, functions: Library) -> None:
+        weights = weights.detach()
+        self.w = bits(weights.t().contiguous())
+        self.addresses: Ints = np.zeros(NUM_ADDRESSES, np.int64)
+        self.ways = [OWN]
+        self._kept: list[Any] = []
+        if weights.dtype == torch.float32 and functions.sgemm is not None:
+            packed, address = pack(self.w, functions)
+            self._kept.append(packed)
+            self._use(PACKED, SGEMM, functions.sgemm, WEIGHTS, address, functions)
+        elif weights.dtype == torch.bfloat16 and functions.bf16_gemm is not None:
+            rows = weights.contiguous()
+            self._kept.append(rows)
+            self._use(BF16, BF16_GEMM, functions.bf16_gemm, BF16_WEIGHTS, rows.data_ptr(), functions)
+
+    def _use(self, way: int, call: int, function: Any, weights: int, address: int, functions: Library) -> None:
+        self.ways.append(way)
+        self.addresses[call] = _address(function)
+        self.addresses[weights] = address
+        self.addresses[SET_THREADS] = _address(functions.set_threads)
+
+
+def pack(w: NDArray[np.float32], functions: Library) -> tuple[NDArray[np.uint8], int]:
+    """Return w [depth, width] as MKL packs it for one thread and products of up to BLOCK rows, and its address."""
+    depth, width = w.shape
+    functions.packed_size.restype = ctypes.c_size_t
+    threads = functions.set_threads(1)
+    try:
+        size = functions.packed_size(_B_MATRIX, BLOCK, width, depth)
+        packed = np.zeros(size + _PAGE, np.uint8)
+        address = -(-packed.ctypes.data // _PAGE) * _PAGE
+        functions.pack(
+            _ROW_MAJOR, _B_MATRIX, _PLAIN, BLOCK, width, depth, ctypes.c_float(1), _pointer(w), width,
+            ctypes.c_void_p(address),
+        )  # fmt: skip
+    finally:
+        functions.set_threads(threads)
+    return packed, address
+
+
+def bits(values: Tensor) -> NDArray[Any]:
+    """Return the same memory as an array; bfloat16 as int16."""
+    array: NDArray[Any] = (values.view(torch.int16) if values.dtype == torch.bfloat16 else values).numpy()
+    return array
+
+
+def _multiplies(functions: Library) -> bool:
+    """Whether the packed product is right, for one row, for as many as were said when packing, and in between."""
+    random = np.random.default_rng(0)
+    w = random.standard_normal((24, 40), np.float32)
+    packed, address = pack(w, functions)
+    for rows in (1, 7, BLOCK):
+        a = random.standard_normal((rows, 24), np.float32)
+        c = np.full((rows, 40), np.nan, np.float32)
+        functions.sgemm(
+            _ROW_MAJOR, _PLAIN, _PACKED, rows, 40, 24, _pointer(a), 24, ctypes.c_void_p(address), 40,
+            ctypes.c_float(0), _pointer(c), 40,
+        )  # fmt: skip
+        if not np.allclose(c, a @ w, atol=1e-4):
+            return False
+    return len(packed) > 0
+
+
+def _multiplies_bf16(gemm: Any) -> bool:
+    """Whether the product of bfloat16 matrices is right."""
+    made = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(rows, 24, generator=made).bfloat16() for rows in (7, 40))
+    c = torch.full((7, 40), torch.nan)
+    pointers = [ctypes.c_void_p(matrix.data_ptr()) for matrix in (a, b, c)]
+    one, zero = ctypes.c_float(1), ctypes.c_float(0)
+    gemm(_ROW_MAJOR, _PLAIN, _TRANSPOSED, 7, 40, 24, one, pointers[0], 24, pointers[1], 24, zero, pointers[2], 40)
+    return torch.allclose(c, a.float() @ b.float().t(), atol=1e-4)
+
+
+def _address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+def _pointer(array: NDArray[Any]) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)

@@ -1,0 +1,144 @@
+"""All steps of a task in one compiled call: equal to torch's cells, whatever chains do within the task."""
+
+from __future__ import annotations
+
+import copy
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recurrent_tasks import KINDS, NUM_TOKENS, Made, as_tensor, expected, made, random_task
+
+from batchmaker.kernels.cpu.loop import LoopTask, Plan, StepKind
+from batchmaker.kernels.cpu.products import Library, library
+from batchmaker.kernels.cpu.steps import BLOCK, OWN, half_tanh, run_steps
+
+TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
+"""Largest absolute difference; states are about 1. bfloat16 has 8 bits, and a task some steps that each round."""
+
+
+def check(of: Made, task: LoopTask) -> None:
+    """Run the task in every way to multiply, and compare all that is written with torch's cell."""
+    wanted = expected(of, task)
+    ways, most = of.loop.products.ways, np.zeros(1, np.bool_)
+    plans = [Plan(np.full(BLOCK + 1, way), most, ()) for way in ways]
+    for plan in (*plans, Plan(plans[0].ways, ~most, (1, 4, 16))):
+        mine = copy.deepcopy(task)
+        of.loop.plan = plan
+        assert of.loop.run(mine)
+        for got, values in zip((mine.state, mine.keep_tables, mine.fetched), wanted, strict=True):
+            for rows, value in zip(got, values, strict=True):
+                torch.testing.assert_close(as_tensor(rows), value, atol=TOLERANCES[of.dtype], rtol=0)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCES))
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_any_task_is_computed_as_by_torch(kind: StepKind, dtype: torch.dtype, data: st.DataObject) -> None:
+    of = made(kind, dtype, data.draw(st.sampled_from([1, 8, 13, 32])), bias=data.draw(st.booleans()))
+    check(of, random_task(of, data.draw(st.integers(0, 2**32)), num_steps=data.draw(st.integers(1, 6))))
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCES))
+def test_steps_wider_than_a_block_are_computed_in_several(dtype: torch.dtype) -> None:
+    of = made("lstm", dtype, 16)
+    check(of, random_task(of, 3, num_steps=3, num_lanes=3 * BLOCK))
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCES))
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_the_library_own_loops_multiply(kind: StepKind, dtype: torch.dtype) -> None:
+    of = made(kind, dtype, 16, functions=Library())
+    assert of.loop.products.ways == [OWN]
+    check(of, random_task(of, 1, num_steps=4))
+
+
+def test_a_token_without_a_row_leaves_everything_as_it_was() -> None:
+    of = made("lstm", torch.float32, 8)
+    for token in (-1, NUM_TOKENS):
+        task = random_task(of, 5, num_steps=3)
+        task.inputs[0][-1] = token
+        before = copy.deepcopy(task)
+        assert not of.loop.run(task)
+        for mine, was in ((task.state, before.state), (task.keep_tables, before.keep_tables)):
+            for rows, old in zip(mine, was, strict=True):
+                np.testing.assert_array_equal(rows, old)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCES))
+def test_two_threads_compute_what_one_does(dtype: torch.dtype) -> None:
+    of = made("lstm", dtype, 32)
+    tasks = [random_task(of, seed, num_steps=40) for seed in range(2)]
+    alone = copy.deepcopy(tasks)
+    for task in alone:
+        of.loop.run(task)
+    wrong: list[int] = []
+
+    def run(number: int) -> None:
+        for _ in range(30):
+            mine = copy.deepcopy(tasks[number])
+            of.loop.run(mine)
+            same = [np.array_equal(*pair) for pair in zip(mine.state, alone[number].state, strict=True)]
+            if not all(same):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_each_dtype_has_one_form_that_is_compiled() -> None:
+    """Another would be compiled in the middle of serving."""
+    for dtype in TOLERANCES:
+        for kind in KINDS:
+            of = made(kind, dtype, 8)
+            for seed in range(5):
+                assert of.loop.run(random_task(of, seed, num_steps=2))
+    assert len(run_steps.signatures) == len(TOLERANCES)  # type: ignore[attr-defined]
+
+
+def test_the_lock_of_the_interpreter_is_not_held() -> None:
+    assert run_steps.targetoptions["nogil"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_number_stays_no_number(kind: StepKind) -> None:
+    for dtype in TOLERANCES:
+        of = made(kind, dtype, 8)
+        task = random_task(of, 2, num_steps=1)
+        for rows in (*task.state, *task.entering):
+            as_tensor(rows).fill_(torch.nan)
+        task.move_from[:] = -2
+        assert of.loop.run(task)
+        assert as_tensor(task.state[0])[task.lanes].isnan().all()
+
+
+def test_tanh_is_right_to_the_last_bits() -> None:
+    from numba import njit
+
+    @njit
+    def over(x: np.ndarray) -> np.ndarray:
+        y = np.empty_like(x)
+        for i in range(len(x)):
+            y[i] = half_tanh(x[i])
+        return y
+
+    x = np.linspace(-40, 40, 100_001, dtype=np.float32)
+    x = np.concatenate([x, np.array([np.inf, -np.inf, 0, 1e-30], np.float32)])
+    assert np.abs(over(x) - np.tanh(x.astype(np.float64) / 2)).max() < 4e-7
+    assert np.isnan(over(np.array([np.nan], np.float32))).all()
+
+
+def test_where_the_library_is_missing_nothing_of_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_: str) -> None:
+        raise OSError("no such file")
+
+    monkeypatch.setattr("batchmaker.kernels.cpu.products.ctypes.CDLL", missing)
+    assert library.__wrapped__() == Library()
