@@ -72,7 +72,7 @@ def bind(
         with device:
             cut = [f"{kind} cut into input projection and step" for kind in cut_recurrent_cells(graph)]
         fold_constants(graph)
-        packer, unplanned = Packer(), None
+        packer, unplanned = Packer(fuse=device == CPU), None
         if optimize and device == CPU:
             plan = plan_cell(graph)
             packer, cut = plan.way.packer(), [*cut, plan.note]
@@ -127,7 +127,7 @@ class _Unplanned:
 
     def preferred(self, num_sequence_inputs: int) -> TracedCell | None:
         """Return the graph to cut into hoisted part and step instead of the planned one, None if that is faster."""
-        itself = Way(self.graph, reuse=False)
+        itself = Way(self.graph, fused=True, reuse=False)
         if fastest_in_runs([itself, self.way], num_sequence_inputs) == 1:
             return None
         graph = copied(self.graph)
@@ -175,7 +175,7 @@ class _Core:
         other = None if self._unplanned is None else self._unplanned.preferred(num_sequence_inputs)
         if other is None:
             return split_cell(graph, num_sequence_inputs, self._packer), ()
-        return split_cell(other, num_sequence_inputs, Packer()), ("not planned in runs: its steps were no faster",)
+        return split_cell(other, num_sequence_inputs, Packer(fuse=True)), ("not planned in runs: its steps were no faster",)
 
     def recurrence(self, num_sequence_inputs: int) -> Recurrence | None:
         return None if self._graph is None else find_recurrence(self._graph, num_sequence_inputs)

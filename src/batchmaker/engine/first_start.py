@@ -6,6 +6,7 @@ import logging
 import threading
 from typing import Final
 
+from batchmaker.cells.passes import interpreter
 from batchmaker.scheduler.preparing import prepare
 
 _WORTH_TELLING_S: Final = 2.0
@@ -19,5 +20,6 @@ def prepare_scheduler() -> None:
     notice.start()
     try:
         prepare()
+        interpreter.prepare()
     finally:
         notice.cancel()

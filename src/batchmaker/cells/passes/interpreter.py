@@ -1,12 +1,12 @@
 """Pointwise operations of a cell in one walk over its rows: a small machine, compiled once for all cells.
 
 Each operation of eager PyTorch reads and writes whole batches. Here all of them are done for one row before the next,
-so that what lies between them stays in the first-level cache: at 64 rows of 256 the gates of an LSTM take 37 us instead
-of 59, and a call starts once. The machine knows float32.
+so that what lies between them stays in the first-level cache, and a call starts once. The machine computes in float32;
+bfloat16 is widened where it is read and rounded where a result leaves.
 
 Values are found by address, since what a product has made for several gates is read in slices. Row r of an operand,
-from column c on, lies at `addresses[slot] + r * row_bytes[slot] + c * column_bytes[slot]`: a constant has row_bytes 0,
-a register both 0.
+from column c on, lies at `addresses[slot] + r * strides[0, slot] + c * strides[1, slot]`: a constant has 0 for rows, a
+register both 0.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from numba import config, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from batchmaker.compiled import compiled
+from batchmaker.compiled import compiled_arithmetic
+from batchmaker.kernels.pointwise import sigmoid, tanh
 
 Words = NDArray[np.int64]
 
@@ -36,25 +37,22 @@ LERP: Final = 6
 """a + c (b - a)"""
 SIGMOID: Final = 7
 TANH: Final = 8
-"""Absolute error below 2e-7, as in rewriting.py."""
+"""With the error of kernels/pointwise.py."""
 RELU: Final = 9
 MAXIMUM: Final = 10
 MINIMUM: Final = 11
 ABS: Final = 12
+WIDEN: Final = 13
+"""a, which is bfloat16, as float32"""
+NARROW: Final = 14
+"""a, as bfloat16"""
 
 BLOCK: Final = 512
 """Columns that are worked on together: a dozen registers of so many numbers fit the first-level cache."""
 LINE: Final = 64
 
-# exp(x) = 2^n p(r), x = n log 2 + r: the polynomial and the two parts of log 2 are those of Cephes' expf.
-_ONE, _TWO, _ZERO = np.float32(1), np.float32(2), np.float32(0)
-_LOG2_E, _LOG_2_HIGH, _LOG_2_LOW = np.float32(1.44269504), np.float32(0.693359375), np.float32(-2.12194440e-4)
-_ROUND = np.float32(1.5 * 2**23)
-"""Added to a small number it rounds it to an integer, which then stands in the lowest bits."""
-_LARGEST = np.float32(88)
-_P0, _P1, _P2 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float32(8.3334519073e-3)
-_P3, _P4, _P5 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
-_MANTISSA_BITS, _BITS_OF_ONE = np.int32(23), np.int32(0x3F800000)
+_ZERO: Final = np.float32(0)
+_NAN: Final = 0x7FC0  # of bfloat16
 
 
 def is_available() -> bool:
@@ -92,49 +90,37 @@ def _store(_typing: Any, address: Any, index: Any, value: Any) -> Any:
 
 
 @_machine_code
-def _multiply_add(_typing: Any, a: Any, b: Any, c: Any) -> Any:
-    """Return a b + c, rounded once."""
-    three = (types.float32, types.float32, types.float32)
-    return types.float32(*three), lambda _context, builder, _signature, arguments: builder.fma(*arguments)
+def _load_short(_typing: Any, address: Any, index: Any) -> Any:
+    """Return bfloat16 number `index` from an address on, as float32."""
+
+    def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], context.get_value_type(types.int16).as_pointer())
+        bits = builder.load(builder.gep(pointer, [arguments[1]]), align=2)
+        wide = builder.zext(bits, context.get_value_type(types.int32))
+        high = builder.shl(wide, wide.type(16))
+        return builder.bitcast(high, context.get_value_type(types.float32))
+
+    return types.float32(types.int64, types.int64), write
 
 
 @_machine_code
-def _divided(_typing: Any, a: Any, b: Any) -> Any:
-    """Return a / b as IEEE 754 has it, without Python's test for zero."""
-    return types.float32(types.float32, types.float32), lambda _context, builder, _sig, args: builder.fdiv(*args)
+def _store_short(_typing: Any, address: Any, index: Any, value: Any) -> Any:
+    """Put a float32 number, rounded to bfloat16 (to even in the middle), at place `index` from an address on."""
+
+    def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], context.get_value_type(types.int16).as_pointer())
+        bits = builder.bitcast(arguments[2], context.get_value_type(types.int32))
+        odd = builder.and_(builder.lshr(bits, bits.type(16)), bits.type(1))
+        rounded = builder.lshr(builder.add(builder.add(bits, odd), bits.type(0x7FFF)), bits.type(16))
+        is_nan = builder.fcmp_unordered("uno", arguments[2], arguments[2])
+        short = builder.trunc(builder.select(is_nan, bits.type(_NAN), rounded), context.get_value_type(types.int16))
+        builder.store(short, builder.gep(pointer, [arguments[1]]), align=2)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.float32), write
 
 
-@_machine_code
-def _bits(_typing: Any, x: Any) -> Any:
-    """Return the 32 bits of a number as an integer."""
-    return types.int32(types.float32), _same_bits
-
-
-@_machine_code
-def _from_bits(_typing: Any, x: Any) -> Any:
-    """Return the number that has these bits."""
-    return types.float32(types.int32), _same_bits
-
-
-def _same_bits(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    return builder.bitcast(arguments[0], context.get_value_type(signature.return_type))
-
-
-@compiled
-def _exp(x: Any) -> Any:
-    """Return e^x within 2 units of the last place, held within e^88 and e^-88; NaN stays NaN."""
-    x = _LARGEST if x > _LARGEST else x  # min and max would lose a NaN
-    x = -_LARGEST if x < -_LARGEST else x
-    rounded = _multiply_add(x, _LOG2_E, _ROUND)
-    n = rounded - _ROUND
-    r = _multiply_add(-n, _LOG_2_LOW, _multiply_add(-n, _LOG_2_HIGH, x))
-    p = _multiply_add(_multiply_add(_multiply_add(_P0, r, _P1), r, _P2), r, _P3)
-    p = _multiply_add(_multiply_add(p, r, _P4), r, _P5)
-    p = _multiply_add(p, r * r, r) + _ONE
-    return p * _from_bits((_bits(rounded) << _MANTISSA_BITS) + _BITS_OF_ONE)
-
-
-@compiled
+@compiled_arithmetic
 def _work(code: int, d: int, a: int, b: int, c: int, count: int) -> None:
     """Do one operation on `count` numbers; the result lies apart from the operands."""
     if code == ADD:
@@ -148,27 +134,27 @@ def _work(code: int, d: int, a: int, b: int, c: int, count: int) -> None:
             _store(d, j, _load(a, j) * _load(b, j))
     elif code == DIV:
         for j in range(count):
-            _store(d, j, _divided(_load(a, j), _load(b, j)))
+            _store(d, j, _load(a, j) / _load(b, j))
     elif code == MULTIPLY_ADD:
         for j in range(count):
-            _store(d, j, _multiply_add(_load(b, j), _load(c, j), _load(a, j)))
+            _store(d, j, _load(b, j) * _load(c, j) + _load(a, j))
     elif code == MULTIPLY_SUB:
         for j in range(count):
-            _store(d, j, _multiply_add(-_load(b, j), _load(c, j), _load(a, j)))
+            _store(d, j, _load(a, j) - _load(b, j) * _load(c, j))
     elif code == LERP:
         for j in range(count):
-            _store(d, j, _multiply_add(_load(c, j), _load(b, j) - _load(a, j), _load(a, j)))
+            _store(d, j, _load(c, j) * (_load(b, j) - _load(a, j)) + _load(a, j))
     elif code == SIGMOID:
         for j in range(count):
-            _store(d, j, _divided(_ONE, _ONE + _exp(-_load(a, j))))
+            _store(d, j, sigmoid(_load(a, j)))
     elif code == TANH:
         for j in range(count):
-            _store(d, j, _ONE - _divided(_TWO, _ONE + _exp(_TWO * _load(a, j))))
+            _store(d, j, tanh(_load(a, j)))
     else:
         _work_seldom(code, d, a, b, count)
 
 
-@compiled
+@compiled_arithmetic
 def _work_seldom(code: int, d: int, a: int, b: int, count: int) -> None:
     """As `_work`, for the other operations. A NaN in either operand is one in the result."""
     if code == RELU:
@@ -185,18 +171,22 @@ def _work_seldom(code: int, d: int, a: int, b: int, count: int) -> None:
             _store(d, j, y if y < x or y != y else x)
     elif code == ABS:
         for j in range(count):
-            x = _load(a, j)
-            _store(d, j, _from_bits(_bits(x) & np.int32(0x7FFFFFFF)))
+            _store(d, j, abs(_load(a, j)))
+    elif code == WIDEN:
+        for j in range(count):
+            _store(d, j, _load_short(a, j))
+    elif code == NARROW:
+        for j in range(count):
+            _store_short(d, j, _load(a, j))
 
 
-@compiled
-def interpret(
-    program: Words, addresses: Words, row_bytes: Words, column_bytes: Words, registers: int, rows: int, width: int
-) -> None:
-    """Run a program on float32 rows of `width` numbers.
+@compiled_arithmetic
+def interpret(program: Words, strides: Words, addresses: Words, registers: int, rows: int, width: int) -> None:
+    """Run a program on rows of `width` numbers.
 
-    program: [instructions, 5], code, slot of the result, slots of a, b and c. addresses: [slots]; the last `registers`
-    are filled in here. No instruction may write to what it reads. Whoever calls keeps alive what addresses point to.
+    program: [instructions, 5], code, slot of the result, slots of a, b and c. strides: [2, slots], bytes to the next
+    row and to the next column. addresses: [slots]; the last `registers` are filled in here. No instruction may write to
+    what it reads. Whoever calls keeps alive what addresses point to.
     """
     block = min(width, BLOCK)
     memory = np.empty(registers * block + LINE, np.float32)
@@ -210,10 +200,16 @@ def interpret(
                 s, t, u, v = program[k, 1], program[k, 2], program[k, 3], program[k, 4]
                 _work(
                     program[k, 0],
-                    addresses[s] + row * row_bytes[s] + start * column_bytes[s],
-                    addresses[t] + row * row_bytes[t] + start * column_bytes[t],
-                    addresses[u] + row * row_bytes[u] + start * column_bytes[u],
-                    addresses[v] + row * row_bytes[v] + start * column_bytes[v],
+                    addresses[s] + row * strides[0, s] + start * strides[1, s],
+                    addresses[t] + row * strides[0, t] + start * strides[1, t],
+                    addresses[u] + row * strides[0, u] + start * strides[1, u],
+                    addresses[v] + row * strides[0, v] + start * strides[1, v],
                     count,
                 )
     memory[0] = 0  # the compiler frees an array after its last use, and does not see that addresses are one
+
+
+def prepare() -> None:
+    """The machine is compiled, or loaded if an earlier process could keep it on disk."""
+    if is_available():
+        interpret(np.zeros((0, 5), np.int64), np.zeros((2, 0), np.int64), np.zeros(0, np.int64), 0, 0, 1)
