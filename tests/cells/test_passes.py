@@ -52,10 +52,10 @@ class Pointwise(nn.Module):
 
 
 def fused(module: nn.Module, *shapes: tuple[int, ...], dtype: str = "float32") -> TracedCell:
-    """The module's graph with passes in it, if there are any."""
+    """The module's graph with passes in it, small ones too, if there are any."""
     graph = lift(traced(module.eval(), tuple(ValueSpec(shape, dtype) for shape in shapes)))
     fold_constants(graph)
-    fuse_pointwise(graph)
+    fuse_pointwise(graph, fewest_saved=1)
     return graph
 
 
@@ -172,6 +172,12 @@ def test_a_single_operation_and_rows_of_matrices_stay_as_they_are():
     assert passes(fused(Alone(), (8,), (4, 4))) == []
 
 
+def test_a_pass_that_would_save_few_calls_is_left_as_it_is():
+    graph = lift(traced(Pointwise(OPERATIONS["a sum"], 8), (ValueSpec((8,), "float32"),) * 2))
+    fuse_pointwise(graph)
+    assert passes(graph) == []
+
+
 def test_without_a_compiler_nothing_is_put_together(monkeypatch):
     monkeypatch.setattr(fusing, "is_available", lambda: False)
     graph = lift(traced(Gates().eval(), (ValueSpec((8,), "float32"),)))
@@ -195,7 +201,7 @@ class Recurrent(nn.Module):
 def bound_recurrent(monkeypatch, module: nn.Module, in_runs: int):
     """The module planned in passes, and cut for runs as it is (0) or planned (1)."""
     monkeypatch.setattr("batchmaker.cells.planning.plan.fastest", lambda ways: len(ways) - 2)
-    monkeypatch.setattr("batchmaker.cells.binding.fastest_in_runs", lambda ways, num_sequence_inputs: in_runs)
+    monkeypatch.setattr("batchmaker.cells.planning.in_runs.fastest_in_runs", lambda ways, num_sequence_inputs: in_runs)
     specs = tuple(ValueSpec((width,), "float32") for width in (6, 8, 8, 8))
     return bind(module.eval(), specs, name="recurrent", num_sequence_inputs=1, optimize=True)
 

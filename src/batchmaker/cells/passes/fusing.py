@@ -18,11 +18,14 @@ from batchmaker.cells.passes.opening import open_steps
 from batchmaker.cells.passes.rewriting import cheaper_sums
 from batchmaker.cells.recurrent import GRUStep, LSTMStep, RNNStep
 
+_FEWEST_SAVED: Final = 3
+"""Calls that a pass takes the place of, beyond its results, at least: it starts in the time of two to three, and adding
+up a few values is no faster in it at any batch size. Measured on one core; slices count, since they are calls too."""
 _CALLS_OF_A_STEP: Final = 5
 _DTYPES: Final = (torch.float32, torch.bfloat16)
 
 _Stage: TypeAlias = tuple[int, int, str, torch.dtype]
-"""What the operations of one pass have in common: how many other calls come before it, the width, the rows and dtype."""
+"""What the operations of one pass have in common: how many other calls come before it, width, rows and dtype."""
 
 
 def run_in_passes(cell: TracedCell) -> None:
@@ -43,20 +46,20 @@ def _num_calls(cell: TracedCell) -> int:
     return sum(_CALLS_OF_A_STEP if isinstance(node.target, LSTMStep | GRUStep | RNNStep) else 1 for node in calls)
 
 
-def fuse_pointwise(cell: TracedCell) -> None:
+def fuse_pointwise(cell: TracedCell, fewest_saved: int = _FEWEST_SAVED) -> None:
     """Rewrite the graph in place: pointwise operations on rows of one width and dtype become passes, one for all that
     lie between the same products. What they are computed from and who reads them does not change."""
-    passes = _passes(cell) if is_available() else []
+    passes = _passes(cell, fewest_saved) if is_available() else []
     if passes:
         cell.graph = _Rewriting(cell, passes).write()
 
 
 def can_fuse(cell: TracedCell) -> bool:
     """Whether there is anything to put together."""
-    return is_available() and bool(_passes(cell))
+    return is_available() and bool(_passes(cell, _FEWEST_SAVED))
 
 
-def _passes(cell: TracedCell) -> list[list[fx.Node]]:
+def _passes(cell: TracedCell, fewest_saved: int) -> list[list[fx.Node]]:
     """Return the operations of each pass, in graph order."""
     stages = _stages(cell)
     found: dict[_Stage, list[fx.Node]] = {}
@@ -64,11 +67,17 @@ def _passes(cell: TracedCell) -> list[list[fx.Node]]:
         if _can_be_fused(cell, node):
             stage = (stages[node], width_of(node) or 0, str(shape_of(node)[0]), node.meta["val"].dtype)
             found.setdefault(stage, []).append(node)
-    return [nodes for nodes in found.values() if len(nodes) > len(_results(nodes))]
+    return [nodes for nodes in found.values() if _calls_saved(nodes) >= fewest_saved]
+
+
+def _calls_saved(nodes: Sequence[fx.Node]) -> int:
+    """Count the operations and the slices that they read, less the results."""
+    read = {operand for node in nodes for operand in operands(node)}
+    return len(nodes) + sum(columns(value)[0] is not value for value in read) - len(_results(nodes))
 
 
 def _results(nodes: Sequence[fx.Node]) -> list[fx.Node]:
-    """Return the nodes that others read as well. Where all are, a pass has nothing that it need not write."""
+    """Return the nodes that others read as well."""
     inside = set(nodes)
     return [node for node in nodes if any(user not in inside for user in node.users)]
 

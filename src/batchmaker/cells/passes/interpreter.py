@@ -4,9 +4,8 @@ Each operation of eager PyTorch reads and writes whole batches. Here all of them
 so that what lies between them stays in the first-level cache, and a call starts once. The machine computes in float32;
 bfloat16 is widened where it is read and rounded where a result leaves.
 
-Values are found by address, since what a product has made for several gates is read in slices. Row r of an operand,
-from column c on, lies at `addresses[slot] + r * strides[0, slot] + c * strides[1, slot]`: a constant has 0 for rows, a
-register both 0.
+Values are found by address, since what a product has made for several gates is read in slices. Where a slot lies, and
+how far its next row and column are, is worked out once for a program: a call brings the addresses of its arguments.
 """
 
 from __future__ import annotations
@@ -181,29 +180,31 @@ def _work_seldom(code: int, d: int, a: int, b: int, count: int) -> None:
 
 
 @compiled_arithmetic
-def interpret(program: Words, strides: Words, addresses: Words, registers: int, rows: int, width: int) -> None:
+def _address(slots: Words, bases: Words, slot: int, row: int, column: int) -> int:
+    return bases[slots[slot, 0]] + slots[slot, 1] + row * slots[slot, 2] + column * slots[slot, 3]  # type: ignore[no-any-return]
+
+
+@compiled_arithmetic
+def interpret(program: Words, slots: Words, bases: Words, registers: int, rows: int, width: int) -> None:
     """Run a program on rows of `width` numbers.
 
-    program: [instructions, 5], code, slot of the result, slots of a, b and c. strides: [2, slots], bytes to the next
-    row and to the next column. addresses: [slots]; the last `registers` are filled in here. No instruction may write to
-    what it reads. Whoever calls keeps alive what addresses point to.
+    program: [instructions, 5], code, slot of the result, slots of a, b and c. slots: [slots, 4], which base (the last
+    is that of the registers), bytes from it, bytes to the next row and to the next column. bases: addresses, whose last
+    is filled in here. No instruction may write to what it reads. Whoever calls keeps alive what addresses point to.
     """
     block = min(width, BLOCK)
     memory = np.empty(registers * block + LINE, np.float32)
-    first = (memory.ctypes.data + LINE - 1) // LINE * LINE
-    for number in range(registers):
-        addresses[addresses.shape[0] - registers + number] = first + number * block * 4
+    bases[bases.shape[0] - 1] = (memory.ctypes.data + LINE - 1) // LINE * LINE
     for row in range(rows):
         for start in range(0, width, block):
             count = min(block, width - start)
             for k in range(program.shape[0]):
-                s, t, u, v = program[k, 1], program[k, 2], program[k, 3], program[k, 4]
                 _work(
                     program[k, 0],
-                    addresses[s] + row * strides[0, s] + start * strides[1, s],
-                    addresses[t] + row * strides[0, t] + start * strides[1, t],
-                    addresses[u] + row * strides[0, u] + start * strides[1, u],
-                    addresses[v] + row * strides[0, v] + start * strides[1, v],
+                    _address(slots, bases, program[k, 1], row, start),
+                    _address(slots, bases, program[k, 2], row, start),
+                    _address(slots, bases, program[k, 3], row, start),
+                    _address(slots, bases, program[k, 4], row, start),
                     count,
                 )
     memory[0] = 0  # the compiler frees an array after its last use, and does not see that addresses are one
@@ -212,4 +213,4 @@ def interpret(program: Words, strides: Words, addresses: Words, registers: int, 
 def prepare() -> None:
     """The machine is compiled, or loaded if an earlier process could keep it on disk."""
     if is_available():
-        interpret(np.zeros((0, 5), np.int64), np.zeros((2, 0), np.int64), np.zeros(0, np.int64), 0, 0, 1)
+        interpret(np.zeros((0, 5), np.int64), np.zeros((0, 4), np.int64), np.zeros(1, np.int64), 0, 0, 1)

@@ -15,13 +15,13 @@ from batchmaker.cells.export import example_rows, spec_of_rows
 from batchmaker.cells.lower import Packer, lower
 from batchmaker.cells.passes.assembling import Pass
 from batchmaker.cells.passes.atoms import gate_by_gate
-from batchmaker.cells.planning.batching import Batched, batched, computing
 from batchmaker.cells.passes.fusing import can_fuse
-from batchmaker.cells.planning.measuring import times_in_turn_s
 from batchmaker.cells.passes.nodes import is_pointwise
 from batchmaker.cells.passes.opening import open_steps
-from batchmaker.cells.planning.products import flatten_products, join_products, merge_products, part_products
 from batchmaker.cells.passes.rewriting import cheaper, cheaper_sums
+from batchmaker.cells.planning.batching import Batched, batched, computing
+from batchmaker.cells.planning.measuring import times_in_turn_s
+from batchmaker.cells.planning.products import flatten_products, join_products, merge_products, part_products
 from batchmaker.cells.planning.writing import write_batches
 from batchmaker.cells.split import Split, compile_whole, split_cell
 
