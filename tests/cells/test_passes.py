@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from batchmaker.cells.binding import bind, traced
 from batchmaker.cells.dataflow import TracedCell
 from batchmaker.cells.export import example_rows
-from batchmaker.cells.planning import fusing
-from batchmaker.cells.planning.assembling import Pass
-from batchmaker.cells.planning.fusing import can_fuse, fuse_pointwise
-from batchmaker.cells.planning.interpreter import BLOCK, is_available
+from batchmaker.cells.passes import fusing
+from batchmaker.cells.passes.assembling import Pass
+from batchmaker.cells.passes.fusing import can_fuse, fuse_pointwise
+from batchmaker.cells.passes.interpreter import BLOCK, is_available
 from batchmaker.cells.program import compile_program
 from batchmaker.cells.rewrite import fold_constants, lift
 from batchmaker.graph.spec import ValueSpec
@@ -52,10 +52,10 @@ class Pointwise(nn.Module):
 
 
 def fused(module: nn.Module, *shapes: tuple[int, ...], dtype: str = "float32") -> TracedCell:
-    """The module's graph with passes in it, if there are any."""
+    """The module's graph with passes in it, small ones too, if there are any."""
     graph = lift(traced(module.eval(), tuple(ValueSpec(shape, dtype) for shape in shapes)))
     fold_constants(graph)
-    fuse_pointwise(graph)
+    fuse_pointwise(graph, fewest_saved=1)
     return graph
 
 
@@ -140,10 +140,28 @@ def test_a_pass_does_not_wait_for_one_that_waits_for_it():
     torch.testing.assert_close(compile_program(graph)(a, b), (Attending()(a, b),))
 
 
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-def test_only_float32_runs_in_passes(dtype):
-    module = Pointwise(OPERATIONS["gates"], 8).to(getattr(torch, dtype))
-    assert passes(fused(module, (8,), (8,), dtype=dtype)) == []
+def test_float64_does_not_run_in_passes():
+    assert passes(fused(Pointwise(OPERATIONS["gates"], 8).double(), (8,), (8,), dtype="float64")) == []
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_bfloat16_is_rounded_only_where_it_leaves_a_pass(name):
+    torch.manual_seed(0)
+    module = Pointwise(OPERATIONS[name], 37).bfloat16()
+    graph = fused(module, (37,), (37,), dtype="bfloat16")
+    assert len(passes(graph)) == 1
+    a, b = (4 * torch.randn(9, 37)).bfloat16(), (4 * torch.randn(9, 37)).bfloat16()
+    with torch.no_grad():
+        wide = [each.bfloat16() for each in module.float()(a.float(), b.float())]
+    for result, wanted in zip(compile_program(graph)(a, b), wide, strict=True):
+        torch.testing.assert_close(result, wanted, rtol=2**-8, atol=1e-5)  # where one rounds up, the other may not
+
+
+def test_bfloat16_keeps_what_is_no_number_or_too_large():
+    program = compile_program(fused(Pointwise(lambda a, b: a * b, 4).bfloat16(), (4,), (4,), dtype="bfloat16"))
+    a = torch.tensor([[float("nan"), float("inf"), 3e38, -3e38]], dtype=torch.bfloat16)
+    product, _ = program(a, torch.full_like(a, 2))
+    torch.testing.assert_close(product, a * 2, equal_nan=True)
 
 
 def test_a_single_operation_and_rows_of_matrices_stay_as_they_are():
@@ -152,6 +170,12 @@ def test_a_single_operation_and_rows_of_matrices_stay_as_they_are():
             return torch.sigmoid(a), torch.tanh(m) * m + 1
 
     assert passes(fused(Alone(), (8,), (4, 4))) == []
+
+
+def test_a_pass_that_would_save_few_calls_is_left_as_it_is():
+    graph = lift(traced(Pointwise(OPERATIONS["a sum"], 8), (ValueSpec((8,), "float32"),) * 2))
+    fuse_pointwise(graph)
+    assert passes(graph) == []
 
 
 def test_without_a_compiler_nothing_is_put_together(monkeypatch):
@@ -177,7 +201,7 @@ class Recurrent(nn.Module):
 def bound_recurrent(monkeypatch, module: nn.Module, in_runs: int):
     """The module planned in passes, and cut for runs as it is (0) or planned (1)."""
     monkeypatch.setattr("batchmaker.cells.planning.plan.fastest", lambda ways: len(ways) - 2)
-    monkeypatch.setattr("batchmaker.cells.binding.fastest_in_runs", lambda ways, num_sequence_inputs: in_runs)
+    monkeypatch.setattr("batchmaker.cells.planning.in_runs.fastest_in_runs", lambda ways, num_sequence_inputs: in_runs)
     specs = tuple(ValueSpec((width,), "float32") for width in (6, 8, 8, 8))
     return bind(module.eval(), specs, name="recurrent", num_sequence_inputs=1, optimize=True)
 

@@ -298,7 +298,7 @@ class Tagger(nn.Module):
 @pytest.mark.parametrize("way", WAYS)
 def test_tokens_are_folded_and_states_stepped_in_a_planned_cell(monkeypatch, way):
     monkeypatch.setattr("batchmaker.cells.planning.plan.fastest", lambda ways: way)
-    monkeypatch.setattr("batchmaker.cells.binding.fastest_in_runs", lambda ways, num_sequence_inputs: 1)
+    monkeypatch.setattr("batchmaker.cells.planning.in_runs.fastest_in_runs", lambda ways, num_sequence_inputs: 1)
     module = Tagger().eval()
     inputs = (ValueSpec((), "int64"), *rows(8, 8))
     bound = bind(module, inputs, name="tagger", num_sequence_inputs=1, optimize=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import final
 
@@ -18,7 +17,6 @@ from batchmaker.cells.fold import fold_tokens
 from batchmaker.cells.identity import CellIdentity, canonical
 from batchmaker.cells.looping import ChainLoop, chain_loop
 from batchmaker.cells.lower import Packer
-from batchmaker.cells.planning.plan import Way, fastest_in_runs, plan_cell
 from batchmaker.cells.program import Program
 from batchmaker.cells.recurrence import Recurrence, find_recurrence
 from batchmaker.cells.rewrite import cut_recurrent_cells, fold_constants, lift, token_limits
@@ -74,12 +72,16 @@ def bind(
         with device:
             cut = [f"{kind} cut into input projection and step" for kind in cut_recurrent_cells(graph)]
         fold_constants(graph)
-        packer, unplanned = Packer(), None
+        packer = Packer(fuse=device == CPU)
+        unplanned: Callable[[int], TracedCell | None] | None = None
         if optimize and device == CPU:
+            from batchmaker.cells.planning.in_runs import Unplanned, plan_cell  # large, and most engines plan nothing
+
             plan = plan_cell(graph)
             packer, cut = plan.way.packer(), [*cut, plan.note]
             if plan.way.graph is not graph:
-                unplanned = _Unplanned(graph, plan.way, partial(_fold, limits=limits, fold_bytes=fold_bytes))
+                fold = partial(_fold, limits=limits, fold_bytes=fold_bytes)
+                unplanned = Unplanned(graph, plan.way, fold).preferred
                 graph = copied(plan.way.graph)
         elif optimize:
             cut.append(f"not planned: planning is for the CPU, this cell runs on {device}")
@@ -116,29 +118,11 @@ def _fold(graph: TracedCell, limits: dict[str, int], fold_bytes: int) -> list[st
     return notes
 
 
-@dataclass(frozen=True, slots=True)
-class _Unplanned:
-    """What is left to choose for a planned cell: whether its steps are faster planned as well.
-
-    graph: the cell as bound without planning. way: as planned. In neither are tokens folded, `fold` does that in place.
-    """
-
-    graph: TracedCell
-    way: Way
-    fold: Callable[[TracedCell], list[str]]
-
-    def preferred(self, num_sequence_inputs: int) -> TracedCell | None:
-        """Return the graph to cut into hoisted part and step instead of the planned one, None if that is faster."""
-        itself = Way(self.graph, reuse=False)
-        if fastest_in_runs([itself, self.way], num_sequence_inputs) == 1:
-            return None
-        graph = copied(self.graph)
-        self.fold(graph)
-        return graph
-
-
 class _Core:
-    """What all splits of one cell share: its graph, or the module itself where there is none."""
+    """What all splits of one cell share: its graph, or the module itself where there is none.
+
+    unplanned: of a planned cell, gives the graph to cut for so many sequence inputs instead, None to cut this one.
+    """
 
     def __init__(
         self,
@@ -146,7 +130,7 @@ class _Core:
         graph: TracedCell | None,
         where: str,
         packer: Packer | None = None,
-        unplanned: _Unplanned | None = None,
+        unplanned: Callable[[int], TracedCell | None] | None = None,
     ) -> None:
         self._module = module
         self._graph = graph
@@ -174,10 +158,12 @@ class _Core:
         return self._all_in_step(inputs[:num_sequence_inputs]), ()
 
     def _cut(self, graph: TracedCell, num_sequence_inputs: int) -> tuple[Split, tuple[str, ...]]:
-        other = None if self._unplanned is None else self._unplanned.preferred(num_sequence_inputs)
+        other = None if self._unplanned is None else self._unplanned(num_sequence_inputs)
         if other is None:
             return split_cell(graph, num_sequence_inputs, self._packer), ()
-        return split_cell(other, num_sequence_inputs, Packer()), ("not planned in runs: its steps were no faster",)
+        return split_cell(other, num_sequence_inputs, Packer(fuse=True)), (
+            "not planned in runs: its steps were no faster",
+        )
 
     def recurrence(self, num_sequence_inputs: int) -> Recurrence | None:
         return None if self._graph is None else find_recurrence(self._graph, num_sequence_inputs)

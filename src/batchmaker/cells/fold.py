@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from batchmaker.cells.concat import part_concatenations
 from batchmaker.cells.dataflow import BATCH, TracedCell, dependencies, extract, is_symbolic, row_spec
 from batchmaker.cells.export import torch_dtype
-from batchmaker.cells.planning.nodes import put_together
+from batchmaker.cells.passes.nodes import put_together
 from batchmaker.cells.program import compile_program
 
 _aten = torch.ops.aten

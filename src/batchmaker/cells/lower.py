@@ -9,8 +9,8 @@ from torch import Tensor, fx
 
 from batchmaker.cells.dataflow import TracedCell
 from batchmaker.cells.linear import Activation, Linear
-from batchmaker.cells.planning.fusing import fuse_pointwise
-from batchmaker.cells.planning.reuse import reuse_memory
+from batchmaker.cells.passes.fusing import run_in_passes
+from batchmaker.cells.passes.reuse import reuse_memory
 
 _aten = torch.ops.aten
 _ACTIVATIONS: dict[Any, Activation] = {
@@ -61,7 +61,7 @@ def lower(cell: TracedCell, packer: Packer) -> None:
             _merge(cell, nodes, packer)
     cell.graph.eliminate_dead_code()
     if packer.fuse:
-        fuse_pointwise(cell)
+        run_in_passes(cell)
     for node in list(cell.graph.nodes):
         if _is_plain_linear(cell, node):
             _fuse(cell, node, packer)

@@ -11,7 +11,7 @@ from batchmaker.cells.concat import part_concatenations
 from batchmaker.cells.dataflow import BATCH, TracedCell, dependencies, extract, is_symbolic, row_spec
 from batchmaker.cells.fold import is_lookup
 from batchmaker.cells.lower import Packer, lower
-from batchmaker.cells.planning.nodes import put_together
+from batchmaker.cells.passes.nodes import put_together
 from batchmaker.cells.program import Program, compile_program
 from batchmaker.cells.recurrence import LoopedStep, find_looped_step
 from batchmaker.graph.spec import ValueSpec

@@ -6,18 +6,20 @@ import logging
 import threading
 from typing import Final
 
+from batchmaker.cells.passes import interpreter
 from batchmaker.scheduler.preparing import prepare
 
 _WORTH_TELLING_S: Final = 2.0
 
 
 def prepare_scheduler() -> None:
-    """The scheduler's loops are compiled, or loaded. Says so at INFO if it takes over 2 s."""
+    """The scheduler's loops, and the one for cells, are compiled or loaded. Says so at INFO if it takes over 2 s."""
     told = "compiling the scheduler's loops: some seconds, once per installation"
     notice = threading.Timer(_WORTH_TELLING_S, logging.getLogger(__name__).info, [told])
     notice.daemon = True
     notice.start()
     try:
         prepare()
+        interpreter.prepare()
     finally:
         notice.cancel()

@@ -91,6 +91,26 @@ class RecurrentLayer(ABC):
         overlap in time.
         Raises ShapeError for what does not fit, OptionError for a row, slot or length that cannot be.
         """
+        checked = self._checked(px, px_row_offset, slot, length, h_state, c_state, y, y_offset, step_offset)
+        self.run_rows(checked, px, h_state, c_state, y)
+
+    @abstractmethod
+    def run_rows(self, rows: CallRows, px: Tensor, h_state: Tensor, c_state: Tensor | None, y: Tensor | None) -> None:
+        """Compute rows that have been checked; the other arguments are those of `run`."""
+
+    def _checked(
+        self,
+        px: Tensor,
+        px_row_offset: Numbers,
+        slot: Numbers,
+        length: Numbers,
+        h_state: Tensor,
+        c_state: Tensor | None,
+        y: Tensor | None,
+        y_offset: Numbers | None,
+        step_offset: Numbers | None,
+    ) -> CallRows:
+        """Return the rows of a call of `run`, having checked all of its arguments."""
         weights = self._weights
         hidden, dtype = weights.hidden, weights.w_hh.dtype
         _check("px", px, weights.gates * hidden, dtype, weights.w_hh.device)
@@ -105,7 +125,7 @@ class RecurrentLayer(ABC):
             raise ShapeError(f"recurrent call: a {weights.cell} has no c_state; leave it out.")
         if y is not None:
             _check("y", y, hidden, dtype, weights.w_hh.device, whole_rows=False)
-        rows = call_rows(
+        return call_rows(
             px_row_offset,
             slot,
             length,
@@ -115,11 +135,6 @@ class RecurrentLayer(ABC):
             num_slots=len(h_state),
             num_outputs=None if y is None else len(y),
         )
-        self.run_rows(rows, px, h_state, c_state, y)
-
-    @abstractmethod
-    def run_rows(self, rows: CallRows, px: Tensor, h_state: Tensor, c_state: Tensor | None, y: Tensor | None) -> None:
-        """Compute rows that have been checked; the other arguments are those of `run`."""
 
 
 class RecurrentLayers(Protocol):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.graph import blocking
-from batchmaker.graph.blocking import Counts, LateEdges, Units
 from batchmaker.scheduler.arena import Arena
 from batchmaker.scheduler.numbering import Extent
 
@@ -49,7 +48,9 @@ class FrontierBook:
     __slots__ = (
         "_arena",
         "_blocks",
-        "_late",
+        "_late_edges",
+        "_late_first",
+        "_late_free",
         "_look",
         "_num_left",
         "_stack",
@@ -66,7 +67,9 @@ class FrontierBook:
         self.left = np.zeros(0, np.bool_)
         self._num_left = 0
         self._blocks = np.zeros((0, 0), np.int32)
-        self._late = LateEdges(NONE, np.empty((2, 0), np.int64), np.array([-1, 0]))
+        self._late_first: Nodes = NONE
+        self._late_edges: Nodes = np.empty((2, 0), np.int64)
+        self._late_free = np.array([-1, 0])
         self._stack: Nodes = NONE
 
     def independent(self, type_id: int) -> int:
@@ -89,7 +92,7 @@ class FrontierBook:
     def submitted(self, type_id: int, nodes: Nodes) -> None:
         """These nodes of one type are on a worker."""
         if self.kept:
-            found = blocking.run(nodes, type_id, self._stack, self._units, self._now, self._late)
+            found = blocking.run(nodes, type_id, self._stack, *self._graph, *self._now, *self._late)
             self._fewer(found)
 
     def stopped(self, type_id: int, ends: Nodes) -> None:
@@ -99,16 +102,21 @@ class FrontierBook:
     def withdraw(self, extents: Sequence[Extent]) -> None:
         """What is left of these nodes will not be submitted: their request has failed."""
         if self.kept:
-            self._fewer(blocking.withdraw(*_spans(extents), self._units, self._now, self._late))
+            types = (self._arena.subgraph, self._arena.type)
+            self._fewer(blocking.withdraw(*_spans(extents), *types, *self._now, *self._late))
 
     @property
-    def _units(self) -> Units:
+    def _graph(self) -> tuple[NDArray[Any], ...]:
         arena = self._arena
-        return Units(arena.subgraph, arena.end, arena.type, arena.first_edge, arena.num_edges, arena.consumer)
+        return arena.subgraph, arena.end, arena.type, arena.first_edge, arena.num_edges, arena.consumer
 
     @property
-    def _now(self) -> Counts:
-        return Counts(self.left, self._blocks, self.counts)
+    def _now(self) -> tuple[NDArray[Any], ...]:
+        return self.left, self._blocks, self.counts
+
+    @property
+    def _late(self) -> tuple[NDArray[Any], ...]:
+        return self._late_first, self._late_edges, self._late_free
 
     def _enter(
         self, extents: Sequence[Extent], late_edges: Sequence[tuple[int, int]], on_workers: Nodes, *, counted: bool
@@ -116,7 +124,7 @@ class FrontierBook:
         self._fit(len(late_edges))
         late = np.array(late_edges, np.int64).reshape(-1, 2).T.copy()
         self._num_left += blocking.enter(
-            counted, *_spans(extents), on_workers, late, self._arena.state, self._units, self._now, self._late
+            counted, *_spans(extents), on_workers, late, self._arena.state, *self._graph, *self._now, *self._late
         )
 
     def _fewer(self, units: int) -> None:
@@ -134,15 +142,14 @@ class FrontierBook:
             more = size - before[0]
             self._blocks, self._stack = blocks, np.empty(size, np.int64)
             self.left = np.concatenate((self.left, np.zeros(more, np.bool_)))
-            self._late = self._late._replace(first=np.concatenate((self._late.first, np.full(more, -1))))
-        late = self._late
-        free, first = int(late.free[1]), late.edges.shape[1]
+            self._late_first = np.concatenate((self._late_first, np.full(more, -1)))
+        free, first = int(self._late_free[1]), self._late_edges.shape[1]
         if num_late > free:
             more = max(num_late - free, first)
             fresh = np.arange(first, first + more)
-            chain = np.stack((np.append(fresh[1:], late.free[0]), fresh))
-            edges = np.concatenate((late.edges, chain), axis=1)
-            self._late = LateEdges(late.first, edges, np.array([first, free + more]))
+            chain = np.stack((np.append(fresh[1:], self._late_free[0]), fresh))
+            self._late_edges = np.concatenate((self._late_edges, chain), axis=1)
+            self._late_free = np.array([first, free + more])
 
 
 def _spans(extents: Sequence[Extent]) -> tuple[Nodes, Nodes]:

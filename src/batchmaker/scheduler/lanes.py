@@ -54,8 +54,8 @@ def seat(
     """Give every chain of a batch a lane, dense from 0 where chains outside the batch do not sit in the way.
 
     nodes: [batch] of distinct subgraphs; a single node is a chain of one. subgraph: [nodes]. Where others are in the
-    way everybody stays, and newcomers take free lanes. Chains that end with this step have left their lanes, which are free
-    from the next step on.
+    way everybody stays, and newcomers take free lanes. Chains that end with this step have left their lanes, which are
+    free from the next step on.
     Returns how many lanes there must be, if there are not enough; then nothing is changed and the rest means nothing.
     Else 0; whether the lanes are 0 to n-1; and, [batch] each: the nodes, in order of lane where they are; their lanes;
     the lanes where their state lies until now, NOBODY if they have none yet; and the workers whose lanes these are.

@@ -9,9 +9,9 @@ from typing import TypeAlias
 from torch import fx
 
 from batchmaker.cells.dataflow import TracedCell
+from batchmaker.cells.passes.nodes import is_linear, is_pointwise, is_view, operands, shape_of, width_of
 from batchmaker.cells.planning.batches import Batch, Operand, Variable
 from batchmaker.cells.planning.layout import Layout, plan_layout
-from batchmaker.cells.planning.nodes import is_linear, is_pointwise, is_view, operands, shape_of, width_of
 from batchmaker.cells.planning.search import Schedule, fewest_batches
 
 Kind: TypeAlias = Callable[[fx.Node], Hashable]

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, fx
 
 from batchmaker.cells.dataflow import TracedCell
-from batchmaker.cells.planning.atoms import gate_by_gate
+from batchmaker.cells.passes.atoms import gate_by_gate
+from batchmaker.cells.passes.nodes import is_linear, is_pointwise, shape_of
 from batchmaker.cells.planning.batching import computing, schedule_of
-from batchmaker.cells.planning.nodes import is_linear, is_pointwise, shape_of
 
 _aten = torch.ops.aten
 _COPIES = (_aten.cat.default, _aten.stack.default, _aten.clone.default)

@@ -13,15 +13,15 @@ from torch import Tensor, fx
 from batchmaker.cells.dataflow import CannotRewriteError, TracedCell, copied
 from batchmaker.cells.export import example_rows, spec_of_rows
 from batchmaker.cells.lower import Packer, lower
-from batchmaker.cells.planning.assembling import Pass
-from batchmaker.cells.planning.atoms import gate_by_gate
+from batchmaker.cells.passes.assembling import Pass
+from batchmaker.cells.passes.atoms import gate_by_gate
+from batchmaker.cells.passes.fusing import can_fuse
+from batchmaker.cells.passes.nodes import is_pointwise
+from batchmaker.cells.passes.opening import open_steps
+from batchmaker.cells.passes.rewriting import cheaper, cheaper_sums
 from batchmaker.cells.planning.batching import Batched, batched, computing
-from batchmaker.cells.planning.fusing import can_fuse
 from batchmaker.cells.planning.measuring import times_in_turn_s
-from batchmaker.cells.planning.nodes import is_pointwise
-from batchmaker.cells.planning.opening import open_steps
 from batchmaker.cells.planning.products import flatten_products, join_products, merge_products, part_products
-from batchmaker.cells.planning.rewriting import cheaper, cheaper_sums
 from batchmaker.cells.planning.writing import write_batches
 from batchmaker.cells.split import Split, compile_whole, split_cell
 
@@ -77,7 +77,7 @@ def plan_cell(cell: TracedCell, choose: Callable[[Sequence[Way]], int] | None = 
     cell itself being the first; by default they are measured, on random rows. The cell is not changed, and what the
     graph computes differs from it by rounding only.
     """
-    itself = Way(cell)
+    itself = Way(cell, fused=True)
     try:
         ways = ways_of(cell)
     except CannotRewriteError as error:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from batchmaker.cells.dataflow import TracedCell
-from batchmaker.cells.planning.nodes import is_linear, like, shape_of
+from batchmaker.cells.passes.nodes import is_linear, like, shape_of
 
 _aten = torch.ops.aten
 

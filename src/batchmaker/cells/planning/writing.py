@@ -11,8 +11,8 @@ import torch
 from torch import fx
 
 from batchmaker.cells.dataflow import TracedCell
+from batchmaker.cells.passes.nodes import is_linear, is_pointwise, like, operands, shape_of, width_of
 from batchmaker.cells.planning.batching import Batched
-from batchmaker.cells.planning.nodes import is_linear, is_pointwise, like, operands, shape_of, width_of
 
 _aten = torch.ops.aten
 

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from batchmaker.cells.dataflow import TracedCell
 from batchmaker.cells.linear import Linear
-from batchmaker.cells.planning.nodes import is_pointwise, shape_of
+from batchmaker.cells.passes.nodes import is_pointwise, shape_of
 
 _aten = torch.ops.aten
 _IN_PLACE: Final[dict[Any, Callable[..., Tensor]]] = {

@@ -10,38 +10,76 @@ import torch
 from torch import Tensor, fx
 
 from batchmaker.cells.dataflow import TracedCell
-from batchmaker.cells.planning.assembling import Assembler, can_be_assembled
-from batchmaker.cells.planning.interpreter import is_available
-from batchmaker.cells.planning.nodes import columns, is_pointwise, is_view, operands, shape_of, width_of
+from batchmaker.cells.passes.assembling import Assembler, can_be_assembled
+from batchmaker.cells.passes.atoms import gate_by_gate
+from batchmaker.cells.passes.interpreter import is_available
+from batchmaker.cells.passes.nodes import columns, is_pointwise, is_view, operands, shape_of, width_of
+from batchmaker.cells.passes.opening import open_steps
+from batchmaker.cells.passes.rewriting import cheaper_sums
+from batchmaker.cells.recurrent import GRUStep, LSTMStep, RNNStep
 
-_FEWEST: Final = 2
-"""Operations that a pass has at least: one by itself is no faster so."""
+_FEWEST_SAVED: Final = 3
+"""Calls that a pass takes the place of, beyond its results, at least: it starts in the time of two to three, and adding
+up a few values is no faster in it at any batch size. Measured on one core; slices count, since they are calls too."""
+_CALLS_OF_A_STEP: Final = 5
+_DTYPES: Final = (torch.float32, torch.bfloat16)
 
-_Stage: TypeAlias = tuple[int, int, str]
-"""What the operations of one pass have in common: how many other calls come before it, the width, and the rows."""
+_Stage: TypeAlias = tuple[int, int, str, torch.dtype]
+"""What the operations of one pass have in common: how many other calls come before it, width, rows and dtype."""
 
 
-def fuse_pointwise(cell: TracedCell) -> None:
-    """Rewrite the graph in place: pointwise operations in float32 on rows of one width become passes, one for all that
+def run_in_passes(cell: TracedCell) -> None:
+    """Rewrite the graph in place: steps of recurrent cells are written out, pointwise operations are taken apart where
+    they are read in slices, and all go into passes, if that leaves fewer calls."""
+    if not is_available():
+        return
+    made = gate_by_gate(open_steps(cell, layers=False), layers=False)
+    cheaper_sums(made)
+    fuse_pointwise(made)
+    if _num_calls(made) < _num_calls(cell):
+        cell.graph, cell.constants = made.graph, made.constants
+
+
+def _num_calls(cell: TracedCell) -> int:
+    """Count the calls that do something; the step of a recurrent cell is several."""
+    calls = [node for node in cell.graph.nodes if node.op == "call_function" and not is_view(node)]
+    return sum(_CALLS_OF_A_STEP if isinstance(node.target, LSTMStep | GRUStep | RNNStep) else 1 for node in calls)
+
+
+def fuse_pointwise(cell: TracedCell, fewest_saved: int = _FEWEST_SAVED) -> None:
+    """Rewrite the graph in place: pointwise operations on rows of one width and dtype become passes, one for all that
     lie between the same products. What they are computed from and who reads them does not change."""
-    passes = _passes(cell) if is_available() else []
+    passes = _passes(cell, fewest_saved) if is_available() else []
     if passes:
         cell.graph = _Rewriting(cell, passes).write()
 
 
 def can_fuse(cell: TracedCell) -> bool:
     """Whether there is anything to put together."""
-    return is_available() and bool(_passes(cell))
+    return is_available() and bool(_passes(cell, _FEWEST_SAVED))
 
 
-def _passes(cell: TracedCell) -> list[list[fx.Node]]:
+def _passes(cell: TracedCell, fewest_saved: int) -> list[list[fx.Node]]:
     """Return the operations of each pass, in graph order."""
     stages = _stages(cell)
     found: dict[_Stage, list[fx.Node]] = {}
     for node in cell.graph.nodes:
         if _can_be_fused(cell, node):
-            found.setdefault((stages[node], width_of(node) or 0, str(shape_of(node)[0])), []).append(node)
-    return [nodes for nodes in found.values() if len(nodes) >= _FEWEST]
+            stage = (stages[node], width_of(node) or 0, str(shape_of(node)[0]), node.meta["val"].dtype)
+            found.setdefault(stage, []).append(node)
+    return [nodes for nodes in found.values() if _calls_saved(nodes) >= fewest_saved]
+
+
+def _calls_saved(nodes: Sequence[fx.Node]) -> int:
+    """Count the operations and the slices that they read, less the results."""
+    read = {operand for node in nodes for operand in operands(node)}
+    return len(nodes) + sum(columns(value)[0] is not value for value in read) - len(_results(nodes))
+
+
+def _results(nodes: Sequence[fx.Node]) -> list[fx.Node]:
+    """Return the nodes that others read as well."""
+    inside = set(nodes)
+    return [node for node in nodes if any(user not in inside for user in node.users)]
 
 
 def _stages(cell: TracedCell) -> dict[fx.Node, int]:
@@ -66,13 +104,13 @@ def _stages(cell: TracedCell) -> dict[fx.Node, int]:
 
 def _can_be_fused(cell: TracedCell, node: fx.Node) -> bool:
     """Whether the machine knows the operation and all it reads: rows as wide as the result, or constants."""
-    if not is_pointwise(node) or not can_be_assembled(node) or node.meta["val"].dtype is not torch.float32:
+    if not is_pointwise(node) or not can_be_assembled(node) or node.meta["val"].dtype not in _DTYPES:
         return False
-    width = width_of(node)
+    width, dtype = width_of(node), node.meta["val"].dtype
     for argument in operands(node):
         constant = cell.value(argument)
         if constant is not None:
-            if constant.dtype is not torch.float32 or constant.numel() not in (1, width) or _is_column(constant, width):
+            if constant.dtype is not dtype or constant.numel() not in (1, width) or _is_column(constant, width):
                 return False
         elif not _is_alike(argument, node):
             return False
@@ -80,8 +118,8 @@ def _can_be_fused(cell: TracedCell, node: fx.Node) -> bool:
 
 
 def _is_alike(value: fx.Node, node: fx.Node) -> bool:
-    its = value.meta["val"]
-    return isinstance(its, Tensor) and its.dtype is torch.float32 and str(shape_of(value)) == str(shape_of(node))
+    its, mine = value.meta["val"], node.meta["val"]
+    return isinstance(its, Tensor) and its.dtype is mine.dtype and str(shape_of(value)) == str(shape_of(node))
 
 
 def _is_column(constant: Tensor, width: int | None) -> bool:
@@ -121,9 +159,8 @@ class _Rewriting:
         return self._copies[node]
 
     def _write_pass(self, nodes: Sequence[fx.Node]) -> None:
-        inside = set(nodes)
-        results = [node for node in nodes if any(user not in inside for user in node.users)]
-        assembler = Assembler(width_of(nodes[0]) or 0)
+        inside, results = set(nodes), _results(nodes)
+        assembler = Assembler(width_of(nodes[0]) or 0, nodes[0].meta["val"].dtype)
         arguments: dict[fx.Node, int] = {}
         for node in nodes:
             for operand in operands(node):

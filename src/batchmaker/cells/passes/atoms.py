@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from batchmaker.cells.dataflow import TracedCell, extract
-from batchmaker.cells.planning.nodes import (
+from batchmaker.cells.passes.nodes import (
     columns,
     is_linear,
     is_pointwise,
@@ -27,9 +27,10 @@ from batchmaker.cells.planning.nodes import (
 _aten = torch.ops.aten
 
 
-def gate_by_gate(cell: TracedCell) -> TracedCell:
-    """Return an equal graph in which no layer and no pointwise operation is read in slices, where that can be had."""
-    apart = _Apart(extract(cell, cell.inputs, cell.outputs))
+def gate_by_gate(cell: TracedCell, *, layers: bool = True) -> TracedCell:
+    """Return an equal graph in which no pointwise operation is read in slices, where that can be had, and, with
+    `layers`, no layer."""
+    apart = _Apart(extract(cell, cell.inputs, cell.outputs), layers)
     apart.write()
     return apart.made
 
@@ -38,10 +39,10 @@ def gate_by_gate(cell: TracedCell) -> TracedCell:
 class _Apart:
     """cuts: per node that can be taken apart, the columns at which it is, both ends included."""
 
-    def __init__(self, cell: TracedCell) -> None:
+    def __init__(self, cell: TracedCell, layers: bool) -> None:
         self.cell = cell
         self.made = TracedCell(fx.Graph(), dict(cell.constants))
-        self.cuts = _cuts(cell)
+        self.cuts = _cuts(cell, layers)
         self._pieces: dict[fx.Node, list[fx.Node]] = {}
         self._copies: dict[fx.Node, fx.Node] = {}
         self._slices: dict[tuple[fx.Node, int, int], fx.Node] = {}
@@ -118,12 +119,12 @@ def _rows(node: fx.Node, width: int) -> Tensor:
     return like(node, shape_of(node)[0], width)
 
 
-def _cuts(cell: TracedCell) -> dict[fx.Node, list[int]]:
+def _cuts(cell: TracedCell, layers: bool) -> dict[fx.Node, list[int]]:
     """Return the columns at which nodes are taken apart: where somebody reads a slice, and everything between there
     and the layers."""
     cuts: dict[fx.Node, set[int]] = {}
     for node in cell.graph.nodes:
-        if is_linear(cell, node) or (is_pointwise(node) and _is_even(cell, node)):
+        if (layers and is_linear(cell, node)) or (is_pointwise(node) and _is_even(cell, node)):
             cuts[node] = {0, width_of(node) or 0}
     changed = True
     while changed:

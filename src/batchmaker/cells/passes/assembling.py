@@ -11,24 +11,24 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
-from batchmaker.cells.planning import interpreter as machine
-from batchmaker.cells.planning.nodes import width_of
+from batchmaker.cells.passes import interpreter as machine
+from batchmaker.cells.passes.nodes import width_of
 
 _aten = torch.ops.aten
-_FLOAT_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Slot:
     """A place that instructions read or write. argument: of the call, None for constants, results and registers.
 
-    column: where in the argument it begins. row: a constant's numbers.
+    column: where in the argument it begins. row: a constant's numbers. num_bytes: of one number.
     """
 
     argument: int | None = None
     column: int = 0
     argument_width: int = 0
     row: Tensor | None = None
+    num_bytes: int = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -43,34 +43,28 @@ Writer: TypeAlias = Callable[["Assembler", Sequence[_Slot], fx.Node], _Slot]
 
 @final
 class Pass:
-    """Several pointwise operations on rows [n, width] of float32, done in one walk over the rows.
+    """Several pointwise operations on rows [n, width] of float32 or bfloat16, done in one walk over the rows.
 
     Calls take the values that it reads, [n, any columns], and return fresh results [n, width], a tensor if it is one.
     """
 
     __name__ = "pointwise_pass"
-    __slots__ = (
-        "_columns",
-        "_constants",
-        "_program",
-        "_rest",
-        "_results",
-        "_row_bytes",
-        "_step",
-        "num_registers",
-        "width",
-    )
+    __slots__ = ("_constants", "_dtype", "_like", "_program", "_results", "_slots", "num_registers", "width")
 
     def __init__(
-        self, width: int, slots: Sequence[_Slot], results: Sequence[_Slot], instructions: Sequence[_Instruction]
+        self,
+        width: int,
+        dtype: torch.dtype,
+        slots: Sequence[_Slot],
+        results: Sequence[_Slot],
+        instructions: Sequence[_Instruction],
     ) -> None:
         given = [slot for slot in slots if slot.argument is not None]
         rows = [slot for slot in slots if slot.row is not None]
         numbers, self.num_registers = _registers(instructions, results)
-        fixed = [*given, *rows, *results]
-        place = {slot: index for index, slot in enumerate(fixed)}
-        place |= {slot: len(fixed) + number for slot, number in numbers.items()}
+        place = {slot: index for index, slot in enumerate((*given, *rows, *results, *numbers))}
         self.width = width
+        self._dtype = dtype
         self._program = np.array(
             [
                 [each.code, place[each.result], *_three([place[slot] for slot in each.operands])]
@@ -78,16 +72,24 @@ class Pass:
             ],
             np.int64,
         )
-        self._constants = [slot.row for slot in rows if slot.row is not None]
-        self._columns = [(slot.argument or 0, _FLOAT_BYTES * slot.column) for slot in given]
         self._results = len(results)
-        self._rest = [row.data_ptr() for row in self._constants]
-        registers = [0] * self.num_registers
-        moving = [_FLOAT_BYTES * slot.argument_width for slot in given]
-        self._row_bytes = np.array(
-            [*moving, *(0 for _ in rows), *(_FLOAT_BYTES * width for _ in results), *registers], np.int64
+        self._like = next((slot.argument for slot in given if slot.argument_width == width), None)
+        self._constants = [slot.row for slot in rows if slot.row is not None]
+        arguments = 1 + max((slot.argument or 0 for slot in given), default=-1)
+        first = arguments + len(results)  # the bases are arguments, results, zero for constants, and the registers'
+        block = min(width, machine.BLOCK) * 4
+        self._slots = np.array(
+            [
+                *(
+                    [slot.argument, slot.num_bytes * slot.column, slot.num_bytes * slot.argument_width, slot.num_bytes]
+                    for slot in given
+                ),
+                *([first, row.data_ptr(), 0, 4] for row in self._constants),
+                *([arguments + index, 0, slot.num_bytes * width, slot.num_bytes] for index, slot in enumerate(results)),
+                *([first + 1, number * block, 0, 0] for number in numbers.values()),
+            ],
+            np.int64,
         )
-        self._step = np.array([*(_FLOAT_BYTES for _ in fixed), *registers], np.int64)
 
     @property
     def num_instructions(self) -> int:
@@ -95,23 +97,15 @@ class Pass:
 
     def __call__(self, *values: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Return the results for a batch."""
-        values = tuple(value if value.is_contiguous() else value.contiguous() for value in values)
-        rows = values[0].shape[0]
-        results = [torch.empty((rows, self.width)) for _ in range(self._results)]
-        places = [value.data_ptr() for value in values]
-        addresses = [places[argument] + column for argument, column in self._columns]
-        addresses += self._rest
-        addresses += [result.data_ptr() for result in results]
-        addresses += [0] * self.num_registers
-        machine.interpret(
-            self._program,
-            np.array(addresses, np.int64),
-            self._row_bytes,
-            self._step,
-            self.num_registers,
-            rows,
-            self.width,
-        )
+        values = tuple([value if value.is_contiguous() else value.contiguous() for value in values])
+        rows = len(values[0])
+        if self._like is None:
+            results = [torch.empty((rows, self.width), dtype=self._dtype) for _ in range(self._results)]
+        else:  # half the time of a call
+            like = values[self._like]
+            results = [torch.empty_like(like) for _ in range(self._results)]
+        bases = np.array([*[v.data_ptr() for v in values], *[r.data_ptr() for r in results], 0, 0], np.int64)
+        machine.interpret(self._program, self._slots, bases, self.num_registers, rows, self.width)
         return results[0] if self._results == 1 else tuple(results)
 
 
@@ -143,10 +137,11 @@ def _registers(instructions: Sequence[_Instruction], results: Sequence[_Slot]) -
 
 @final
 class Assembler:
-    """Collects the operations of one pass over rows of `width` numbers, each after what it reads."""
+    """Collects the operations of one pass over rows of `width` numbers of a dtype, each after what it reads."""
 
-    def __init__(self, width: int) -> None:
-        self.width = width
+    def __init__(self, width: int, dtype: torch.dtype = torch.float32) -> None:
+        self.width, self.dtype = width, dtype
+        self._widened: dict[_Slot, _Slot] = {}
         self._slots: dict[fx.Node, _Slot] = {}
         self._instructions: list[_Instruction] = []
         self._extra: list[_Slot] = []
@@ -157,10 +152,10 @@ class Assembler:
 
     def argument(self, node: fx.Node, argument: int, source: fx.Node, column: int) -> None:
         """Let a node be columns, from `column` on, of the value that is argument number `argument` of the call."""
-        self._slots[node] = _Slot(argument, column, width_of(source) or 0)
+        self._slots[node] = _Slot(argument, column, width_of(source) or 0, num_bytes=self.dtype.itemsize)
 
     def constant(self, node: fx.Node, value: Tensor) -> None:
-        self._slots[node] = _Slot(row=value.reshape(-1).expand(self.width).contiguous())
+        self._slots[node] = _Slot(row=value.float().reshape(-1).expand(self.width).contiguous())
 
     def operation(self, node: fx.Node) -> None:
         """Append a node's operation; what it reads is known."""
@@ -169,11 +164,11 @@ class Assembler:
 
     def finished(self, results: Sequence[fx.Node]) -> Pass:
         """Return the program. results: the nodes whose values it returns."""
-        wanted = [self._slots[node] for node in results]
+        wanted = [self._returned(self._slots[node]) for node in results]
         _join_products(self._instructions, set(wanted))
         read = {slot for each in self._instructions for slot in each.operands}
         slots = [slot for slot in (*self._slots.values(), *self._extra) if slot in read]
-        return Pass(self.width, slots, wanted, self._instructions)
+        return Pass(self.width, self.dtype, slots, wanted, self._instructions)
 
     def write(self, code: int, *operands: _Slot) -> _Slot:
         """Append an instruction and return where its result lies."""
@@ -189,7 +184,22 @@ class Assembler:
         return self._numbers[value]
 
     def _operand(self, argument: Any) -> _Slot:
-        return self._slots[argument] if isinstance(argument, fx.Node) else self.number(float(argument))
+        if not isinstance(argument, fx.Node):
+            return self.number(float(argument))
+        slot = self._slots[argument]
+        if slot.num_bytes == 4:  # what is computed, or read as it lies
+            return slot
+        if slot not in self._widened:
+            self._widened[slot] = self.write(machine.WIDEN, slot)
+        return self._widened[slot]
+
+    def _returned(self, slot: _Slot) -> _Slot:
+        """Return the slot of a result in the pass's dtype."""
+        if self.dtype is torch.float32:
+            return slot
+        rounded = _Slot(num_bytes=self.dtype.itemsize)
+        self._instructions.append(_Instruction(machine.NARROW, rounded, [slot]))
+        return rounded
 
 
 def _join_products(instructions: list[_Instruction], wanted: set[_Slot]) -> None:

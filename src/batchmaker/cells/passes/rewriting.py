@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from batchmaker.cells.dataflow import TracedCell
-from batchmaker.cells.planning.nodes import is_linear, operands, shape_of, width_of
+from batchmaker.cells.passes.nodes import is_linear, operands, shape_of, width_of
 from batchmaker.cells.recurrent import SMALL_NUMEL
 
 _aten = torch.ops.aten

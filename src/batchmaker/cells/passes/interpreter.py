@@ -1,0 +1,216 @@
+"""Pointwise operations of a cell in one walk over its rows: a small machine, compiled once for all cells.
+
+Each operation of eager PyTorch reads and writes whole batches. Here all of them are done for one row before the next,
+so that what lies between them stays in the first-level cache, and a call starts once. The machine computes in float32;
+bfloat16 is widened where it is read and rounded where a result leaves.
+
+Values are found by address, since what a product has made for several gates is read in slices. Where a slot lies, and
+how far its next row and column are, is worked out once for a program: a call brings the addresses of its arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+from numba import config, types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from batchmaker.compiled import compiled_arithmetic
+from batchmaker.kernels.pointwise import sigmoid, tanh
+
+Words = NDArray[np.int64]
+
+ADD: Final = 0
+"""a + b. The numbers of the other codes follow this form: what is written to the first operand of an instruction."""
+SUB: Final = 1
+MUL: Final = 2
+DIV: Final = 3
+MULTIPLY_ADD: Final = 4
+"""a + b c"""
+MULTIPLY_SUB: Final = 5
+"""a - b c"""
+LERP: Final = 6
+"""a + c (b - a)"""
+SIGMOID: Final = 7
+TANH: Final = 8
+"""With the error of kernels/pointwise.py."""
+RELU: Final = 9
+MAXIMUM: Final = 10
+MINIMUM: Final = 11
+ABS: Final = 12
+WIDEN: Final = 13
+"""a, which is bfloat16, as float32"""
+NARROW: Final = 14
+"""a, as bfloat16"""
+
+BLOCK: Final = 512
+"""Columns that are worked on together: a dozen registers of so many numbers fit the first-level cache."""
+LINE: Final = 64
+
+_ZERO: Final = np.float32(0)
+_NAN: Final = 0x7FC0  # of bfloat16
+
+
+def is_available() -> bool:
+    """Whether loops are compiled here: in Python the machine would be of no use."""
+    return not getattr(config, "DISABLE_JIT", False)
+
+
+def _machine_code(write: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function of compiled loops out of one that writes LLVM's instructions for it."""
+    made: Callable[..., Any] = intrinsic(write)
+    return made
+
+
+@_machine_code
+def _load(_typing: Any, address: Any, index: Any) -> Any:
+    """Return float32 number `index` from an address on."""
+
+    def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], context.get_value_type(types.float32).as_pointer())
+        return builder.load(builder.gep(pointer, [arguments[1]]), align=4)
+
+    return types.float32(types.int64, types.int64), write
+
+
+@_machine_code
+def _store(_typing: Any, address: Any, index: Any, value: Any) -> Any:
+    """Put a float32 number at place `index` from an address on."""
+
+    def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], context.get_value_type(types.float32).as_pointer())
+        builder.store(arguments[2], builder.gep(pointer, [arguments[1]]), align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.float32), write
+
+
+@_machine_code
+def _load_short(_typing: Any, address: Any, index: Any) -> Any:
+    """Return bfloat16 number `index` from an address on, as float32."""
+
+    def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], context.get_value_type(types.int16).as_pointer())
+        bits = builder.load(builder.gep(pointer, [arguments[1]]), align=2)
+        wide = builder.zext(bits, context.get_value_type(types.int32))
+        high = builder.shl(wide, wide.type(16))
+        return builder.bitcast(high, context.get_value_type(types.float32))
+
+    return types.float32(types.int64, types.int64), write
+
+
+@_machine_code
+def _store_short(_typing: Any, address: Any, index: Any, value: Any) -> Any:
+    """Put a float32 number, rounded to bfloat16 (to even in the middle), at place `index` from an address on."""
+
+    def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], context.get_value_type(types.int16).as_pointer())
+        bits = builder.bitcast(arguments[2], context.get_value_type(types.int32))
+        odd = builder.and_(builder.lshr(bits, bits.type(16)), bits.type(1))
+        rounded = builder.lshr(builder.add(builder.add(bits, odd), bits.type(0x7FFF)), bits.type(16))
+        is_nan = builder.fcmp_unordered("uno", arguments[2], arguments[2])
+        short = builder.trunc(builder.select(is_nan, bits.type(_NAN), rounded), context.get_value_type(types.int16))
+        builder.store(short, builder.gep(pointer, [arguments[1]]), align=2)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.float32), write
+
+
+@compiled_arithmetic
+def _work(code: int, d: int, a: int, b: int, c: int, count: int) -> None:
+    """Do one operation on `count` numbers; the result lies apart from the operands."""
+    if code == ADD:
+        for j in range(count):
+            _store(d, j, _load(a, j) + _load(b, j))
+    elif code == SUB:
+        for j in range(count):
+            _store(d, j, _load(a, j) - _load(b, j))
+    elif code == MUL:
+        for j in range(count):
+            _store(d, j, _load(a, j) * _load(b, j))
+    elif code == DIV:
+        for j in range(count):
+            _store(d, j, _load(a, j) / _load(b, j))
+    elif code == MULTIPLY_ADD:
+        for j in range(count):
+            _store(d, j, _load(b, j) * _load(c, j) + _load(a, j))
+    elif code == MULTIPLY_SUB:
+        for j in range(count):
+            _store(d, j, _load(a, j) - _load(b, j) * _load(c, j))
+    elif code == LERP:
+        for j in range(count):
+            _store(d, j, _load(c, j) * (_load(b, j) - _load(a, j)) + _load(a, j))
+    elif code == SIGMOID:
+        for j in range(count):
+            _store(d, j, sigmoid(_load(a, j)))
+    elif code == TANH:
+        for j in range(count):
+            _store(d, j, tanh(_load(a, j)))
+    else:
+        _work_seldom(code, d, a, b, count)
+
+
+@compiled_arithmetic
+def _work_seldom(code: int, d: int, a: int, b: int, count: int) -> None:
+    """As `_work`, for the other operations. A NaN in either operand is one in the result."""
+    if code == RELU:
+        for j in range(count):
+            x = _load(a, j)
+            _store(d, j, _ZERO if x < _ZERO else x)
+    elif code == MAXIMUM:
+        for j in range(count):
+            x, y = _load(a, j), _load(b, j)
+            _store(d, j, y if x < y or y != y else x)
+    elif code == MINIMUM:
+        for j in range(count):
+            x, y = _load(a, j), _load(b, j)
+            _store(d, j, y if y < x or y != y else x)
+    elif code == ABS:
+        for j in range(count):
+            _store(d, j, abs(_load(a, j)))
+    elif code == WIDEN:
+        for j in range(count):
+            _store(d, j, _load_short(a, j))
+    elif code == NARROW:
+        for j in range(count):
+            _store_short(d, j, _load(a, j))
+
+
+@compiled_arithmetic
+def _address(slots: Words, bases: Words, slot: int, row: int, column: int) -> int:
+    return bases[slots[slot, 0]] + slots[slot, 1] + row * slots[slot, 2] + column * slots[slot, 3]  # type: ignore[no-any-return]
+
+
+@compiled_arithmetic
+def interpret(program: Words, slots: Words, bases: Words, registers: int, rows: int, width: int) -> None:
+    """Run a program on rows of `width` numbers.
+
+    program: [instructions, 5], code, slot of the result, slots of a, b and c. slots: [slots, 4], which base (the last
+    is that of the registers), bytes from it, bytes to the next row and to the next column. bases: addresses, whose last
+    is filled in here. No instruction may write to what it reads. Whoever calls keeps alive what addresses point to.
+    """
+    block = min(width, BLOCK)
+    memory = np.empty(registers * block + LINE, np.float32)
+    bases[bases.shape[0] - 1] = (memory.ctypes.data + LINE - 1) // LINE * LINE
+    for row in range(rows):
+        for start in range(0, width, block):
+            count = min(block, width - start)
+            for k in range(program.shape[0]):
+                _work(
+                    program[k, 0],
+                    _address(slots, bases, program[k, 1], row, start),
+                    _address(slots, bases, program[k, 2], row, start),
+                    _address(slots, bases, program[k, 3], row, start),
+                    _address(slots, bases, program[k, 4], row, start),
+                    count,
+                )
+    memory[0] = 0  # the compiler frees an array after its last use, and does not see that addresses are one
+
+
+def prepare() -> None:
+    """The machine is compiled, or loaded if an earlier process could keep it on disk."""
+    if is_available():
+        interpret(np.zeros((0, 5), np.int64), np.zeros((0, 4), np.int64), np.zeros(1, np.int64), 0, 0, 1)

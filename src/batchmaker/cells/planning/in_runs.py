@@ -1,0 +1,32 @@
+"""Planning as binding asks for it: for the whole cell, and whether its steps in runs are better left unplanned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from batchmaker.cells.dataflow import TracedCell, copied
+from batchmaker.cells.planning.plan import Way, fastest_in_runs, plan_cell
+
+__all__ = ["Unplanned", "plan_cell"]
+
+
+@dataclass(frozen=True, slots=True)
+class Unplanned:
+    """What is left to choose for a planned cell: whether its steps are faster planned as well.
+
+    graph: the cell as bound without planning. way: as planned. In neither are tokens folded, `fold` does that in place.
+    """
+
+    graph: TracedCell
+    way: Way
+    fold: Callable[[TracedCell], list[str]]
+
+    def preferred(self, num_sequence_inputs: int) -> TracedCell | None:
+        """Return the graph to cut into hoisted part and step instead of the planned one, None if that is faster."""
+        itself = Way(self.graph, fused=True, reuse=False)
+        if fastest_in_runs([itself, self.way], num_sequence_inputs) == 1:
+            return None
+        graph = copied(self.graph)
+        self.fold(graph)
+        return graph
