@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from batchmaker.errors import said_by
 from batchmaker.graph.spec import TypeId
 from batchmaker.scheduler.commands import Reserve, RunTask, TableId
 from batchmaker.scheduler.events import TaskId
@@ -31,9 +32,9 @@ class StepResult:
     busy_s: float
 
 
-def failed_results(task: RunTask, first: int, error: Exception) -> list[StepResult]:
+def failed_results(task: RunTask, first: int, error: BaseException) -> list[StepResult]:
     """Return results for a task's steps from `first` on, every row failed."""
-    reason = f"a step of this request failed: {type(error).__name__}: {error}"
+    reason = f"a step of this request failed: {said_by(error)}"
     return [
         StepResult(
             task.task,

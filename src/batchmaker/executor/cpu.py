@@ -12,7 +12,7 @@ from typing import final
 import torch
 
 from batchmaker.cells.binding import BoundCell
-from batchmaker.errors import OptionError
+from batchmaker.errors import RAISED_BY_USERS, OptionError
 from batchmaker.executor.base import StepResult, failed_results
 from batchmaker.executor.computing import ComputingExecutor
 from batchmaker.graph.spec import CellType
@@ -98,7 +98,7 @@ class CpuExecutor(ComputingExecutor):
                         self._results.append(result)
                         num_finished += 1
                         self._notify()
-                except Exception as error:  # rows that do not fit, memory: the worker lives on, the task fails
+                except RAISED_BY_USERS as error:  # rows that do not fit, memory: the worker lives on, the task fails
                     self._results.extend(failed_results(task, num_finished, error))
                     self._notify()
                 with self._idle:

@@ -13,6 +13,7 @@ from typing import final
 import torch
 
 from batchmaker.cells.binding import BoundCell
+from batchmaker.errors import RAISED_BY_USERS
 from batchmaker.executor.base import StepResult, failed_results
 from batchmaker.executor.computing import ComputingExecutor
 from batchmaker.executor.cpu import default_threads
@@ -57,7 +58,7 @@ class InlineExecutor(ComputingExecutor):
                 if self._running is None:
                     self._running = self._runner.run(task)
                 results = [next(self._running)]
-        except Exception as error:  # rows that do not fit, memory: the task fails, nothing else
+        except RAISED_BY_USERS as error:  # rows that do not fit, memory: the task fails, nothing else
             results = failed_results(task, self._num_finished, error)
         self._num_finished += len(results)
         if self._num_finished == len(task.steps):

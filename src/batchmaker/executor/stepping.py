@@ -14,6 +14,7 @@ from torch import Tensor
 from batchmaker.cells.binding import BoundCell
 from batchmaker.cells.cell import size_ladder
 from batchmaker.cells.export import example_rows
+from batchmaker.errors import RAISED_BY_USERS, said_by
 from batchmaker.executor.base import StepResult
 from batchmaker.executor.tables import StateTables, as_array
 from batchmaker.graph.spec import CellType, ValueSpec
@@ -75,7 +76,7 @@ class TaskRunner:
         )
         try:
             return cell.call(inputs), ()
-        except Exception:  # a cell may raise anything; find the rows that make it
+        except RAISED_BY_USERS:  # a cell may raise anything; find the rows that make it
             return _row_by_row(cell.name, cell.outputs, step.batch, inputs, lambda *row: cell.call(row))
 
     # --- chains --------------------------------------------------------------------------------------------------
@@ -107,7 +108,7 @@ class TaskRunner:
                 cell.hoist(tuple(column[at : at + MAX_HOISTED_ROWS] for column in columns))
                 for at in range(0, room, MAX_HOISTED_ROWS)
             ]
-        except Exception:  # a cell may raise anything; find the rows that make it
+        except RAISED_BY_USERS:  # a cell may raise anything; find the rows that make it
             hoisted, failed = _row_by_row(cell.name, cell.hoisted, room, tuple(columns), lambda *row: cell.hoist(row))
             return hoisted, dict(failed)
         return blocks[0] if len(blocks) == 1 else tuple(map(torch.cat, zip(*blocks, strict=True))), {}
@@ -126,7 +127,7 @@ class TaskRunner:
         failed: Failures = ()
         try:
             outputs = cell.step(hoisted, state)
-        except Exception:  # a cell may raise anything; find the rows that make it
+        except RAISED_BY_USERS:  # a cell may raise anything; find the rows that make it
             size = len(hoisted)
             outputs, failed = _row_by_row(
                 cell.name, cell.outputs, step.batch, (*hoisted, *state), lambda *row: cell.step(row[:size], row[size:])
@@ -195,7 +196,7 @@ def _row_by_row(
     for position in range(count):
         try:
             rows.append(call(*(value[position : position + 1] for value in inputs)))
-        except Exception as error:  # the cell's own; it is reported to the row's request
+        except RAISED_BY_USERS as error:  # the cell's own; it is reported to the row's request
             rows.append(example_rows(specs, 1))
-            failed.append((position, f"cell {name!r} raised {type(error).__name__}: {error}"))
+            failed.append((position, f"cell {name!r} raised {said_by(error)}"))
     return tuple(torch.cat(column) for column in zip(*rows, strict=True)), tuple(failed)

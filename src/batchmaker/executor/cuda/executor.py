@@ -11,7 +11,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.errors import OptionError
+from batchmaker.errors import RAISED_BY_USERS, OptionError
 from batchmaker.executor.base import StepResult, failed_results
 from batchmaker.executor.cuda.at_once import Planned
 from batchmaker.executor.cuda.cells import Bind, DeviceCells, HoistedRows, TaskForm
@@ -160,7 +160,7 @@ class CudaExecutor:
         before = len(waiting)
         try:
             self._run(place, task)
-        except Exception as error:  # memory, rows that do not fit: the task fails, nothing else
+        except RAISED_BY_USERS as error:  # memory, rows that do not fit: the task fails, nothing else
             number, done = place.num_submitted, len(waiting) - before
             results = failed_results(task, done, error)
             waiting.extend(_NotSubmitted(number, task, result.step, result) for result in results)
