@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from engine_models import assert_balanced, wait_until
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from raising_models import Hanging
 
 import batchmaker as bm
@@ -59,6 +61,39 @@ def test_deadlines_are_answered_while_an_unfold_function_hangs(model: Hanging, w
     assert {5, 6, 7}.isdisjoint(model.unfolded)
     (counts,) = engine.service.values()
     assert (counts.given_up, counts.answered) == (3, 4)
+    assert_balanced(engine)
+
+
+@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    asks=st.lists(st.tuples(st.integers(1, 9), st.booleans(), st.booleans()), max_size=20),
+    workers=st.sampled_from([1, 2]),
+)
+def test_each_request_is_answered_once_whoever_answers_it(asks: list[tuple[int, bool, bool]], workers: int) -> None:
+    """asks: a number to count to, whether the deadline passes while the thread hangs, whether it is cancelled then."""
+    model = Hanging()
+    settled: list[int] = []
+    answered: list[int] = []
+    with bm.Engine(model, threads=1, workers=workers) as engine:
+        first = hung(engine, model)
+        engine.on_settled = lambda ticket, error: settled.append(ticket.request_id)
+        futures = [engine.submit_future(n, deadline_ms=1 if late else None) for n, late, _ in asks]
+        for number, future in enumerate(futures):
+            future.add_done_callback(lambda _, number=number: answered.append(number))  # type: ignore[misc]
+        cancelled = [cancels and future.cancel() for future, (*_, cancels) in zip(futures, asks, strict=True)]
+        for future, (_, late, _), gone in zip(futures, asks, cancelled, strict=True):
+            if late and not gone:
+                assert isinstance(future.exception(60), DeadlineError)
+        model.let_go.set()
+        assert int(first.result(60)) == 1
+        for future, (n, late, _), gone in zip(futures, asks, cancelled, strict=True):
+            if gone:
+                assert future.cancelled()
+            elif not late:
+                assert int(future.result(60)) == n
+    assert sorted(answered) == list(range(len(asks)))
+    assert len(set(settled)) == len(settled) == 1 + len(asks)
+    assert not engine._loop._unanswered
     assert_balanced(engine)
 
 

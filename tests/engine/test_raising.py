@@ -106,6 +106,7 @@ def test_in_any_mix_every_good_request_is_answered_and_every_bad_one_fails(mix: 
         else:
             check(ask, future)
     assert sorted(settled) == list(range(len(asked)))
+    assert not engine._loop._unanswered
     assert_balanced(engine)
     (counts,) = engine.service.values()
     assert counts.answered + counts.num_failed == len(asked)

@@ -25,7 +25,7 @@ class Heartbeat:
     """What an engine's thread did when somebody looked.
 
     alive: it has been started and has not ended. doing: in words; "waiting" for something to do. age_s: seconds since
-    it began a turn, or to wait. busy_for_s: seconds in the present turn, 0 while it waits.
+    its present turn began, or its last one while it waits. busy_for_s: seconds in the present turn, 0 while it waits.
     """
 
     alive: bool

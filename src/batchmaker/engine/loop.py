@@ -62,7 +62,7 @@ class Loop:
         self._crash: BaseException | None = None
         self._doing = "starting"
         self._waits = False
-        self._since_s = 0.0  # the present turn's beginning, or when the thread began to wait
+        self._since_s = 0.0  # when the present turn began, or the last one
         self._watchdog = Watchdog(clock.now_s, self.heartbeat, self._thread_id, self._answer_late)
 
     # --- from any thread -------------------------------------------------------------------------------------------
@@ -206,8 +206,10 @@ class Loop:
 
     def _turn(self) -> bool:
         """Look at what has come, then at finished work, and start more; True if that was the end."""
-        self._take_inbox(wait=not self._work_waits and not self._should_accept())
-        self._since_s = self._clock.now_s()
+        waits = not self._work_waits and not self._should_accept()
+        if not waits:  # otherwise the turn begins when something has come
+            self._since_s = self._clock.now_s()
+        self._take_inbox(wait=waits)
         self._work_waits = False
         self._woken = False
         self._doing = "collecting or computing steps"
@@ -253,11 +255,12 @@ class Loop:
 
     def _wait(self) -> Ticket | Callable[[], None]:
         patience_s = self._patience_s()
-        self._since_s, self._waits = self._clock.now_s(), True
+        self._waits = True
         try:
             return self._inbox.get(timeout=patience_s)
         finally:
-            self._since_s, self._waits = self._clock.now_s(), False
+            self._since_s = self._clock.now_s()
+            self._waits = False  # last: who sees that it does not wait sees since when
 
     def _patience_s(self) -> float | None:
         wakeup_s = self._driver.next_wakeup_s()
