@@ -218,11 +218,9 @@ def test_a_hang_is_logged_once_with_the_stack_and_so_is_its_end(caplog: Any) -> 
             watched.after(HUNG_AFTER_S)
         assert len(caplog.records) == 1
         assert "test_a_hang_is_logged_once" in caplog.text
-        assert watched.beat().hangs
         watched.since_s = None
         watched.after(1.0)
         assert [record.getMessage() for record in caplog.records][1:] == ["the engine's thread goes on"]
-        assert not watched.beat().hangs
 
 
 def test_an_engine_that_waits_for_its_workers_to_end_is_not_said_to_hang(caplog: Any) -> None:

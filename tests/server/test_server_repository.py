@@ -174,7 +174,7 @@ def test_a_model_whose_code_leaves_while_it_is_loaded_cannot_be_loaded(folder, m
     def leave(model, state):
         raise kind
 
-    assert run(repository, body).model_name == "counter"
+    assert run(repository, body).model == "counter"
 
 
 def test_a_model_that_cannot_be_loaded_stops_the_start(folder):

@@ -33,11 +33,6 @@ class Heartbeat:
     age_s: float
     busy_for_s: float
 
-    @property
-    def hangs(self) -> bool:
-        """Whether its turn takes so long that nobody should send it more."""
-        return self.busy_for_s >= HUNG_AFTER_S
-
 
 @final
 class Watchdog:

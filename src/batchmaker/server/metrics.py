@@ -10,7 +10,6 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from batchmaker.engine.heartbeat import Heartbeat
 from batchmaker.server.served import ServedModel
 from batchmaker.server.service import Service
 from batchmaker.server.statistics import CellCounts, Histogram, ModelStatistics
@@ -55,14 +54,14 @@ _CELLS: Final[dict[str, tuple[str, Callable[[CellCounts], float]]]] = {
 }
 
 
-_ENGINE: Final[dict[str, tuple[str, Callable[[Heartbeat], float]]]] = {
+_ENGINE: Final[dict[str, tuple[str, Callable[[ServedModel], float]]]] = {
     "batchmaker_engine_up": (
         "1 while the engine's thread is alive and does not hang",
-        lambda b: b.alive and not b.hangs,
+        lambda m: m.responds,
     ),
     "batchmaker_engine_turn_seconds": (
         "How long the engine's thread has been in its present turn; 0 while it waits. Large: it hangs",
-        lambda b: b.busy_for_s,
+        lambda m: m.port.heartbeat.busy_for_s,
     ),
 }
 
@@ -102,11 +101,10 @@ class Metrics(Collector):
         for model in models:
             _add_histogram(slack, model, model.statistics.slack_ms)
         yield slack
-        beats = [(model, model.port.heartbeat) for model in models]
         for name, (meaning, state) in _ENGINE.items():
             gauge = GaugeMetricFamily(name, meaning, labels=_LABELS)
-            for model, beat in beats:
-                gauge.add_metric(_labels(model), state(beat))
+            for model in models:
+                gauge.add_metric(_labels(model), state(model))
             yield gauge
         sequences = GaugeMetricFamily("batchmaker_open_sequences", "Sequences that hold rows", labels=_LABELS)
         for model in models:

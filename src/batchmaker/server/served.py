@@ -65,9 +65,14 @@ class ServedModel:
 
     @property
     def ready(self) -> bool:
-        """Whether it takes requests: it is not being closed, and its engine is alive and does not hang."""
+        """Whether it takes requests: it is not being closed, and its engine responds."""
+        return not self._closing and self.responds
+
+    @property
+    def responds(self) -> bool:
+        """Whether its engine is alive and does not hang."""
         beat = self._port.heartbeat
-        return not self._closing and beat.alive and not beat.hangs
+        return beat.alive and beat.busy_for_s < self._limits.hung_seconds
 
     @property
     def port(self) -> EnginePort:
