@@ -28,6 +28,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Final
+
+RAISED_BY_USERS: Final = BaseException
+"""What code of the engine's users may raise: unfold functions, cells, stop tests, observers, callbacks.
+
+SystemExit, KeyboardInterrupt and GeneratorExit as well: whoever calls such code in the engine's threads catches all of
+it, and it is that request's failure. Python hands Ctrl-C to the main thread alone, which none of these is.
+"""
 
 
 class BatchmakerError(Exception):
@@ -108,6 +116,15 @@ class StoppedError(BatchmakerError):
 
 class InvariantError(BatchmakerError):
     """The scheduler's own books do not balance. Always a defect in batchmaker."""
+
+
+def said_by(error: BaseException) -> str:
+    """Return an error's class and message; the class alone where there is no message or its `__str__` raises."""
+    try:
+        message = str(error)
+    except RAISED_BY_USERS:
+        message = ""
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> OptionError:

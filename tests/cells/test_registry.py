@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -95,6 +96,31 @@ def test_equal_cells_that_steer_by_other_outputs_have_types_of_their_own() -> No
     module = nn.LSTMCell(3, 3)
     types = [registry.learn(bm.Cell(module, host_outputs=(output,)), rows(3, 3, 3)) for output in (0, 1)]
     assert [cell.host_outputs for cell in types] == [(0,), (1,)]
+
+
+@pytest.mark.parametrize(
+    ("options", "difference"),
+    [
+        ({"max_batch": 8}, "batch sizes"),
+        ({"batch_sizes": (1, 256)}, "batch sizes"),
+        ({"priority": 2}, "priority"),
+        ({"max_batch": 8, "priority": -1}, "batch sizes and priority"),
+    ],
+)
+def test_equal_cells_with_other_options_have_types_of_their_own_and_say_so(
+    options: dict[str, Any], difference: str
+) -> None:
+    """Merged, one of the two would lose what it was given."""
+    registry = CellRegistry()
+    module = nn.Linear(3, 3)
+    first = registry.learn(bm.Cell(module, name="first"), rows(3))
+    second = registry.learn(bm.Cell(module, name="second", **options), rows(3))
+    third = registry.learn(bm.Cell(module, name="third", **options), rows(3))
+    assert [cell.type_id for cell in (first, second, third)] == [0, 1, 1]
+    assert second.priority == options.get("priority", 0)
+    assert (second.batch_sizes == first.batch_sizes) == ("batch sizes" not in difference)
+    assert registry.notes["second"][-1] == f"not batched with 'first', which is the same cell but for its {difference}"
+    assert not any("not batched" in note for note in registry.notes["first"])
 
 
 def test_a_host_output_that_the_cell_does_not_have_is_refused() -> None:

@@ -30,7 +30,9 @@ def answer(connection):
 
 def test_every_accepted_request_is_answered_and_new_ones_are_refused(serve, gated):
     folder, gate = gated
-    server = serve(folder, "--drain-seconds", LIMIT_S)
+    patient = gate.with_name("patient.toml")
+    patient.write_text("[limits]\nhung_seconds = 1e6\n")  # behind its gate the model hangs, as far as one can see
+    server = serve(folder, "--config", patient, "--drain-seconds", LIMIT_S)
     accepted = [ask(server, 250 + n, model="gated") for n in range(24)]
     late, idle = server.connect(), server.connect()
     server.wait_for(lambda: server.metric("nv_inference_pending_request_count") == len(accepted))

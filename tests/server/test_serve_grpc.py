@@ -359,7 +359,9 @@ def test_health_is_told_as_grpc_has_it(channel):
 
 def test_sigterm_finishes_what_was_accepted_and_refuses_the_rest(serve, gated):
     folder, gate = gated
-    server = serve(folder, "--grpc-port", 0, "--drain-seconds", LIMIT_S)
+    patient = gate.with_name("patient.toml")
+    patient.write_text("[limits]\nhung_seconds = 1e6\n")  # behind its gate the model hangs, as far as one can see
+    server = serve(folder, "--config", patient, "--grpc-port", 0, "--drain-seconds", LIMIT_S)
     with triton.InferenceServerClient(server.grpc_address) as client, grpc.insecure_channel(server.grpc_address) as raw:
         watched = health_pb2_grpc.HealthStub(raw).Watch(health_pb2.HealthCheckRequest(service=""))
         assert next(watched).status == health_pb2.HealthCheckResponse.SERVING

@@ -160,6 +160,23 @@ def test_a_version_that_cannot_be_loaded_leaves_the_old_one_serving(folder, capl
     assert "SHA-256" in caplog.records[-1].error
 
 
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_a_model_whose_code_leaves_while_it_is_loaded_cannot_be_loaded(folder, monkeypatch, kind):
+    repository = make(folder)
+
+    async def body():
+        monkeypatch.setattr(Sums, "restore", leave)
+        with pytest.raises(ServiceError, match="cannot be loaded"):
+            await repository.load("sums")
+        assert repository.get("sums").ready
+        return await Service(repository, Limits()).infer("counter", None, count_to(3))
+
+    def leave(model, state):
+        raise kind
+
+    assert run(repository, body).model == "counter"
+
+
 def test_a_model_that_cannot_be_loaded_stops_the_start(folder):
     next((folder / "counter").glob("*.safetensors"), folder / "counter" / "manifest.json").write_bytes(b"broken")
     with pytest.raises(SavedModelError):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from batchmaker.cells.cell import Cell
 from batchmaker.cost.profile import CostProfile
 from batchmaker.errors import ModelError
+
+_CALLED: Final = ("unfold", "unfold_chunk", "batched", "length")
+"""What an engine calls and does not await."""
 
 _KEPT_APART = ("example_request", "deadline_ms", "profile")
 """Attributes that a saved model keeps by themselves, whatever its `saved_state` returns."""
@@ -95,3 +99,16 @@ class Model(ABC):
     def length(self, request: Any) -> int:
         """Return the length by which graph batching puts a request into a bucket."""
         return len(request)
+
+
+def check_functions(model: Model) -> None:
+    """Raise ModelError for a model one of whose functions is `async`: they run in the engine's thread, which awaits
+    nothing."""
+    for name in _CALLED:
+        function = getattr(model, name)
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            raise ModelError(
+                f"{type(model).__name__}.{name} is `async def`; an engine calls it and awaits nothing, so that nobody "
+                "waits for it. Write `def` and fetch what it awaits before the request is submitted; to wait for a "
+                "value of a cell, `yield` it."
+            )

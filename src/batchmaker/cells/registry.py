@@ -35,6 +35,7 @@ class CellRegistry:
         self.modules: list[nn.Module] = []
         self._cells: list[Cell] = []
         self.num_sequence_inputs: dict[TypeId, int] = {}
+        self._apart: dict[TypeId, tuple[str, ...]] = {}
 
     def known(self, cell: Cell) -> CellType | None:
         """Return the type of a cell that has been used before."""
@@ -44,12 +45,14 @@ class CellRegistry:
     def notes(self) -> dict[str, tuple[str, ...]]:
         """What was done to make each cell fast on the CPU, or why nothing was, by the names of the cell types.
 
-        Cells that are equal share a type, under the name of the first. Cells that were not used yet are missing.
+        Cells that are equal share a type, under the name of the first; those kept apart by an option alone say so.
+        Cells that were not used yet are missing.
         """
         found = {}
         for cell_type, bound in zip(self.types, self.bound, strict=False):  # both may be growing
             count = self.num_sequence_inputs.get(cell_type.type_id)
-            found[cell_type.name] = bound.notes if count is None else bound.split(count).notes
+            notes = bound.notes if count is None else bound.split(count).notes
+            found[cell_type.name] = (*notes, *self._apart.get(cell_type.type_id, ()))
         return found
 
     def prefixed(self, prefix: str) -> CellTypes:
@@ -59,7 +62,8 @@ class CellRegistry:
     def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...], prefix: str = "") -> CellType:
         """Bind a cell to its inputs' specs and give it a type, that of an equal cell if there is one.
 
-        Cells that steer by other outputs are never equal: a type has one set of host outputs, and loops stop by them.
+        A type has one set of batch sizes and one priority, which policies go by, and one set of host outputs, by which
+        loops stop. So cells that differ in one of these have types of their own, and do not run in one batch.
         """
         name = prefix + (cell.name or type(cell.module).__name__)
         with _TRACING:
@@ -72,12 +76,19 @@ class CellRegistry:
                 raise ModelError(
                     f"cell {name!r}: host_outputs names output {output}, the cell has {len(bound.outputs)}"
                 )
-        for known, other in zip(self.types, self.bound, strict=True):
-            if known.host_outputs == cell.host_outputs and other.identity == bound.identity:
+        equal = [t for t, other in zip(self.types, self.bound, strict=True) if other.identity == bound.identity]
+        for known in equal:
+            if not _differences(known, cell):
                 self._types[cell] = known
                 return known
+        type_id = TypeId(len(self.types))
+        if equal:
+            self._apart[type_id] = tuple(
+                f"not batched with {known.name!r}, which is the same cell but for its {_differences(known, cell)}"
+                for known in equal
+            )
         cell_type = CellType(
-            TypeId(len(self.types)),
+            type_id,
             name,
             bound.inputs,
             bound.outputs,
@@ -140,6 +151,16 @@ class _Prefixed:
     def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...]) -> CellType:
         """As the registry's, with a name of the model's own."""
         return self._registry.learn(cell, inputs, self._prefix)
+
+
+def _differences(known: CellType, cell: Cell) -> str:
+    """Return the options by which an otherwise equal cell is of another type, "" if there are none."""
+    options = {
+        "batch sizes": (known.batch_sizes, cell.batch_sizes),
+        "priority": (known.priority, cell.priority),
+        "host outputs": (known.host_outputs, cell.host_outputs),
+    }
+    return " and ".join(name for name, (one, other) in options.items() if one != other)
 
 
 def _check_declared(cell: Cell, bound: BoundCell) -> None:

@@ -14,7 +14,7 @@ from batchmaker.cells.kept_state import NOTHING_KEPT, KeptState, keep
 from batchmaker.cells.model import Model
 from batchmaker.cells.scope import UnfoldingScope, current_scope
 from batchmaker.cells.structure import Handle, handles, replaced
-from batchmaker.errors import BatchmakerError, InvalidRequestError, ModelError, NodeLimitError
+from batchmaker.errors import BatchmakerError, InvalidRequestError, ModelError, NodeLimitError, said_by
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.recorder import DEFAULT_MAX_NODES, Recorder
 from batchmaker.graph.values import Value, ValueSequence
@@ -82,6 +82,12 @@ class Unfolding:
         if inspect.isgenerator(result):
             self._generator = result
             self._advance(lambda: next(result))
+        elif inspect.iscoroutine(result) or inspect.isasyncgen(result):
+            if inspect.iscoroutine(result):
+                result.close()
+            raise ModelError(
+                f"{self._name} returned {type(result).__name__}; nobody awaits it. It must be no `async def`"
+            )
         else:
             self._finish(result)
 
@@ -186,7 +192,7 @@ class Unfolding:
         except (BatchmakerError, StopIteration):
             raise
         except Exception as error:
-            raise InvalidRequestError(f"{self._name} raised {type(error).__name__}: {error}") from error
+            raise InvalidRequestError(f"{self._name} raised {said_by(error)}") from error
         finally:
             current_scope.reset(token)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, final
 
-from batchmaker.engine.ticket import Stream, Ticket
+from batchmaker.engine.ticket import RequestFuture, Stream, Ticket
 from batchmaker.scheduler.events import RequestId
 
 
@@ -33,16 +34,15 @@ class Asking:
             raise
 
     def future(self, ticket: Ticket) -> Future[Any]:
-        """Return a concurrent future at once."""
-        future: Future[Any] = Future()
-        ticket.future = future
+        """Return a concurrent future at once. Cancelling it gives the request up."""
+        ticket.future = future = RequestFuture(partial(self._cancel, ticket.request_id))
         self._send(ticket)
         return future
 
     def stream(self, ticket: Ticket) -> AsyncIterator[Any] | Iterator[Any]:
         """Return the values as they come, for `async for` or `for`. Leaving early gives the request up."""
         stream = Stream(lambda: self._cancel(ticket.request_id))
-        future: Future[Any] = Future()
+        future = RequestFuture(partial(self._cancel, ticket.request_id))
         future.add_done_callback(lambda done: stream.end(done.exception()))
         ticket.future = future
         ticket.on_value = stream.put

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import final
 
 from batchmaker.cells.cell import CellTypes
-from batchmaker.cells.model import Model
+from batchmaker.cells.model import Model, check_functions
 from batchmaker.cells.registry import CellRegistry
+from batchmaker.engine.checking import check_number, said_of
 from batchmaker.errors import ModelError, OptionError, unknown_name
 
 
@@ -30,11 +31,10 @@ class ServedModel:
         """Return when a request that comes now must be answered, None if at any time."""
         if deadline_ms is None:
             deadline_ms = self.deadline_ms
-        if deadline_ms is None or deadline_ms == math.inf:
+        if deadline_ms is None:
             return None
-        if not math.isfinite(deadline_ms):
-            raise OptionError(f"deadline_ms must be a number of milliseconds, got {deadline_ms}")
-        return now_s + deadline_ms / 1e3
+        check_number("deadline_ms", deadline_ms, hint=" of milliseconds (math.inf for none)")
+        return None if deadline_ms == math.inf else now_s + float(deadline_ms) / 1e3
 
 
 @final
@@ -57,8 +57,8 @@ class Catalogue:
             if not isinstance(name, str) or not name or "/" in name:
                 raise OptionError(f"a model's name is a text without '/', got {name!r}")
             own_ms = deadline_ms if model.deadline_ms is None else model.deadline_ms
-            if own_ms is not None and not own_ms > 0:
-                raise OptionError(f"model {name!r}: deadline_ms must be above 0, got {own_ms}")
+            check_number(f"model {name!r}: deadline_ms", own_ms, above=0.0, optional=True)
+            check_functions(model)
             prefix = f"{name}/" if len(named) > 1 else ""
             cells = registry.prefixed(prefix) if prefix else registry
             self._models[name] = ServedModel(len(self._models), name, model, cells, prefix, own_ms)
@@ -76,6 +76,8 @@ class Catalogue:
 
     def find(self, name: str | None) -> ServedModel:
         """Return a model by name. OptionError for an unknown one, and for none where there are several."""
+        if name is not None and not isinstance(name, str):
+            raise OptionError(f"model must be the name of a model, a text, got {said_of(name)}")
         if name is None:
             if len(self._models) > 1:
                 raise OptionError(f"this engine has several models; give model=, one of {', '.join(self._models)}")

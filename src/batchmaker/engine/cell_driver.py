@@ -16,9 +16,10 @@ from batchmaker.clock import Clock
 from batchmaker.engine.chunks import Sequences
 from batchmaker.engine.driver import DriverStats, StepSeen, blamed, error_of
 from batchmaker.engine.in_flight import InFlight
+from batchmaker.engine.onlookers import Onlooker, call_quietly
 from batchmaker.engine.results import Results
 from batchmaker.engine.ticket import Ticket
-from batchmaker.errors import DeviceError
+from batchmaker.errors import RAISED_BY_USERS, DeviceError
 from batchmaker.executor.base import Executor, StepsResult
 from batchmaker.graph.spec import CellType
 from batchmaker.scheduler.commands import Admit, Command, Fail, Read, Reply, Reserve, RunTask
@@ -73,7 +74,16 @@ class CellDriver:
         self._settle: Callable[[Ticket, Any, BaseException | None], None] = lambda *_: None
         self.stats = DriverStats()
         self.observer: Callable[[StepSeen], None] | None = None
-        self.record: Callable[[Sequence[Event], Sequence[Command]], None] | None = None
+        self._record: Onlooker[[Sequence[Event], Sequence[Command]]] | None = None
+
+    @property
+    def record(self) -> Callable[[Sequence[Event], Sequence[Command]], None] | None:
+        """Called with what the scheduler is told and what it says to that."""
+        return self._record
+
+    @record.setter
+    def record(self, record: Callable[[Sequence[Event], Sequence[Command]], None] | None) -> None:
+        self._record = None if record is None else Onlooker(record, "what records events")
 
     def start(self, notify: Callable[[], None], settle: Callable[[Ticket, Any, BaseException | None], None]) -> None:
         self._settle = self.sequences.settle = settle
@@ -114,6 +124,9 @@ class CellDriver:
     def _unfold(self, tickets: Sequence[Ticket], events: list[Event]) -> None:
         begin = time.perf_counter()
         for ticket in tickets:
+            if (over := ticket.over) is not None:  # perhaps while others of this turn were unfolded
+                self._settle(ticket, None, over)
+                continue
             sequence = None if ticket.chunk is None else ticket.chunk.sequence
             unfolding = Unfolding(
                 ticket.model,
@@ -124,7 +137,7 @@ class CellDriver:
             )
             try:
                 unfolding.start()
-            except Exception as error:  # the model's own code, or what it returned
+            except RAISED_BY_USERS as error:  # the model's own code, or what it returned
                 self._learn_types(events)
                 self._settle(ticket, None, blamed(error))
                 continue
@@ -214,10 +227,10 @@ class CellDriver:
         request_id, now_s = request.ticket.request_id, self._clock.now_s()
         try:
             sent = request.unfolding.resume(request.value)
-        except Exception as error:  # the model's own code, or what it yielded
-            request.error = error = blamed(error)
+        except RAISED_BY_USERS as error:  # the model's own code, or what it yielded
+            request.error = blamed(error)
             self._learn_types(events)
-            events.append(RequestFailed(request_id, now_s, str(error)))
+            events.append(RequestFailed(request_id, now_s, str(request.error)))
             return False
         finally:
             self.stats.unfold_s += time.perf_counter() - begin
@@ -280,8 +293,8 @@ class CellDriver:
         begin = time.perf_counter()
         commands = self._scheduler.handle(*events)
         self.stats.scheduler_s += time.perf_counter() - begin
-        if self.record is not None:
-            self.record(events, commands)
+        if self._record is not None:
+            self._record(events, commands)
         woken: list[InFlight] = []
         for command in commands:
             match command:
@@ -333,7 +346,7 @@ class CellDriver:
             if request.error is not None:  # a value that it needs could not be read
                 raise request.error
             result = request.unfolding.result(request.value, request.rows)
-        except Exception as error:  # the types of what the unfold function returned are its own
+        except RAISED_BY_USERS as error:  # the types of what the unfold function returned are its own
             if request.ticket.chunk is not None:  # its state is kept already, and the caller does not know
                 self.sequences.close(request.ticket.chunk.sequence)
             self._settle(request.ticket, None, blamed(error))
@@ -344,6 +357,6 @@ class CellDriver:
 
     def _fail(self, command: Fail) -> None:
         request = self._leave(command.request)
-        request.unfolding.close()
+        call_quietly(request.unfolding.close, "an unfold function that was closed")
         error = request.error or error_of(command)
         self._settle(request.ticket, None, error)

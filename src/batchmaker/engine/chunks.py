@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from batchmaker.cells.kept_state import KeptState
 from batchmaker.clock import Clock
+from batchmaker.engine.checking import check_number
 from batchmaker.errors import CancelledError, DeadlineError, OptionError, SequenceError, SequenceLimitError
 from batchmaker.scheduler.deadlines import Deadlines
 from batchmaker.scheduler.events import RequestId, SequenceId
@@ -109,8 +110,7 @@ class Sequences:
 
     def make(self, idle_timeout_s: float) -> SequenceBook:
         """Return a new sequence, for `open`. SequenceLimitError where there are as many as may be."""
-        if not idle_timeout_s > 0:
-            raise OptionError(f"idle_timeout_s must be above 0 (math.inf for none), got {idle_timeout_s}")
+        check_number("idle_timeout_s", idle_timeout_s, above=0.0, hint=" (math.inf for none)")
         with self._lock:
             if self._num_counted >= self._limit:
                 raise SequenceLimitError(

@@ -8,12 +8,14 @@ from typing import Any, Protocol
 
 from batchmaker.engine.ticket import Ticket
 from batchmaker.errors import (
+    RAISED_BY_USERS,
     BatchmakerError,
     CancelledError,
     CellError,
     DeadlineError,
     InvalidRequestError,
     RefusedError,
+    said_by,
 )
 from batchmaker.scheduler.commands import Fail, FailureKind
 from batchmaker.scheduler.events import RequestId
@@ -32,13 +34,24 @@ def error_of(command: Fail) -> BatchmakerError:
     return _FAILURES[command.kind](f"request {command.request}: {command.reason}")
 
 
-def blamed(error: Exception) -> BatchmakerError:
-    """Return an error as the request's own."""
-    if isinstance(error, BatchmakerError):
+def blamed(error: BaseException) -> BatchmakerError:
+    """Return what a request's own code raised as the request's error, which can be shown."""
+    if isinstance(error, BatchmakerError) and _can_be_shown(error):
         return error
-    blamed = InvalidRequestError(f"what unfold returned or yielded cannot be used ({type(error).__name__}: {error})")
+    if isinstance(error, Exception):
+        blamed = InvalidRequestError(f"what unfold returned or yielded cannot be used ({said_by(error)})")
+    else:
+        blamed = InvalidRequestError(f"the unfold function raised {said_by(error)}")
     blamed.__cause__ = error
     return blamed
+
+
+def _can_be_shown(error: BaseException) -> bool:
+    try:
+        str(error)
+    except RAISED_BY_USERS:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)

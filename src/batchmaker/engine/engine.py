@@ -8,7 +8,7 @@ import math
 import queue
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
@@ -22,13 +22,16 @@ from batchmaker.clock import RealClock
 from batchmaker.engine.asking import Asking
 from batchmaker.engine.catalogue import Catalogue
 from batchmaker.engine.cell_driver import CellDriver
+from batchmaker.engine.checking import check_number, check_whole, checked_priority
 from batchmaker.engine.choice import choose_policy, make_driver
 from batchmaker.engine.chunks import DEFAULT_IDLE_TIMEOUT_S, DEFAULT_MAX_SEQUENCES
 from batchmaker.engine.costs import cost_profile, wants_costs
 from batchmaker.engine.driver import Driver, DriverStats, StepSeen
 from batchmaker.engine.first_start import prepare_scheduler
 from batchmaker.engine.graph_driver import GraphDriver
+from batchmaker.engine.heartbeat import Heartbeat
 from batchmaker.engine.loop import Loop
+from batchmaker.engine.onlookers import Onlooker
 from batchmaker.engine.sequence import Sequence
 from batchmaker.engine.service import ServiceStats
 from batchmaker.engine.ticket import Ticket
@@ -85,8 +88,11 @@ class Engine:
         refuse: bool = False,
         max_sequences: int = DEFAULT_MAX_SEQUENCES,
     ) -> None:
-        if workers < 1:
-            raise OptionError(f"workers must be at least 1, got {workers}")
+        check_whole("workers", workers, least=1)
+        check_whole("threads", threads, least=1, optional=True)
+        check_whole("run_ahead", run_ahead, least=0, optional=True)
+        check_whole("max_nodes", max_nodes, least=1)
+        check_whole("max_sequences", max_sequences, least=0)
         if late not in ("give-up", "finish"):
             raise OptionError(f"late must be 'give-up' or 'finish', got {late!r}")
         self._clock = RealClock()
@@ -112,12 +118,12 @@ class Engine:
             give_up_late=late == "give-up",
             max_sequences=max_sequences,
         )
-        self._loop = Loop(self._driver, self._clock, self._settled)
+        self._loop = Loop(self._driver, self._clock, self._settled, give_up_late=late == "give-up")
         self._asking = Asking(self._send, self._loop.cancel)
         self._ids = itertools.count()
         self._service = {served.name: ServiceStats() for served in self._catalogue}
         self._service_of = list(self._service.values())
-        self.on_settled: Callable[[Ticket, BaseException | None], None] | None = None
+        self._on_settled: Onlooker[[Ticket, BaseException | None]] | None = None
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -128,26 +134,26 @@ class Engine:
             prepare_scheduler()
         if not self._loop.start():
             return self
+        try:
+            self._prove_and_materialise()
+        except BaseException:  # Ctrl-C as well: nobody waits for the thread then
+            self._loop.stop(drain=False, within_s=0.0 if self.heartbeat.busy_for_s > 1.0 else None)
+            raise
+        return self
+
+    def _prove_and_materialise(self) -> None:
         examples = [served for served in self._catalogue if served.model.example_request is not None]
         for served in examples:
             self._prove_example(served.name)
         cells = not isinstance(self._driver, GraphDriver)
         if examples and isinstance(self._driver, CellDriver) and isinstance(self._policy, CellPolicy):
-            self._check_cells(self._policy)
+            self._policy.check_cells(self._registry.types)
             self._driver.materialise()
         if wants_costs(self._policy):
             threads = self._threads if examples and cells and self._computes_here else None
             profile = cost_profile(self._catalogue, self._registry, threads)
             if profile is not None:
                 self._loop.call_soon(partial(self._policy.use_profile, profile))
-        return self
-
-    def _check_cells(self, policy: CellPolicy) -> None:
-        try:
-            policy.check_cells(self._registry.types)
-        except BatchmakerError:
-            self.stop()
-            raise
 
     def _prove_example(self, name: str) -> None:
         request = self._catalogue.find(name).model.example_request
@@ -158,16 +164,19 @@ class Engine:
         try:
             future.result()
         except BatchmakerError as error:
-            self.stop()
             which = f" of model {name!r}" if len(self._catalogue) > 1 else ""
             raise ModelError(f"the model's example request{which} failed: {error}") from error
 
-    def stop(self, *, drain: bool = True) -> None:
+    def stop(self, *, drain: bool = True, within_s: float | None = None) -> bool:
         """Take no more requests, finish those accepted (or cancel them, without `drain`) and end all threads.
 
-        Returns once they have ended; in the engine's own thread, such as in a future's callback, at once.
+        Returns whether they have ended; in the engine's own thread, such as in a future's callback, at once.
+        within_s: seconds to wait for that; by default as long as it takes, unless a function of the model hangs for a
+        minute. Threads that have not ended are left behind, and every request that is not answered fails with
+        StoppedError. So callers always hear, and a process can end; what hangs in it computes on until it does.
         """
-        self._loop.stop(drain=drain)
+        check_number("within_s", within_s, least=0.0, optional=True)
+        return self._loop.stop(drain=drain, within_s=within_s)
 
     def __enter__(self) -> Engine:
         return self.start()
@@ -187,22 +196,22 @@ class Engine:
 
     # --- requests ------------------------------------------------------------------------------------------------
 
-    async def submit(
+    def submit(
         self, request: Any, *, deadline_ms: float | None = None, priority: int = 0, model: str | None = None
-    ) -> Any:
-        """Return the request's result as soon as its last cell is done.
+    ) -> Coroutine[Any, Any, Any]:
+        """To be awaited: the request's result, as soon as its last cell is done.
 
         deadline_ms: milliseconds from now by which the result is wanted, by default the model's, math.inf for none; see
-        `late` for what follows. priority: larger is served first. model: its name, where the engine has several.
-        Cancelling the task that awaits this cancels the request. Raises the request's own error, whose class tells
-        whose fault it was.
+        `late` for what follows. priority: larger is served first, -2**32 to 2**32. model: its name, where the engine
+        has several. Cancelling the task that awaits this cancels the request. Raises OptionError at once for options
+        that cannot be used; when awaited, the request's own error, whose class tells whose fault it was.
         """
-        return await self._asking.answer(self._ticket(request, deadline_ms, priority, model))
+        return self._asking.answer(self._ticket(request, deadline_ms, priority, model))
 
     def submit_future(
         self, request: Any, *, deadline_ms: float | None = None, priority: int = 0, model: str | None = None
     ) -> Future[Any]:
-        """As `submit`, for threads: returns a concurrent future at once."""
+        """As `submit`, for threads: returns a concurrent future at once, whose `cancel` gives the request up."""
         return self._asking.future(self._ticket(request, deadline_ms, priority, model))
 
     def stream(
@@ -231,6 +240,8 @@ class Engine:
         without `unfold_chunk`.
         """
         served = self._catalogue.find(model)
+        checked_priority(priority)
+        served.due_s(0.0, deadline_ms)  # raises for what is no deadline
         driver = self._driver
         if not isinstance(driver, CellDriver):
             raise OptionError(
@@ -270,6 +281,7 @@ class Engine:
         The first error is raised once everything in flight is settled. max_in_flight: requests offered at once. For the
         other options see `submit`.
         """
+        check_whole("max_in_flight", max_in_flight, least=1)
         requests = list(requests)
         results: list[Any] = [None] * len(requests)
         errors: list[BaseException] = []
@@ -342,8 +354,22 @@ class Engine:
         return self._driver.sequences.num_open if isinstance(self._driver, CellDriver) else 0
 
     def observe(self, observer: Callable[[StepSeen], None] | None) -> None:
-        """Call `observer` in the engine's thread with every finished step."""
-        self._driver.observer = observer
+        """Call `observer` in the engine's thread with every finished step. What it raises is logged, the first time."""
+        self._driver.observer = None if observer is None else Onlooker(observer, "an observer of the engine")
+
+    @property
+    def on_settled(self) -> Callable[[Ticket, BaseException | None], None] | None:
+        """Called in the engine's thread with every answer. What it raises is logged, the first time."""
+        return self._on_settled
+
+    @on_settled.setter
+    def on_settled(self, on_settled: Callable[[Ticket, BaseException | None], None] | None) -> None:
+        self._on_settled = None if on_settled is None else Onlooker(on_settled, "on_settled of the engine")
+
+    @property
+    def heartbeat(self) -> Heartbeat:
+        """What the engine's thread does now. Any thread may ask."""
+        return self._loop.heartbeat()
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
@@ -351,6 +377,7 @@ class Engine:
         self, request: Any, deadline_ms: float | None, priority: int, model: str | None, *, trial: bool = False
     ) -> Ticket:
         served = self._catalogue.find(model)
+        priority = checked_priority(priority)
         now_s = self._clock.now_s()
         return Ticket(
             RequestId(next(self._ids)),
@@ -371,5 +398,5 @@ class Engine:
     def _settled(self, ticket: Ticket, error: BaseException | None) -> None:
         if not ticket.trial:
             self._service_of[ticket.model_id].settled(ticket, error)
-        if self.on_settled is not None:
-            self.on_settled(ticket, error)
+        if self._on_settled is not None:
+            self._on_settled(ticket, error)

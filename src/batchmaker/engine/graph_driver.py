@@ -15,7 +15,7 @@ import torch
 from batchmaker.clock import Clock
 from batchmaker.engine.driver import DriverStats, StepSeen, error_of
 from batchmaker.engine.ticket import Ticket
-from batchmaker.errors import BatchmakerError, CellError, InvalidRequestError, ModelError
+from batchmaker.errors import RAISED_BY_USERS, BatchmakerError, CellError, InvalidRequestError, ModelError, said_by
 from batchmaker.policies.base import GraphPolicy
 from batchmaker.scheduler.commands import Fail, Reply
 from batchmaker.scheduler.events import RequestCancelled, RequestId, TimePassed
@@ -100,9 +100,12 @@ class GraphDriver:
 
     def _accept(self, tickets: Sequence[Ticket], events: list[GraphEvent]) -> None:
         for ticket in tickets:
+            if (over := ticket.over) is not None:  # perhaps while the length of others was asked for
+                self._settle(ticket, None, over)
+                continue
             try:
                 ticket.num_cells = int(ticket.model.length(ticket.request))
-            except Exception as error:  # the model's own code; it is that request's error
+            except RAISED_BY_USERS as error:  # the model's own code; it is that request's error
                 self._settle(ticket, None, _as_invalid(error))
                 continue
             self._tickets[ticket.request_id] = ticket
@@ -152,7 +155,7 @@ class GraphDriver:
             ticket.started_s = done.begin_s
             self._outcome[ticket.request_id] = outcome
             if outcome[1] is not None:
-                failed.append((ticket.request_id, str(outcome[1])))
+                failed.append((ticket.request_id, said_by(outcome[1])))
         return BatchFinished(run.batch, self._clock.now_s(), tuple(failed))
 
     def _handle(self, events: Sequence[GraphEvent]) -> None:
@@ -204,15 +207,14 @@ class GraphDriver:
                     f"{type(model).__name__}.batched gave {len(results)} results for {len(tickets)} requests"
                 )
             return [(result, None) for result in results]
-        except Exception as error:  # the model's own code
+        except RAISED_BY_USERS as error:  # the model's own code
             if len(tickets) == 1:
                 return [(None, _as_invalid(error))]
             return [outcome for ticket in tickets for outcome in self._outcomes([ticket])]
 
 
-def _as_invalid(error: Exception) -> BatchmakerError:
+def _as_invalid(error: BaseException) -> BatchmakerError:
     if isinstance(error, BatchmakerError):
         return error
-    if isinstance(error, TypeError | ValueError | IndexError | KeyError):
-        return InvalidRequestError(f"{type(error).__name__}: {error}")
-    return CellError(f"{type(error).__name__}: {error}")
+    invalid = isinstance(error, TypeError | ValueError | IndexError | KeyError)
+    return InvalidRequestError(said_by(error)) if invalid else CellError(said_by(error))

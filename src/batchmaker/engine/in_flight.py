@@ -14,6 +14,7 @@ from batchmaker.cells.structure import Handle
 from batchmaker.cells.unfolding import Unfolding, end_of_loop
 from batchmaker.engine.result_tables import ResultTables
 from batchmaker.engine.ticket import Ticket
+from batchmaker.errors import BatchmakerError
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.values import Value
 from batchmaker.scheduler.commands import Admit
@@ -45,7 +46,7 @@ class InFlight:
         self.values: dict[tuple[int, int], Any] = {}
         self.waiting_for: set[tuple[int, int]] = set()
         self.streamed = 0
-        self.error: Exception | None = None
+        self.error: BatchmakerError | None = None
 
     def admit(self, command: Admit) -> CellGraph:
         """Take the numbers of the nodes of its next graph, and return that."""

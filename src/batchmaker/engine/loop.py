@@ -2,36 +2,50 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any, final
+from typing import Any, Final, final
 
 from batchmaker.clock import Clock
 from batchmaker.engine.driver import Driver
+from batchmaker.engine.heartbeat import Heartbeat, Watchdog, stack_of
 from batchmaker.engine.ticket import Outbox, Ticket
-from batchmaker.errors import CancelledError, StoppedError
+from batchmaker.errors import BatchmakerError, CancelledError, DeadlineError, StoppedError, said_by
 from batchmaker.policies.line import WaitingLine
 from batchmaker.scheduler.events import RequestId
 
 MAX_ARRIVALS_PER_TURN = 64
 """Requests unfolded before finished work is looked at again."""
 
+STOP_PATIENCE_S: Final = 60.0
+"""A turn that takes longer than this while somebody waits for the end of the engine is not waited for."""
+
+_LOG = logging.getLogger("batchmaker.engine")
+
 
 @final
 class Loop:
     """Turns a driver in a thread of its own until it is stopped and nothing is left to answer.
 
-    on_settled: called in that thread with each ticket that is settled, and its error if it has one.
+    on_settled: called in that thread with each ticket that is settled, and its error if it has one; it must not raise.
+    give_up_late: whether requests fail at their deadlines. Then they do so while a turn takes long, too.
     """
 
     def __init__(
-        self, driver: Driver, clock: Clock, on_settled: Callable[[Ticket, BaseException | None], None]
+        self,
+        driver: Driver,
+        clock: Clock,
+        on_settled: Callable[[Ticket, BaseException | None], None],
+        *,
+        give_up_late: bool = True,
     ) -> None:
         self._driver = driver
         self._clock = clock
         self._on_settled = on_settled
+        self._give_up_late = give_up_late
         self._inbox: queue.SimpleQueue[Ticket | Callable[[], None]] = queue.SimpleQueue()
         self._backlog: WaitingLine[Ticket] = WaitingLine()
         self._num_urgent = 0  # of the backlog: those with a deadline or a priority
@@ -39,10 +53,17 @@ class Loop:
         self._work_waits = False
         self._draining = False
         self._outbox = Outbox()
+        # Requests accepted and not answered. Who takes one out answers it: the engine's thread, or, while that hangs,
+        # another one; of two that try, one finds it gone.
+        self._unanswered: dict[RequestId, Ticket] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._crash: BaseException | None = None
+        self._doing = "starting"
+        self._waits = False
+        self._since_s = 0.0  # when the present turn began, or the last one
+        self._watchdog = Watchdog(clock.now_s, self.heartbeat, self._thread_id, self._answer_late)
 
     # --- from any thread -------------------------------------------------------------------------------------------
 
@@ -56,6 +77,13 @@ class Loop:
         """Whether the thread was started and has ended."""
         return self._thread is not None and not self._thread.is_alive()
 
+    def heartbeat(self) -> Heartbeat:
+        """Return what the thread does now. Any thread may ask; each value was true a moment ago."""
+        alive = self._thread is not None and self._thread.is_alive()
+        waits, since_s, doing = self._waits, self._since_s, self._doing
+        age_s = max(0.0, self._clock.now_s() - since_s) if alive else 0.0
+        return Heartbeat(alive, "waiting" if waits else doing, age_s, 0.0 if waits else age_s)
+
     def start(self) -> bool:
         """Start driver and thread; False if that was done before. StoppedError once stopped."""
         with self._lock:
@@ -64,29 +92,44 @@ class Loop:
             if self._thread is not None:
                 return False
             self._driver.start(self._notify, self._settle)
+            self._since_s = self._clock.now_s()
             self._thread = threading.Thread(target=self._run, name="batchmaker-engine", daemon=True)
             self._thread.start()
+            self._watchdog.start()
             return True
 
-    def stop(self, *, drain: bool) -> None:
+    def stop(self, *, drain: bool, within_s: float | None = None) -> bool:
         """Take no more requests, finish those accepted (or cancel them, without `drain`) and end the thread.
 
-        Returns once it has ended; called in that thread, such as in a future's callback, at once.
+        Returns whether it has ended; called in that thread, such as in a future's callback, at once. It is waited for
+        `within_s` seconds; without that as long as none of its turns takes STOP_PATIENCE_S. Then every request that is
+        not answered fails with StoppedError, and the thread ends whenever it comes back.
         """
         with self._lock:
             self._stopping = True
             thread = self._thread
         if thread is None:
-            return
+            return True
         self._inbox.put(partial(self._begin_stop, drain=drain))
-        if thread is not threading.current_thread():
-            thread.join()
+        if thread is threading.current_thread():
+            return False
+        if within_s is not None:
+            thread.join(within_s)
+        while within_s is None and thread.is_alive() and self.heartbeat().busy_for_s < STOP_PATIENCE_S:
+            thread.join(1.0)
+        if thread.is_alive():
+            self._leave_behind()
+        return not thread.is_alive()
 
     def send(self, item: Ticket | Callable[[], None]) -> None:
         """Accept a request, or something to do in the loop's thread. StoppedError once stopped."""
         with self._lock:
             if self._stopping:
                 raise StoppedError("the engine has been stopped and takes no more requests") from self._crash
+            if isinstance(item, Ticket):
+                self._unanswered[item.request_id] = item
+                if item.deadline_s is not None:
+                    self._watchdog.expect(item.deadline_s)
             self._inbox.put(item)
 
     def cancel(self, request_id: RequestId) -> None:
@@ -105,27 +148,76 @@ class Loop:
             self._woken = True
             self._inbox.put(self._wake)
 
+    # --- in another thread, while the engine's does not come back --------------------------------------------------
+
+    def _thread_id(self) -> int | None:
+        return None if self._thread is None else self._thread.ident
+
+    def _answer_late(self, beat: Heartbeat) -> None:
+        """Answer the requests whose deadlines have passed. They stay in the books until the thread comes back."""
+        if not self._give_up_late:
+            return
+        now_s = self._clock.now_s()
+        late = [t for t in list(self._unanswered.values()) if t.deadline_s is not None and t.deadline_s <= now_s]
+        self._answer_instead(
+            late, lambda ticket: DeadlineError(
+                f"request {ticket.request_id}: not done by its deadline, {ticket.due_after_s:.3f} s after it arrived; "
+                f"the engine's thread has been busy with one turn for {beat.busy_for_s:.1f} s ({beat.doing})"
+            )
+        )  # fmt: skip
+
+    def _leave_behind(self) -> None:
+        """Answer everybody, since the thread does not come back in time; if it ever does, it has nothing to drain."""
+        beat = self.heartbeat()
+        _LOG.error(
+            "the engine's thread has not ended and is left behind; it has been busy with one turn for %.1f s (%s). Its "
+            "stack:\n%s",
+            beat.busy_for_s,
+            beat.doing,
+            stack_of(self._thread_id()),
+        )
+        self._inbox.put(partial(self._begin_stop, drain=False))
+        said = "the engine was stopped, and its thread did not end in time"
+        self._answer_instead(list(self._unanswered.values()), lambda _: StoppedError(said))
+
+    def _answer_instead(self, tickets: list[Ticket], failure: Callable[[Ticket], BatchmakerError]) -> None:
+        """Answer for the engine's thread. What is counted, and the books, are that thread's, when it comes back."""
+        outbox = Outbox()
+        for ticket in tickets:
+            ticket.error = error = failure(ticket)  # first: the engine's thread reads it where it finds the ticket gone
+            if self._unanswered.pop(ticket.request_id, None) is not None:
+                outbox.deliver(ticket, None, ticket.claim(error))
+        outbox.flush()
+
     # --- in the thread ---------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
             while not self._turn():
                 pass
+            self._doing = "stopping"
             self._driver.finish()
         except BaseException as error:  # a defect: whoever waits must hear of it
+            _LOG.critical("the engine has failed: %s", said_by(error), exc_info=error)
             self._fail_all(error)
-            raise
         finally:
             self._driver.stop()
+            self._watchdog.stop()
 
     def _turn(self) -> bool:
         """Look at what has come, then at finished work, and start more; True if that was the end."""
-        self._take_inbox(wait=not self._work_waits and not self._should_accept())
+        waits = not self._work_waits and not self._should_accept()
+        if not waits:  # otherwise the turn begins when something has come
+            self._since_s = self._clock.now_s()
+        self._take_inbox(wait=waits)
         self._work_waits = False
         self._woken = False
+        self._doing = "collecting or computing steps"
         self._driver.collect()
         self._take_inbox(wait=False)  # who came meanwhile joins the next task
+        self._doing = "unfolding and scheduling"
         self._driver.advance(self._arrivals() if self._should_accept() else [])
+        self._doing = "answering"
         self._outbox.flush()
         return self._draining and not len(self._backlog) and not self._driver.num_in_flight and self._inbox.empty()
 
@@ -149,7 +241,7 @@ class Loop:
         """Take requests into the backlog and do what else is asked for, after waiting for something if told to."""
         while True:
             try:
-                item = self._inbox.get(timeout=self._patience_s()) if wait else self._inbox.get_nowait()
+                item = self._wait() if wait else self._inbox.get_nowait()
             except queue.Empty:
                 return
             wait = False
@@ -160,6 +252,15 @@ class Loop:
                 self._num_urgent += item.is_urgent
             else:
                 item()
+
+    def _wait(self) -> Ticket | Callable[[], None]:
+        patience_s = self._patience_s()
+        self._waits = True
+        try:
+            return self._inbox.get(timeout=patience_s)
+        finally:
+            self._since_s = self._clock.now_s()
+            self._waits = False  # last: who sees that it does not wait sees since when
 
     def _patience_s(self) -> float | None:
         wakeup_s = self._driver.next_wakeup_s()
@@ -185,26 +286,29 @@ class Loop:
         self._driver.cancel_all()
 
     def _settle(self, ticket: Ticket, result: Any, error: BaseException | None) -> None:
-        ticket.finished_s = self._clock.now_s()
-        self._on_settled(ticket, error)
-        self._outbox.deliver(ticket, result, error)
+        answer = self._answer(ticket, result, error)
         if ticket.chunk is not None:
-            ticket.chunk.sequence.sequences.settled(ticket, ticket.chunk, error)
+            if error is None and answer is not None:  # its state is kept already, and the caller does not know
+                ticket.chunk.sequence.sequences.close(ticket.chunk.sequence)
+            ticket.chunk.sequence.sequences.settled(ticket, ticket.chunk, answer)
+
+    def _answer(self, ticket: Ticket, result: Any, error: BaseException | None) -> BaseException | None:
+        """Count and deliver a result or an error; return the error that the caller gets, which may be another one."""
+        ticket.finished_s = self._clock.now_s()
+        if self._unanswered.pop(ticket.request_id, None) is None:  # another thread has answered
+            self._on_settled(ticket, ticket.error)
+            return ticket.error
+        error = ticket.claim(error)
+        self._on_settled(ticket, error)  # before the caller, who may look at the counts at once
+        self._outbox.deliver(ticket, result, error)
+        return error
 
     def _fail_all(self, error: BaseException) -> None:
         with self._lock:
             self._stopping = True
             self._crash = error
-        backlog = [self._leave_backlog(number) for number in self._backlog.first(len(self._backlog)).tolist()]
-        waiting = [*backlog, *self._driver.tickets()]
-        while not self._inbox.empty():
-            item = self._inbox.get()
-            if isinstance(item, Ticket):
-                waiting.append(item)
-        for ticket in {ticket.request_id: ticket for ticket in waiting}.values():
-            if ticket.finished_s is not None:
-                continue
-            failure = StoppedError(f"the engine failed: {type(error).__name__}: {error}")
+        for ticket in list(self._unanswered.values()):
+            failure = StoppedError(f"the engine failed: {said_by(error)}")
             failure.__cause__ = error
-            self._settle(ticket, None, failure)
+            self._answer(ticket, None, failure)
         self._outbox.flush()

@@ -9,6 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from batchmaker.errors import RAISED_BY_USERS, said_by
+
 
 @final
 class StopTests:
@@ -25,10 +27,17 @@ class StopTests:
     def add(self, until: Any, position: int, place: int) -> None:
         """A loop is in the batch. until: see Cell.loop. place: of the value that it looks at among those given."""
         if self._latest is None or until is not self._latest_until:
-            self._latest = self._groups.setdefault(_group(until), (until, [], []))
+            self._latest = self._group_of(until)
             self._latest_until = until
         self._latest[1].append(position)
         self._latest[2].append(place)
+
+    def _group_of(self, until: Any) -> tuple[Any, list[int], list[int]]:
+        """Return the group in which a test meets its equals; it is alone where it cannot be compared."""
+        try:
+            return self._groups.setdefault(until, (until, [], []))
+        except RAISED_BY_USERS:  # its own __hash__ or __eq__
+            return self._groups.setdefault(id(until), (until, [], []))
 
     def apply(self, values: Tensor, batch: int, cell: str) -> tuple[NDArray[np.bool_], tuple[tuple[int, str], ...]]:
         """Return which positions of the batch stop, [batch], and those at which the test raised, with the reason.
@@ -41,23 +50,14 @@ class StopTests:
         for until, positions, places in self._groups.values():
             try:
                 stopped[positions] = _holds(until, values, places)
-            except Exception:  # the model's own test; find the values that make it raise
+            except RAISED_BY_USERS:  # the model's own test; find the values that make it raise
                 for position, place in zip(positions, places, strict=True):
                     try:
                         stopped[position : position + 1] = _holds(until, values, [place])
-                    except Exception as error:
-                        reason = f"until of cell {cell!r} raised {type(error).__name__}: {error}"
+                    except RAISED_BY_USERS as error:
+                        reason = f"until of cell {cell!r} raised {said_by(error)}"
                         failed.append((position, reason))
         return stopped, tuple(failed)
-
-
-def _group(until: Any) -> Any:
-    """Return a key under which equal stop tests meet."""
-    try:
-        hash(until)
-    except TypeError:
-        return id(until)
-    return until
 
 
 def _holds(until: Any, values: Tensor, places: list[int]) -> Any:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import queue
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
@@ -11,7 +13,42 @@ from typing import Any, final
 
 from batchmaker.cells.model import Model
 from batchmaker.engine.chunks import Chunk
+from batchmaker.engine.onlookers import call_quietly
+from batchmaker.errors import RAISED_BY_USERS, BatchmakerError, CancelledError, CellError, said_by
 from batchmaker.scheduler.events import RequestId
+
+
+@final
+class RequestFuture(Future[Any]):
+    """A future whose `cancel` gives the request up. give_up: how the engine is told; called after the future is over.
+
+    What its callbacks raise goes to the log. Future does that for Exception alone: SystemExit in a callback would keep
+    those behind it from being called, and end the engine's thread, which calls them.
+    """
+
+    def __init__(self, give_up: Callable[[], None]) -> None:
+        super().__init__()
+        self._give_up = give_up
+
+    def cancel(self) -> bool:
+        """Give the request up; False if it has been answered. One that has not begun is never unfolded."""
+        if not super().cancel():
+            return False
+        self._give_up()
+        return True
+
+    def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
+        """As Future's. `fn` may raise whatever it likes, unless it is called at once, in the caller's own thread."""
+        caller: int | None = threading.get_ident()
+
+        def called(future: Future[Any]) -> None:
+            if threading.get_ident() == caller:
+                fn(future)
+            else:
+                call_quietly(partial(fn, future), "a callback of a request's future")
+
+        super().add_done_callback(called)
+        caller = None  # from now on it is whoever answers that calls it
 
 
 @final
@@ -20,13 +57,14 @@ class Ticket:
 
     priority: larger is served first. trial: the engine's own, to prove a model; it is not counted. chunk: what makes it
     one of a sequence.
-    future: resolves to the result or raises. on_value: called by the engine thread with each streamed value, then
-    `on_end` once; both must return at once.
+    future: resolves to the result or raises. on_value: called by the engine thread with each streamed value; it must
+    return at once, and if it raises, that is the request's error.
+    error: what somebody else than the engine's thread has answered with, which then answers no more.
     """
 
     __slots__ = (
-        "arrived_s", "chunk", "deadline_s", "finished_s", "future", "loop", "model", "model_id", "num_cells",
-        "on_value", "priority", "request", "request_id", "started_s", "trial",
+        "_fault", "_on_value", "arrived_s", "chunk", "deadline_s", "error", "finished_s", "future", "loop", "model",
+        "model_id", "num_cells", "priority", "request", "request_id", "started_s", "trial",
     )  # fmt: skip
 
     def __init__(
@@ -55,12 +93,50 @@ class Ticket:
         self.num_cells = 0
         self.future: Future[Any] | asyncio.Future[Any] | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.on_value: Callable[[Any], None] | None = None
+        self.error: BatchmakerError | None = None
+        self._on_value: Callable[[Any], None] | None = None
+        self._fault: BatchmakerError | None = None
+
+    @property
+    def on_value(self) -> Callable[[Any], None] | None:
+        """What is called with each streamed value."""
+        return self._on_value
+
+    @on_value.setter
+    def on_value(self, on_value: Callable[[Any], None] | None) -> None:
+        self._on_value = None if on_value is None else partial(self._hand_over, on_value)
+
+    def _hand_over(self, on_value: Callable[[Any], None], value: Any) -> None:
+        if self._fault is not None:
+            return
+        try:
+            on_value(value)
+        except RAISED_BY_USERS as error:
+            self._fault = CellError(f"request {self.request_id}: what it streams to raised {said_by(error)}")
+            self._fault.__cause__ = error
+
+    @property
+    def over(self) -> BatchmakerError | None:
+        """Why nobody waits for the answer any more, None where somebody does."""
+        if self.error is None and self.future is not None and self.future.cancelled():
+            return CancelledError(f"request {self.request_id}: cancelled by the caller")
+        return self.error
+
+    def claim(self, error: BaseException | None) -> BaseException | None:
+        """Let nobody cancel the request any more; return its error, which is `error` unless something came before."""
+        if isinstance(self.future, Future) and not self.future.set_running_or_notify_cancel():
+            return CancelledError(f"request {self.request_id}: cancelled by the caller")
+        return error or self._fault
 
     @property
     def is_urgent(self) -> bool:
         """Whether it should not wait for others to come before it is looked at."""
         return self.deadline_s is not None or self.priority != 0
+
+    @property
+    def due_after_s(self) -> float:
+        """Seconds from arrival to deadline, infinite without one."""
+        return math.inf if self.deadline_s is None else self.deadline_s - self.arrived_s
 
     @property
     def is_late(self) -> bool:
@@ -162,14 +238,15 @@ class Outbox:
         self._by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any, BaseException | None]]] = {}
 
     def deliver(self, ticket: Ticket, result: Any, error: BaseException | None) -> None:
-        """Resolve the ticket's future, now or at the next flush."""
+        """Resolve the ticket's future, which has been claimed, now or at the next flush."""
         future = ticket.future
         if isinstance(future, Future):
-            if future.set_running_or_notify_cancel():
-                if error is None:
-                    future.set_result(result)
-                else:
-                    future.set_exception(error)
+            if future.cancelled():
+                return
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
         elif future is not None and ticket.loop is not None:
             self._by_loop.setdefault(ticket.loop, []).append((future, result, error))
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from batchmaker.errors import said_by
 from batchmaker.graph.spec import TypeId
 from batchmaker.scheduler.commands import Reserve, RunTask, TableId
 from batchmaker.scheduler.events import TaskId
@@ -35,7 +36,7 @@ class StepsResult:
 def failed_result(task: RunTask, first: int, error: BaseException, end: int | None = None) -> StepsResult:
     """Return the result of a task's steps from `first` on (to before `end`), every row failed."""
     end = task.num_steps if end is None else end
-    reason = f"a step of this request failed: {type(error).__name__}: {error}"
+    reason = f"a step of this request failed: {said_by(error)}"
     positions = range(task.begin_of(first), task.begin_of(end))
     return StepsResult(task.task, first, end, (), tuple((position, reason) for position in positions), 0.0)
 

@@ -12,7 +12,7 @@ from typing import final
 import torch
 
 from batchmaker.cells.binding import BoundCell
-from batchmaker.errors import OptionError
+from batchmaker.errors import RAISED_BY_USERS, OptionError
 from batchmaker.executor.base import StepsResult, failed_result
 from batchmaker.executor.computing import ComputingExecutor
 from batchmaker.graph.spec import CellType
@@ -98,7 +98,7 @@ class CpuExecutor(ComputingExecutor):
                     while (first := running.num_finished) < task.num_steps:
                         self._results.append(running.advance())
                         self._notify()
-                except Exception as error:  # rows that do not fit, memory: the worker lives on, the task fails
+                except RAISED_BY_USERS as error:  # rows that do not fit, memory: the worker lives on, the task fails
                     self._results.append(failed_result(task, first, error))
                     self._notify()
                 with self._idle:

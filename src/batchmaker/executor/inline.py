@@ -13,6 +13,7 @@ from typing import final
 import torch
 
 from batchmaker.cells.binding import BoundCell
+from batchmaker.errors import RAISED_BY_USERS
 from batchmaker.executor.base import StepsResult, failed_result
 from batchmaker.executor.computing import ComputingExecutor
 from batchmaker.executor.cpu import default_threads
@@ -58,7 +59,7 @@ class InlineExecutor(ComputingExecutor):
                     self._running = self._runner.begin(task)
                 first = self._running.num_finished
                 result = self._running.advance()
-        except Exception as error:  # rows that do not fit, memory: the task fails, nothing else
+        except RAISED_BY_USERS as error:  # rows that do not fit, memory: the task fails, nothing else
             result = failed_result(task, first, error)
         if result.end == task.num_steps:
             self._running = None

@@ -14,6 +14,7 @@ from torch import Tensor
 from batchmaker.cells.binding import BoundCell
 from batchmaker.cells.cell import size_ladder
 from batchmaker.cells.export import example_rows
+from batchmaker.errors import RAISED_BY_USERS, said_by
 from batchmaker.executor.base import StepsResult
 from batchmaker.executor.tables import StateTables, as_array
 from batchmaker.graph.spec import CellType, ValueSpec
@@ -108,7 +109,7 @@ class RunningTask:
         )
         try:
             return cell.call(inputs)
-        except Exception:  # a cell may raise anything; find the rows that make it
+        except RAISED_BY_USERS:  # a cell may raise anything; find the rows that make it
             found: Failures = []
             outputs = _row_by_row(cell.name, cell.outputs, end - begin, inputs, lambda *row: cell.call(row), found)
             failed.extend((begin + position, reason) for position, reason in found)
@@ -150,7 +151,7 @@ class RunningTask:
                 cell.hoist(tuple([column[at : at + MAX_HOISTED_ROWS] for column in columns]))
                 for at in range(0, room, MAX_HOISTED_ROWS)
             ]
-        except Exception:  # a cell may raise anything; find the rows that make it
+        except RAISED_BY_USERS:  # a cell may raise anything; find the rows that make it
             found: Failures = []
             made = _row_by_row(cell.name, cell.hoisted, total, columns, lambda *row: cell.hoist(row), found)
             self._bad = dict(found)
@@ -178,7 +179,7 @@ class RunningTask:
             state = tuple([tables.copy(table, rows, padded) for table in lanes.tables])
         try:
             outputs = cell.step(hoisted, state)
-        except Exception:  # a cell may raise anything; find the rows that make it
+        except RAISED_BY_USERS:  # a cell may raise anything; find the rows that make it
             size, found = len(hoisted), Failures()
             outputs = _row_by_row(
                 cell.name,
@@ -262,7 +263,7 @@ def _row_by_row(
     for position in range(count):
         try:
             rows.append(call(*(value[position : position + 1] for value in inputs)))
-        except Exception as error:  # the cell's own; it is reported to the row's request
+        except RAISED_BY_USERS as error:  # the cell's own; it is reported to the row's request
             rows.append(example_rows(specs, 1))
-            failed.append((position, f"cell {name!r} raised {type(error).__name__}: {error}"))
+            failed.append((position, f"cell {name!r} raised {said_by(error)}"))
     return tuple(torch.cat(column) for column in zip(*rows, strict=True))

@@ -24,7 +24,7 @@ from batchmaker.scheduler.lanes import LaneMap
 from batchmaker.scheduler.numbering import Extent, LocalNumbers
 from batchmaker.scheduler.placing import vacate
 from batchmaker.scheduler.ranked import Priorities, RankedQueue
-from batchmaker.scheduler.ready import Keys
+from batchmaker.scheduler.ready import SEQUENCE_LIMIT, Keys
 from batchmaker.scheduler.rows import RowPool, Tables
 from batchmaker.scheduler.shelves import Shelf, Shelves
 from batchmaker.scheduler.step_times import StepTimes
@@ -204,6 +204,29 @@ class Books:
         self.priorities.enter(slot, event.priority)
         self.requests[event.request] = self.by_slot[slot] = book
         return book
+
+    def places(self, count: int) -> int:
+        """Return the first of `count` sequence numbers for subgraphs that are released now.
+
+        Where the numbers would run out, the subgraphs in flight get new ones first, from 0 and in the same order. That
+        takes milliseconds, once in tens of millions of subgraphs.
+        """
+        if self.sequence + count > SEQUENCE_LIMIT:
+            self._renumber()
+        first = self.sequence
+        self.sequence += count
+        return first
+
+    def _renumber(self) -> None:
+        """Give what is in flight the lowest sequence numbers. Those of subgraphs not released are old and unused."""
+        sequence = self.arena.sequence
+        extents = [extent for book in self.by_slot.values() for extent in book.extents]
+        spans = [np.arange(e.first_subgraph, e.first_subgraph + e.num_subgraphs) for e in extents]
+        living = np.concatenate(spans) if spans else np.empty(0, np.int64)
+        known, sequence[living] = np.unique(sequence[living], return_inverse=True)
+        self.sequence = len(known)
+        for book in self.types:
+            book.ready.renumber()
 
     def free_rows(self, nodes: Nodes) -> None:
         """Free the rows of these distinct nodes, each of which has one."""

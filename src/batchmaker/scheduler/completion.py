@@ -160,11 +160,10 @@ class Completion:
         books, arena = self._books, self._books.arena
         if len(subgraphs) == 0:
             return
-        keys, begins, num_released = release(
+        keys, begins, _ = release(
             arena.state, arena.request, arena.pending, arena.subgraph, arena.type, arena.head, arena.span, arena.end,
-            arena.sequence, self._dying_slots, len(books.types), books.sequence, subgraphs,
+            arena.sequence, self._dying_slots, len(books.types), books.places(len(subgraphs)), subgraphs,
         )  # fmt: skip
-        books.sequence += num_released
         for book, (begin, end) in zip(books.types, pairwise(begins.tolist()), strict=True):
             if begin < end:
                 book.ready.append(keys[begin:end])

@@ -24,6 +24,7 @@ from batchmaker.scheduler.events import (
     RequestId,
     StepsFinished,
 )
+from batchmaker.scheduler.ready import ReadyQueue
 
 _NUMBER: Final = ValueSpec((), "int64")
 _LEAF = CellType(TypeId(0), "leaf", (_NUMBER,), (_NUMBER,), (1, 4))
@@ -52,6 +53,8 @@ def prepare() -> None:
     following.extend(scheduler.handle(RequestCancelled(RequestId(0), 0.0), GraphExtended(waiting, second, 0.0)))
     while following:
         following.extend(_carried_out(scheduler, following.popleft()))
+    none = np.empty(0, np.int64)
+    ReadyQueue().renumber(none, none)
 
 
 def _carried_out(scheduler: Scheduler, command: Command) -> list[Command]:

@@ -31,10 +31,10 @@ class Priorities:
     mark MEMBER until it is taken away, so that where all are members all have the usual rank.
     """
 
-    __slots__ = ("_arena", "_num_unusual", "_of_slot")
+    __slots__ = ("_num_unusual", "_of_slot", "arena")
 
     def __init__(self, arena: Arena) -> None:
-        self._arena = arena
+        self.arena = arena
         self._of_slot = np.zeros(256, np.int64)
         self._num_unusual = 0
 
@@ -78,7 +78,7 @@ class Priorities:
 
     def of(self, keys: Keys) -> NDArray[np.int64] | None:
         """Return the rank of each ready node, or None where all requests in flight have the usual one."""
-        return _ranks(self._arena.request, self._of_slot, keys) if self._num_unusual else None
+        return _ranks(self.arena.request, self._of_slot, keys) if self._num_unusual else None
 
     def split(self, keys: Keys) -> list[tuple[int, Keys]]:
         """Return the ranks that these ready nodes have, ascending, each with its nodes in their order."""
@@ -183,6 +183,12 @@ class RankedQueue:
                 queue = self._queue(rank)
                 queue.refill(np.sort(np.concatenate((queue.keys(), part))))
         self._forget_empty()
+
+    def renumber(self) -> None:
+        """Subgraphs have other sequence numbers in the arena, in the same order."""
+        arena = self._priorities.arena
+        for queue in self._in_order():
+            queue.renumber(arena.sequence, arena.subgraph)
 
     def keys(self) -> Keys:
         """Return all keys, in order."""

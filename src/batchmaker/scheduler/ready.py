@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import final
+from typing import Final, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,9 @@ Keys = NDArray[np.int64]
 NODE_BITS = 36
 NODE_MASK = (1 << NODE_BITS) - 1
 EMPTY: Keys = np.empty(0, np.int64)
+
+SEQUENCE_LIMIT: Final = 1 << 62 - NODE_BITS
+"""Sequence numbers stay below this, half of what fits above a node's bits: see `Books.places`."""
 
 
 def nodes_of(keys: Keys) -> NDArray[np.int64]:
@@ -65,6 +68,11 @@ class ReadyQueue:
         self._front = keys
         self._back.clear()
         self._back_size = 0
+
+    def renumber(self, sequence: NDArray[np.int64], subgraph: NDArray[np.int64]) -> None:
+        """Subgraphs have other sequence numbers, in the same order. sequence: [subgraphs]. subgraph: [nodes]."""
+        self._front = _renumbered(self._front, sequence, subgraph)
+        self._back = deque(_renumbered(keys, sequence, subgraph) for keys in self._back)
 
     def take(self, limit: int, allowed: Callable[[Keys], NDArray[np.bool_]] | None = None) -> Keys:
         """Remove and return up to `limit` nodes in order, skipping those that are not `allowed` (a mask by key)."""
@@ -125,3 +133,13 @@ def _split(keys: Keys, mask: NDArray[np.bool_], limit: int) -> tuple[Keys, Keys]
             rest[num_left] = keys[i]
             num_left += 1
     return taken[:num_taken], rest[:num_left]
+
+
+@compiled
+def _renumbered(keys: Keys, sequence: NDArray[np.int64], subgraph: NDArray[np.int64]) -> Keys:
+    """Return the keys of the same nodes, with the sequence numbers that their subgraphs have now."""
+    found = np.empty(len(keys), np.int64)
+    for i in range(len(keys)):
+        node = keys[i] & NODE_MASK
+        found[i] = (sequence[subgraph[node]] << NODE_BITS) | node
+    return found

@@ -12,6 +12,7 @@ from batchmaker.cells.model import Model
 from batchmaker.clock import RealClock
 from batchmaker.engine import DriverStats, Engine, StepSeen, Ticket
 from batchmaker.engine.cell_driver import CellDriver
+from batchmaker.engine.heartbeat import Heartbeat
 from batchmaker.engine.sequence import Sequence
 from batchmaker.server.parameters import CallOptions
 
@@ -63,9 +64,15 @@ class EnginePort:
         self._engine.on_settled = on_settled
         self._engine.observe(on_step)
 
-    def stop(self, *, drain: bool) -> None:
-        """Take no more requests; finish those accepted, or cancel them. Blocks until the engine has ended."""
-        self._engine.stop(drain=drain)
+    def stop(self, *, drain: bool, within_s: float | None = None) -> bool:
+        """Take no more requests; finish those accepted, or cancel them. Blocks until the engine has ended, or for
+        `within_s`; returns whether it has. See Engine.stop."""
+        return self._engine.stop(drain=drain, within_s=within_s)
+
+    @property
+    def heartbeat(self) -> Heartbeat:
+        """What the engine's thread does now."""
+        return self._engine.heartbeat
 
     def submit(self, request: Any, options: CallOptions, sequence: Sequence | None) -> Coroutine[Any, Any, Any]:
         """To be awaited: a request's result. Cancelling the task that waits for it frees the request's rows.

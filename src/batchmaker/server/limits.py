@@ -15,7 +15,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_connections: of all clients. max_head_bytes: of a request's line and headers. max_sequence: elements along any
     variable dimension of an input. max_tensors: inputs of one request. max_nodes: cells of one request. body_seconds:
     to send a whole request, from its first byte. write_seconds: until a client takes what was sent. drain_seconds:
-    to finish what was accepted, once told to stop or to unload.
+    to finish what was accepted, once told to stop or to unload. hung_seconds: in one turn of its engine's thread, after
+    which a model counts as hung.
     """
 
     max_body_bytes: int = 16 << 20
@@ -33,3 +34,4 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     body_seconds: float = 30.0
     write_seconds: float = 30.0
     drain_seconds: float = 30.0
+    hung_seconds: float = 5.0

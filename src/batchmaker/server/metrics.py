@@ -54,6 +54,18 @@ _CELLS: Final[dict[str, tuple[str, Callable[[CellCounts], float]]]] = {
 }
 
 
+_ENGINE: Final[dict[str, tuple[str, Callable[[ServedModel], float]]]] = {
+    "batchmaker_engine_up": (
+        "1 while the engine's thread is alive and does not hang",
+        lambda m: m.responds,
+    ),
+    "batchmaker_engine_turn_seconds": (
+        "How long the engine's thread has been in its present turn; 0 while it waits. Large: it hangs",
+        lambda m: m.port.heartbeat.busy_for_s,
+    ),
+}
+
+
 def _total_us(counts: ModelStatistics) -> float:
     return 1e6 * (counts.queue_s + counts.input_s + counts.compute_s + counts.output_s)
 
@@ -89,6 +101,11 @@ class Metrics(Collector):
         for model in models:
             _add_histogram(slack, model, model.statistics.slack_ms)
         yield slack
+        for name, (meaning, state) in _ENGINE.items():
+            gauge = GaugeMetricFamily(name, meaning, labels=_LABELS)
+            for model in models:
+                gauge.add_metric(_labels(model), state(model))
+            yield gauge
         sequences = GaugeMetricFamily("batchmaker_open_sequences", "Sequences that hold rows", labels=_LABELS)
         for model in models:
             sequences.add_metric(_labels(model), model.port.num_sequences)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, final
 
-from batchmaker.errors import BatchmakerError, OptionError
+from batchmaker.cells.model import Model
+from batchmaker.errors import RAISED_BY_USERS, BatchmakerError, ModelError, OptionError, said_by
 from batchmaker.server.engine_port import EngineOptions
 from batchmaker.server.faults import FaultKind, ServiceError, fault_of
 from batchmaker.server.limits import Limits
@@ -90,11 +91,7 @@ class Repository:
                 if version not in self._served.get(name, {}):
                     self._states[name, version] = ("LOADING", "")
                 try:
-                    fresh[version] = await asyncio.to_thread(
-                        lambda version=version, make=make: ServedModel(  # type: ignore[misc]
-                            name, version, make(), options, self._limits, self._trace_steps
-                        )
-                    )
+                    fresh[version] = await asyncio.to_thread(self._make, name, version, make, options)
                 except Exception as error:
                     if version not in self._served.get(name, {}):
                         self._states[name, version] = ("UNAVAILABLE", str(fault_of(error)))
@@ -107,6 +104,15 @@ class Repository:
                 self._states[name, version] = ("READY", "")
                 _LOG.info("model loaded", extra={"model": name, "version": version})
             await _close_all(old, self._limits.drain_seconds)
+
+    def _make(self, name: str, version: str, make: Callable[[], Model], options: EngineOptions) -> ServedModel:
+        """Return a loaded model, in a thread. What would end the event loop that waits for it is a ModelError."""
+        try:
+            return ServedModel(name, version, make(), options, self._limits, self._trace_steps)
+        except Exception:
+            raise
+        except RAISED_BY_USERS as error:
+            raise ModelError(f"model {name!r}: its code raised {said_by(error)} while it was loaded") from error
 
     async def unload(self, name: str) -> None:
         """Take no more requests for a model, finish those accepted and end its engines. NOT_FOUND if it has none."""

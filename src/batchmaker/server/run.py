@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("batchmaker.server")
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _LAST_WRITES_S: Final = 5
+_AT_ONCE_S: Final = 2.0
+"""For a second signal to end the process in order; what hangs then, in a model or in loading one, is cut off."""
 _KEEP_ALIVE_S: Final = 75
 
 OnReady = Callable[[list[str], list[str]], None]
@@ -167,6 +170,11 @@ class _Server(uvicorn.Server):
         self.on_started()
 
 
+def _end_now() -> None:
+    _LOG.error("something hangs and is cut off")
+    os._exit(1)
+
+
 @final
 class _Stop:
     """Refuses what is new, finishes what was accepted and ends, at a signal. A second one ends at once."""
@@ -186,8 +194,12 @@ class _Stop:
         if self._draining is None:
             self._draining = asyncio.ensure_future(self._drain())
             return
-        self.finished = False
-        self._server.should_exit = self._server.force_exit = True
+        if not self._server.force_exit:
+            self.finished = False
+            self._server.should_exit = self._server.force_exit = True
+            end = threading.Timer(_AT_ONCE_S, _end_now)  # not on the loop, which ends before the threads are waited for
+            end.daemon = True
+            end.start()
 
     async def _drain(self) -> None:
         repository = self._service.repository

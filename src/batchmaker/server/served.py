@@ -7,12 +7,12 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, nullcontext
-from typing import Any, TypeVar, final
+from typing import Any, Final, TypeVar, final
 
 from batchmaker.cells.model import Model
 from batchmaker.engine import StepSeen, Ticket
 from batchmaker.engine.sequence import Sequence
-from batchmaker.errors import BatchmakerError, StoppedError
+from batchmaker.errors import BatchmakerError
 from batchmaker.observe.chrome_trace import StepRing
 from batchmaker.server.derive import signature_of
 from batchmaker.server.engine_port import EngineOptions, EnginePort
@@ -27,6 +27,9 @@ from batchmaker.server.tensors import Tensor
 
 _LOG = logging.getLogger("batchmaker.server")
 RETRY_AFTER_S = 1.0
+_END_S: Final = 5.0
+"""For an engine that has nothing left to do to end; one that hangs is left behind."""
+
 _Work = TypeVar("_Work")
 
 
@@ -45,13 +48,12 @@ class ServedModel:
         try:
             self.signature: Signature = signature_of(model, *self._port.start())
         except BaseException:
-            self._port.stop(drain=False)
+            self._port.stop(drain=False, within_s=_END_S)
             raise
         self.statistics = ModelStatistics()
         self.sequences = OpenSequences(name, self._port, limits)
         self.steps = StepRing(trace_steps)
         self._closing = False
-        self._failed = False
         self._port.watch(self._settled, self._stepped if trace_steps else None)
 
     def _settled(self, ticket: Ticket, error: BaseException | None) -> None:
@@ -63,8 +65,14 @@ class ServedModel:
 
     @property
     def ready(self) -> bool:
-        """Whether it takes requests."""
-        return not (self._closing or self._failed)
+        """Whether it takes requests: it is not being closed, and its engine responds."""
+        return not self._closing and self.responds
+
+    @property
+    def responds(self) -> bool:
+        """Whether its engine is alive and does not hang."""
+        beat = self._port.heartbeat
+        return beat.alive and beat.busy_for_s < self._limits.hung_seconds
 
     @property
     def port(self) -> EnginePort:
@@ -74,7 +82,9 @@ class ServedModel:
     def check_room(self) -> None:
         """Raise UNAVAILABLE, with when to try again, if no more requests are taken now."""
         if not self.ready:
-            raise ServiceError(FaultKind.UNAVAILABLE, f"model {self.name!r} is being stopped", RETRY_AFTER_S)
+            beat = self._port.heartbeat
+            why = "is being stopped" if self._closing else "does not respond now" if beat.alive else "has failed"
+            raise ServiceError(FaultKind.UNAVAILABLE, f"model {self.name!r} {why}", RETRY_AFTER_S)
         if self.statistics.in_flight >= self._limits.max_in_flight:
             raise ServiceError(
                 FaultKind.UNAVAILABLE,
@@ -155,8 +165,6 @@ class ServedModel:
 
     def _fault(self, error: BaseException) -> ServiceError:
         """Return what the client hears of an error of the engine."""
-        if isinstance(error, StoppedError) and not self._closing:
-            self._failed = True
         fault = fault_of(error)
         if self._closing and fault.kind is FaultKind.CANCELLED:
             fault = ServiceError(FaultKind.UNAVAILABLE, "the server stopped before the request was done", RETRY_AFTER_S)
@@ -179,8 +187,9 @@ class ServedModel:
         """Take no more requests, finish those taken, for `within_s` at most, and end. Returns whether all were done."""
         self.refuse()
         end = time.monotonic() + within_s
-        while self.statistics.in_flight and not self._failed and time.monotonic() < end:
+        while self.statistics.in_flight and self._port.heartbeat.alive and time.monotonic() < end:
             await asyncio.sleep(0.02)
         done = self.statistics.in_flight == 0
-        await asyncio.to_thread(self._port.stop, drain=done)
+        if not await asyncio.to_thread(self._port.stop, drain=done, within_s=_END_S):
+            _LOG.error("the model's engine hangs and is left behind", extra={"model": self.name})
         return done

@@ -10,6 +10,7 @@ from batchmaker.server.faults import FaultKind, ServiceError
 from batchmaker.server.limits import Limits
 from batchmaker.server.messages import InferRequest, InferResponse
 from batchmaker.server.repository import Repository
+from batchmaker.server.served import ServedModel
 
 
 @final
@@ -28,8 +29,12 @@ class Service:
 
     @property
     def ready(self) -> bool:
-        """Whether requests are taken."""
+        """Whether requests are taken, for every model."""
         return not self._draining and self.repository.ready
+
+    def takes(self, model: ServedModel) -> bool:
+        """Whether requests for a model are taken; that others hang is nothing to it."""
+        return not self._draining and model.ready
 
     def check_room(self, model: str, version: str | None) -> None:
         """Raise the ServiceError that a request for this model would meet now, before the work of reading it."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from batchmaker.errors import OptionError
+from batchmaker.errors import RAISED_BY_USERS, OptionError
 from batchmaker.executor.base import StepsResult, failed_result
 from batchmaker.executor.cuda.at_once import Planned
 from batchmaker.executor.cuda.cells import Bind, DeviceCells, HoistedRows, TaskForm
@@ -165,7 +165,7 @@ class CudaExecutor:
         before = len(waiting)
         try:
             self._run(place, task)
-        except Exception as error:  # memory, rows that do not fit: the task fails, nothing else
+        except RAISED_BY_USERS as error:  # memory, rows that do not fit: the task fails, nothing else
             number, done = place.num_submitted, len(waiting) - before
             waiting.append(_NotSubmitted(number, task, done, task.num_steps, failed_result(task, done, error)))
             if isinstance(error, DeviceLostError):

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from batchmaker.errors import DeviceError
+from batchmaker.errors import RAISED_BY_USERS, DeviceError
 from batchmaker.executor.cuda.device import CannotRecordError, Device, DeviceLostError, Launch, RecurrentKernel
 from batchmaker.kernels.cache import CacheDirectory, default_directory
 from batchmaker.kernels.compiling import CachedCompiler, Nvrtc
@@ -90,7 +90,7 @@ class Gpu:
                 self._capture(graph, work)
         except (CannotRecordError, DeviceLostError, torch.OutOfMemoryError):
             raise
-        except Exception as error:  # whatever the cell's own code runs into
+        except RAISED_BY_USERS as error:  # whatever the cell's own code runs into
             self.check()
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise CannotRecordError(reason) from error
@@ -172,7 +172,7 @@ class Gpu:
                 graph, pool=self._graph_memory, stream=self._stream, capture_error_mode="thread_local"
             ):
                 work()
-        except Exception:
+        except RAISED_BY_USERS:
             self._clean_up(graph)
             raise
         finally:

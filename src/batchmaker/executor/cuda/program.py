@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from batchmaker.cells.export import torch_dtype
+from batchmaker.errors import RAISED_BY_USERS, said_by
 from batchmaker.executor.cuda.device import HEADER_WORDS, CannotRecordError, Device, DeviceLostError, Launch
 from batchmaker.executor.cuda.place import Bytes, Place
 from batchmaker.graph.spec import ValueSpec
@@ -203,7 +204,7 @@ class DeviceProgram:
             self._keep(device.compute_waiting(lambda: self._compute(padded)), 0)
         except (DeviceLostError, torch.OutOfMemoryError):
             raise
-        except Exception:  # a cell may raise anything; find the rows that make it
+        except RAISED_BY_USERS:  # a cell may raise anything; find the rows that make it
             return tuple(self._one_by_one(device, count))
         return ()
 
@@ -214,8 +215,8 @@ class DeviceProgram:
                 self._keep(device.compute_waiting(lambda rows=rows: self._work(*rows)), position)  # type: ignore[misc]
             except (DeviceLostError, torch.OutOfMemoryError):
                 raise
-            except Exception as error:  # the cell's own; it is reported to the row's request
-                yield position, f"cell {self._name!r} raised {type(error).__name__}: {error}"
+            except RAISED_BY_USERS as error:  # the cell's own; it is reported to the row's request
+                yield position, f"cell {self._name!r} raised {said_by(error)}"
 
     def _keep(self, outputs: tuple[Tensor, ...], first: int) -> None:
         def copy() -> tuple[Tensor, ...]:

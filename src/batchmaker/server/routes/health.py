@@ -24,7 +24,7 @@ def health_routes(site: Site) -> list[Route]:
             served = site.service.repository.get(*named_model(request))
         except ServiceError:
             return Response(status_code=404)
-        return Response(status_code=200 if site.service.ready and served.ready else 503)
+        return Response(status_code=200 if site.service.takes(served) else 503)
 
     return [
         Route("/v2/health/live", live),

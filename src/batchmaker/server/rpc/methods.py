@@ -49,7 +49,7 @@ def _describing(site: Site) -> dict[str, Answer]:
             served = repository.get(asked.name, asked.version)
         except ServiceError:
             return {"ready": False}
-        return {"ready": site.service.ready and served.ready}
+        return {"ready": site.service.takes(served)}
 
     async def server(asked: Any, call: Call) -> dict[str, Any]:
         return {**server_metadata(), "extensions": [name for name in EXTENSIONS if name not in _HTTP_ONLY]}

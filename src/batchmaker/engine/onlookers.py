@@ -1,0 +1,48 @@
+"""Functions of others that the engine calls to tell them something: what they raise is theirs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Generic, ParamSpec, final
+
+from batchmaker.errors import RAISED_BY_USERS, said_by
+
+P = ParamSpec("P")
+_LOG = logging.getLogger("batchmaker.engine")
+
+
+@final
+class Onlooker(Generic[P]):
+    """Calls a function of somebody who looks on. What it raises goes to the log the first time, and nowhere else.
+
+    It is called on: one bad figure should not blind whoever watches for the rest of the night. what: its name there.
+    """
+
+    __slots__ = ("_call", "_has_raised", "_what")
+
+    def __init__(self, call: Callable[P, object], what: str) -> None:
+        self._call = call
+        self._what = what
+        self._has_raised = False
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            self._call(*args, **kwargs)
+        except RAISED_BY_USERS as error:
+            if not self._has_raised:
+                self._has_raised = True
+                _LOG.error(
+                    "%s raised %s; it is called on, and what else it raises is not logged",
+                    self._what,
+                    said_by(error),
+                    exc_info=error,
+                )
+
+
+def call_quietly(call: Callable[[], object], what: str) -> None:
+    """Call a function of a user to which nobody waits for an answer; what it raises goes to the log."""
+    try:
+        call()
+    except RAISED_BY_USERS as error:
+        _LOG.error("%s raised %s", what, said_by(error), exc_info=error)

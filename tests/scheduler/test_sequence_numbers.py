@@ -1,0 +1,81 @@
+"""The numbers by which subgraphs stand in line never run out, and nobody changes places when they begin again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from scheduler_harness import Harness, cell_type, chain, complete_tree, same
+from test_scheduler_properties import play, settings_of_a_run
+
+from batchmaker.scheduler.ready import NODE_BITS, SEQUENCE_LIMIT, ReadyQueue
+
+LEAF, INNER, LOOP = cell_type(0, "leaf"), cell_type(1, "inner", inputs=2), cell_type(2, "loop")
+
+STARTS = [SEQUENCE_LIMIT - 1, SEQUENCE_LIMIT, 2**27 - 2, 2**27, 2**31 - 2, 2**31, 2**63]
+
+
+def commands_from(harness: Harness, start: int, jumps: dict[int, int]) -> list[Any]:
+    """What a scheduler says to the same events that has come as far as `start`. jumps: numbers that it leaves out
+    before an event."""
+    again = harness._make()
+    books = again._books
+    books.sequence = start
+    commands = []
+    for number, events in enumerate(harness.events):
+        books.sequence += jumps.get(number, 0)
+        commands += again.handle(*events)
+        again.check_invariants()
+        keys = np.concatenate([book.ready.keys() for book in books.types]) if books.types else np.empty(0)
+        assert (keys >= 0).all()
+    return commands
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    run=settings_of_a_run(),
+    start=st.sampled_from(STARTS) | st.integers(SEQUENCE_LIMIT - 60, SEQUENCE_LIMIT),
+    jumps=st.dictionaries(st.integers(0, 60), st.integers(SEQUENCE_LIMIT - 40, SEQUENCE_LIMIT), max_size=4),
+)
+def test_who_runs_when_does_not_depend_on_how_many_have_run_before(
+    run: dict[str, Any], start: int, jumps: dict[int, int]
+) -> None:
+    harness = play(run)
+    commands = commands_from(harness, start, jumps)
+    assert len(commands) == len(harness.commands)
+    assert all(same(one, other) for one, other in zip(commands, harness.commands, strict=True))
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_numbers_begin_again_with_requests_in_flight_before_they_run_out(start: int) -> None:
+    harness = Harness([LEAF, INNER, LOOP], num_workers=2, run_ahead=1)
+    programs = (complete_tree(LEAF, INNER, 8), chain(INNER, 5), chain(LOOP, 5, open_ended=True))
+    for request in range(30):
+        harness.arrive(request, programs[request % 3], at_s=request / 4, priority=request % 2)
+    harness.scheduler._books.sequence = start - 20
+    lowest = []
+    for at_s in range(20):
+        harness.run(until_s=at_s)
+        lowest.append(harness.scheduler._books.sequence)
+    harness.run()
+    harness.check_nothing_left()
+    assert lowest[-1] < 2000, "numbers have begun again"
+    assert harness.scheduler.num_requests == 0
+
+
+def test_a_queue_hands_out_the_same_nodes_whatever_their_numbers_are() -> None:
+    subgraph = np.repeat(np.arange(40), 5)
+    early, late = np.arange(40) * 3, np.arange(40)
+    queue = ReadyQueue()
+    keys = early[subgraph] << NODE_BITS | np.arange(200)
+    queue.append(keys[:70])
+    queue.append(keys[70:])
+    taken = queue.take(7).tolist()
+    queue.renumber(late, subgraph)
+    assert queue.keys().tolist() == (late[subgraph] << NODE_BITS | np.arange(200))[7:].tolist()
+    while len(queue):
+        taken += queue.take(9).tolist()
+    assert [key & ((1 << NODE_BITS) - 1) for key in taken] == list(range(200))
