@@ -33,7 +33,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: both sides have
 import torch
 
 from batchmaker.cli.bench.report import commit
-from engine_cost import chains
+from engine_cost import chains, streams, translators
 from engine_cost.measuring import NotRunError, Row, Settings, facts, load_average, say
 
 LINES: Final[dict[str, Callable[[Settings], Iterator[Row]]]] = {
@@ -42,6 +42,9 @@ LINES: Final[dict[str, Callable[[Settings], Iterator[Row]]]] = {
     "sorted": chains.sorted_batches,
     "moderate": chains.moderate,
     "buckets": chains.buckets,
+    "streams": streams.streams,
+    "decoder": translators.decoder,
+    "tagger": translators.tagger,
 }
 Result = dict[str, Any]
 

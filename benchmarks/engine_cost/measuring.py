@@ -127,9 +127,11 @@ def compared(
     return Row(work, figure, unit, *middle, ratio, better, target, baseline, more)
 
 
-def absolute(work: str, figure: str, unit: str, value: float, *, target: float | None, **more: Any) -> Row:
-    """Return the row of a cost that is compared with nothing but its target; lower is better."""
-    return Row(work, figure, unit, value, None, value, "lower", target, "", more)
+def absolute(
+    work: str, figure: str, unit: str, value: float, *, target: float, better: Better = "lower", **more: Any
+) -> Row:
+    """Return the row of a figure that is compared with nothing but its target."""
+    return Row(work, figure, unit, value, None, value, better, target, "", more)
 
 
 def best_of(sides: Mapping[str, Callable[[], float]], looks: int = 2) -> tuple[str, dict[str, float]]:
