@@ -33,7 +33,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: both sides have
 import torch
 
 from batchmaker.cli.bench.report import commit
-from engine_cost import chains, streams, translators
+from engine_cost import chains, streams, translators, trees
 from engine_cost.measuring import NotRunError, Row, Settings, facts, load_average, say
 
 LINES: Final[dict[str, Callable[[Settings], Iterator[Row]]]] = {
@@ -45,6 +45,9 @@ LINES: Final[dict[str, Callable[[Settings], Iterator[Row]]]] = {
     "streams": streams.streams,
     "decoder": translators.decoder,
     "tagger": translators.tagger,
+    "trees": trees.by_hand,
+    "dynet": trees.dynet,
+    "lattices": trees.lattices,
 }
 Result = dict[str, Any]
 
