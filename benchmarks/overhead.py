@@ -33,7 +33,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: both sides have
 import torch
 
 from batchmaker.cli.bench.report import commit
-from engine_cost import chains, streams, translators, trees
+from engine_cost import chains, over_http, page, picture, scheduling, streams, translators, trees
 from engine_cost.measuring import NotRunError, Row, Settings, facts, load_average, say
 
 LINES: Final[dict[str, Callable[[Settings], Iterator[Row]]]] = {
@@ -48,8 +48,14 @@ LINES: Final[dict[str, Callable[[Settings], Iterator[Row]]]] = {
     "trees": trees.by_hand,
     "dynet": trees.dynet,
     "lattices": trees.lattices,
+    "scheduler": scheduling.scheduler,
+    "queueing": scheduling.queueing,
+    "workers": scheduling.workers,
+    "http-trivial": over_http.trivial,
+    "http-lstm": over_http.lstm,
 }
 Result = dict[str, Any]
+ROOT: Final = Path(__file__).resolve().parent.parent
 
 
 def measured(name: str, settings: Settings) -> Result:
@@ -98,8 +104,7 @@ def run(options: argparse.Namespace) -> Result:
     settings = Settings(options.data, options.quick, options.dynet, options.litserve)
     found = read(options.json) if options.only else {"lines": []}
     command = " ".join(["python", "benchmarks/overhead.py", *command_line(options)])
-    found = {"command": command, "commit": commit(), "machine": facts(), "threads": 1, **found}
-    found |= {"load_average": [load_average(), None], "command": command}
+    found = {"command": command, "machine": facts(), "threads": 1, "load_average": [load_average(), None], **found}
     for number, name in enumerate(options.only or LINES, 1):
         say(f"{number}/{len(options.only or LINES)} {name}: {about(name)}")
         found = kept(found, measured(name, settings))
@@ -125,12 +130,15 @@ def parser() -> argparse.ArgumentParser:
         description=(__doc__ or "") + lines, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     made.add_argument("--data", type=Path, help="the folder of the data sets")
-    made.add_argument("--only", nargs="+", choices=LINES, metavar="LINE", help="these lines; the others stay as they are")
+    made.add_argument(
+        "--only", nargs="+", choices=LINES, metavar="LINE", help="these lines; the others stay as they are"
+    )
     made.add_argument("--quick", action="store_true", help="so little of everything that figures mean nothing")
     made.add_argument("--show", action="store_true", help="measure nothing: picture and page from --json")
     made.add_argument("--json", type=Path, help="write the results here, line by line")
     made.add_argument("--png", type=Path, help="draw all ratios beside their targets here")
     made.add_argument("--page", type=Path, help="put the tables between this page's markers, and the README's")
+    made.add_argument("--readme", type=Path, default=ROOT / "README.md", help="where --page puts the short table")
     made.add_argument("--dynet", type=Path, metavar="PYTHON", help="interpreter of an environment with DyNet")
     made.add_argument("--litserve", type=Path, metavar="PYTHON", help="interpreter of an environment with LitServe")
     return made
@@ -143,6 +151,10 @@ def main() -> None:
         reader.error("give --data DATA to measure, or --show to draw what --json has")
     torch.set_num_threads(1)
     found = read(options.json) if options.show else run(options)
+    if options.png is not None:
+        picture.draw(options.png, found)
+    if options.page is not None:
+        page.show(found, options.page, options.readme)
     if options.json is None:
         json.dump(found, sys.stdout, indent=1)
 

@@ -116,7 +116,10 @@ class Product:
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         weight = weight.detach()
         self.bias = None if bias is None else bias.detach()
-        self.upright, self.packed = weight.t().contiguous(), torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+        self.upright, self.packed = (
+            weight.t().contiguous(),
+            torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()),
+        )
         room = torch.zeros((MOST, len(weight)), dtype=weight.dtype)
         self._out = [room[:rows] for rows in range(MOST + 1)]
         self._packs = [self._is_packing_faster(rows) for rows in LOOKED_AT]

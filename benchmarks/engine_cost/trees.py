@@ -39,9 +39,7 @@ def by_hand(settings: Settings) -> Iterator[Row]:
             assert np.abs(ours.numpy() - theirs).max() <= 1e-5, "by hand a root has another state"
         ways = {f"{size} trees": partial(_rate, run, requests, size) for size in SIZES}
         best, seen = best_of(ways, settings.of(2, 1))
-        found = interleaved(
-            {"ours": partial(mapped_rate, engine, requests), "theirs": ways[best]}, settings.of(5, 2)
-        )
+        found = interleaved({"ours": partial(mapped_rate, engine, requests), "theirs": ways[best]}, settings.of(5, 2))
     yield compared(
         "TreeLSTM 256", "all of SST waiting", "trees/s", found["ours"], found["theirs"], better="higher",
         baseline=f"level by level by hand, {best}", target=0.6, seen=seen,
