@@ -3,10 +3,10 @@
     python -m venv dynet && dynet/bin/pip install dyNET38 "numpy<2"
     dynet/bin/python benchmarks/dynet_peer.py INPUTS.json OUT.json [--strategy 1 2] [--rounds 5] [--sizes 64 256]
 
-INPUTS: what `ed_batch_throughput.py peer` wrote, or one of its two workloads. Strategy 1 is DyNet's agenda, 2 its depth. A process per strategy, one
-thread, forward only, hidden = embedding = 256: a binary TreeLSTM, answered with the root's state, and a tagger of two
-LSTM layers in each direction with a hidden layer over both. Seconds are this process's CPU time, so that others on the
-machine matter less; graphs are built in Python, which is told apart.
+INPUTS: what `ed_batch_throughput.py peer` wrote, or one of its two workloads. Strategy 1 is DyNet's agenda, 2 its
+depth. A process per strategy, one thread, forward only, hidden = embedding = 256: a binary TreeLSTM, answered with the
+root's state, and a tagger of two LSTM layers in each direction with a hidden layer over both. Seconds are this
+process's CPU time, so that others on the machine matter less; graphs are built in Python, which is told apart.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@
     python benchmarks/overhead.py --show --json FILE --png FILE --page docs/benchmarks.md   # from an earlier run
 
 DATA is the folder that has europarl_deen/raw5k.en, sst/train.txt and lattice_edbatch/train.txt. Every line measures
-both sides of its ratio in turn, with one compute thread each, and says the median of the ratios; that both give the same
-answers is asserted first. A line that fails says why in the results, and the others go on. All lines take about a
-quarter of an hour; the machine should have nothing else to do, and the load average before and after is in the results.
+both sides of its ratio in turn, with one compute thread each, and says the median of the ratios. That both give the
+same answers is asserted first. A line that fails says why in the results, and the others go on. All lines take about a
+quarter of an hour; the machine should have nothing else to do: its load before and after is in the results.
 
-Peers are optional. DyNet and LitServe live in environments of their own, whose interpreters --dynet and --litserve name:
+Peers are optional. DyNet and LitServe live in environments of their own, named by their interpreters:
 
     python -m venv dynet && dynet/bin/pip install dyNET38 "numpy<2"
     python -m venv litserve && litserve/bin/pip install litserve "torch>=2.11,<2.14"
@@ -100,7 +100,7 @@ def kept(found: Result, line: Result) -> Result:
 
 
 def run(options: argparse.Namespace) -> Result:
-    """Measure the lines; the file has each as soon as it is done, beside those of an earlier run that are not asked for."""
+    """Measure the lines asked for and keep each as soon as it is done, beside others of an earlier run."""
     settings = Settings(options.data, options.quick, options.dynet, options.litserve)
     found = read(options.json) if options.only else {"lines": []}
     command = " ".join(["python", "benchmarks/overhead.py", *command_line(options)])
@@ -154,7 +154,7 @@ def main() -> None:
     if options.png is not None:
         picture.draw(options.png, found)
     if options.page is not None:
-        page.show(found, options.page, options.readme)
+        page.show(found, options.page, options.readme, options.png)
     if options.json is None:
         json.dump(found, sys.stdout, indent=1)
 

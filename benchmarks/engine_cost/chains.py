@@ -81,12 +81,13 @@ class Chain:
 
 @contextlib.contextmanager
 def chain(settings: Settings, size: Size) -> Iterator[Chain]:
-    """Start an engine for an LSTM of this size, with requests of Europarl's lengths; it has been used when it is given."""
+    """Start an engine for an LSTM of this size, with requests of Europarl's lengths, and check its answers."""
     hidden, dtype = size
     count = settings.of(int(800 * SPEED[hidden]), 150)
     work = make_workload("lstm", data=[settings.data / "europarl_deen" / "raw5k.en"], count=count)
     requests = [np.asarray(request, np.int64) % WORDS for request in work.requests]
-    model = models.make("lstm", hidden=hidden, dtype=dtype, vocabulary_size=WORDS)
+    max_batch = settings.of(256, 32)
+    model = models.make("lstm", hidden=hidden, dtype=dtype, vocabulary_size=WORDS, max_batch=max_batch)
     step: Any = model.cells["step"].module
     with bm.Engine(model, threads=1) as engine:
         found = Chain(
@@ -177,7 +178,7 @@ def moderate(settings: Settings) -> Iterator[Row]:
         peak = max(all_waiting(hand.submit, it.requests) for _ in range(3))
         rate = min(MODERATE_RPS, MODERATE_SHARE * peak) if peak < MODERATE_RPS / MODERATE_SHARE / 2 else MODERATE_RPS
         say(f"  {rate:.0f} requests/s; by hand at most {peak:.0f}")
-        seconds = settings.of(2.5, 0.5)
+        seconds = settings.of(2.5, 0.3)
         found = interleaved(
             {
                 "ours": at_rate(it.engine.submit_future, it.requests, rate, seconds),
@@ -187,7 +188,7 @@ def moderate(settings: Settings) -> Iterator[Row]:
         )
     for column, figure in enumerate(("p50", "p90")):
         yield compared(
-            it.name, f"{figure} at {rate:,.0f} requests/s", "ms", found["ours"][:, column],
+            it.name, f"{figure} at a moderate load", "ms", found["ours"][:, column],
             found["theirs"][:, column], better="lower", baseline="continuous batching by hand", target=2.0,
             rate=rate, peak_by_hand=peak,
         )  # fmt: skip
@@ -219,7 +220,7 @@ def buckets(settings: Settings) -> Iterator[Row]:
 
 def _late(settings: Settings, it: Chain, run: Closed, rate: float) -> Row:
     """Return p90 under a Poisson load beside the buckets that have the lowest; each width is looked at first."""
-    seconds = settings.of(2.0, 0.5)
+    seconds = settings.of(1.5, 0.3)
     with contextlib.ExitStack() as stack:
         servers = {
             f"width {width or 'any'}": stack.enter_context(contextlib.closing(Batches(run, max(MAXIMA), width)))
@@ -238,6 +239,6 @@ def _late(settings: Settings, it: Chain, run: Closed, rate: float) -> Row:
             settings.of(3, 1),
         )
     return compared(
-        it.name, f"p90 at half load", "ms", found["ours"][:, 1], found["theirs"][:, 1], better="lower",
+        it.name, "p90 at half load", "ms", found["ours"][:, 1], found["theirs"][:, 1], better="lower",
         baseline=f"equal-work buckets, {best}", target=0.5, rate=rate, seen=seen,
     )  # fmt: skip

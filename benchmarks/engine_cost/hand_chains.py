@@ -30,7 +30,7 @@ BUDGET_S: Final = 1e-3
 @final
 @dataclass(frozen=True, slots=True)
 class Lstm:
-    """An LSTM layer over words as all programs by hand take it. table: [words, 4 hidden]; recurrent: [4 hidden, hidden]."""
+    """An LSTM over words, as programs by hand take it. table: [words, 4 hidden]; recurrent: [4 hidden, hidden]."""
 
     table: NDArray[Any]
     recurrent: Tensor
@@ -126,8 +126,8 @@ class Continuous:
                 begin_s = time.perf_counter()
                 while n and ran < steps:
                     n, num = advance(
-                        self._products[n](), self._table, self._words, self._slot, self._place, self._length, self._h, self._c, n,
-                        ended, results, num,
+                        self._products[n](), self._table, self._words, self._slot, self._place, self._length,
+                        self._h, self._c, n, ended, results, num,
                     )  # fmt: skip
                     ran += 1
                 self._step_s[rows] += 0.2 * ((time.perf_counter() - begin_s) / ran - self._step_s[rows])

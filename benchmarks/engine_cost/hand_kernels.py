@@ -95,7 +95,7 @@ def lstm_gates_bfloat16(product, table, words, h, c, n):
 
 @njit(**FAST)
 def gru_gates(product, table, words, h, n):
-    """The first n rows go one step on. product: [rows, 3 H] of h, with its bias. table: [words, 3 H], with the input's."""
+    """The first n rows go one step on. product: [rows, 3 H] of h, with its bias. table: [words, 3 H], the input's."""
     width = h.shape[1]
     for row in range(n):
         g, x, hidden = product[row], table[words[row]], h[row]
@@ -116,10 +116,8 @@ class Product:
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         weight = weight.detach()
         self.bias = None if bias is None else bias.detach()
-        self.upright, self.packed = (
-            weight.t().contiguous(),
-            torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()),
-        )
+        self.upright, packs = weight.t().contiguous(), torch.backends.mkldnn.is_available()
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()) if packs else None
         room = torch.zeros((MOST, len(weight)), dtype=weight.dtype)
         self._out = [room[:rows] for rows in range(MOST + 1)]
         self._packs = [self._is_packing_faster(rows) for rows in LOOKED_AT]
@@ -153,6 +151,8 @@ class Product:
 
     @torch.no_grad()
     def _is_packing_faster(self, rows: int) -> bool:
+        if self.packed is None:
+            return False
         x = torch.randn((rows, len(self.upright))).to(self.upright.dtype)
         taken = {False: math.inf, True: math.inf}
         for turn in range(2 * LOOKS):

@@ -67,10 +67,11 @@ def places(children, leaves, nodes, level, row, start, parent):
 def leaf_states(table, words, node, parent, root, h, c, results):
     """Write the leaves' states where their parents read. table: [words, 3 H], gates i, o, u. node: [leaves]."""
     width = results.shape[1]
+    spare = np.empty(width, np.float32)
     for leaf in range(len(words)):
         gates, place, side = table[words[leaf]], parent[node[leaf], 0], parent[node[leaf], 1]
         if place < 0:
-            hidden, cell = results[root[node[leaf]]], c[0, 0]
+            hidden, cell = results[root[node[leaf]]], spare
         else:
             hidden, cell = h[side, place], c[side, place]
         for j in range(width):

@@ -171,9 +171,9 @@ def per_second(call: Callable[[], Any], count: int) -> float:
 
 
 def offered(submit: Submit, requests: Sequence[Any], rate: float, seconds: float, seed: int) -> NDArray[np.float64]:
-    """Offer a Poisson process and return the latencies in seconds from when requests were due, the first tenth left out.
+    """Offer a Poisson process; return latencies in seconds from when requests were due.
 
-    A request without an answer counts as late as it is when waiting for it has ended.
+    The first tenth is left out. A request without an answer counts as late as it is when waiting for it has ended.
     """
     due = poisson_arrivals(rate, seed, seconds=seconds)
     done = np.full(len(due), np.nan)
@@ -197,7 +197,7 @@ def offered(submit: Submit, requests: Sequence[Any], rate: float, seconds: float
 
 
 def at_rate(submit: Submit, requests: Sequence[Any], rate: float, seconds: float) -> Callable[[], tuple[float, float]]:
-    """Return what measures p50 and p90 in ms under a Poisson load; each call has the next seed, the same on all sides."""
+    """Return what measures p50 and p90 in ms under a Poisson load; each call has the next seed, alike on all sides."""
     seeds = iter(range(1 << 20))
 
     def measure() -> tuple[float, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -24,7 +25,7 @@ def whole_table(found: Result) -> str:
     """Return every figure beside its baseline's, the ratio and what was asked for."""
     rows = [
         [
-            row["work"], row["figure"], row["baseline"], _with_unit(row["theirs"], row["unit"]),
+            row["work"], _figure(row), row["baseline"], _with_unit(row["theirs"], row["unit"]),
             _with_unit(row["ours"], row["unit"]), _ratio(row), _asked(row), _verdict(row),
         ]
         for row in rows_of(found)
@@ -51,7 +52,7 @@ def strongest(rows: Iterable[Result]) -> list[Result]:
 
 
 def readme_table(found: Result) -> str:
-    """Return a row for each figure of each kind of work, its sizes side by side, each against its strongest baseline."""
+    """Return a row for each figure of each kind of work, sizes side by side, each against its strongest baseline."""
     lines = []
     for (kind, figure, unit), group in groupby(strongest(rows_of(found)), key=_kind):
         rows = list(group)
@@ -72,8 +73,8 @@ def machine_line(found: Result) -> str:
     load = " to ".join("?" if value is None else f"{value:g}" for value in found["load_average"])
     quick = " Of a quick run: the figures mean nothing." if any(line["quick"] for line in found["lines"]) else ""
     return (
-        f"{about['cpu']}, {about['cores']} cores, one compute thread, load average {load}, torch {about['torch']}, commit "
-        f"{commits(found)}: `{found['command']}`.{quick}"
+        f"{about['cpu']}, {about['cores']} cores, one compute thread, load average {load}, torch {about['torch']}, "
+        f"commit {commits(found)}: `{found['command']}`.{quick}"
     )
 
 
@@ -82,11 +83,12 @@ def commits(found: Result) -> str:
     return ", ".join(dict.fromkeys(line["commit"] for line in found["lines"]))
 
 
-def show(found: Result, page: Path, readme: Path) -> None:
-    """Put the tables into the page and into the README, between their markers."""
-    parts = [machine_line(found), "", whole_table(found)]
-    missing = left_out(found)
-    fill(page, {SECTION: "\n".join([*parts, "", missing] if missing else parts)})
+def show(found: Result, page: Path, readme: Path, png: Path | None) -> None:
+    """Put the tables into the page and into the README, between their markers; the picture, if any, into the page."""
+    parts = [machine_line(found), whole_table(found), left_out(found)]
+    if png is not None:
+        parts.append(f"![Each ratio beside what was asked for]({os.path.relpath(png, page.parent)})")
+    fill(page, {SECTION: "\n\n".join(filter(None, parts))})
     fill(readme, {README_SECTION: f"{readme_table(found)}\n\n{machine_line(found)}"})
 
 
@@ -110,11 +112,17 @@ def _with_unit(value: float | None, unit: str) -> str:
 
 
 def _times(row: Result) -> str:
-    return f"{row['ratio']:.2f}"
+    return f"{row['ratio']:.3g}"
 
 
 def _ratio(row: Result) -> str:
     return "" if row["theirs"] is None else _times(row)
+
+
+def _figure(row: Result) -> str:
+    """Return the figure and, where requests came at a rate, which."""
+    rate = row["more"].get("rate")
+    return row["figure"] if rate is None else f"{row['figure']} ({_number(rate)}/s)"
 
 
 def _asked(row: Result) -> str:

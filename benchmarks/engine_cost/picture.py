@@ -14,6 +14,8 @@ MET: Final = "#2da44e"
 MISSED: Final = "#d9730d"
 PLAIN: Final = "#57606a"
 INK: Final = "#1f2328"
+LEAST: Final = 0.05
+"""Share of what was asked for below which a figure is drawn as this much."""
 PANELS: Final = (
     ("throughput: batchmaker over the baseline, right is better", "higher", True),
     ("latency: batchmaker over the baseline, left is better", "lower", True),
@@ -37,7 +39,7 @@ def place(row: Result) -> tuple[float, float | None]:
     if row["theirs"] is not None:
         return row["ratio"], row["target"]
     over = row["ratio"] / row["target"]
-    return max(over if row["better"] == "lower" else 1 / max(over, 1e-3), 1e-3), 1.0
+    return over if row["better"] == "lower" else 1 / max(over, LEAST), 1.0
 
 
 def label(row: Result) -> str:
@@ -64,7 +66,7 @@ def draw(path: Path, found: Result) -> None:
         note += " (a quick run: the figures mean nothing)"
     figure.text(0.012, 1 - 0.5 / figure.get_figheight(), note, fontsize=9.5, color=PLAIN, va="top")
     figure.tight_layout(rect=(0, 0, 1, 1 - 0.6 / figure.get_figheight()))
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=130, bbox_inches="tight")
     plt.close(figure)
 
 

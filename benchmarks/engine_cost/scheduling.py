@@ -24,7 +24,7 @@ SLACK_MS: Final = 1.0
 
 
 def scheduler(settings: Settings) -> Iterator[Row]:
-    """The scheduler's time per node at batch 256, and what one request's steps, and one of many requests, cost in all."""
+    """The scheduler's time a node at batch 256, and what a step alone and one of many requests cost besides."""
     with chain(settings, (128, "float32")) as it:
         it.map(it.requests)
         many = [_spent(it.engine, partial(it.map, it.requests)) for _ in range(settings.of(7, 2))]

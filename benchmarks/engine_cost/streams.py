@@ -26,10 +26,10 @@ Send = Callable[[int, Tensor], "Future[Any]"]
 
 
 def live(send: Send, frames: Tensor, count: int, seconds: float) -> tuple[float, float, float]:
-    """Play `count` streams, evenly spread over 32 ms; return p90 of a frame's answer in ms, CPU us a frame, and backlog.
+    """Play `count` streams, evenly spread over 32 ms; return p90 of an answer in ms, CPU us a frame, and backlog.
 
-    CPU: of the whole process, the sending included, which is alike on both sides. Backlog: the mean lateness of the last
-    tenth over that of the second, in ms, as it grows where streams are not held.
+    CPU: of the whole process, the sending included, which is alike on both sides. Backlog: by how many ms the last
+    tenth is later on average than the second; it grows where streams are not held.
     """
     rounds = max(3, int(seconds / EACH_S))
     due = (np.arange(rounds * count) * (EACH_S / count)).astype(np.float64)

@@ -91,7 +91,9 @@ def _both(
             },
             settings.of(7, 2),
         )
-        yield _row(work, "all waiting", "requests/s", found["ours"], found["theirs"], "higher", best, targets[0], seen)
+        yield _row(
+            work, "all waiting", "requests/s", found["ours"], found["theirs"], "higher", best, targets[0], seen=seen
+        )
         rate = 0.5 * min(float(np.median(values)) for values in found.values())
         yield _half(settings, work, engine, requests, ways, rate, targets[1])
 
@@ -120,16 +122,16 @@ def _half(
             settings.of(5, 1),
         )
     return _row(
-        work, f"p50 at half load, {rate:,.0f}/s", "ms", found["ours"][:, 0], found["theirs"][:, 0], "lower", best,
-        target, seen,
+        work, "p50 at half load", "ms", found["ours"][:, 0], found["theirs"][:, 0], "lower", best,
+        target, rate=rate, seen=seen,
     )  # fmt: skip
 
 
 def _row(
-    work: str, figure: str, unit: str, ours: Any, theirs: Any, better: Better, best: str, target: float, seen: Any
+    work: str, figure: str, unit: str, ours: Any, theirs: Any, better: Better, best: str, target: float, **more: Any
 ) -> Row:
     baseline = f"batches by hand, {best}"
-    return compared(work, figure, unit, ours, theirs, better=better, baseline=baseline, target=target, seen=seen)
+    return compared(work, figure, unit, ours, theirs, better=better, baseline=baseline, target=target, **more)
 
 
 def _rate(run: Run, batches: Sequence[Sequence[Any]]) -> float:

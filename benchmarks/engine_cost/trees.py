@@ -78,8 +78,8 @@ def lattices(settings: Settings) -> Iterator[Row]:
         before = earlier_source(settings.before, Path(folder))
         for name in settings.of(LATTICES, LATTICES[:1]):
             ours, theirs = [], []
-            for _ in range(settings.of(3, 1)):
-                count = settings.of(512, 32)
+            for _ in range(settings.of(2, 1)):
+                count = settings.of(256, 32)
                 for rates, tree in ((ours, ROOT / "src"), (theirs, before)):
                     rates.append(lattice_rates(tree, name, source, count, settings.of(2, 1)))
             names = [max(ORDERS, key=lambda order, side=side: _best(side, order)) for side in (ours, theirs)]
