@@ -55,6 +55,7 @@ LINES: Final[dict[str, Callable[[Settings], Iterator[Row]]]] = {
     "http-lstm": over_http.lstm,
 }
 Result = dict[str, Any]
+PEERS: Final = ("dynet", "litserve")
 ROOT: Final = Path(__file__).resolve().parent.parent
 
 
@@ -101,7 +102,7 @@ def kept(found: Result, line: Result) -> Result:
 
 def run(options: argparse.Namespace) -> Result:
     """Measure the lines asked for and keep each as soon as it is done, beside others of an earlier run."""
-    settings = Settings(options.data, options.quick, options.dynet, options.litserve)
+    settings = Settings(options.data, options.quick, options.dynet_python, options.litserve_python)
     found = read(options.json) if options.only else {"lines": []}
     command = " ".join(["python", "benchmarks/overhead.py", *command_line(options)])
     found = {"command": command, "machine": facts(), "threads": 1, "load_average": [load_average(), None], **found}
@@ -119,7 +120,7 @@ def command_line(options: argparse.Namespace) -> list[str]:
     words = ["--data DATA"]
     words += [f"--only {' '.join(options.only)}"] if options.only else []
     words += ["--quick"] if options.quick else []
-    words += [f"--{name} PYTHON" for name in ("dynet", "litserve") if getattr(options, name) is not None]
+    words += [f"--{name}-python PYTHON" for name in PEERS if getattr(options, f"{name}_python") is not None]
     return words
 
 
@@ -139,8 +140,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--png", type=Path, help="draw all ratios beside their targets here")
     made.add_argument("--page", type=Path, help="put the tables between this page's markers, and the README's")
     made.add_argument("--readme", type=Path, default=ROOT / "README.md", help="where --page puts the short table")
-    made.add_argument("--dynet", type=Path, metavar="PYTHON", help="interpreter of an environment with DyNet")
-    made.add_argument("--litserve", type=Path, metavar="PYTHON", help="interpreter of an environment with LitServe")
+    made.add_argument("--dynet-python", type=Path, metavar="PYTHON", help="interpreter of an environment with DyNet")
+    made.add_argument(
+        "--litserve-python", type=Path, metavar="PYTHON", help="interpreter of an environment with LitServe"
+    )
     return made
 
 

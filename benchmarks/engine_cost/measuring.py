@@ -121,7 +121,12 @@ def compared(
     target: float | None = None,
     **more: Any,
 ) -> Row:
-    """Return the row of a figure that was measured in turn on both sides. ours, theirs: [repeats]."""
+    """Return the row of a figure that was measured in turn on both sides; ValueError if one of them is 0.
+
+    ours, theirs: [repeats].
+    """
+    if not (np.all(ours > 0) and np.all(theirs > 0)):
+        raise ValueError(f"{work}, {figure}: a side did nothing (ours {ours.tolist()}, {baseline} {theirs.tolist()})")
     ratio = float(np.median(ours / theirs))
     middle = float(np.median(ours)), float(np.median(theirs))
     return Row(work, figure, unit, *middle, ratio, better, target, baseline, more)

@@ -123,7 +123,7 @@ def _p90(server: processes.Server, requests: Sequence[bytes], rate: float, secon
 
 def _litserve(settings: Settings) -> Path:
     if settings.litserve is None:
-        raise NotRunError("needs --litserve PYTHON, the interpreter of an environment with litserve and torch")
+        raise NotRunError("needs --litserve-python PYTHON, the interpreter of an environment with litserve and torch")
     try:
         done = subprocess.run(
             [settings.litserve, "-c", "import litserve, numpy, torch"], capture_output=True, text=True

@@ -49,7 +49,7 @@ def by_hand(settings: Settings) -> Iterator[Row]:
 def dynet(settings: Settings) -> Iterator[Row]:
     """TreeLSTM 256, SST waiting: the engine over DyNet's better order at its best size, graphs built on both sides."""
     if settings.dynet is None:
-        raise NotRunError("needs --dynet PYTHON, the interpreter of an environment with dyNET38")
+        raise NotRunError("needs --dynet-python PYTHON, the interpreter of an environment with dyNET38")
     model, requests, vocabulary = sst(settings, settings.of(DYNET_TREES, 128))
     with tempfile.TemporaryDirectory() as folder, bm.Engine(model, threads=1) as engine:
         inputs, out = Path(folder) / "inputs.json", Path(folder) / "out.json"
@@ -76,13 +76,14 @@ def lattices(settings: Settings) -> Iterator[Row]:
     source = settings.data / "lattice_edbatch" / "train.txt"
     with tempfile.TemporaryDirectory() as folder:
         before = earlier_source(settings.before, Path(folder))
+        orders = settings.of(ORDERS, ORDERS[-1:])
         for name in settings.of(LATTICES, LATTICES[:1]):
             ours, theirs = [], []
             for _ in range(settings.of(2, 1)):
                 count = settings.of(256, 32)
                 for rates, tree in ((ours, ROOT / "src"), (theirs, before)):
-                    rates.append(lattice_rates(tree, name, source, count, settings.of(2, 1)))
-            names = [max(ORDERS, key=lambda order, side=side: _best(side, order)) for side in (ours, theirs)]
+                    rates.append(lattice_rates(tree, name, source, count, settings.of(2, 1), orders))
+            names = [max(orders, key=lambda order, side=side: _best(side, order)) for side in (ours, theirs)]
             mine, others = (
                 np.array([max(map(max, seen.values())) for seen in side], np.float64) for side in (ours, theirs)
             )
@@ -136,10 +137,12 @@ def earlier_source(commit: str, folder: Path) -> Path:
     return folder / "src"
 
 
-def lattice_rates(source: Path, name: str, data: Path, count: int, rounds: int) -> dict[str, list[float]]:
+def lattice_rates(
+    source: Path, name: str, data: Path, count: int, rounds: int, orders: Sequence[str]
+) -> dict[str, list[float]]:
     """Return requests per second of each order, by the engine of a source tree, in a process of its own."""
     script = Path(__file__).with_name("lattice_rate.py")
-    command = [sys.executable, str(script), name, str(data), str(count), str(rounds), *ORDERS]
+    command = [sys.executable, str(script), name, str(data), str(count), str(rounds), *orders]
     environment = {**os.environ, "PYTHONPATH": str(source)}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     rates: dict[str, list[float]] = json.loads(done.stdout)

@@ -61,6 +61,13 @@ def test_a_ratio_is_the_median_of_ratios_and_not_the_ratio_of_medians(scripts):
     assert (found.ours, found.theirs, found.ratio, found.is_met) == (3.0, 2.0, 1.0, False)
 
 
+def test_a_side_that_did_nothing_is_an_error_and_no_ratio(scripts):
+    with pytest.raises(ValueError, match="a side did nothing"):
+        scripts["measuring"].compared(
+            "work", "figure", "requests/s", np.array([1.0]), np.array([0.0]), better="higher", baseline="by hand"
+        )
+
+
 @pytest.mark.parametrize(("better", "met"), [("higher", True), ("lower", False)])
 def test_which_side_of_the_target_is_the_good_one_depends_on_the_figure(scripts, better, met):
     found = scripts["measuring"].absolute("work", "figure", "us", 2.0, target=1.0, better=better)
@@ -116,9 +123,9 @@ def test_lines_that_are_measured_again_replace_their_old_figures_only(scripts):
 def test_the_command_that_is_kept_has_no_folder_of_this_machine(scripts):
     overhead = scripts["overhead"]
     options = overhead.parser().parse_args(
-        ["--data", "/some/where", "--dynet", "/x/python", "--quick", "--only", "alone"]
+        ["--data", "/some/where", "--dynet-python", "/x/python", "--quick", "--only", "alone"]
     )
-    assert " ".join(overhead.command_line(options)) == "--data DATA --only alone --quick --dynet PYTHON"
+    assert " ".join(overhead.command_line(options)) == "--data DATA --only alone --quick --dynet-python PYTHON"
 
 
 # --- tables and picture ------------------------------------------------------------------------------------------
