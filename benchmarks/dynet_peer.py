@@ -1,12 +1,12 @@
 """DyNet with automatic batching on the trees and sentences of ed_batch_throughput.py; run where DyNet is installed.
 
     python -m venv dynet && dynet/bin/pip install dyNET38 "numpy<2"
-    dynet/bin/python benchmarks/dynet_peer.py INPUTS.json OUT.json [--strategy 1 2] [--rounds 5]
+    dynet/bin/python benchmarks/dynet_peer.py INPUTS.json OUT.json [--strategy 1 2] [--rounds 5] [--sizes 64 256]
 
-INPUTS: what `ed_batch_throughput.py peer` wrote. Strategy 1 is DyNet's agenda, 2 its depth. A process per strategy, one
-thread, forward only, hidden = embedding = 256: a binary TreeLSTM, answered with the root's state, and a tagger of two
-LSTM layers in each direction with a hidden layer over both. Seconds are this process's CPU time, so that others on the
-machine matter less; graphs are built in Python, which is told apart.
+INPUTS: what `ed_batch_throughput.py peer` wrote, or one of its two workloads. Strategy 1 is DyNet's agenda, 2 its
+depth. A process per strategy, one thread, forward only, hidden = embedding = 256: a binary TreeLSTM, answered with the
+root's state, and a tagger of two LSTM layers in each direction with a hidden layer over both. Seconds are this
+process's CPU time, so that others on the machine matter less; graphs are built in Python, which is told apart.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -106,8 +107,9 @@ def measured(dy: Any, network: Any, requests: list[Any], size: int) -> tuple[flo
     return building_s, time.process_time() - began_s
 
 
-def rates(dy: Any, inputs: dict[str, Any], rounds: int) -> list[dict[str, Any]]:
-    """Return requests per second of each network at each size, medians over rounds."""
+def rates(dy: Any, inputs: dict[str, Any], rounds: int, sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """Return requests per second of each network at each size, medians over rounds. Networks without inputs are left
+    out."""
     networks = {
         ("treelstm", "-"): TreeLstm(dy, inputs["vocabulary_size"]),
         ("bilstm-tagger", "VanillaLSTMBuilder"): Tagger(dy, inputs["vocabulary_size"], "VanillaLSTMBuilder"),
@@ -117,9 +119,11 @@ def rates(dy: Any, inputs: dict[str, Any], rounds: int) -> list[dict[str, Any]]:
     }
     rows = []
     for (workload, builder), network in networks.items():
+        if workload not in inputs:
+            continue
         requests = inputs[workload]
         measured(dy, network, requests[:64], 64)
-        for size in SIZES:
+        for size in sizes:
             part = requests[: max(64, size)] if size < 16 else requests
             rounds_s = [measured(dy, network, part, size) for _ in range(rounds)]
             building_s, total_s = (median(column) for column in zip(*rounds_s, strict=True))
@@ -142,6 +146,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--strategy", type=int, nargs="+", default=[1, 2], choices=NAMES)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES))
     parser.add_argument("--label", default="dyNET38 from PyPI", help="Which build of DyNet this is.")
     options = parser.parse_args()
     inputs = json.loads(options.inputs.read_text("utf-8"))
@@ -153,13 +158,13 @@ def main() -> None:
         parameters.from_args()
         parameters.init()
         about = {"strategy": NAMES[options.strategy[0]], "build": options.label}
-        rows = [{**row, **about} for row in rates(dy, inputs, options.rounds)]
+        rows = [{**row, **about} for row in rates(dy, inputs, options.rounds, options.sizes)]
     else:
         rows = []
         for strategy in options.strategy:
             part = options.out.with_suffix(f".{strategy}.json")
             command = [sys.executable, __file__, str(options.inputs), str(part), "--strategy", str(strategy)]
-            more = ["--rounds", str(options.rounds), "--label", options.label]
+            more = ["--rounds", str(options.rounds), "--label", options.label, "--sizes", *map(str, options.sizes)]
             subprocess.run([*command, *more], check=True, env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
             rows += json.loads(part.read_text("utf-8"))
             part.unlink()

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every figure of docs/benchmarks.md, in one go: about ten minutes on two cores that are otherwise idle.
+# Every figure of policies in docs/benchmarks.md, in one go: about ten minutes on two cores that are otherwise idle.
 # Usage: benchmarks/engine.sh DATA [OUT] - DATA holds europarl_deen/raw5k.{de,en} and sst/train.txt.
 set -euo pipefail
 data=${1:?usage: benchmarks/engine.sh DATA [OUT]}

@@ -1,4 +1,4 @@
-"""Print the results in benchmarks/results as the Markdown tables of docs/benchmarks.md and the README.
+"""Print the results in benchmarks/results as the Markdown table of policies in docs/benchmarks.md.
 
 Usage: python benchmarks/tables.py [RESULTS]
 """

@@ -1,0 +1,115 @@
+"""What the engine's own work costs: the scheduler, Python per request and step, queueing, a second worker."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import astuple, replace
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+import batchmaker as bm
+from batchmaker import models
+from batchmaker.cli.bench import load
+from batchmaker.cli.workload import make_workload
+from batchmaker.engine.driver import DriverStats
+from engine_cost.chains import ALONE_WORDS, WORDS, chain
+from engine_cost.measuring import NotRunError, Row, Settings, absolute, compared, interleaved, per_second
+
+BUDGET_MS: Final = 1.0
+SLACK_MS: Final = 1.0
+
+
+def scheduler(settings: Settings) -> Iterator[Row]:
+    """The scheduler's time a node at batch 256, and what a step alone and one of many requests cost besides."""
+    with chain(settings, (128, "float32")) as it:
+        it.map(it.requests)
+        many = [_spent(it.engine, partial(it.map, it.requests)) for _ in range(settings.of(7, 2))]
+    with chain(settings, (64, "float32")) as it:
+        generator = np.random.default_rng(0)
+        alone = [generator.integers(0, WORDS, ALONE_WORDS) for _ in range(settings.of(60, 10))]
+
+        def one_by_one() -> None:
+            for request in alone:
+                it.engine.submit_future(request).result()
+
+        one_by_one()
+        few = [_spent(it.engine, one_by_one) for _ in range(settings.of(7, 2))]
+    per_node = _median(1e6 * stats.scheduler_s / stats.cells for _, stats in many)
+    yield absolute(
+        "LSTM 128, all waiting", "scheduler, µs per node", "µs", per_node, target=0.5,
+        mean_batch=_median(stats.cells / stats.steps for _, stats in many),
+    )  # fmt: skip
+    yield absolute(
+        "LSTM 64, one at a time", "µs per step beside the cell", "µs",
+        _median(1e6 * (wall_s - stats.busy_s) / stats.steps for wall_s, stats in few), target=30.0,
+        scheduler_us=_median(1e6 * stats.scheduler_s / stats.steps for _, stats in few),
+        unfold_us=_median(1e6 * stats.unfold_s / stats.steps for _, stats in few),
+        busy_us=_median(1e6 * stats.busy_s / stats.steps for _, stats in few),
+    )  # fmt: skip
+    count = len(it.requests)
+    yield absolute(
+        "LSTM 128, all waiting", "Python, µs per request", "µs",
+        _median(1e6 * (wall_s - stats.busy_s) / count for wall_s, stats in many), target=30.0,
+        unfold_us=_median(1e6 * stats.unfold_s / count for _, stats in many),
+        scheduler_us=_median(1e6 * stats.scheduler_s / count for _, stats in many),
+    )  # fmt: skip
+
+
+def _spent(engine: bm.Engine, call: Any) -> tuple[float, DriverStats]:
+    """Return the seconds of a call and what the engine counted meanwhile."""
+    with load.quiet_interpreter():
+        before, begin_s = replace(engine.stats), time.perf_counter()
+        call()
+        wall_s = time.perf_counter() - begin_s
+        after = replace(engine.stats)
+    return wall_s, DriverStats(*(b - a for a, b in zip(astuple(before), astuple(after), strict=True)))
+
+
+def _median(values: Iterator[float]) -> float:
+    return float(np.median(list(values)))
+
+
+def queueing(settings: Settings) -> Iterator[Row]:
+    """p99 of queueing at half load, from when a request was due, over a budget of 1 ms, one step and 1 ms."""
+    size = settings.of((1024, "bfloat16"), (64, "float32"))
+    with chain(settings, size) as it:
+        peak = max(per_second(partial(it.map, it.requests), len(it.requests)) for _ in range(2))
+    seconds = settings.of(6.0, 1.0)
+    work = make_workload("lstm", data=[settings.data / "europarl_deen" / "raw5k.en"], count=4000)
+    rows = []
+    for seed in range(settings.of(3, 1)):
+        model = models.make("lstm", hidden=size[0], dtype=size[1], vocabulary_size=work.vocabulary_size)
+        engine = bm.Engine(model, threads=1)
+        seen = load.poisson(engine, work, 0.5 * peak, seconds, seed, lambda share, answered: None)
+        step_ms = 1e3 * seen.stats.busy_s / seen.stats.steps
+        p99_ms = 1e3 * float(np.percentile(seen.queues_s, 99))
+        rows.append((p99_ms, BUDGET_MS + step_ms + SLACK_MS, seen.late_ms))
+    ours, limit, late_ms = np.array(rows).T
+    yield compared(
+        f"LSTM {size[0]} {size[1]} at half load", "p99 of queueing", "ms", ours, limit, better="lower",
+        baseline="1 ms + a step + 1 ms", target=1.0, rate=0.5 * peak, generator_late_ms=float(np.median(late_ms)),
+    )  # fmt: skip
+
+
+def workers(settings: Settings) -> Iterator[Row]:
+    """All waiting, with two workers over one."""
+    if len(os.sched_getaffinity(0)) < 2:
+        raise NotRunError("needs two cores")
+    size = settings.of((1024, "bfloat16"), (64, "float32"))
+    with chain(settings, size) as it:
+        model = models.make("lstm", hidden=size[0], dtype=size[1], vocabulary_size=WORDS)
+        with bm.Engine(model, threads=1, workers=2) as two:
+            sides = {
+                "ours": lambda: per_second(partial(two.map, it.requests, progress=False), len(it.requests)),
+                "theirs": lambda: per_second(partial(it.map, it.requests), len(it.requests)),
+            }
+            interleaved(sides, 1)
+            found = interleaved(sides, settings.of(5, 1))
+    yield compared(
+        it.name, "all waiting, two workers", "requests/s", found["ours"], found["theirs"], better="higher",
+        baseline="one worker", target=1.7,
+    )  # fmt: skip
