@@ -16,6 +16,7 @@ from batchmaker.cells.cell import size_ladder
 from batchmaker.cells.export import example_rows
 from batchmaker.errors import RAISED_BY_USERS, said_by
 from batchmaker.executor.base import StepsResult
+from batchmaker.executor.looping import run_in_loop
 from batchmaker.executor.tables import StateTables, as_array
 from batchmaker.graph.spec import CellType, ValueSpec
 from batchmaker.scheduler.commands import ZERO_TABLE, Rows, RunTask, Source, TableId, TaskLanes, within
@@ -67,6 +68,9 @@ class RunningTask:
         """Run steps for about REPORT_S, at least one, and return their result."""
         task, first = self._task, self.num_finished
         began = time.perf_counter()
+        if first == 0 and (fetched := run_in_loop(task, self._cell, self._tables)) is not None:
+            self.num_finished = task.num_steps
+            return StepsResult(task.task, 0, self.num_finished, fetched, (), time.perf_counter() - began)
         failed: Failures = []
         while True:
             self._run_step(self.num_finished, failed)
@@ -74,9 +78,9 @@ class RunningTask:
             busy_s = time.perf_counter() - began
             if self.num_finished == len(self._ends) or busy_s >= REPORT_S:
                 break
-        fetched = tuple([parts[0] if len(parts) == 1 else torch.cat(parts) for parts in self._fetched])
+        brought = tuple([parts[0] if len(parts) == 1 else torch.cat(parts) for parts in self._fetched])
         self._fetched = [[] for _ in task.fetches]
-        return StepsResult(task.task, first, self.num_finished, fetched, tuple(failed), busy_s)
+        return StepsResult(task.task, first, self.num_finished, brought, tuple(failed), busy_s)
 
     def _run_step(self, number: int, failed: Failures) -> None:
         """Run one step, and note at which positions of the task it failed."""

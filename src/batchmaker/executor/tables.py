@@ -58,6 +58,10 @@ class StateTables:
                 copy_used(old.rows, new)
             self._tables[spec.table] = _Table(new)
 
+    def array(self, table: TableId) -> NDArray[Any]:
+        """Return the memory of a table as an array, [num_rows, *shape]; bfloat16 as int16."""
+        return self._tables[table].array
+
     def __getitem__(self, table: TableId) -> Tensor:
         return self._tables[table].rows
 

@@ -111,6 +111,9 @@ class CellPolicy(ABC):
     node_by_node: ClassVar[bool] = False
     urgent_first: ClassVar[bool] = False
 
+    _max_steps = 1
+    _budget_s = math.inf
+
     def __init__(self, max_steps: int = 1, budget_ms: float | None = None) -> None:
         if max_steps < 1:
             raise OptionError(f"policy {self.name!r}: max_steps must be at least 1, got {max_steps}")
