@@ -231,9 +231,11 @@ class Scheduler(View):
                 if run.open_ended and run.sequences and books.plan_rows:
                     book.may_own_rows = True  # where it stops early, what feeds the rest is never read
         slots = [book.slot for book in owners]
-        if any([graph.first for graph in graphs]):
+        if any(graph.first for graph in graphs):
             kept_bases = [0 if book.shelf is None else book.shelf.extent.base for book in owners]
-            earlier = [book.known_numbers() if graph.first else None for graph, book in zip(graphs, owners, strict=True)]
+            earlier = [
+                book.known_numbers() if graph.first else None for graph, book in zip(graphs, owners, strict=True)
+            ]
             admitted = books.admission.admit(graphs, slots, earlier, kept_bases)
         else:
             kept_bases = [0] * len(graphs)
