@@ -298,6 +298,7 @@ def _watched(model: Model, reads: Reads) -> Any:
                 if name in base.__dict__:
                     if base is not object and base is not Model:
                         reads.name(base, name, base.__dict__[name])
+                        reads.name(own, name, None)  # nor may one of the model's own come before it
                     break
         return object.__getattribute__(self, name)
 

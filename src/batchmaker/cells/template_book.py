@@ -13,6 +13,7 @@ from batchmaker.cells.guards import Guard, UnprovenError
 from batchmaker.cells.kept_state import NOTHING_KEPT, KeptHandle, KeptState
 from batchmaker.cells.model import Model
 from batchmaker.cells.shapes import Leaf, shape_of
+from batchmaker.cells.stand_ins import Looked
 from batchmaker.cells.templates import Template, differs, prove
 from batchmaker.cells.unfolding import Unfolding
 from batchmaker.graph.spec import CellType
@@ -117,8 +118,8 @@ class TemplateBook:
         try:
             template = sight.template or prove(model, types, self._cells, request, self._max_nodes, before)
             difference = self._difference(template, sight, unfolding)
-        except UnprovenError as error:
-            self._refuse(sight.shape, model, model_id, str(error))
+        except (UnprovenError, Looked) as error:
+            self._refuse(sight.shape, model, model_id, str(error) or "a value of the request is part of its graph")
         except Exception as error:  # whatever the user's objects do when they are looked at
             self._give_up(model, model_id, f"{type(error).__name__}: {error}")
         else:

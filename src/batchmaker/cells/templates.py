@@ -145,9 +145,9 @@ def prove(
         unfolding.close()
         raise UnprovenError("it is a generator function")
     for loop in unfolding.loops.values():
-        if isinstance(loop.until, FunctionType):
+        if type(loop.until) is FunctionType:
             reads.value(loop.until)
-        elif not isinstance(loop.until, _PLAIN):
+        elif type(loop.until) not in _PLAIN:
             raise UnprovenError(f"a loop ends by a {type(loop.until).__name__}")
     if not (_is_plain(unfolding.returned) and _is_plain(unfolding.after.structure)):
         raise UnprovenError("it returns something that could be changed later")
@@ -176,11 +176,11 @@ def _checks(feeds: Sequence[Feed], stand_ins: StandIns) -> tuple[Check, ...]:
 
 def _is_plain(returned: Any) -> bool:
     """Whether what a function returned consists of handles, in lists, tuples and dicts, and of what cannot change."""
-    if isinstance(returned, (Value, ValueSequence, KeptHandle, *_PLAIN)):
+    if type(returned) in (Value, ValueSequence, KeptHandle, *_PLAIN):
         return True
     if type(returned) is dict:
         return all(type(key) in _PLAIN for key in returned) and all(map(_is_plain, returned.values()))
-    is_tuple = type(returned) is tuple or (isinstance(returned, tuple) and hasattr(returned, "_fields"))
+    is_tuple = issubclass(type(returned), tuple) and (type(returned) is tuple or hasattr(returned, "_fields"))
     return (is_tuple or type(returned) is list) and all(map(_is_plain, returned))
 
 

@@ -13,6 +13,7 @@ from batchmaker.cells.cell import CellTypes, OpenLoop
 from batchmaker.cells.kept_state import NOTHING_KEPT, KeptState, keep
 from batchmaker.cells.model import Model
 from batchmaker.cells.scope import UnfoldingScope, current_scope
+from batchmaker.cells.stand_ins import StandIn
 from batchmaker.cells.structure import Handle, handles, replaced
 from batchmaker.errors import BatchmakerError, InvalidRequestError, ModelError, NodeLimitError
 from batchmaker.graph.cell_graph import CellGraph
@@ -179,7 +180,8 @@ class Unfolding:
         """Call the function; a dict fills several parameters by name."""
         function, request = self._call_as or getattr(self._model, self._function), self._request
         state = {} if self._before is None else {"state": self._before.handles_in(self._recorder)}
-        if isinstance(request, Mapping) and _num_parameters(type(self._model), self._function) > 1 + len(state):
+        is_dict = type(request) is not StandIn and isinstance(request, Mapping)
+        if is_dict and _num_parameters(type(self._model), self._function) > 1 + len(state):
             try:
                 inspect.signature(function).bind(**request, **state)
             except TypeError as error:

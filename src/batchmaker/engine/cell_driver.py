@@ -9,7 +9,7 @@ from typing import Any, final
 
 from batchmaker.cells.cell import CellTypes
 from batchmaker.cells.registry import CellRegistry
-from batchmaker.cells.template_book import Sight
+from batchmaker.cells.template_book import Sight, TemplateBook
 from batchmaker.cells.unfolding import Unfolding, end_of_loop
 from batchmaker.clock import Clock
 from batchmaker.engine.arrivals import Arrivals
@@ -87,6 +87,11 @@ class CellDriver:
         types = self._registry.types[: self._num_known]
         num_ready = sum(self._scheduler.num_ready(cell.type_id) for cell in types)
         return num_ready < 2 * max((cell.max_batch for cell in types), default=1)
+
+    @property
+    def templates(self) -> TemplateBook:
+        """Shapes of requests that are not unfolded any more."""
+        return self._arrivals.book
 
     @property
     def num_in_flight(self) -> int:
