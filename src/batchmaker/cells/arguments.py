@@ -36,10 +36,10 @@ def single(cell: Cell, argument: Any, known: CellType | None, port: int) -> Argu
 
 def column(cell: Cell, sequence: Any, known: CellType | None, port: int) -> SequenceArgument:
     """Return a sequence for an input, one element per call. known: the cell's type, None at first use."""
-    if isinstance(sequence, ValueSequence):
+    if type(sequence) is ValueSequence:
         len(sequence)  # an open-ended loop's steps have no length yet, which is an error here
         return sequence
-    if isinstance(sequence, list | tuple) and set(map(type, sequence)) == {Value}:
+    if type(sequence) is not StandIn and isinstance(sequence, list | tuple) and set(map(type, sequence)) == {Value}:
         return _sequence_of(sequence, where(cell, port))
     return host_sequence(sequence, _declared(known, port), cell.float_dtype, where(cell, port))
 

@@ -21,13 +21,15 @@ from typing import Any, Final, NoReturn, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from batchmaker.cells.cell import Cell
 from batchmaker.cells.model import Model
 
 MAX_ITEMS: Final = 4096
-"""What a function may read. With more its templates would cost more than they save."""
+MAX_BYTES: Final = 1 << 20
+"""What a function may read, and how large an array. With more its templates would cost more than they save."""
 
 _CONSTANT: Final = (
     type(None), bool, int, float, complex, str, bytes, range, slice, type(...), type(NotImplemented), torch.dtype,
@@ -51,17 +53,19 @@ class UnprovenError(Exception):
 
 @final
 class Guard:
-    """What was read: names in dicts with their values, containers with what was in them, tensors with their version.
+    """What was read: names in dicts with their values, containers and arrays with what was in them, tensors with their
+    version.
 
     key: the same for two guards of the same things.
     """
 
-    __slots__ = ("_cells", "_containers", "_names", "_tensors", "key")
+    __slots__ = ("_arrays", "_cells", "_containers", "_names", "_tensors", "key")
 
     def __init__(self) -> None:
         self._names: dict[int, tuple[Callable[[str], Any], dict[str, Any]]] = {}
         self._containers: dict[int, tuple[Any, tuple[tuple[Any, ...], ...]]] = {}
         self._tensors: dict[int, tuple[torch.Tensor, int]] = {}
+        self._arrays: dict[int, tuple[NDArray[Any], NDArray[Any]]] = {}
         self._cells: dict[int, tuple[CellType, Any]] = {}
         self.key: Hashable = None
 
@@ -88,6 +92,9 @@ class Guard:
                     return False
         for cell, value in self._cells.values():
             if cell.cell_contents is not value:
+                return False
+        for array, values in self._arrays.values():
+            if array.shape != values.shape or array.dtype != values.dtype or array.tobytes() != values.tobytes():
                 return False
         return all(tensor._version == version for tensor, version in self._tensors.values())
 
@@ -156,6 +163,8 @@ class Reads:
             self._container(value)
         elif isinstance(value, torch.Tensor) and not value.is_inference():
             self._guard._tensors[id(value)] = (value, value._version)
+        elif type(value) is np.ndarray and value.nbytes <= MAX_BYTES and not value.dtype.hasobject:
+            self._guard._arrays[id(value)] = (value, value.copy())
         elif _root(type(value).__module__) in _FOREIGN or isinstance(value, nn.Module):
             self.refuse(f"it reads a {type(value).__name__}")
         elif type(getattr(value, "__dict__", None)) is dict:

@@ -242,9 +242,9 @@ class StandIn:
     @property  # type: ignore[misc]
     def __class__(self) -> type:  # what isinstance asks for
         codes = object.__getattribute__(self, "codes")
-        if isinstance(codes, int) or (isinstance(codes, np.ndarray) and codes.ndim == 0):
+        if not isinstance(codes, np.ndarray) or codes.ndim == 0:  # torch trusts the answer, and would read memory
             self._stand_ins.look()
-        return type(codes)
+        return np.ndarray
 
 
 def _looks(self: StandIn, *_: Any, **__: Any) -> NoReturn:

@@ -165,6 +165,7 @@ class TemplateBook:
             if len(self._guards) >= MAX_TEMPLATES:
                 self._guards.clear()
             self._guards[template.guard.key] = template.guard
+        template.after = self.canonical(template.after)
         self._refusals.pop(model_id, None)
         self._proven.add(model_id)
         self._note(shape, template)

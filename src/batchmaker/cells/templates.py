@@ -234,7 +234,7 @@ def differs(template: Template, recorded: Unfolding, values: list[Any]) -> str |
 
 
 def _same_values(one: Any, other: Any) -> bool:
-    one, other = torch.as_tensor(one), torch.as_tensor(other)
+    one, other = (torch.from_numpy(x.copy()) if isinstance(x, np.ndarray) else x for x in (one, other))
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     if one.dtype.is_floating_point and not torch.equal(one.isnan(), other.isnan()):
