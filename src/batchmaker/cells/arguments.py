@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from batchmaker.cells.host_values import host_sequence, host_value
+from batchmaker.cells.stand_ins import StandIn
 from batchmaker.errors import InvalidRequestError
 from batchmaker.graph.recorder import Argument, foreign
 from batchmaker.graph.spec import CellType, ValueSpec
@@ -28,17 +29,17 @@ def where(cell: Cell, port: int | None = None) -> str:
 
 def single(cell: Cell, argument: Any, known: CellType | None, port: int) -> Argument:
     """Return one value for an input. known: the cell's type, None at first use."""
-    if isinstance(argument, Value):
+    if type(argument) is Value:
         return argument
     return host_value(argument, _declared(known, port), cell.float_dtype, where(cell, port))
 
 
 def column(cell: Cell, sequence: Any, known: CellType | None, port: int) -> SequenceArgument:
     """Return a sequence for an input, one element per call. known: the cell's type, None at first use."""
-    if isinstance(sequence, ValueSequence):
+    if type(sequence) is ValueSequence:
         len(sequence)  # an open-ended loop's steps have no length yet, which is an error here
         return sequence
-    if isinstance(sequence, list | tuple) and set(map(type, sequence)) == {Value}:
+    if type(sequence) is not StandIn and isinstance(sequence, list | tuple) and set(map(type, sequence)) == {Value}:
         return _sequence_of(sequence, where(cell, port))
     return host_sequence(sequence, _declared(known, port), cell.float_dtype, where(cell, port))
 
@@ -59,7 +60,9 @@ def integers(cell: Cell, given: Any, what: str) -> NDArray[np.int64]:
 def is_several(parts: tuple[Any, ...]) -> bool:
     """Whether a tuple holds several sequences rather than the elements of one."""
     return all(
-        isinstance(part, ValueSequence | list | tuple)
+        part.is_sequence
+        if type(part) is StandIn
+        else isinstance(part, ValueSequence | list | tuple)
         or (isinstance(part, np.ndarray | torch.Tensor) and part.ndim > 0)
         or (isinstance(part, HostValues))
         for part in parts

@@ -15,6 +15,7 @@ from batchmaker.cells.binding import traced
 from batchmaker.cells.export import flat_module, spec_of_rows
 from batchmaker.cells.host_values import CallData
 from batchmaker.cells.scope import UnfoldingScope, current_scope, scope_of
+from batchmaker.cells.stand_ins import StandIn
 from batchmaker.cells.trees import TreeCalls, tree
 from batchmaker.errors import InvalidRequestError, ModelError, OptionError, ShapeError
 from batchmaker.graph.calls import Calls
@@ -167,7 +168,8 @@ class Cell:
         """
         scope = scope_of(self)
         known = scope.types.known(self)
-        parts = sequence if isinstance(sequence, tuple) and is_several(sequence) else (sequence,)
+        is_tuple = type(sequence) is not StandIn and isinstance(sequence, tuple)
+        parts = sequence if is_tuple and is_several(sequence) else (sequence,)
         columns = [column(self, part, known, port) for port, part in enumerate(parts)]
         return self._chain(scope, known, columns, init, None, None)
 
@@ -233,7 +235,7 @@ class Cell:
     ) -> Any:
         state: list[Argument | None] | None = None
         if init is not None:
-            parts = init if isinstance(init, tuple | list) else (init,)
+            parts = init if type(init) is not StandIn and isinstance(init, tuple | list) else (init,)
             state = [
                 None if part is None else single(self, part, known, len(columns) + i) for i, part in enumerate(parts)
             ]

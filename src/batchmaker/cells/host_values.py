@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from batchmaker.cells.export import torch_dtype
+from batchmaker.cells.stand_ins import StandIn, holds_stand_ins, standing_in
 from batchmaker.errors import InvalidRequestError, RequestShapeError
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.graph.values import HostValues
@@ -23,6 +24,9 @@ def host_sequence(data: Any, spec: ValueSpec | None, float_dtype: str, where: st
     convert to floats and integers to integers, nothing else. Raises InvalidRequestError or RequestShapeError, which
     name `where`.
     """
+    stand_ins = standing_in.get()
+    if stand_ins is not None and holds_stand_ins(data):
+        return stand_ins.rows(data, spec)
     array = _as_array(data, where)
     if array.ndim == 0:
         raise InvalidRequestError(f"{where}: got a single value, expected a sequence [count, *shape]")
@@ -34,7 +38,7 @@ def host_sequence(data: Any, spec: ValueSpec | None, float_dtype: str, where: st
         spec = ValueSpec(shape, _default_dtype(array, float_dtype))
     elif shape != spec.shape:
         raise RequestShapeError(f"{where}: got rows of shape {shape}, expected {spec.shape}")
-    values = _convert(array, spec, where)
+    values = converted(array, spec, where)
     if spec.num_tokens is not None:
         _check_tokens(values, spec.num_tokens, where)
     return HostValues(values, count, spec)
@@ -42,6 +46,9 @@ def host_sequence(data: Any, spec: ValueSpec | None, float_dtype: str, where: st
 
 def host_value(data: Any, spec: ValueSpec | None, float_dtype: str, where: str) -> HostValues:
     """Lay out a single value (shape `spec.shape`) as an array [1, *shape]; as host_sequence otherwise."""
+    stand_ins = standing_in.get()
+    if stand_ins is not None and holds_stand_ins(data):
+        return stand_ins.rows([data], spec)
     array = _as_array(data, where)
     return host_sequence(array[None], spec, float_dtype, where)
 
@@ -60,8 +67,12 @@ class CallData:
 
     def kept(self, data: Any, port: int) -> Any:
         """Return a number as it is, and of anything else a copy, which the unfold function does not change."""
+        if type(data) is StandIn:
+            return data
         if isinstance(data, int | float | np.generic):
             return data
+        if holds_stand_ins(data):
+            return host_value(data, self._inputs[port], self._float_dtype, self._where(port)).values[0]
         array = _as_array(data, self._where(port))
         if isinstance(array, torch.Tensor):
             return array.clone()
@@ -70,6 +81,8 @@ class CallData:
     def laid_out(self, data: Sequence[Any], port: int) -> HostValues:
         """Return one value per call, as `host_value` does for each; at once where they are all of one kind."""
         spec, where = self._inputs[port], self._where(port)
+        if holds_stand_ins(data):
+            return host_sequence(data, spec, self._float_dtype, where)
         rows = _stacked(data)
         if rows is not None:
             with suppress(InvalidRequestError):  # which says what is wrong with all; below, with the first at fault
@@ -116,7 +129,8 @@ def _default_dtype(array: Any, float_dtype: str) -> str:
     return {"f": float_dtype, "b": "bool"}.get(_kind(array), "int64")
 
 
-def _convert(array: Any, spec: ValueSpec, where: str) -> Any:
+def converted(array: Any, spec: ValueSpec, where: str) -> Any:
+    """Return an array or tensor in the dtype of a spec; RequestShapeError if its values are of another kind."""
     kind = _kind(array)
     wanted = torch_dtype(spec.dtype, where)
     allowed = "f" if wanted.is_floating_point else "b" if wanted == torch.bool else "i"

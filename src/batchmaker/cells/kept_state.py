@@ -15,7 +15,7 @@ from batchmaker.graph.values import NodeArray, Output, Value, ValueSequence
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class KeptHandle:
     """Stands for a handle. places: of its nodes among those that are kept, one number or several."""
 
     places: int | NodeArray
@@ -37,13 +37,13 @@ class KeptState:
     def handles_in(self, recorder: Recorder) -> Any:
         """Return the structure with handles for the next request, whose recorder begins with the kept nodes."""
 
-        def handle(kept: _Kept) -> Value | ValueSequence:
+        def handle(kept: KeptHandle) -> Value | ValueSequence:
             output = Output(kept.output, kept.spec, recorder)
             if isinstance(kept.places, int):
                 return Value(kept.places, output)
             return ValueSequence(kept.places, output)
 
-        return replaced(self.structure, (_Kept,), handle)
+        return replaced(self.structure, (KeptHandle,), handle)
 
 
 NOTHING_KEPT = KeptState()
@@ -64,9 +64,9 @@ def keep(structure: Any, recorder: Recorder) -> KeptState:
     nodes = np.unique(np.concatenate(parts)) if parts else np.empty(0, np.int64)
     recorder.keep(nodes)
 
-    def kept(handle: Value | ValueSequence) -> _Kept:
+    def kept(handle: Value | ValueSequence) -> KeptHandle:
         if isinstance(handle, Value):
-            return _Kept(int(np.searchsorted(nodes, handle.node)), handle.output, handle.spec)
-        return _Kept(np.searchsorted(nodes, handle.nodes), handle.output, handle.spec)
+            return KeptHandle(int(np.searchsorted(nodes, handle.node)), handle.output, handle.spec)
+        return KeptHandle(np.searchsorted(nodes, handle.nodes), handle.output, handle.spec)
 
     return KeptState(replaced(structure, (Value, ValueSequence), kept), len(nodes))

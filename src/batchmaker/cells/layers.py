@@ -13,6 +13,7 @@ from batchmaker.cells.cell import Cell, size_ladder
 from batchmaker.cells.cutting import Cut, Layer, Place, cut, has_weights, run_layers
 from batchmaker.cells.host_values import host_value
 from batchmaker.cells.model import Model
+from batchmaker.cells.stand_ins import StandIn
 from batchmaker.cells.tracing import Traced, input_names, normalised_sizes, trace_modules, trace_operators
 from batchmaker.errors import InvalidRequestError, ModelError, OptionError, unknown_name
 from batchmaker.graph.spec import ValueSpec
@@ -95,7 +96,7 @@ class Layered(Model):
 
     def given(self, request: Any) -> tuple[Any, ...]:
         """Return what a request gives for each input, in order. For subclasses whose requests have another form."""
-        if isinstance(request, Mapping):
+        if type(request) is not StandIn and isinstance(request, Mapping):
             if set(request) != set(self.inputs):
                 got = ", ".join(sorted(map(str, request)))
                 raise InvalidRequestError(f"a request has {', '.join(self.inputs)}; got {got or 'nothing'}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from batchmaker.cells.arguments import column, integers
 from batchmaker.cells.scope import UnfoldingScope, scope_of
+from batchmaker.cells.stand_ins import StandIn
 from batchmaker.errors import InvalidRequestError
 from batchmaker.graph.spec import CellType
 from batchmaker.graph.trees import SequenceArgument, TreePart
@@ -50,7 +51,7 @@ def tree(leaves: Any, *parts: TreeCalls) -> Any:
 
 def _states(scope: UnfoldingScope, leaves: Any, first: TreeCalls) -> list[SequenceArgument]:
     """Return the leaves as one sequence for each part of a state."""
-    parts = leaves if isinstance(leaves, tuple) else (leaves,)
+    parts = leaves if type(leaves) is not StandIn and isinstance(leaves, tuple) else (leaves,)
     known = scope.types.known(first.cell)
     return [column(first.cell, part, known, len(first.inputs) + k) for k, part in enumerate(parts)]
 

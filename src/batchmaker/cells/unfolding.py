@@ -13,6 +13,7 @@ from batchmaker.cells.cell import CellTypes, OpenLoop
 from batchmaker.cells.kept_state import NOTHING_KEPT, KeptState, keep
 from batchmaker.cells.model import Model
 from batchmaker.cells.scope import UnfoldingScope, current_scope
+from batchmaker.cells.stand_ins import StandIn
 from batchmaker.cells.structure import Handle, handles, replaced
 from batchmaker.errors import BatchmakerError, InvalidRequestError, ModelError, NodeLimitError, said_by
 from batchmaker.graph.cell_graph import CellGraph
@@ -30,7 +31,8 @@ Rows = Callable[[Handle], torch.Tensor | None]
 class Unfolding:
     """Runs `model.unfold(request)` and collects what it records; `model.unfold_chunk(request, state)` in a sequence.
 
-    before: the sequence's state, from which it goes on; None where the request stands for itself.
+    before: the sequence's state, from which it goes on; None where the request stands for itself. function: what is
+    called in the place of the model's own.
     After `start` and each `resume`: `graph` is what was added, `open` tells whether the function waits, `awaited` lists
     the (node, output) it waits for, `dropped` the nodes it can no longer use. `after`, once it has ended: the
     sequence's state if this request is answered.
@@ -44,7 +46,9 @@ class Unfolding:
         max_nodes: int = DEFAULT_MAX_NODES,
         *,
         before: KeptState | None = None,
+        function: Callable[..., Any] | None = None,
     ) -> None:
+        self._call_as = function
         self._model = model
         self._request = request
         self._max_yields = max_nodes
@@ -109,12 +113,17 @@ class Unfolding:
         """Return the request's result; everything fetched must be there."""
         if self._generator is not None and self._result is None:
             return self._streamed
+        return resolved(self._result, lookup, rows)
 
-        def computed(handle: Handle) -> Any:
-            found = rows(handle)
-            return _computed(handle, lookup, scalars=False) if found is None else found
+    @property
+    def returned(self) -> Any:
+        """What the function returned, with its handles; of a chunk the result alone."""
+        return self._result
 
-        return _resolve(self._result, computed)
+    @property
+    def waits(self) -> bool:
+        """Whether the function is one that can wait for values."""
+        return self._generator is not None
 
     @property
     def streamed_sequence(self) -> ValueSequence | None:
@@ -175,9 +184,10 @@ class Unfolding:
 
     def _call(self) -> Any:
         """Call the function; a dict fills several parameters by name."""
-        function, request = getattr(self._model, self._function), self._request
+        function, request = self._call_as or getattr(self._model, self._function), self._request
         state = {} if self._before is None else {"state": self._before.handles_in(self._recorder)}
-        if isinstance(request, Mapping) and _num_parameters(type(self._model), self._function) > 1 + len(state):
+        is_dict = type(request) is not StandIn and isinstance(request, Mapping)
+        if is_dict and _num_parameters(type(self._model), self._function) > 1 + len(state):
             try:
                 inspect.signature(function).bind(**request, **state)
             except TypeError as error:
@@ -214,6 +224,16 @@ def end_of_loop(node: int) -> int:
 
 def _place(value: Value) -> int:
     return end_of_loop(value.node) if value.ends_open_loop else value.node
+
+
+def resolved(structure: Any, lookup: Lookup, rows: Rows) -> Any:
+    """Return what an unfold function returned with what was computed in place of its handles."""
+
+    def computed(handle: Handle) -> Any:
+        found = rows(handle)
+        return _computed(handle, lookup, scalars=False) if found is None else found
+
+    return _resolve(structure, computed)
 
 
 def _resolve(structure: Any, computed: Callable[[Handle], Any]) -> Any:

@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from batchmaker.cells.cell import CellTypes
 from batchmaker.cells.registry import CellRegistry
+from batchmaker.cells.template_book import Sight, TemplateBook
 from batchmaker.cells.unfolding import Unfolding, end_of_loop
 from batchmaker.clock import Clock
+from batchmaker.engine.arrivals import Arrivals
 from batchmaker.engine.chunks import Sequences
 from batchmaker.engine.driver import DriverStats, StepSeen, blamed, error_of
 from batchmaker.engine.in_flight import InFlight
@@ -69,6 +71,7 @@ class CellDriver:
         self._in_flight: dict[RequestId, InFlight] = {}
         self._tasks: dict[TaskId, RunTask] = {}
         self._brought = Results()
+        self._arrivals = Arrivals(registry.types, max_nodes, executor.write)
         self._num_known = 0
         self._results: list[StepsResult] = []
         self._settle: Callable[[Ticket, Any, BaseException | None], None] = lambda *_: None
@@ -100,6 +103,11 @@ class CellDriver:
         return num_ready < 2 * max((cell.max_batch for cell in types), default=1)
 
     @property
+    def templates(self) -> TemplateBook:
+        """Shapes of requests that are not unfolded any more."""
+        return self._arrivals.book
+
+    @property
     def num_in_flight(self) -> int:
         return len(self._in_flight) + self.sequences.num_waiting
 
@@ -122,43 +130,50 @@ class CellDriver:
     # --- requests ------------------------------------------------------------------------------------------------
 
     def _unfold(self, tickets: Sequence[Ticket], events: list[Event]) -> None:
+        """Let requests arrive: those that have templates as these say, the others as their unfold functions do."""
+        if not tickets:
+            return
         begin = time.perf_counter()
-        for ticket in tickets:
+        now_s = self._clock.now_s()
+        drawn, sights = self._arrivals.draw(tickets)
+        for ticket, given, sight in zip(tickets, drawn, sights, strict=True):
             if (over := ticket.over) is not None:  # perhaps while others of this turn were unfolded
                 self._settle(ticket, None, over)
                 continue
-            sequence = None if ticket.chunk is None else ticket.chunk.sequence
-            unfolding = Unfolding(
-                ticket.model,
-                self._models[ticket.model_id],
-                ticket.request,
-                self._max_nodes,
-                before=None if sequence is None else sequence.state,
-            )
-            try:
-                unfolding.start()
-            except RAISED_BY_USERS as error:  # the model's own code, or what it returned
-                self._learn_types(events)
-                self._settle(ticket, None, blamed(error))
+            unfolded = self._recorded(ticket, sight, events) if given is None else given.template
+            if unfolded is None:
                 continue
-            self._learn_types(events)
-            request = self._in_flight[ticket.request_id] = InFlight(ticket, unfolding, self._brought.tables)
-            request.graphs.append(unfolding.graph)
-            request.waiting_for = set(unfolding.awaited)
-            ticket.num_cells += unfolding.graph.num_nodes
+            graph = unfolded.graph
+            self._in_flight[ticket.request_id] = InFlight(ticket, unfolded, self._brought.tables, given)
+            ticket.num_cells += graph.num_nodes
             events.append(
                 RequestArrived(
                     ticket.request_id,
-                    unfolding.graph,
-                    self._clock.now_s(),
+                    graph,
+                    now_s,
                     ticket.deadline_s,
-                    unfolding.open,
+                    unfolded.open,
                     ticket.priority,
                     ticket.model_id,
-                    None if sequence is None else sequence.sequence_id,
+                    None if ticket.chunk is None else ticket.chunk.sequence.sequence_id,
                 )
             )
         self.stats.unfold_s += time.perf_counter() - begin
+
+    def _recorded(self, ticket: Ticket, sight: Sight | None, events: list[Event]) -> Unfolding | None:
+        """Run a request's unfold function to its first `yield` or its end; None if it raised."""
+        types = self._models[ticket.model_id]
+        before = None if ticket.chunk is None else ticket.chunk.sequence.state
+        unfolding = Unfolding(ticket.model, types, ticket.request, self._max_nodes, before=before)
+        try:
+            unfolding.start()
+        except RAISED_BY_USERS as error:  # the model's own code, or what it returned
+            self._learn_types(events)
+            self._settle(ticket, None, blamed(error))
+            return None
+        self._learn_types(events)
+        self._arrivals.recorded(ticket, types, sight, unfolding)
+        return unfolding
 
     def cancel(self, request_id: RequestId) -> None:
         if request_id in self._in_flight:
@@ -225,8 +240,10 @@ class CellDriver:
         """Run an unfold function to its next `yield` or its end; False if it raised."""
         begin = time.perf_counter()
         request_id, now_s = request.ticket.request_id, self._clock.now_s()
+        unfolding = request.unfolding
+        assert isinstance(unfolding, Unfolding)  # templates do not wait
         try:
-            sent = request.unfolding.resume(request.value)
+            sent = unfolding.resume(request.value)
         except RAISED_BY_USERS as error:  # the model's own code, or what it yielded
             request.error = blamed(error)
             self._learn_types(events)
@@ -237,7 +254,6 @@ class CellDriver:
         if request.ticket.on_value is not None:
             request.ticket.on_value(sent)
         self._learn_types(events)
-        unfolding = request.unfolding
         request.graphs.append(unfolding.graph)
         request.waiting_for = {key for key in unfolding.awaited if key not in request.values}
         request.ticket.num_cells += unfolding.graph.num_nodes
@@ -301,6 +317,7 @@ class CellDriver:
                 case RunTask():
                     self.stats.tasks += 1
                     self._tasks[command.task] = command
+                    self._arrivals.fill()
                     self._executor.submit(command)
                 case Admit():
                     self._admit(command)
@@ -321,6 +338,7 @@ class CellDriver:
                     local = request.local(command.node)
                     ends_loop = request.loop_at(command.node) is not None  # wherever it ended; it may be no step of it
                     request.store(end_of_loop(local) if ends_loop else local, command.output, value)
+        self._arrivals.fill()
         return woken
 
     def _admit(self, command: Admit) -> None:
@@ -329,6 +347,9 @@ class CellDriver:
             self._brought.enter(request, command.slot)
         self._brought.tables.fit(command.base + command.num_nodes)
         graph = request.admit(command)
+        if request.drawn is not None:
+            self._arrivals.admitted(request.drawn, command)
+            return
         for host, table in zip(graph.host_inputs, command.host_tables, strict=True):
             self._executor.write(table, host.rows(command.base - command.first_local), host.values)
 

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from batchmaker.cells.cell import OpenLoop
 from batchmaker.cells.structure import Handle
+from batchmaker.cells.templates import Template
 from batchmaker.cells.unfolding import Unfolding, end_of_loop
+from batchmaker.engine.arrivals import Drawn
 from batchmaker.engine.result_tables import ResultTables
 from batchmaker.engine.ticket import Ticket
 from batchmaker.errors import BatchmakerError
@@ -24,27 +26,30 @@ class InFlight:
     """A request between its arrival and its answer. tables: where its values are unless it is told of each.
 
     told: whether it must hear of every value when it comes, since an unfold function waits for it, it is streamed, or
-    the request goes on from what its sequence has kept.
+    the request goes on from what its sequence has kept. drawn: its values, where a template stands for its unfolding.
     """
 
     __slots__ = (
-        "_tables", "bases", "ended", "error", "graphs", "loops", "slot", "streamed", "ticket", "told", "unfolding",
-        "values", "waiting_for",
+        "_tables", "bases", "drawn", "ended", "error", "graphs", "loops", "slot", "streamed", "ticket", "told",
+        "unfolding", "values", "waiting_for",
     )  # fmt: skip
 
-    def __init__(self, ticket: Ticket, unfolding: Unfolding, tables: ResultTables) -> None:
+    def __init__(
+        self, ticket: Ticket, unfolding: Unfolding | Template, tables: ResultTables, drawn: Drawn | None = None
+    ) -> None:
         self.ticket = ticket
         self.unfolding = unfolding
+        self.drawn = drawn
         self._tables = tables
         streams = ticket.on_value is not None and unfolding.streamed_sequence is not None
         self.told = unfolding.open or streams or ticket.chunk is not None
-        self.graphs: deque[CellGraph] = deque()  # handed to the scheduler and not admitted yet
+        self.graphs = deque((unfolding.graph,))  # handed to the scheduler and not admitted yet
         self.bases: list[tuple[int, int, int]] = []  # base, first local node, number of nodes
         self.slot: int | None = None  # once it is admitted
         self.loops: list[tuple[int, OpenLoop]] = []  # those that a value may end, after what leads from local to number
         self.ended: dict[int, int] = {}  # last node of each that has ended -> the node at which it did
         self.values: dict[tuple[int, int], Any] = {}
-        self.waiting_for: set[tuple[int, int]] = set()
+        self.waiting_for = set(unfolding.awaited)
         self.streamed = 0
         self.error: BatchmakerError | None = None
 

@@ -115,7 +115,7 @@ class CellGraph:
     lie inside that range; sources may lie before it. plain: no edge joins nodes of one type but inside blocks that are
     marked connected, so that its subgraphs can be told without following edges. known_work: kept by
     `work_of`. kept: nodes whose outputs the request's sequence keeps once it is answered, where it is known here; each
-    once.
+    once. shared: many requests have this very object, which nobody changes, and their data is not in it.
     """
 
     first: int
@@ -127,6 +127,7 @@ class CellGraph:
     plain: bool = True
     known_work: Work | None = None
     kept: NodeArray | None = None
+    shared: bool = False
 
     @property
     def parts(self) -> list[NodeBlock | Run]:

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from batchmaker.cells.stand_ins import holds_stand_ins, standing_frames, standing_tokens
 from batchmaker.errors import InvalidRequestError, OptionError, RequestShapeError
 from batchmaker.graph.values import ValueSequence
 
@@ -52,6 +53,9 @@ def zeros(count: int, hidden: int, dtype: str) -> tuple[Tensor, ...]:
 
 def checked_tokens(tokens: Any, num_tokens: int, what: str) -> NDArray[np.int64]:
     """Return token ids as an array [count]. InvalidRequestError unless all are 0 <= id < num_tokens."""
+    if holds_stand_ins(tokens):
+        ids: NDArray[np.int64] = standing_tokens(tokens, num_tokens)
+        return ids
     try:
         array = np.asarray(tokens)
     except ValueError as error:  # rows of different lengths
@@ -73,6 +77,9 @@ def checked_tokens(tokens: Any, num_tokens: int, what: str) -> NDArray[np.int64]
 
 def checked_frames(frames: Any, width: int, what: str) -> NDArray[np.float32]:
     """Return a spectrogram as an array [frames, width]. InvalidRequestError unless it is one, with a frame at least."""
+    if holds_stand_ins(frames):
+        rows: NDArray[np.float32] = standing_frames(frames, width)
+        return rows
     try:
         array = np.asarray(frames)
     except ValueError as error:  # rows of different lengths

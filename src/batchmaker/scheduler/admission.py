@@ -1,7 +1,8 @@
 """Taking cell graphs into the arena: numbers for their nodes, edges between them, their subgraphs.
 
-Graphs that arrive together are taken together: their arrays are joined end to end, and everything below works on the
-joined arrays. The cost of a graph is a share of a few array operations, however many graphs there are.
+Graphs that arrive together are taken together. Those that have been here before, as the same objects, are written from
+what was noted then (`copies`). Of the others the arrays are joined end to end, and what follows works on the joined
+arrays: the cost of a graph is a share of a few array operations, however many graphs there are.
 
 Two numberings: a *place* is a position in the joined arrays; a node number is where the node lives in the arena.
 """
@@ -30,14 +31,15 @@ class Admitted:
     """What admission found, one entry per graph where there are several.
 
     extents; host_tables: those that the driver fills, one per host input; reserves: tables that must exist or grow.
-    waiting_sources: (unfinished node of an earlier extent, new consumer). subgraphs: all new ones.
+    waiting_sources: (unfinished node of an earlier extent, new consumer). ready: the new subgraphs that wait for no
+    other, in order of their graphs.
     """
 
-    extents: list[Extent]
-    subgraphs: Ids
+    extents: list[Extent] = field(default_factory=list)
     host_tables: list[tuple[TableId, ...]] = field(default_factory=list)
     reserves: list[Reserve] = field(default_factory=list)
     waiting_sources: list[tuple[int, int]] = field(default_factory=list)
+    ready: list[Ids] = field(default_factory=list)
 
 
 class Admission:
@@ -71,57 +73,86 @@ class Admission:
         return pool
 
     def admit(
-        self, graphs: Sequence[CellGraph], slots: Sequence[int], earlier: Sequence[LocalNumbers | None] = ()
+        self,
+        graphs: Sequence[CellGraph],
+        slots: Sequence[int],
+        earlier: Sequence[LocalNumbers | None] = (),
+        kept_bases: Sequence[int] = (),
     ) -> Admitted:
         """Take graphs into the arena, each into its request's slot.
 
         earlier: for each graph the extents before its own; only where a graph comes alone may their nodes be under way.
+        kept_bases: for each graph where the nodes begin that its sequence has kept, where some have any.
         Afterwards every node has its sources, uses, pending and fetch marks, and every subgraph its count of external
-        inputs that are not done. Nothing is ready yet.
+        inputs that are not done. Nothing is ready yet. Numbers are given in the order of the graphs, whether or not
+        they have been here before.
         """
-        if not self._plan_rows and not earlier:
-            return self._copied(graphs, slots)
-        return self._taken(graphs, slots, earlier)
-
-    def _copied(self, graphs: Sequence[CellGraph], slots: Sequence[int]) -> Admitted:
-        """Take graphs in one by one, those that have been here before as copies."""
-        extents = []
-        for graph, slot in zip(graphs, slots, strict=True):
-            if self._copies.knows(graph):
-                extents.append(self._copies.write(graph, slot))
+        arena, result = self._arena, Admitted()
+        bases = [arena.nodes.allocate(graph.num_nodes) for graph in graphs]
+        if arena.fit_nodes() and self._plan_rows:
+            result.reserves.append(Reserve(self._tables.all_host(), arena.node_capacity))
+        at, count = 0, len(graphs)
+        earlier, kept_bases = earlier or (None,) * count, kept_bases or (0,) * count
+        while at < count:
+            begin = at
+            forms = []
+            while at < count and (form := self._copies.of(graphs[at], kept_bases[at])) is not None:
+                forms.append(form)
+                at += 1
+            if forms:
+                mine = slice(begin, at)
+                extents, ready = self._copies.write(forms, slots[mine], bases[mine], kept_bases[mine])
+                result.extents += extents
+                result.host_tables += [form.host_tables for form in forms]
+                result.ready.append(ready)
                 continue
-            extents += self._taken([graph], [slot], ()).extents
-            self._copies.remember(graph, extents[-1])
-        spans = [np.arange(e.first_subgraph, e.first_subgraph + e.num_subgraphs) for e in extents]
-        return Admitted(extents, np.concatenate(spans), [()] * len(graphs))
+            remember = self._is_shared(graphs[at])
+            at += 1
+            while not remember and at < count and not self._is_shared(graphs[at]):
+                at += 1
+            mine = slice(begin, at)
+            if remember:
+                self._copies.begin(bases[begin], graphs[begin].num_nodes)
+            self._take(graphs[mine], slots[mine], earlier[mine], bases[mine], result)
+            if remember:
+                self._copies.remember(
+                    graphs[begin], result.extents[-1], result.host_tables[-1], self._tables.is_host, kept_bases[begin]
+                )
+        return result
 
-    def _taken(
-        self, graphs: Sequence[CellGraph], slots: Sequence[int], earlier: Sequence[LocalNumbers | None]
-    ) -> Admitted:
+    def _is_shared(self, graph: CellGraph) -> bool:
+        """Whether a graph may come again, as the same object: simulations, which plan no rows, share all graphs."""
+        return graph.shared or not self._plan_rows
+
+    def _take(
+        self,
+        graphs: Sequence[CellGraph],
+        slots: Sequence[int],
+        earlier: Sequence[LocalNumbers | None],
+        bases: Sequence[int],
+        result: Admitted,
+    ) -> None:
+        """Take graphs in that have not been here before, at nodes that they have been given."""
         arena = self._arena
         lengths = np.array([graph.num_nodes for graph in graphs])
-        bases = np.array([arena.nodes.allocate(graph.num_nodes) for graph in graphs])
-        grown = arena.fit_nodes()
         places = np.cumsum(lengths) - lengths
-        nodes = np.repeat(bases - places, lengths) + np.arange(lengths.sum())
+        nodes = np.repeat(np.array(bases) - places, lengths) + np.arange(lengths.sum())
         arena.clear_nodes(nodes)
         arena.request[nodes] = np.repeat(np.array(slots), lengths)
-        extents, subgraphs = self._numbers.assign(graphs, nodes, bases.tolist(), places.tolist())
-        result = Admitted(extents, subgraphs)
-        if grown and self._plan_rows:
-            result.reserves.append(Reserve(self._tables.all_host(), arena.node_capacity))
-        to_node = Locator(nodes, places.tolist(), earlier)
-        for graph, base in zip(graphs, bases.tolist(), strict=True):
+        extents, subgraphs = self._numbers.assign(graphs, nodes, list(bases), places.tolist())
+        result.extents += extents
+        to_node = Locator(nodes, places.tolist(), earlier if any(earlier) else ())
+        for graph, base in zip(graphs, bases, strict=True):
             tables = self._host_tables(graph, base - graph.first, result.reserves) if self._plan_rows else ()
             result.host_tables.append(tables)
         edges: list[tuple[Ids, Ids]] = []
         self._block_sources(graphs, to_node, edges)
         self._run_sources(graphs, to_node, edges)
         if edges:
-            self._edges(edges, nodes, lengths, result)
+            self._edges(edges, nodes, lengths, extents, result)
         if self._plan_rows:
             self._fetches(graphs, to_node)
-        return result
+        result.ready.append(subgraphs[arena.external[subgraphs] == 0])
 
     def release(self, extent: Extent) -> None:
         """Give back an extent's numbers."""
@@ -226,7 +257,9 @@ class Admission:
 
     # --- edges -------------------------------------------------------------------------------------------------
 
-    def _edges(self, edges: list[tuple[Ids, Ids]], nodes: Ids, lengths: Ids, result: Admitted) -> None:
+    def _edges(
+        self, edges: list[tuple[Ids, Ids]], nodes: Ids, lengths: Ids, extents: list[Extent], result: Admitted
+    ) -> None:
         """Count uses and unmet inputs and store each node's consumers, grouped by the node.
 
         A run is done as a whole: an edge from any of its steps counts as one from its last step.
@@ -246,7 +279,7 @@ class Admission:
         mine = place >= 0
         if not mine.all():
             earlier = unmet & ~mine
-            result.waiting_sources = list(zip(producers[earlier].tolist(), consumers[earlier].tolist(), strict=True))
+            result.waiting_sources += zip(producers[earlier].tolist(), consumers[earlier].tolist(), strict=True)
             place, consumers = place[mine], consumers[mine]
         order = np.argsort(place, kind="stable")
         counts = np.bincount(place, minlength=len(nodes))
@@ -255,7 +288,7 @@ class Admission:
         ends_of_graphs = np.append(before, len(order))
         per_graph = ends_of_graphs[starts + lengths] - ends_of_graphs[starts]
         firsts = []
-        for extent, num_edges in zip(result.extents, per_graph.tolist(), strict=True):
+        for extent, num_edges in zip(extents, per_graph.tolist(), strict=True):
             extent.num_edges = num_edges
             extent.first_edge = arena.allocate_edges(num_edges) if num_edges else 0
             firsts.append(extent.first_edge)

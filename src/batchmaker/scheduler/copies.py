@@ -1,48 +1,88 @@
-"""Taking a graph into the arena that has been there before: what was written then is written again, at new numbers.
+"""Taking graphs into the arena that have been there before: what was written then is written again, at new numbers.
 
-Simulations offer the same few graphs again and again. Nothing of where values lie is copied, so it is for schedulers
-that do not plan rows.
+Requests whose unfold functions look at no value share one graph, and simulations offer the same few graphs again and
+again. All that arrive together are written in one compiled call.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Final, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.compiled import compiled
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.scheduler.arena import NOWHERE, WAITING, Arena
+from batchmaker.scheduler.commands import ZERO_TABLE, TableId
 from batchmaker.scheduler.numbering import Extent
 
 Ids = NDArray[np.int64]
 
 MAX_FORMS: Final = 8192
-"""Graphs that are remembered; beyond it all are forgotten."""
+MAX_NODES: Final = 1 << 19
+"""Graphs that are remembered, and their nodes; beyond either all are forgotten."""
+
+_NO_SOURCE: Final = np.iinfo(np.int64).min
+_UNSET: Final = -1
+
+# Rows of the tables below, and of the numbers that one graph is written at.
+_SUBGRAPH, _PENDING, _USES, _FETCH, _NUM_EDGES, _FIRST_EDGE = range(6)
+_TYPE, _HEAD, _SIZE, _SPAN, _EXTERNAL, _END, _OPEN = range(7)
+_PORT, _NODE, _SOURCE, _TABLE = range(4)
+_FORM, _SLOT, _BASE, _FIRST_SUBGRAPH, _CONSUMERS, _KEPT = range(6)
 
 
-@dataclass(frozen=True, slots=True)
+@final
+class _Table:
+    """Columns that are only ever added. Those of form i are from `begins[i]` to before `begins[i + 1]`."""
+
+    __slots__ = ("begins", "columns", "count")
+
+    def __init__(self, num_rows: int) -> None:
+        self.columns: Ids = np.zeros((num_rows, 256), np.int64)
+        self.begins: Ids = np.zeros(64, np.int64)
+        self.count = 0
+
+    def add(self, form: int, added: Ids) -> None:
+        """Add the columns of the next form."""
+        end = self.count + added.shape[1]
+        if end > self.columns.shape[1]:
+            grown = np.zeros((len(self.columns), max(2 * self.columns.shape[1], end)), np.int64)
+            grown[:, : self.count] = self.columns[:, : self.count]
+            self.columns = grown
+        self.columns[:, self.count : end] = added
+        self.count = end
+        if form + 1 >= len(self.begins):
+            self.begins = np.concatenate((self.begins, np.zeros_like(self.begins)))
+        self.begins[form + 1] = end
+
+
+@final
 class _Form:
-    """What the arena says of a fresh graph, with numbers counted from its own first node, subgraph and edge.
+    """A graph that is remembered, and what is counted of it. The graph is kept alive: it is found by its identity.
 
-    graph: kept alive, since forms are found by its identity. is_run: [subgraphs] 1 for runs, whose `end` moves along.
+    ready: its subgraphs that wait for no other, from 0. host_tables: see Admit. kept: of the nodes before its own that
+    it reads, which its sequence has kept, the type each was of.
     """
 
-    graph: CellGraph
-    subgraph: Ids
-    pending: Ids
-    num_edges: Ids
-    first_edge: Ids
-    type: NDArray[np.int16]
-    head: Ids
-    size: Ids
-    span: Ids
-    external: Ids
-    end: Ids
-    is_run: Ids
-    open_ended: NDArray[np.bool_]
-    consumer: Ids
+    __slots__ = ("graph", "host_tables", "kept", "num_edges", "num_subgraphs", "number")
+
+    def __init__(
+        self,
+        number: int,
+        graph: CellGraph,
+        extent: Extent,
+        host_tables: tuple[TableId, ...],
+        kept: dict[int, int],
+    ) -> None:
+        self.number = number
+        self.graph = graph
+        self.num_subgraphs = extent.num_subgraphs
+        self.num_edges = extent.num_edges
+        self.host_tables = host_tables
+        self.kept = kept
 
 
 @final
@@ -51,63 +91,206 @@ class GraphCopies:
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
+        self._forget()
+
+    def _forget(self) -> None:
         self._forms: dict[int, _Form] = {}
+        self._nodes = _Table(6)
+        self._subgraphs = _Table(7)
+        self._edges = _Table(1)
+        self._sources = _Table(4)
+        self._ready = _Table(1)
 
-    def knows(self, graph: CellGraph) -> bool:
-        return id(graph) in self._forms
+    def of(self, graph: CellGraph, kept_base: int = 0) -> _Form | None:
+        """Return what is remembered of a graph, None if it must be taken in as if it were new.
 
-    def remember(self, graph: CellGraph, extent: Extent) -> None:
-        """Note what admission has just written about a graph. None of its nodes may have been released yet."""
+        kept_base: where the nodes are that its sequence has kept, which must be of the same types.
+        """
+        form = self._forms.get(id(graph))
+        if form is None or not form.kept:
+            return form
         arena = self._arena
-        if len(self._forms) >= MAX_FORMS:
-            self._forms.clear()
+        for local, type_id in form.kept.items():
+            if arena.type[arena.subgraph[kept_base + local]] != type_id:
+                return None
+        return form
+
+    def begin(self, base: int, count: int) -> None:
+        """Nodes will be remembered: note of none where its inputs are."""
+        self._arena.source_table[:, base : base + count] = _UNSET
+
+    def remember(
+        self,
+        graph: CellGraph,
+        extent: Extent,
+        host_tables: tuple[TableId, ...],
+        is_host: NDArray[np.bool_],
+        kept_base: int,
+    ) -> None:
+        """Note what admission has just written about a graph. None of its nodes may have been released yet.
+
+        Between `begin` and this nothing else may have been taken in. is_host: by table.
+        """
+        if len(self._forms) >= MAX_FORMS or self._nodes.count + graph.num_nodes > MAX_NODES:
+            self._forget()
+        arena, number = self._arena, len(self._forms)
         nodes = slice(extent.base, extent.base + extent.num_nodes)
         subgraphs = slice(extent.first_subgraph, extent.first_subgraph + extent.num_subgraphs)
         edges = slice(extent.first_edge, extent.first_edge + extent.num_edges)
-        is_run = (arena.end[subgraphs] > 0).astype(np.int64)
-        self._forms[id(graph)] = _Form(
-            graph,
-            arena.subgraph[nodes] - extent.first_subgraph,
-            arena.pending[nodes].copy(),
-            arena.num_edges[nodes].copy(),
-            arena.first_edge[nodes] - extent.first_edge,
-            arena.type[subgraphs].copy(),
-            arena.head[subgraphs] - extent.base,
-            arena.size[subgraphs].copy(),
-            arena.span[subgraphs].copy(),
-            arena.external[subgraphs].copy(),
-            arena.end[subgraphs] - is_run * extent.base,
-            is_run,
-            arena.open_ended[subgraphs].copy(),
-            arena.consumer[edges] - extent.base,
-        )
+        end, external = arena.end[subgraphs], arena.external[subgraphs]
+        self._nodes.add(number, np.array([
+            arena.subgraph[nodes] - extent.first_subgraph, arena.pending[nodes], arena.uses[nodes], arena.fetch[nodes],
+            arena.num_edges[nodes], arena.first_edge[nodes] - extent.first_edge,
+        ]))  # fmt: skip
+        self._subgraphs.add(number, np.array([
+            arena.type[subgraphs], arena.head[subgraphs] - extent.base, arena.size[subgraphs], arena.span[subgraphs],
+            external, np.where(end > 0, end - extent.base, 0), arena.open_ended[subgraphs],
+        ], np.int64))  # fmt: skip
+        self._edges.add(number, arena.consumer[None, edges] - extent.base)
+        self._ready.add(number, np.flatnonzero(external == 0)[None])
+        sources, kept = self._known_sources(graph, extent, is_host, kept_base)
+        self._sources.add(number, sources)
+        self._forms[id(graph)] = _Form(number, graph, extent, host_tables, kept)
 
-    def write(self, graph: CellGraph, slot: int) -> Extent:
-        """Take a known graph in, into its request's slot. Afterwards all is as after its first admission."""
-        arena, form = self._arena, self._forms[id(graph)]
-        num_nodes, num_subgraphs, num_edges = len(form.subgraph), len(form.type), len(form.consumer)
-        base = arena.nodes.allocate(num_nodes)
-        arena.fit_nodes()
-        first_subgraph = arena.subgraphs.allocate(num_subgraphs)
+    def _known_sources(
+        self, graph: CellGraph, extent: Extent, is_host: NDArray[np.bool_], kept_base: int
+    ) -> tuple[Ids, dict[int, int]]:
+        """Return where inputs are found, [4, inputs]: port, node, source, table; and the kept nodes among the sources.
+
+        A node is counted from the graph's first, and a kept one is -1 - its place among the kept.
+        """
+        arena = self._arena
+        nodes = slice(extent.base, extent.base + extent.num_nodes)
+        port, node = np.nonzero(arena.source_table[:, nodes] != _UNSET)
+        table, source = arena.source_table[:, nodes][port, node], arena.source[:, nodes][port, node]
+        is_own = (source >= extent.base) & (source < extent.base + extent.num_nodes)
+        is_value = ~((table == ZERO_TABLE) | is_host[np.where(table < 0, 0, table)])
+        place = source - kept_base
+        local = np.where(is_own, source - extent.base, -1 - place)
+        kept = np.unique(place[is_value & ~is_own]).tolist()
+        types = {one: int(arena.type[arena.subgraph[kept_base + one]]) for one in kept}
+        return np.array([port, node, np.where(is_value, local, _NO_SOURCE), table]), types
+
+    def write(
+        self, forms: Sequence[_Form], slots: Sequence[int], bases: Sequence[int], kept_bases: Sequence[int]
+    ) -> tuple[list[Extent], Ids]:
+        """Take remembered graphs in, each into its request's slot and at nodes that it has been given.
+
+        Afterwards all is as after their first admission. Returns their extents, and the subgraphs that wait for no
+        other.
+        """
+        arena = self._arena
+        firsts = [arena.subgraphs.allocate(form.num_subgraphs) for form in forms]
         arena.fit_subgraphs()
-        first_edge = arena.allocate_edges(num_edges) if num_edges else 0
-        nodes = slice(base, base + num_nodes)
-        arena.state[nodes] = WAITING
-        arena.held[nodes] = False
-        arena.row[nodes] = NOWHERE
-        arena.request[nodes] = slot
-        arena.subgraph[nodes] = form.subgraph + first_subgraph
-        arena.pending[nodes] = form.pending
-        arena.num_edges[nodes] = form.num_edges
-        arena.first_edge[nodes] = form.first_edge + first_edge
-        subgraphs = slice(first_subgraph, first_subgraph + num_subgraphs)
-        arena.clear_subgraphs(subgraphs)
-        arena.type[subgraphs] = form.type
-        arena.head[subgraphs] = form.head + base
-        arena.size[subgraphs] = form.size
-        arena.span[subgraphs] = form.span
-        arena.external[subgraphs] = form.external
-        arena.end[subgraphs] = form.end + form.is_run * base
-        arena.open_ended[subgraphs] = form.open_ended
-        arena.consumer[first_edge : first_edge + num_edges] = form.consumer + base
-        return Extent(graph.first, base, num_nodes, first_subgraph, num_subgraphs, first_edge, num_edges)
+        edges = [arena.allocate_edges(form.num_edges) if form.num_edges else 0 for form in forms]
+        where = np.array([[form.number for form in forms], slots, bases, firsts, edges, kept_bases], np.int64)
+        ready = _write(
+            where, self._nodes.columns, self._nodes.begins, self._subgraphs.columns, self._subgraphs.begins,
+            self._edges.columns[0], self._edges.begins, self._sources.columns, self._sources.begins,
+            self._ready.columns[0], self._ready.begins,
+            arena.state, arena.subgraph, arena.request, arena.pending, arena.uses, arena.held, arena.row, arena.fetch,
+            arena.first_edge, arena.num_edges, arena.source, arena.source_table, arena.type, arena.head, arena.size,
+            arena.span, arena.external, arena.pin, arena.in_flight, arena.end, arena.open_ended, arena.lane,
+            arena.lane_worker, arena.consumer,
+        )  # fmt: skip
+        extents = [
+            Extent(form.graph.first, base, form.graph.num_nodes, first, form.num_subgraphs, edge, form.num_edges)
+            for form, base, first, edge in zip(forms, bases, firsts, edges, strict=True)
+        ]
+        return extents, ready
+
+
+@compiled
+def _write(
+    where: Ids,
+    node_columns: Ids,
+    node_begins: Ids,
+    subgraph_columns: Ids,
+    subgraph_begins: Ids,
+    edge_consumers: Ids,
+    edge_begins: Ids,
+    source_columns: Ids,
+    source_begins: Ids,
+    ready_subgraphs: Ids,
+    ready_begins: Ids,
+    state: NDArray[np.int8],
+    subgraph: Ids,
+    request: Ids,
+    pending: Ids,
+    uses: Ids,
+    held: NDArray[np.bool_],
+    row: Ids,
+    fetch: Ids,
+    first_edge: Ids,
+    num_edges: Ids,
+    source: Ids,
+    source_table: Ids,
+    type_id: NDArray[np.int16],
+    head: Ids,
+    size: Ids,
+    span: Ids,
+    external: Ids,
+    pin: NDArray[np.int16],
+    in_flight: Ids,
+    end: Ids,
+    open_ended: NDArray[np.bool_],
+    lane: Ids,
+    lane_worker: NDArray[np.int16],
+    consumer: Ids,
+) -> Ids:
+    """Write graphs as their forms say; return the subgraphs that wait for no other, in order.
+
+    where: [6, graphs]. Columns and begins: see _Table. The rest are the arena's, which the loops change.
+    """
+    num_ready = 0
+    for i in range(where.shape[1]):
+        form = where[_FORM, i]
+        num_ready += ready_begins[form + 1] - ready_begins[form]
+    ready = np.empty(num_ready, np.int64)
+    num_ready = 0
+    for i in range(where.shape[1]):
+        form, slot, base = where[_FORM, i], where[_SLOT, i], where[_BASE, i]
+        first, consumers, kept = where[_FIRST_SUBGRAPH, i], where[_CONSUMERS, i], where[_KEPT, i]
+        at = node_begins[form]
+        for j in range(at, node_begins[form + 1]):
+            node = base + j - at
+            state[node] = WAITING
+            held[node] = False
+            row[node] = NOWHERE
+            request[node] = slot
+            subgraph[node] = first + node_columns[_SUBGRAPH, j]
+            pending[node] = node_columns[_PENDING, j]
+            uses[node] = node_columns[_USES, j]
+            fetch[node] = node_columns[_FETCH, j]
+            num_edges[node] = node_columns[_NUM_EDGES, j]
+            first_edge[node] = consumers + node_columns[_FIRST_EDGE, j]
+        at = subgraph_begins[form]
+        for j in range(at, subgraph_begins[form + 1]):
+            mine = first + j - at
+            type_id[mine] = subgraph_columns[_TYPE, j]
+            head[mine] = base + subgraph_columns[_HEAD, j]
+            size[mine] = subgraph_columns[_SIZE, j]
+            span[mine] = subgraph_columns[_SPAN, j]
+            external[mine] = subgraph_columns[_EXTERNAL, j]
+            end[mine] = base + subgraph_columns[_END, j] if subgraph_columns[_END, j] > 0 else 0
+            open_ended[mine] = subgraph_columns[_OPEN, j] != 0
+            pin[mine] = NOWHERE
+            in_flight[mine] = 0
+            lane[mine] = NOWHERE
+            lane_worker[mine] = NOWHERE
+        at = edge_begins[form]
+        for j in range(at, edge_begins[form + 1]):
+            consumer[consumers + j - at] = base + edge_consumers[j]
+        for j in range(source_begins[form], source_begins[form + 1]):
+            port, node, local = source_columns[_PORT, j], base + source_columns[_NODE, j], source_columns[_SOURCE, j]
+            source_table[port, node] = source_columns[_TABLE, j]
+            if local >= 0:
+                source[port, node] = base + local
+            elif local != _NO_SOURCE:
+                read = kept - 1 - local
+                source[port, node] = read
+                uses[read] += 1
+        for j in range(ready_begins[form], ready_begins[form + 1]):
+            ready[num_ready] = first + ready_subgraphs[j]
+            num_ready += 1
+    return ready

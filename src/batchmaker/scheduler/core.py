@@ -233,16 +233,25 @@ class Scheduler(View):
                 books.types[run.type_id].learn_form(len(run.sequences))
                 if run.open_ended and run.sequences and books.plan_rows:
                     book.may_own_rows = True  # where it stops early, what feeds the rest is never read
-        earlier = [book.known_numbers() for book in owners]
-        admitted = books.admission.admit(graphs, [book.slot for book in owners], earlier if any(earlier) else ())
+        slots = [book.slot for book in owners]
+        if any(graph.first for graph in graphs):
+            kept_bases = [0 if book.shelf is None else book.shelf.extent.base for book in owners]
+            earlier = [
+                book.known_numbers() if graph.first else None for graph, book in zip(graphs, owners, strict=True)
+            ]
+            admitted = books.admission.admit(graphs, slots, earlier, kept_bases)
+        else:
+            kept_bases = [0] * len(graphs)
+            admitted = books.admission.admit(graphs, slots)
         commands.extend(admitted.reserves)
-        for graph, book, extent, tables in zip(graphs, owners, admitted.extents, admitted.host_tables, strict=True):
+        books.left[slots] += [graph.num_work_units for graph in graphs]
+        for graph, book, extent, tables, kept_base in zip(
+            graphs, owners, admitted.extents, admitted.host_tables, kept_bases, strict=True
+        ):
             book.extents.append(extent)
-            books.left[book.slot] += graph.num_work_units
             books.admitted(book, graph)
             if book.open:
                 books.arena.held[extent.base : extent.base + extent.num_nodes] = True
-            kept_base = 0 if book.shelf is None else book.shelf.extent.base
             commands.append(
                 Admit(book.request, book.slot, graph.first, extent.base, extent.num_nodes, tables, kept_base)
             )
@@ -255,8 +264,7 @@ class Scheduler(View):
             books.attached[owners[0].request] = owners[0]
         if books.frontiers is not None:
             books.frontiers.admit(admitted.extents, admitted.waiting_sources)
-        waiting = books.arena.external[admitted.subgraphs]
-        self._completion.release(admitted.subgraphs[waiting == 0])
+        self._completion.release(admitted.ready[0] if len(admitted.ready) == 1 else np.concatenate(admitted.ready))
 
     def _steps_finished(self, event: StepsFinished, commands: list[Command]) -> None:
         done = self._completion.steps_finished(event)

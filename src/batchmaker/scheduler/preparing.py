@@ -39,7 +39,7 @@ def prepare() -> None:
     """Every loop of the scheduler is compiled, or loaded if an earlier process could keep it on disk. Once is enough.
 
     Small requests go through a scheduler of their own, whose policy looks at all that there is: chains, loops, trees,
-    a lattice and one that waits for a value; one of them is cancelled.
+    a lattice and one that waits for a value; two share their graph, and one is cancelled.
     """
     scheduler = Scheduler(_LookingAtAll(max_steps=5), num_workers=2)
     graphs = 2 * (_chain(), _loop(), _tree(), _lattice())
@@ -84,7 +84,9 @@ def _given(*numbers: int) -> HostValues:
 def _chain() -> CellGraph:
     recorder = Recorder()
     recorder.fetch(recorder.run(_CHAIN, [_given(1, 2, 3)], None)[0])
-    return recorder.take()
+    graph = recorder.take()
+    graph.shared = True
+    return graph
 
 
 def _loop() -> CellGraph:

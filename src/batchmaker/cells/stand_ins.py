@@ -1,0 +1,268 @@
+"""Stand-ins for the values of a request: an unfold function that ends on them has looked at none.
+
+Lists, tuples and dicts of a request stay what they are; what stands in are the numbers in them, and arrays and tensors.
+A stand-in knows its shape and can be sliced; whoever asks for more gets Looked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any, Final, NoReturn, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from batchmaker.graph.spec import ValueSpec
+from batchmaker.graph.values import HostValues
+
+Codes = NDArray[np.int64]
+"""Which values of a request: places among all its values of one kind, those beyond them are constants."""
+
+Kind = type[int] | type[float] | str | torch.dtype
+"""What values of a request are: Python's numbers, an array's dtype as NumPy writes it, or a tensor's."""
+
+NUMPY_VIEWS: Final = frozenset(("reshape", "ravel", "flatten", "transpose", "squeeze", "swapaxes", "copy", "repeat"))
+TORCH_VIEWS: Final = frozenset((
+    "view", "reshape", "flatten", "unsqueeze", "squeeze", "permute", "transpose", "t", "unbind", "chunk", "split",
+    "unfold", "narrow", "select", "contiguous", "detach", "clone", "expand", "repeat", "flip", "roll", "movedim",
+))  # fmt: skip
+"""Methods that only say which values are where."""
+_ATTRIBUTES: Final = frozenset(("shape", "ndim", "T", "mT"))
+_TORCH_SIZES: Final = frozenset(("size", "dim", "numel", "nelement"))
+
+
+class Looked(BaseException):
+    """An unfold function has asked for more than the shape of its request."""
+
+
+@final
+class StandIns:
+    """What stands in for one request. looked: whether a value was asked for, whatever became of the answer.
+
+    sizes: of each kind, how many values the request has. constants: of each kind, numbers of the unfold function's own
+    that it put among them. checks: kind, codes, and below what number these must be.
+    """
+
+    def __init__(self) -> None:
+        self.looked = False
+        self.sizes: dict[Kind, int] = {}
+        self.constants: dict[Kind, list[Any]] = {}
+        self.checks: list[tuple[Kind, Codes, int]] = []
+
+    def of(self, request: Any) -> Any:
+        """Return a request of the same shape without its values. For requests that `shape_of` has found one for."""
+        kind = type(request)
+        if kind is list or kind is tuple:
+            return kind([self.of(part) for part in request])
+        if kind is dict:
+            return {name: self.of(part) for name, part in request.items()}
+        if kind is int or kind is float:
+            return StandIn(self._next(kind, 1), kind, self)
+        if kind is np.ndarray:
+            name = request.dtype.str
+            first = self._next(name, request.size)
+            return StandIn(np.arange(first, first + request.size).reshape(request.shape), name, self)
+        if kind is torch.Tensor:
+            first = self._next(request.dtype, request.numel())
+            codes = torch.arange(first, first + request.numel()).view(request.shape)
+            return StandIn(codes, request.dtype, self)
+        return request  # None, True and False are part of the shape
+
+    def _next(self, kind: Kind, count: int) -> int:
+        first = self.sizes.get(kind, 0)
+        self.sizes[kind] = first + count
+        return first
+
+    def look(self) -> NoReturn:
+        """Somebody has asked for a value."""
+        self.looked = True
+        raise Looked
+
+    # --- what cells are given ----------------------------------------------------------------------------------
+
+    def rows(self, data: Any, spec: ValueSpec | None) -> HostValues:
+        """Return data with stand-ins in it as rows for an input. Looked unless it is what the input takes."""
+        kind, codes = self.codes(data)
+        if spec is None or codes.ndim == 0 or len(codes) == 0 or codes.shape[1:] != spec.shape:
+            self.look()
+        if kind_letter(kind) != _letter(spec.dtype):
+            self.look()
+        return HostValues(StandIn(codes, kind, self), len(codes), spec)
+
+    def codes(self, data: Any) -> tuple[Kind, Codes]:
+        """Return what data with stand-ins in it consists of. Looked unless it is all of one kind and one shape."""
+        kinds = set(_kinds(data))
+        if len(kinds) != 1:
+            self.look()
+        (kind,) = kinds
+        try:
+            return kind, np.asarray(self._coded(data, kind), np.int64)
+        except (ValueError, TypeError):
+            self.look()
+
+    def _coded(self, data: Any, kind: Kind) -> Any:
+        if type(data) is StandIn:
+            codes = data.codes
+            return codes.numpy() if isinstance(codes, torch.Tensor) else codes
+        if type(data) is list or type(data) is tuple:
+            return [self._coded(part, kind) for part in data]
+        constants = self.constants.setdefault(kind, [])
+        constants.append(data)
+        return CONSTANT + len(constants) - 1
+
+
+CONSTANT: Final = 1 << 40
+"""Codes from here on are of constants."""
+
+standing_in: ContextVar[StandIns | None] = ContextVar("batchmaker_standing_in", default=None)
+
+
+def holds_stand_ins(data: Any) -> bool:
+    """Whether there is a stand-in among data that is given to a cell."""
+    if type(data) is StandIn:
+        return True
+    return (type(data) is list or type(data) is tuple) and any(map(holds_stand_ins, data))
+
+
+def standing_tokens(data: Any, num_tokens: int) -> Any:
+    """Return data with stand-ins in it as one for an array [count] of integers, all below a number.
+
+    Requests that have others are unfolded, so that whoever calls this can refuse them.
+    """
+    stand_ins = _current()
+    kind, codes = stand_ins.codes(data)
+    if codes.ndim != 1 or len(codes) == 0 or kind_letter(kind) != "i":
+        stand_ins.look()
+    stand_ins.checks.append((kind, codes, num_tokens))
+    return StandIn(codes, kind, stand_ins)
+
+
+def standing_frames(data: Any, width: int) -> Any:
+    """Return data with stand-ins in it as one for an array [count, width] of floats."""
+    stand_ins = _current()
+    kind, codes = stand_ins.codes(data)
+    if codes.ndim != 2 or len(codes) == 0 or codes.shape[1] != width or kind_letter(kind) != "f":
+        stand_ins.look()
+    return StandIn(codes, kind, stand_ins)
+
+
+def _current() -> StandIns:
+    stand_ins = standing_in.get()
+    if stand_ins is None:  # one was kept, and came back with another request
+        raise Looked
+    return stand_ins
+
+
+def kind_letter(kind: Kind) -> str:
+    """Return f, i or b, and O for anything else."""
+    if kind is int or kind is float:
+        return "i" if kind is int else "f"
+    if isinstance(kind, torch.dtype):
+        return "f" if kind.is_floating_point else "b" if kind == torch.bool else "i"
+    return {"f": "f", "i": "i", "u": "i", "b": "b"}.get(np.dtype(kind).kind, "O")
+
+
+def _letter(dtype: str) -> str:
+    return "f" if "float" in dtype else "b" if dtype == "bool" else "i"
+
+
+def _kinds(data: Any) -> Iterator[Any]:
+    if type(data) is StandIn:
+        yield data.kind
+    elif type(data) is list or type(data) is tuple:
+        for part in data:
+            yield from _kinds(part)
+    else:
+        yield type(data)  # a number of the same kind can stand among them; any other makes two kinds
+
+
+@final
+class StandIn:
+    """Stands in for a number, an array or a tensor. codes: a number, an array or a tensor of the same shape."""
+
+    __slots__ = ("_stand_ins", "codes", "kind")
+
+    codes: Any
+    kind: Kind
+
+    def __init__(self, codes: Any, kind: Kind, stand_ins: StandIns) -> None:
+        object.__setattr__(self, "codes", codes)
+        object.__setattr__(self, "kind", kind)
+        object.__setattr__(self, "_stand_ins", stand_ins)
+
+    @property
+    def is_sequence(self) -> bool:
+        """Whether it stands in for an array or tensor with a first dimension."""
+        return not isinstance(self.codes, int) and self.codes.ndim > 0
+
+    def _other(self, codes: Any) -> Any:
+        """Return what stands in for other places of the same values, or what is known of them."""
+        if isinstance(codes, np.integer):
+            return StandIn(np.array(codes), self.kind, self._stand_ins)
+        if isinstance(codes, np.ndarray | torch.Tensor):
+            return StandIn(codes, self.kind, self._stand_ins)
+        if isinstance(codes, tuple | list):
+            return type(codes)([self._other(part) for part in codes])
+        self._stand_ins.look()
+        return None
+
+    def __getattr__(self, name: str) -> Any:
+        codes = self.codes
+        is_tensor = isinstance(codes, torch.Tensor)
+        if isinstance(codes, int):
+            self._stand_ins.look()
+        if name in _ATTRIBUTES:
+            found = getattr(codes, name)
+            return found if name in ("shape", "ndim") else self._other(found)
+        if name == "dtype":
+            return self.kind if is_tensor else np.dtype(self.kind)  # type: ignore[arg-type]
+        if name in _TORCH_SIZES if is_tensor else name == "size":
+            return getattr(codes, name)
+        if name in (TORCH_VIEWS if is_tensor else NUMPY_VIEWS):
+            method = getattr(codes, name)
+            return lambda *given, **named: self._other(method(*given, **named))
+        self._stand_ins.look()
+        return None
+
+    def __len__(self) -> int:
+        if isinstance(self.codes, int) or self.codes.ndim == 0:
+            self._stand_ins.look()
+        return len(self.codes)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(self.codes, int) or holds_stand_ins(index):
+            self._stand_ins.look()
+        return self._other(self.codes[index])
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([self[i] for i in range(len(self))])
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # what isinstance asks for
+        codes = object.__getattribute__(self, "codes")
+        if not isinstance(codes, np.ndarray) or codes.ndim == 0:  # torch trusts the answer, and would read memory
+            self._stand_ins.look()
+        return np.ndarray
+
+
+def _looks(self: StandIn, *_: Any, **__: Any) -> NoReturn:
+    object.__getattribute__(self, "_stand_ins").look()
+    raise Looked
+
+
+_ASKS: Final = (
+    "__setattr__ __delattr__ __repr__ __str__ __format__ __bytes__ __bool__ __int__ __float__ __complex__ "
+    "__index__ __hash__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __contains__ __reversed__ __setitem__ "
+    "__delitem__ __call__ __neg__ __pos__ __abs__ __invert__ __round__ __trunc__ __floor__ __ceil__ __enter__ "
+    "__exit__ __copy__ __deepcopy__ __reduce__ __reduce_ex__ __getstate__ __dir__ __sizeof__ __array__ "
+    "__array_ufunc__ __array_function__ __torch_function__ __add__ __sub__ __mul__ __matmul__ __truediv__ "
+    "__floordiv__ __mod__ __divmod__ __pow__ __lshift__ __rshift__ __and__ __xor__ __or__ __radd__ __rsub__ "
+    "__rmul__ __rmatmul__ __rtruediv__ __rfloordiv__ __rmod__ __rdivmod__ __rpow__ __rlshift__ __rrshift__ "
+    "__rand__ __rxor__ __ror__ __iadd__ __isub__ __imul__ __imatmul__ __itruediv__ __ifloordiv__ __imod__ "
+    "__ipow__"
+)
+
+for _name in str.split(_ASKS):
+    setattr(StandIn, _name, _looks)

@@ -1,0 +1,112 @@
+"""Requests of one turn that need no unfolding, since their shapes have templates: their values, laid out together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmaker.cells.cell import CellTypes
+from batchmaker.cells.feeding import Given, gather
+from batchmaker.cells.kept_state import KeptState
+from batchmaker.cells.template_book import Sight, TemplateBook
+from batchmaker.cells.templates import Template
+from batchmaker.cells.unfolding import Unfolding
+from batchmaker.engine.ticket import Ticket
+from batchmaker.graph.spec import CellType
+from batchmaker.scheduler.commands import Admit, TableId
+
+Write = Callable[[TableId, slice | NDArray[np.int64], Any], None]
+
+
+@final
+class Drawn:
+    """A request with a template: its values are the ones at `place` of `given`."""
+
+    __slots__ = ("given", "place", "template")
+
+    def __init__(self, template: Template, given: Given, place: int) -> None:
+        self.template = template
+        self.given = given
+        self.place = place
+
+
+@final
+class Arrivals:
+    """Finds the templates of requests, and writes the values of those that have been admitted.
+
+    cells: by type. max_nodes: of one request. write: see Executor.
+    """
+
+    def __init__(self, cells: Sequence[CellType], max_nodes: int, write: Write) -> None:
+        self._book = TemplateBook(cells, max_nodes)
+        self._write = write
+        self._admitted: list[tuple[Drawn, Admit]] = []
+
+    @property
+    def book(self) -> TemplateBook:
+        """The templates."""
+        return self._book
+
+    def draw(self, tickets: Sequence[Ticket]) -> tuple[list[Drawn | None], list[Sight | None]]:
+        """Return for each request how it stands without being unfolded, None if it must be; and what `recorded` needs.
+
+        A request that is wrong must be, so that it is refused as without templates.
+        """
+        self._book.new_turn()
+        sights = [self._book.look(ticket.model_id, ticket.request, _before(ticket)) for ticket in tickets]
+        drawn: list[Drawn | None] = [None] * len(tickets)
+        forms: dict[Hashable, list[int]] = {}
+        for i, sight in enumerate(sights):
+            if sight is not None and sight.template is not None and not sight.compares:
+                forms.setdefault(sight.template.form, []).append(i)
+        for members in forms.values():
+            self._gather(members, sights, drawn)
+        return drawn, sights
+
+    def _gather(self, members: list[int], sights: list[Sight | None], drawn: list[Drawn | None]) -> None:
+        while members:
+            found = [sight for i in members if (sight := sights[i]) is not None]
+            templates = [sight.template for sight in found if sight.template is not None]
+            given, wrong = gather(templates, [sight.leaves for sight in found])
+            if given is not None:
+                for place, (i, template) in enumerate(zip(members, templates, strict=True)):
+                    drawn[i] = Drawn(template, given, place)
+                return
+            for place in wrong:
+                sights[members[place]] = None
+            members = [i for place, i in enumerate(members) if place not in wrong]
+
+    def recorded(self, ticket: Ticket, types: CellTypes, sight: Sight | None, unfolding: Unfolding) -> None:
+        """A request was unfolded, without an error."""
+        before = _before(ticket)
+        if sight is not None and not unfolding.open:
+            self._book.recorded(sight, ticket.model, ticket.model_id, types, ticket.request, before, unfolding)
+        if before is not None and not unfolding.open:
+            unfolding.after = self._book.canonical(unfolding.after)
+
+    def admitted(self, drawn: Drawn, command: Admit) -> None:
+        """A request has its numbers: `fill` writes its values."""
+        self._admitted.append((drawn, command))
+
+    def fill(self) -> None:
+        """Write the values of requests that were admitted since the last call, before a task reads them."""
+        if not self._admitted:
+            return
+        together: dict[int, tuple[Given, list[int], list[int], tuple[TableId, ...]]] = {}
+        for drawn, command in self._admitted:
+            given = drawn.given
+            _, places, shifts, _ = together.setdefault(id(given), (given, [], [], command.host_tables))
+            places.append(drawn.place)
+            shifts.append(command.base - command.first_local)
+        self._admitted.clear()
+        for given, places, shifts, tables in together.values():
+            for feed, table in enumerate(tables):
+                rows, values = given.rows(feed, places, shifts)
+                self._write(table, rows, values)
+
+
+def _before(ticket: Ticket) -> KeptState | None:
+    return None if ticket.chunk is None else ticket.chunk.sequence.state
