@@ -23,7 +23,7 @@ from batchmaker.engine.results import Results
 from batchmaker.engine.ticket import Ticket
 from batchmaker.errors import RAISED_BY_USERS, DeviceError
 from batchmaker.executor.base import Executor, StepsResult
-from batchmaker.graph.spec import CellType
+from batchmaker.graph.spec import CellType, TypeId
 from batchmaker.scheduler.commands import Admit, Command, Fail, Read, Reply, Reserve, RunTask
 from batchmaker.scheduler.core import Scheduler
 from batchmaker.scheduler.events import (
@@ -73,6 +73,7 @@ class CellDriver:
         self._brought = Results()
         self._arrivals = Arrivals(registry.types, max_nodes, executor.write)
         self._num_known = 0
+        self._sizes: dict[TypeId, Numbers] = {}
         self._results: list[StepsResult] = []
         self._settle: Callable[[Ticket, Any, BaseException | None], None] = lambda *_: None
         self.stats = DriverStats()
@@ -261,16 +262,26 @@ class CellDriver:
         return True
 
     def _count(self, task: RunTask, cell: CellType, result: StepsResult, now_s: float) -> None:
-        ends = task.ends[result.first : result.end]
-        batches = np.diff(ends, prepend=task.begin_of(result.first))
-        padded = np.array(cell.batch_sizes)[np.searchsorted(cell.batch_sizes, batches)]
+        begin, batches = task.begin_of(result.first), task.ends[result.first : result.end].copy()
+        num_rows = int(batches[-1]) - begin
+        batches[1:] -= task.ends[result.first : result.end - 1]
+        batches[0] -= begin
+        padded = self._padded(cell)[batches]
         stats = self.stats
-        stats.steps += len(ends)
-        stats.cells += int(batches.sum())
+        stats.steps += len(batches)
+        stats.cells += num_rows
         stats.padded_cells += int(padded.sum())
         stats.busy_s += result.busy_s
         if self.observer is not None:
             self._show(task, cell, result, batches, padded, now_s)
+
+    def _padded(self, cell: CellType) -> Numbers:
+        """Return the supported size of each batch, [max_batch + 1]."""
+        found = self._sizes.get(cell.type_id)
+        if found is None:
+            batches = np.arange(cell.max_batch + 1)
+            found = self._sizes[cell.type_id] = np.array(cell.batch_sizes)[np.searchsorted(cell.batch_sizes, batches)]
+        return found
 
     def _show(
         self, task: RunTask, cell: CellType, result: StepsResult, batches: Numbers, padded: Numbers, now_s: float

@@ -32,7 +32,7 @@ def run_in_loop(task: RunTask, cell: BoundCell, tables: StateTables) -> tuple[Te
     bound = cell.split(len(cell.inputs) - len(lanes.tables))
     if bound.loop is None or not lanes.used.all():
         return None
-    loop = bound.loop_for(int(np.diff(task.ends, prepend=0).max()) if task.num_steps > 1 else len(task.nodes))
+    loop = bound.loop_for(task.largest)
     if loop is None:
         return None
     num_sequence = len(cell.inputs) - len(lanes.tables)

@@ -150,7 +150,8 @@ class Batcher:
         num_inputs = (len(at) - NUM_FACTS) // 2
         keep = Keep(book.pool.table_ids, steps.kept[1], steps.kept[0]) if steps.kept.shape[1] else None
         run = RunTask(
-            task, worker, type_id, ends, at[NODE], at[NUM_FACTS : NUM_FACTS + num_inputs], at[NUM_FACTS + num_inputs :],
+            task, worker, type_id, steps.largest, ends, at[NODE],
+            at[NUM_FACTS : NUM_FACTS + num_inputs], at[NUM_FACTS + num_inputs :],
             self._lanes(book, worker, steps), keep, self._fetches(book, steps), steps.flags[MAY_STOP],
         )  # fmt: skip
         left = [(self._books.lane_map(WorkerId(number), type_id), lane) for number, lane in steps.left.T.tolist()]

@@ -149,14 +149,16 @@ class RunTask:
     """Run steps of one cell type, in order, on one worker: up to MaxTasksToSubmit, or as many as the budget allows.
 
     The steps lie one after the other in the same arrays: those of step s are the positions from ends[s - 1] (0 for the
-    first) to before ends[s]. nodes: [positions]. source_tables, source_rows: [inputs, positions] where each finds each
-    input that is no lane state. lanes: None where no node is of a run. keep, fetches: of all steps; their positions are
-    ascending. may_stop: [steps] whether a step has runs that may stop there, for the driver's stop test.
+    first) to before ends[s]. largest: rows of the largest step. nodes: [positions]. source_tables, source_rows:
+    [inputs, positions] where each finds each input that is no lane state. lanes: None where no node is of a run. keep,
+    fetches: of all steps; their positions are ascending. may_stop: [steps] whether a step has runs that may stop there,
+    for the driver's stop test.
     """
 
     task: TaskId
     worker: WorkerId
     type_id: TypeId
+    largest: int
     ends: Rows
     nodes: Rows
     source_tables: Rows

@@ -24,7 +24,7 @@ class StepTimes:
     __slots__ = ("_known", "seconds")
 
     def __init__(self, max_batch: int) -> None:
-        self._known = np.full(max_batch.bit_length(), np.nan)
+        self._known: list[float | None] = [None] * max_batch.bit_length()
         self.seconds: NDArray[np.float64] = np.full(max_batch + 1, UNKNOWN_S)
 
     def add(self, num_steps: int, num_rows: int, busy_s: float) -> None:
@@ -32,26 +32,21 @@ class StepTimes:
         seen_s = busy_s / num_steps
         size = (num_rows // num_steps).bit_length() - 1
         before = self._known[size]
-        if np.isnan(before):
+        if before is None:
             self._known[size] = seen_s
             self._fill()
             return
-        after = before + _WEIGHT * (min(seen_s, _MOST * before) - before)
-        self._known[size] = after
-        if np.isnan(self._known).any():
-            self._fill()
-        else:
-            self.seconds[1 << size : 2 << size] = after
+        after = self._known[size] = before + _WEIGHT * (min(seen_s, _MOST * before) - before)
+        self.seconds[1 << size : 2 << size] = after
 
     def _fill(self) -> None:
         """Write what is known of each doubling, and what follows for those of which nothing is."""
-        following = np.nan
-        for size in reversed(range(len(self._known))):
-            known = self._known[size]
-            following = following if np.isnan(known) else known
-            self.seconds[1 << size : 2 << size] = following
-        last = int(np.flatnonzero(~np.isnan(self._known))[-1])
-        if np.isnan(following):
-            return
+        last = max(size for size, known in enumerate(self._known) if known is not None)
+        seconds = self._known[last]
+        assert seconds is not None
         beyond = np.arange(2 << last, len(self.seconds))
-        self.seconds[2 << last :] = self._known[last] * beyond / (1 << last)
+        self.seconds[2 << last :] = seconds * beyond / (1 << last)
+        for size in range(last, -1, -1):
+            known = self._known[size]
+            seconds = seconds if known is None else known
+            self.seconds[1 << size : 2 << size] = seconds

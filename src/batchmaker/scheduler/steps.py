@@ -86,16 +86,18 @@ class Steps(NamedTuple):
     """What the steps of a task are. Positions of all steps lie one after the other.
 
     num_steps: 0 where not even one could be formed for want of lanes or rows. lanes_wanted: so many lanes there must
-    be, if it was for them. ends: [NUM_ENDS, steps]. flags: [NUM_FLAGS, steps]. at: [NUM_FACTS + 2 * inputs, positions]
-    node, subgraph, lane, and of each input table and row. done: nodes that are done with their step. entering: nodes
-    whose state inputs are read (where a step has no lanes, all). moves: [1 + 2 * state inputs, moves] position, and of
-    each state input table and row. left: [2, ...] worker and lane that chains have left. kept: [2, kept] position and
-    row. marks: [positions] of outputs that go to the host; all_marks: of any. num_used: candidates that were taken.
-    ready: nodes that are ready now and were not taken. num_free: rows that are free now.
+    be, if it was for them. largest: rows of the largest step. ends: [NUM_ENDS, steps]. flags: [NUM_FLAGS, steps]. at:
+    [NUM_FACTS + 2 * inputs, positions] node, subgraph, lane, and of each input table and row. done: nodes that are done
+    with their step. entering: nodes whose state inputs are read (where a step has no lanes, all). moves: [1 + 2 * state
+    inputs, moves] position, and of each state input table and row. left: [2, ...] worker and lane that chains have
+    left. kept: [2, kept] position and row. marks: [positions] of outputs that go to the host; all_marks: of any.
+    num_used: candidates that were taken. ready: nodes that are ready now and were not taken. num_free: rows that are
+    free now.
     """
 
     num_steps: int
     lanes_wanted: int
+    largest: int
     ends: Ids
     flags: Flags
     at: Ids
@@ -183,6 +185,147 @@ def _joined(keys: Keys, ranks: Ids, ranked: bool, others: Keys, other_ranks: Ids
 
 
 @compiled
+def _look(nodes: NodeArrays, subgraphs: SubgraphArrays, batch: Ids) -> tuple[bool, bool, bool]:
+    """Return whether some nodes are of runs, whether all are of runs that go on for certain, whether some may stop."""
+    some, certain, may_stop = False, True, False
+    for node in batch:
+        mine = nodes.subgraph[node]
+        is_run, is_open = subgraphs.end[mine] > 0, subgraphs.open_ended[mine]
+        some |= is_run
+        certain &= is_run and not is_open
+        may_stop |= is_open
+    return some, certain, may_stop
+
+
+@compiled
+def _goes_on(chosen: Keys, latest: Keys) -> bool:
+    """Whether these are the next nodes of the runs whose nodes ran in the step before, all of them."""
+    if len(chosen) != len(latest):
+        return False
+    same = True
+    for i in range(len(chosen)):
+        same &= chosen[i] == latest[i] + 1
+    return same
+
+
+@compiled
+def _num_alike(nodes: NodeArrays, subgraphs: SubgraphArrays, keys: Keys, most: int) -> int:
+    """Return how many steps these runs take together, from these nodes to the first end of one; at most `most`."""
+    for key in keys:
+        node = key & NODE_MASK
+        most = min(most, subgraphs.end[nodes.subgraph[node]] - node)
+    return most
+
+
+@compiled
+def _go_on(
+    nodes: NodeArrays,
+    subgraphs: SubgraphArrays,
+    occupant: Ids,
+    at: Ids,
+    first: int,
+    num_steps: int,
+    keys: Keys,
+    ranks: Ids,
+) -> tuple[Keys, Ids]:
+    """Book steps in which the chains of the step before all go on, in their lanes; those that end then leave them.
+
+    first: where the positions of the first of these steps begin. keys, ranks: of its nodes, in the queue's order.
+    Returns the keys and ranks of the nodes that are ready after the last, in order.
+    """
+    count = len(keys)
+    for i in range(count):
+        node, mine, lane = at[NODE, first - count + i], at[SUBGRAPH, first - count + i], at[LANE, first - count + i]
+        for step in range(num_steps):
+            position = first + step * count + i
+            at[NODE, position], at[SUBGRAPH, position], at[LANE, position] = node + 1 + step, mine, lane
+        subgraphs.in_flight[mine] += num_steps
+        if node + num_steps + 1 == subgraphs.end[mine] and lane != NOWHERE:
+            occupant[lane], subgraphs.lane[mine], subgraphs.lane_worker[mine] = NOBODY, NOWHERE, NOWHERE
+    ready, of = np.empty(count, np.int64), np.empty(len(ranks), np.int64)
+    num_ready = 0
+    for i in range(count):
+        node = keys[i] & NODE_MASK
+        if node + num_steps < subgraphs.end[nodes.subgraph[node]]:
+            ready[num_ready] = keys[i] + num_steps
+            if len(ranks) > 0:
+                of[num_ready] = ranks[i]
+            num_ready += 1
+    return ready[:num_ready], of[: num_ready if len(ranks) > 0 else 0]
+
+
+@compiled
+def _note_moves(
+    nodes: NodeArrays, places: Places, before: Ids, home: Ids, at: Ids, first: int, moves: Ids, num_moves: int
+) -> int:
+    """Note what must be brought to the lanes of a step. before, home: see `seat`. Returns how many moves there are."""
+    num_state = places.num_inputs - places.num_sequence
+    for i in range(len(before)):
+        if before[i] == at[LANE, first + i] and home[i] == places.worker:
+            continue
+        moves[0, num_moves] = first + i
+        for part in range(num_state):
+            if before[i] == NOBODY:
+                port = places.num_sequence + part
+                table, row = find_input(nodes, places.is_host, port, at[NODE, first + i])
+            else:
+                table, row = places.lane_tables[home[i], part], before[i]
+            moves[1 + part, num_moves], moves[1 + num_state + part, num_moves] = table, row
+        num_moves += 1
+    return num_moves
+
+
+@compiled
+def _note_inputs(nodes: NodeArrays, places: Places, at: Ids, first: int, end: int, has_lanes: bool) -> None:
+    """Note where the positions of a step find each input that is no lane state."""
+    for port in range(places.num_inputs):
+        is_state = has_lanes and port >= places.num_sequence
+        for position in range(first, end):
+            table, row = NOWHERE, NOWHERE
+            if not is_state:
+                table, row = find_input(nodes, places.is_host, port, at[NODE, position])
+            at[NUM_FACTS + port, position], at[NUM_FACTS + places.num_inputs + port, position] = table, row
+
+
+@compiled
+def _keep(
+    nodes: NodeArrays,
+    subgraphs: SubgraphArrays,
+    places: Places,
+    at: Ids,
+    first: int,
+    end: int,
+    has_lanes: bool,
+    marks: Ids,
+    kept: Ids,
+    num_kept: int,
+    num_free: int,
+) -> tuple[int, int, int]:
+    """Give rows to the positions of a step whose outputs others read, and mark the outputs that go to the host.
+
+    Consumers look for the outputs of a run that may stop under its last node, since any step may turn out to be it.
+    Returns how many are kept, how many rows are free, and all marks of the step.
+    """
+    all_marks = 0
+    for position in range(first, end):
+        node, mine = at[NODE, position], at[SUBGRAPH, position]
+        owner = subgraphs.end[mine] - 1 if subgraphs.open_ended[mine] else node
+        marks[0, position] = nodes.fetch[node] | nodes.fetch[owner]
+        all_marks |= marks[0, position]
+        if nodes.uses[owner] == 0 and not nodes.held[owner]:
+            continue
+        if nodes.row[owner] == NOWHERE and (
+            has_lanes
+            or not take_over(nodes, places.is_host, places.value_ports, places.first_table, places.end_table, owner)
+        ):
+            num_free -= 1
+            nodes.row[owner] = places.free[num_free]
+        kept[0, num_kept], kept[1, num_kept] = position, nodes.row[owner]
+        num_kept += 1
+    return num_kept, num_free, all_marks
+
+
+@compiled
 def find_steps(
     nodes: NodeArrays,
     subgraphs: SubgraphArrays,
@@ -198,7 +341,6 @@ def find_steps(
     seconds: [max_batch + 1] that a step of so many rows takes. candidates: ready nodes that may run on the worker, in
     the order of their queue. ranks: of their requests, empty where all are equal. Arrays that are returned are fresh.
     """
-    num_state = places.num_inputs - places.num_sequence
     ranked = len(ranks) > 0
     steps_room = min(limits.max_steps, 8)
     ends, flags = np.zeros((NUM_ENDS, steps_room), np.int64), np.zeros((NUM_FLAGS, steps_room), np.bool_)
@@ -206,12 +348,14 @@ def find_steps(
     marks = np.empty((1, FIRST_ROOM), np.int64)
     done, entering = np.empty((1, FIRST_ROOM), np.int64), np.empty((1, FIRST_ROOM), np.int64)
     kept, left = np.empty((2, FIRST_ROOM), np.int64), np.empty((2, 16), np.int64)
-    moves = np.empty((1 + 2 * num_state, 16), np.int64)
+    moves = np.empty((1 + 2 * (places.num_inputs - places.num_sequence), 16), np.int64)
     chosen, of = np.empty(limits.max_batch, np.int64), np.empty(limits.max_batch, np.int64)
+    latest = np.empty(limits.max_batch, np.int64)
     waiting, waiting_ranks = np.empty(0, np.int64), np.empty(0, np.int64)
     num_steps = num_at = num_done = num_entering = num_moves = num_kept = num_left = num_used = all_marks = 0
-    num_free, lanes_wanted = places.num_free, 0
+    num_free, lanes_wanted, largest, num_latest = places.num_free, 0, 0, 0
     used_s = 0.0
+    has_lanes = certain = may_stop = False
     while num_steps < limits.max_steps:
         count, next_used, taken = _choose(
             candidates, ranks, num_used, waiting, waiting_ranks, limits.max_batch, chosen, of
@@ -226,99 +370,79 @@ def find_steps(
             break
         if places.plan_rows and num_free < count:
             break
-        batch = chosen[:count] & NODE_MASK
-        some_runs = some_open = steers = False
-        for node in batch:
-            mine = nodes.subgraph[node]
-            some_runs |= subgraphs.end[mine] > 0
-            some_open |= subgraphs.open_ended[mine]
-            steers |= nodes.held[node]
-        steers |= some_open
-        has_lanes = places.plan_rows and some_runs
-        at, marks, done = _room(at, num_at + count), _room(marks, num_at + count), _room(done, num_done + count)
-        entering, kept = _room(entering, num_entering + count), _room(kept, num_kept + count)
-        ends, flags = _room(ends, num_steps + 1), _room(flags, num_steps + 1)
-        first_at = num_at
-        flags[IS_DENSE, num_steps] = False
-        if has_lanes:
-            moves = _room(moves, num_moves + count)
-            wanted, is_dense, ordered, lanes, before, home = seat(
-                places.occupant, nodes.subgraph, subgraphs, places.worker, batch
-            )
-            if wanted > 0:
-                lanes_wanted = wanted
-                break
-            left = _room(left, num_left + count)
+        first_at, num_alike = num_at, 1
+        keys, of_keys = chosen[:count], of[: count if ranked else 0]
+        goes_on = certain and taken == count and _goes_on(keys, latest[:num_latest])
+        if goes_on:
+            most = limits.max_steps - num_steps
+            if used_s + most * seconds[count] > limits.budget_s:
+                most = max(1, int((limits.budget_s - used_s) / seconds[count]))
+            if places.plan_rows:
+                most = min(most, num_free // count)
+            num_alike = _num_alike(nodes, subgraphs, keys, most)
+        num_rows = num_alike * count
+        at, marks, done = _room(at, num_at + num_rows), _room(marks, num_at + num_rows), _room(done, num_done + count)
+        entering, kept = _room(entering, num_entering + count), _room(kept, num_kept + num_rows)
+        ends, flags = _room(ends, num_steps + num_alike), _room(flags, num_steps + num_alike)
+        is_dense = flags[IS_DENSE, num_steps - 1] if goes_on else False
+        if not goes_on:
+            batch = keys & NODE_MASK
+            lanes, before, home = batch, batch, batch  # of a step without lanes, not looked at
+            some_runs, certain, may_stop = _look(nodes, subgraphs, batch)
+            has_lanes = places.plan_rows and some_runs
+            if has_lanes:
+                moves, left = _room(moves, num_moves + count), _room(left, num_left + count)
+                wanted, is_dense, batch, lanes, before, home = seat(
+                    places.occupant, nodes.subgraph, subgraphs, places.worker, batch
+                )
+                if wanted > 0:
+                    lanes_wanted = wanted
+                    break
             for i in range(count):
-                at[LANE, first_at + i] = lanes[i]
-                if before[i] == lanes[i] and home[i] == places.worker:
-                    continue
-                moves[0, num_moves] = first_at + i
-                for part in range(num_state):
-                    if before[i] == NOBODY:
-                        table, row = find_input(nodes, places.is_host, places.num_sequence + part, ordered[i])
-                    else:
-                        table, row = places.lane_tables[home[i], part], before[i]
-                    moves[1 + part, num_moves], moves[1 + num_state + part, num_moves] = table, row
-                num_moves += 1
-                if before[i] == NOBODY:
-                    entering[0, num_entering] = ordered[i]
+                at[NODE, first_at + i], at[SUBGRAPH, first_at + i] = batch[i], nodes.subgraph[batch[i]]
+                at[LANE, first_at + i] = lanes[i] if has_lanes else NOWHERE
+                if not has_lanes or before[i] == NOBODY:
+                    entering[0, num_entering] = batch[i]
                     num_entering += 1
                 elif home[i] != places.worker:
                     left[0, num_left], left[1, num_left] = home[i], before[i]
                     num_left += 1
-            flags[IS_DENSE, num_steps] = is_dense
-            batch = ordered
-        else:
-            for i in range(count):
-                entering[0, num_entering + i] = batch[i]
-                at[LANE, first_at + i] = NOWHERE
-            num_entering += count
+            if has_lanes:
+                num_moves = _note_moves(nodes, places, before, home, at, first_at, moves, num_moves)
+        num_at += num_rows
+        num_latest = count
         for i in range(count):
-            node = batch[i]
-            mine = nodes.subgraph[node]
-            at[NODE, first_at + i], at[SUBGRAPH, first_at + i] = node, mine
-            if not subgraphs.open_ended[mine] and (subgraphs.end[mine] == 0 or node + 1 == subgraphs.end[mine]):
-                done[0, num_done] = node
-                num_done += 1
+            latest[i] = keys[i] + num_alike - 1
+        if goes_on:
+            found, found_ranks = _go_on(nodes, subgraphs, places.occupant, at, first_at, num_alike, keys, of_keys)
+            waiting, waiting_ranks = _joined(found, found_ranks, ranked, waiting[taken:], waiting_ranks[taken:])
         if places.plan_rows:
-            for port in range(places.num_inputs):
-                for i in range(count):
-                    table, row = NOWHERE, NOWHERE  # lane state
-                    if not has_lanes or port < places.num_sequence:
-                        table, row = find_input(nodes, places.is_host, port, batch[i])
-                    at[NUM_FACTS + port, first_at + i] = table
-                    at[NUM_FACTS + places.num_inputs + port, first_at + i] = row
-            for i in range(count):
-                mine = at[SUBGRAPH, first_at + i]
-                owner = subgraphs.end[mine] - 1 if subgraphs.open_ended[mine] else batch[i]
-                marks[0, first_at + i] = nodes.fetch[batch[i]] | nodes.fetch[owner]
-                all_marks |= marks[0, first_at + i]
-                if nodes.uses[owner] == 0 and not nodes.held[owner]:
-                    continue
-                if nodes.row[owner] == NOWHERE and not (
-                    not has_lanes
-                    and take_over(
-                        nodes, places.is_host, places.value_ports, places.first_table, places.end_table, owner
-                    )
-                ):
-                    num_free -= 1
-                    nodes.row[owner] = places.free[num_free]
-                kept[0, num_kept], kept[1, num_kept] = first_at + i, nodes.row[owner]
-                num_kept += 1
-        num_at += count
-        ends[POSITIONS, num_steps], ends[DONE, num_steps] = num_at, num_done
-        ends[ENTERING, num_steps], ends[LEFT, num_steps] = num_entering, num_left
-        flags[HAS_LANES, num_steps], flags[MAY_STOP, num_steps], flags[STEERS, num_steps] = has_lanes, some_open, steers
-        num_steps += 1
-        used_s += seconds[count]
+            _note_inputs(nodes, places, at, first_at, num_at, has_lanes)
+            num_kept, num_free, found_marks = _keep(
+                nodes, subgraphs, places, at, first_at, num_at, has_lanes, marks, kept, num_kept, num_free
+            )
+            all_marks |= found_marks
+        for step in range(num_alike):  # runs end with the last of these, if any does
+            steers = may_stop
+            for position in range(first_at + step * count, first_at + (step + 1) * count):
+                node, mine = at[NODE, position], at[SUBGRAPH, position]
+                steers |= nodes.held[node]
+                if not subgraphs.open_ended[mine] and (subgraphs.end[mine] == 0 or node + 1 == subgraphs.end[mine]):
+                    done[0, num_done] = node
+                    num_done += 1
+            ends[POSITIONS, num_steps], ends[DONE, num_steps] = first_at + (step + 1) * count, num_done
+            ends[ENTERING, num_steps], ends[LEFT, num_steps] = num_entering, num_left
+            flags[HAS_LANES, num_steps], flags[IS_DENSE, num_steps] = has_lanes, is_dense
+            flags[MAY_STOP, num_steps], flags[STEERS, num_steps] = may_stop, steers
+            num_steps += 1
+        if not goes_on:
+            found, found_ranks = submit(nodes, subgraphs, consumer, places.worker, keys, of_keys)
+            waiting, waiting_ranks = _joined(found, found_ranks, ranked, waiting[taken:], waiting_ranks[taken:])
+        used_s += num_alike * seconds[count]
+        largest = max(largest, count)
         num_used = next_used
-        found, found_ranks = submit(
-            nodes, subgraphs, consumer, places.worker, chosen[:count], of[: count if ranked else 0]
-        )
-        waiting, waiting_ranks = _joined(found, found_ranks, ranked, waiting[taken:], waiting_ranks[taken:])
     return Steps(
-        num_steps, lanes_wanted, ends[:, :num_steps], flags[:, :num_steps], at[:, :num_at], done[0, :num_done],
-        entering[0, :num_entering], moves[:, :num_moves], left[:, :num_left], kept[:, :num_kept], marks[0, :num_at],
-        all_marks, num_used, waiting, num_free,
+        num_steps, lanes_wanted, largest, ends[:, :num_steps], flags[:, :num_steps], at[:, :num_at],
+        done[0, :num_done], entering[0, :num_entering], moves[:, :num_moves], left[:, :num_left],
+        kept[:, :num_kept], marks[0, :num_at], all_marks, num_used, waiting, num_free,
     )  # fmt: skip
