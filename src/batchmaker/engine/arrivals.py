@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from batchmaker.cells.cell import CellTypes
 from batchmaker.cells.feeding import Given, gather
-from batchmaker.cells.kept_state import KeptState
+from batchmaker.cells.kept_state import NOTHING_KEPT, KeptState
 from batchmaker.cells.shapes import Leaf
 from batchmaker.cells.template_book import Sight, TemplateBook
 from batchmaker.cells.templates import Template
@@ -112,4 +112,7 @@ class Arrivals:
 
 
 def _before(ticket: Ticket) -> KeptState | None:
-    return None if ticket.chunk is None else ticket.chunk.sequence.state
+    if ticket.chunk is None:
+        return None
+    state = ticket.chunk.sequence.state
+    return NOTHING_KEPT if state.structure is None and state.num_nodes == 0 else state  # of any sequence
