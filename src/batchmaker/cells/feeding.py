@@ -25,15 +25,19 @@ class Given:
     Where a request's nodes are is known when it is admitted: see `rows`.
     """
 
-    __slots__ = ("_counts", "_ends", "_firsts", "_nodes", "_values", "num_requests")
+    __slots__ = ("_counts", "_ends", "_firsts", "_nodes", "_only", "_values", "num_requests")
 
     def __init__(self, templates: Sequence[Template], values: list[Any]) -> None:
         self.num_requests = len(templates)
         self._values = values
-        self._firsts = np.array([template.firsts for template in templates])
-        self._counts = np.array([template.counts for template in templates])
-        self._ends = np.cumsum(self._counts, axis=0)
         self._nodes = [feed.host.nodes for feed in templates[0].feeds]  # alike in all where there are any
+        self._only = templates[0].feeds if len(templates) == 1 else ()
+        if self._only:  # the arrays below would take longer than all else
+            return
+        count, feeds = len(templates), len(values)
+        nodes = np.fromiter(chain.from_iterable([one.spans for one in templates]), np.int64, 2 * count * feeds)
+        self._firsts, self._counts = nodes.reshape(count, 2, feeds).transpose(1, 0, 2)
+        self._ends = np.cumsum(self._counts, axis=0)
 
     def rows(self, feed: int, places: Sequence[int], shifts: Sequence[int]) -> tuple[slice | NDArray[np.int64], Any]:
         """Return rows and values of some of the requests for one feed.
@@ -41,10 +45,12 @@ class Given:
         places: which requests, each once. shifts: for each, what leads from its own nodes' numbers to rows.
         """
         values, nodes = self._values[feed], self._nodes[feed]
+        if self._only:
+            return self._only[feed].host.rows(shifts[0]), values
         if len(places) == 1:
             (place,), (shift,) = places, shifts
             count, end = int(self._counts[place, feed]), int(self._ends[place, feed])
-            values = values if self.num_requests == 1 else values[end - count : end]
+            values = values[end - count : end]
             if nodes is not None:
                 return nodes + shift, values
             first = int(self._firsts[place, feed]) + shift
@@ -69,8 +75,10 @@ def gather(templates: Sequence[Template], leaves: Sequence[Sequence[Leaf]]) -> t
     """Lay out the values of requests whose templates are of one form. leaves: of each request.
 
     Returns their values, and which of them are wrong and must be unfolded, which says what is wrong. With any of these
-    there are no values: the others are to be gathered again.
+    there are no values: the others are to be gathered again. None of no requests.
     """
+    if not templates:
+        return None, []
     first = templates[0]
     pools: dict[Kind, Any] = {}
     for kind in first.kinds:
@@ -100,7 +108,7 @@ def _wrong(templates: Sequence[Template], leaves: Sequence[Sequence[Leaf]]) -> l
 
 def _flat(kind: Kind, leaves: Any) -> Any:
     """Return all values of one kind among the leaves of requests, in order."""
-    mine = [values for of, values in leaves if of == kind]
+    mine = [values for of, values in leaves if of is kind or of == kind]
     if isinstance(kind, torch.dtype):
         flat = [values.detach().reshape(-1) for values in mine]
         return flat[0] if len(flat) == 1 else torch.cat(flat)
@@ -138,4 +146,6 @@ def _rows(feed: Feed, pools: dict[Kind, Any], num_requests: int) -> Any:
             )
         values = values[:, feed.codes]
     values = values.reshape(-1, *feed.spec.shape) if feed.spec.shape else values.reshape(-1)
+    if feed.kind is int and feed.spec.dtype == "int64":
+        return values
     return converted(values, feed.spec, "")

@@ -24,8 +24,9 @@ MAX_SHAPES: Final = 8192
 """Templates that are kept, their nodes in all, and shapes of which something is known. The least used go first."""
 REFUSALS: Final = 16
 """Shapes without a template after which a model is asked no more, if none of its shapes has had one."""
+EARLY: Final = frozenset((1, 4, 16, 64, 256))
 COMPARED: Final = 1024
-"""A template is compared with a recording at uses 1, 2, 4, 8, ..., and at least every so many."""
+"""Uses at which a template is compared with a recording, and every so many."""
 
 _SEEN: Final = "seen"
 _REFUSED: Final = "refused"
@@ -63,6 +64,7 @@ class TemplateBook:
         self._without: set[int] = set()  # models that are asked no more
         self._proven: set[int] = set()
         self._guards: dict[Hashable, Guard] = {}
+        self._forms: dict[Hashable, object] = {}  # each has one object, which is found faster
         self._held: dict[int, bool] = {}  # guards that were looked at in this turn
         self._states: OrderedDict[Hashable, KeptState] = OrderedDict()
 
@@ -90,17 +92,16 @@ class TemplateBook:
         shape = shape_of(request, leaves)
         if shape is None:
             return None
-        key = (model_id, None if before is None else id(before), shape)
+        key = (model_id, id(before), shape)
         known = self._known.get(key)
         if type(known) is not Template:
-            return None if known is _REFUSED else Sight(key, leaves, None, compares=False)
+            return None if known is _REFUSED else Sight(key, leaves, None, False)
         if not self._holds(known.guard):
             self._forget(key)
-            return Sight(key, leaves, None, compares=False)
+            return Sight(key, leaves, None, False)
         self._known.move_to_end(key)
-        known.num_uses += 1
-        uses = known.num_uses
-        return Sight(key, leaves, known, compares=uses & (uses - 1) == 0 or uses % COMPARED == 0)
+        uses = known.num_uses = known.num_uses + 1
+        return Sight(key, leaves, known, uses in EARLY or uses % COMPARED == 0)
 
     def recorded(
         self, sight: Sight, model: Model, model_id: int, types: CellTypes, request: Any, before: KeptState | None,
@@ -168,6 +169,9 @@ class TemplateBook:
         template.after = self.canonical(template.after)
         self._refusals.pop(model_id, None)
         self._proven.add(model_id)
+        if len(self._forms) > MAX_TEMPLATES:
+            self._forms.clear()
+        template.form = self._forms.setdefault(template.form, object())
         self._note(shape, template)
         self._num_templates += 1
         self._num_nodes += template.num_nodes

@@ -63,12 +63,12 @@ class Template:
     graph: shared by all. feeds: one for each of its host inputs. checks: without them a request must be unfolded, for
     it is wrong. kinds: of its values. guard: while it holds, the function would still give this. form: templates of one
     form take the values of their requests alike, all of them in order, so that those of many are laid end to end.
-    firsts, counts: of the nodes of each feed.
+    spans: the first nodes of all feeds, then how many each has.
     """
 
     __slots__ = (
-        "_result", "after", "before", "checks", "counts", "feeds", "firsts", "form", "graph", "guard", "kinds", "loops",
-        "num_nodes", "num_uses", "streamed_sequence", "streams_result",
+        "_result", "after", "before", "checks", "feeds", "form", "graph", "guard", "kinds", "loops", "num_nodes",
+        "num_uses", "spans", "streamed_sequence", "streams_result",
     )  # fmt: skip
 
     open = False
@@ -104,8 +104,7 @@ class Template:
         in_order = takes_all and all(feed.host.nodes is None and feed.fixed is None for feed in feeds)
         fed = tuple([(feed.host.type_id, feed.host.port, feed.kind) for feed in feeds])
         self.form: Hashable = (kinds, fed, checks) if in_order else id(self)
-        self.firsts = [feed.host.first for feed in feeds]
-        self.counts = [feed.host.count for feed in feeds]
+        self.spans = [*[feed.host.first for feed in feeds], *[feed.host.count for feed in feeds]]
 
     def result(self, lookup: Lookup, rows: Rows = lambda _: None) -> Any:
         """Return a request's result; everything fetched must be there."""

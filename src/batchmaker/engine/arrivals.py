@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from batchmaker.cells.cell import CellTypes
 from batchmaker.cells.feeding import Given, gather
-from batchmaker.cells.kept_state import KeptState
+from batchmaker.cells.kept_state import NOTHING_KEPT, KeptState
+from batchmaker.cells.shapes import Leaf
 from batchmaker.cells.template_book import Sight, TemplateBook
 from batchmaker.cells.templates import Template
 from batchmaker.cells.unfolding import Unfolding
@@ -58,26 +59,28 @@ class Arrivals:
         self._book.new_turn()
         sights = [self._book.look(ticket.model_id, ticket.request, _before(ticket)) for ticket in tickets]
         drawn: list[Drawn | None] = [None] * len(tickets)
-        forms: dict[Hashable, list[int]] = {}
+        forms: dict[Hashable, tuple[list[int], list[Template], list[list[Leaf]]]] = {}
         for i, sight in enumerate(sights):
-            if sight is not None and sight.template is not None and not sight.compares:
-                forms.setdefault(sight.template.form, []).append(i)
-        for members in forms.values():
-            self._gather(members, sights, drawn)
-        return drawn, sights
-
-    def _gather(self, members: list[int], sights: list[Sight | None], drawn: list[Drawn | None]) -> None:
-        while members:
-            found = [sight for i in members if (sight := sights[i]) is not None]
-            templates = [sight.template for sight in found if sight.template is not None]
-            given, wrong = gather(templates, [sight.leaves for sight in found])
-            if given is not None:
-                for place, (i, template) in enumerate(zip(members, templates, strict=True)):
-                    drawn[i] = Drawn(template, given, place)
-                return
+            if sight is None or (template := sight.template) is None or sight.compares:
+                continue
+            alike = forms.get(template.form)
+            if alike is None:
+                alike = forms[template.form] = ([], [], [])
+            alike[0].append(i)
+            alike[1].append(template)
+            alike[2].append(sight.leaves)
+        for members, templates, leaves in forms.values():
+            given, wrong = gather(templates, leaves)
             for place in wrong:
                 sights[members[place]] = None
-            members = [i for place, i in enumerate(members) if place not in wrong]
+            right = list(range(len(members)))
+            if given is None:
+                right = [place for place in right if place not in wrong]
+                given, _ = gather([templates[place] for place in right], [leaves[place] for place in right])
+            if given is not None:
+                for n, place in enumerate(right):
+                    drawn[members[place]] = Drawn(templates[place], given, n)
+        return drawn, sights
 
     def recorded(self, ticket: Ticket, types: CellTypes, sight: Sight | None, unfolding: Unfolding) -> None:
         """A request was unfolded, without an error."""
@@ -109,4 +112,7 @@ class Arrivals:
 
 
 def _before(ticket: Ticket) -> KeptState | None:
-    return None if ticket.chunk is None else ticket.chunk.sequence.state
+    if ticket.chunk is None:
+        return None
+    state = ticket.chunk.sequence.state
+    return NOTHING_KEPT if state.structure is None and state.num_nodes == 0 else state  # of any sequence

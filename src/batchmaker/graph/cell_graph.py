@@ -140,4 +140,4 @@ class CellGraph:
     @property
     def num_work_units(self) -> int:
         """Nodes plus runs: what must finish before the request is done."""
-        return sum(block.count for block in self.blocks) + len(self.runs)
+        return sum([block.count for block in self.blocks]) + len(self.runs)

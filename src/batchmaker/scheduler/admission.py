@@ -32,7 +32,7 @@ class Admitted:
 
     extents; host_tables: those that the driver fills, one per host input; reserves: tables that must exist or grow.
     waiting_sources: (unfinished node of an earlier extent, new consumer). ready: the new subgraphs that wait for no
-    other, in order of their graphs.
+    other, in order of their graphs. units: the graphs' num_work_units.
     """
 
     extents: list[Extent] = field(default_factory=list)
@@ -40,6 +40,7 @@ class Admitted:
     reserves: list[Reserve] = field(default_factory=list)
     waiting_sources: list[tuple[int, int]] = field(default_factory=list)
     ready: list[Ids] = field(default_factory=list)
+    units: list[int] = field(default_factory=list)
 
 
 class Admission:
@@ -88,15 +89,16 @@ class Admission:
         they have been here before.
         """
         arena, result = self._arena, Admitted()
-        bases = [arena.nodes.allocate(graph.num_nodes) for graph in graphs]
+        bases = arena.nodes.allocate_each([graph.num_nodes for graph in graphs])
         if arena.fit_nodes() and self._plan_rows:
             result.reserves.append(Reserve(self._tables.all_host(), arena.node_capacity))
         at, count = 0, len(graphs)
         earlier, kept_bases = earlier or (None,) * count, kept_bases or (0,) * count
+        known = self._copies.of
         while at < count:
             begin = at
             forms = []
-            while at < count and (form := self._copies.of(graphs[at], kept_bases[at])) is not None:
+            while at < count and (form := known(graphs[at], kept_bases[at])) is not None:
                 forms.append(form)
                 at += 1
             if forms:
@@ -105,6 +107,7 @@ class Admission:
                 result.extents += extents
                 result.host_tables += [form.host_tables for form in forms]
                 result.ready.append(ready)
+                result.units += [form.units for form in forms]
                 continue
             remember = self._is_shared(graphs[at])
             at += 1
@@ -153,6 +156,7 @@ class Admission:
         if self._plan_rows:
             self._fetches(graphs, to_node)
         result.ready.append(subgraphs[arena.external[subgraphs] == 0])
+        result.units += [graph.num_work_units for graph in graphs]
 
     def release(self, extent: Extent) -> None:
         """Give back an extent's numbers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, final
 
 import numpy as np
@@ -42,6 +43,20 @@ class Extents:
         first = self.top
         self.top += size
         return first
+
+    def allocate_each(self, counts: Sequence[int]) -> list[int]:
+        """Return what `allocate` returns for each of these counts, in their order."""
+        firsts = []
+        for count in counts:
+            size = count if count <= 8 else _size_class(count)
+            free = self._free.get(size)
+            if free:
+                firsts.append(free.pop())
+            else:
+                firsts.append(self.top)
+                self.top += size
+        self.num_used += sum(counts)
+        return firsts
 
     def release(self, first: int, count: int) -> None:
         """Give back what `allocate(count)` returned."""

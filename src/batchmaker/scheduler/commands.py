@@ -38,9 +38,11 @@ class Reserve:
     num_rows: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Admit:
     """A graph's nodes have got numbers: local node `first_local + i` of the request is node `base + i`.
+
+    Nobody changes it: a frozen one takes a microsecond more to make.
 
     The driver writes the graph's host inputs into the host tables (one per host input, in order) at those rows.
     slot: a small number that the request has to itself while it is in flight. kept_base: where the request's local

@@ -63,11 +63,11 @@ class _Table:
 class _Form:
     """A graph that is remembered, and what is counted of it. The graph is kept alive: it is found by its identity.
 
-    ready: its subgraphs that wait for no other, from 0. host_tables: see Admit. kept: of the nodes before its own that
-    it reads, which its sequence has kept, the type each was of.
+    host_tables: see Admit. units: its num_work_units. kept: of the nodes before its own that it reads, which its
+    sequence has kept, the type each was of.
     """
 
-    __slots__ = ("graph", "host_tables", "kept", "num_edges", "num_subgraphs", "number")
+    __slots__ = ("graph", "host_tables", "kept", "num_edges", "num_subgraphs", "number", "units")
 
     def __init__(
         self,
@@ -83,6 +83,7 @@ class _Form:
         self.num_edges = extent.num_edges
         self.host_tables = host_tables
         self.kept = kept
+        self.units = graph.num_work_units
 
 
 @final
@@ -180,7 +181,7 @@ class GraphCopies:
         other.
         """
         arena = self._arena
-        firsts = [arena.subgraphs.allocate(form.num_subgraphs) for form in forms]
+        firsts = arena.subgraphs.allocate_each([form.num_subgraphs for form in forms])
         arena.fit_subgraphs()
         edges = [arena.allocate_edges(form.num_edges) if form.num_edges else 0 for form in forms]
         where = np.array([[form.number for form in forms], slots, bases, firsts, edges, kept_bases], np.int64)

@@ -244,7 +244,7 @@ class Scheduler(View):
             kept_bases = [0] * len(graphs)
             admitted = books.admission.admit(graphs, slots)
         commands.extend(admitted.reserves)
-        books.left[slots] += [graph.num_work_units for graph in graphs]
+        books.left[slots] += admitted.units
         for graph, book, extent, tables, kept_base in zip(
             graphs, owners, admitted.extents, admitted.host_tables, kept_bases, strict=True
         ):
