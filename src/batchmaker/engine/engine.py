@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-import queue
 import sys
-import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from functools import partial
@@ -34,7 +32,7 @@ from batchmaker.engine.loop import Loop
 from batchmaker.engine.onlookers import Onlooker
 from batchmaker.engine.sequence import Sequence
 from batchmaker.engine.service import ServiceStats
-from batchmaker.engine.ticket import Ticket
+from batchmaker.engine.ticket import Answers, Ticket
 from batchmaker.errors import BatchmakerError, ModelError, OptionError, StoppedError
 from batchmaker.executor.base import Executor
 from batchmaker.executor.cpu import default_threads
@@ -45,6 +43,9 @@ from batchmaker.scheduler.events import RequestId
 SWITCH_INTERVAL_S = 5e-4
 """Longest that a worker waits for the interpreter after an operation while another thread runs Python. The default of
 5 ms turns steps of 1 ms into 5 ms; the engine lowers it for the process when it starts, and never raises it."""
+
+SENT_TOGETHER = 256
+"""Requests that `map` offers in one go."""
 
 
 @final
@@ -285,28 +286,27 @@ class Engine:
         requests = list(requests)
         results: list[Any] = [None] * len(requests)
         errors: list[BaseException] = []
-        room = threading.Semaphore(max_in_flight)
-        done: queue.SimpleQueue[int] = queue.SimpleQueue()
-
-        def settled(index: int, future: Future[Any]) -> None:
-            error = future.exception()
-            if error is None:
-                results[index] = future.result()
-            else:
-                errors.append(error)
-            done.put(index)
-            room.release()
-
+        answers, sent, num_left = Answers(), 0, len(requests)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, disable=not progress, transient=True) as bar:
             task = bar.add_task("requests", total=len(requests))
-            for index, request in enumerate(requests):
-                room.acquire()
-                future = self.submit_future(request, deadline_ms=deadline_ms, priority=priority, model=model)
-                future.add_done_callback(partial(settled, index))
-            for _ in requests:
-                done.get()
-                bar.advance(task)
+            while num_left:
+                block = min(len(requests) - sent, max_in_flight - (sent - (len(requests) - num_left)), SENT_TOGETHER)
+                if block > 0:
+                    tickets = []
+                    for place in range(sent, sent + block):
+                        ticket = self._ticket(requests[place], deadline_ms, priority, model)
+                        ticket.answers, ticket.place = answers, place
+                        tickets.append(ticket)
+                    self._send_all(tickets)
+                    sent += block
+                    continue
+                for place, result, error in (taken := answers.take()):
+                    results[place] = result
+                    if error is not None:
+                        errors.append(error)
+                num_left -= len(taken)
+                bar.advance(task, len(taken))
         if errors:
             raise errors[0]
         return results
@@ -389,6 +389,11 @@ class Engine:
             priority=priority,
             trial=trial,
         )
+
+    def _send_all(self, tickets: list[Ticket]) -> None:
+        if not self._loop.is_running:
+            self.start()
+        self._loop.send_all(tickets)
 
     def _send(self, ticket: Ticket) -> None:
         if not self._loop.is_running:

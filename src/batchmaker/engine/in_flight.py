@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from batchmaker.cells.cell import OpenLoop
@@ -116,7 +115,7 @@ class InFlight:
         base, first, _ = self.bases[0]
         if isinstance(handle, Value):
             node = self.ended[handle.node] if handle.ends_open_loop else handle.node
-            return table.read(np.array([node - first + base]))[0]
+            return table.read_one(node - first + base)
         nodes = handle.nodes
         if handle.open_ended:
             nodes = nodes[: self.ended[int(nodes[-1])] - int(nodes[0]) + 1]

@@ -25,6 +25,9 @@ STOP_PATIENCE_S: Final = 60.0
 
 _LOG = logging.getLogger("batchmaker.engine")
 
+Item = Ticket | list[Ticket] | Callable[[], None]
+"""What the inbox takes: a request, several, or something to do."""
+
 
 @final
 class Loop:
@@ -46,7 +49,7 @@ class Loop:
         self._clock = clock
         self._on_settled = on_settled
         self._give_up_late = give_up_late
-        self._inbox: queue.SimpleQueue[Ticket | Callable[[], None]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._backlog: WaitingLine[Ticket] = WaitingLine()
         self._num_urgent = 0  # of the backlog: those with a deadline or a priority
         self._woken = False  # whether `_wake` is in the inbox
@@ -131,6 +134,17 @@ class Loop:
                 if item.deadline_s is not None:
                     self._watchdog.expect(item.deadline_s)
             self._inbox.put(item)
+
+    def send_all(self, tickets: list[Ticket]) -> None:
+        """Accept requests together. StoppedError once stopped; then none is accepted."""
+        with self._lock:
+            if self._stopping:
+                raise StoppedError("the engine has been stopped and takes no more requests") from self._crash
+            self._unanswered.update([(ticket.request_id, ticket) for ticket in tickets])
+            deadlines = [ticket.deadline_s for ticket in tickets if ticket.deadline_s is not None]
+            if deadlines:
+                self._watchdog.expect(min(deadlines))
+            self._inbox.put(tickets)
 
     def cancel(self, request_id: RequestId) -> None:
         """Give a request up, if it is not answered yet."""
@@ -246,14 +260,20 @@ class Loop:
                 return
             wait = False
             if isinstance(item, Ticket):
-                if item.chunk is not None:
-                    item.chunk.sequence.accept(item, item.chunk)
-                self._backlog.join(item.request_id, item, item.priority)
-                self._num_urgent += item.is_urgent
+                self._accept(item)
+            elif isinstance(item, list):
+                for ticket in item:
+                    self._accept(ticket)
             else:
                 item()
 
-    def _wait(self) -> Ticket | Callable[[], None]:
+    def _accept(self, ticket: Ticket) -> None:
+        if ticket.chunk is not None:
+            ticket.chunk.sequence.accept(ticket, ticket.chunk)
+        self._backlog.join(ticket.request_id, ticket, ticket.priority)
+        self._num_urgent += ticket.is_urgent
+
+    def _wait(self) -> Item:
         patience_s = self._patience_s()
         self._waits = True
         try:

@@ -51,20 +51,43 @@ class RequestFuture(Future[Any]):
         caller = None  # from now on it is whoever answers that calls it
 
 
+Answered = tuple[int, Any, BaseException | None]
+"""Which of many requests, its result, and its error if it has one."""
+
+
+@final
+class Answers:
+    """The answers to many requests of one caller, as they come: those of one turn of the engine together."""
+
+    __slots__ = ("_blocks",)
+
+    def __init__(self) -> None:
+        self._blocks: queue.SimpleQueue[list[Answered]] = queue.SimpleQueue()
+
+    def put(self, block: list[Answered]) -> None:
+        """Hand over the answers of one turn. Called by the engine thread."""
+        self._blocks.put(block)
+
+    def take(self) -> list[Answered]:
+        """Return the next ones, after waiting for them."""
+        return self._blocks.get()
+
+
 @final
 class Ticket:
     """A request, its times (engine seconds) and its answer.
 
     priority: larger is served first. trial: the engine's own, to prove a model; it is not counted. chunk: what makes it
     one of a sequence.
-    future: resolves to the result or raises. on_value: called by the engine thread with each streamed value; it must
-    return at once, and if it raises, that is the request's error.
+    future: resolves to the result or raises; or answers: takes it, as that of request number `place`. on_value: called
+    by the engine thread with each streamed value; it must return at once, and if it raises, that is the request's
+    error.
     error: what somebody else than the engine's thread has answered with, which then answers no more.
     """
 
     __slots__ = (
-        "_fault", "_on_value", "arrived_s", "chunk", "deadline_s", "error", "finished_s", "future", "loop", "model",
-        "model_id", "num_cells", "priority", "request", "request_id", "started_s", "trial",
+        "_fault", "_on_value", "answers", "arrived_s", "chunk", "deadline_s", "error", "finished_s", "future", "loop",
+        "model", "model_id", "num_cells", "place", "priority", "request", "request_id", "started_s", "trial",
     )  # fmt: skip
 
     def __init__(
@@ -92,6 +115,8 @@ class Ticket:
         self.finished_s: float | None = None
         self.num_cells = 0
         self.future: Future[Any] | asyncio.Future[Any] | None = None
+        self.answers: Answers | None = None
+        self.place = 0
         self.loop: asyncio.AbstractEventLoop | None = None
         self.error: BatchmakerError | None = None
         self._on_value: Callable[[Any], None] | None = None
@@ -232,13 +257,17 @@ def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], Any]) -> 
 
 @final
 class Outbox:
-    """Answers collected during one turn of the engine and delivered together: one wake-up per event loop."""
+    """Answers collected during one turn of the engine and delivered together: one wake-up per event loop and caller."""
 
     def __init__(self) -> None:
         self._by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any, BaseException | None]]] = {}
+        self._together: dict[Answers, list[Answered]] = {}
 
     def deliver(self, ticket: Ticket, result: Any, error: BaseException | None) -> None:
         """Resolve the ticket's future, which has been claimed, now or at the next flush."""
+        if ticket.answers is not None:
+            self._together.setdefault(ticket.answers, []).append((ticket.place, result, error))
+            return
         future = ticket.future
         if isinstance(future, Future):
             if future.cancelled():
@@ -255,6 +284,9 @@ class Outbox:
         for loop, answers in self._by_loop.items():
             _call_soon(loop, partial(_resolve_all, answers))
         self._by_loop.clear()
+        for caller, block in self._together.items():
+            caller.put(block)
+        self._together.clear()
 
 
 def _resolve_all(answers: list[tuple[asyncio.Future[Any], Any, BaseException | None]]) -> None:
