@@ -1,25 +1,36 @@
-"""The three ways in which callers wait for an answer: as a coroutine, as a future, as a stream."""
+"""The ways in which callers wait for answers: as a coroutine, as a future, as a stream; and for many together."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, final
+from typing import Any, Final, final
 
-from batchmaker.engine.ticket import RequestFuture, Stream, Ticket
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from batchmaker.engine.ticket import Answers, RequestFuture, Stream, Ticket
 from batchmaker.scheduler.events import RequestId
+
+_SENT_TOGETHER: Final = 256
+"""Requests that `map` offers in one go."""
 
 
 @final
 class Asking:
-    """Hands tickets to an engine. send: accepts one. cancel: gives one up."""
+    """Hands tickets to an engine. send: accepts one; send_all: several. cancel: gives one up."""
 
-    __slots__ = ("_cancel", "_send")
+    __slots__ = ("_cancel", "_send", "_send_all")
 
-    def __init__(self, send: Callable[[Ticket], None], cancel: Callable[[RequestId], None]) -> None:
+    def __init__(
+        self,
+        send: Callable[[Ticket], None],
+        send_all: Callable[[list[Ticket]], None],
+        cancel: Callable[[RequestId], None],
+    ) -> None:
         self._send = send
+        self._send_all = send_all
         self._cancel = cancel
 
     async def answer(self, ticket: Ticket) -> Any:
@@ -48,3 +59,34 @@ class Asking:
         ticket.on_value = stream.put
         self._send(ticket)
         return stream  # type: ignore[return-value]
+
+    def map(
+        self, requests: Sequence[Any], make: Callable[[Any], Ticket], *, max_in_flight: int, progress: bool
+    ) -> list[Any]:
+        """Return the results of many requests in order; see Engine.map. make: gives a request its ticket."""
+        results: list[Any] = [None] * len(requests)
+        errors: list[BaseException] = []
+        answers, num_sent, num_answered = Answers(), 0, 0
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, disable=not progress, transient=True) as bar:
+            task = bar.add_task("requests", total=len(requests))
+            while num_answered < len(requests):
+                room = max_in_flight - (num_sent - num_answered)
+                end = min(len(requests), num_sent + min(room, _SENT_TOGETHER))
+                if end > num_sent:
+                    tickets = [make(request) for request in requests[num_sent:end]]
+                    for place, ticket in enumerate(tickets, num_sent):
+                        ticket.answers, ticket.place = answers, place
+                    self._send_all(tickets)
+                    num_sent = end
+                    continue
+                block = answers.take()
+                for place, result, error in block:
+                    results[place] = result
+                    if error is not None:
+                        errors.append(error)
+                num_answered += len(block)
+                bar.advance(task, len(block))
+        if errors:
+            raise errors[0]
+        return results

@@ -12,8 +12,6 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Literal, final
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from batchmaker.cells.model import Model
 from batchmaker.cells.registry import CellRegistry
 from batchmaker.clock import RealClock
@@ -32,7 +30,7 @@ from batchmaker.engine.loop import Loop
 from batchmaker.engine.onlookers import Onlooker
 from batchmaker.engine.sequence import Sequence
 from batchmaker.engine.service import ServiceStats
-from batchmaker.engine.ticket import Answers, Ticket
+from batchmaker.engine.ticket import Ticket
 from batchmaker.errors import BatchmakerError, ModelError, OptionError, StoppedError
 from batchmaker.executor.base import Executor
 from batchmaker.executor.cpu import default_threads
@@ -43,9 +41,6 @@ from batchmaker.scheduler.events import RequestId
 SWITCH_INTERVAL_S = 5e-4
 """Longest that a worker waits for the interpreter after an operation while another thread runs Python. The default of
 5 ms turns steps of 1 ms into 5 ms; the engine lowers it for the process when it starts, and never raises it."""
-
-SENT_TOGETHER = 256
-"""Requests that `map` offers in one go."""
 
 
 @final
@@ -120,7 +115,7 @@ class Engine:
             max_sequences=max_sequences,
         )
         self._loop = Loop(self._driver, self._clock, self._settled, give_up_late=late == "give-up")
-        self._asking = Asking(self._send, self._loop.cancel)
+        self._asking = Asking(self._send, self._send_all, self._loop.cancel)
         self._ids = itertools.count()
         self._service = {served.name: ServiceStats() for served in self._catalogue}
         self._service_of = list(self._service.values())
@@ -283,33 +278,12 @@ class Engine:
         other options see `submit`.
         """
         check_whole("max_in_flight", max_in_flight, least=1)
-        requests = list(requests)
-        results: list[Any] = [None] * len(requests)
-        errors: list[BaseException] = []
-        answers, sent, num_left = Answers(), 0, len(requests)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, disable=not progress, transient=True) as bar:
-            task = bar.add_task("requests", total=len(requests))
-            while num_left:
-                block = min(len(requests) - sent, max_in_flight - (sent - (len(requests) - num_left)), SENT_TOGETHER)
-                if block > 0:
-                    tickets = []
-                    for place in range(sent, sent + block):
-                        ticket = self._ticket(requests[place], deadline_ms, priority, model)
-                        ticket.answers, ticket.place = answers, place
-                        tickets.append(ticket)
-                    self._send_all(tickets)
-                    sent += block
-                    continue
-                for place, result, error in (taken := answers.take()):
-                    results[place] = result
-                    if error is not None:
-                        errors.append(error)
-                num_left -= len(taken)
-                bar.advance(task, len(taken))
-        if errors:
-            raise errors[0]
-        return results
+        return self._asking.map(
+            list(requests),
+            lambda request: self._ticket(request, deadline_ms, priority, model),
+            max_in_flight=max_in_flight,
+            progress=progress,
+        )
 
     # --- what can be seen ------------------------------------------------------------------------------------------
 
