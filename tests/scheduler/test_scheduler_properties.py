@@ -152,12 +152,12 @@ def play(run: dict[str, Any]) -> Harness:
     cells = make_cells(run["min_batch"], run["max_batch"], rng)
     fails = (lambda batch: (rng.randrange(batch),) if rng.random() < 0.05 else ()) if run["mishaps"] else lambda _: ()
     options: dict[str, Any] = {} if run["policy"] == "depth" else {"max_steps": run["max_steps"]}
-    if run["policy"] == "cellular" and run["budget_ms"] is not None:
+    if run["policy"] == "cellular" and run.get("budget_ms") is not None:
         options = {"budget_ms": run["budget_ms"]}
     harness = Harness(
         cells,
         policy=make(run["policy"], **options),
-        reports=lambda: rng.randint(1, run["most_told"]),
+        reports=lambda: rng.randint(1, run.get("most_told", 1)),
         tells_time="budget_ms" in options,
         patience=run["patience"],
         num_workers=run["num_workers"],

@@ -97,7 +97,7 @@ def test_options_that_were_others_are_found_out() -> None:
     [
         (b"", "no event log"),
         (b"\xc0", "version None"),
-        (b"\x81\xa7version\x01", "malformed"),
+        (b"\x81\xa7version\x02", "malformed"),
         (b"hello", "log|version"),
     ],
 )
@@ -116,7 +116,7 @@ def test_a_log_that_is_missing_or_tampered_with_is_refused(tmp_path: Path) -> No
     event = next(e for turn in log.turns for e in turn.events if isinstance(e, StepsFinished))
     log.turns.append(Turn((event,), ()))
     log.save(tmp_path / "log")
-    data = (tmp_path / "log").read_bytes().replace(b"StepsFinished", b"StepFinishxd")
+    data = (tmp_path / "log").read_bytes().replace(b"StepsFinished", b"StepsFinishxd")
     (tmp_path / "log").write_bytes(data)
     with pytest.raises(DataError, match="malformed"):
         EventLog.load(tmp_path / "log")

@@ -6,7 +6,7 @@ A stand-in knows its shape and can be sliced; whoever asks for more gets Looked.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, Final, NoReturn, final
 
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from batchmaker.errors import ModelError
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.graph.values import HostValues
 
@@ -40,6 +41,7 @@ class Looked(BaseException):
 @final
 class StandIns:
     """What stands in for one request. looked: whether a value was asked for, whatever became of the answer.
+    over: whether the proof that they are made for has ended.
 
     sizes: of each kind, how many values the request has. constants: of each kind, numbers of the unfold function's own
     that it put among them. checks: kind, codes, and below what number these must be.
@@ -47,6 +49,7 @@ class StandIns:
 
     def __init__(self) -> None:
         self.looked = False
+        self.over = False
         self.sizes: dict[Kind, int] = {}
         self.constants: dict[Kind, list[Any]] = {}
         self.checks: list[tuple[Kind, Codes, int]] = []
@@ -76,7 +79,12 @@ class StandIns:
         return first
 
     def look(self) -> NoReturn:
-        """Somebody has asked for a value."""
+        """Somebody has asked for a value. ModelError once the proof is over, if a function has kept a stand-in."""
+        if self.over:
+            raise ModelError(
+                "this stands for a value of a request while an unfold function is proved to look at none, and was kept "
+                "by the function; it has no value"
+            )
         self.looked = True
         raise Looked
 
@@ -242,6 +250,8 @@ class StandIn:
     @property  # type: ignore[misc]
     def __class__(self) -> type:  # what isinstance asks for
         codes = object.__getattribute__(self, "codes")
+        if object.__getattribute__(self, "_stand_ins").over:
+            return StandIn
         if not isinstance(codes, np.ndarray) or codes.ndim == 0:  # torch trusts the answer, and would read memory
             self._stand_ins.look()
         return np.ndarray
@@ -266,3 +276,19 @@ _ASKS: Final = (
 
 for _name in str.split(_ASKS):
     setattr(StandIn, _name, _looks)
+
+
+def _harmless(name: str, answer: Callable[..., Any]) -> None:
+    """Let what anybody may ask of any object have an answer once the proof is over."""
+
+    def asked(self: StandIn, *given: Any) -> Any:
+        return answer(self, *given) if object.__getattribute__(self, "_stand_ins").over else _looks(self)
+
+    setattr(StandIn, name, asked)
+
+
+_harmless("__repr__", lambda _: "<stand-in for a value of a request>")
+_harmless("__str__", lambda _: "<stand-in for a value of a request>")
+_harmless("__hash__", object.__hash__)
+_harmless("__eq__", lambda self, other: self is other)
+_harmless("__ne__", lambda self, other: self is not other)

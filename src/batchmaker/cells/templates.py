@@ -126,8 +126,23 @@ def prove(
 
     UnprovenError says why there is none.
     """
-    stand_ins, reads = StandIns(), Reads(model)
-    stand_in = stand_ins.of(request)
+    stand_ins = StandIns()
+    try:
+        return _proved(stand_ins, model, types, cells, request, max_nodes, before)
+    finally:
+        stand_ins.over = True
+
+
+def _proved(
+    stand_ins: StandIns,
+    model: Model,
+    types: CellTypes,
+    cells: Sequence[CellType],
+    request: Any,
+    max_nodes: int,
+    before: KeptState | None,
+) -> Template:
+    reads, stand_in = Reads(model), stand_ins.of(request)
     token = standing_in.set(stand_ins)
     try:
         with noting(model, "unfold" if before is None else "unfold_chunk", reads) as function:

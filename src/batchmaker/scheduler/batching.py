@@ -146,30 +146,31 @@ class Batcher:
 
     def _described(self, task: TaskId, worker: WorkerId, book: TypeBook, steps: Steps) -> tuple[RunTask, TaskBook]:
         """Return the command, and what must be put right when its steps have finished."""
+        flags = steps.flags > 0
         type_id, at, ends = book.cell.type_id, steps.at, steps.ends[POSITIONS]
         num_inputs = (len(at) - NUM_FACTS) // 2
         keep = Keep(book.pool.table_ids, steps.kept[1], steps.kept[0]) if steps.kept.shape[1] else None
         run = RunTask(
             task, worker, type_id, steps.largest, ends, at[NODE],
             at[NUM_FACTS : NUM_FACTS + num_inputs], at[NUM_FACTS + num_inputs :],
-            self._lanes(book, worker, steps), keep, self._fetches(book, steps), steps.flags[MAY_STOP],
+            self._lanes(book, worker, steps, flags), keep, self._fetches(book, steps), flags[MAY_STOP],
         )  # fmt: skip
         left = [(self._books.lane_map(WorkerId(number), type_id), lane) for number, lane in steps.left.T.tolist()]
         record = TaskBook(
             task, worker, type_id, at[NODE], at[SUBGRAPH], steps.ends, steps.done, steps.entering, left,
-            steps.flags[MAY_STOP], steps.flags[STEERS],
+            flags[MAY_STOP], flags[STEERS],
         )  # fmt: skip
         return run, record
 
-    def _lanes(self, book: TypeBook, worker: WorkerId, steps: Steps) -> TaskLanes | None:
-        used = steps.flags[HAS_LANES]
+    def _lanes(self, book: TypeBook, worker: WorkerId, steps: Steps, flags: NDArray[np.bool_]) -> TaskLanes | None:
+        used = flags[HAS_LANES]
         if not used.any():
             return None
         assert book.num_sequence_inputs is not None
         specs = self._books.tables.lanes(worker, book.cell, book.num_sequence_inputs)
         tables, moves = tuple([spec.table for spec in specs]), steps.moves
         return TaskLanes(
-            tables, steps.at[LANE], used, steps.flags[IS_DENSE], moves[0], moves[1 : 1 + len(tables)],
+            tables, steps.at[LANE], used, flags[IS_DENSE], moves[0], moves[1 : 1 + len(tables)],
             moves[1 + len(tables) :],
         )  # fmt: skip
 

@@ -19,6 +19,7 @@ from batchmaker.scheduler.commands import Read, Reserve
 from batchmaker.scheduler.events import RequestId, StepsFinished, WorkerId
 from batchmaker.scheduler.progress import end_step, finish, release, stop_or_go_on
 from batchmaker.scheduler.ready import nodes_of
+from batchmaker.scheduler.steps import DONE as DONE_NODES
 
 NEVER: Final = np.empty(0, np.bool_)
 
@@ -77,12 +78,12 @@ class Completion:
                 owner = books.by_slot[slot]
                 if owner.alive:
                     result.failed.append((owner.request, reason))
-        done = task.done[begin[1] : end[1]]
+        done, of_step = task.done[begin[1] : end[1]], task.ends[DONE_NODES, event.first : event.end] - begin[1]
         if task.may_stop[event.first : event.end].any():
             last = self._stop_or_go_on(book, nodes, subgraphs, event.stopped, task.worker)
             done = np.concatenate((done, last))
         if len(done):
-            self._finish(done, result)
+            self._finish(done, of_step, result)
         return result
 
     def _read(self, book: TypeBook, nodes: Nodes, subgraphs: Nodes, entering: Nodes) -> None:
@@ -119,16 +120,21 @@ class Completion:
         if len(unused):
             self._books.free_rows(np.unique(unused))
 
-    def _finish(self, nodes: Nodes, result: Finished) -> None:
-        """These nodes are done: release the subgraphs that waited for them, count down their requests."""
+    def _finish(self, nodes: Nodes, of_step: Nodes, result: Finished) -> None:
+        """These nodes are done: release the subgraphs that waited for them, count down their requests.
+
+        of_step: [steps] how many of the nodes were done by the end of each; those beyond, with the last.
+        """
         books, arena = self._books, self._books.arena
-        subgraphs, slots = finish(
+        subgraphs, slots, places = finish(
             arena.state, arena.request, arena.subgraph, arena.external, arena.first_edge, arena.num_edges,
             arena.consumer, books.left, nodes,
         )  # fmt: skip
         subgraphs.sort()
         self.release(subgraphs)
-        result.finished.extend(books.by_slot[slot] for slot in sorted(slots.tolist()))  # whatever the order of rows
+        if len(slots) > 1:  # in the order of their steps, and within one whatever the order of its rows
+            slots = slots[np.lexsort((slots, np.searchsorted(of_step[:-1], places, side="right")))]
+        result.finished.extend([books.by_slot[slot] for slot in slots.tolist()])
         if books.attached:
             self._finish_late(nodes, result)
 

@@ -174,19 +174,21 @@ def finish(
     consumer: Ids,
     left: Ids,
     nodes: Ids,
-) -> tuple[Ids, Ids]:
+) -> tuple[Ids, Ids, Ids]:
     """These nodes are DONE: subgraphs wait for so many inputs less, requests have so many units less left.
 
     left: [slots]. nodes: single ones, and last ones of runs.
-    Returns the subgraphs that wait for no other one now, and the slots of requests without work left; neither ordered.
+    Returns the subgraphs that wait for no other one now, in no order, and the slots of requests without work left, with
+    the places in `nodes` of what they did last.
     """
     most = 0
     for node in nodes:
         most += num_edges[node]
     free = np.empty(most, np.int64)
-    over = np.empty(len(nodes), np.int64)
+    over, places = np.empty(len(nodes), np.int64), np.empty(len(nodes), np.int64)
     num_free = num_over = 0
-    for node in nodes:
+    for i in range(len(nodes)):
+        node = nodes[i]
         state[node] = DONE
         for edge in range(first_edge[node], first_edge[node] + num_edges[node]):
             waiting = subgraph[consumer[edge]]
@@ -199,9 +201,9 @@ def finish(
         slot = request[node]
         left[slot] -= 1
         if left[slot] == 0:
-            over[num_over] = slot
+            over[num_over], places[num_over] = slot, i
             num_over += 1
-    return free[:num_free], over[:num_over]
+    return free[:num_free], over[:num_over], places[:num_over]
 
 
 @compiled

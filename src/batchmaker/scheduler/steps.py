@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from batchmaker.compiled import compiled
 from batchmaker.scheduler.arena import NOWHERE, NodeArrays, SubgraphArrays
+from batchmaker.scheduler.candidates import choose, joined
 from batchmaker.scheduler.lanes import NOBODY, seat
 from batchmaker.scheduler.placing import find_input, take_over
 from batchmaker.scheduler.progress import submit
@@ -86,20 +87,20 @@ class Steps(NamedTuple):
     """What the steps of a task are. Positions of all steps lie one after the other.
 
     num_steps: 0 where not even one could be formed for want of lanes or rows. lanes_wanted: so many lanes there must
-    be, if it was for them. largest: rows of the largest step. ends: [NUM_ENDS, steps]. flags: [NUM_FLAGS, steps]. at:
-    [NUM_FACTS + 2 * inputs, positions] node, subgraph, lane, and of each input table and row. done: nodes that are done
-    with their step. entering: nodes whose state inputs are read (where a step has no lanes, all). moves: [1 + 2 * state
-    inputs, moves] position, and of each state input table and row. left: [2, ...] worker and lane that chains have
-    left. kept: [2, kept] position and row. marks: [positions] of outputs that go to the host; all_marks: of any.
-    num_used: candidates that were taken. ready: nodes that are ready now and were not taken. num_free: rows that are
-    free now.
+    be, if it was for them. largest: rows of the largest step. ends: [NUM_ENDS, steps]. flags: [NUM_FLAGS, steps], 0 or
+    1. at: [NUM_FACTS + 2 * inputs, positions] node, subgraph, lane, and of each input table and row. done: nodes that
+    are done with their step. entering: nodes whose state inputs are read (where a step has no lanes, all). moves:
+    [1 + 2 * state inputs, moves] position, and of each state input table and row. left: [2, ...] worker and lane that
+    chains have left. kept: [2, kept] position and row. marks: [positions] of outputs that go to the host; all_marks: of
+    any. num_used: candidates that were taken. ready: nodes that are ready now and were not taken. num_free: rows that
+    are free now.
     """
 
     num_steps: int
     lanes_wanted: int
     largest: int
     ends: Ids
-    flags: Flags
+    flags: Ids
     at: Ids
     done: Ids
     entering: Ids
@@ -122,66 +123,6 @@ def _room(array: Any, size: int) -> Any:
     larger = np.empty((array.shape[0], max(2 * have, size)), array.dtype)
     larger[:, :have] = array
     return larger
-
-
-@compiled
-def _choose(
-    candidates: Keys, ranks: Ids, first: int, waiting: Keys, waiting_ranks: Ids, limit: int, chosen: Keys, of: Ids
-) -> tuple[int, int, int]:
-    """Take up to `limit` nodes in order out of two ordered arrays: higher ranks first, then lower keys.
-
-    ranks: of the candidates, empty where all are equal; then waiting_ranks means nothing. Writes chosen and `of`, their
-    ranks. Returns how many were taken, the next candidate and how many of those that wait were taken.
-    """
-    count, at = 0, 0
-    ranked = len(ranks) > 0
-    while count < limit and (first < len(candidates) or at < len(waiting)):
-        from_waiting = first == len(candidates)
-        if not from_waiting and at < len(waiting):
-            from_waiting = waiting[at] < candidates[first]
-            if ranked and waiting_ranks[at] != ranks[first]:
-                from_waiting = waiting_ranks[at] > ranks[first]
-        if from_waiting:
-            chosen[count] = waiting[at]
-            if ranked:
-                of[count] = waiting_ranks[at]
-            at += 1
-        else:
-            chosen[count] = candidates[first]
-            if ranked:
-                of[count] = ranks[first]
-            first += 1
-        count += 1
-    return count, first, at
-
-
-@compiled
-def _in_order(keys: Keys, ranks: Ids) -> bool:
-    for i in range(1, len(keys)):
-        if len(ranks) > 0 and ranks[i - 1] != ranks[i]:
-            if ranks[i - 1] < ranks[i]:
-                return False
-        elif keys[i - 1] > keys[i]:
-            return False
-    return True
-
-
-@compiled
-def _joined(keys: Keys, ranks: Ids, ranked: bool, others: Keys, other_ranks: Ids) -> tuple[Keys, Ids]:
-    """Return nodes that have become ready and those that wait, in order. keys: in any order; ranks: empty if unused."""
-    if not _in_order(keys, ranks):
-        order = np.argsort(keys)
-        keys = keys[order]
-        if ranked:
-            ranks = ranks[order]
-            order = np.argsort(-ranks, kind="mergesort")
-            keys, ranks = keys[order], ranks[order]
-    if len(others) == 0:
-        return keys, ranks
-    total = len(keys) + len(others)
-    merged, of = np.empty(total, np.int64), np.empty(total if ranked else 0, np.int64)
-    _choose(keys, ranks, 0, others, other_ranks, total, merged, of)
-    return merged, of
 
 
 @compiled
@@ -343,7 +284,7 @@ def find_steps(
     """
     ranked = len(ranks) > 0
     steps_room = min(limits.max_steps, 8)
-    ends, flags = np.zeros((NUM_ENDS, steps_room), np.int64), np.zeros((NUM_FLAGS, steps_room), np.bool_)
+    ends, flags = np.zeros((NUM_ENDS, steps_room), np.int64), np.zeros((NUM_FLAGS, steps_room), np.int64)
     at = np.empty((NUM_FACTS + 2 * places.num_inputs, FIRST_ROOM), np.int64)
     marks = np.empty((1, FIRST_ROOM), np.int64)
     done, entering = np.empty((1, FIRST_ROOM), np.int64), np.empty((1, FIRST_ROOM), np.int64)
@@ -357,7 +298,7 @@ def find_steps(
     used_s = 0.0
     has_lanes = certain = may_stop = False
     while num_steps < limits.max_steps:
-        count, next_used, taken = _choose(
+        count, next_used, taken = choose(
             candidates, ranks, num_used, waiting, waiting_ranks, limits.max_batch, chosen, of
         )
         if count == 0:
@@ -384,7 +325,7 @@ def find_steps(
         at, marks, done = _room(at, num_at + num_rows), _room(marks, num_at + num_rows), _room(done, num_done + count)
         entering, kept = _room(entering, num_entering + count), _room(kept, num_kept + num_rows)
         ends, flags = _room(ends, num_steps + num_alike), _room(flags, num_steps + num_alike)
-        is_dense = flags[IS_DENSE, num_steps - 1] if goes_on else False
+        is_dense = goes_on and flags[IS_DENSE, num_steps - 1] > 0
         if not goes_on:
             batch = keys & NODE_MASK
             lanes, before, home = batch, batch, batch  # of a step without lanes, not looked at
@@ -415,7 +356,7 @@ def find_steps(
             latest[i] = keys[i] + num_alike - 1
         if goes_on:
             found, found_ranks = _go_on(nodes, subgraphs, places.occupant, at, first_at, num_alike, keys, of_keys)
-            waiting, waiting_ranks = _joined(found, found_ranks, ranked, waiting[taken:], waiting_ranks[taken:])
+            waiting, waiting_ranks = joined(found, found_ranks, ranked, waiting[taken:], waiting_ranks[taken:])
         if places.plan_rows:
             _note_inputs(nodes, places, at, first_at, num_at, has_lanes)
             num_kept, num_free, found_marks = _keep(
@@ -437,7 +378,7 @@ def find_steps(
             num_steps += 1
         if not goes_on:
             found, found_ranks = submit(nodes, subgraphs, consumer, places.worker, keys, of_keys)
-            waiting, waiting_ranks = _joined(found, found_ranks, ranked, waiting[taken:], waiting_ranks[taken:])
+            waiting, waiting_ranks = joined(found, found_ranks, ranked, waiting[taken:], waiting_ranks[taken:])
         used_s += num_alike * seconds[count]
         largest = max(largest, count)
         num_used = next_used

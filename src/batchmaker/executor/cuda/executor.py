@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -17,7 +17,7 @@ from batchmaker.executor.base import StepsResult, failed_result
 from batchmaker.executor.cuda.at_once import Planned
 from batchmaker.executor.cuda.cells import Bind, DeviceCells, HoistedRows, TaskForm
 from batchmaker.executor.cuda.device import Device, DeviceLostError
-from batchmaker.executor.cuda.fetching import Fetched, fetched
+from batchmaker.executor.cuda.fetching import Fetched, fetched, in_task, of_task
 from batchmaker.executor.cuda.place import Place
 from batchmaker.executor.cuda.program import FETCH, KEEP, LANE, Block, DeviceProgram, Failures
 from batchmaker.executor.cuda.tables import DeviceTables
@@ -268,17 +268,9 @@ class CudaExecutor:
             block.announce(place.num_submitted + 1, place.counter_address)
             failed.update(program.submit(block, step.batch))
             place.num_submitted += 1
-            self._submitted[place.number].append(
-                _Submitted(
-                    place.num_submitted,
-                    task,
-                    number,
-                    block,
-                    _of_task(task, step, places),
-                    _in_task(task, number, sorted(failed.items())),
-                    begun,
-                )
-            )
+            told = of_task(task, step, places), in_task(task, number, sorted(failed.items()))
+            submitted = _Submitted(place.num_submitted, task, number, block, *told, begun)
+            self._submitted[place.number].append(submitted)
             begun = None
 
     def _run_at_once(
@@ -309,18 +301,9 @@ class CudaExecutor:
             failed = tuple((i, bad[first + i]) for i in range(step.batch) if first + i in bad) if bad else ()
             first += step.batch
             part = (number, len(steps))
-            self._submitted[place.number].append(
-                _Submitted(
-                    place.num_submitted,
-                    task,
-                    number,
-                    block,
-                    _of_task(task, step, places[number]),
-                    _in_task(task, number, failed),
-                    begun,
-                    part,
-                )
-            )
+            told = of_task(task, step, places[number]), in_task(task, number, failed)
+            submitted = _Submitted(place.num_submitted, task, number, block, *told, begun, part)
+            self._submitted[place.number].append(submitted)
 
     def _hoist(
         self, place: Place, hoisted: HoistedRows, chains: Sequence[Step], rows: Addresses
@@ -410,15 +393,3 @@ class CudaExecutor:
         if which + 1 == count:
             place.give_back(step.block.memory)
         return StepsResult(step.task.task, step.step, step.step + 1, values, step.failed, max(0, busy_ns) / 1e9)
-
-
-def _of_task(task: RunTask, step: Step, places: Sequence[Fetched]) -> tuple[Fetched | None, ...]:
-    """Return the places of what a step fetches, one per fetch of the task."""
-    found = {fetch.output: place for fetch, place in zip(step.fetches, places, strict=True)}
-    return tuple(found.get(fetch.output) for fetch in task.fetches)
-
-
-def _in_task(task: RunTask, number: int, failed: Iterable[tuple[int, str]]) -> Failures:
-    """Return failures at positions of a step as those at positions of its task."""
-    begin = task.begin_of(number)
-    return tuple((begin + position, reason) for position, reason in failed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -16,7 +16,7 @@ from batchmaker.cells.export import torch_dtype
 from batchmaker.executor.cuda.program import Block
 from batchmaker.executor.cuda.tables import row_bytes
 from batchmaker.graph.spec import ValueSpec
-from batchmaker.scheduler.commands import FetchOutput
+from batchmaker.scheduler.commands import FetchOutput, RunTask, Step
 
 
 @final
@@ -49,3 +49,15 @@ def fetched(
         places.append(place)
         first += math.ceil(place.count * row_bytes(place.spec) / 16) * 16
     return tuple(places), first
+
+
+def of_task(task: RunTask, step: Step, places: Sequence[Fetched]) -> tuple[Fetched | None, ...]:
+    """Return the places of what a step fetches, one per fetch of the task."""
+    found = {fetch.output: place for fetch, place in zip(step.fetches, places, strict=True)}
+    return tuple(found.get(fetch.output) for fetch in task.fetches)
+
+
+def in_task(task: RunTask, number: int, failed: Iterable[tuple[int, str]]) -> tuple[tuple[int, str], ...]:
+    """Return failures at positions of a step as those at positions of its task."""
+    begin = task.begin_of(number)
+    return tuple((begin + position, reason) for position, reason in failed)

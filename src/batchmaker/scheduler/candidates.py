@@ -1,0 +1,72 @@
+"""Ready nodes in the order in which they may run: choosing the first, and adding those that have become ready."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmaker.compiled import compiled
+from batchmaker.scheduler.ready import Keys
+
+Ids = NDArray[np.int64]
+
+
+@compiled
+def choose(
+    candidates: Keys, ranks: Ids, first: int, waiting: Keys, waiting_ranks: Ids, limit: int, chosen: Keys, of: Ids
+) -> tuple[int, int, int]:
+    """Take up to `limit` nodes in order out of two ordered arrays: higher ranks first, then lower keys.
+
+    ranks: of the candidates, empty where all are equal; then waiting_ranks means nothing. Writes chosen and `of`, their
+    ranks. Returns how many were taken, the next candidate and how many of those that wait were taken.
+    """
+    count, at = 0, 0
+    ranked = len(ranks) > 0
+    while count < limit and (first < len(candidates) or at < len(waiting)):
+        from_waiting = first == len(candidates)
+        if not from_waiting and at < len(waiting):
+            from_waiting = waiting[at] < candidates[first]
+            if ranked and waiting_ranks[at] != ranks[first]:
+                from_waiting = waiting_ranks[at] > ranks[first]
+        if from_waiting:
+            chosen[count] = waiting[at]
+            if ranked:
+                of[count] = waiting_ranks[at]
+            at += 1
+        else:
+            chosen[count] = candidates[first]
+            if ranked:
+                of[count] = ranks[first]
+            first += 1
+        count += 1
+    return count, first, at
+
+
+@compiled
+def in_order(keys: Keys, ranks: Ids) -> bool:
+    """Whether ready nodes stand as they may run. ranks: empty where all are equal."""
+    for i in range(1, len(keys)):
+        if len(ranks) > 0 and ranks[i - 1] != ranks[i]:
+            if ranks[i - 1] < ranks[i]:
+                return False
+        elif keys[i - 1] > keys[i]:
+            return False
+    return True
+
+
+@compiled
+def joined(keys: Keys, ranks: Ids, ranked: bool, others: Keys, other_ranks: Ids) -> tuple[Keys, Ids]:
+    """Return nodes that have become ready and those that wait, in order. keys: in any order; ranks: empty if unused."""
+    if not in_order(keys, ranks):
+        order = np.argsort(keys)
+        keys = keys[order]
+        if ranked:
+            ranks = ranks[order]
+            order = np.argsort(-ranks, kind="mergesort")
+            keys, ranks = keys[order], ranks[order]
+    if len(others) == 0:
+        return keys, ranks
+    total = len(keys) + len(others)
+    merged, of = np.empty(total, np.int64), np.empty(total if ranked else 0, np.int64)
+    choose(keys, ranks, 0, others, other_ranks, total, merged, of)
+    return merged, of
