@@ -6,14 +6,17 @@ import logging
 import threading
 from typing import Final
 
+import numpy as np
+
 from batchmaker.cells.passes import interpreter
+from batchmaker.executor.stepping import by_table
 from batchmaker.scheduler.preparing import prepare
 
 _WORTH_TELLING_S: Final = 2.0
 
 
 def prepare_scheduler() -> None:
-    """The scheduler's loops, and the one for cells, are compiled or loaded. Says so at INFO if it takes over 2 s."""
+    """The scheduler's loops, and those for cells and rows, are compiled or loaded. Says so at INFO if it takes over 2 s."""
     told = "compiling the scheduler's loops: some seconds, once per installation"
     notice = threading.Timer(_WORTH_TELLING_S, logging.getLogger(__name__).info, [told])
     notice.daemon = True
@@ -21,5 +24,6 @@ def prepare_scheduler() -> None:
     try:
         prepare()
         interpreter.prepare()
+        by_table(np.zeros(2, np.int64), np.zeros(2, np.int64))
     finally:
         notice.cancel()

@@ -14,6 +14,7 @@ from torch import Tensor
 from batchmaker.cells.binding import BoundCell
 from batchmaker.cells.cell import size_ladder
 from batchmaker.cells.export import example_rows
+from batchmaker.compiled import compiled
 from batchmaker.errors import RAISED_BY_USERS, said_by
 from batchmaker.executor.base import StepsResult
 from batchmaker.executor.looping import run_in_loop
@@ -121,13 +122,14 @@ class RunningTask:
 
     def _gather(self, tables: Rows, rows: Rows, padded: int, spec: ValueSpec) -> Tensor:
         """Return one input of a batch as [padded, *shape]; rows beyond those given are arbitrary but valid."""
-        first = tables.item(0)
-        if len(tables) == 1 or (tables == first).all():
-            return self._tables.gather((Source(TableId(first), rows),), len(rows), padded, spec)
-        sources = []
-        for table in np.unique(tables).tolist():
-            positions = np.flatnonzero(tables == table)
-            sources.append(Source(TableId(table), rows[positions], positions))
+        if len(tables) == 1:
+            return self._tables.gather((Source(TableId(tables.item(0)), rows),), 1, padded, spec)
+        positions, grouped, parts = by_table(tables, rows)
+        if len(parts) == 1:
+            return self._tables.gather((Source(TableId(parts.item(0)), rows),), len(rows), padded, spec)
+        sources = [
+            Source(TableId(table), grouped[begin:end], positions[begin:end]) for table, begin, end in parts.tolist()
+        ]
         return self._tables.gather(tuple(sources), len(rows), padded, spec)
 
     # --- chains --------------------------------------------------------------------------------------------------
@@ -271,3 +273,36 @@ def _row_by_row(
             rows.append(example_rows(specs, 1))
             failed.append((position, f"cell {name!r} raised {said_by(error)}"))
     return tuple(torch.cat(column) for column in zip(*rows, strict=True))
+
+
+@compiled
+def by_table(tables: Rows, rows: Rows) -> tuple[Rows, Rows, Rows]:
+    """Group rows by the table that they are of; in each group they keep their order.
+
+    tables, rows: [n]. Returns positions, rows: [n], group after group, and [groups, 3]: table, and from where to where.
+    """
+    count = len(tables)
+    parts = np.empty((count, 3), np.int64)
+    group = np.empty(count, np.int64)
+    num_parts = part = 0
+    for i in range(count):
+        if num_parts == 0 or parts[part, 0] != tables[i]:
+            part = 0
+            while part < num_parts and parts[part, 0] != tables[i]:
+                part += 1
+            if part == num_parts:
+                parts[part, 0], parts[part, 2] = tables[i], 0
+                num_parts += 1
+        group[i] = part
+        parts[part, 2] += 1
+    begin = 0
+    for k in range(num_parts):
+        size = parts[k, 2]
+        parts[k, 1] = parts[k, 2] = begin
+        begin += size
+    positions, grouped = np.empty(count, np.int64), np.empty(count, np.int64)
+    for i in range(count):
+        at = parts[group[i], 2]
+        positions[at], grouped[at] = i, rows[i]
+        parts[group[i], 2] = at + 1
+    return positions, grouped, parts[:num_parts]
