@@ -16,7 +16,7 @@ _WORTH_TELLING_S: Final = 2.0
 
 
 def prepare_scheduler() -> None:
-    """The scheduler's loops, and those for cells and rows, are compiled or loaded. Says so at INFO if it takes over 2 s."""
+    """The scheduler's loops, and those for cells and rows, are compiled or loaded. Says so at INFO after 2 s."""
     told = "compiling the scheduler's loops: some seconds, once per installation"
     notice = threading.Timer(_WORTH_TELLING_S, logging.getLogger(__name__).info, [told])
     notice.daemon = True

@@ -8,6 +8,7 @@ A request's life: arrived -> (cells submitted, finished, graph extended)* -> Rep
 
 from __future__ import annotations
 
+import math
 from typing import final
 
 import numpy as np
@@ -50,7 +51,8 @@ class Scheduler(View):
     """Cellular scheduling of any number of requests on any number of workers.
 
     policy: which cell type runs next. num_workers: one per device. run_ahead: a worker gets its next task when at most
-    this many of its steps have not finished: 0 schedules when the worker is idle, 1 while it runs its last step.
+    this many of its steps have not finished: 0 schedules when the worker is idle, 1 while it runs its last step. Where
+    tasks are bounded by time, and told of as a whole, so many tasks: 1 schedules while the worker runs one.
     take_turns: the type that a worker has just run counts as running when its next task is chosen, as it would with
     run-ahead. Without either, a type of low priority starves for as long as one of high priority is ready.
     give_up_late: requests fail at their deadlines; without it deadlines are only for policies to look at. plan_rows:
@@ -356,7 +358,11 @@ class Scheduler(View):
 
     def _may_submit(self, worker: WorkerId) -> bool:
         steps = self._books.worker_steps[worker]
-        return steps == 0 or (steps <= self._run_ahead and not self._books.worker_steering[worker])
+        if steps == 0 or not self._run_ahead or self._books.worker_steering[worker]:
+            return steps == 0
+        if self._policy.budget_s < math.inf:
+            return sum(task.worker == worker for task in self._books.tasks.values()) <= self._run_ahead
+        return steps <= self._run_ahead
 
     def _submit_task(self, worker: WorkerId, commands: list[Command]) -> bool:
         ranked = self._policy.rank(self)
