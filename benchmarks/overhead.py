@@ -86,7 +86,7 @@ def shown(row: Row) -> str:
 
 def about(name: str) -> str:
     """Return what a line measures, in a sentence."""
-    return (LINES[name].__doc__ or "").strip()
+    return (LINES[name].__doc__ or "").strip().partition("\n")[0]
 
 
 def read(path: Path | None) -> Result:

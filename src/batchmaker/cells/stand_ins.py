@@ -40,9 +40,9 @@ class Looked(BaseException):
 
 @final
 class StandIns:
-    """What stands in for one request. looked: whether a value was asked for, whatever became of the answer.
-    over: whether the proof that they are made for has ended.
+    """What stands in for one request, in a `with` statement that is the proof: afterwards they stand for nothing.
 
+    looked: whether a value was asked for, whatever became of the answer. over: whether the proof has ended.
     sizes: of each kind, how many values the request has. constants: of each kind, numbers of the unfold function's own
     that it put among them. checks: kind, codes, and below what number these must be.
     """
@@ -53,6 +53,12 @@ class StandIns:
         self.sizes: dict[Kind, int] = {}
         self.constants: dict[Kind, list[Any]] = {}
         self.checks: list[tuple[Kind, Codes, int]] = []
+
+    def __enter__(self) -> StandIns:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.over = True
 
     def of(self, request: Any) -> Any:
         """Return a request of the same shape without its values. For requests that `shape_of` has found one for."""

@@ -126,50 +126,35 @@ def prove(
 
     UnprovenError says why there is none.
     """
-    stand_ins = StandIns()
-    try:
-        return _proved(stand_ins, model, types, cells, request, max_nodes, before)
-    finally:
-        stand_ins.over = True
-
-
-def _proved(
-    stand_ins: StandIns,
-    model: Model,
-    types: CellTypes,
-    cells: Sequence[CellType],
-    request: Any,
-    max_nodes: int,
-    before: KeptState | None,
-) -> Template:
-    reads, stand_in = Reads(model), stand_ins.of(request)
-    token = standing_in.set(stand_ins)
-    try:
-        with noting(model, "unfold" if before is None else "unfold_chunk", reads) as function:
-            unfolding = Unfolding(model, types, stand_in, max_nodes, before=before, function=function)
-            unfolding.start()
-    except (Looked, BatchmakerError, RecursionError) as error:
-        why = "it looks at values of the request" if stand_ins.looked else f"on stand-ins it fails: {error}"
-        raise UnprovenError(why) from None
-    finally:
-        standing_in.reset(token)
-    if stand_ins.looked:
-        raise UnprovenError("it looks at values of the request")
-    if unfolding.waits:
-        unfolding.close()
-        raise UnprovenError("it is a generator function")
-    for loop in unfolding.loops.values():
-        if type(loop.until) is FunctionType:
-            reads.value(loop.until)
-        elif type(loop.until) not in _PLAIN:
-            raise UnprovenError(f"a loop ends by a {type(loop.until).__name__}")
-    if not (_is_plain(unfolding.returned) and _is_plain(unfolding.after.structure)):
-        raise UnprovenError("it returns something that could be changed later")
-    guard = reads.guard()
-    feeds = tuple(
-        [_feed(host, cells[host.type_id].inputs[host.port], stand_ins) for host in unfolding.graph.host_inputs]
-    )
-    return Template(unfolding, before, feeds, _checks(feeds, stand_ins), tuple(stand_ins.sizes), guard)
+    with StandIns() as stand_ins:
+        reads, stand_in = Reads(model), stand_ins.of(request)
+        token = standing_in.set(stand_ins)
+        try:
+            with noting(model, "unfold" if before is None else "unfold_chunk", reads) as function:
+                unfolding = Unfolding(model, types, stand_in, max_nodes, before=before, function=function)
+                unfolding.start()
+        except (Looked, BatchmakerError, RecursionError) as error:
+            why = "it looks at values of the request" if stand_ins.looked else f"on stand-ins it fails: {error}"
+            raise UnprovenError(why) from None
+        finally:
+            standing_in.reset(token)
+        if stand_ins.looked:
+            raise UnprovenError("it looks at values of the request")
+        if unfolding.waits:
+            unfolding.close()
+            raise UnprovenError("it is a generator function")
+        for loop in unfolding.loops.values():
+            if type(loop.until) is FunctionType:
+                reads.value(loop.until)
+            elif type(loop.until) not in _PLAIN:
+                raise UnprovenError(f"a loop ends by a {type(loop.until).__name__}")
+        if not (_is_plain(unfolding.returned) and _is_plain(unfolding.after.structure)):
+            raise UnprovenError("it returns something that could be changed later")
+        guard = reads.guard()
+        feeds = tuple(
+            [_feed(host, cells[host.type_id].inputs[host.port], stand_ins) for host in unfolding.graph.host_inputs]
+        )
+        return Template(unfolding, before, feeds, _checks(feeds, stand_ins), tuple(stand_ins.sizes), guard)
 
 
 def _checks(feeds: Sequence[Feed], stand_ins: StandIns) -> tuple[Check, ...]:
