@@ -24,6 +24,9 @@ def compiled(loop: Callable[P, R]) -> Callable[P, R]:
 
     It holds the interpreter's lock: loops take microseconds, and giving the lock away would cost more. Where no
     directory can be written, every process compiles for itself. NUMBA_DISABLE_JIT=1 runs the Python instead.
+
+    A call of one such function by another counts the references to each array that is handed over, which takes longer
+    than a few look-ups: what is done for each item of a loop is written in the loop.
     """
     return _compiled(loop, {})
 

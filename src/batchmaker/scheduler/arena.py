@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, final
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,16 @@ NOWHERE = -1
 
 # States of a node, in the only order in which it passes through them.
 WAITING, READY, SUBMITTED, DONE = 0, 1, 2, 3
+
+# Rows of `Arena.of_nodes`.
+STATE, SUBGRAPH, REQUEST, PENDING, USES, HELD, ROW, FETCH, FIRST_EDGE, NUM_EDGES, NODE_FIELDS = range(11)
+
+# Rows of `Arena.of_subgraphs`.
+TYPE, HEAD, SIZE, SPAN, EXTERNAL, PIN, IN_FLIGHT, SEQUENCE, END, OPEN_ENDED, LANE, LANE_WORKER, SUBGRAPH_FIELDS = range(
+    13
+)
+
+Ids = NDArray[np.int64]
 
 
 def _size_class(count: int) -> int:
@@ -64,115 +74,81 @@ class Extents:
         self._free.setdefault(_size_class(count), []).append(first)
 
 
-def _grown(array: NDArray[np.generic], size: int) -> NDArray[np.generic]:
-    shape = (*array.shape[:-1], size)
-    bigger = np.zeros(shape, array.dtype)
+def _grown(array: Ids, size: int) -> Ids:
+    bigger = np.zeros((*array.shape[:-1], size), array.dtype)
     bigger[..., : array.shape[-1]] = array
     return bigger
 
 
-class NodeArrays(NamedTuple):
-    """The arrays of nodes that steps read and write; see Arena."""
-
-    state: NDArray[np.int8]
-    subgraph: NDArray[np.int64]
-    request: NDArray[np.int64]
-    pending: NDArray[np.int64]
-    uses: NDArray[np.int64]
-    held: NDArray[np.bool_]
-    row: NDArray[np.int64]
-    fetch: NDArray[np.int64]
-    first_edge: NDArray[np.int64]
-    num_edges: NDArray[np.int64]
-    source: NDArray[np.int64]
-    source_table: NDArray[np.int64]
-
-
-class SubgraphArrays(NamedTuple):
-    """The arrays of subgraphs that steps read and write; see Arena."""
-
-    external: NDArray[np.int64]
-    pin: NDArray[np.int16]
-    in_flight: NDArray[np.int64]
-    sequence: NDArray[np.int64]
-    end: NDArray[np.int64]
-    open_ended: NDArray[np.bool_]
-    lane: NDArray[np.int64]
-    lane_worker: NDArray[np.int16]
-
-
 @final
 class Arena:
-    """The arrays. Index by node number, subgraph number or edge number.
+    """The arrays. Index by node number, subgraph number or edge number; all are int64.
 
     Nodes: state; subgraph; request (slot); pending (inputs from its own subgraph not yet submitted); uses (references
-    by nodes that have not finished); held (the unfold function may still use it); row (of its pool, NOWHERE if none);
-    fetch (bit k: output k goes to the host); source_table and source [num_ports, nodes] (the table in which an input is
-    found and, unless that is a host table or ZERO_TABLE, the node whose output it is); first_edge, num_edges (its
-    consumers).
+    by nodes that have not finished); held (1: the unfold function may still use it); row (of its pool, NOWHERE if
+    none); fetch (bit k: output k goes to the host); first_edge, num_edges (its consumers); source_table and source
+    [num_ports, nodes] (the table in which an input is found and, unless that is a host table or ZERO_TABLE, the node
+    whose output it is).
     Subgraphs: type; head (first node); size (nodes); span (from its first to its last node); external (inputs from
     other subgraphs that are not done); pin; in_flight (its node-steps submitted and not finished); sequence (place in
-    the queue); end (one past a run's last node, 0 for single nodes); open_ended; lane, lane_worker.
+    the queue); end (one past a run's last node, 0 for single nodes); open_ended (0 or 1); lane, lane_worker.
     Edges: consumer (node).
+
+    What there is one of for each node is a row of `of_nodes` [NODE_FIELDS, nodes], what there is one of for each
+    subgraph a row of `of_subgraphs` [SUBGRAPH_FIELDS, subgraphs]: compiled loops take those whole, since every array
+    that is handed to one costs, and in a call for each node its reference count costs more than the work. Each row is
+    an attribute as well.
     """
 
-    def __init__(self) -> None:
-        # Counters and indices are int64: NumPy's ufunc.at is forty times slower where it must cast.
-        self.nodes = Extents()
-        self.subgraphs = Extents()
-        self.edges = Extents()
-        n, s = 1024, 256
-        self.state = np.zeros(n, np.int8)
-        self.subgraph = np.zeros(n, np.int64)
-        self.request = np.zeros(n, np.int64)
-        self.pending = np.zeros(n, np.int64)
-        self.uses = np.zeros(n, np.int64)
-        self.held = np.zeros(n, np.bool_)
-        self.row = np.full(n, NOWHERE, np.int64)
-        self.fetch = np.zeros(n, np.int64)
-        self.first_edge = np.zeros(n, np.int64)
-        self.num_edges = np.zeros(n, np.int64)
-        self.source = np.zeros((1, n), np.int64)
-        self.source_table = np.zeros((1, n), np.int64)
-        self.type = np.zeros(s, np.int16)
-        self.head = np.zeros(s, np.int64)
-        self.size = np.zeros(s, np.int64)
-        self.span = np.zeros(s, np.int64)
-        self.place = np.full(n, -1, np.int64)  # admission's scratch
-        self.external = np.zeros(s, np.int64)
-        self.pin = np.full(s, NOWHERE, np.int16)
-        self.in_flight = np.zeros(s, np.int64)
-        self.sequence = np.zeros(s, np.int64)
-        self.end = np.zeros(s, np.int64)
-        self.open_ended = np.zeros(s, np.bool_)
-        self.lane = np.full(s, NOWHERE, np.int64)
-        self.lane_worker = np.full(s, NOWHERE, np.int16)
-        self.consumer = np.zeros(n, np.int64)
-
-    _NODE_ARRAYS = (
+    _NODE_ROWS = (
         "state", "subgraph", "request", "pending", "uses", "held", "row", "fetch", "first_edge", "num_edges",
-        "source", "source_table",
     )  # fmt: skip
-    _SUBGRAPH_ARRAYS = (
+    _SUBGRAPH_ROWS = (
         "type", "head", "size", "span", "external", "pin", "in_flight", "sequence", "end", "open_ended", "lane",
         "lane_worker",
     )  # fmt: skip
 
-    @property
-    def node_arrays(self) -> NodeArrays:
-        """The arrays of nodes, as they are until the arena grows."""
-        return NodeArrays(
-            self.state, self.subgraph, self.request, self.pending, self.uses, self.held, self.row, self.fetch,
-            self.first_edge, self.num_edges, self.source, self.source_table,
-        )  # fmt: skip
+    state: Ids
+    subgraph: Ids
+    request: Ids
+    pending: Ids
+    uses: Ids
+    held: Ids
+    row: Ids
+    fetch: Ids
+    first_edge: Ids
+    num_edges: Ids
+    type: Ids
+    head: Ids
+    size: Ids
+    span: Ids
+    external: Ids
+    pin: Ids
+    in_flight: Ids
+    sequence: Ids
+    end: Ids
+    open_ended: Ids
+    lane: Ids
+    lane_worker: Ids
 
-    @property
-    def subgraph_arrays(self) -> SubgraphArrays:
-        """The arrays of subgraphs, as they are until the arena grows."""
-        return SubgraphArrays(
-            self.external, self.pin, self.in_flight, self.sequence, self.end, self.open_ended, self.lane,
-            self.lane_worker,
-        )  # fmt: skip
+    def __init__(self) -> None:
+        self.nodes = Extents()
+        self.subgraphs = Extents()
+        self.edges = Extents()
+        n, s = 1024, 256
+        self.of_nodes: Ids = np.zeros((NODE_FIELDS, n), np.int64)
+        self.of_subgraphs: Ids = np.zeros((SUBGRAPH_FIELDS, s), np.int64)
+        self.source: Ids = np.zeros((1, n), np.int64)
+        self.source_table: Ids = np.zeros((1, n), np.int64)
+        self.consumer: Ids = np.zeros(n, np.int64)
+        self.place: Ids = np.full(n, -1, np.int64)  # admission's scratch
+        self._name_rows()
+
+    def _name_rows(self) -> None:
+        for name, row in zip(self._NODE_ROWS, self.of_nodes, strict=True):
+            setattr(self, name, row)
+        for name, row in zip(self._SUBGRAPH_ROWS, self.of_subgraphs, strict=True):
+            setattr(self, name, row)
 
     @property
     def node_capacity(self) -> int:
@@ -198,11 +174,12 @@ class Arena:
         if self.nodes.top <= self.node_capacity:
             return False
         size = max(2 * self.node_capacity, self.nodes.top)
-        for name in self._NODE_ARRAYS:
-            setattr(self, name, _grown(getattr(self, name), size))
+        self.of_nodes, self.source = _grown(self.of_nodes, size), _grown(self.source, size)
+        self.source_table = _grown(self.source_table, size)
+        self._name_rows()
         return True
 
-    def clear_nodes(self, where: slice | NDArray[np.int64]) -> None:
+    def clear_nodes(self, where: slice | Ids) -> None:
         """Give nodes their first state."""
         self.state[where] = WAITING
         self.uses[where] = 0
@@ -210,7 +187,7 @@ class Arena:
         self.num_edges[where] = 0
         self.row[where] = NOWHERE
         self.pending[where] = 0
-        self.held[where] = False
+        self.held[where] = 0
 
     def allocate_subgraphs(self, count: int) -> int:
         """Return the first of `count` subgraph numbers, unpinned and without a lane."""
@@ -221,18 +198,17 @@ class Arena:
 
     def fit_subgraphs(self) -> None:
         """Make the arrays hold every subgraph number given out."""
-        if self.subgraphs.top > len(self.type):
-            size = max(2 * len(self.type), self.subgraphs.top)
-            for name in self._SUBGRAPH_ARRAYS:
-                setattr(self, name, _grown(getattr(self, name), size))
+        if self.subgraphs.top > self.of_subgraphs.shape[1]:
+            self.of_subgraphs = _grown(self.of_subgraphs, max(2 * self.of_subgraphs.shape[1], self.subgraphs.top))
+            self._name_rows()
 
-    def clear_subgraphs(self, where: slice | NDArray[np.int64]) -> None:
+    def clear_subgraphs(self, where: slice | Ids) -> None:
         """Give subgraphs their first state."""
         self.external[where] = 0
         self.pin[where] = NOWHERE
         self.in_flight[where] = 0
         self.end[where] = 0
-        self.open_ended[where] = False
+        self.open_ended[where] = 0
         self.lane[where] = NOWHERE
         self.lane_worker[where] = NOWHERE
 
@@ -240,10 +216,5 @@ class Arena:
         """Return the first of `count` edge numbers."""
         first = self.edges.allocate(count)
         if self.edges.top > len(self.consumer):
-            self.consumer = np.concatenate(
-                (
-                    self.consumer,
-                    np.zeros(max(len(self.consumer), self.edges.top - len(self.consumer)), np.int64),
-                )
-            )
+            self.consumer = _grown(self.consumer, max(2 * len(self.consumer), self.edges.top))
         return first

@@ -22,15 +22,15 @@ from batchmaker.scheduler.placing import marked
 from batchmaker.scheduler.progress import unpinned_of
 from batchmaker.scheduler.ready import Keys
 from batchmaker.scheduler.steps import (
+    AT_LANE,
+    AT_NODE,
+    AT_SUBGRAPH,
     HAS_LANES,
     IS_DENSE,
-    LANE,
     MAY_STOP,
-    NODE,
     NUM_FACTS,
     POSITIONS,
     STEERS,
-    SUBGRAPH,
     Limits,
     Places,
     Steps,
@@ -78,7 +78,7 @@ class Batcher:
         arena = books.arena
 
         def unpinned(keys: Keys) -> NDArray[np.bool_]:
-            return unpinned_of(arena.pin, arena.subgraph, worker, keys)
+            return unpinned_of(arena.of_nodes, arena.of_subgraphs, worker, keys)
 
         allowed = self._one_depth(book, unpinned if self._share_workers else None)
         ahead = BATCHES_AHEAD if self._budget_s < np.inf else self._max_steps
@@ -109,14 +109,14 @@ class Batcher:
             free, num_free = book.pool.free
             num_sequence = len(cell.inputs) if book.num_sequence_inputs is None else book.num_sequence_inputs
             places = Places(
-                books.plan_rows, books.tables.is_host, book.ports, free, num_free, book.pool.first_table,
-                book.pool.end_table, len(cell.inputs) if books.plan_rows else 0,
-                num_sequence if books.plan_rows else 0, worker, NONE if lane_map is None else lane_map.occupant,
-                NO_LANES if lane_map is None else self._lane_tables(book, worker),
+                books.plan_rows, worker, num_free, book.pool.first_table, book.pool.end_table,
+                len(cell.inputs) if books.plan_rows else 0, num_sequence if books.plan_rows else 0,
             )  # fmt: skip
             steps = find_steps(
-                arena.node_arrays, arena.subgraph_arrays, arena.consumer, places, limits, book.step_times.seconds,
-                candidates, NONE if ranks is None else ranks,
+                arena.of_nodes, arena.of_subgraphs, arena.source, arena.source_table, arena.consumer,
+                books.tables.is_host, book.ports, free, NONE if lane_map is None else lane_map.occupant,
+                NO_LANES if lane_map is None else self._lane_tables(book, worker), places, limits,
+                book.step_times.seconds, candidates, NONE if ranks is None else ranks,
             )  # fmt: skip
             if books.plan_rows:
                 book.pool.take(steps.num_free)
@@ -151,13 +151,13 @@ class Batcher:
         num_inputs = (len(at) - NUM_FACTS) // 2
         keep = Keep(book.pool.table_ids, steps.kept[1], steps.kept[0]) if steps.kept.shape[1] else None
         run = RunTask(
-            task, worker, type_id, steps.largest, ends, at[NODE],
+            task, worker, type_id, steps.largest, ends, at[AT_NODE],
             at[NUM_FACTS : NUM_FACTS + num_inputs], at[NUM_FACTS + num_inputs :],
             self._lanes(book, worker, steps, flags), keep, self._fetches(book, steps), flags[MAY_STOP],
         )  # fmt: skip
         left = [(self._books.lane_map(WorkerId(number), type_id), lane) for number, lane in steps.left.T.tolist()]
         record = TaskBook(
-            task, worker, type_id, at[NODE], at[SUBGRAPH], steps.ends, steps.done, steps.entering, left,
+            task, worker, type_id, at[AT_NODE], at[AT_SUBGRAPH], steps.ends, steps.done, steps.entering, left,
             flags[MAY_STOP], flags[STEERS],
         )  # fmt: skip
         return run, record
@@ -170,7 +170,7 @@ class Batcher:
         specs = self._books.tables.lanes(worker, book.cell, book.num_sequence_inputs)
         tables, moves = tuple([spec.table for spec in specs]), steps.moves
         return TaskLanes(
-            tables, steps.at[LANE], used, flags[IS_DENSE], moves[0], moves[1 : 1 + len(tables)],
+            tables, steps.at[AT_LANE], used, flags[IS_DENSE], moves[0], moves[1 : 1 + len(tables)],
             moves[1 + len(tables) :],
         )  # fmt: skip
 

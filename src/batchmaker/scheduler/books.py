@@ -231,7 +231,7 @@ class Books:
     def free_rows(self, nodes: Nodes) -> None:
         """Free the rows of these distinct nodes, each of which has one."""
         arena = self.arena
-        rows, begins = vacate(arena.row, arena.subgraph, arena.type, len(self.types), nodes)
+        rows, begins = vacate(arena.of_nodes, arena.of_subgraphs, len(self.types), nodes)
         for book, (begin, end) in zip(self.types, pairwise(begins.tolist()), strict=True):
             if begin < end:
                 book.pool.release(rows[begin:end])

@@ -90,8 +90,8 @@ class Completion:
         """Steps have run and have read their inputs: rows without further readers are free."""
         arena = self._books.arena
         unused, found = end_step(
-            arena.in_flight, arena.pin, arena.uses, arena.held, arena.row, arena.source, arena.source_table,
-            self._books.tables.is_host, book.ports, book.num_sequence_inputs or 0, nodes, subgraphs, entering,
+            arena.of_nodes, arena.of_subgraphs, arena.source, arena.source_table, self._books.tables.is_host,
+            book.ports, book.num_sequence_inputs or 0, nodes, subgraphs, entering,
         )  # fmt: skip
         if len(unused):
             for begin, end in pairwise((0, *found.tolist())):
@@ -105,8 +105,7 @@ class Completion:
         """Runs that stop here are done: return their last nodes. The next nodes of the others are ready."""
         books, arena, type_id = self._books, self._books.arena, book.cell.type_id
         over_at, last, following = stop_or_go_on(
-            arena.request, arena.end, arena.open_ended, arena.sequence, arena.lane, arena.lane_worker,
-            books.lane_map(worker, type_id).occupant, self._dying_slots,
+            arena.of_nodes, arena.of_subgraphs, books.lane_map(worker, type_id).occupant, self._dying_slots,
             NEVER if stopped is None else np.array(stopped, np.bool_), nodes, subgraphs,
         )  # fmt: skip
         if len(last) and books.observed:
@@ -116,7 +115,7 @@ class Completion:
 
     def _free_unused(self, nodes: Nodes) -> None:
         arena = self._books.arena
-        unused = nodes[(arena.uses[nodes] == 0) & ~arena.held[nodes] & (arena.row[nodes] != NOWHERE)]
+        unused = nodes[(arena.uses[nodes] == 0) & (arena.held[nodes] == 0) & (arena.row[nodes] != NOWHERE)]
         if len(unused):
             self._books.free_rows(np.unique(unused))
 
@@ -126,10 +125,7 @@ class Completion:
         of_step: [steps] how many of the nodes were done by the end of each; those beyond, with the last.
         """
         books, arena = self._books, self._books.arena
-        subgraphs, slots, places = finish(
-            arena.state, arena.request, arena.subgraph, arena.external, arena.first_edge, arena.num_edges,
-            arena.consumer, books.left, nodes,
-        )  # fmt: skip
+        subgraphs, slots, places = finish(arena.of_nodes, arena.of_subgraphs, arena.consumer, books.left, nodes)
         subgraphs.sort()
         self.release(subgraphs)
         if len(slots) > 1:  # in the order of their steps, and within one whatever the order of its rows
@@ -154,7 +150,7 @@ class Completion:
                 result.reads.extend(self._reads(book, fetched, bits))
             if node in book.late_drops:
                 dropped = np.array(book.late_drops.pop(node), np.int64)
-                arena.held[dropped] = False
+                arena.held[dropped] = 0
                 self._free_unused(dropped)
             if not book.waiting_edges and not book.late_fetches and not book.late_drops:
                 del books.attached[book.request]
@@ -167,8 +163,8 @@ class Completion:
         if len(subgraphs) == 0:
             return
         keys, begins, _ = release(
-            arena.state, arena.request, arena.pending, arena.subgraph, arena.type, arena.head, arena.span, arena.end,
-            arena.sequence, self._dying_slots, len(books.types), books.places(len(subgraphs)), subgraphs,
+            arena.of_nodes, arena.of_subgraphs, self._dying_slots, len(books.types), books.places(len(subgraphs)),
+            subgraphs,
         )  # fmt: skip
         for book, (begin, end) in zip(books.types, pairwise(begins.tolist()), strict=True):
             if begin < end:
@@ -214,8 +210,8 @@ class Completion:
             ends = arena.end[arena.subgraph[nodes]]
             tails = np.where(ends > 0, ends - 1, nodes)
             done = arena.state[tails] == DONE
-            under_way = ~done & arena.held[nodes] & (arena.row[nodes] != NOWHERE)
-            arena.held[nodes[~under_way]] = False
+            under_way = ~done & (arena.held[nodes] > 0) & (arena.row[nodes] != NOWHERE)
+            arena.held[nodes[~under_way]] = 0
             self._free_unused(nodes[done])
             for node, tail in zip(nodes[under_way].tolist(), tails[under_way].tolist(), strict=True):
                 book.late_drops.setdefault(tail, []).append(node)

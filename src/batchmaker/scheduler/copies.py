@@ -14,7 +14,32 @@ from numpy.typing import NDArray
 
 from batchmaker.compiled import compiled
 from batchmaker.graph.cell_graph import CellGraph
-from batchmaker.scheduler.arena import NOWHERE, WAITING, Arena
+from batchmaker.scheduler.arena import (
+    END,
+    EXTERNAL,
+    FETCH,
+    FIRST_EDGE,
+    HEAD,
+    HELD,
+    IN_FLIGHT,
+    LANE,
+    LANE_WORKER,
+    NOWHERE,
+    NUM_EDGES,
+    OPEN_ENDED,
+    PENDING,
+    PIN,
+    REQUEST,
+    ROW,
+    SIZE,
+    SPAN,
+    STATE,
+    SUBGRAPH,
+    TYPE,
+    USES,
+    WAITING,
+    Arena,
+)
 from batchmaker.scheduler.commands import ZERO_TABLE, TableId
 from batchmaker.scheduler.numbering import Extent
 
@@ -189,10 +214,7 @@ class GraphCopies:
             where, self._nodes.columns, self._nodes.begins, self._subgraphs.columns, self._subgraphs.begins,
             self._edges.columns[0], self._edges.begins, self._sources.columns, self._sources.begins,
             self._ready.columns[0], self._ready.begins,
-            arena.state, arena.subgraph, arena.request, arena.pending, arena.uses, arena.held, arena.row, arena.fetch,
-            arena.first_edge, arena.num_edges, arena.source, arena.source_table, arena.type, arena.head, arena.size,
-            arena.span, arena.external, arena.pin, arena.in_flight, arena.end, arena.open_ended, arena.lane,
-            arena.lane_worker, arena.consumer,
+            arena.of_nodes, arena.of_subgraphs, arena.source, arena.source_table, arena.consumer,
         )  # fmt: skip
         extents = [
             Extent(form.graph.first, base, form.graph.num_nodes, first, form.num_subgraphs, edge, form.num_edges)
@@ -214,29 +236,10 @@ def _write(
     source_begins: Ids,
     ready_subgraphs: Ids,
     ready_begins: Ids,
-    state: NDArray[np.int8],
-    subgraph: Ids,
-    request: Ids,
-    pending: Ids,
-    uses: Ids,
-    held: NDArray[np.bool_],
-    row: Ids,
-    fetch: Ids,
-    first_edge: Ids,
-    num_edges: Ids,
+    of_nodes: Ids,
+    of_subgraphs: Ids,
     source: Ids,
     source_table: Ids,
-    type_id: NDArray[np.int16],
-    head: Ids,
-    size: Ids,
-    span: Ids,
-    external: Ids,
-    pin: NDArray[np.int16],
-    in_flight: Ids,
-    end: Ids,
-    open_ended: NDArray[np.bool_],
-    lane: Ids,
-    lane_worker: NDArray[np.int16],
     consumer: Ids,
 ) -> Ids:
     """Write graphs as their forms say; return the subgraphs that wait for no other, in order.
@@ -255,30 +258,30 @@ def _write(
         at = node_begins[form]
         for j in range(at, node_begins[form + 1]):
             node = base + j - at
-            state[node] = WAITING
-            held[node] = False
-            row[node] = NOWHERE
-            request[node] = slot
-            subgraph[node] = first + node_columns[_SUBGRAPH, j]
-            pending[node] = node_columns[_PENDING, j]
-            uses[node] = node_columns[_USES, j]
-            fetch[node] = node_columns[_FETCH, j]
-            num_edges[node] = node_columns[_NUM_EDGES, j]
-            first_edge[node] = consumers + node_columns[_FIRST_EDGE, j]
+            of_nodes[STATE, node] = WAITING
+            of_nodes[HELD, node] = 0
+            of_nodes[ROW, node] = NOWHERE
+            of_nodes[REQUEST, node] = slot
+            of_nodes[SUBGRAPH, node] = first + node_columns[_SUBGRAPH, j]
+            of_nodes[PENDING, node] = node_columns[_PENDING, j]
+            of_nodes[USES, node] = node_columns[_USES, j]
+            of_nodes[FETCH, node] = node_columns[_FETCH, j]
+            of_nodes[NUM_EDGES, node] = node_columns[_NUM_EDGES, j]
+            of_nodes[FIRST_EDGE, node] = consumers + node_columns[_FIRST_EDGE, j]
         at = subgraph_begins[form]
         for j in range(at, subgraph_begins[form + 1]):
             mine = first + j - at
-            type_id[mine] = subgraph_columns[_TYPE, j]
-            head[mine] = base + subgraph_columns[_HEAD, j]
-            size[mine] = subgraph_columns[_SIZE, j]
-            span[mine] = subgraph_columns[_SPAN, j]
-            external[mine] = subgraph_columns[_EXTERNAL, j]
-            end[mine] = base + subgraph_columns[_END, j] if subgraph_columns[_END, j] > 0 else 0
-            open_ended[mine] = subgraph_columns[_OPEN, j] != 0
-            pin[mine] = NOWHERE
-            in_flight[mine] = 0
-            lane[mine] = NOWHERE
-            lane_worker[mine] = NOWHERE
+            of_subgraphs[TYPE, mine] = subgraph_columns[_TYPE, j]
+            of_subgraphs[HEAD, mine] = base + subgraph_columns[_HEAD, j]
+            of_subgraphs[SIZE, mine] = subgraph_columns[_SIZE, j]
+            of_subgraphs[SPAN, mine] = subgraph_columns[_SPAN, j]
+            of_subgraphs[EXTERNAL, mine] = subgraph_columns[_EXTERNAL, j]
+            of_subgraphs[END, mine] = base + subgraph_columns[_END, j] if subgraph_columns[_END, j] > 0 else 0
+            of_subgraphs[OPEN_ENDED, mine] = subgraph_columns[_OPEN, j]
+            of_subgraphs[PIN, mine] = NOWHERE
+            of_subgraphs[IN_FLIGHT, mine] = 0
+            of_subgraphs[LANE, mine] = NOWHERE
+            of_subgraphs[LANE_WORKER, mine] = NOWHERE
         at = edge_begins[form]
         for j in range(at, edge_begins[form + 1]):
             consumer[consumers + j - at] = base + edge_consumers[j]
@@ -290,7 +293,7 @@ def _write(
             elif local != _NO_SOURCE:
                 read = kept - 1 - local
                 source[port, node] = read
-                uses[read] += 1
+                of_nodes[USES, read] += 1
         for j in range(ready_begins[form], ready_begins[form + 1]):
             ready[num_ready] = first + ready_subgraphs[j]
             num_ready += 1

@@ -253,7 +253,7 @@ class Scheduler(View):
             book.extents.append(extent)
             books.admitted(book, graph)
             if book.open:
-                books.arena.held[extent.base : extent.base + extent.num_nodes] = True
+                books.arena.held[extent.base : extent.base + extent.num_nodes] = 1
             commands.append(
                 Admit(book.request, book.slot, graph.first, extent.base, extent.num_nodes, tables, kept_base)
             )

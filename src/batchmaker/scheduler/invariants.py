@@ -48,7 +48,7 @@ def _check_rows(books: Books) -> None:
         _require(len(np.unique(rows)) == len(rows), "two nodes own the same row")
         _require(len(rows) == pool.num_used, f"{pool.num_used} rows are in use, {len(rows)} have an owner")
         _require(not np.isin(rows, pool.free_rows()).any(), "a row is owned and free at once")
-    unused = (arena.uses[owners] == 0) & ~arena.held[owners] & (arena.state[owners] == DONE)
+    unused = (arena.uses[owners] == 0) & (arena.held[owners] == 0) & (arena.state[owners] == DONE)
     _require(not unused.any(), "a finished node without readers holds a row")
     _require(not (arena.uses[nodes] < 0).any(), "a node was read more often than it has readers")
 

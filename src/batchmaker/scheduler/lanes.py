@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.compiled import compiled
-from batchmaker.scheduler.arena import NOWHERE, SubgraphArrays
+from batchmaker.scheduler.arena import END, LANE, LANE_WORKER, NOWHERE, OPEN_ENDED, SUBGRAPH
 from batchmaker.scheduler.commands import Rows
 
 NOBODY = -1
@@ -49,29 +49,29 @@ class LaneMap:
 
 @compiled
 def seat(
-    occupant: Rows, subgraph: Rows, subgraphs: SubgraphArrays, worker: int, nodes: Rows
+    occupant: Rows, nodes: Rows, subgraphs: Rows, worker: int, batch: Rows
 ) -> tuple[int, bool, Rows, Rows, Rows, Rows]:
     """Give every chain of a batch a lane, dense from 0 where chains outside the batch do not sit in the way.
 
-    nodes: [batch] of distinct subgraphs; a single node is a chain of one. subgraph: [nodes]. Where others are in the
-    way everybody stays, and newcomers take free lanes. Chains that end with this step have left their lanes, which are
-    free from the next step on.
+    batch: nodes of distinct subgraphs; a single node is a chain of one. nodes, subgraphs: the arena's tables. Where
+    others are in the way everybody stays, and newcomers take free lanes. Chains that end with this step have left their
+    lanes, which are free from the next step on.
     Returns how many lanes there must be, if there are not enough; then nothing is changed and the rest means nothing.
     Else 0; whether the lanes are 0 to n-1; and, [batch] each: the nodes, in order of lane where they are; their lanes;
     the lanes where their state lies until now, NOBODY if they have none yet; and the workers whose lanes these are.
     """
-    count = len(nodes)
-    here = np.empty(count, np.int64)  # the lane of each on this worker, by its place in `nodes`
+    count, capacity = len(batch), len(occupant)
+    here = np.empty(count, np.int64)  # the lane of each on this worker, by its place in `batch`
     taken = np.zeros(count, np.bool_)
     num_seated = 0
     for i in range(count):
-        mine = subgraph[nodes[i]]
-        here[i] = subgraphs.lane[mine] if subgraphs.lane_worker[mine] == worker else NOBODY
+        mine = nodes[SUBGRAPH, batch[i]]
+        here[i] = subgraphs[LANE, mine] if subgraphs[LANE_WORKER, mine] == worker else NOBODY
         num_seated += here[i] != NOBODY
         if 0 <= here[i] < count:
             taken[here[i]] = True
-    is_dense = count <= len(occupant)
-    for k in range(min(count, len(occupant))):
+    is_dense = count <= capacity
+    for k in range(min(count, capacity)):
         is_dense &= taken[k] or occupant[k] == NOBODY
     lanes, ordered = np.empty(count, np.int64), np.empty(count, np.int64)
     before, home = np.empty(count, np.int64), np.empty(count, np.int64)
@@ -80,25 +80,25 @@ def seat(
     for i in range(count):
         new[i] = here[i]
         if here[i] == NOBODY or (is_dense and here[i] >= count):
-            while next_free < len(occupant) and (taken[next_free] if is_dense else occupant[next_free] != NOBODY):
+            while next_free < capacity and (taken[next_free] if is_dense else occupant[next_free] != NOBODY):
                 next_free += 1
-            if next_free == len(occupant):
-                return len(occupant) + count - num_seated, False, ordered, lanes, before, home
+            if next_free == capacity:
+                return capacity + count - num_seated, False, ordered, lanes, before, home
             new[i] = next_free
             next_free += 1
     for i in range(count):
-        mine = subgraph[nodes[i]]
+        mine = nodes[SUBGRAPH, batch[i]]
         position = new[i] if is_dense else i
-        ordered[position], lanes[position] = nodes[i], new[i]
-        before[position] = subgraphs.lane[mine] if subgraphs.lane_worker[mine] != NOWHERE else NOBODY
-        home[position] = subgraphs.lane_worker[mine]
+        ordered[position], lanes[position] = batch[i], new[i]
+        before[position] = subgraphs[LANE, mine] if subgraphs[LANE_WORKER, mine] != NOWHERE else NOBODY
+        home[position] = subgraphs[LANE_WORKER, mine]
         if here[i] != NOBODY and here[i] != new[i]:
             occupant[here[i]] = NOBODY
     for i in range(count):
         node, lane = ordered[i], lanes[i]
-        mine = subgraph[node]
-        if not subgraphs.open_ended[mine] and (subgraphs.end[mine] == 0 or node + 1 == subgraphs.end[mine]):
-            occupant[lane], subgraphs.lane[mine], subgraphs.lane_worker[mine] = NOBODY, NOWHERE, NOWHERE
+        mine = nodes[SUBGRAPH, node]
+        if not subgraphs[OPEN_ENDED, mine] and (subgraphs[END, mine] == 0 or node + 1 == subgraphs[END, mine]):
+            occupant[lane], subgraphs[LANE, mine], subgraphs[LANE_WORKER, mine] = NOBODY, NOWHERE, NOWHERE
         else:
-            occupant[lane], subgraphs.lane[mine], subgraphs.lane_worker[mine] = mine, lane, worker
+            occupant[lane], subgraphs[LANE, mine], subgraphs[LANE_WORKER, mine] = mine, lane, worker
     return 0, is_dense, ordered, lanes, before, home

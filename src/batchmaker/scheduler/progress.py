@@ -1,8 +1,7 @@
 """What a step changes in the arena when it is submitted and when it has run: compiled loops over its rows.
 
-Arrays that belong to the arena or the books are named as there, and are what the loops change; `nodes`, `subgraphs` and
-`keys` say of what. All numbers are int64 except state (int8), pin and type (int16), and flags. Arrays that are returned
-are fresh.
+of_nodes, of_subgraphs, source, source_table, consumer: the arena's tables, which the loops change; `nodes`, `subgraphs`
+and `keys` say of what. All numbers are int64. Arrays that are returned are fresh.
 """
 
 from __future__ import annotations
@@ -11,29 +10,52 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.compiled import compiled
-from batchmaker.scheduler.arena import DONE, NOWHERE, READY, SUBMITTED, NodeArrays, SubgraphArrays
+from batchmaker.scheduler.arena import (
+    DONE,
+    END,
+    EXTERNAL,
+    FIRST_EDGE,
+    HEAD,
+    HELD,
+    IN_FLIGHT,
+    LANE,
+    LANE_WORKER,
+    NOWHERE,
+    NUM_EDGES,
+    OPEN_ENDED,
+    PENDING,
+    PIN,
+    READY,
+    REQUEST,
+    ROW,
+    SEQUENCE,
+    SPAN,
+    STATE,
+    SUBGRAPH,
+    SUBMITTED,
+    TYPE,
+    USES,
+)
 from batchmaker.scheduler.commands import ZERO_TABLE
 from batchmaker.scheduler.lanes import NOBODY
 from batchmaker.scheduler.ready import NODE_BITS, NODE_MASK, Keys
 
 Ids = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-Short = NDArray[np.int16]
 
 
 @compiled
-def unpinned_of(pin: Short, subgraph: Ids, worker: int, keys: Keys) -> Flags:
+def unpinned_of(of_nodes: Ids, of_subgraphs: Ids, worker: int, keys: Keys) -> Flags:
     """Return which of these ready nodes may run on a worker: those of subgraphs that no other one is at. [keys]"""
     mask = np.empty(len(keys), np.bool_)
     for i in range(len(keys)):
-        mask[i] = pin[subgraph[keys[i] & NODE_MASK]] in (NOWHERE, worker)
+        pin = of_subgraphs[PIN, of_nodes[SUBGRAPH, keys[i] & NODE_MASK]]
+        mask[i] = pin in (NOWHERE, worker)
     return mask
 
 
 @compiled
-def submit(
-    nodes: NodeArrays, subgraphs: SubgraphArrays, consumer: Ids, worker: int, keys: Keys, ranks: Ids
-) -> tuple[Keys, Ids]:
+def submit(of_nodes: Ids, of_subgraphs: Ids, consumer: Ids, worker: int, keys: Keys, ranks: Ids) -> tuple[Keys, Ids]:
     """A step of these ready nodes is on a worker: their dependencies are updated as if it had run.
 
     Their subgraphs are pinned to the worker and have as many more node-steps in flight. Single nodes are SUBMITTED.
@@ -41,30 +63,31 @@ def submit(
     Returns the keys of the nodes of these subgraphs that are ready now, in no order, and their ranks, or empty.
     """
     most = 0
-    for key in keys:
-        most += max(1, nodes.num_edges[key & NODE_MASK])
+    for i in range(len(keys)):
+        most += max(1, of_nodes[NUM_EDGES, keys[i] & NODE_MASK])
     ready, of = np.empty(most, np.int64), np.empty(most if len(ranks) > 0 else 0, np.int64)
     num_ready = 0
     for i in range(len(keys)):
         node = keys[i] & NODE_MASK
-        mine = nodes.subgraph[node]
-        subgraphs.in_flight[mine] += 1
-        subgraphs.pin[mine] = worker
+        mine = of_nodes[SUBGRAPH, node]
+        of_subgraphs[IN_FLIGHT, mine] += 1
+        of_subgraphs[PIN, mine] = worker
         before = num_ready
-        if subgraphs.end[mine] > 0:  # a run feeds only other subgraphs
-            if node + 1 < subgraphs.end[mine] and not subgraphs.open_ended[mine]:
+        if of_subgraphs[END, mine] > 0:  # a run feeds only other subgraphs
+            if node + 1 < of_subgraphs[END, mine] and not of_subgraphs[OPEN_ENDED, mine]:
                 ready[num_ready] = keys[i] + 1
                 num_ready += 1
         else:
-            nodes.state[node] = SUBMITTED
-            for edge in range(nodes.first_edge[node], nodes.first_edge[node] + nodes.num_edges[node]):
+            of_nodes[STATE, node] = SUBMITTED
+            first = of_nodes[FIRST_EDGE, node]
+            for edge in range(first, first + of_nodes[NUM_EDGES, node]):
                 fed = consumer[edge]
-                if nodes.subgraph[fed] != mine:
+                if of_nodes[SUBGRAPH, fed] != mine:
                     continue
-                nodes.pending[fed] -= 1
-                if nodes.pending[fed] == 0:
-                    nodes.state[fed] = READY
-                    ready[num_ready] = (subgraphs.sequence[mine] << NODE_BITS) | fed
+                of_nodes[PENDING, fed] -= 1
+                if of_nodes[PENDING, fed] == 0:
+                    of_nodes[STATE, fed] = READY
+                    ready[num_ready] = (of_subgraphs[SEQUENCE, mine] << NODE_BITS) | fed
                     num_ready += 1
         if len(ranks) > 0:
             of[before:num_ready] = ranks[i]
@@ -73,11 +96,8 @@ def submit(
 
 @compiled
 def end_step(
-    in_flight: Ids,
-    pin: Short,
-    uses: Ids,
-    held: Flags,
-    row: Ids,
+    of_nodes: Ids,
+    of_subgraphs: Ids,
     source: Ids,
     source_table: Ids,
     is_host: Flags,
@@ -89,27 +109,29 @@ def end_step(
 ) -> tuple[Ids, Ids]:
     """A step has run and has read its inputs. Its subgraphs are free of the worker if nothing else of theirs is there.
 
-    source, source_table: [ports, nodes]. is_host: [tables]. value_ports: ascending. nodes, subgraphs: [batch].
+    is_host: [tables]. value_ports: ascending. nodes, subgraphs: [batch].
     entering: the nodes that have read the inputs from `num_sequence_inputs` on.
     Returns the nodes whose rows nobody will read any more, and [value_ports] how many of them were found up to the end
     of each port.
     """
-    for mine in subgraphs:
-        in_flight[mine] -= 1
-        if in_flight[mine] == 0:
-            pin[mine] = NOWHERE
+    for i in range(len(subgraphs)):
+        mine = subgraphs[i]
+        of_subgraphs[IN_FLIGHT, mine] -= 1
+        if of_subgraphs[IN_FLIGHT, mine] == 0:
+            of_subgraphs[PIN, mine] = NOWHERE
     unused = np.empty(len(value_ports) * len(nodes), np.int64)
     found = np.empty(len(value_ports), np.int64)
     num_unused = 0
     for k in range(len(value_ports)):
         port = value_ports[k]
-        for node in nodes if port < num_sequence_inputs else entering:
-            table = source_table[port, node]
+        readers = nodes if port < num_sequence_inputs else entering
+        for i in range(len(readers)):
+            table = source_table[port, readers[i]]
             if table == ZERO_TABLE or is_host[table]:
                 continue
-            read = source[port, node]
-            uses[read] -= 1
-            if uses[read] == 0 and not held[read] and row[read] != NOWHERE:
+            read = source[port, readers[i]]
+            of_nodes[USES, read] -= 1
+            if of_nodes[USES, read] == 0 and not of_nodes[HELD, read] and of_nodes[ROW, read] != NOWHERE:
                 unused[num_unused] = read
                 num_unused += 1
         found[k] = num_unused
@@ -118,12 +140,8 @@ def end_step(
 
 @compiled
 def stop_or_go_on(
-    request: Ids,
-    end: Ids,
-    open_ended: Flags,
-    sequence: Ids,
-    lane: Ids,
-    lane_worker: Short,
+    of_nodes: Ids,
+    of_subgraphs: Ids,
     occupant: Ids,
     dying: Ids,
     stopped: Flags,
@@ -132,8 +150,8 @@ def stop_or_go_on(
 ) -> tuple[Ids, Ids, Keys]:
     """A step of runs that may stop has run: those that stop, or come to their last node, leave their lanes.
 
-    lane, lane_worker: [subgraphs]; occupant: [lanes] of the worker that ran it. dying: slots of requests of which
-    nothing more is submitted. stopped: [batch], or empty where none does. nodes, subgraphs: [batch].
+    occupant: [lanes] of the worker that ran it. dying: slots of requests of which nothing more is submitted. stopped:
+    [batch], or empty where none does. nodes, subgraphs: [batch].
     Returns the nodes at which runs are over and [as many] the last nodes of these runs, and the keys of the next nodes
     of the others, in no order.
     """
@@ -143,38 +161,28 @@ def stop_or_go_on(
     num_over = num_following = 0
     for i in range(len(nodes)):
         node, mine = nodes[i], subgraphs[i]
-        if not open_ended[mine]:
+        if not of_subgraphs[OPEN_ENDED, mine]:
             continue
-        if node + 1 == end[mine] or (len(stopped) > 0 and stopped[i]):
+        if node + 1 == of_subgraphs[END, mine] or (len(stopped) > 0 and stopped[i]):
             over_at[num_over] = node
-            last[num_over] = end[mine] - 1
+            last[num_over] = of_subgraphs[END, mine] - 1
             num_over += 1
-            if lane[mine] != NOWHERE:
-                occupant[lane[mine]] = NOBODY
-                lane[mine] = NOWHERE
-                lane_worker[mine] = NOWHERE
+            if of_subgraphs[LANE, mine] != NOWHERE:
+                occupant[of_subgraphs[LANE, mine]] = NOBODY
+                of_subgraphs[LANE, mine] = NOWHERE
+                of_subgraphs[LANE_WORKER, mine] = NOWHERE
             continue
         goes_on = True
-        for slot in dying:
-            goes_on &= request[node] != slot
+        for k in range(len(dying)):
+            goes_on &= of_nodes[REQUEST, node] != dying[k]
         if goes_on:
-            following[num_following] = (sequence[mine] << NODE_BITS) | (node + 1)
+            following[num_following] = (of_subgraphs[SEQUENCE, mine] << NODE_BITS) | (node + 1)
             num_following += 1
     return over_at[:num_over], last[:num_over], following[:num_following]
 
 
 @compiled
-def finish(
-    state: NDArray[np.int8],
-    request: Ids,
-    subgraph: Ids,
-    external: Ids,
-    first_edge: Ids,
-    num_edges: Ids,
-    consumer: Ids,
-    left: Ids,
-    nodes: Ids,
-) -> tuple[Ids, Ids, Ids]:
+def finish(of_nodes: Ids, of_subgraphs: Ids, consumer: Ids, left: Ids, nodes: Ids) -> tuple[Ids, Ids, Ids]:
     """These nodes are DONE: subgraphs wait for so many inputs less, requests have so many units less left.
 
     left: [slots]. nodes: single ones, and last ones of runs.
@@ -182,23 +190,24 @@ def finish(
     the places in `nodes` of what they did last.
     """
     most = 0
-    for node in nodes:
-        most += num_edges[node]
+    for i in range(len(nodes)):
+        most += of_nodes[NUM_EDGES, nodes[i]]
     free = np.empty(most, np.int64)
     over, places = np.empty(len(nodes), np.int64), np.empty(len(nodes), np.int64)
     num_free = num_over = 0
     for i in range(len(nodes)):
         node = nodes[i]
-        state[node] = DONE
-        for edge in range(first_edge[node], first_edge[node] + num_edges[node]):
-            waiting = subgraph[consumer[edge]]
-            if waiting == subgraph[node]:
+        of_nodes[STATE, node] = DONE
+        first = of_nodes[FIRST_EDGE, node]
+        for edge in range(first, first + of_nodes[NUM_EDGES, node]):
+            waiting = of_nodes[SUBGRAPH, consumer[edge]]
+            if waiting == of_nodes[SUBGRAPH, node]:
                 continue
-            external[waiting] -= 1
-            if external[waiting] == 0:
+            of_subgraphs[EXTERNAL, waiting] -= 1
+            if of_subgraphs[EXTERNAL, waiting] == 0:
                 free[num_free] = waiting
                 num_free += 1
-        slot = request[node]
+        slot = of_nodes[REQUEST, node]
         left[slot] -= 1
         if left[slot] == 0:
             over[num_over], places[num_over] = slot, i
@@ -208,53 +217,42 @@ def finish(
 
 @compiled
 def release(
-    state: NDArray[np.int8],
-    request: Ids,
-    pending: Ids,
-    subgraph: Ids,
-    type_id: Short,
-    head: Ids,
-    span: Ids,
-    end: Ids,
-    sequence: Ids,
-    dying: Ids,
-    num_types: int,
-    first_sequence: int,
-    subgraphs: Ids,
+    of_nodes: Ids, of_subgraphs: Ids, dying: Ids, num_types: int, first_sequence: int, subgraphs: Ids
 ) -> tuple[Keys, Ids, int]:
     """These subgraphs have places in the queue, from `first_sequence` on, and their first nodes are READY.
 
-    First nodes wait for no other of their subgraph. type_id: [subgraphs], the arena's `type`. dying: slots of requests
-    whose subgraphs are left out.
+    First nodes wait for no other of their subgraph. dying: slots of requests whose subgraphs are left out.
     Returns the keys of the first nodes, ascending within each type; [types + 1] where each type's begin, and their
     number; how many subgraphs have got places.
     """
     most = 0
-    for mine in subgraphs:
-        most += 1 if end[mine] > 0 else span[mine]
+    for i in range(len(subgraphs)):
+        most += 1 if of_subgraphs[END, subgraphs[i]] > 0 else of_subgraphs[SPAN, subgraphs[i]]
     found = np.empty(most, np.int64)
     begins = np.zeros(num_types + 1, np.int64)
     num_found, next_sequence = 0, first_sequence
-    for mine in subgraphs:
+    for i in range(len(subgraphs)):
+        mine = subgraphs[i]
+        first, is_run = of_subgraphs[HEAD, mine], of_subgraphs[END, mine] > 0
         alive = True
-        for slot in dying:
-            alive &= request[head[mine]] != slot
+        for k in range(len(dying)):
+            alive &= of_nodes[REQUEST, first] != dying[k]
         if not alive:
             continue
-        sequence[mine] = next_sequence
-        for node in range(head[mine], head[mine] + (1 if end[mine] > 0 else span[mine])):
-            if end[mine] > 0 or (subgraph[node] == mine and pending[node] == 0):
-                state[node] = READY
+        of_subgraphs[SEQUENCE, mine] = next_sequence
+        for node in range(first, first + (1 if is_run else of_subgraphs[SPAN, mine])):
+            if is_run or (of_nodes[SUBGRAPH, node] == mine and of_nodes[PENDING, node] == 0):
+                of_nodes[STATE, node] = READY
                 found[num_found] = (next_sequence << NODE_BITS) | node
                 num_found += 1
-                begins[type_id[mine] + 1] += 1
+                begins[of_subgraphs[TYPE, mine] + 1] += 1
         next_sequence += 1
     for i in range(num_types):
         begins[i + 1] += begins[i]
     keys = np.empty(num_found, np.int64)
     place = begins.copy()
     for i in range(num_found):
-        mine = type_id[subgraph[found[i] & NODE_MASK]]
+        mine = of_subgraphs[TYPE, of_nodes[SUBGRAPH, found[i] & NODE_MASK]]
         keys[place[mine]] = found[i]
         place[mine] += 1
     return keys, begins, next_sequence - first_sequence

@@ -2,6 +2,8 @@
 
 A step takes the first ready nodes in order. It is booked as if it had run, so the next one may take their successors:
 tasks of one worker run in order (ahead-of-time scheduling; BatchMaker section 4.3).
+
+nodes, subgraphs, source, source_table, consumer: the arena's tables, which the loops change.
 """
 
 from __future__ import annotations
@@ -12,10 +14,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.compiled import compiled
-from batchmaker.scheduler.arena import NOWHERE, NodeArrays, SubgraphArrays
+from batchmaker.scheduler.arena import (
+    END,
+    FETCH,
+    HELD,
+    IN_FLIGHT,
+    LANE,
+    LANE_WORKER,
+    NOWHERE,
+    OPEN_ENDED,
+    ROW,
+    SUBGRAPH,
+    USES,
+)
 from batchmaker.scheduler.candidates import choose, joined
+from batchmaker.scheduler.commands import ZERO_TABLE
 from batchmaker.scheduler.lanes import NOBODY, seat
-from batchmaker.scheduler.placing import find_input, take_over
 from batchmaker.scheduler.progress import submit
 from batchmaker.scheduler.ready import NODE_MASK, Keys
 
@@ -25,9 +39,9 @@ Flags = NDArray[np.bool_]
 FIRST_ROOM: Final = 512
 
 # Rows of `Steps.at`, before those of inputs: what is said of each position.
-NODE: Final = 0
-SUBGRAPH: Final = 1
-LANE: Final = 2
+AT_NODE: Final = 0
+AT_SUBGRAPH: Final = 1
+AT_LANE: Final = 2
 NUM_FACTS: Final = 3
 
 # Rows of `Steps.ends`: how many there are of each up to the end of a step.
@@ -63,24 +77,17 @@ class Limits(NamedTuple):
 class Places(NamedTuple):
     """Where rows of the cell type lie on one worker.
 
-    plan_rows: whether to say so at all. is_host: [tables]. value_ports: inputs that other nodes have ever fed,
-    ascending. free: [num_free or more] free rows of its pool, taken from the end. first_table, end_table: the pool's.
-    num_inputs, num_sequence: inputs of the cell, and of those one per step of a run. occupant: [lanes] of the worker.
-    lane_tables: [workers, state inputs].
+    plan_rows: whether to say so at all. worker: which one. num_free: free rows of the type's pool. first_table,
+    end_table: the pool's. num_inputs, num_sequence: inputs of the cell, and of those one per step of a run.
     """
 
     plan_rows: bool
-    is_host: Flags
-    value_ports: Ids
-    free: Ids
+    worker: int
     num_free: int
     first_table: int
     end_table: int
     num_inputs: int
     num_sequence: int
-    worker: int
-    occupant: Ids
-    lane_tables: Ids
 
 
 class Steps(NamedTuple):
@@ -126,12 +133,12 @@ def _room(array: Any, size: int) -> Any:
 
 
 @compiled
-def _look(nodes: NodeArrays, subgraphs: SubgraphArrays, batch: Ids) -> tuple[bool, bool, bool]:
+def _look(nodes: Ids, subgraphs: Ids, batch: Ids) -> tuple[bool, bool, bool]:
     """Return whether some nodes are of runs, whether all are of runs that go on for certain, whether some may stop."""
     some, certain, may_stop = False, True, False
-    for node in batch:
-        mine = nodes.subgraph[node]
-        is_run, is_open = subgraphs.end[mine] > 0, subgraphs.open_ended[mine]
+    for i in range(len(batch)):
+        mine = nodes[SUBGRAPH, batch[i]]
+        is_run, is_open = subgraphs[END, mine] > 0, subgraphs[OPEN_ENDED, mine] > 0
         some |= is_run
         certain &= is_run and not is_open
         may_stop |= is_open
@@ -150,24 +157,17 @@ def _goes_on(chosen: Keys, latest: Keys) -> bool:
 
 
 @compiled
-def _num_alike(nodes: NodeArrays, subgraphs: SubgraphArrays, keys: Keys, most: int) -> int:
+def _num_alike(nodes: Ids, subgraphs: Ids, keys: Keys, most: int) -> int:
     """Return how many steps these runs take together, from these nodes to the first end of one; at most `most`."""
-    for key in keys:
-        node = key & NODE_MASK
-        most = min(most, subgraphs.end[nodes.subgraph[node]] - node)
+    for i in range(len(keys)):
+        node = keys[i] & NODE_MASK
+        most = min(most, subgraphs[END, nodes[SUBGRAPH, node]] - node)
     return most
 
 
 @compiled
 def _go_on(
-    nodes: NodeArrays,
-    subgraphs: SubgraphArrays,
-    occupant: Ids,
-    at: Ids,
-    first: int,
-    num_steps: int,
-    keys: Keys,
-    ranks: Ids,
+    nodes: Ids, subgraphs: Ids, occupant: Ids, at: Ids, first: int, num_steps: int, keys: Keys, ranks: Ids
 ) -> tuple[Keys, Ids]:
     """Book steps in which the chains of the step before all go on, in their lanes; those that end then leave them.
 
@@ -176,18 +176,19 @@ def _go_on(
     """
     count = len(keys)
     for i in range(count):
-        node, mine, lane = at[NODE, first - count + i], at[SUBGRAPH, first - count + i], at[LANE, first - count + i]
+        before = first - count + i
+        node, mine, lane = at[AT_NODE, before], at[AT_SUBGRAPH, before], at[AT_LANE, before]
         for step in range(num_steps):
             position = first + step * count + i
-            at[NODE, position], at[SUBGRAPH, position], at[LANE, position] = node + 1 + step, mine, lane
-        subgraphs.in_flight[mine] += num_steps
-        if node + num_steps + 1 == subgraphs.end[mine] and lane != NOWHERE:
-            occupant[lane], subgraphs.lane[mine], subgraphs.lane_worker[mine] = NOBODY, NOWHERE, NOWHERE
+            at[AT_NODE, position], at[AT_SUBGRAPH, position], at[AT_LANE, position] = node + 1 + step, mine, lane
+        subgraphs[IN_FLIGHT, mine] += num_steps
+        if node + num_steps + 1 == subgraphs[END, mine] and lane != NOWHERE:
+            occupant[lane], subgraphs[LANE, mine], subgraphs[LANE_WORKER, mine] = NOBODY, NOWHERE, NOWHERE
     ready, of = np.empty(count, np.int64), np.empty(len(ranks), np.int64)
     num_ready = 0
     for i in range(count):
         node = keys[i] & NODE_MASK
-        if node + num_steps < subgraphs.end[nodes.subgraph[node]]:
+        if node + num_steps < subgraphs[END, nodes[SUBGRAPH, node]]:
             ready[num_ready] = keys[i] + num_steps
             if len(ranks) > 0:
                 of[num_ready] = ranks[i]
@@ -197,80 +198,110 @@ def _go_on(
 
 @compiled
 def _note_moves(
-    nodes: NodeArrays, places: Places, before: Ids, home: Ids, at: Ids, first: int, moves: Ids, num_moves: int
-) -> int:
+    nodes: Ids, source: Ids, source_table: Ids, is_host: Flags, lane_tables: Ids, places: Places, before: Ids,
+    home: Ids, at: Ids, first: int, moves: Ids, num_moves: int,
+) -> int:  # fmt: skip
     """Note what must be brought to the lanes of a step. before, home: see `seat`. Returns how many moves there are."""
     num_state = places.num_inputs - places.num_sequence
     for i in range(len(before)):
-        if before[i] == at[LANE, first + i] and home[i] == places.worker:
+        if before[i] == at[AT_LANE, first + i] and home[i] == places.worker:
             continue
         moves[0, num_moves] = first + i
         for part in range(num_state):
             if before[i] == NOBODY:
-                port = places.num_sequence + part
-                table, row = find_input(nodes, places.is_host, port, at[NODE, first + i])
+                port, node = places.num_sequence + part, at[AT_NODE, first + i]
+                table = source_table[port, node]
+                row = node if table == ZERO_TABLE or is_host[table] else nodes[ROW, source[port, node]]
             else:
-                table, row = places.lane_tables[home[i], part], before[i]
+                table, row = lane_tables[home[i], part], before[i]
             moves[1 + part, num_moves], moves[1 + num_state + part, num_moves] = table, row
         num_moves += 1
     return num_moves
 
 
 @compiled
-def _note_inputs(nodes: NodeArrays, places: Places, at: Ids, first: int, end: int, has_lanes: bool) -> None:
-    """Note where the positions of a step find each input that is no lane state."""
-    for port in range(places.num_inputs):
-        is_state = has_lanes and port >= places.num_sequence
+def _note_inputs(
+    nodes: Ids, source: Ids, source_table: Ids, is_host: Flags, at: Ids, first: int, end: int, num_found: int,
+    num_inputs: int,
+) -> None:  # fmt: skip
+    """Note where positions find their first `num_found` inputs; the others are lane state."""
+    for port in range(num_found):
         for position in range(first, end):
-            table, row = NOWHERE, NOWHERE
-            if not is_state:
-                table, row = find_input(nodes, places.is_host, port, at[NODE, position])
-            at[NUM_FACTS + port, position], at[NUM_FACTS + places.num_inputs + port, position] = table, row
+            node = at[AT_NODE, position]
+            table = source_table[port, node]
+            own = table == ZERO_TABLE or is_host[table]
+            at[NUM_FACTS + port, position] = table
+            at[NUM_FACTS + num_inputs + port, position] = node if own else nodes[ROW, source[port, node]]
+    for port in range(num_found, num_inputs):
+        at[NUM_FACTS + port, first:end] = NOWHERE
+        at[NUM_FACTS + num_inputs + port, first:end] = NOWHERE
 
 
 @compiled
 def _keep(
-    nodes: NodeArrays,
-    subgraphs: SubgraphArrays,
-    places: Places,
-    at: Ids,
-    first: int,
-    end: int,
-    has_lanes: bool,
-    marks: Ids,
-    kept: Ids,
-    num_kept: int,
-    num_free: int,
-) -> tuple[int, int, int]:
-    """Give rows to the positions of a step whose outputs others read, and mark the outputs that go to the host.
+    nodes: Ids, subgraphs: Ids, source: Ids, source_table: Ids, is_host: Flags, value_ports: Ids, free: Ids,
+    places: Places, at: Ids, first: int, end: int, has_lanes: bool, marks: Ids, kept: Ids, num_kept: int, num_free: int,
+) -> tuple[int, int, int]:  # fmt: skip
+    """Give rows to positions whose outputs others read, and mark the outputs that go to the host.
 
-    Consumers look for the outputs of a run that may stop under its last node, since any step may turn out to be it.
-    Returns how many are kept, how many rows are free, and all marks of the step.
+    Consumers look for the outputs of a run that may stop under its last node, since any step may turn out to be it. A
+    single node takes over the row of its first child, where nobody else reads that and it is of the same pool.
+    Returns how many are kept, how many rows are free, and all marks of the positions.
     """
     all_marks = 0
     for position in range(first, end):
-        node, mine = at[NODE, position], at[SUBGRAPH, position]
-        owner = subgraphs.end[mine] - 1 if subgraphs.open_ended[mine] else node
-        marks[0, position] = nodes.fetch[node] | nodes.fetch[owner]
+        node, mine = at[AT_NODE, position], at[AT_SUBGRAPH, position]
+        owner = subgraphs[END, mine] - 1 if subgraphs[OPEN_ENDED, mine] else node
+        marks[0, position] = nodes[FETCH, node] | nodes[FETCH, owner]
         all_marks |= marks[0, position]
-        if nodes.uses[owner] == 0 and not nodes.held[owner]:
+        if nodes[USES, owner] == 0 and not nodes[HELD, owner]:
             continue
-        if nodes.row[owner] == NOWHERE and (
-            has_lanes
-            or not take_over(nodes, places.is_host, places.value_ports, places.first_table, places.end_table, owner)
-        ):
+        if nodes[ROW, owner] == NOWHERE and not has_lanes and len(value_ports) > 0:
+            child, table = source[value_ports[0], owner], source_table[value_ports[0], owner]
+            if places.first_table <= table < places.end_table and not nodes[HELD, child]:
+                num_reads = 0
+                for k in range(len(value_ports)):
+                    port = value_ports[k]
+                    num_reads += source[port, owner] == child and not is_host[source_table[port, owner]]
+                if nodes[USES, child] == num_reads:
+                    nodes[ROW, owner], nodes[ROW, child] = nodes[ROW, child], NOWHERE
+        if nodes[ROW, owner] == NOWHERE:
             num_free -= 1
-            nodes.row[owner] = places.free[num_free]
-        kept[0, num_kept], kept[1, num_kept] = position, nodes.row[owner]
+            nodes[ROW, owner] = free[num_free]
+        kept[0, num_kept], kept[1, num_kept] = position, nodes[ROW, owner]
         num_kept += 1
     return num_kept, num_free, all_marks
 
 
 @compiled
+def _note_done(nodes: Ids, subgraphs: Ids, at: Ids, first: int, end: int, done: Ids, num_done: int) -> tuple[int, bool]:
+    """Note the nodes that are done with a step; return how many there are, and whether an unfold function holds any.
+
+    Of a run that is its last step; one that may stop is done when that is known.
+    """
+    held = False
+    for position in range(first, end):
+        node, mine = at[AT_NODE, position], at[AT_SUBGRAPH, position]
+        held |= nodes[HELD, node] > 0
+        last = subgraphs[END, mine]
+        if not subgraphs[OPEN_ENDED, mine] and (last == 0 or node + 1 == last):
+            done[0, num_done] = node
+            num_done += 1
+    return num_done, held
+
+
+@compiled
 def find_steps(
-    nodes: NodeArrays,
-    subgraphs: SubgraphArrays,
+    nodes: Ids,
+    subgraphs: Ids,
+    source: Ids,
+    source_table: Ids,
     consumer: Ids,
+    is_host: Flags,
+    value_ports: Ids,
+    free: Ids,
+    occupant: Ids,
+    lane_tables: Ids,
     places: Places,
     limits: Limits,
     seconds: NDArray[np.float64],
@@ -279,10 +310,12 @@ def find_steps(
 ) -> Steps:
     """Form the steps of one task and book them as submitted.
 
+    is_host: [tables]. value_ports: inputs that other nodes have ever fed, ascending. free: [num_free or more] free rows
+    of the type's pool, taken from the end. occupant: [lanes] of the worker. lane_tables: [workers, state inputs].
     seconds: [max_batch + 1] that a step of so many rows takes. candidates: ready nodes that may run on the worker, in
     the order of their queue. ranks: of their requests, empty where all are equal. Arrays that are returned are fresh.
     """
-    ranked = len(ranks) > 0
+    ranked, plan_rows = len(ranks) > 0, places.plan_rows
     steps_room = min(limits.max_steps, 8)
     ends, flags = np.zeros((NUM_ENDS, steps_room), np.int64), np.zeros((NUM_FLAGS, steps_room), np.int64)
     at = np.empty((NUM_FACTS + 2 * places.num_inputs, FIRST_ROOM), np.int64)
@@ -309,7 +342,7 @@ def find_steps(
             or (limits.more and count < limits.max_batch and next_used == len(candidates))
         ):
             break
-        if places.plan_rows and num_free < count:
+        if plan_rows and num_free < count:
             break
         first_at, num_alike = num_at, 1
         keys, of_keys = chosen[:count], of[: count if ranked else 0]
@@ -318,7 +351,7 @@ def find_steps(
             most = limits.max_steps - num_steps
             if used_s + most * seconds[count] > limits.budget_s:
                 most = max(1, int((limits.budget_s - used_s) / seconds[count]))
-            if places.plan_rows:
+            if plan_rows:
                 most = min(most, num_free // count)
             num_alike = _num_alike(nodes, subgraphs, keys, most)
         num_rows = num_alike * count
@@ -330,18 +363,16 @@ def find_steps(
             batch = keys & NODE_MASK
             lanes, before, home = batch, batch, batch  # of a step without lanes, not looked at
             some_runs, certain, may_stop = _look(nodes, subgraphs, batch)
-            has_lanes = places.plan_rows and some_runs
+            has_lanes = plan_rows and some_runs
             if has_lanes:
                 moves, left = _room(moves, num_moves + count), _room(left, num_left + count)
-                wanted, is_dense, batch, lanes, before, home = seat(
-                    places.occupant, nodes.subgraph, subgraphs, places.worker, batch
-                )
+                wanted, is_dense, batch, lanes, before, home = seat(occupant, nodes, subgraphs, places.worker, batch)
                 if wanted > 0:
                     lanes_wanted = wanted
                     break
             for i in range(count):
-                at[NODE, first_at + i], at[SUBGRAPH, first_at + i] = batch[i], nodes.subgraph[batch[i]]
-                at[LANE, first_at + i] = lanes[i] if has_lanes else NOWHERE
+                at[AT_NODE, first_at + i], at[AT_SUBGRAPH, first_at + i] = batch[i], nodes[SUBGRAPH, batch[i]]
+                at[AT_LANE, first_at + i] = lanes[i] if has_lanes else NOWHERE
                 if not has_lanes or before[i] == NOBODY:
                     entering[0, num_entering] = batch[i]
                     num_entering += 1
@@ -349,32 +380,32 @@ def find_steps(
                     left[0, num_left], left[1, num_left] = home[i], before[i]
                     num_left += 1
             if has_lanes:
-                num_moves = _note_moves(nodes, places, before, home, at, first_at, moves, num_moves)
+                num_moves = _note_moves(
+                    nodes, source, source_table, is_host, lane_tables, places, before, home, at, first_at, moves,
+                    num_moves,
+                )  # fmt: skip
         num_at += num_rows
         num_latest = count
         for i in range(count):
             latest[i] = keys[i] + num_alike - 1
         if goes_on:
-            found, found_ranks = _go_on(nodes, subgraphs, places.occupant, at, first_at, num_alike, keys, of_keys)
+            found, found_ranks = _go_on(nodes, subgraphs, occupant, at, first_at, num_alike, keys, of_keys)
             waiting, waiting_ranks = joined(found, found_ranks, ranked, waiting[taken:], waiting_ranks[taken:])
-        if places.plan_rows:
-            _note_inputs(nodes, places, at, first_at, num_at, has_lanes)
+        if plan_rows:
+            num_found = places.num_sequence if has_lanes else places.num_inputs
+            _note_inputs(nodes, source, source_table, is_host, at, first_at, num_at, num_found, places.num_inputs)
             num_kept, num_free, found_marks = _keep(
-                nodes, subgraphs, places, at, first_at, num_at, has_lanes, marks, kept, num_kept, num_free
-            )
+                nodes, subgraphs, source, source_table, is_host, value_ports, free, places, at, first_at, num_at,
+                has_lanes, marks, kept, num_kept, num_free,
+            )  # fmt: skip
             all_marks |= found_marks
         for step in range(num_alike):  # runs end with the last of these, if any does
-            steers = may_stop
-            for position in range(first_at + step * count, first_at + (step + 1) * count):
-                node, mine = at[NODE, position], at[SUBGRAPH, position]
-                steers |= nodes.held[node]
-                if not subgraphs.open_ended[mine] and (subgraphs.end[mine] == 0 or node + 1 == subgraphs.end[mine]):
-                    done[0, num_done] = node
-                    num_done += 1
-            ends[POSITIONS, num_steps], ends[DONE, num_steps] = first_at + (step + 1) * count, num_done
+            begin = first_at + step * count
+            num_done, held = _note_done(nodes, subgraphs, at, begin, begin + count, done, num_done)
+            ends[POSITIONS, num_steps], ends[DONE, num_steps] = begin + count, num_done
             ends[ENTERING, num_steps], ends[LEFT, num_steps] = num_entering, num_left
             flags[HAS_LANES, num_steps], flags[IS_DENSE, num_steps] = has_lanes, is_dense
-            flags[MAY_STOP, num_steps], flags[STEERS, num_steps] = may_stop, steers
+            flags[MAY_STOP, num_steps], flags[STEERS, num_steps] = may_stop, may_stop or held
             num_steps += 1
         if not goes_on:
             found, found_ranks = submit(nodes, subgraphs, consumer, places.worker, keys, of_keys)
