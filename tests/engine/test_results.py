@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 import batchmaker as bm
 from batchmaker.engine.result_tables import NARROW_BYTES, ResultTables
-from batchmaker.engine.stop_tests import StopTests
 from batchmaker.graph.spec import ValueSpec
 
 DTYPES = ["float32", "bfloat16", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool"]
@@ -143,44 +142,3 @@ def test_wide_values_and_empty_ones_have_no_table() -> None:
     assert tables.find(0, ValueSpec((NARROW_BYTES // 4,), "float32")) is not None
     assert tables.find(0, ValueSpec((NARROW_BYTES // 4 + 1,), "float32")) is None
     assert tables.find(0, ValueSpec((0,), "float32")) is None
-
-
-def test_equal_stop_tests_are_asked_once_with_numbers_as_wide_as_pythons() -> None:
-    asked: list[Any] = []
-
-    def even(values: Any) -> Any:
-        asked.append(values)
-        return values % 2 == 0
-
-    tests = StopTests()
-    for position, place in ((3, 0), (0, 1), (5, 3)):
-        tests.add(even, position, place)
-    tests.add(7, 1, 2)
-    stopped, failed = tests.apply(torch.tensor([4, 1, 7, 2], dtype=torch.int8), 6, "cell")
-    assert stopped.tolist() == [False, True, False, True, False, True]
-    assert failed == ()
-    assert [(values.tolist(), values.dtype) for values in asked] == [([4, 1, 2], np.int64)]
-
-
-def test_a_stop_test_sees_rows_of_a_type_that_numpy_lacks() -> None:
-    tests = StopTests()
-    for position in range(2):
-        tests.add(lambda rows: rows[:, 0] > 1, position, position)
-    values = torch.tensor([[2.0, 0.0], [1.0, 3.0]], dtype=torch.bfloat16)
-    stopped, failed = tests.apply(values, 2, "walk")
-    assert failed == ()
-    assert stopped.tolist() == [True, False]
-
-
-def test_a_stop_test_that_raises_fails_at_the_values_that_make_it_raise() -> None:
-    def picky(values: Any) -> Any:
-        if (values < 0).any():
-            raise ValueError("negative")
-        return values > 1.0
-
-    tests = StopTests()
-    for position in range(3):
-        tests.add(picky, position, position)
-    stopped, failed = tests.apply(torch.tensor([2.0, -1.0, 0.5]), 3, "walk")
-    assert stopped.tolist() == [True, False, False]
-    assert failed == ((1, "until of cell 'walk' raised ValueError: negative"),)

@@ -244,7 +244,8 @@ class Harness:
     duration: units that a step takes. mode: when a step touches tables: all at its "start", all at its "finish", or
     "split": it reads at its start and writes at its finish. reports: steps of a task that are told of at once, all of
     which touch tables when the last of them finishes. tells_time: whether the scheduler hears how long steps took, from
-    which a policy may learn: one that does cannot be used again for the replay. fails: positions of a step that fail.
+    which a policy may learn: one that does cannot be used again for the replay. loops_ahead: see Scheduler. fails:
+    positions of a step that fail.
     """
 
     def __init__(
@@ -259,6 +260,7 @@ class Harness:
         mode: Callable[[], str] = lambda: "split",
         reports: Callable[[], int] = lambda: 1,
         tells_time: bool = False,
+        loops_ahead: bool = False,
         fails: Callable[[int], tuple[int, ...]] = lambda batch: (),
         check_always: bool = True,
         patience: int = PATIENCE,
@@ -268,6 +270,7 @@ class Harness:
             policy or CellularPolicy(max_steps=max_steps),
             num_workers=num_workers,
             run_ahead=run_ahead,
+            loops_ahead=loops_ahead,
             patience=patience,
         )
         self.scheduler = self._make()
@@ -282,6 +285,7 @@ class Harness:
         self._owner: dict[int, tuple[int, int]] = {}
         self._computed: set[tuple[int, int]] = set()
         self._woken: list[int] = []
+        self._over: set[tuple[int, int]] = set()  # task and subgraph of loops that have ended while the task runs
         self._on_answer: dict[int, Callable[[str], None]] = {}
         self.accepted: list[int] = []
         self.log: list[Ran] = []
@@ -515,22 +519,27 @@ class Harness:
         if mode != "finish":
             outputs = self._compute(task, steps[0])
         if mode == "start":
-            self._write(steps[0], outputs)
+            self._write(steps[0], outputs, self._runs(task, steps[0]))
 
         def finish() -> StepsFinished:
             stopped, failed = [], []
             begin = 0 if first == 0 else int(task.ends[first - 1])
             for step, owned in zip(steps, owners, strict=True):
                 computed = outputs if mode != "finish" else self._compute(task, step)
+                runs = self._runs(task, step)
                 if mode != "start":
-                    self._write(step, computed)
-                self._check_step(owned, task, computed)
-                failing = self._fails(step.batch)
+                    self._write(step, computed, runs)
+                self._check_step(owned, task, computed, runs)
+                failing = [position for position in self._fails(step.batch) if runs[position]]
                 for fetch in step.fetches:
                     for position in fetch.positions.tolist():
-                        if position not in failing:
+                        if position not in failing and runs[position]:
                             self._deliver(*owned[position], fetch.output, computed[fetch.output][position])
-                stopped.append(stops(computed[0]) if step.may_stop else np.zeros(step.batch, bool))
+                stopped.append(runs & stops(computed[0]) if step.may_stop else np.zeros(step.batch, bool))
+                arena = self.scheduler._books.arena
+                subgraphs = arena.subgraph[step.nodes[stopped[-1]]]
+                loops = subgraphs[arena.open_ended[subgraphs] > 0]
+                self._over.update((task.task, subgraph) for subgraph in loops.tolist())
                 failed += [(begin + position, "it broke") for position in failing]
                 begin += step.batch
             busy_s = finish_s - started_s if self._tells_time else 0.0
@@ -539,8 +548,17 @@ class Harness:
 
         self._current[worker] = (finish_s, finish)
 
-    def _check_step(self, owners: list[tuple[int, int]], task: RunTask, outputs: list[np.ndarray]) -> None:
+    def _runs(self, task: RunTask, step: Step) -> np.ndarray:
+        """Which rows of a step run: not those of loops that have ended earlier in the task."""
+        subgraphs = self.scheduler._books.arena.subgraph[step.nodes].tolist()
+        return np.array([(task.task, subgraph) not in self._over for subgraph in subgraphs])
+
+    def _check_step(
+        self, owners: list[tuple[int, int]], task: RunTask, outputs: list[np.ndarray], runs: np.ndarray
+    ) -> None:
         for position, (request, local) in enumerate(owners):
+            if not runs[position]:
+                continue
             assert (request, local) not in self._computed, f"node {local} of request {request} ran twice"
             self._computed.add((request, local))
             reference = self._requests[request].reference
@@ -565,17 +583,18 @@ class Harness:
         assert len(columns) == len(cell.inputs)
         return compute(cell, columns, step.batch)
 
-    def _write(self, step: Step, outputs: list[np.ndarray]) -> None:
+    def _write(self, step: Step, outputs: list[np.ndarray], runs: np.ndarray) -> None:
         if step.lanes is not None:
             rows = np.arange(step.batch) if step.lanes.rows is None else step.lanes.rows
             following = outputs[len(outputs) - len(step.lanes.tables) :]
             for table, values in zip(step.lanes.tables, following, strict=True):
-                self._tables[table][rows] = values
+                self._tables[table][rows] = np.where(runs, values, GARBAGE)
         if step.keep is not None:
             assert len(np.unique(step.keep.rows)) == len(step.keep.rows)
             for table, values in zip(step.keep.tables, outputs, strict=True):
-                kept = values if step.keep.positions is None else values[step.keep.positions]
-                self._tables[table][step.keep.rows] = kept
+                positions = np.arange(step.batch) if step.keep.positions is None else step.keep.positions
+                mine = runs[positions]
+                self._tables[table][step.keep.rows[mine]] = values[positions[mine]]
 
     def _gather(self, sources: tuple[Source, ...], count: int) -> np.ndarray:
         column = np.full(count, GARBAGE)

@@ -20,6 +20,7 @@ from batchmaker.engine.driver import DriverStats, StepSeen, blamed, error_of
 from batchmaker.engine.in_flight import InFlight
 from batchmaker.engine.onlookers import Onlooker, call_quietly
 from batchmaker.engine.results import Results
+from batchmaker.engine.stop_tests import LoopTests
 from batchmaker.engine.ticket import Ticket
 from batchmaker.errors import RAISED_BY_USERS, DeviceError
 from batchmaker.executor.base import Executor, StepsResult
@@ -225,11 +226,18 @@ class CellDriver:
         self._brought.begin(slots, now_s - result.busy_s)
         for request in self._brought.take(cell, task, result, begin, slots):
             touched[request.ticket.request_id] = request
-        stopped, failed = None, result.failed
-        if task.may_stop[result.first : result.end].any():
+        stopped, failed = result.stopped, result.failed
+        if stopped is None and task.may_stop[result.first : result.end].any():
             stopped, untested = self._brought.stopped(cell, task, result, begin, slots)
             failed += untested
+        if stopped is not None:
+            self._brought.loops_ended(task, begin, slots, stopped)
         return StepsFinished(result.task, result.first, result.end, now_s, stopped, failed, result.busy_s)
+
+    def loop_tests(self, task: RunTask) -> LoopTests:
+        """Return the stop tests of a task's loops, for an executor that applies them between its steps."""
+        cell = self._registry.types[task.type_id]
+        return self._brought.loop_tests(cell, task.nodes, self._scheduler.slots(task.nodes))
 
     def _resume(self, request: InFlight, events: list[Event]) -> None:
         """Let an unfold function that has what it waited for go on, as far as it gets."""

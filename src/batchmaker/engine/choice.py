@@ -87,19 +87,23 @@ def make_driver(
         executor = InlineExecutor(registry.types, registry.bound, num_threads=threads)
     elif executor is None:
         executor = CpuExecutor(registry.types, registry.bound, num_workers=workers, num_threads=threads)
-    inline = isinstance(executor, InlineExecutor)
+    inline = executor if isinstance(executor, InlineExecutor) else None
     if run_ahead is None:
         run_ahead = 0 if inline else 1
     scheduler = Scheduler(
         policy,
         num_workers=executor.num_workers,
         run_ahead=run_ahead,
-        take_turns=inline,
+        take_turns=inline is not None,
+        loops_ahead=inline is not None,
         give_up_late=give_up_late,
     )
     cells = [served.cells for served in catalogue]
     sequences = Sequences(clock, limit=max_sequences, give_up_late=give_up_late)
-    return CellDriver(registry, cells, scheduler, executor, clock, max_nodes, sequences)
+    driver = CellDriver(registry, cells, scheduler, executor, clock, max_nodes, sequences)
+    if inline is not None:
+        inline.test_loops(driver.loop_tests)
+    return driver
 
 
 def _check_whole_requests(model: Model, policy: GraphPolicy) -> None:

@@ -15,13 +15,12 @@ from torch import Tensor
 
 from batchmaker.engine.in_flight import InFlight
 from batchmaker.engine.result_tables import ResultTables
-from batchmaker.engine.stop_tests import StopTests
+from batchmaker.engine.stop_tests import Failures, LoopTests
 from batchmaker.executor.base import StepsResult
 from batchmaker.graph.spec import CellType
 from batchmaker.scheduler.commands import RunTask, within
 
 Nodes = NDArray[np.int64]
-Failures = tuple[tuple[int, str], ...]
 
 
 @final
@@ -67,7 +66,9 @@ class Results:
 
         begin: the first position of these steps. slots: of the requests that their nodes belong to.
         """
-        failed = frozenset([position for position, _ in result.failed])
+        missing = {position for position, _ in result.failed}
+        if result.skipped is not None:
+            missing.update((begin + np.flatnonzero(result.skipped)).tolist())
         touched: dict[int, InFlight] = {}
         for fetch, values in zip(task.fetches, result.fetched, strict=False):  # none where the steps failed as a whole
             positions = fetch.positions[within(fetch.positions, begin, begin + len(slots))]
@@ -80,7 +81,7 @@ class Results:
                 if self._num_told == 0:
                     continue
             owners = slots[positions - begin]
-            self._tell(fetch.output, positions, nodes, owners, values, failed, touched, some=table is not None)
+            self._tell(fetch.output, positions, nodes, owners, values, missing, touched, some=table is not None)
         return list(touched.values())
 
     def _tell(
@@ -90,12 +91,12 @@ class Results:
         nodes: Nodes,
         owners: Nodes,
         values: Tensor,
-        failed: frozenset[int],
+        missing: set[int],
         touched: dict[int, InFlight],
         *,
         some: bool,
     ) -> None:
-        """Give values to their requests one by one; some: only to those that must be told of each."""
+        """Give values to their requests one by one, but for `missing` positions; some: only to those told of each."""
         if some:
             where = np.flatnonzero(self._told[owners])
             if len(where) < len(nodes):
@@ -105,43 +106,51 @@ class Results:
             owners.tolist(), nodes.tolist(), positions.tolist(), objects(values), strict=True
         ):
             request = self._by_slot[slot]
-            if request is None or position in failed:
+            if request is None or position in missing:
                 continue
             request.store(request.local(node), output, value)
             if request.unfolding.open:
                 touched[slot] = request
 
+    def loop_tests(self, cell: CellType, nodes: Nodes, slots: Nodes) -> LoopTests:
+        """Return the stop tests of the loops that these nodes are of. slots: of their requests."""
+        return LoopTests(cell.name, nodes, [self._by_slot[slot] for slot in slots.tolist()])
+
     def stopped(
         self, cell: CellType, task: RunTask, result: StepsResult, begin: int, slots: Nodes
     ) -> tuple[NDArray[np.bool_], Failures]:
-        """Apply each loop's stop test to the value that it watches, and note where those that are over have ended.
+        """Apply the stop tests after steps whose executor has not, none of which follows another of the same loop.
 
-        Returns which positions of these steps stop, [len(slots)], and those of the task at which the test raised. All
-        equal tests are applied at once.
+        Returns which positions of these steps end their loop, [len(slots)], and those of the task at which the test
+        raised.
         """
-        output = cell.host_outputs[0] if cell.host_outputs else 0
-        found = [(f.positions, v) for f, v in zip(task.fetches, result.fetched, strict=False) if f.output == output]
+        stopped = np.zeros(len(slots), np.bool_)
+        found = [
+            (f.positions, v) for f, v in zip(task.fetches, result.fetched, strict=False) if f.output == cell.watched
+        ]
         if not found:  # the steps failed as a whole
-            return np.zeros(len(slots), np.bool_), ()
+            return stopped, ()
         ((positions, values),) = found
-        positions = positions[within(positions, begin, begin + len(slots))] - begin
-        bad = frozenset([position - begin for position, _ in result.failed])
-        tests = StopTests()
-        loops: list[tuple[int, InFlight, int, int]] = []
-        owners, nodes = slots[positions].tolist(), task.nodes[positions + begin].tolist()
-        for place, (slot, node, position) in enumerate(zip(owners, nodes, positions.tolist(), strict=True)):
-            request = self._by_slot[slot]
-            at = None if request is None or position in bad else request.loop_at(node)
-            if request is not None and at is not None:
-                local, loop = at
-                tests.add(loop.until, position, place)
-                loops.append((position, request, local, loop.last))
-        stopped, failed = tests.apply(values, len(slots), cell.name)
-        over, fetched = stopped.tolist(), [fetch.output for fetch in task.fetches]
-        for position, request, local, last in loops:
-            if over[position] or local == last:
-                request.end_loop(last, local, fetched)
-        return stopped, tuple([(begin + position, reason) for position, reason in failed])
+        positions = positions[within(positions, begin, begin + len(slots))]
+        good = ~np.isin(positions, [position for position, _ in result.failed])
+        positions, values = positions[good], values[torch.from_numpy(good)]
+        if len(positions) == 0:
+            return stopped, ()
+        nodes = task.nodes[positions]
+        stopped[positions - begin], failed = self.loop_tests(cell, nodes, slots[positions - begin]).apply(nodes, values)
+        return stopped, tuple([(int(positions[place]), reason) for place, reason in failed])
+
+    def loops_ended(self, task: RunTask, begin: int, slots: Nodes, stopped: NDArray[np.bool_]) -> None:
+        """Note for their requests where loops have ended, and let them find the last values there.
+
+        slots, stopped: of the positions from `begin` on.
+        """
+        fetched = [fetch.output for fetch in task.fetches]
+        for place in np.flatnonzero(stopped).tolist():
+            request, node = self._by_slot[int(slots[place])], int(task.nodes[begin + place])
+            found = None if request is None else request.loop_at(node)
+            if request is not None and found is not None:
+                request.end_loop(found[1].last, found[0], fetched)
 
 
 def objects(values: Tensor) -> list[Any]:

@@ -23,6 +23,8 @@ class StepsResult:
     fetched: per fetch of the task, the values at those of its positions that are of these steps, [count, *shape] on the
     host, whose memory nobody else writes to; none where the steps failed as a whole. failed: positions of the task at
     which the cell raised, with the reason; their values are undefined. busy_s: seconds the steps took on their worker.
+    stopped: [positions of these steps] where loops have ended, if the executor has applied the stop tests. skipped:
+    [positions of these steps] which did not run, since their loop had ended before, if any; their values are undefined.
     """
 
     task: TaskId
@@ -31,6 +33,21 @@ class StepsResult:
     fetched: tuple[Tensor, ...]
     failed: tuple[tuple[int, str], ...]
     busy_s: float
+    stopped: NDArray[np.bool_] | None = None
+    skipped: NDArray[np.bool_] | None = None
+
+
+class LoopTests(Protocol):
+    """The stop tests of the loops of one task."""
+
+    def running(self, nodes: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which nodes of the task run: not those of loops that have ended before them."""
+
+    def apply(self, nodes: NDArray[np.int64], values: Tensor) -> tuple[NDArray[np.bool_], tuple[tuple[int, str], ...]]:
+        """Test loops after their steps at these nodes. values: [nodes, *shape], what each loop looks at.
+
+        Returns which have ended, [nodes], and the places at which a test raised, with the reason.
+        """
 
 
 def failed_result(task: RunTask, first: int, error: BaseException, end: int | None = None) -> StepsResult:

@@ -7,14 +7,14 @@ only when the engine's thread lets go of it. With steps of less than a milliseco
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import final
 
 import torch
 
 from batchmaker.cells.binding import BoundCell
 from batchmaker.errors import RAISED_BY_USERS
-from batchmaker.executor.base import StepsResult, failed_result
+from batchmaker.executor.base import LoopTests, StepsResult, failed_result
 from batchmaker.executor.computing import ComputingExecutor
 from batchmaker.executor.cpu import default_threads
 from batchmaker.executor.stepping import RunningTask
@@ -36,10 +36,15 @@ class InlineExecutor(ComputingExecutor):
         self._tasks: deque[RunTask] = deque()
         self._running: RunningTask | None = None
         self._ready = False
+        self._tests_of: Callable[[RunTask], LoopTests] | None = None
 
     @property
     def num_workers(self) -> int:
         return 1
+
+    def test_loops(self, tests_of: Callable[[RunTask], LoopTests]) -> None:
+        """Apply stop tests between the steps of a task. tests_of: makes those of one that has loops."""
+        self._tests_of = tests_of
 
     def submit(self, task: RunTask) -> None:
         self._tasks.append(task)
@@ -56,7 +61,8 @@ class InlineExecutor(ComputingExecutor):
         try:
             with torch.no_grad():
                 if self._running is None:
-                    self._running = self._runner.begin(task)
+                    tests = self._tests_of(task) if self._tests_of is not None and task.may_stop.any() else None
+                    self._running = self._runner.begin(task, tests)
                 first = self._running.num_finished
                 result = self._running.advance()
         except RAISED_BY_USERS as error:  # rows that do not fit, memory: the task fails, nothing else

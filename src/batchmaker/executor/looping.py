@@ -24,10 +24,10 @@ def run_in_loop(task: RunTask, cell: BoundCell, tables: StateTables) -> tuple[Te
     """Run all steps of a task, if that is the fastest way; return the values of its fetches.
 
     None, with nothing written, where its steps have to run one by one: the cell is more than one recurrent step, some
-    step has no lanes, or an input is at fault.
+    step has no lanes, a loop may end between two steps, or an input is at fault.
     """
     lanes = task.lanes
-    if lanes is None:
+    if lanes is None or (task.num_steps > 1 and task.may_stop.any()):
         return None
     bound = cell.split(len(cell.inputs) - len(lanes.tables))
     if bound.loop is None or not lanes.used.all():

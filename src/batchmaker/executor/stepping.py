@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final, final
 
 import numpy as np
@@ -16,7 +17,7 @@ from batchmaker.cells.cell import size_ladder
 from batchmaker.cells.export import example_rows
 from batchmaker.compiled import compiled
 from batchmaker.errors import RAISED_BY_USERS, said_by
-from batchmaker.executor.base import StepsResult
+from batchmaker.executor.base import LoopTests, StepsResult
 from batchmaker.executor.looping import run_in_loop
 from batchmaker.executor.tables import StateTables, as_array
 from batchmaker.graph.spec import CellType, ValueSpec
@@ -43,22 +44,30 @@ class TaskRunner:
         self._cells = cells
         self._tables = tables
 
-    def begin(self, task: RunTask) -> RunningTask:
-        """Return a task of which no step has run."""
-        return RunningTask(task, self._types[task.type_id].batch_sizes, self._cells[task.type_id], self._tables)
+    def begin(self, task: RunTask, tests: LoopTests | None = None) -> RunningTask:
+        """Return a task of which no step has run. tests: applied between its steps, if it has loops."""
+        return RunningTask(task, self._types[task.type_id], self._cells[task.type_id], self._tables, tests)
 
 
 @final
 class RunningTask:
     """A task while it is computed. num_finished: its steps that are."""
 
-    __slots__ = ("_bad", "_cell", "_ends", "_fetched", "_hoisted", "_sizes", "_tables", "_task", "num_finished")
+    __slots__ = (
+        "_bad", "_cell", "_ends", "_fetched", "_hoisted", "_sizes", "_skipped", "_stopped", "_tables", "_task",
+        "_tests", "_watched", "num_finished",
+    )  # fmt: skip
 
-    def __init__(self, task: RunTask, sizes: tuple[int, ...], cell: BoundCell, tables: StateTables) -> None:
+    def __init__(
+        self, task: RunTask, cell_type: CellType, cell: BoundCell, tables: StateTables, tests: LoopTests | None = None
+    ) -> None:
         self._task = task
-        self._sizes = sizes
+        self._sizes = cell_type.batch_sizes
+        self._watched = cell_type.watched
         self._cell = cell
         self._tables = tables
+        self._tests = tests
+        self._skipped, self._stopped = np.zeros((2, len(task.nodes)), np.bool_)
         self._ends: list[int] = task.ends.tolist()
         self._hoisted: Outputs | None = None
         self._bad: dict[int, str] = {}
@@ -81,26 +90,62 @@ class RunningTask:
                 break
         brought = tuple([parts[0] if len(parts) == 1 else torch.cat(parts) for parts in self._fetched])
         self._fetched = [[] for _ in task.fetches]
-        return StepsResult(task.task, first, self.num_finished, brought, tuple(failed), busy_s)
+        result = StepsResult(task.task, first, self.num_finished, brought, tuple(failed), busy_s)
+        if self._tests is None:
+            return result
+        told = slice(task.begin_of(first), self._ends[self.num_finished - 1])
+        return replace(result, stopped=self._stopped[told], skipped=self._skipped[told])
 
     def _run_step(self, number: int, failed: Failures) -> None:
         """Run one step, and note at which positions of the task it failed."""
         task, end = self._task, self._ends[number]
         begin = self._ends[number - 1] if number else 0
-        padded = self._sizes[bisect_left(self._sizes, end - begin)]
         lanes = task.lanes
         if lanes is None or not lanes.used[number]:
-            outputs = self._run_nodes(begin, end, padded, failed)
+            outputs = self._run_nodes(begin, end, self._sizes[bisect_left(self._sizes, end - begin)], failed)
+            ran = None
         else:
-            outputs = self._run_chains(number, lanes, begin, end, padded, failed)
+            ran = self._running(begin, end)
+            if ran is not None and len(ran) == 0:
+                outputs = tuple([example_rows((spec,), 0)[0] for spec in self._cell.outputs])
+            else:
+                outputs = self._run_chains(number, lanes, begin, end, ran, failed)
         for fetch, parts in zip(task.fetches, self._fetched, strict=True):
             mine = within(fetch.positions, begin, end)
-            parts.append(_taken(outputs[fetch.output], fetch.positions[mine] - begin))
+            parts.append(self._fetch(outputs, fetch.output, fetch.positions[mine] - begin, begin, ran, failed))
         keep = task.keep
         if keep is not None and keep.positions is not None:
             mine = within(keep.positions, begin, end)
-            if mine.stop > mine.start:  # last, since outputs that are inputs handed through may lie in these rows
-                self._keep(keep.tables, keep.rows[mine], keep.positions[mine] - begin, end - begin, outputs)
+            places, rows = _among(keep.positions[mine] - begin, ran)
+            if len(rows):  # last, since outputs that are inputs handed through may lie in these rows
+                batch = end - begin if ran is None else len(ran)
+                self._keep(keep.tables, keep.rows[mine][places], rows, batch, outputs)
+
+    def _running(self, begin: int, end: int) -> Rows | None:
+        """Return which rows of a step run, ascending, if not all do: those of loops that have ended do not."""
+        if self._tests is None:
+            return None
+        running = self._tests.running(self._task.nodes[begin:end])
+        self._skipped[begin:end] = ~running
+        return None if running.all() else np.flatnonzero(running)
+
+    def _fetch(
+        self, outputs: Outputs, output: int, positions: Rows, begin: int, ran: Rows | None, failed: Failures
+    ) -> Tensor:
+        """Return an output of these positions of a step, and test the loops that watch it. ran: see _running."""
+        places, rows = _among(positions, ran)
+        taken = _taken(outputs[output], rows)
+        if self._tests is not None and output == self._watched and len(rows):
+            at = begin + positions[places]
+            good = ~np.isin(at, [position for position, _ in failed])
+            ended, untested = self._tests.apply(self._task.nodes[at[good]], taken[torch.from_numpy(good)])
+            self._stopped[at[good][ended]] = True
+            failed.extend((int(at[good][place]), reason) for place, reason in untested)
+        if ran is None:
+            return taken
+        values = taken.new_zeros((len(positions), *taken.shape[1:]))
+        values[torch.from_numpy(np.arange(len(positions))[places])] = taken
+        return values
 
     # --- single nodes ------------------------------------------------------------------------------------------
 
@@ -167,18 +212,23 @@ class RunningTask:
         return self._hoisted
 
     def _run_chains(
-        self, number: int, lanes: TaskLanes, begin: int, end: int, padded: int, failed: Failures
+        self, number: int, lanes: TaskLanes, begin: int, end: int, ran: Rows | None, failed: Failures
     ) -> Outputs:
+        """Run a step of chains; those rows of it that `ran` says, in their order, if not all."""
         num_state = len(lanes.tables)
         cell = self._cell.split(len(self._cell.inputs) - num_state)
-        hoisted = tuple([rows.narrow(0, begin, padded) for rows in self._hoist(cell, len(cell.inputs) - num_state)])
+        batch = end - begin if ran is None else len(ran)
+        padded = self._sizes[bisect_left(self._sizes, batch)]
+        hoisted = tuple([_chosen(rows, begin, padded, ran) for rows in self._hoist(cell, len(cell.inputs) - num_state)])
         if self._bad:
             failed.extend((position, self._bad[position]) for position in range(begin, end) if position in self._bad)
         moves = within(lanes.move_at, begin, end)
         if moves.stop > moves.start:
             self._bring(lanes, moves)
-        tables, batch = self._tables, end - begin
-        rows = None if lanes.dense[number] else lanes.rows[begin:end]
+        tables = self._tables
+        rows = None if lanes.dense[number] and ran is None else lanes.rows[begin:end]
+        if rows is not None and ran is not None:
+            rows = rows[ran]
         if rows is None:
             state = tuple([tables[table].narrow(0, 0, padded) for table in lanes.tables])
         else:
@@ -195,17 +245,18 @@ class RunningTask:
                 lambda *row: cell.step(row[:size], row[size:]),
                 found,
             )
-            failed.extend((begin + position, reason) for position, reason in found)
+            places = range(batch) if ran is None else ran.tolist()
+            failed.extend((begin + places[position], reason) for position, reason in found)
         first = len(outputs) - num_state
         stays = [i >= first and new is state[i - first] for i, new in enumerate(outputs)]  # handed through, in its lane
         moving = [new for new, still in zip(outputs, stays, strict=True) if not still]
         if any(tables.holds(table, new) for new in moving for table in lanes.tables):
             # They are still to be kept and fetched.
             outputs = tuple(new if still else new.clone() for new, still in zip(outputs, stays, strict=True))
-        places = slice(batch) if rows is None else rows
+        at = slice(batch) if rows is None else rows
         for table, new, still in zip(lanes.tables, outputs[first:], stays[first:], strict=True):
             if not still:
-                tables.put(table, places, as_array(new)[:batch])
+                tables.put(table, at, as_array(new)[:batch])
         return outputs
 
     def _bring(self, lanes: TaskLanes, moves: slice) -> None:
@@ -244,6 +295,24 @@ def _taken(values: Tensor, positions: Rows) -> Tensor:
     """Return the values at some positions in memory of their own."""
     taken = torch.from_numpy(as_array(values).take(positions, 0))
     return taken.view(torch.bfloat16) if values.dtype == torch.bfloat16 else taken
+
+
+def _among(positions: Rows, ran: Rows | None) -> tuple[Rows | slice, Rows]:
+    """Return which of these positions of a step ran, and in which row of its outputs. ran: ascending, None for all."""
+    if ran is None:
+        return slice(None), positions
+    rows = np.searchsorted(ran, positions)
+    found = np.flatnonzero(np.isin(positions, ran, assume_unique=True))
+    return found, rows[found]
+
+
+def _chosen(rows: Tensor, begin: int, padded: int, ran: Rows | None) -> Tensor:
+    """Return what was hoisted for a step; those beyond its rows are arbitrary but valid."""
+    if ran is None:
+        return rows.narrow(0, begin, padded)
+    places = np.full(padded, begin)
+    places[: len(ran)] += ran
+    return rows[torch.from_numpy(places)]
 
 
 def _hoisted_rows(count: int) -> int:

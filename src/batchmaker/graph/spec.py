@@ -57,6 +57,11 @@ class CellType:
     priority: int = 0
     host_outputs: tuple[int, ...] = ()
 
+    @property
+    def watched(self) -> int:
+        """The output that the stop test of a loop looks at."""
+        return self.host_outputs[0] if self.host_outputs else 0
+
     def __post_init__(self) -> None:
         if len(self.outputs) > MAX_OUTPUTS:
             raise ModelError(

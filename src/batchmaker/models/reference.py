@@ -121,7 +121,7 @@ class _Values:
     def _run(self, run: Run, host: dict[tuple[int, int], Tensor], until: Any) -> None:
         cell = self._types.types[run.type_id]
         state = [self._start(run, cell, i, host) for i in range(len(run.init))]
-        watched = cell.host_outputs[0] if cell.host_outputs else 0
+        watched = cell.watched
         for step in range(run.length):
             node = run.first + step
             inputs = []

@@ -13,6 +13,9 @@ NOWHERE = -1
 # States of a node, in the only order in which it passes through them.
 WAITING, READY, SUBMITTED, DONE = 0, 1, 2, 3
 
+OVER = 2
+"""What is open-ended and has ended: steps of it that were submitted ahead compute nothing."""
+
 # Rows of `Arena.of_nodes`.
 STATE, SUBGRAPH, REQUEST, PENDING, USES, HELD, ROW, FETCH, FIRST_EDGE, NUM_EDGES, NODE_FIELDS = range(11)
 
@@ -91,7 +94,8 @@ class Arena:
     whose output it is).
     Subgraphs: type; head (first node); size (nodes); span (from its first to its last node); external (inputs from
     other subgraphs that are not done); pin; in_flight (its node-steps submitted and not finished); sequence (place in
-    the queue); end (one past a run's last node, 0 for single nodes); open_ended (0 or 1); lane, lane_worker.
+    the queue); end (one past a run's last node, 0 for single nodes); open_ended (1: a value may end the run, OVER: it
+    has ended); lane, lane_worker.
     Edges: consumer (node).
 
     What there is one of for each node is a row of `of_nodes` [NODE_FIELDS, nodes], what there is one of for each

@@ -17,6 +17,7 @@ from batchmaker.graph.spec import TypeId
 from batchmaker.scheduler.books import Books, TaskBook, TypeBook
 from batchmaker.scheduler.commands import FetchOutput, Keep, Reserve, Rows, RunTask, TaskLanes
 from batchmaker.scheduler.events import TaskId, WorkerId
+from batchmaker.scheduler.find_steps import find_steps
 from batchmaker.scheduler.lanes import LaneMap
 from batchmaker.scheduler.placing import marked
 from batchmaker.scheduler.progress import unpinned_of
@@ -34,7 +35,6 @@ from batchmaker.scheduler.steps import (
     Limits,
     Places,
     Steps,
-    find_steps,
 )
 
 NONE: Final[Rows] = np.empty(0, np.int64)
@@ -59,18 +59,27 @@ class Formed:
 class Batcher:
     """Forms tasks from the books. Keeps nothing of its own.
 
-    max_steps, budget_s: of a task; see CellPolicy. patience: given where a batch may hold only nodes of one depth: how
-    many batches in a row may leave the first in the queue behind (see `_one_depth`); then a task has one step.
+    max_steps, budget_s: of a task; see CellPolicy. loops_ahead: see Limits. patience: given where a batch may hold only
+    nodes of one depth: how many batches in a row may leave the first in the queue behind (see `_one_depth`); then a
+    task has one step.
     """
 
     def __init__(
-        self, books: Books, *, share_workers: bool, max_steps: int, budget_s: float, patience: int | None = None
+        self,
+        books: Books,
+        *,
+        share_workers: bool,
+        max_steps: int,
+        budget_s: float,
+        loops_ahead: bool = False,
+        patience: int | None = None,
     ) -> None:
         self._books = books
         self._patience = patience
         self._share_workers = share_workers
         self._max_steps = 1 if patience is not None else max_steps
         self._budget_s = budget_s
+        self._loops_ahead = loops_ahead
 
     def form_task(self, task: TaskId, type_id: TypeId, worker: WorkerId) -> Formed | None:
         """Take ready nodes of one type into the steps of a task; None if all are pinned to other workers."""
@@ -101,7 +110,9 @@ class Batcher:
         """Find the task's steps, with more lanes or rows than there were if it takes them."""
         books, arena, cell = self._books, self._books.arena, book.cell
         ranks = books.priorities.of(candidates)
-        limits = Limits(cell.max_batch, cell.min_batch, self._max_steps, self._budget_s, len(book.ready) > 0)
+        limits = Limits(
+            cell.max_batch, cell.min_batch, self._max_steps, self._budget_s, len(book.ready) > 0, self._loops_ahead
+        )
         batch = min(len(candidates), cell.max_batch)
         if books.plan_rows and book.pool.fit(self._rows_wanted(book, batch)):
             reserves.append(Reserve(book.pool.tables, book.pool.num_rows))

@@ -238,6 +238,17 @@ class Completion:
 
     # --- endings -----------------------------------------------------------------------------------------------
 
+    def leave(self, book: RequestBook) -> None:
+        """A request was answered. Steps of its loops that were submitted ahead may still be on a worker."""
+        if book.may_own_rows and self._is_on_worker(book):
+            self._dying.append(book)
+        else:
+            self.forget(book)
+
+    def _is_on_worker(self, book: RequestBook) -> bool:
+        in_flight = self._books.arena.in_flight
+        return any(in_flight[e.first_subgraph : e.first_subgraph + e.num_subgraphs].any() for e in book.extents)
+
     def forget(self, book: RequestBook) -> None:
         """A request is over: give back everything that it still owns. None of its steps is on a worker."""
         for extent in book.extents:
@@ -269,17 +280,15 @@ class Completion:
 
     def bury(self) -> None:
         """Forget ended requests of which no worker holds a step any more."""
-        arena = self._books.arena
         if not self._dying:
             return
         still = []
         for book in self._dying:
-            spans = [slice(e.first_subgraph, e.first_subgraph + e.num_subgraphs) for e in book.extents]
-            if any(arena.in_flight[span].any() for span in spans):
+            if self._is_on_worker(book):
                 still.append(book)
                 continue
-            for span in spans:
-                self._leave_lanes(np.arange(span.start, span.stop))
+            for extent in book.extents:
+                self._leave_lanes(extent.first_subgraph + np.arange(extent.num_subgraphs))
             self.forget(book)
         self._dying = still
         self._dying_slots = np.array([book.slot for book in still], np.int64)

@@ -55,6 +55,10 @@ class Scheduler(View):
     tasks are bounded by time, and told of as a whole, so many tasks: 1 schedules while the worker runs one.
     take_turns: the type that a worker has just run counts as running when its next task is chosen, as it would with
     run-ahead. Without either, a type of low priority starves for as long as one of high priority is ready.
+    loops_ahead: where tasks are bounded by time, one may hold several steps of a loop that a value may end. The driver
+    applies the stop test after each; those of the task after the one at which a loop has ended do not run, and count
+    as finished with the rest. Without it such a loop has one step in a task. Policies that watch requests count steps
+    that have been submitted, so it is not for them.
     give_up_late: requests fail at their deadlines; without it deadlines are only for policies to look at. plan_rows:
     False where nothing is computed: steps then say which nodes run together and not where values lie, and no table is
     ever reserved. Who runs when is the same. patience: see Ageing.
@@ -67,6 +71,7 @@ class Scheduler(View):
         num_workers: int = 1,
         run_ahead: int = 0,
         take_turns: bool = False,
+        loops_ahead: bool = False,
         give_up_late: bool = True,
         plan_rows: bool = True,
         patience: int = PATIENCE,
@@ -78,6 +83,7 @@ class Scheduler(View):
         self._urgency = Urgency(self._books) if policy.urgent_first else None
         self._batcher = Batcher(
             self._books, share_workers=num_workers > 1, max_steps=policy.max_steps, budget_s=policy.budget_s,
+            loops_ahead=loops_ahead and policy.budget_s < math.inf and not self._books.observed,
             patience=patience if policy.one_depth else None,
         )  # fmt: skip
         self._completion = Completion(self._books)
@@ -233,7 +239,7 @@ class Scheduler(View):
         for graph, book in zip(graphs, owners, strict=True):
             for run in graph.runs:
                 books.types[run.type_id].learn_form(len(run.sequences))
-                if run.open_ended and run.sequences and books.plan_rows:
+                if run.open_ended:
                     book.may_own_rows = True  # where it stops early, what feeds the rest is never read
         slots = [book.slot for book in owners]
         if any(graph.first for graph in graphs):
@@ -294,7 +300,7 @@ class Scheduler(View):
             self._policy.request_finished(self, book.slot)
         self._books.leave(book.slot)
         commands.extend(self._completion.keep(book))
-        self._completion.forget(book)
+        self._completion.leave(book)
         commands.append(Reply(book.request))
 
     def _end(self, request: RequestId, kind: FailureKind, reason: str, commands: list[Command]) -> None:

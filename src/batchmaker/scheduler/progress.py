@@ -23,6 +23,7 @@ from batchmaker.scheduler.arena import (
     NOWHERE,
     NUM_EDGES,
     OPEN_ENDED,
+    OVER,
     PENDING,
     PIN,
     READY,
@@ -55,11 +56,13 @@ def unpinned_of(of_nodes: Ids, of_subgraphs: Ids, worker: int, keys: Keys) -> Fl
 
 
 @compiled
-def submit(of_nodes: Ids, of_subgraphs: Ids, consumer: Ids, worker: int, keys: Keys, ranks: Ids) -> tuple[Keys, Ids]:
+def submit(
+    of_nodes: Ids, of_subgraphs: Ids, consumer: Ids, worker: int, loops_ahead: bool, keys: Keys, ranks: Ids
+) -> tuple[Keys, Ids]:
     """A step of these ready nodes is on a worker: their dependencies are updated as if it had run.
 
     Their subgraphs are pinned to the worker and have as many more node-steps in flight. Single nodes are SUBMITTED.
-    ranks: of their requests, or empty.
+    loops_ahead: runs that a value may end are taken to go on. ranks: of their requests, or empty.
     Returns the keys of the nodes of these subgraphs that are ready now, in no order, and their ranks, or empty.
     """
     most = 0
@@ -74,7 +77,7 @@ def submit(of_nodes: Ids, of_subgraphs: Ids, consumer: Ids, worker: int, keys: K
         of_subgraphs[PIN, mine] = worker
         before = num_ready
         if of_subgraphs[END, mine] > 0:  # a run feeds only other subgraphs
-            if node + 1 < of_subgraphs[END, mine] and not of_subgraphs[OPEN_ENDED, mine]:
+            if node + 1 < of_subgraphs[END, mine] and (loops_ahead or not of_subgraphs[OPEN_ENDED, mine]):
                 ready[num_ready] = keys[i] + 1
                 num_ready += 1
         else:
@@ -148,12 +151,13 @@ def stop_or_go_on(
     nodes: Ids,
     subgraphs: Ids,
 ) -> tuple[Ids, Ids, Keys]:
-    """A step of runs that may stop has run: those that stop, or come to their last node, leave their lanes.
+    """Steps of runs that may stop have run: those that stop, or come to their last node, leave their lanes.
 
-    occupant: [lanes] of the worker that ran it. dying: slots of requests of which nothing more is submitted. stopped:
-    [batch], or empty where none does. nodes, subgraphs: [batch].
+    occupant: [lanes] of the worker that ran them. dying: slots of requests of which nothing more is submitted. stopped:
+    [positions], or empty where none does; what follows of a run after it has stopped has not run. nodes, subgraphs:
+    [positions], in the order of the steps.
     Returns the nodes at which runs are over and [as many] the last nodes of these runs, and the keys of the next nodes
-    of the others, in no order.
+    of the others, in no order, unless they are on the worker already.
     """
     over_at = np.empty(len(nodes), np.int64)
     last = np.empty(len(nodes), np.int64)
@@ -161,18 +165,23 @@ def stop_or_go_on(
     num_over = num_following = 0
     for i in range(len(nodes)):
         node, mine = nodes[i], subgraphs[i]
-        if not of_subgraphs[OPEN_ENDED, mine]:
+        if of_subgraphs[OPEN_ENDED, mine] in (0, OVER):
             continue
         if node + 1 == of_subgraphs[END, mine] or (len(stopped) > 0 and stopped[i]):
             over_at[num_over] = node
             last[num_over] = of_subgraphs[END, mine] - 1
             num_over += 1
+            of_subgraphs[OPEN_ENDED, mine] = OVER
             if of_subgraphs[LANE, mine] != NOWHERE:
                 occupant[of_subgraphs[LANE, mine]] = NOBODY
                 of_subgraphs[LANE, mine] = NOWHERE
                 of_subgraphs[LANE_WORKER, mine] = NOWHERE
+    seen = np.zeros(of_subgraphs.shape[1] if len(nodes) > 0 else 0, np.bool_)
+    for i in range(len(nodes) - 1, -1, -1):
+        node, mine = nodes[i], subgraphs[i]
+        if of_subgraphs[OPEN_ENDED, mine] in (0, OVER) or of_subgraphs[IN_FLIGHT, mine] > 0 or seen[mine]:
             continue
-        goes_on = True
+        seen[mine] = goes_on = True
         for k in range(len(dying)):
             goes_on &= of_nodes[REQUEST, node] != dying[k]
         if goes_on:

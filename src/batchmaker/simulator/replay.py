@@ -56,6 +56,7 @@ class SchedulerOptions:
     num_workers: int = 1
     run_ahead: int = 0
     take_turns: bool = False
+    loops_ahead: bool = False
     give_up_late: bool = True
     plan_rows: bool = True
 

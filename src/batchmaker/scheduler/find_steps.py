@@ -1,0 +1,372 @@
+"""The steps of one task, found in one compiled call: who runs together, in which lanes, and where values lie.
+
+A step takes the first ready nodes in order. It is booked as if it had run, so the next one may take their successors:
+tasks of one worker run in order (ahead-of-time scheduling; BatchMaker section 4.3).
+
+nodes, subgraphs, source, source_table, consumer: the arena's tables, which the loops change.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmaker.compiled import compiled
+from batchmaker.scheduler.arena import (
+    END,
+    FETCH,
+    HELD,
+    IN_FLIGHT,
+    LANE,
+    LANE_WORKER,
+    NOWHERE,
+    OPEN_ENDED,
+    ROW,
+    SUBGRAPH,
+    USES,
+)
+from batchmaker.scheduler.candidates import choose, joined
+from batchmaker.scheduler.commands import ZERO_TABLE
+from batchmaker.scheduler.lanes import NOBODY, seat
+from batchmaker.scheduler.progress import submit
+from batchmaker.scheduler.ready import NODE_MASK, Keys
+from batchmaker.scheduler.steps import (
+    AT_LANE,
+    AT_NODE,
+    AT_SUBGRAPH,
+    DONE,
+    ENTERING,
+    HAS_LANES,
+    IS_DENSE,
+    LEFT,
+    MAY_STOP,
+    NUM_ENDS,
+    NUM_FACTS,
+    NUM_FLAGS,
+    POSITIONS,
+    STEERS,
+    Limits,
+    Places,
+    Steps,
+)
+
+Ids = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+FIRST_ROOM: Final = 512
+
+
+@compiled
+def _room(array: Any, size: int) -> Any:
+    """Return the array, or a larger one that begins with it, so that its last dimension has at least `size` places."""
+    have = array.shape[-1]
+    if have >= size:
+        return array
+    larger = np.empty((array.shape[0], max(2 * have, size)), array.dtype)
+    larger[:, :have] = array
+    return larger
+
+
+@compiled
+def _look(nodes: Ids, subgraphs: Ids, loops_ahead: bool, batch: Ids) -> tuple[bool, bool, bool]:
+    """Return whether some nodes are of runs, whether all are of runs that are taken to go on, whether some may stop."""
+    some, certain, may_stop = False, True, False
+    for i in range(len(batch)):
+        mine = nodes[SUBGRAPH, batch[i]]
+        is_run, is_open = subgraphs[END, mine] > 0, subgraphs[OPEN_ENDED, mine] > 0
+        some |= is_run
+        certain &= is_run and (loops_ahead or not is_open)
+        may_stop |= is_open
+    return some, certain, may_stop
+
+
+@compiled
+def _goes_on(chosen: Keys, latest: Keys) -> bool:
+    """Whether these are the next nodes of the runs whose nodes ran in the step before, all of them."""
+    if len(chosen) != len(latest):
+        return False
+    same = True
+    for i in range(len(chosen)):
+        same &= chosen[i] == latest[i] + 1
+    return same
+
+
+@compiled
+def _num_alike(nodes: Ids, subgraphs: Ids, keys: Keys, most: int) -> int:
+    """Return how many steps these runs take together, from these nodes to the first end of one; at most `most`."""
+    for i in range(len(keys)):
+        node = keys[i] & NODE_MASK
+        most = min(most, subgraphs[END, nodes[SUBGRAPH, node]] - node)
+    return most
+
+
+@compiled
+def _go_on(
+    nodes: Ids, subgraphs: Ids, occupant: Ids, at: Ids, first: int, num_steps: int, keys: Keys, ranks: Ids
+) -> tuple[Keys, Ids]:
+    """Book steps in which the chains of the step before all go on, in their lanes; those that end then leave them.
+
+    first: where the positions of the first of these steps begin. keys, ranks: of its nodes, in the queue's order.
+    Returns the keys and ranks of the nodes that are ready after the last, in order.
+    """
+    count = len(keys)
+    for i in range(count):
+        before = first - count + i
+        node, mine, lane = at[AT_NODE, before], at[AT_SUBGRAPH, before], at[AT_LANE, before]
+        for step in range(num_steps):
+            position = first + step * count + i
+            at[AT_NODE, position], at[AT_SUBGRAPH, position], at[AT_LANE, position] = node + 1 + step, mine, lane
+        subgraphs[IN_FLIGHT, mine] += num_steps
+        ends = node + num_steps + 1 == subgraphs[END, mine] and not subgraphs[OPEN_ENDED, mine]
+        if ends and lane != NOWHERE:
+            occupant[lane], subgraphs[LANE, mine], subgraphs[LANE_WORKER, mine] = NOBODY, NOWHERE, NOWHERE
+    ready, of = np.empty(count, np.int64), np.empty(len(ranks), np.int64)
+    num_ready = 0
+    for i in range(count):
+        node = keys[i] & NODE_MASK
+        if node + num_steps < subgraphs[END, nodes[SUBGRAPH, node]]:
+            ready[num_ready] = keys[i] + num_steps
+            if len(ranks) > 0:
+                of[num_ready] = ranks[i]
+            num_ready += 1
+    return ready[:num_ready], of[: num_ready if len(ranks) > 0 else 0]
+
+
+@compiled
+def _note_moves(
+    nodes: Ids, source: Ids, source_table: Ids, is_host: Flags, lane_tables: Ids, places: Places, before: Ids,
+    home: Ids, at: Ids, first: int, moves: Ids, num_moves: int,
+) -> int:  # fmt: skip
+    """Note what must be brought to the lanes of a step. before, home: see `seat`. Returns how many moves there are."""
+    num_state = places.num_inputs - places.num_sequence
+    for i in range(len(before)):
+        if before[i] == at[AT_LANE, first + i] and home[i] == places.worker:
+            continue
+        moves[0, num_moves] = first + i
+        for part in range(num_state):
+            if before[i] == NOBODY:
+                port, node = places.num_sequence + part, at[AT_NODE, first + i]
+                table = source_table[port, node]
+                row = node if table == ZERO_TABLE or is_host[table] else nodes[ROW, source[port, node]]
+            else:
+                table, row = lane_tables[home[i], part], before[i]
+            moves[1 + part, num_moves], moves[1 + num_state + part, num_moves] = table, row
+        num_moves += 1
+    return num_moves
+
+
+@compiled
+def _note_inputs(
+    nodes: Ids, source: Ids, source_table: Ids, is_host: Flags, at: Ids, first: int, end: int, num_found: int,
+    num_inputs: int,
+) -> None:  # fmt: skip
+    """Note where positions find their first `num_found` inputs; the others are lane state."""
+    for port in range(num_found):
+        for position in range(first, end):
+            node = at[AT_NODE, position]
+            table = source_table[port, node]
+            own = table == ZERO_TABLE or is_host[table]
+            at[NUM_FACTS + port, position] = table
+            at[NUM_FACTS + num_inputs + port, position] = node if own else nodes[ROW, source[port, node]]
+    for port in range(num_found, num_inputs):
+        at[NUM_FACTS + port, first:end] = NOWHERE
+        at[NUM_FACTS + num_inputs + port, first:end] = NOWHERE
+
+
+@compiled
+def _keep(
+    nodes: Ids, subgraphs: Ids, source: Ids, source_table: Ids, is_host: Flags, value_ports: Ids, free: Ids,
+    places: Places, at: Ids, first: int, end: int, has_lanes: bool, marks: Ids, kept: Ids, num_kept: int, num_free: int,
+) -> tuple[int, int, int]:  # fmt: skip
+    """Give rows to positions whose outputs others read, and mark the outputs that go to the host.
+
+    Consumers look for the outputs of a run that may stop under its last node, since any step may turn out to be it. A
+    single node takes over the row of its first child, where nobody else reads that and it is of the same pool.
+    Returns how many are kept, how many rows are free, and all marks of the positions.
+    """
+    all_marks = 0
+    for position in range(first, end):
+        node, mine = at[AT_NODE, position], at[AT_SUBGRAPH, position]
+        owner = subgraphs[END, mine] - 1 if subgraphs[OPEN_ENDED, mine] else node
+        marks[0, position] = nodes[FETCH, node] | nodes[FETCH, owner]
+        all_marks |= marks[0, position]
+        if nodes[USES, owner] == 0 and not nodes[HELD, owner]:
+            continue
+        if nodes[ROW, owner] == NOWHERE and not has_lanes and len(value_ports) > 0:
+            child, table = source[value_ports[0], owner], source_table[value_ports[0], owner]
+            if places.first_table <= table < places.end_table and not nodes[HELD, child]:
+                num_reads = 0
+                for k in range(len(value_ports)):
+                    port = value_ports[k]
+                    num_reads += source[port, owner] == child and not is_host[source_table[port, owner]]
+                if nodes[USES, child] == num_reads:
+                    nodes[ROW, owner], nodes[ROW, child] = nodes[ROW, child], NOWHERE
+        if nodes[ROW, owner] == NOWHERE:
+            num_free -= 1
+            nodes[ROW, owner] = free[num_free]
+        kept[0, num_kept], kept[1, num_kept] = position, nodes[ROW, owner]
+        num_kept += 1
+    return num_kept, num_free, all_marks
+
+
+@compiled
+def _note_done(nodes: Ids, subgraphs: Ids, at: Ids, first: int, end: int, done: Ids, num_done: int) -> tuple[int, bool]:
+    """Note the nodes that are done with a step; return how many there are, and whether an unfold function holds any.
+
+    Of a run that is its last step; one that may stop is done when that is known.
+    """
+    held = False
+    for position in range(first, end):
+        node, mine = at[AT_NODE, position], at[AT_SUBGRAPH, position]
+        held |= nodes[HELD, node] > 0
+        last = subgraphs[END, mine]
+        if not subgraphs[OPEN_ENDED, mine] and (last == 0 or node + 1 == last):
+            done[0, num_done] = node
+            num_done += 1
+    return num_done, held
+
+
+@compiled
+def _certain(nodes: Ids, subgraphs: Ids, keys: Keys) -> Keys:
+    """Return those of the nodes that are not of runs that a value may end."""
+    found = np.empty(len(keys), np.int64)
+    count = 0
+    for i in range(len(keys)):
+        if not subgraphs[OPEN_ENDED, nodes[SUBGRAPH, keys[i] & NODE_MASK]]:
+            found[count] = keys[i]
+            count += 1
+    return found[:count]
+
+
+@compiled
+def find_steps(
+    nodes: Ids,
+    subgraphs: Ids,
+    source: Ids,
+    source_table: Ids,
+    consumer: Ids,
+    is_host: Flags,
+    value_ports: Ids,
+    free: Ids,
+    occupant: Ids,
+    lane_tables: Ids,
+    places: Places,
+    limits: Limits,
+    seconds: NDArray[np.float64],
+    candidates: Keys,
+    ranks: Ids,
+) -> Steps:
+    """Form the steps of one task and book them as submitted.
+
+    is_host: [tables]. value_ports: inputs that other nodes have ever fed, ascending. free: [num_free or more] free rows
+    of the type's pool, taken from the end. occupant: [lanes] of the worker. lane_tables: [workers, state inputs].
+    seconds: [max_batch + 1] that a step of so many rows takes. candidates: ready nodes that may run on the worker, in
+    the order of their queue. ranks: of their requests, empty where all are equal. Arrays that are returned are fresh.
+    """
+    ranked, plan_rows = len(ranks) > 0, places.plan_rows
+    steps_room = min(limits.max_steps, 8)
+    ends, flags = np.zeros((NUM_ENDS, steps_room), np.int64), np.zeros((NUM_FLAGS, steps_room), np.int64)
+    at = np.empty((NUM_FACTS + 2 * places.num_inputs, FIRST_ROOM), np.int64)
+    marks = np.empty((1, FIRST_ROOM), np.int64)
+    done, entering = np.empty((1, FIRST_ROOM), np.int64), np.empty((1, FIRST_ROOM), np.int64)
+    kept, left = np.empty((2, FIRST_ROOM), np.int64), np.empty((2, 16), np.int64)
+    moves = np.empty((1 + 2 * (places.num_inputs - places.num_sequence), 16), np.int64)
+    chosen, of = np.empty(limits.max_batch, np.int64), np.empty(limits.max_batch, np.int64)
+    latest = np.empty(limits.max_batch, np.int64)
+    waiting, waiting_ranks = np.empty(0, np.int64), np.empty(0, np.int64)
+    num_steps = num_at = num_done = num_entering = num_moves = num_kept = num_left = num_used = all_marks = 0
+    num_free, lanes_wanted, largest, num_latest = places.num_free, 0, 0, 0
+    used_s = 0.0
+    has_lanes = certain = may_stop = False
+    while num_steps < limits.max_steps:
+        count, next_used, taken = choose(
+            candidates, ranks, num_used, waiting, waiting_ranks, limits.max_batch, chosen, of
+        )
+        if count == 0:
+            break
+        if num_steps > 0 and (
+            count < limits.min_batch
+            or used_s + seconds[count] > limits.budget_s
+            or (limits.more and count < limits.max_batch and next_used == len(candidates))
+        ):
+            break
+        if plan_rows and num_free < count:
+            break
+        first_at, num_alike = num_at, 1
+        keys, of_keys = chosen[:count], of[: count if ranked else 0]
+        goes_on = certain and taken == count and _goes_on(keys, latest[:num_latest])
+        if goes_on:
+            most = limits.max_steps - num_steps
+            if used_s + most * seconds[count] > limits.budget_s:
+                most = max(1, int((limits.budget_s - used_s) / seconds[count]))
+            if plan_rows:
+                most = min(most, num_free // count)
+            num_alike = _num_alike(nodes, subgraphs, keys, most)
+        num_rows = num_alike * count
+        at, marks, done = _room(at, num_at + num_rows), _room(marks, num_at + num_rows), _room(done, num_done + count)
+        entering, kept = _room(entering, num_entering + count), _room(kept, num_kept + num_rows)
+        ends, flags = _room(ends, num_steps + num_alike), _room(flags, num_steps + num_alike)
+        is_dense = goes_on and flags[IS_DENSE, num_steps - 1] > 0
+        if not goes_on:
+            batch = keys & NODE_MASK
+            lanes, before, home = batch, batch, batch  # of a step without lanes, not looked at
+            some_runs, certain, may_stop = _look(nodes, subgraphs, limits.loops_ahead, batch)
+            has_lanes = plan_rows and some_runs
+            if has_lanes:
+                moves, left = _room(moves, num_moves + count), _room(left, num_left + count)
+                wanted, is_dense, batch, lanes, before, home = seat(occupant, nodes, subgraphs, places.worker, batch)
+                if wanted > 0:
+                    lanes_wanted = wanted
+                    break
+            for i in range(count):
+                at[AT_NODE, first_at + i], at[AT_SUBGRAPH, first_at + i] = batch[i], nodes[SUBGRAPH, batch[i]]
+                at[AT_LANE, first_at + i] = lanes[i] if has_lanes else NOWHERE
+                if not has_lanes or before[i] == NOBODY:
+                    entering[0, num_entering] = batch[i]
+                    num_entering += 1
+                elif home[i] != places.worker:
+                    left[0, num_left], left[1, num_left] = home[i], before[i]
+                    num_left += 1
+            if has_lanes:
+                num_moves = _note_moves(
+                    nodes, source, source_table, is_host, lane_tables, places, before, home, at, first_at, moves,
+                    num_moves,
+                )  # fmt: skip
+        num_at += num_rows
+        num_latest = count
+        for i in range(count):
+            latest[i] = keys[i] + num_alike - 1
+        if goes_on:
+            found, found_ranks = _go_on(nodes, subgraphs, occupant, at, first_at, num_alike, keys, of_keys)
+            waiting, waiting_ranks = joined(found, found_ranks, ranked, waiting[taken:], waiting_ranks[taken:])
+        if plan_rows:
+            num_found = places.num_sequence if has_lanes else places.num_inputs
+            _note_inputs(nodes, source, source_table, is_host, at, first_at, num_at, num_found, places.num_inputs)
+            num_kept, num_free, found_marks = _keep(
+                nodes, subgraphs, source, source_table, is_host, value_ports, free, places, at, first_at, num_at,
+                has_lanes, marks, kept, num_kept, num_free,
+            )  # fmt: skip
+            all_marks |= found_marks
+        for step in range(num_alike):  # runs end with the last of these, if any does
+            begin = first_at + step * count
+            num_done, held = _note_done(nodes, subgraphs, at, begin, begin + count, done, num_done)
+            ends[POSITIONS, num_steps], ends[DONE, num_steps] = begin + count, num_done
+            ends[ENTERING, num_steps], ends[LEFT, num_steps] = num_entering, num_left
+            flags[HAS_LANES, num_steps], flags[IS_DENSE, num_steps] = has_lanes, is_dense
+            flags[MAY_STOP, num_steps], flags[STEERS, num_steps] = may_stop, may_stop or held
+            num_steps += 1
+        if not goes_on:
+            found, found_ranks = submit(nodes, subgraphs, consumer, places.worker, limits.loops_ahead, keys, of_keys)
+            waiting, waiting_ranks = joined(found, found_ranks, ranked, waiting[taken:], waiting_ranks[taken:])
+        used_s += num_alike * seconds[count]
+        largest = max(largest, count)
+        num_used = next_used
+    if may_stop:
+        waiting = _certain(nodes, subgraphs, waiting)
+    return Steps(
+        num_steps, lanes_wanted, largest, ends[:, :num_steps], flags[:, :num_steps], at[:, :num_at],
+        done[0, :num_done], entering[0, :num_entering], moves[:, :num_moves], left[:, :num_left],
+        kept[:, :num_kept], marks[0, :num_at], all_marks, num_used, waiting, num_free,
+    )  # fmt: skip
