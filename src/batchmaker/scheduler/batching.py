@@ -45,6 +45,9 @@ Allowed = Callable[[Keys], NDArray[np.bool_]]
 BATCHES_AHEAD: Final = 2
 """Full batches that the candidates of a task make, where it is bounded by time: enough for those who join in it."""
 
+SATURATED_BUDGETS: Final = 4
+"""Budgets that a task may take while a full batch waits behind its own: who comes now could not join it any sooner."""
+
 
 @dataclass(frozen=True, slots=True)
 class Formed:
@@ -110,11 +113,14 @@ class Batcher:
         """Find the task's steps, with more lanes or rows than there were if it takes them."""
         books, arena, cell = self._books, self._books.arena, book.cell
         ranks = books.priorities.of(candidates)
+        budget_s = self._budget_s
+        if ranks is None and len(candidates) == BATCHES_AHEAD * cell.max_batch and self._is_alone(book):
+            budget_s *= SATURATED_BUDGETS
         limits = Limits(
-            cell.max_batch, cell.min_batch, self._max_steps, self._budget_s, len(book.ready) > 0, self._loops_ahead
+            cell.max_batch, cell.min_batch, self._max_steps, budget_s, len(book.ready) > 0, self._loops_ahead
         )
         batch = min(len(candidates), cell.max_batch)
-        if books.plan_rows and book.pool.fit(self._rows_wanted(book, batch)):
+        if books.plan_rows and book.pool.fit(self._rows_wanted(book, batch, budget_s)):
             reserves.append(Reserve(book.pool.tables, book.pool.num_rows))
         while True:
             free, num_free = book.pool.free
@@ -136,9 +142,13 @@ class Batcher:
             if steps.num_steps:
                 return steps
 
-    def _rows_wanted(self, book: TypeBook, batch: int) -> int:
+    def _is_alone(self, book: TypeBook) -> bool:
+        """Whether no other type has ready nodes."""
+        return all(other is book or not len(other.ready) for other in self._books.types)
+
+    def _rows_wanted(self, book: TypeBook, batch: int, budget_s: float) -> int:
         """Return how many free rows let a task have all its steps, as far as can be told before."""
-        steps_s = self._budget_s / book.step_times.seconds[batch]
+        steps_s = budget_s / book.step_times.seconds[batch]
         return batch * int(min(self._max_steps, steps_s + 1)) + book.cell.max_batch
 
     def _lane_tables(self, book: TypeBook, worker: WorkerId) -> Rows:

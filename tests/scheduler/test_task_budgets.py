@@ -1,0 +1,75 @@
+"""How many steps a task has where it is bounded by time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from scheduler_harness import Harness, cell_type, chain, host
+
+from batchmaker.policies.cellular import CellularPolicy
+from batchmaker.scheduler.batching import SATURATED_BUDGETS
+
+CHAIN = cell_type(0, "chain", 2, 1, (1, 4))
+BUDGET_STEPS = 10
+"""Steps that fit into a budget; each takes a second."""
+
+
+def play(num_requests: int, *, length: int = 200, cells: Any = (CHAIN,), priority: int = 0, **options: Any) -> Harness:
+    core = Harness(
+        list(cells), policy=CellularPolicy(budget_ms=1e3 * BUDGET_STEPS), tells_time=True, reports=lambda: 64, **options
+    )
+    for request in range(num_requests):
+        core.arrive(request, chain(cells[0], length), priority=priority if request == 0 else 0)
+    return core
+
+
+def test_a_task_has_as_many_steps_as_fit_into_the_budget_once_their_time_is_known() -> None:
+    assert play(3).run().steps_per_task()[1:4] == [BUDGET_STEPS] * 3
+
+
+def test_a_task_takes_more_while_a_full_batch_waits_behind_its_own() -> None:
+    assert play(12).run().steps_per_task()[1] == SATURATED_BUDGETS * BUDGET_STEPS
+
+
+@pytest.mark.parametrize("num_requests", [4, 7])
+def test_a_task_takes_one_budget_where_newcomers_can_still_join(num_requests: int) -> None:
+    assert play(num_requests).run().steps_per_task()[1] == BUDGET_STEPS
+
+
+def test_a_task_takes_one_budget_while_another_type_waits() -> None:
+    other = cell_type(1, "other", 2, 1, (1, 4))
+    core = play(12, cells=(CHAIN, other))
+    core.arrive(100, chain(other, 200))
+    core.run()
+    tasks = [ran.task for ran in core.log if ran.cell == "chain" and ran.start_s < 300]
+    sizes = [tasks.count(task) for task in sorted(set(tasks))]
+    assert max(sizes[1:]) == BUDGET_STEPS
+
+
+def test_a_task_takes_one_budget_while_priorities_differ() -> None:
+    assert play(12, priority=1).run().steps_per_task()[1] == BUDGET_STEPS
+
+
+def stopping_after(cell: Any, steps: int) -> Any:
+    """A loop of at most so many steps that a value may end."""
+
+    def program(recorder: Any) -> Any:
+        outputs = recorder.run(cell, [host(*range(1, steps + 1))], None, open_ended=True)
+        return list(outputs)
+        yield
+
+    return program
+
+
+@pytest.mark.parametrize("loops_ahead", [False, True])
+def test_loops_that_a_value_ends_have_several_steps_in_a_task_where_they_run_ahead(loops_ahead: bool) -> None:
+    cell = cell_type(0, "loop", 2, 1, (1, 4))
+    core = Harness(
+        [cell], policy=CellularPolicy(budget_ms=1e3 * BUDGET_STEPS), tells_time=True, loops_ahead=loops_ahead
+    )
+    for request in range(6):
+        core.arrive(request, stopping_after(cell, 30))
+    core.run()
+    core.check_nothing_left()
+    assert (max(core.steps_per_task()) > 1) == loops_ahead
