@@ -68,7 +68,7 @@ def test_loops_that_a_value_ends_have_several_steps_in_a_task_where_they_run_ahe
     core = Harness(
         [cell], policy=CellularPolicy(budget_ms=1e3 * BUDGET_STEPS), tells_time=True, loops_ahead=loops_ahead
     )
-    for request in range(6):
+    for request in range(4):
         core.arrive(request, stopping_after(cell, 30))
     core.run()
     core.check_nothing_left()

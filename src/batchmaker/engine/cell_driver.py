@@ -236,8 +236,8 @@ class CellDriver:
 
     def loop_tests(self, task: RunTask) -> LoopTests:
         """Return the stop tests of a task's loops, for an executor that applies them between its steps."""
-        cell = self._registry.types[task.type_id]
-        return self._brought.loop_tests(cell, task.nodes, self._scheduler.slots(task.nodes))
+        slots = self._scheduler.slots(task.nodes)
+        return self._brought.loop_tests(self._registry.types[task.type_id], task.nodes, slots)
 
     def _resume(self, request: InFlight, events: list[Event]) -> None:
         """Let an unfold function that has what it waited for go on, as far as it gets."""
@@ -247,8 +247,7 @@ class CellDriver:
 
     def _resume_once(self, request: InFlight, events: list[Event]) -> bool:
         """Run an unfold function to its next `yield` or its end; False if it raised."""
-        begin = time.perf_counter()
-        request_id, now_s = request.ticket.request_id, self._clock.now_s()
+        begin, request_id, now_s = time.perf_counter(), request.ticket.request_id, self._clock.now_s()
         unfolding = request.unfolding
         assert isinstance(unfolding, Unfolding)  # templates do not wait
         try:
@@ -296,8 +295,7 @@ class CellDriver:
     ) -> None:
         """Show the observer each step; of steps that finished together, each is said to have taken an equal share."""
         assert self.observer is not None
-        position, share_s = task.begin_of(result.first), result.busy_s / len(batches)
-        begin_s = now_s - result.busy_s
+        position, share_s, begin_s = task.begin_of(result.first), result.busy_s / len(batches), now_s - result.busy_s
         for batch, size in zip(batches.tolist(), padded.tolist(), strict=True):
             owners = tuple(self._scheduler.owners(task.nodes[position : position + batch]))
             self.observer(StepSeen(task.worker, cell.name, begin_s, begin_s + share_s, owners, size))
