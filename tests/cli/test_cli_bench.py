@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from batchmaker.cli.bench import load, reference, report
+from batchmaker.cli.bench import load, report
 from batchmaker.errors import OptionError
 
 KEYS = {
@@ -17,14 +17,12 @@ KEYS = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def short_reference(monkeypatch):
-    monkeypatch.setattr(reference, "SECONDS_EACH", 0.005)
+TINY = ("--hidden", 8, "--max-batch", 8)  # an engine warms up every size of a batch
 
 
 def test_requests_at_once_are_all_answered(command, tmp_path, read_json):
     path = tmp_path / "out.json"
-    done = command("bench", "lstm", "--hidden", 8, "--requests", 40, "--lengths", "fixed:5", "--json", path)
+    done = command("bench", "lstm", *TINY, "--requests", 40, "--lengths", "fixed:5", "--json", path)
     assert done.exit_code == 0, done.output
     cellular, padded = read_json(path)
     assert set(cellular) >= KEYS
@@ -57,7 +55,7 @@ def test_a_saturated_window_counts_padding(command, tmp_path, read_json, whole_w
 
 def test_missed_deadlines_are_counted(command, tmp_path, read_json):
     path = tmp_path / "out.json"
-    lstm = ("bench", "lstm", "--hidden", 8, "--requests", 20, "--lengths", "fixed:5", "--json", path)
+    lstm = ("bench", "lstm", *TINY, "--requests", 20, "--lengths", "fixed:5", "--json", path)
     for deadline_ms, missed in ((0.001, 1.0), (60_000, 0.0)):
         done = command(*lstm, "--deadline-ms", deadline_ms)
         assert done.exit_code == 0, done.output
@@ -71,9 +69,7 @@ def test_missed_deadlines_are_counted(command, tmp_path, read_json):
 
 def test_load_offers_every_policy_the_same(command, tmp_path, read_json, whole_windows):
     path = tmp_path / "out.json"
-    done = command(
-        "bench", "lstm", "--hidden", 8, "--load", 0.2, "--seconds", 0.1, "--lengths", "clip:9", "--json", path
-    )
+    done = command("bench", "lstm", *TINY, "--load", 0.2, "--seconds", 0.1, "--lengths", "clip:9", "--json", path)
     assert done.exit_code == 0, done.output
     cellular, padded = read_json(path)
     assert cellular["offered_rps"] == padded["offered_rps"] > 0
@@ -85,11 +81,11 @@ def test_load_offers_every_policy_the_same(command, tmp_path, read_json, whole_w
 def test_pairs_and_trees_from_files(command, tmp_path, text_file, tree_file, read_json):
     path = tmp_path / "out.json"
     pairs = ("--data", text_file, "--data", text_file)
-    done = command("bench", "seq2seq", *pairs, "--hidden", 4, "--requests", 4, "--json", path)
+    done = command("bench", "seq2seq", *pairs, *TINY, "--requests", 4, "--json", path)
     assert done.exit_code == 0, done.output
     assert read_json(path)[0]["data"] == "text.txt -> text.txt"
     tree_file.write_text("(3 (2 a) (1 b))\n(1 word)\n")
-    done = command("bench", "treelstm", "--data", tree_file, "--hidden", 8, "--requests", 6, "--json", path)
+    done = command("bench", "treelstm", "--data", tree_file, *TINY, "--requests", 6, "--json", path)
     assert done.exit_code == 0, done.output
     assert [line["policy"] for line in read_json(path)] == ["cellular", "serial"]
 
