@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pickle
+import shutil
 import sys
 import zipfile
 from collections.abc import Callable
@@ -40,10 +41,18 @@ def seed() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(scope="module")
+def saved_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("saved") / "model"
+    torch.manual_seed(0)
+    bm.save(models.Sentence(), directory)
+    return directory
+
+
 @pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    bm.save(models.Sentence(), tmp_path / "model")
-    return tmp_path / "model"
+def saved(saved_once: Path, tmp_path: Path) -> Path:
+    """A saved model of the test's own, to be changed as it likes."""
+    return shutil.copytree(saved_once, tmp_path / "model")
 
 
 def answers(model: bm.Model, requests: list[Any]) -> tuple[list[Any], bm.Engine]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from batchmaker.errors import OptionError
+
 
 @pytest.mark.parametrize(
     ("dataflow", "cycles"),
@@ -31,10 +33,10 @@ def test_the_table_says_what_was_counted(command):
     assert "62,063" in done.output
 
 
-def test_wrong_input_is_answered_in_one_line(program):
-    done = program("npu", 1, 2, 3, "--dataflow", "is")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.splitlines() == ["error: unknown dataflow 'is'; known: os, tpu, ws."]
+def test_wrong_input_is_answered_in_one_line(command):
+    error = command("npu", 1, 2, 3, "--dataflow", "is").exception
+    assert isinstance(error, OptionError)
+    assert str(error) == "unknown dataflow 'is'; known: os, tpu, ws."
 
 
 def test_sizes_of_nothing_and_weights_that_never_load_are_refused(command):

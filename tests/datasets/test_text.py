@@ -46,7 +46,7 @@ def test_the_line_that_is_not_utf8_is_named(write):
         read_lines(write(b"a\nb\nc\xff\n"))
 
 
-@pytest.mark.parametrize("content", [b"plain text", gzip.compress(b"a\nb\n" * 99)[:-9]])
+@pytest.mark.parametrize("content", [b"plain text", gzip.compress(b"a\nb\n" * 99)[:-9]], ids=["plain", "cut short"])
 def test_a_broken_gzip_file_is_refused(write, content):
     with pytest.raises(DataError, match="not a whole gzip file"):
         read_lines(write(content, "lines.gz"))

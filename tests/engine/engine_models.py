@@ -89,7 +89,7 @@ class Gate(nn.Module):
     def forward(self, x: Tensor, total: Tensor) -> Tensor:
         if float(x[0, 0]) >= 0:  # data-dependent, so it is not traced away
             self.entered.set()
-            self.opened.wait(30)
+            self.opened.wait(60)
         return total + x
 
 
@@ -229,7 +229,7 @@ def assert_balanced(engine: bm.Engine) -> None:
     assert core.num_rows == 0
 
 
-def wait_until(holds: Any, limit_s: float = 10.0) -> None:
+def wait_until(holds: Any, limit_s: float = 60.0) -> None:
     """Wait for what another thread does; an error if it never comes."""
     end = time.monotonic() + limit_s
     while not holds():

@@ -158,9 +158,9 @@ def test_a_bad_request_fails_alone_and_says_why(engine: bm.Engine, name: str) ->
     bad, kind, message = BAD[name]
     futures = [engine.submit_future(request) for request in (good, bad, good)]
     with pytest.raises(kind, match=message):
-        futures[1].result(10)
-    check_good(futures[0].result(10))
-    check_good(futures[2].result(10))
+        futures[1].result(60)
+    check_good(futures[0].result(60))
+    check_good(futures[2].result(60))
 
 
 WAITING_BAD: dict[str, tuple[Callable[[Any], Any], type[BatchmakerError], str]] = {
@@ -200,8 +200,8 @@ def test_a_bad_waiting_request_fails_alone(name: str) -> None:
             engine.submit_future(r) for r in (lambda m: [m.add([2.0], [1.0])], bad, lambda m: [m.add([3.0], [1.0])])
         ]
         with pytest.raises(kind, match=message):
-            futures[1].result(10)
-        assert [futures[i].result(10)[0].tolist() for i in (0, 2)] == [[3.0], [4.0]]
+            futures[1].result(60)
+        assert [futures[i].result(60)[0].tolist() for i in (0, 2)] == [[3.0], [4.0]]
     assert_balanced(engine)
 
 
@@ -218,12 +218,12 @@ def test_a_value_of_another_request_is_refused_even_where_its_number_would_do() 
         return model.add([1.0], kept[0]), own
 
     with bm.Engine(Forms(), threads=1) as engine:
-        engine.submit_future(keep).result(10)
+        engine.submit_future(keep).result(60)
         futures = [engine.submit_future(bad) for bad in (use, lambda m: (use, kept[0]))]
         for future in futures:
             with pytest.raises(InvalidRequestError, match="got a value of another request"):
-                future.result(10)
-        check_good(engine.submit_future(good).result(10))
+                future.result(60)
+        check_good(engine.submit_future(good).result(60))
     assert_balanced(engine)
 
 
@@ -235,8 +235,8 @@ def test_parameters_that_unfold_does_not_have_are_refused(request_: Any) -> None
     with bm.Engine(Sums(), threads=1) as engine:
         good, bad = engine.submit_future([1, 2]), engine.submit_future(request_)
         with pytest.raises(InvalidRequestError, match=r"Sums\.unfold"):
-            bad.result(10)
-        assert float(good.result(10)) == 3.0
+            bad.result(60)
+        assert float(good.result(60)) == 3.0
 
 
 # --- cells that raise ---------------------------------------------------------------------------------
@@ -257,9 +257,9 @@ def test_a_cell_that_raises_fails_the_requests_whose_rows_make_it(where: str, fo
         for xs, future in zip(requests * 3, futures, strict=True):
             if poisoned(xs):
                 with pytest.raises(CellError, match="cell 'add' raised ValueError: poison"):
-                    future.result(10)
+                    future.result(60)
             else:
-                assert float(future.result(10)) == sum(xs)
+                assert float(future.result(60)) == sum(xs)
     assert_balanced(engine)
 
 
@@ -286,8 +286,8 @@ def test_a_cell_that_raises_in_its_hoisted_part_fails_only_the_row_at_fault() ->
         alone = engine.map([[1, 2], [3, 0, 1]])
         futures = [engine.submit_future(words) for words in ([1, 2], [1, 8, 2], [3, 0, 1])]
         with pytest.raises((CellError, InvalidRequestError), match="cell"):
-            futures[1].result(10)
-        torch.testing.assert_close([futures[0].result(10), futures[2].result(10)], alone)
+            futures[1].result(60)
+        torch.testing.assert_close([futures[0].result(60), futures[2].result(60)], alone)
     assert_balanced(engine)
 
 
@@ -299,11 +299,11 @@ def test_a_cell_whose_output_has_the_wrong_rows_fails_and_does_not_stop_the_work
             return x + total
 
     with bm.Engine(Sums(Ragged()), threads=1) as engine:
-        assert float(engine.submit_future([1, 2]).result(10)) == 3.0
+        assert float(engine.submit_future([1, 2]).result(60)) == 3.0
         for form in ("nodes", "run"):
             with pytest.raises(CellError):
-                engine.submit_future({"xs": [1, POISON, 2], "form": form}).result(10)
-            assert float(engine.submit_future({"xs": [1, 2], "form": form}).result(10)) == 3.0
+                engine.submit_future({"xs": [1, POISON, 2], "form": form}).result(60)
+            assert float(engine.submit_future({"xs": [1, 2], "form": form}).result(60)) == 3.0
     assert_balanced(engine)
 
 
@@ -327,9 +327,9 @@ def test_a_stop_test_that_raises_fails_its_own_request(until: Any) -> None:
     with bm.Engine(Loops(), threads=1) as engine:
         futures = [engine.submit_future(request) for request in (16, until, lambda values: values > 30)]
         with pytest.raises(CellError, match="until of cell 'count' raised"):
-            futures[1].result(10)
-        assert futures[0].result(10).tolist() == [2, 4, 8, 16]
-        assert futures[2].result(10).tolist() == [2, 4, 8, 16, 32]
+            futures[1].result(60)
+        assert futures[0].result(60).tolist() == [2, 4, 8, 16]
+        assert futures[2].result(60).tolist() == [2, 4, 8, 16, 32]
     assert_balanced(engine)
 
 
@@ -370,7 +370,7 @@ def test_each_request_of_any_mix_is_settled_exactly_once(mix: Any, workers: int,
         for kind, xs, future in futures:
             if future is None:
                 continue
-            error = future.exception(20)
+            error = future.exception(60)
             expected = {"poison": CellError, "garbage": InvalidRequestError, "late": DeadlineError}.get(kind)
             if expected is None:
                 assert error is None

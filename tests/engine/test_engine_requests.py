@@ -194,7 +194,7 @@ def test_a_request_without_any_cell_is_answered() -> None:
             return "nothing to do"
 
     with bm.Engine(Nothing(), threads=1) as engine:
-        assert engine.submit_future([1]).result(10) == "nothing to do"
+        assert engine.submit_future([1]).result(60) == "nothing to do"
         assert list(engine.stream([1])) == ["nothing to do"]
     assert_balanced(engine)
 
@@ -300,7 +300,7 @@ def test_a_request_cancelled_while_its_batch_runs_leaves_its_neighbours_alone() 
         async def main() -> float:
             doomed = asyncio.create_task(engine.submit([1, 2, 3]))
             kept = asyncio.create_task(engine.submit([4, 5, 6]))
-            await asyncio.to_thread(gate.entered.wait, 10)
+            await asyncio.to_thread(gate.entered.wait, 60)
             doomed.cancel()
             await asyncio.sleep(0.01)
             gate.opened.set()
@@ -316,7 +316,7 @@ def test_a_deadline_gives_up_a_request_that_runs_and_one_that_waits() -> None:
         gone = engine.submit_future(0, deadline_ms=-1000)
         for future in [*late, gone]:
             with pytest.raises(DeadlineError, match="deadline"):
-                future.result(10)
+                future.result(60)
         with pytest.raises(DeadlineError):
             list(engine.stream(0, deadline_ms=20))
     assert_balanced(engine)
@@ -330,7 +330,7 @@ def test_a_deadline_passes_while_the_engine_waits_for_a_long_step() -> None:
         gate.opened.clear()
         future = engine.submit_future([1], deadline_ms=30)
         with pytest.raises(DeadlineError):
-            future.result(10)
+            future.result(60)
         gate.opened.set()
     assert_balanced(engine)
 
@@ -408,7 +408,7 @@ def test_a_batched_that_returns_too_few_results_is_an_error_of_its_requests() ->
 
     with bm.Engine(Short(), "padded", threads=1) as engine:
         futures = [engine.submit_future([n]) for n in range(3)]
-        assert all("result" in str(future.exception(10)) for future in futures)
+        assert all("result" in str(future.exception(60)) for future in futures)
 
 
 def test_a_stream_under_graph_batching_is_the_result_alone() -> None:

@@ -28,7 +28,7 @@ class Whole(bm.Model):
 
     def batched(self, requests: Any) -> list[Any]:
         self.entered.set()
-        assert self.opened.wait(10)
+        assert self.opened.wait(60)
         if [-1] in requests:
             raise ValueError("a negative number")
         return [torch.tensor(float(sum(request))) for request in requests]
@@ -44,8 +44,7 @@ def test_every_graph_policy_answers_on_two_workers(policy: str) -> None:
 def test_the_engine_wakes_when_a_window_is_over() -> None:
     with bm.Engine(Whole(), WindowPolicy(window_ms=30), threads=1) as engine:
         begin = time.monotonic()
-        futures = [engine.submit_future([n]) for n in range(3)]
-        assert [float(future.result(10)) for future in futures] == [0.0, 1.0, 2.0]
+        assert float(engine.submit_future([2]).result(60)) == 2.0  # alone: nothing else wakes it
         assert time.monotonic() - begin >= 0.03
     assert engine.stats.steps == 1
 
@@ -74,12 +73,12 @@ def test_a_request_cancelled_in_a_batch_fails_at_once_and_the_batch_goes_on() ->
         model.opened.clear()
         doomed = engine.stream([1])
         kept = engine.submit_future([5])
-        assert model.entered.wait(10)
+        assert model.entered.wait(60)
         doomed._cancel()  # what leaving the iteration does
-        assert gone.wait(10)
+        assert gone.wait(60)
         assert not kept.done()
         model.opened.set()
-        assert float(kept.result(10)) == 5.0
+        assert float(kept.result(60)) == 5.0
     assert settled == [(1, CancelledError), (5, type(None))]
     assert engine.stats.cells == 2
 
@@ -89,12 +88,12 @@ def test_stopping_without_draining_cancels_who_waits_and_who_runs() -> None:
     engine = bm.Engine(model, PaddedPolicy(max_batch=1), threads=1).start()
     model.opened.clear()
     futures = [engine.submit_future([n]) for n in range(3)]
-    assert model.entered.wait(10)
+    assert model.entered.wait(60)
     stopping = threading.Thread(target=lambda: engine.stop(drain=False))
     stopping.start()
-    assert all(isinstance(future.exception(10), BatchmakerError) for future in futures)
+    assert all(isinstance(future.exception(60), BatchmakerError) for future in futures)
     model.opened.set()
-    stopping.join(10)
+    stopping.join(60)
     assert not stopping.is_alive()
 
 
@@ -103,18 +102,18 @@ def test_deadlines_pass_while_requests_wait_and_a_failing_request_fails_alone() 
     with bm.Engine(model, PaddedPolicy(), threads=1) as engine:
         model.opened.clear()
         first = engine.submit_future([1])
-        assert model.entered.wait(10)
+        assert model.entered.wait(60)
         late = engine.submit_future([2], deadline_ms=20.0)
         with pytest.raises(DeadlineError, match="not begun by its deadline"):
-            late.result(10)
+            late.result(60)
         mixed = [engine.submit_future(request) for request in ([3], [-1], [4])]
         model.opened.set()
-        assert float(first.result(10)) == 1.0
-        assert "negative" in str(mixed[1].exception(10))
-        assert [float(mixed[i].result(10)) for i in (0, 2)] == [3.0, 4.0]
+        assert float(first.result(60)) == 1.0
+        assert "negative" in str(mixed[1].exception(60))
+        assert [float(mixed[i].result(60)) for i in (0, 2)] == [3.0, 4.0]
 
 
 def test_a_policy_refuses_what_it_cannot_do_in_time() -> None:
     policy = OrlojPolicy(batch_seconds=lambda lengths: 60.0)
     with bm.Engine(Whole(), policy, threads=1) as engine, pytest.raises(RefusedError, match="cannot be met"):
-        engine.submit_future([1], deadline_ms=30_000.0).result(10)
+        engine.submit_future([1], deadline_ms=30_000.0).result(60)

@@ -22,10 +22,10 @@ ENGINES = [(1, "cellular"), (2, "cellular")]
 def check(ask: Ask, future: Future[Any]) -> None:
     """The answer is right, or the error names what was raised."""
     if ask.place is None:
-        total, counted = future.result(30)
+        total, counted = future.result(60)
         assert (float(total), int(counted)) == (ask.n * (ask.n + 1) / 2, min(ask.n, 3))
         return
-    error = future.exception(30)
+    error = future.exception(60)
     assert isinstance(error, RequestError)
     assert ask.kind.__name__ in str(error)
 
@@ -177,7 +177,7 @@ def test_what_a_stream_runs_into_is_the_requests_own_error(kind: type[BaseExcept
     with bm.Engine(WaitingSums(), threads=1) as engine:
         ticket = engine._ticket(Ask(3), None, 0, None)
         ticket.on_value = raises
-        error = engine._asking.future(ticket).exception(30)
+        error = engine._asking.future(ticket).exception(60)
         assert isinstance(error, RequestError)
         assert kind.__name__ in str(error)
         check(Ask(4), engine.submit_future(Ask(4)))
@@ -222,7 +222,7 @@ def test_a_defect_of_the_engine_fails_all_who_wait_and_is_told(engine_log: Any) 
 
     engine.driver.collect = defect  # type: ignore[method-assign]
     futures = [engine.submit_future(Ask(n)) for n in (1, 2, 3)]
-    assert all(isinstance(future.exception(30), StoppedError) for future in futures)
+    assert all(isinstance(future.exception(60), StoppedError) for future in futures)
     assert engine.stop()
     assert not engine.heartbeat.alive
     assert "the engine has failed: Unsayable" in engine_log.text

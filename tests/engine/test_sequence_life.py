@@ -24,12 +24,12 @@ def test_a_sequence_that_is_idle_for_too_long_ends_and_frees_what_it_kept() -> N
         sequence = engine.open_sequence(idle_timeout_s=0.02)
         patient = engine.open_sequence(idle_timeout_s=math.inf)
         for x in range(1, 3):
-            patient.submit_future([x]).result(30)
+            patient.submit_future([x]).result(60)
         wait_until(lambda: not sequence.is_open)
         with pytest.raises(SequenceError, match=r"no chunk came for 0.02 s; open another"):
             sequence.submit_future([1])
         assert (engine.num_sequences, scheduler(engine).num_rows) == (1, 1)
-        assert float(patient.submit_future([3]).result(30)) == 6
+        assert float(patient.submit_future([3]).result(60)) == 6
         sequence.close()
         assert engine.num_sequences == 1
         patient.close()
@@ -45,7 +45,7 @@ def test_no_more_sequences_than_allowed_are_open_at_once() -> None:
         one.close()
         one.close()
         with engine.open_sequence() as three:
-            assert float(three.submit_future([1]).result(30)) == 1
+            assert float(three.submit_future([1]).result(60)) == 1
             assert engine.num_sequences == 2
         two.close()
         assert engine.num_sequences == 0
@@ -60,7 +60,7 @@ def test_a_closed_sequence_takes_nothing_and_its_accepted_chunks_are_answered() 
         sequence.close()
         with pytest.raises(SequenceError, match="it was closed"):
             sequence.submit_future([1])
-        assert [float(future.result(30)) for future in futures] == list(range(1, 21))
+        assert [float(future.result(60)) for future in futures] == list(range(1, 21))
         wait_until(lambda: scheduler(engine).num_rows == 0)
     assert_balanced(engine)
 
@@ -70,13 +70,13 @@ def test_leaving_a_sequence_by_an_error_gives_its_chunks_up() -> None:
     with bm.Engine(Totals(gate), threads=1) as engine:
         with pytest.raises(KeyError), engine.open_sequence() as sequence:  # noqa: PT012
             gate.opened.set()
-            assert float(sequence.submit_future([0]).result(30)) == 0
+            assert float(sequence.submit_future([0]).result(60)) == 0
             shut(gate)
             futures = [sequence.submit_future([x]) for x in (1, 2, 3)]
-            assert gate.entered.wait(30)
+            assert gate.entered.wait(60)
             raise KeyError
         gate.opened.set()
-        assert all(isinstance(future.exception(30), CancelledError | SequenceError) for future in futures)
+        assert all(isinstance(future.exception(60), CancelledError | SequenceError) for future in futures)
     assert_balanced(engine)
 
 
@@ -100,7 +100,7 @@ def test_stop_answers_the_accepted_chunks_of_open_sequences_and_then_ends_them()
 def test_stop_without_drain_settles_every_chunk(workers: int) -> None:
     engine = bm.Engine(Turns(), threads=1, workers=workers)
     sequences = [engine.open_sequence() for _ in range(3)]
-    futures = [sequence.submit_future(5000) for _ in range(3) for sequence in sequences]
+    futures = [sequence.submit_future(90_000) for _ in range(3) for sequence in sequences]
     wait_until(lambda: engine.stats.steps > 10)
     engine.stop(drain=False)
     expected = CancelledError | StoppedError | SequenceError

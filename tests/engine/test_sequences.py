@@ -71,8 +71,8 @@ def test_chunks_give_exactly_what_the_whole_gives(policy: str, workers: int) -> 
             with engine.open_sequence(model=name) as sequence:
                 results = [sequence.submit_future(chunk) for chunk in in_chunks(words, 1, 2, 9, 20)]
                 for result, end in zip(results, (1, 2, 9, 20, 30), strict=True):
-                    whole = engine.submit_future(words[:end], model=name).result(30)
-                    assert torch.allclose(result.result(30), whole, atol=1e-5)
+                    whole = engine.submit_future(words[:end], model=name).result(60)
+                    assert torch.allclose(result.result(60), whole, atol=1e-5)
     assert engine.service["lstm"].answered == engine.service["gru"].answered == 10
     assert_balanced(engine)
 
@@ -83,7 +83,7 @@ def test_the_state_between_chunks_stays_in_rows_and_never_travels() -> None:
         engine.driver.record = lambda _, given: commands.extend(given)  # type: ignore[attr-defined]
         with engine.open_sequence() as sequence:
             for chunk in ([1, 2], [3], [4, 5, 6]):
-                sequence.submit_future(chunk).result(30)
+                sequence.submit_future(chunk).result(60)
                 assert scheduler(engine).num_rows == 1
             steps = [step for command in commands if isinstance(command, RunTask) for step in command.steps]
     assert sum(len(step.fetches) for step in steps) == 3  # the results
@@ -103,16 +103,16 @@ def test_chunks_of_many_sequences_run_in_one_batch_with_all_other_requests() -> 
         sequences = [engine.open_sequence() for _ in range(4)]
         begin = [sequence.submit_future([-1]) for sequence in sequences]
         gate.opened.set()  # also for the proof of shapes
-        assert [float(future.result(30)) for future in begin] == [-1] * 4
+        assert [float(future.result(60)) for future in begin] == [-1] * 4
         shut(gate)
         first = engine.submit_future([1])
-        assert gate.entered.wait(30)
+        assert gate.entered.wait(60)
         futures = [sequence.submit_future([10 * i]) for i, sequence in enumerate(sequences)]
         futures += [engine.submit_future([7]) for _ in range(3)]
         engine.observe(lambda seen: batches.append(len(seen.requests)))
         gate.opened.set()
-        assert [float(future.result(30)) for future in futures] == [-1, 9, 19, 29, 7, 7, 7]
-        assert float(first.result(30)) == 1
+        assert [float(future.result(60)) for future in futures] == [-1, 9, 19, 29, 7, 7, 7]
+        assert float(first.result(60)) == 1
         for sequence in sequences:
             sequence.close()
     assert max(batches) == 7
@@ -122,20 +122,20 @@ def test_chunks_of_many_sequences_run_in_one_batch_with_all_other_requests() -> 
 def test_functions_that_wait_go_on_from_values_and_from_plain_data() -> None:
     with bm.Engine(Turns(), threads=1) as engine:
         with engine.open_sequence() as sequence:
-            assert sequence.submit_future(3).result(30) == [1, 2, 3]
+            assert sequence.submit_future(3).result(60) == [1, 2, 3]
             assert list(sequence.stream(2)) == [4, 5]  # type: ignore[arg-type]
-            assert sequence.submit_future(0).result(30) == 5
-            assert sequence.submit_future(0).result(30) == 5
-            assert sequence.submit_future(1).result(30) == [6]
+            assert sequence.submit_future(0).result(60) == 5
+            assert sequence.submit_future(0).result(60) == 5
+            assert sequence.submit_future(1).result(60) == [6]
             assert scheduler(engine).num_rows == 1
         with engine.open_sequence() as other:
-            assert other.submit_future(1).result(30) == [1]
+            assert other.submit_future(1).result(60) == [1]
     assert_balanced(engine)
 
 
 def test_a_loop_that_a_value_ends_is_kept_where_it_ended() -> None:
     with bm.Engine(Rounds(), threads=1) as engine, engine.open_sequence() as sequence:
-        assert [int(sequence.submit_future(None).result(30)) for _ in range(3)] == [10, 20, 30]
+        assert [int(sequence.submit_future(None).result(60)) for _ in range(3)] == [10, 20, 30]
     assert_balanced(engine)
 
 
@@ -145,9 +145,9 @@ def test_a_chunk_that_is_a_dict_fills_parameters_by_name() -> None:
             return super().unfold_chunk([factor * x for x in xs], state)
 
     with bm.Engine(Scaled(), threads=1) as engine, engine.open_sequence() as sequence:
-        assert float(sequence.submit_future({"xs": [1, 2], "factor": 2}).result(30)) == 6
+        assert float(sequence.submit_future({"xs": [1, 2], "factor": 2}).result(60)) == 6
         with pytest.raises(InvalidRequestError, match=r"Scaled.unfold_chunk does not take this request"):
-            sequence.submit_future({"ys": [1], "factor": 2}).result(30)
+            sequence.submit_future({"ys": [1], "factor": 2}).result(60)
 
 
 # --- chunks without a result --------------------------------------------------------------------------------------
@@ -160,41 +160,41 @@ def test_a_failed_chunk_leaves_the_state_before_it_and_takes_those_behind_it_alo
         engine.open_sequence() as sequence,
         engine.open_sequence() as other,
     ):
-        assert float(sequence.submit_future([1, 2]).result(30)) == 3
+        assert float(sequence.submit_future([1, 2]).result(60)) == 3
         bad = sequence.submit_future([1, POISON, 1])
         behind = [sequence.submit_future([5]) for _ in range(3)]
         good = other.submit_future([4])
         with pytest.raises(CellError, match="poison"):
-            bad.result(30)
+            bad.result(60)
         for future in behind:
             with pytest.raises(SequenceError, match="chunk 1 of the sequence, which was sent before, has no result"):
-                future.result(30)
-        assert float(good.result(30)) == 4
+                future.result(60)
+        assert float(good.result(60)) == 4
         wait_until(lambda: scheduler(engine).num_rows == 2)  # what each of the two has kept
         with pytest.raises(SequenceError, match=r"resume\(\)"):
-            sequence.submit_future([7]).result(30)
+            sequence.submit_future([7]).result(60)
         sequence.resume()
-        assert float(sequence.submit_future([7]).result(30)) == 10
+        assert float(sequence.submit_future([7]).result(60)) == 10
     assert engine.service["Totals"].failed == {"CellError": 1, "SequenceError": 4}
     assert_balanced(engine)
 
 
 def test_a_chunk_that_cannot_be_unfolded_fails_like_any_other() -> None:
     with bm.Engine(Totals(), threads=1) as engine, engine.open_sequence() as sequence:
-        assert float(sequence.submit_future([1]).result(30)) == 1
+        assert float(sequence.submit_future([1]).result(60)) == 1
         with pytest.raises(InvalidRequestError, match="empty"):
-            sequence.submit_future([]).result(30)
+            sequence.submit_future([]).result(60)
         sequence.resume()
-        assert float(sequence.submit_future([1]).result(30)) == 2
+        assert float(sequence.submit_future([1]).result(60)) == 2
 
 
 def test_a_chunk_past_its_deadline_computes_nothing_and_can_be_sent_again() -> None:
     with bm.Engine(Totals(), threads=1) as engine, engine.open_sequence(deadline_ms=60_000) as sequence:
-        assert float(sequence.submit_future([1]).result(30)) == 1
+        assert float(sequence.submit_future([1]).result(60)) == 1
         with pytest.raises(DeadlineError):
-            sequence.submit_future([5], deadline_ms=-1).result(30)
+            sequence.submit_future([5], deadline_ms=-1).result(60)
         sequence.resume()
-        assert float(sequence.submit_future([5]).result(30)) == 6
+        assert float(sequence.submit_future([5]).result(60)) == 6
     service = engine.service["Totals"]
     assert (service.with_deadline, service.given_up, service.answered) == (3, 1, 2)
     assert_balanced(engine)
@@ -209,7 +209,7 @@ def test_cancelled_chunks_leave_the_state_whether_they_ran_or_waited() -> None:
             assert float(await sequence.submit([-3])) == -3
             shut(gate)
             chunks = [asyncio.ensure_future(sequence.submit([x])) for x in (1, 2, 3)]
-            await asyncio.to_thread(gate.entered.wait, 30)
+            await asyncio.to_thread(gate.entered.wait, 60)
             chunks[1].cancel()
             await asyncio.sleep(0)
             gate.opened.set()
@@ -234,7 +234,7 @@ def test_what_the_function_returns_must_be_a_result_and_a_state() -> None:
         engine.open_sequence() as sequence,
         pytest.raises(ModelError, match=r"Forgetful.unfold_chunk returned Value; it returns \(result, state\)"),
     ):
-        sequence.submit_future([1]).result(30)
+        sequence.submit_future([1]).result(60)
 
 
 # --- what must always hold ------------------------------------------------------------------------------------------
@@ -272,12 +272,12 @@ def test_any_interleaving_gives_what_each_sequence_alone_gives(
                 sequences[number].resume()
         asked.append((future, expected))
         if waits:
-            future.exception(30)
+            future.exception(60)
     for future, expected in asked:
         if expected is None:
-            assert isinstance(future.exception(30), InvalidRequestError)
+            assert isinstance(future.exception(60), InvalidRequestError)
         else:
-            assert float(future.result(30)) == expected
+            assert float(future.result(60)) == expected
     for sequence in sequences.values():
         sequence.close()
     wait_until(lambda: scheduler(engine).num_rows == 0 and scheduler(engine).num_requests == 0)
@@ -293,7 +293,7 @@ def play_long(num_chunks: int) -> list[int]:
         engine.open_sequence(idle_timeout_s=1000, deadline_ms=600_000) as sequence,
     ):
         for number in range(num_chunks):
-            assert float(sequence.submit_future([1, 0]).result(30)) == number + 1
+            assert float(sequence.submit_future([1, 0]).result(60)) == number + 1
             arena = scheduler(engine)._books.arena
             assert (scheduler(engine).num_rows, arena.nodes.num_used) == (1, 1)
             if number + 1 in (num_chunks // 5, num_chunks):
@@ -310,6 +310,6 @@ def test_after_every_chunk_only_the_kept_state_is_left() -> None:
 
 
 @pytest.mark.slow
-def test_ten_thousand_chunks_leave_memory_flat() -> None:
-    early, late = play_long(10_000)
-    assert late < early + 2_000  # less than a block for four chunks
+def test_four_thousand_chunks_leave_memory_flat() -> None:
+    early, late = play_long(4_000)
+    assert late < early + 1_600  # less than a block for two chunks

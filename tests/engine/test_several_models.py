@@ -46,7 +46,7 @@ def test_each_request_is_answered_by_its_own_model(workers: int) -> None:
             engine.submit_future(request, model=name)
             for request, name in [([5, 7], "translate"), ([2, 3, 4], "sum"), ([2, 3, 4], "product"), (3, "count")] * 5
         ]
-        words, total, product, counted = (future.result(10) for future in futures[-4:])
+        words, total, product, counted = (future.result(60) for future in futures[-4:])
         assert words.tolist() == translate(encode, decode, [5, 7])
         assert END not in words[:-1]
         assert (float(total), float(product), counted) == (9.0, 24.0, [1, 2, 3])
@@ -60,8 +60,8 @@ def test_each_request_is_answered_by_its_own_model(workers: int) -> None:
 
 def test_a_single_model_need_not_be_named_and_its_cells_keep_their_names() -> None:
     with bm.Engine({"sum": Sums()}, threads=1) as engine:
-        assert float(engine.submit_future([1, 2]).result(10)) == 3.0
-        assert float(engine.submit_future([1, 2], model="sum").result(10)) == 3.0
+        assert float(engine.submit_future([1, 2]).result(60)) == 3.0
+        assert float(engine.submit_future([1, 2], model="sum").result(60)) == 3.0
         assert [cell.name for cell in engine.registry.types] == ["add"]
 
 
@@ -70,7 +70,7 @@ def test_equal_cells_of_two_models_run_together() -> None:
     with bm.Engine({"one": Sums(batch_sizes=[8]), "other": Sums(batch_sizes=[8])}, threads=1) as engine:
         engine.observe(seen.append)
         futures = [engine.submit_future([1] * 40, model=name) for name in ("one", "other") * 4]
-        assert {float(future.result(10)) for future in futures} == {40.0}
+        assert {float(future.result(60)) for future in futures} == {40.0}
     assert len(engine.registry.types) == 1
     assert {step.cell for step in seen} == {"one/add"}
     assert any(len(set(step.requests)) > 1 for step in seen)
@@ -115,7 +115,7 @@ def test_whole_requests_of_two_models_never_share_a_batch(policy: str) -> None:
         engine.observe(batches.append)
         named = [("sum" if n % 3 else "product", [float(n), 2.0]) for n in range(30)]
         futures = [engine.submit_future(xs, model=name) for name, xs in named]
-        answers = [float(future.result(10)) for future in futures]
+        answers = [float(future.result(60)) for future in futures]
     assert answers == [xs[0] + 2 if name == "sum" else 2 * xs[0] for name, xs in named]
     for batch in batches:
         assert len({named[request][0] for request in batch.requests if request is not None}) == 1

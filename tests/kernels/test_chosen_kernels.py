@@ -55,8 +55,7 @@ def test_a_layer_of_each_type(compiler, dtype, arch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("cell", "dtype"), [("lstm", "float32"), ("gru", "bfloat16")])
 @pytest.mark.parametrize(("hidden", "batch"), TABLE_1)
 def test_the_sizes_of_table_1_on_hopper(compiler, cell, dtype, hidden, batch):
     check(compiler, cell, dtype, hidden, batch, "sm_90")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -198,7 +199,11 @@ def test_any_request_ends_within_patience_per_task_behind_an_endless_stream(name
 
     core.arrive(0, low)
     bound = sum(length for _, length in steps) * (2 * patience + 2) * policy.max_steps  # patience counts tasks
-    for request in range(1, 2 + max_batch * bound):  # a full batch of newcomers at every step
-        core.arrive(request, chain(cells[0], 1), (request - 1) / max_batch)
-    core.run(float(bound))
+    newcomers = iter(range(1, 2 + max_batch * (bound + 20)))
+    for end_s in range(20, bound + 21, 20):  # a full batch of newcomers at every step, until the request is answered
+        for request in itertools.islice(newcomers, 20 * max_batch):
+            core.arrive(request, chain(cells[0], 1), (request - 1) / max_batch)
+        core.run(min(end_s - 1.0, float(bound)))
+        if 0 in core.answers:
+            break
     assert core.answers[0][1] == "reply"

@@ -18,12 +18,13 @@ def hung(serve, gated):
     waiting = server.connect()
     begin = {"sequence_id": 7, "sequence_start": True}
     waiting.sendall(request_bytes(GENERATE, {"input_0": 9, "parameters": begin}))
-    server.wait_for(lambda: server.get("/v2/health/ready").status == 503)
+    server.wait_for(lambda: server.metric("nv_inference_pending_request_count") == 1)
     return server, gate, waiting
 
 
 def test_a_model_that_hangs_is_not_ready_until_it_goes_on(hung):
     server, gate, waiting = hung
+    server.wait_for(lambda: server.get("/v2/health/ready").status == 503)
     assert server.get("/v2/health/live").status == 200
     assert server.get("/v2/models/gated/ready").status == 503
     assert server.get("/v2/models/lstm/ready").status == 200
@@ -72,10 +73,14 @@ def test_deadlines_are_answered_while_a_model_hangs(serve, gated):
     assert read_head(waiting).startswith(b"HTTP/1.1 200")
 
 
+@pytest.fixture(scope="module")
+def plain(serve, saved_models):
+    return serve(saved_models)
+
+
 @pytest.mark.parametrize("priority", [2**62, "high", -1, True, 1.5])
-def test_a_priority_that_cannot_be_is_refused(serve, saved_models, priority):
-    server = serve(saved_models)
-    answer = server.post("/v2/models/counter/generate", {"input_0": 2, "parameters": {"priority": priority}})
+def test_a_priority_that_cannot_be_is_refused(plain, priority):
+    answer = plain.post("/v2/models/counter/generate", {"input_0": 2, "parameters": {"priority": priority}})
     assert answer.status == 400
     assert "priority" in answer.json["error"]
-    assert server.post("/v2/models/counter/generate", {"input_0": 2, "parameters": {"priority": 1}}).status == 200
+    assert plain.post("/v2/models/counter/generate", {"input_0": 2, "parameters": {"priority": 1}}).status == 200

@@ -6,24 +6,39 @@ import json
 import socket
 
 import pytest
+from served_models import Gated, Sums
 from server_process import read_head, request_bytes
+
+import batchmaker as bm
 
 LONG = 90_000
 GENERATE = "/v2/models/counter/generate"
 KEY = "a-key-of-some-length"
+LIMITS = "[limits]\nmax_in_flight = 1\ndrain_seconds = 0\nhung_seconds = 1e6"  # who waits counts as hung otherwise
 
 
 @pytest.fixture(scope="module")
-def full(serve, saved_models, tmp_path_factory):
+def patient_models(tmp_path_factory):
+    """A folder with the saved models `counter`, whose requests for more than 2 wait to the end of the tests, and
+    `sums`."""
+    folder = tmp_path_factory.mktemp("patient")
+    gate = folder / "open"
+    bm.save(Gated(str(gate)), folder / "models" / "counter")
+    bm.save(Sums(), folder / "models" / "sums")
+    yield folder / "models"
+    gate.touch()
+
+
+@pytest.fixture(scope="module")
+def full(serve, patient_models, tmp_path_factory):
     """A server for one request at a time, which has that one until the end of the tests."""
     path = tmp_path_factory.mktemp("config") / "server.toml"
-    path.write_text("[limits]\nmax_in_flight = 1\nbody_seconds = 5\ndrain_seconds = 0\nmax_nodes = 100_000_000")
-    server = serve(saved_models, "--config", path)
-    return occupied(server)
+    path.write_text(f"{LIMITS}\nbody_seconds = 1")
+    return occupied(serve(patient_models, "--config", path))
 
 
 def occupied(server, *headers):
-    server.connect().sendall(request_bytes("/v2/models/counter/generate_stream", {"input_0": LONG}, *headers))
+    server.connect().sendall(request_bytes(GENERATE, {"input_0": 9}, *headers))
     server.wait_for(
         lambda: server.get("/v2/models/counter/stats", X_API_Key=KEY).json["model_stats"][0] and busy(server)
     )
@@ -120,12 +135,12 @@ def test_refusals_are_not_logged_one_by_one(full):
     assert "unlogged" not in full.log.read_text()
 
 
-def test_who_has_no_key_hears_that_first(serve, saved_models, tmp_path):
+def test_who_has_no_key_hears_that_first(serve, patient_models, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text(f"ann:{KEY}")
     path = tmp_path / "server.toml"
-    path.write_text("[limits]\nmax_in_flight = 1\ndrain_seconds = 0\nmax_nodes = 100_000_000")
-    server = occupied(serve(saved_models, "--api-keys", keys, "--config", path), f"X-API-Key: {KEY}")
+    path.write_text(LIMITS)
+    server = occupied(serve(patient_models, "--api-keys", keys, "--config", path), f"X-API-Key: {KEY}")
     assert server.post(GENERATE, {"input_0": 1}).status == 401
     assert server.post(GENERATE, {"input_0": 1}, X_API_Key=KEY).status == 503
 

@@ -31,6 +31,9 @@ SWITCH_INTERVAL_S = 5e-4
 LEAST_STEPS = 8
 """A window is made longer than asked until it holds so many: graph batches of slow models take seconds each."""
 
+LONGEST_WARM_UP, LONGEST_WINDOW = 1.0, 6.0
+"""Where it takes long to come so far, warm-up and window end after so many times as long as was asked for."""
+
 Progress = Callable[[float, int], None]
 """Called with the share that is done and the number of requests answered."""
 
@@ -204,7 +207,7 @@ def backlog(engine: Engine, workload: Workload, in_flight: int, seconds: float, 
         journal.refill = lambda: _watched(engine.submit_future(next(requests)))
         for request in first_batch:
             _watched(engine.submit_future(request))
-        while len(journal.tickets) < in_flight and engine.clock.now_s() < began_s + seconds:
+        while len(journal.tickets) < in_flight and engine.clock.now_s() < began_s + LONGEST_WARM_UP * seconds:
             time.sleep(0.05)
             progress(0.0, len(journal.tickets))
         warm = len(journal.tickets)
@@ -213,7 +216,7 @@ def backlog(engine: Engine, workload: Workload, in_flight: int, seconds: float, 
         while True:
             passed_s = engine.clock.now_s() - warm_s
             num_steps = engine.stats.steps - warm_steps
-            if passed_s >= seconds and (num_steps >= LEAST_STEPS or passed_s > 6 * seconds):
+            if passed_s >= seconds and (num_steps >= LEAST_STEPS or passed_s > LONGEST_WINDOW * seconds):
                 break
             time.sleep(0.05)
             progress(min(1.0, passed_s / seconds), len(journal.tickets))

@@ -1,0 +1,87 @@
+"""What becomes of offered load, in an engine whose time stands still but for who waits for it."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batchmaker.cli.bench import load
+from batchmaker.cli.workload import make_workload
+from batchmaker.clock import VirtualClock
+from batchmaker.datasets import poisson_arrivals
+from batchmaker.engine.driver import DriverStats
+
+RATE_RPS, SECONDS, SEED = 200.0, 2.0, 3
+WORKLOAD = make_workload("lstm", lengths="fixed:5", count=20)
+
+
+class Immediate:
+    """Answers every request `latency_s` after it came, or never: a step of its own for each."""
+
+    def __init__(self, latency_s: float, fails: type[Exception] | None = None) -> None:
+        self.clock = VirtualClock()
+        self.stats = DriverStats()
+        self.driver = None
+        self.on_settled: Any = None
+        self.running = False
+        self.num_asked = 0
+        self._latency_s, self._fails = latency_s, fails
+
+    def start(self) -> None:
+        self.running = True
+
+    def stop(self, *, drain: bool) -> None:
+        self.running = False
+
+    def submit_future(self, request: Any) -> Future[Any]:
+        now_s = self.clock.now_s()
+        self.stats = DriverStats(self.stats.steps + 1, self.stats.cells + len(request))
+        ticket = SimpleNamespace(
+            request=request, request_id=self.num_asked, arrived_s=now_s, started_s=now_s,
+            finished_s=now_s + self._latency_s,
+        )  # fmt: skip
+        self.num_asked += 1
+        self.on_settled(ticket, None if self._fails is None else self._fails("no"))
+        return Future()
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, latency_s: float) -> tuple[Immediate, load.Measured]:
+    engine = Immediate(latency_s)
+    monkeypatch.setattr(load.time, "sleep", engine.clock.advance)
+    return engine, load.poisson(engine, WORKLOAD, RATE_RPS, SECONDS, SEED, lambda share, answered: None)
+
+
+def due_s() -> np.ndarray:
+    return poisson_arrivals(RATE_RPS, SEED, seconds=1.2 * SECONDS)
+
+
+def test_what_is_answered_within_the_window_is_counted(monkeypatch):
+    engine, seen = measured(monkeypatch, 0.05)
+    finished_s = due_s() + 0.05
+    num_in_window = int(((finished_s >= 0.2 * SECONDS) & (finished_s < 1.2 * SECONDS)).sum())
+    assert engine.num_asked == len(due_s())
+    assert not engine.running
+    assert (seen.num_answered, seen.num_failed, seen.cells) == (num_in_window, 0, 5 * num_in_window)
+    assert seen.num_answered > 300
+    assert (seen.seconds, seen.offered_rps) == (SECONDS, RATE_RPS)
+    assert seen.stats.cells == pytest.approx(seen.cells, abs=5)
+
+
+def test_latencies_count_from_when_a_request_was_due(monkeypatch):
+    _, seen = measured(monkeypatch, 0.05)
+    assert len(seen.latencies_s) == int((due_s() >= 0.2 * SECONDS).sum())
+    assert seen.latencies_s == pytest.approx(0.05)
+    assert seen.queues_s == pytest.approx(0.0, abs=1e-9)
+    assert seen.late_ms == pytest.approx(0.0, abs=1e-6)
+    assert seen.num_in_time(0.06) == len(seen.latencies_s)
+    assert seen.num_in_time(0.04) == 0
+
+
+def test_answers_that_come_after_the_window_are_none_of_its_throughput(monkeypatch):
+    _, seen = measured(monkeypatch, 10.0)
+    assert (seen.num_answered, seen.cells) == (0, 0)
+    assert seen.latencies_s == pytest.approx(10.0)
