@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.compiled import compiled
-from batchmaker.graph.cell_graph import CellGraph, NodeBlock, Run
+from batchmaker.graph.cell_graph import CellGraph, Run
 from batchmaker.graph.values import NodeArray
 
 Roots = NDArray[np.int32]
