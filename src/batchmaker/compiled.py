@@ -6,12 +6,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
 
+import numpy as np
 from numba import njit
 from numba.extending import is_jitted
+from numpy.typing import NDArray
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_INT64: Final = np.dtype(np.int64)
 _ARITHMETIC: Final[dict[str, Any]] = {
     "nogil": True,
     "error_model": "numpy",
@@ -42,6 +45,15 @@ def compiled_arithmetic(loop: Callable[P, R]) -> Callable[P, R]:
 def compiled_part(loop: Callable[P, R]) -> Callable[P, R]:
     """As `compiled_arithmetic`, for what only compiled loops call: it is kept as part of each of them."""
     return _typed(partial(njit, no_cpython_wrapper=True, no_cfunc_wrapper=True, **_ARITHMETIC)(), loop)
+
+
+def int64s(given: NDArray[Any]) -> NDArray[np.int64]:
+    """Return integers as compiled loops take them: int64, contiguous and writable, for each other form of an array is
+    compiled once more. The array itself where it is like that."""
+    if given.dtype == _INT64 and given.flags.carray:
+        return given
+    found = np.ascontiguousarray(given, np.int64)
+    return found if found.flags.writeable else found.copy()
 
 
 def is_compiled(loop: Callable[..., Any]) -> bool:

@@ -258,6 +258,17 @@ def test_a_model_without_templates_is_not_asked_for_ever(serve: Callable[..., Se
     assert serving.book.look(0, [5], None) is None
 
 
+def test_shapes_that_never_come_again_are_soon_asked_for_rarely(serve: Callable[..., Serving]) -> None:
+    serving = serve(lambda m, r: m.look.run(r))
+    sights = [serving.book.look(0, [1] * length, None) for length in range(1, template_book.MISSES + 641)]
+    assert None not in sights[: template_book.MISSES]
+    assert sum(sight is not None for sight in sights[template_book.MISSES :]) == 10
+    for _ in range(4 * template_book.ASKED):  # one shape again and again
+        serving.ask([1, 2, 3])
+    assert serving.book.num_templates == 1
+    assert all(serving.book.look(0, [1, 2, 3], None) for _ in range(template_book.ASKED))
+
+
 CHUNKS: dict[str, Callable[..., Any]] = {
     "one value": lambda m, c, s: 2 * (m.look.run(c, ([0.0, 0.0] if s is None else s,)),),
     "a dict": lambda m, c, s: (

@@ -9,10 +9,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from batchmaker.cells.host_values import host_sequence, host_value
+from batchmaker.cells.host_values import host_sequence, host_value, rows_as_declared
 from batchmaker.cells.stand_ins import StandIn
+from batchmaker.compiled import int64s
 from batchmaker.errors import InvalidRequestError
-from batchmaker.graph.recorder import Argument, foreign
+from batchmaker.graph.fitting import foreign
+from batchmaker.graph.recorder import Argument
 from batchmaker.graph.spec import CellType, ValueSpec
 from batchmaker.graph.trees import SequenceArgument
 from batchmaker.graph.values import HostValues, Value, ValueSequence
@@ -37,8 +39,13 @@ def single(cell: Cell, argument: Any, known: CellType | None, port: int) -> Argu
 def column(cell: Cell, sequence: Any, known: CellType | None, port: int) -> SequenceArgument:
     """Return a sequence for an input, one element per call. known: the cell's type, None at first use."""
     if type(sequence) is ValueSequence:
-        len(sequence)  # an open-ended loop's steps have no length yet, which is an error here
+        if sequence.open_ended:
+            len(sequence)  # an open-ended loop's steps have no length yet, which is an error here
         return sequence
+    if type(sequence) is np.ndarray and known is not None and port < len(known.inputs):
+        rows = rows_as_declared(sequence, known.inputs[port])
+        if rows is not None:
+            return rows
     if type(sequence) is not StandIn and isinstance(sequence, list | tuple) and set(map(type, sequence)) == {Value}:
         return _sequence_of(sequence, where(cell, port))
     return host_sequence(sequence, _declared(known, port), cell.float_dtype, where(cell, port))
@@ -52,9 +59,7 @@ def integers(cell: Cell, given: Any, what: str) -> NDArray[np.int64]:
         raise InvalidRequestError(f"{where(cell)}: {what} ({error})") from None
     if array.size and array.dtype.kind not in "iu":
         raise InvalidRequestError(f"{where(cell)}: {what}, got {array.dtype} of shape {array.shape}")
-    found = np.ascontiguousarray(array, np.int64)
-    # Loops would be compiled once more for arrays that cannot be written.
-    return found if found.flags.writeable else found.copy()
+    return int64s(array)
 
 
 def is_several(parts: tuple[Any, ...]) -> bool:

@@ -185,10 +185,10 @@ class Cell:
 
     def map(self, *sequences: Any) -> Any:
         """Add one node per element, without recurrence. Returns the output as a sequence, or a tuple of sequences."""
-        scope = scope_of(self)
+        scope = current_scope.get() or scope_of(self)
         known = scope.types.known(self)
         columns = [column(self, sequence, known, port) for port, sequence in enumerate(sequences)]
-        cell = known or scope.types.learn(self, tuple(column.spec for column in columns))
+        cell = known or scope.types.learn(self, tuple([column.spec for column in columns]))
         if len(columns) != len(cell.inputs):
             raise InvalidRequestError(f"{where(self)} takes {len(cell.inputs)} inputs, got {len(columns)} sequences")
         return _one_or_all(scope.recorder.map(cell, columns))

@@ -8,9 +8,11 @@ from typing import Any, Final, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from batchmaker.cells.export import torch_dtype
 from batchmaker.cells.stand_ins import StandIn, holds_stand_ins, standing_in
+from batchmaker.compiled import compiled
 from batchmaker.errors import InvalidRequestError, RequestShapeError
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.graph.values import HostValues
@@ -42,6 +44,30 @@ def host_sequence(data: Any, spec: ValueSpec | None, float_dtype: str, where: st
     if spec.num_tokens is not None:
         _check_tokens(values, spec.num_tokens, where)
     return HostValues(values, count, spec)
+
+
+def rows_as_declared(array: NDArray[Any], spec: ValueSpec) -> HostValues | None:
+    """Return an array that is just what an input declares as one value per node; None for any other, also if wrong."""
+    dtype = array.dtype
+    if dtype is not _DTYPES.get(spec.dtype) or array.shape[1:] != spec.shape or not array.flags.carray:
+        return None
+    count = len(array) if array.ndim else 0
+    if count == 0 or (spec.num_tokens is not None and (dtype is not _INT64 or not _are_below(array, spec.num_tokens))):
+        return None
+    return HostValues(array, count, spec)
+
+
+_INT64: Final = np.dtype(np.int64)
+_DTYPES: Final = {name: np.dtype(name) for name in ("int64", "int32", "float32", "float64", "bool")}
+
+
+@compiled
+def _are_below(numbers: NDArray[np.int64], limit: int) -> bool:
+    """Whether all numbers are at least 0 and below a limit."""
+    outside = 0
+    for number in numbers.flat:
+        outside += not 0 <= number < limit
+    return outside == 0
 
 
 def host_value(data: Any, spec: ValueSpec | None, float_dtype: str, where: str) -> HostValues:

@@ -9,7 +9,8 @@ import numpy as np
 
 from batchmaker.cells.structure import handles, replaced
 from batchmaker.errors import ModelError
-from batchmaker.graph.recorder import Recorder, foreign
+from batchmaker.graph.fitting import foreign
+from batchmaker.graph.recorder import Recorder
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.graph.values import NodeArray, Output, Value, ValueSequence
 

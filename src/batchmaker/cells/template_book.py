@@ -24,6 +24,12 @@ MAX_SHAPES: Final = 8192
 """Templates that are kept, their nodes in all, and shapes of which something is known. The least used go first."""
 REFUSALS: Final = 16
 """Shapes without a template after which a model is asked no more, if none of its shapes has had one."""
+MISSES: Final = 256
+"""Requests of a model in a row without a template after which it is asked for few; a refusal is as many as PER_REFUSAL.
+"""
+PER_REFUSAL: Final = 8
+ASKED: Final = 64
+"""Then it is asked for one in so many, until one of them has a template."""
 EARLY: Final = frozenset((1, 4, 16, 64, 256))
 COMPARED: Final = 1024
 """Uses at which a template is compared with a recording, and every so many."""
@@ -61,6 +67,7 @@ class TemplateBook:
         self._num_templates = 0
         self._num_nodes = 0
         self._refusals: dict[int, int] = {}  # by model, until it has had a template
+        self._misses: dict[int, int] = {}  # by model, since a request had a template
         self._without: set[int] = set()  # models that are asked no more
         self._proven: set[int] = set()
         self._guards: dict[Hashable, Guard] = {}
@@ -88,6 +95,10 @@ class TemplateBook:
         """
         if model_id in self._without:
             return None
+        misses = self._misses.get(model_id, 0)
+        self._misses[model_id] = misses + 1
+        if misses >= MISSES and misses % ASKED:
+            return None
         leaves: list[Leaf] = []
         shape = shape_of(request, leaves)
         if shape is None:
@@ -100,6 +111,7 @@ class TemplateBook:
             self._forget(key)
             return Sight(key, leaves, None, False)
         self._known.move_to_end(key)
+        self._misses[model_id] = 0
         uses = known.num_uses = known.num_uses + 1
         return Sight(key, leaves, known, uses in EARLY or uses % COMPARED == 0)
 
@@ -168,6 +180,7 @@ class TemplateBook:
             self._guards[template.guard.key] = template.guard
         template.after = self.canonical(template.after)
         self._refusals.pop(model_id, None)
+        self._misses[model_id] = 0
         self._proven.add(model_id)
         if len(self._forms) > MAX_TEMPLATES:
             self._forms.clear()
@@ -194,6 +207,9 @@ class TemplateBook:
     def _refuse(self, shape: Hashable, model: Model, model_id: int, why: str) -> None:
         _log.debug("%s: requests of a shape are unfolded each: %s", type(model).__name__, why)
         self._note(shape, _REFUSED)
+        misses = self._misses.get(model_id, 0)
+        if misses < MISSES:
+            self._misses[model_id] = min(misses + PER_REFUSAL, MISSES)
         if model_id in self._proven:
             return
         self._refusals[model_id] = self._refusals.get(model_id, 0) + 1

@@ -21,7 +21,7 @@ CHILDREN: Final = "children must be integers [num_nodes, arity]"
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TreeCalls:
     """Calls of one cell among the nodes of a tree; see `Cell.at`. places: a slice where they are all nodes."""
 
@@ -43,7 +43,8 @@ def tree(leaves: Any, *parts: TreeCalls) -> Any:
         raise InvalidRequestError("a tree has no parts; give cell.at(places, children) of at least one cell")
     scope = scope_of(parts[0].cell)
     given = [(part, integers(part.cell, part.children, CHILDREN)) for part in parts]
-    given = [(part, children) for part, children in given if children.shape[:1] != (0,)] or given[:1]
+    if len(given) > 1:
+        given = [(part, children) for part, children in given if children.shape[:1] != (0,)] or given[:1]
     states = _states(scope, leaves, given[0][0])
     outputs = scope.recorder.mixed_tree(states, [_part(scope, part, children, states) for part, children in given])
     return outputs[0] if len(outputs) == 1 else outputs

@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Generator, Mapping
 from functools import lru_cache
-from typing import Any, final
+from typing import Any, Final, final
 
+import numpy as np
 import torch
 
 from batchmaker.cells.cell import CellTypes, OpenLoop
@@ -25,6 +26,12 @@ Lookup = Callable[[int, int], Any]
 
 Rows = Callable[[Handle], torch.Tensor | None]
 """A handle -> a tensor of what it stands for, None where that must be looked up value by value."""
+
+
+_RESULTS: Final = frozenset((Value, ValueSequence, tuple, list, dict))
+"""What most functions return that do not wait."""
+_EMPTY: Final = CellGraph(0, 0)
+_NO_DICTS: Final = frozenset((StandIn, list, tuple, np.ndarray, str, int, float))
 
 
 @final
@@ -61,7 +68,7 @@ class Unfolding:
         self._yielded: Any = None
         self._streamed: list[Any] = []
         self._result: Any = None
-        self.graph = CellGraph(0, 0)
+        self.graph = _EMPTY
         self.open = False
         self.awaited: list[tuple[int, int]] = []
         self.after = NOTHING_KEPT
@@ -83,7 +90,9 @@ class Unfolding:
             result = self._enter(self._call)
         except StopIteration as error:  # a `next` in a function that is no generator
             raise InvalidRequestError(f"{self._name} raised StopIteration") from error
-        if inspect.isgenerator(result):
+        if type(result) in _RESULTS:
+            self._finish(result)
+        elif inspect.isgenerator(result):
             self._generator = result
             self._advance(lambda: next(result))
         elif inspect.iscoroutine(result) or inspect.isasyncgen(result):
@@ -172,8 +181,11 @@ class Unfolding:
             result, state = result
             self.after = keep(state, self._recorder)
         self._result = result
-        for handle in handles(result):
-            self._recorder.fetch(handle)
+        if type(result) is Value or type(result) is ValueSequence:
+            self._recorder.fetch(result)
+        else:
+            for handle in handles(result):
+                self._recorder.fetch(handle)
         self.open = False
         self.awaited = []
         self.graph = self._recorder.take_last()
@@ -186,7 +198,8 @@ class Unfolding:
         """Call the function; a dict fills several parameters by name."""
         function, request = self._call_as or getattr(self._model, self._function), self._request
         state = {} if self._before is None else {"state": self._before.handles_in(self._recorder)}
-        is_dict = type(request) is not StandIn and isinstance(request, Mapping)
+        kind = type(request)
+        is_dict = kind is dict or (kind not in _NO_DICTS and isinstance(request, Mapping))
         if is_dict and _num_parameters(type(self._model), self._function) > 1 + len(state):
             try:
                 inspect.signature(function).bind(**request, **state)

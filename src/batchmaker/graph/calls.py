@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
 import numpy as np
 
+from batchmaker.compiled import compiled
 from batchmaker.errors import InvalidRequestError
 from batchmaker.graph.cell_graph import HostInput, NodeBlock
 from batchmaker.graph.spec import CellType
@@ -129,5 +130,13 @@ def host_input(cell: CellType, port: int, nodes: int | NodeArray, values: HostVa
     if isinstance(nodes, int):
         return HostInput(cell.type_id, port, nodes, values.count, values.values)
     first, count = int(nodes[0]), len(nodes)
-    consecutive = int(nodes[-1]) - first == count - 1 and bool((nodes[1:] - nodes[:-1] == 1).all())
-    return HostInput(cell.type_id, port, first, count, values.values, None if consecutive else nodes)
+    return HostInput(cell.type_id, port, first, count, values.values, None if are_consecutive(nodes) else nodes)
+
+
+@compiled
+def are_consecutive(nodes: NodeArray) -> bool:
+    """Whether each of these numbers [count] is one more than the one before it."""
+    wrong = 0
+    for i in range(1, len(nodes)):
+        wrong += nodes[i] != nodes[i - 1] + 1
+    return wrong == 0

@@ -2,6 +2,9 @@
 
 Node numbers are local to the request and count up in the order of creation, so every node's sources have
 smaller numbers than the node. A run of n steps owns n consecutive numbers.
+
+Nobody changes the parts of a graph once it is taken, nor the arrays in them, which graphs may share. What every request
+has several of is not frozen all the same, for that takes microseconds.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ ZERO = -2
 """As a source of a run's initial state: zeros."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NodeBlock:
     """Consecutive single nodes.
 
@@ -63,7 +66,7 @@ class Run:
         return self.first + self.length - 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HostInput:
     """Values for one input of nodes of one type. values: [count, *shape], opaque here.
 
@@ -85,7 +88,7 @@ class HostInput:
         return slice(self.first + shift, self.first + shift + self.count)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Fetch:
     """Outputs that must travel to the host: `output` of each of `nodes`."""
 

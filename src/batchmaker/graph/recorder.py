@@ -13,11 +13,22 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.errors import InvalidRequestError, ModelError, NodeLimitError, ShapeError
+from batchmaker.errors import InvalidRequestError, ModelError, NodeLimitError
 from batchmaker.graph.calls import LAID_OUT, Calls, Layout, host_input
-from batchmaker.graph.cell_graph import HOST, ZERO, CellGraph, Fetch, NodeBlock, Run
+from batchmaker.graph.cell_graph import HOST, ZERO, CellGraph, Fetch, HostInput, NodeBlock, Run
+from batchmaker.graph.constants import ascending, from_host, nodes_of, of_type, read_outputs
+from batchmaker.graph.fitting import common_length, foreign, misfit
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
-from batchmaker.graph.trees import Places, SequenceArgument, TreePart, check_parts, fill_children
+from batchmaker.graph.trees import (
+    Places,
+    SequenceArgument,
+    TreePart,
+    check_parts,
+    fill_children,
+    fill_tree,
+    leaves_at,
+    specs_of,
+)
 from batchmaker.graph.values import Chain, Hold, HostValues, NodeArray, Output, Value, ValueSequence
 
 Argument = Value | HostValues
@@ -62,7 +73,7 @@ class Recorder:
         """Add one node, whose data is laid out already, and return its outputs."""
         for port, argument in enumerate(arguments[: len(cell.inputs)]):
             if isinstance(argument, HostValues):
-                _check_spec(cell, port, argument.spec)
+                self.check(cell, port, argument)
         calls = self._of_laid_out.get(cell.type_id)
         if calls is None:
             calls = self._of_laid_out[cell.type_id] = self.calls(cell, LAID_OUT)
@@ -70,10 +81,10 @@ class Recorder:
 
     def map(self, cell: CellType, arguments: Sequence[SequenceArgument]) -> tuple[ValueSequence, ...]:
         """Add one node per element, without edges between them, and return the outputs as sequences."""
-        count = _common_length(cell, arguments)
+        count = common_length(cell, arguments)
         first = self._claim(count, cell)
-        block = _empty_block(first, count, len(cell.inputs), cell.type_id)
-        self._fill(block, cell, slice(None), arguments)
+        sources, outputs = self._read(first, cell, count, arguments)
+        block = NodeBlock(first, of_type(cell.type_id, count), sources, outputs)
         self._add_block(block, {cell.type_id}, plain=True)
         return self._sequences(block, cell)
 
@@ -94,30 +105,58 @@ class Recorder:
         outputs that `leaves` lists, which are the last ones of every cell. Leaves may be data.
         """
         count, cell = check_parts(parts), parts[0].cell
-        num_leaves = _common_length(cell, leaves)
+        common_length(cell, leaves)
         first = self._claim(count, cell)
+        if len(parts) == 1 and isinstance(parts[0].places, slice):
+            block = self._whole_tree(first, leaves, parts[0])
+        else:
+            block = self._parted_tree(first, count, leaves, parts)
+        self._add_block(block, {part.cell.type_id for part in parts}, plain=block.connected)
+        return self._sequences(block, cell)
+
+    def _whole_tree(self, first: int, leaves: Sequence[SequenceArgument], part: TreePart) -> NodeBlock:
+        """Return the block of a tree of one part, whose nodes stand in order."""
+        cell, inputs, (count, arity) = part.cell, part.inputs, part.children.shape
+        own = part.child_outputs(leaves)
+        self._check_children(part, leaves)
+        at, num_ports = leaves_at(leaves), len(cell.inputs)
+        sources = np.empty((num_ports, count), np.int64)
+        if not inputs and tuple(own) == at.read:
+            outputs = read_outputs(0, own.start, len(own), arity, count)  # which is what will be written there
+        else:
+            sources[: len(inputs)] = HOST
+            outputs = np.zeros((num_ports, count), np.int16)
+        num_reads, connected = fill_tree(
+            sources, outputs, part.children, at.nodes, at.outputs, at.count, first, len(inputs), own.start
+        )
+        if num_reads < 0:
+            raise part.fault(-1 - num_reads, count, at.count)
+        block = NodeBlock(first, of_type(cell.type_id, count), sources, outputs, connected)
+        self._fill(block, cell, part.places, inputs)
+        if num_reads > 0:
+            self._give_leaves(first, part, leaves)
+        return block
+
+    def _parted_tree(
+        self, first: int, count: int, leaves: Sequence[SequenceArgument], parts: Sequence[TreePart]
+    ) -> NodeBlock:
+        """Return the block of a tree of so many nodes, each of which is in one of the parts."""
+        at, is_child = leaves_at(leaves), np.zeros(count, np.bool_)
         block = _empty_block(first, count, max([len(part.cell.inputs) for part in parts]))
-        read = np.zeros(num_leaves + count, np.bool_)
-        nodes = np.array([_nodes(leaf) for leaf in leaves])
-        outputs = np.array([0 if isinstance(leaf, HostValues) else leaf.output for leaf in leaves])
         for part in parts:
             own = part.child_outputs(leaves)
-            for port, leaf in zip(range(len(part.inputs), len(part.cell.inputs)), cycle(leaves), strict=False):
-                self.check(part.cell, port, leaf)
+            self._check_children(part, leaves)
             num_reads = fill_children(
-                block.types, block.sources, block.outputs, read, part.numbers, part.children, nodes, outputs, first,
-                part.cell.type_id, len(part.inputs), own.start,
+                block.types, block.sources, block.outputs, is_child, part.numbers, part.children, at.nodes, at.outputs,
+                at.count, first, part.cell.type_id, len(part.inputs), own.start,
             )  # fmt: skip
             if num_reads < 0:
-                raise part.fault(-1 - num_reads, count, num_leaves)
+                raise part.fault(-1 - num_reads, count, at.count)
             self._fill(block, part.cell, part.places, part.inputs)
             if num_reads > 0:
                 self._give_leaves(first, part, leaves)
-        connected = len(parts) == 1 and bool(np.count_nonzero(read[num_leaves:]) == count - 1)
-        if connected:
-            block = NodeBlock(first, block.types, block.sources, block.outputs, connected=True)
-        self._add_block(block, {part.cell.type_id for part in parts}, plain=connected)
-        return self._sequences(block, cell)
+        block.connected = len(parts) == 1 and bool(np.count_nonzero(is_child) == count - 1)
+        return block
 
     def run(
         self,
@@ -132,7 +171,7 @@ class Recorder:
 
         init: the initial state; parts that are None, or all of it, start from zeros.
         """
-        length = _common_length(cell, sequences) if sequences else max_steps
+        length = common_length(cell, sequences) if sequences else max_steps
         if length is None or length < 1:
             raise InvalidRequestError(f"cell {cell.name!r}: a loop needs max_steps >= 1, got {max_steps}")
         num_state = len(cell.inputs) - len(sequences)
@@ -171,17 +210,17 @@ class Recorder:
             key = (value.node, value.output)
             if key not in self._fetched:
                 self._fetched.add(key)
-                self._graph.fetches.append(Fetch(np.array([value.node]), value.output))
+                self._graph.fetches.append(Fetch(ascending(value.node, 1), value.output))
             return
         if value.open_ended:
-            key = (int(value.nodes[0]), value.output)
+            key = (int(value.numbers[0]), value.output)
             if key[0] < self._graph.first and key not in self._fetched_loops:
                 raise ModelError(
                     f"output {value.output} of a loop with `until`: its steps were first asked for after the loop had "
                     "been handed over, and some may be gone; take `.steps` before the next `yield`"
                 )
             self._fetched_loops.add(key)
-        self._graph.fetches.append(Fetch(value.nodes, value.output))
+        self._graph.fetches.append(Fetch(nodes_of(value), value.output))
 
     def keep(self, nodes: NodeArray) -> None:
         """Note the nodes, each once, whose outputs stay for the next request of the sequence."""
@@ -189,15 +228,13 @@ class Recorder:
 
     def take(self) -> CellGraph:
         """Return what has been recorded since the last call and start the next fragment."""
-        self._flush()
-        graph = self._graph
-        graph.num_nodes = self.num_nodes - graph.first
+        graph = self._taken()
         self._graph = CellGraph(first=self.num_nodes, num_nodes=0)
         return graph
 
     def take_last(self) -> CellGraph:
         """As `take`, and forget what further calls would need: as it refers to the recorder, neither would be freed."""
-        graph = self.take()
+        graph = self._taken()
         for known in (self._calls, self._of_laid_out, self._outputs, self._accepted):
             known.clear()
         return graph
@@ -218,8 +255,11 @@ class Recorder:
 
     def check(self, cell: CellType, port: int, argument: Argument | SequenceArgument) -> None:
         """ShapeError unless an input takes what it is given, InvalidRequestError if that is of another request."""
-        _check_spec(cell, port, argument.spec)
-        if not isinstance(argument, HostValues) and argument.origin is not self:
+        of = argument if isinstance(argument, HostValues) else argument.of
+        spec, declared = of.spec, cell.inputs[port]
+        if spec is not declared and not spec.is_like(declared):
+            raise misfit(cell, port, spec)
+        if not isinstance(of, HostValues) and of.origin is not self:
             raise foreign(f"cell {cell.name!r}, input {port}")
 
     def hold(self, first: int, count: int) -> Hold | None:
@@ -238,10 +278,19 @@ class Recorder:
 
     # --- inside ----------------------------------------------------------------------------------------------
 
+    def _taken(self) -> CellGraph:
+        """Return the fragment that is recorded now, complete."""
+        if self.num_nodes > self._num_laid_out:
+            self._flush()
+        graph = self._graph
+        graph.num_nodes = self.num_nodes - graph.first
+        return graph
+
     def _claim(self, count: int, cell: CellType) -> int:
         """Return the first number of nodes that are laid out by the caller; what was called before has a block now."""
-        self._flush()
         first = self.num_nodes
+        if first > self._num_laid_out:
+            self._flush()
         if first + count > self.max_nodes:
             raise self.too_many(cell)
         self.num_nodes = self._num_laid_out = first + count
@@ -257,6 +306,36 @@ class Recorder:
             else:
                 block.sources[port, places] = argument.nodes
                 block.outputs[port, places] = argument.output
+
+    def _read(
+        self, first: int, cell: CellType, count: int, arguments: Sequence[SequenceArgument]
+    ) -> tuple[NodeArray, NDArray[np.int16]]:
+        """Return sources and outputs of so many nodes whose inputs are an element of each argument, for reading."""
+        values = []
+        for port, argument in enumerate(arguments):
+            self.check(cell, port, argument)
+            if isinstance(argument, HostValues):
+                self._graph.host_inputs.append(HostInput(cell.type_id, port, first, argument.count, argument.values))
+            else:
+                values.append((port, argument))
+        sources, outputs = from_host(len(cell.inputs), count)
+        if values:
+            sources, outputs = sources.copy(), outputs.copy()
+            for port, sequence in values:
+                sources[port], outputs[port] = nodes_of(sequence), sequence.of.index
+        return sources, outputs
+
+    def _check_children(self, part: TreePart, leaves: Sequence[SequenceArgument]) -> None:
+        """ShapeError unless a part's cell takes these leaves as children; as `check`."""
+        states = part.cell.inputs[len(part.inputs) :]
+        if states == specs_of(leaves) * part.children.shape[1]:
+            for leaf in leaves:
+                if not isinstance(leaf, HostValues) and leaf.of.origin is not self:
+                    break
+            else:
+                return
+        for port, leaf in zip(range(len(part.inputs), len(part.cell.inputs)), cycle(leaves), strict=False):
+            self.check(part.cell, port, leaf)
 
     def _give_leaves(self, first: int, part: TreePart, leaves: Sequence[SequenceArgument]) -> None:
         """Give the nodes of a part the leaves among their children that are data. first: node of the tree's place 0."""
@@ -286,19 +365,19 @@ class Recorder:
 
     def _add_block(self, block: NodeBlock, types: set[TypeId], *, plain: bool) -> None:
         """Add a block of nodes of these types. plain: no edge joins two of one type in it, or it is connected."""
-        self._graph.plain &= plain and types.isdisjoint(self._types_of_blocks)
+        if not plain or not types.isdisjoint(self._types_of_blocks):
+            self._graph.plain = False
         self._types_of_blocks |= types
         self._graph.blocks.append(block)
 
     def _sequences(self, block: NodeBlock, cell: CellType) -> tuple[ValueSequence, ...]:
-        holds, nodes = self.hold(block.first, block.count), np.arange(block.first, block.first + block.count)
+        first, count = block.first, len(block.types)
+        holds, nodes = self.hold(first, count) if self.holds_values else None, range(first, first + count)
         return tuple([ValueSequence(nodes, of, holds=holds) for of in self.outputs_of(cell)])
 
     def _flush(self) -> None:
-        """Lay out the single calls since the last block as one block of their own."""
+        """Lay out the single calls since the last block, of which there are some, as one block of their own."""
         first, count = self._num_laid_out, self.num_nodes - self._num_laid_out
-        if count == 0:
-            return
         self._num_laid_out = self.num_nodes
         called = [calls for calls in self._calls if calls.waiting]
         block = _empty_block(first, count, max([len(calls.cell.inputs) for calls in called]))
@@ -307,40 +386,9 @@ class Recorder:
         self._add_block(block, {calls.cell.type_id for calls in called}, plain=count == 1)
 
 
-def _check_spec(cell: CellType, port: int, spec: ValueSpec) -> None:
-    declared = cell.inputs[port]
-    if not spec.is_like(declared):
-        raise ShapeError(
-            f"cell {cell.name!r}, input {port}: got {spec}, expected {declared}; "
-            "match the shape and dtype or unfold through a projection"
-        )
-
-
-def foreign(where: str) -> InvalidRequestError:
-    """Return the error for a handle that another request's unfold function was given."""
-    return InvalidRequestError(
-        f"{where}: got a value of another request, whose unfold function made it; call the cell in this request too"
-    )
-
-
-def _common_length(cell: CellType, arguments: Sequence[SequenceArgument]) -> int:
-    lengths = {len(argument) for argument in arguments}
-    if len(lengths) != 1:
-        raise InvalidRequestError(f"cell {cell.name!r}: sequences of different lengths {sorted(lengths)}")
-    length = lengths.pop()
-    if length == 0:
-        raise InvalidRequestError(f"cell {cell.name!r}: the sequence is empty; at least one element is needed")
-    return length
-
-
 def _empty_block(first: int, count: int, num_ports: int, type_id: int = -1) -> NodeBlock:
     """Return a block of nodes, of this type or to be told of which, that nothing feeds yet."""
     types, sources = np.empty(count, np.int16), np.empty((num_ports, count), np.int64)
     types.fill(type_id)
     sources.fill(HOST)
     return NodeBlock(first, types, sources, np.zeros((num_ports, count), np.int16))
-
-
-def _nodes(leaf: SequenceArgument) -> NodeArray:
-    """Return the node of each element, HOST where it is data."""
-    return np.full(len(leaf), HOST) if isinstance(leaf, HostValues) else leaf.nodes

@@ -40,6 +40,14 @@ class ValueSpec:
         return self is other or (self.shape == other.shape and self.dtype == other.dtype)
 
 
+_SPECS: Final[dict[ValueSpec, ValueSpec]] = {}
+
+
+def _as_one(specs: tuple[ValueSpec, ...]) -> tuple[ValueSpec, ...]:
+    """Return the one object that stands for each of these specs, so that to compare them takes no time."""
+    return tuple([_SPECS.setdefault(spec, spec) for spec in specs])
+
+
 @dataclass(frozen=True, slots=True)
 class CellType:
     """One kind of cell, as the scheduler sees it (BatchMaker section 3.1: same graph, weights and shapes).
@@ -63,6 +71,8 @@ class CellType:
         return self.host_outputs[0] if self.host_outputs else 0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "inputs", _as_one(self.inputs))
+        object.__setattr__(self, "outputs", _as_one(self.outputs))
         if len(self.outputs) > MAX_OUTPUTS:
             raise ModelError(
                 f"cell {self.name!r} has {len(self.outputs)} outputs, at most {MAX_OUTPUTS} are possible; "

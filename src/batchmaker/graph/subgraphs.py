@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.compiled import compiled
-from batchmaker.graph.cell_graph import CellGraph, NodeBlock, Run
+from batchmaker.graph.cell_graph import CellGraph, Run
 from batchmaker.graph.values import NodeArray
 
 Roots = NDArray[np.int32]
@@ -28,16 +28,17 @@ def split(graph: CellGraph, *, node_by_node: bool = False) -> tuple[NDArray[np.i
     root = np.arange(graph.num_nodes, dtype=np.int32)
     for run in graph.runs:
         root[run.first - graph.first : run.first - graph.first + run.length] = run.first - graph.first
-    if node_by_node:
-        pass
-    elif _needs_union(graph):
-        _union_edges(graph, root)
-    else:
-        for block in graph.blocks:
-            if block.connected:
-                root[block.first - graph.first : block.first - graph.first + block.count] = block.first - graph.first
-    roots, numbers = np.unique(root, return_inverse=True)
-    return numbers.astype(np.int32), len(roots)
+    if not node_by_node:
+        types = _types(graph)
+        if _needs_union(graph, types):
+            _union_edges(graph, types, root)
+        else:
+            for block in graph.blocks:
+                if block.connected:
+                    root[block.first - graph.first : block.first - graph.first + block.count] = (
+                        block.first - graph.first
+                    )
+    return root, _number(root)
 
 
 def _runs_only(graph: CellGraph) -> tuple[NDArray[np.int32], int]:
@@ -45,21 +46,17 @@ def _runs_only(graph: CellGraph) -> tuple[NDArray[np.int32], int]:
     return np.repeat(np.arange(len(lengths), dtype=np.int32), lengths), len(lengths)
 
 
-def _needs_union(graph: CellGraph) -> bool:
-    """Whether an edge joins nodes of one type in a way that no block has already declared."""
-    declared = [block for block in graph.blocks if block.connected]
-    if len(declared) != len({int(block.types[0]) for block in declared}):
+def _needs_union(graph: CellGraph, types: Types) -> bool:
+    """Whether an edge joins nodes of one type in a way that no block has already declared. types: as of `_types`."""
+    connected_types = {int(block.types[0]) for block in graph.blocks if block.connected}
+    if len(connected_types) != sum([block.connected for block in graph.blocks]):
         return True
-    connected_types = {int(block.types[0]) for block in declared}
-    types = _types(graph)
     for block in graph.blocks:
         if block.connected:
             continue
         if connected_types and not connected_types.isdisjoint(block.types.tolist()):
             return True
-        local = block.sources - graph.first
-        inside = local >= 0
-        if np.any(types[np.where(inside, local, 0)][inside] == np.broadcast_to(block.types, local.shape)[inside]):
+        if _joins_alike(block.first - graph.first, graph.first, block.sources, types):
             return True
     return False
 
@@ -72,18 +69,16 @@ def _types(graph: CellGraph) -> Types:
     return types
 
 
-def _union_edges(graph: CellGraph, root: Roots) -> None:
+def _union_edges(graph: CellGraph, types: Types, root: Roots) -> None:
     """Join the ends of edges between single nodes of one type; `root` becomes each node's smallest relative.
 
     An edge joins only nodes of one level, the number of changes of subgraph on the longest way to the node. Every other
     edge leads to a higher level, so no two subgraphs wait for each other (a -> b -> c with a -> c, where a and c are of
     one type and b of another, is three subgraphs).
     """
-    types = _types(graph)
     level = _levels(graph, types)
     for block in graph.blocks:
-        _join(block.first - graph.first, _local_sources(graph, block), types, level, root)
-    _flatten(root)
+        _join(block.first - graph.first, graph.first, block.sources, types, level, root)
 
 
 def _levels(graph: CellGraph, types: Types) -> Roots:
@@ -98,42 +93,64 @@ def _levels(graph: CellGraph, types: Types) -> Roots:
             sources = sources[sources >= 0]
             level[first : first + part.length] = level[sources].max() + 1 if len(sources) else 0
         else:
-            _raise_levels(first, _local_sources(graph, part), types, level)
+            _raise_levels(first, graph.first, part.sources, types, level)
     return level
 
 
-def _local_sources(graph: CellGraph, block: NodeBlock) -> NodeArray:
-    """Return the sources of a block, counted from the graph's first node. Negative: none of its nodes."""
-    return np.ascontiguousarray(block.sources - graph.first)
+@compiled
+def _joins_alike(first: int, shift: int, sources: NodeArray, types: Types) -> bool:
+    """Whether an edge within a graph leads to a node of a block from one of its type.
+
+    first: the block's first node in the graph. sources: [inputs, nodes of the block], which are in the graph from
+    `shift` on. types: by node of the graph.
+    """
+    for k in range(sources.shape[0]):
+        for i in range(sources.shape[1]):
+            source = sources[k, i] - shift
+            if source >= 0 and types[source] == types[first + i]:
+                return True
+    return False
 
 
 @compiled
-def _raise_levels(first: int, sources: NodeArray, types: Types, level: Roots) -> None:
-    """Write the levels of a block's nodes. sources: [inputs, nodes of the block], as types and level by local node."""
+def _raise_levels(first: int, shift: int, sources: NodeArray, types: Types, level: Roots) -> None:
+    """Write the levels of a block's nodes. level: by node of the graph; the rest is as for `_joins_alike`."""
     for i in range(sources.shape[1]):
         highest = 0
-        for source in sources[:, i]:
+        for k in range(sources.shape[0]):
+            source = sources[k, i] - shift
             if source >= 0:
                 highest = max(highest, level[source] + (types[source] != types[first + i]))
         level[first + i] = highest
 
 
 @compiled
-def _join(first: int, sources: NodeArray, types: Types, level: Roots, root: Roots) -> None:
-    """Join nodes of a block with sources of their type and level. root: [nodes] a smaller relative, or the node."""
+def _join(first: int, shift: int, sources: NodeArray, types: Types, level: Roots, root: Roots) -> None:
+    """Join nodes of a block with sources of their type and level. root: by node, a smaller relative, or the node."""
     for i in range(sources.shape[1]):
         node = first + i
-        for source in sources[:, i]:
+        for k in range(sources.shape[0]):
+            source = sources[k, i] - shift
             if source >= 0 and types[source] == types[node] and level[source] == level[node]:
                 a, b = _smallest(source, root), _smallest(node, root)
                 root[max(a, b)] = min(a, b)
 
 
 @compiled
-def _flatten(root: Roots) -> None:
-    """Each node's smallest relative takes the place of some relative."""
-    for node in range(len(root)):  # relatives are smaller, so theirs are known
-        root[node] = root[root[node]]
+def _number(root: Roots) -> int:
+    """Write a number for its relatives in the place of each node's relative; return how many numbers there are.
+
+    root: [nodes] a smaller relative, or the node itself. Numbers are in the order of the smallest relatives.
+    """
+    count = 0
+    for node in range(len(root)):
+        relative = root[node]
+        if relative == node:
+            root[node] = count
+            count += 1
+        else:
+            root[node] = root[relative]  # which is smaller, so that its number is known
+    return count
 
 
 @compiled

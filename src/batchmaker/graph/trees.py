@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from batchmaker.compiled import compiled
 from batchmaker.errors import InvalidRequestError, ShapeError
+from batchmaker.graph.cell_graph import HOST
+from batchmaker.graph.constants import numbers, one_column
 from batchmaker.graph.spec import CellType, ValueSpec
 from batchmaker.graph.values import HostValues, NodeArray, ValueSequence
 
@@ -18,7 +20,7 @@ Places = slice | NodeArray
 """Which nodes of a block: some of them, or a slice of all."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TreePart:
     """The nodes of a tree that are calls of one cell.
 
@@ -77,6 +79,9 @@ class TreePart:
         """Return the indices of the outputs that a node's parent reads, once it is proved that leaves look alike."""
         cell, arity = self.cell, self.children.shape[1]
         expected = len(self.inputs) + arity * len(leaves)
+        own = range(len(cell.outputs) - len(leaves), len(cell.outputs))
+        if expected == len(cell.inputs) and own.start >= 0 and cell.outputs[own.start :] == specs_of(leaves):
+            return own
         if expected != len(cell.inputs):
             raise InvalidRequestError(
                 f"cell {cell.name!r}: {len(self.inputs)} inputs and {arity} children with {len(leaves)} values each "
@@ -86,7 +91,6 @@ class TreePart:
             raise InvalidRequestError(
                 f"cell {cell.name!r}: leaves have {len(leaves)} values, the cell gives {len(cell.outputs)}"
             )
-        own = range(len(cell.outputs) - len(leaves), len(cell.outputs))
         for leaf, output in zip(leaves, own, strict=True):
             if not leaf.spec.is_like(cell.outputs[output]):
                 raise ShapeError(
@@ -94,6 +98,92 @@ class TreePart:
                     f"{cell.outputs[output]}; a node's children must look alike"
                 )
         return own
+
+
+@dataclass(slots=True)
+class Leaves:
+    """Where the leaves of a tree are, as the loops below read it.
+
+    nodes: [parts of a state, leaves] the node of each leaf, or HOST; [parts of a state, 1], where the leaves follow
+    each other, that of the first. outputs: [parts of a state] which of its outputs. count: how many leaves there are.
+    read: the outputs, where no leaf is data.
+    """
+
+    nodes: NodeArray
+    outputs: NodeArray
+    count: int
+    read: tuple[int, ...]
+
+
+def specs_of(leaves: Sequence[SequenceArgument]) -> tuple[ValueSpec, ...]:
+    """Return what the parts of a state look like."""
+    return tuple([leaf.spec for leaf in leaves])
+
+
+def leaves_at(leaves: Sequence[SequenceArgument]) -> Leaves:
+    """Return where leaves are that have been checked."""
+    firsts, outputs, count, has_data = [], [], len(leaves[0]), False
+    for leaf in leaves:
+        if isinstance(leaf, HostValues):
+            firsts.append(HOST)
+            outputs.append(0)
+            has_data = True
+            continue
+        outputs.append(leaf.of.index)
+        known = leaf.numbers
+        if type(known) is range and known.step == 1:
+            firsts.append(known.start)
+    given = tuple(outputs)
+    read = () if has_data else given
+    if len(firsts) == len(leaves):
+        return Leaves(one_column(tuple(firsts)), numbers(given), count, read)
+    nodes = [np.full(count, HOST) if isinstance(leaf, HostValues) else leaf.nodes for leaf in leaves]
+    return Leaves(np.array(nodes), numbers(given), count, read)
+
+
+@compiled
+def fill_tree(
+    sources: NDArray[np.int64],
+    outputs: NDArray[np.int16],
+    children: NDArray[np.int64],
+    leaf_nodes: NDArray[np.int64],
+    leaf_outputs: NDArray[np.int64],
+    num_leaves: int,
+    first: int,
+    port: int,
+    output: int,
+) -> tuple[int, bool]:
+    """Write what the nodes of a tree read of their children where all of them are calls of one cell, in order.
+
+    sources, outputs: [ports, nodes] of the tree's block, whose first node is `first`. leaf_nodes, leaf_outputs,
+    num_leaves: see Leaves. port: the first input that takes a child's state; output: the first of a node that is its
+    state. Returns how often a child is a leaf, and whether the nodes hang together; -1 - row, where a child is no leaf
+    and no node before its parent.
+    """
+    num_nodes, arity = children.shape
+    num_parts, dense = len(leaf_nodes), leaf_nodes.shape[1] == num_leaves
+    is_child = np.zeros(num_nodes, np.bool_)
+    uses = num_children = 0
+    for row in range(num_nodes):
+        at = port
+        for k in range(arity):
+            child = children[row, k]
+            if child < 0 or child >= num_leaves + row:
+                return -1 - row, False
+            is_leaf = child < num_leaves
+            uses += is_leaf
+            if not is_leaf and not is_child[child - num_leaves]:
+                is_child[child - num_leaves] = True
+                num_children += 1
+            for part in range(num_parts):
+                if not is_leaf:
+                    sources[at, row] = first + child - num_leaves
+                    outputs[at, row] = output + part
+                else:
+                    sources[at, row] = _leaf(leaf_nodes, part, child, dense)
+                    outputs[at, row] = leaf_outputs[part]
+                at += 1
+    return uses, num_children == num_nodes - 1
 
 
 @compiled
@@ -106,6 +196,7 @@ def fill_children(
     children: NDArray[np.int64],
     leaf_nodes: NDArray[np.int64],
     leaf_outputs: NDArray[np.int64],
+    num_leaves: int,
     first: int,
     type_id: int,
     port: int,
@@ -113,12 +204,11 @@ def fill_children(
 ) -> int:
     """Write what the nodes of a part are and read of their children; return how often that is a leaf.
 
-    types, sources, outputs: the tree's block, whose first node is `first`; types are -1 where no part has written.
-    is_child: [leaves + nodes], marked here. leaf_nodes: [parts of a state, leaves] node of each leaf, or HOST;
-    leaf_outputs: [parts of a state]. port: the first input that takes a child's state; output: the first of a node that
-    is its state. Returns -1 - row where a place is not to be had, or a child is no leaf and no node before its parent.
+    types, sources, outputs: the tree's block; types are -1 where no part has written. is_child: [nodes], marked here.
+    places: where the nodes of the part are. The rest is as for `fill_tree`. Returns -1 - row where a place is not to be
+    had, or a child is no leaf and no node before its parent.
     """
-    num_parts, num_leaves = leaf_nodes.shape
+    num_parts, dense = len(leaf_nodes), leaf_nodes.shape[1] == num_leaves
     uses = 0
     for row in range(len(places)):
         place = places[row]
@@ -129,17 +219,26 @@ def fill_children(
         for child in children[row]:
             if child < 0 or child >= num_leaves + place:
                 return -1 - row
-            is_child[child] = True
-            uses += child < num_leaves
+            is_leaf = child < num_leaves
+            uses += is_leaf
+            if not is_leaf:
+                is_child[child - num_leaves] = True
             for part in range(num_parts):
-                if child < num_leaves:
-                    sources[at, place] = leaf_nodes[part, child]
-                    outputs[at, place] = leaf_outputs[part]
-                else:
+                if not is_leaf:
                     sources[at, place] = first + child - num_leaves
                     outputs[at, place] = output + part
+                else:
+                    sources[at, place] = _leaf(leaf_nodes, part, child, dense)
+                    outputs[at, place] = leaf_outputs[part]
                 at += 1
     return uses
+
+
+@compiled
+def _leaf(leaf_nodes: NDArray[np.int64], part: int, leaf: int, dense: bool) -> int:
+    """Return the node of a part of a leaf's state, or HOST. dense: whether there is a column for each leaf."""
+    node: int = leaf_nodes[part, leaf if dense else 0]
+    return node if dense or node == HOST else node + leaf
 
 
 def check_parts(parts: Sequence[TreePart]) -> int:
@@ -148,9 +247,10 @@ def check_parts(parts: Sequence[TreePart]) -> int:
     InvalidRequestError unless there is one, and for each part as much of everything. ShapeError unless the cells give
     alike, for each output of all nodes is one sequence.
     """
+    count, first = 0, parts[0].cell
     for part in parts:
         part.check_inputs()
-    count, first = sum([part.count for part in parts]), parts[0].cell
+        count += len(part.children)
     if count == 0:
         raise InvalidRequestError(f"cell {first.name!r}: a tree needs at least one inner node")
     for part in parts[1:]:

@@ -16,11 +16,12 @@ NodeArray = NDArray[np.int64]
 """Node numbers local to one request, in the order in which the nodes were made."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HostValues:
     """Values that came with the request: one array whose first dimension counts nodes.
 
-    values: a NumPy array or torch tensor [count, *spec.shape]. The graph never looks inside.
+    values: a NumPy array or torch tensor [count, *spec.shape]. The graph never looks inside. Nobody changes it; it is
+    not frozen, for that takes a microsecond.
     """
 
     values: Any
@@ -127,8 +128,8 @@ class Value:
                 "only the outputs of cell.run(...) and cell.loop(...) have steps; "
                 "this value is the output of a single cell call"
             )
-        nodes = np.arange(self._chain.first, self.node + 1)
-        steps = ValueSequence(nodes, self.of, open_ended=self._chain.open_ended, holds=self._holds)
+        numbers = range(self._chain.first, self.node + 1)
+        steps = ValueSequence(numbers, self.of, open_ended=self._chain.open_ended, holds=self._holds)
         if steps.open_ended:
             self.origin.fetch(steps)
         return steps
@@ -160,17 +161,27 @@ class ValueSequence:
     """The same output of several nodes, in order: what `map`, `tree` and a run's `steps` give back.
 
     It can be indexed, also by an array of indices, sliced, reversed, iterated and handed to `run` and `map`.
-    `open_ended` marks the steps of a loop whose length depends on values: such a sequence can only be returned. holds:
-    what must live as long as it and its values.
+    `open_ended` marks the steps of a loop whose length depends on values: such a sequence can only be returned.
+    numbers: its nodes, as a range where they follow each other. holds: what must live as long as it and its values.
     """
 
-    __slots__ = ("_holds", "nodes", "of", "open_ended")
+    __slots__ = ("_holds", "numbers", "of", "open_ended")
 
-    def __init__(self, nodes: NodeArray, of: Output, *, open_ended: bool = False, holds: object = None) -> None:
-        self.nodes = nodes
+    def __init__(
+        self, numbers: NodeArray | range, of: Output, *, open_ended: bool = False, holds: object = None
+    ) -> None:
+        self.numbers = numbers
         self.of = of
         self.open_ended = open_ended
         self._holds = holds
+
+    @property
+    def nodes(self) -> NodeArray:
+        """Its nodes as an array [count]."""
+        numbers = self.numbers
+        if type(numbers) is range:
+            numbers = self.numbers = np.arange(numbers.start, numbers.stop, numbers.step)
+        return numbers
 
     @property
     def output(self) -> int:
@@ -191,7 +202,7 @@ class ValueSequence:
                 "the length of a loop with `until` is not known while unfolding; return its steps, "
                 "or write the loop with `yield`"
             )
-        return len(self.nodes)
+        return len(self.numbers)
 
     @overload
     def __getitem__(self, index: int) -> Value: ...
@@ -200,12 +211,12 @@ class ValueSequence:
     def __getitem__(self, index: int | slice | NDArray[np.integer]) -> Value | ValueSequence:
         length = len(self)
         if isinstance(index, slice):
-            return ValueSequence(self.nodes[index], self.of, holds=self._holds)
+            return ValueSequence(self.numbers[index], self.of, holds=self._holds)
         if isinstance(index, np.ndarray):
             return ValueSequence(self._picked(index, length), self.of, holds=self._holds)
         if not -length <= index < length:
             raise InvalidRequestError(f"index {index} is outside a sequence of {length} values")
-        return Value(int(self.nodes[index]), self.of, self._holds)
+        return Value(int(self.numbers[index]), self.of, self._holds)
 
     def _picked(self, index: NDArray[np.integer], length: int) -> NodeArray:
         if index.ndim != 1 or index.dtype.kind not in "iu":
@@ -227,4 +238,4 @@ class ValueSequence:
         return iter(self[::-1])
 
     def __repr__(self) -> str:
-        return f"ValueSequence({len(self.nodes)} x {self.spec}, not computed yet)"
+        return f"ValueSequence({len(self.numbers)} x {self.spec}, not computed yet)"

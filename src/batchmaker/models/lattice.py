@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from batchmaker.cells.cell import Cell
 from batchmaker.cells.model import Model
 from batchmaker.cells.trees import tree
-from batchmaker.compiled import compiled
+from batchmaker.compiled import compiled, int64s
 from batchmaker.errors import InvalidRequestError, OptionError
 from batchmaker.models.building import DTYPES, Classify, check_positive, checked_tokens, frozen, parts_of, seeded
 
@@ -220,8 +220,7 @@ def _arcs(request: Any) -> NDArray[np.int64]:
             f"arcs: got {arcs.dtype} of shape {arcs.shape}, expected integers [arcs, 3] (source, target, id), at "
             "least one"
         )
-    arcs = np.ascontiguousarray(arcs, np.int64)
-    return arcs if arcs.flags.writeable else arcs.copy()  # see cells.arguments.integers
+    return int64s(arcs)
 
 
 @compiled

@@ -129,7 +129,7 @@ class TreeLstm2TypeModel(TreeModel):
         others = _kinds(request, len(children)) == 1
         cells = ((self.inner, np.flatnonzero(~others)), (self.other, np.flatnonzero(others)))
         inner = tree(leaves, *[cell.at(places, children[places]) for cell, places in cells])[0]
-        return self._result(joined(leaves[0], inner), inner[-1])
+        return self._result(joined(leaves[0], inner) if self.output == "labels" else inner, inner[-1])
 
     def _inner_modules(self, request: Any, count: int) -> list[nn.Module]:
         return [(self.other if kind else self.inner).module for kind in _kinds(request, count).tolist()]

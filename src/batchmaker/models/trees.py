@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from batchmaker.cells.cell import Cell
 from batchmaker.cells.model import Model
+from batchmaker.compiled import compiled, int64s
 from batchmaker.errors import InvalidRequestError
 from batchmaker.graph.trees import tree_fault
 from batchmaker.models.building import Classify, check_choice, checked_tokens, frozen, joined, parts_of
@@ -76,7 +77,7 @@ class TreeModel(Model):
         if len(children) == 0:
             return self._result(leaves[0], leaves[0][0])
         inner = parts_of(self.inner.tree(children, leaves))[0]
-        return self._result(joined(leaves[0], inner), inner[-1])
+        return self._result(joined(leaves[0], inner) if self.output == "labels" else inner, inner[-1])
 
     def length(self, request: Any) -> int:
         """Return the number of nodes."""
@@ -117,7 +118,8 @@ class TreeModel(Model):
 
 def parse_tree(request: Any, vocabulary_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return words and children. InvalidRequestError unless the children make one tree over the words."""
-    if not isinstance(request, Mapping) or set(request) != {"words", "children"}:
+    is_dict = type(request) is dict or isinstance(request, Mapping)
+    if not is_dict or len(request) != 2 or "words" not in request or "children" not in request:
         got = sorted(map(str, request)) if isinstance(request, Mapping) else type(request).__name__
         raise InvalidRequestError(f"a request has the keys 'words' and 'children', got {got}")
     words = np.asarray(request["words"])
@@ -141,8 +143,18 @@ def _checked_children(children: Any, num_leaves: int) -> NDArray[np.int64]:
             f"children: got {array.dtype} of shape {array.shape}, expected integers of shape ({num_leaves - 1}, 2) for "
             f"{num_leaves} words"
         )
-    if array.size:
-        times = np.bincount(array.ravel()) if int(array.min()) >= 0 else array[:0, 0]
-        if len(times) != 2 * num_leaves - 2 or not (times == 1).all():
-            raise InvalidRequestError(tree_fault(array, num_leaves))
-    return array.astype(np.int64, copy=False)
+    pairs = int64s(array)
+    if not _are_each_once(pairs):
+        raise InvalidRequestError(tree_fault(array, num_leaves))
+    return pairs
+
+
+@compiled
+def _are_each_once(children: NDArray[np.int64]) -> bool:
+    """Whether children [inner nodes, 2] are the numbers from 0 on, each once."""
+    is_there = np.zeros(children.size, np.bool_)
+    for child in children.flat:
+        if not 0 <= child < len(is_there) or is_there[child]:
+            return False
+        is_there[child] = True
+    return True

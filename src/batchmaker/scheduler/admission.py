@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.compiled import compiled
 from batchmaker.graph.cell_graph import HOST, ZERO, CellGraph, NodeBlock
 from batchmaker.graph.spec import CellType
 from batchmaker.scheduler.arena import DONE, Arena
@@ -188,7 +189,7 @@ class Admission:
         groups: dict[int, list[tuple[int, NodeBlock]]] = {}
         for i, graph in enumerate(graphs):
             for block in graph.blocks:
-                if (block.sources >= 0).any():
+                if _reads_nodes(block.sources):
                     groups.setdefault(len(block.sources), []).append((i, block))
         for num_ports, members in groups.items():
             blocks = [block for _, block in members]
@@ -310,3 +311,13 @@ class Admission:
         found: Ids = scratch[wanted]
         scratch[nodes] = -1
         return found
+
+
+@compiled
+def _reads_nodes(sources: Ids) -> bool:
+    """Whether there is a node among sources [inputs, nodes]."""
+    for port in range(sources.shape[0]):
+        for i in range(sources.shape[1]):
+            if sources[port, i] >= 0:
+                return True
+    return False

@@ -9,6 +9,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.compiled import compiled
 from batchmaker.graph.cell_graph import CellGraph, NodeBlock
 from batchmaker.graph.subgraphs import split
 from batchmaker.scheduler.arena import Arena
@@ -134,22 +135,40 @@ class SubgraphNumbers:
         arena = self._arena
         if len(numbers) == 0:
             return
-        arena.subgraph[base : base + graph.num_nodes] = numbers + first_subgraph
-        _, heads, sizes = np.unique(numbers, return_index=True, return_counts=True)
-        tails = len(numbers) - 1 - np.unique(numbers[::-1], return_index=True)[1]
-        mine = slice(first_subgraph, first_subgraph + len(heads))
-        arena.head[mine] = heads + base
-        arena.size[mine] = sizes
-        arena.span[mine] = tails - heads + 1
+        _fill_members(numbers, first_subgraph, base, arena.subgraph, arena.head, arena.size, arena.span)
         for block in graph.blocks:
-            at = block.first - graph.first + base
-            arena.type[arena.subgraph[at : at + block.count]] = block.types
+            _fill_types(block.first - graph.first + base, block.types, arena.subgraph, arena.type)
         for run in graph.runs:
             at = run.first - graph.first + base
             subgraph = arena.subgraph[at]
             arena.type[subgraph] = run.type_id
             arena.end[subgraph] = at + run.length
             arena.open_ended[subgraph] = run.open_ended
+
+
+@compiled
+def _fill_members(
+    numbers: NDArray[np.int32], first_subgraph: int, base: int, subgraph: Ids, head: Ids, size: Ids, span: Ids
+) -> None:
+    """Write who is in which subgraph. numbers: [nodes] subgraph of each of a graph's nodes, from 0 on, as they come."""
+    known = 0
+    for i in range(len(numbers)):
+        number = numbers[i]
+        at = first_subgraph + number
+        subgraph[base + i] = at
+        if number == known:
+            head[at] = base + i
+            size[at] = 0
+            known += 1
+        size[at] += 1
+        span[at] = base + i - head[at] + 1
+
+
+@compiled
+def _fill_types(first: int, types: NDArray[np.int16], subgraph: Ids, of_subgraph: NDArray[np.int16]) -> None:
+    """Write the types of subgraphs. types: of the nodes from `first` on."""
+    for i in range(len(types)):
+        of_subgraph[subgraph[first + i]] = types[i]
 
 
 @final

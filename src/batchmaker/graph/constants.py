@@ -1,0 +1,82 @@
+"""Arrays that many requests share, since they say the same of each: nobody writes anything else into them.
+
+Making an array takes longer than finding one, and most requests are small.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmaker.graph.cell_graph import HOST
+from batchmaker.graph.values import NodeArray, ValueSequence
+
+MAX_SHARED: Final = 512
+"""Longer arrays are made each time: how many are kept is limited by their number."""
+_ASCENDING: Final = np.arange(1 << 14)
+
+
+def ascending(first: int, count: int) -> NodeArray:
+    """Return the numbers from `first` on: [count] int64, for reading."""
+    end = first + count
+    return _ASCENDING[first:end] if end <= len(_ASCENDING) else np.arange(first, end)
+
+
+def nodes_of(sequence: ValueSequence) -> NodeArray:
+    """Return the nodes of a sequence: [count] int64, for reading."""
+    numbers = sequence.numbers
+    if type(numbers) is range and numbers.step == 1:
+        return ascending(numbers.start, len(numbers))
+    return sequence.nodes
+
+
+def of_type(type_id: int, count: int) -> NDArray[np.int16]:
+    """Return one cell type for each of so many nodes: [count] int16."""
+    return (_of_type if count <= MAX_SHARED else _of_type.__wrapped__)(type_id, count)
+
+
+def from_host(num_ports: int, count: int) -> tuple[NodeArray, NDArray[np.int16]]:
+    """Return sources and outputs of nodes that no node feeds: [num_ports, count] int64, all HOST, and int16 zeros."""
+    return (_from_host if count <= MAX_SHARED else _from_host.__wrapped__)(num_ports, count)
+
+
+def read_outputs(unread: int, first: int, num_parts: int, arity: int, count: int) -> NDArray[np.int16]:
+    """Return which outputs nodes read of their children: [unread + arity * num_parts, count] int16.
+
+    The first `unread` inputs are 0; then come, of each child in order, the outputs from `first` on, one for each part
+    of a state.
+    """
+    make = _read_outputs if count <= MAX_SHARED else _read_outputs.__wrapped__
+    return make(unread, first, num_parts, arity, count)
+
+
+@lru_cache(maxsize=1024)
+def numbers(given: tuple[int, ...]) -> NDArray[np.int64]:
+    """Return numbers as an array [count] int64."""
+    return np.array(given, np.int64)
+
+
+@lru_cache(maxsize=1024)
+def one_column(given: tuple[int, ...]) -> NDArray[np.int64]:
+    """Return numbers as an array [count, 1] int64."""
+    return np.array(given, np.int64).reshape(-1, 1)
+
+
+@lru_cache(maxsize=4096)
+def _of_type(type_id: int, count: int) -> NDArray[np.int16]:
+    return np.full(count, type_id, np.int16)
+
+
+@lru_cache(maxsize=2048)
+def _from_host(num_ports: int, count: int) -> tuple[NodeArray, NDArray[np.int16]]:
+    return np.full((num_ports, count), HOST), np.zeros((num_ports, count), np.int16)
+
+
+@lru_cache(maxsize=2048)
+def _read_outputs(unread: int, first: int, num_parts: int, arity: int, count: int) -> NDArray[np.int16]:
+    outputs = np.zeros((unread + arity * num_parts, count), np.int16)
+    outputs[unread:] = np.tile(np.arange(first, first + num_parts), arity)[:, None]
+    return outputs

@@ -1,0 +1,34 @@
+"""What is wrong with values that a cell is given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from batchmaker.errors import InvalidRequestError, ShapeError
+from batchmaker.graph.spec import CellType, ValueSpec
+from batchmaker.graph.trees import SequenceArgument
+
+
+def misfit(cell: CellType, port: int, spec: ValueSpec) -> ShapeError:
+    """Return the error for a value that an input does not take."""
+    return ShapeError(
+        f"cell {cell.name!r}, input {port}: got {spec}, expected {cell.inputs[port]}; "
+        "match the shape and dtype or unfold through a projection"
+    )
+
+
+def foreign(where: str) -> InvalidRequestError:
+    """Return the error for a handle that another request's unfold function was given."""
+    return InvalidRequestError(
+        f"{where}: got a value of another request, whose unfold function made it; call the cell in this request too"
+    )
+
+
+def common_length(cell: CellType, arguments: Sequence[SequenceArgument]) -> int:
+    """Return how many elements each of the sequences has. InvalidRequestError unless there are some in each."""
+    length = len(arguments[0]) if arguments else 0
+    if len(arguments) != 1 and len(lengths := {len(argument) for argument in arguments}) != 1:
+        raise InvalidRequestError(f"cell {cell.name!r}: sequences of different lengths {sorted(lengths)}")
+    if length == 0:
+        raise InvalidRequestError(f"cell {cell.name!r}: the sequence is empty; at least one element is needed")
+    return length
