@@ -59,7 +59,7 @@ class RunningTask:
         self._sizes = sizes
         self._cell = cell
         self._tables = tables
-        self._ends: list[int] = task.ends.tolist()
+        self._ends: list[int] = []
         self._hoisted: Outputs | None = None
         self._bad: dict[int, str] = {}
         self._fetched: list[list[Tensor]] = [[] for _ in task.fetches]
@@ -72,13 +72,15 @@ class RunningTask:
         if first == 0 and (fetched := run_in_loop(task, self._cell, self._tables)) is not None:
             self.num_finished = task.num_steps
             return StepsResult(task.task, 0, self.num_finished, fetched, (), time.perf_counter() - began)
+        self._ends = self._ends or task.ends.tolist()
         failed: Failures = []
-        while True:
-            self._run_step(self.num_finished, failed)
-            self.num_finished += 1
-            busy_s = time.perf_counter() - began
-            if self.num_finished == len(self._ends) or busy_s >= REPORT_S:
-                break
+        with torch.no_grad():
+            while True:
+                self._run_step(self.num_finished, failed)
+                self.num_finished += 1
+                busy_s = time.perf_counter() - began
+                if self.num_finished == len(self._ends) or busy_s >= REPORT_S:
+                    break
         brought = tuple([parts[0] if len(parts) == 1 else torch.cat(parts) for parts in self._fetched])
         self._fetched = [[] for _ in task.fetches]
         return StepsResult(task.task, first, self.num_finished, brought, tuple(failed), busy_s)
