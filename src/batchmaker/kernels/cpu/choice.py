@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.kernels.cpu.loop import LoopTask, Plan, RecurrentLoop
-from batchmaker.kernels.cpu.steps import BLOCK, OWN
+from batchmaker.kernels.cpu.steps import BLOCK, OWN, TILED
 from batchmaker.kernels.cpu.tiled import Rows
 
 _OWN_ROWS: Final = 8
-"""Above so many rows, own loops are not tried where a library could multiply: they read the weights again and again."""
+"""Above so many rows, loops that are then slow are not tried where a library could multiply: see _is_slow."""
+_WIDE: Final = 1 << 20
 _SIZE_S: Final = 3e-3
 _ALL_S: Final = 80e-3
 """How long a size may take, and all sizes: after that, what has been found holds for larger ones."""
@@ -66,13 +67,20 @@ class _Times:
 
 def _times(loop: RecurrentLoop, step: Callable[[int], Callable[[], Any]], n: int) -> _Times:
     ways = loop.products.ways
-    tried = [way for way in ways if way != OWN or n <= _OWN_ROWS or len(ways) == 1]
+    tried = [way for way in ways if n <= _OWN_ROWS or len(ways) == 1 or not _is_slow(loop, way)]
     num_steps = 4 if n * loop.width * loop.hidden <= _SHORT else 1
     px = loop.as_stored(np.random.default_rng(0).standard_normal((n * num_steps, loop.width), np.float32))
     task = example_task(loop, n, num_steps)
     calls = [*(_compiled(loop, way, task, px) for way in tried), _products(loop, task, px), step(n)]
     *compiled, products, stepped = _least_s(calls)
     return _Times(tried[compiled.index(min(compiled))], min(compiled), products, num_steps * stepped)
+
+
+def _is_slow(loop: RecurrentLoop, way: int) -> bool:
+    """Whether a way takes long for many rows: own loops read the weights again and again, and tiles of bfloat16 do not
+    use the processor's products of it."""
+    wide = loop.width * loop.hidden > _WIDE and loop.products.w.dtype == np.int16
+    return way == OWN or (way == TILED and wide)
 
 
 def example_task(loop: RecurrentLoop, n: int, num_steps: int) -> LoopTask:

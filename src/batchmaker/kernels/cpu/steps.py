@@ -272,8 +272,8 @@ def run_steps(
     """Compute all steps of a task; False, with nothing written, if a token has no row or a step no lanes.
 
     tokens: of each position its row of px, read from where `of` and `rows` say if they are not empty; empty if that is
-    the position itself. c: h but for an LSTM. tables: addresses. h_from, h_rows, c_from, c_rows: tables and rows of what
-    moves. outputs: for each output whether it is c. copies: the fetches, with room before them for the kept outputs.
+    the position itself. c: h but for an LSTM. tables: addresses. h_from, h_rows, c_from, c_rows: where what moves lies,
+    table and row. outputs: for each output whether it is c. copies: the fetches, with room before them for the kept outputs.
     w: [hidden, gates * hidden]. ways: how to multiply so many rows, up to BLOCK. g, a, narrow: room for BLOCK rows of
     gates and of state (or more), in float32 and as stored. t: room for the gates of a row. The rest is as in LoopTask.
     """
