@@ -273,7 +273,7 @@ def run_steps(
 
     tokens: of each position its row of px, read from where `of` and `rows` say if they are not empty; empty if that is
     the position itself. c: h but for an LSTM. tables: addresses. h_from, h_rows, c_from, c_rows: where what moves lies,
-    table and row. outputs: for each output whether it is c. copies: the fetches, with room before them for the kept outputs.
+    table and row. outputs: whether each is c. copies: the fetches, with room before them for the kept outputs.
     w: [hidden, gates * hidden]. ways: how to multiply so many rows, up to BLOCK. g, a, narrow: room for BLOCK rows of
     gates and of state (or more), in float32 and as stored. t: room for the gates of a row. The rest is as in LoopTask.
     """
