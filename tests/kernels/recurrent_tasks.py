@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -85,7 +86,27 @@ def as_tensor(rows: NDArray[Any]) -> Tensor:
     return values.view(torch.bfloat16) if values.dtype == torch.int16 else values
 
 
-def random_task(of: Made, seed: int, *, num_steps: int, num_lanes: int = NUM_LANES) -> LoopTask:
+@final
+@dataclass
+class Given:
+    """A task, and the memory that it speaks of. tokens: of each position; half of them lie in one table, half in
+    another. entering, kept: for each state input and each output."""
+
+    task: LoopTask
+    tokens: NDArray[np.int64]
+    entering: tuple[NDArray[Any], ...]
+    kept: tuple[NDArray[Any], ...]
+
+    def copied(self) -> Given:
+        """Return the same with memory of its own."""
+        other = copy.deepcopy(self)
+        task = other.task
+        arrays = (*task.state, *other.entering, *other.kept, other.tokens, other.tokens[1:])
+        task.tables = np.array([0, *(array.ctypes.data for array in arrays)])
+        return other
+
+
+def random_task(of: Made, seed: int, *, num_steps: int, num_lanes: int = NUM_LANES) -> Given:
     """Return a task whose chains start, end, change lanes, fork and pause; some outputs are kept, some fetched."""
     random = np.random.default_rng(seed)
     hidden, num_state = of.loop.hidden, of.num_state
@@ -99,11 +120,15 @@ def random_task(of: Made, seed: int, *, num_steps: int, num_lanes: int = NUM_LAN
         chosen = random.permutation(num_lanes)[: random.integers(1, num_lanes + 1)]
         moving = [bool(random.integers(0, 2)) for _ in chosen]
         targets = {lane for lane, moves in zip(chosen, moving, strict=True) if moves}
-        sources = [-1, -2, -3, -4, -5, *(lane for lane in range(num_lanes) if lane not in targets)]
+        sources = [
+            (0, 0),
+            *((2, row) for row in range(4)),
+            *((1, lane) for lane in range(num_lanes) if lane not in targets),
+        ]
         for lane, moves in zip(chosen, moving, strict=True):
             if moves:
                 move_at.append(len(lanes))
-                move_from.append(random.choice(sources))
+                move_from.append(sources[random.integers(len(sources))])
             lanes.append(lane)
         ends.append(len(lanes))
     count = len(lanes)
@@ -112,46 +137,60 @@ def random_task(of: Made, seed: int, *, num_steps: int, num_lanes: int = NUM_LAN
         return np.flatnonzero(random.integers(0, 2, count)).astype(np.int64)
 
     keep_at, fetch_at = some(), tuple(some() for _ in range(int(random.integers(0, 3))))
-    return LoopTask(
+    tokens, kind = random.integers(0, NUM_TOKENS, count), np.array([at for at, _ in move_from], np.int64)
+    first_kept, shifted = 1 + 2 * num_state, random.integers(0, 2, count)
+    shifted[0] = 0
+    by_table = bool(random.integers(0, 2))
+    task = LoopTask(
         ends=np.array(ends),
+        largest=max(np.diff(ends, prepend=0).tolist()),
+        used=np.ones(num_steps, np.bool_),
         lanes=np.array(lanes),
-        inputs=(random.integers(0, NUM_TOKENS, count),),
+        tables=np.zeros(0, np.int64),
+        source_tables=first_kept + len(of.outputs) + shifted if by_table else shifted[:0],
+        source_rows=np.arange(count) - shifted if by_table else shifted[:0],
+        inputs=() if by_table else (tokens,),
         move_at=np.array(move_at, np.int64),
-        move_from=np.array(move_from, np.int64),
-        entering=entering,
+        move_tables=np.array(
+            [np.where(kind == 0, 0, kind + (kind - 1) * (num_state - 1) + p) for p in range(num_state)]
+        ),
+        move_rows=np.array([[row for _, row in move_from]] * num_state, np.int64),
         state=tuple(rows(num_lanes) for _ in range(num_state)),
         keep_at=keep_at,
         keep_rows=random.permutation(count + 3)[: len(keep_at)],
-        keep_tables=tuple(rows(count + 3) for _ in of.outputs),
+        keep_tables=first_kept + np.arange(len(of.outputs)),
         fetch_at=fetch_at,
         fetch_of=tuple(int(random.integers(0, len(of.outputs))) for _ in fetch_at),
         fetched=tuple(rows(len(at)) for at in fetch_at),
     )
+    return Given(task, tokens, entering, tuple(rows(count + 3) for _ in of.outputs)).copied()
 
 
-def expected(of: Made, task: LoopTask) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+def expected(of: Made, given: Given) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Return the state tables, keep tables and fetched values after the task, one position after the other."""
+    task = given.task
     state = [as_tensor(rows.copy()) for rows in task.state]
     outputs: list[list[Tensor]] = []
-    moves = dict(zip(task.move_at.tolist(), task.move_from.tolist(), strict=True))
+    moves = dict(zip(task.move_at.tolist(), range(len(task.move_at)), strict=True))
     first = 0
     for end in task.ends.tolist():
         before = [values.clone() for values in state]
         for position in range(first, end):
             lane = int(task.lanes[position])
-            source = moves.get(position, lane)
-            if source >= 0:
-                given = [values[source : source + 1] for values in before]
-            elif source == -1:
-                given = [torch.zeros_like(values[:1]) for values in before]
+            table, row = 1, lane
+            if position in moves:
+                table, row = (int(of_h[0][moves[position]]) for of_h in (task.move_tables, task.move_rows))
+            if table == 0:
+                before_it = [torch.zeros_like(values[:1]) for values in before]
             else:
-                given = [as_tensor(rows)[-2 - source][None] for rows in task.entering]
-            new = of.step(int(task.inputs[0][position]), given)
+                tables = before if table == 1 else [as_tensor(rows) for rows in given.entering]
+                before_it = [values[row : row + 1] for values in tables]
+            new = of.step(int(given.tokens[position]), before_it)
             for values, row in zip(state, new, strict=True):
                 values[lane] = row[0]
             outputs.append([new[part][0] for part in of.outputs])
         first = end
-    kept = [as_tensor(rows.copy()) for rows in task.keep_tables]
+    kept = [as_tensor(rows.copy()) for rows in given.kept]
     for position, row in zip(task.keep_at, task.keep_rows, strict=True):
         for table, value in zip(kept, outputs[position], strict=True):
             table[row] = value

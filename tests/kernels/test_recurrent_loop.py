@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 
 import numpy as np
@@ -10,26 +9,27 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recurrent_tasks import KINDS, NUM_TOKENS, Made, as_tensor, expected, made, random_task
+from recurrent_tasks import KINDS, NUM_TOKENS, Given, Made, as_tensor, expected, made, random_task
 
-from batchmaker.kernels.cpu.loop import LoopTask, Plan, StepKind
+from batchmaker.kernels.cpu.loop import Plan, StepKind
 from batchmaker.kernels.cpu.products import Library, library
-from batchmaker.kernels.cpu.steps import BLOCK, OWN, half_tanh, run_steps
+from batchmaker.kernels.cpu.steps import BLOCK, OWN, TILED, half_tanh, run_steps
+from batchmaker.kernels.cpu.tiles import TILE_ROWS
 
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
 """Largest absolute difference; states are about 1. bfloat16 has 8 bits, and a task some steps that each round."""
 
 
-def check(of: Made, task: LoopTask) -> None:
+def check(of: Made, one: Given) -> None:
     """Run the task in every way to multiply, and compare all that is written with torch's cell."""
-    wanted = expected(of, task)
+    wanted = expected(of, one)
     ways, most = of.loop.products.ways, np.zeros(1, np.bool_)
     plans = [Plan(np.full(BLOCK + 1, way), most, ()) for way in ways]
     for plan in (*plans, Plan(plans[0].ways, ~most, (1, 4, 16))):
-        mine = copy.deepcopy(task)
+        mine = one.copied()
         of.loop.plan = plan
-        assert of.loop.run(mine)
-        for got, values in zip((mine.state, mine.keep_tables, mine.fetched), wanted, strict=True):
+        assert of.loop.run(mine.task)
+        for got, values in zip((mine.task.state, mine.kept, mine.task.fetched), wanted, strict=True):
             for rows, value in zip(got, values, strict=True):
                 torch.testing.assert_close(as_tensor(rows), value, atol=TOLERANCES[of.dtype], rtol=0)
 
@@ -39,32 +39,57 @@ def check(of: Made, task: LoopTask) -> None:
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_any_task_is_computed_as_by_torch(kind: StepKind, dtype: torch.dtype, data: st.DataObject) -> None:
-    of = made(kind, dtype, data.draw(st.sampled_from([1, 8, 13, 32])), bias=data.draw(st.booleans()))
+    of = made(kind, dtype, data.draw(st.sampled_from([1, 8, 13, 32, 64])), bias=data.draw(st.booleans()))
     check(of, random_task(of, data.draw(st.integers(0, 2**32)), num_steps=data.draw(st.integers(1, 6))))
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCES))
-def test_steps_wider_than_a_block_are_computed_in_several(dtype: torch.dtype) -> None:
-    of = made("lstm", dtype, 16)
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_wider_than_a_block_are_computed_in_several(kind: StepKind, dtype: torch.dtype) -> None:
+    of = made(kind, dtype, 16)
     check(of, random_task(of, 3, num_steps=3, num_lanes=3 * BLOCK))
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCES))
 @pytest.mark.parametrize("kind", KINDS)
+def test_deep_tiles_are_multiplied_in_parts(kind: StepKind, dtype: torch.dtype) -> None:
+    of = made(kind, dtype, 192)
+    assert TILED in of.loop.products.ways
+    check(of, random_task(of, 3, num_steps=2, num_lanes=TILE_ROWS + 3))
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCES))
+@pytest.mark.parametrize("kind", KINDS)
 def test_without_the_library_own_loops_multiply(kind: StepKind, dtype: torch.dtype) -> None:
-    of = made(kind, dtype, 16, functions=Library())
-    assert of.loop.products.ways == [OWN]
-    check(of, random_task(of, 1, num_steps=4))
+    for hidden, way in ((15, OWN), (64, TILED)):
+        of = made(kind, dtype, hidden, functions=Library())
+        assert of.loop.products.ways == [way]
+        check(of, random_task(of, 1, num_steps=4))
 
 
-def test_a_token_without_a_row_leaves_everything_as_it_was() -> None:
+@pytest.mark.parametrize("seed", range(4))
+def test_a_token_without_a_row_leaves_everything_as_it_was(seed: int) -> None:
     of = made("lstm", torch.float32, 8)
     for token in (-1, NUM_TOKENS):
-        task = random_task(of, 5, num_steps=3)
-        task.inputs[0][-1] = token
-        before = copy.deepcopy(task)
-        assert not of.loop.run(task)
-        for mine, was in ((task.state, before.state), (task.keep_tables, before.keep_tables)):
+        one = random_task(of, seed, num_steps=3)
+        one.tokens[-1] = token
+        one.task.inputs = tuple(one.tokens for _ in one.task.inputs)
+        leaves_all_as_it_was(of, one)
+
+
+def test_a_step_without_lanes_leaves_everything_as_it_was() -> None:
+    of = made("gru", torch.float32, 8)
+    one = random_task(of, 5, num_steps=3)
+    one.task.used[1] = False
+    leaves_all_as_it_was(of, one)
+
+
+def leaves_all_as_it_was(of: Made, one: Given) -> None:
+    before = one.copied()
+    for by_product in (False, True):
+        of.loop.plan = Plan(of.loop.plan.ways, np.full(1, by_product), (1, 16) if by_product else ())
+        assert not of.loop.run(one.task)
+        for mine, was in ((one.task.state, before.task.state), (one.kept, before.kept)):
             for rows, old in zip(mine, was, strict=True):
                 np.testing.assert_array_equal(rows, old)
 
@@ -73,16 +98,16 @@ def test_a_token_without_a_row_leaves_everything_as_it_was() -> None:
 def test_two_threads_compute_what_one_does(dtype: torch.dtype) -> None:
     of = made("lstm", dtype, 32)
     tasks = [random_task(of, seed, num_steps=40) for seed in range(2)]
-    alone = copy.deepcopy(tasks)
-    for task in alone:
-        of.loop.run(task)
+    alone = [one.copied() for one in tasks]
+    for one in alone:
+        of.loop.run(one.task)
     wrong: list[int] = []
 
     def run(number: int) -> None:
         for _ in range(30):
-            mine = copy.deepcopy(tasks[number])
-            of.loop.run(mine)
-            same = [np.array_equal(*pair) for pair in zip(mine.state, alone[number].state, strict=True)]
+            mine = tasks[number].copied()
+            of.loop.run(mine.task)
+            same = [np.array_equal(*pair) for pair in zip(mine.task.state, alone[number].task.state, strict=True)]
             if not all(same):
                 wrong.append(number)
 
@@ -100,7 +125,8 @@ def test_each_dtype_has_one_form_that_is_compiled() -> None:
         for kind in KINDS:
             of = made(kind, dtype, 8)
             for seed in range(5):
-                assert of.loop.run(random_task(of, seed, num_steps=2))
+                one = random_task(of, seed, num_steps=2)
+                assert of.loop.run(one.task)
     assert len(run_steps.signatures) == len(TOLERANCES)  # type: ignore[attr-defined]
 
 
@@ -112,10 +138,12 @@ def test_the_lock_of_the_interpreter_is_not_held() -> None:
 def test_what_is_no_number_stays_no_number(kind: StepKind) -> None:
     for dtype in TOLERANCES:
         of = made(kind, dtype, 8)
-        task = random_task(of, 2, num_steps=1)
-        for rows in (*task.state, *task.entering):
+        one = random_task(of, 2, num_steps=1)
+        task = one.task
+        for rows in (*task.state, *one.entering):
             as_tensor(rows).fill_(torch.nan)
-        task.move_from[:] = -2
+        task.move_tables[:] = np.arange(of.num_state)[:, None] + 1 + of.num_state
+        task.move_rows[:] = 0
         assert of.loop.run(task)
         assert as_tensor(task.state[0])[task.lanes].isnan().all()
 

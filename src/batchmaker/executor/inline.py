@@ -59,12 +59,11 @@ class InlineExecutor(ComputingExecutor):
             self._ready = True
         task, first = self._tasks[0], 0
         try:
-            with torch.no_grad():
-                if self._running is None:
-                    tests = self._tests_of(task) if self._tests_of is not None and task.may_stop.any() else None
-                    self._running = self._runner.begin(task, tests)
-                first = self._running.num_finished
-                result = self._running.advance()
+            if self._running is None:
+                tests = self._tests_of(task) if self._tests_of is not None and task.may_stop.any() else None
+                self._running = self._runner.begin(task, tests)
+            first = self._running.num_finished
+            result = self._running.advance()
         except RAISED_BY_USERS as error:  # rows that do not fit, memory: the task fails, nothing else
             result = failed_result(task, first, error)
         if result.end == task.num_steps:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -13,11 +14,9 @@ from batchmaker.cells.binding import BoundCell
 from batchmaker.executor.tables import StateTables
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.kernels.cpu.loop import LoopTask
-from batchmaker.scheduler.commands import ZERO_TABLE, Rows, RunTask, TableId, TaskLanes
+from batchmaker.scheduler.commands import Rows, RunTask, TableId
 
 _NONE: Final[Rows] = np.empty(0, np.int64)
-_FROM_ZEROS: Final = -1
-_FIRST_ENTERING: Final = -2
 
 
 def run_in_loop(task: RunTask, cell: BoundCell, tables: StateTables) -> tuple[Tensor, ...] | None:
@@ -29,27 +28,31 @@ def run_in_loop(task: RunTask, cell: BoundCell, tables: StateTables) -> tuple[Te
     lanes = task.lanes
     if lanes is None or (task.num_steps > 1 and task.may_stop.any()):
         return None
-    bound = cell.split(len(cell.inputs) - len(lanes.tables))
-    if bound.loop is None or not lanes.used.all():
-        return None
-    loop = bound.loop_for(task.largest)
+    num_sequence = len(cell.inputs) - len(lanes.tables)
+    loop = cell.split(num_sequence).loop_for(task.largest)
     if loop is None:
         return None
-    num_sequence = len(cell.inputs) - len(lanes.tables)
-    inputs = tuple([_inputs(task.source_tables[k], task.source_rows[k], tables) for k in range(num_sequence)])
-    move_from, entering = _moves(lanes, cell.inputs[num_sequence:], tables)
-    fetched = tuple([_room(len(f.positions), cell.outputs[f.output]) for f in task.fetches])
+    source_tables = source_rows = _NONE
+    inputs: tuple[NDArray[Any], ...] = ()
+    if loop.token is not None and cell.inputs[loop.token].dtype == "int64":
+        source_tables, source_rows = task.source_tables[loop.token], task.source_rows[loop.token]
+    else:
+        inputs = tuple([_inputs(task.source_tables[k], task.source_rows[k], tables) for k in range(num_sequence)])
+    keep_at, keep_rows, keep_tables = _NONE, _NONE, _NONE
     keep = task.keep
-    keep_at = _NONE if keep is None or keep.positions is None else keep.positions
+    if keep is not None and keep.positions is not None:
+        keep_at, keep_rows, keep_tables = keep.positions, keep.rows, _numbers(keep.tables)
+    outputs = cell.outputs
+    fetched = tuple([_room(len(f.positions), outputs[f.output]) for f in task.fetches])
     looped = LoopTask(
-        task.ends, lanes.rows, inputs, lanes.move_at, move_from, entering,
-        tuple([tables.array(table) for table in lanes.tables]), keep_at, _NONE if keep is None else keep.rows,
-        () if keep is None else tuple([tables.array(table) for table in keep.tables]),
-        tuple([f.positions for f in task.fetches]), tuple([f.output for f in task.fetches]), fetched,
+        task.ends, task.largest, lanes.used, lanes.rows, tables.addresses, source_tables, source_rows, inputs,
+        lanes.move_at, lanes.move_tables, lanes.move_rows, tuple([tables.array(table) for table in lanes.tables]),
+        keep_at, keep_rows, keep_tables, tuple([f.positions for f in task.fetches]),
+        tuple([f.output for f in task.fetches]), fetched,
     )  # fmt: skip
     if not loop.run(looped):
         return None
-    return tuple([_as_values(rows, cell.outputs[f.output]) for rows, f in zip(fetched, task.fetches, strict=True)])
+    return tuple([_as_values(rows, outputs[f.output]) for rows, f in zip(fetched, task.fetches, strict=True)])
 
 
 def _inputs(of: Rows, rows: Rows, tables: StateTables) -> NDArray[Any]:
@@ -67,25 +70,10 @@ def _inputs(of: Rows, rows: Rows, tables: StateTables) -> NDArray[Any]:
     return found
 
 
-def _moves(
-    lanes: TaskLanes, state: tuple[ValueSpec, ...], tables: StateTables
-) -> tuple[Rows, tuple[NDArray[Any], ...]]:
-    """Return where the state of those that move is, and rows of each part for those that bring one from elsewhere."""
-    of, rows = lanes.move_tables, lanes.move_rows
-    if of.shape[1] == 0 or not of.any():  # ZERO_TABLE
-        return np.full(of.shape[1], _FROM_ZEROS), tuple([_room(0, spec) for spec in state])
-    stays = (of == np.array(lanes.tables)[:, None]).all(0)
-    move_from = np.where(stays, rows[0], _FROM_ZEROS)
-    comes = np.flatnonzero(~stays & of.any(0))
-    move_from[comes] = _FIRST_ENTERING - np.arange(len(comes))
-    entering = []
-    for part, spec in enumerate(state):
-        brought = _room(len(comes), spec)
-        for table in np.unique(of[part, comes]).tolist():
-            mine = of[part, comes] == table
-            brought[mine] = 0 if table == ZERO_TABLE else tables.take(TableId(table), rows[part, comes[mine]])
-        entering.append(brought)
-    return move_from, tuple(entering)
+@lru_cache(maxsize=1024)
+def _numbers(tables: tuple[TableId, ...]) -> Rows:
+    """Return the numbers of tables as an array, which is shared."""
+    return np.array(tables, np.int64)
 
 
 def _room(count: int, spec: ValueSpec) -> NDArray[Any]:

@@ -10,6 +10,7 @@ from typing import Final, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from batchmaker.cells.binding import BoundCell
@@ -25,6 +26,7 @@ from batchmaker.scheduler.commands import ZERO_TABLE, Rows, RunTask, Source, Tab
 
 Outputs = tuple[Tensor, ...]
 Failures = list[tuple[int, str]]
+_NO_FLAGS: Final = np.zeros(0, np.bool_)
 
 MAX_HOISTED_ROWS = 2048
 HOISTED_SIZES = size_ladder(MAX_HOISTED_ROWS, exact=8, parts=4)
@@ -67,8 +69,9 @@ class RunningTask:
         self._cell = cell
         self._tables = tables
         self._tests = tests
-        self._skipped, self._stopped = np.zeros((2, len(task.nodes)), np.bool_)
-        self._ends: list[int] = task.ends.tolist()
+        self._skipped: NDArray[np.bool_] = _NO_FLAGS
+        self._stopped: NDArray[np.bool_] = _NO_FLAGS
+        self._ends: list[int] = []
         self._hoisted: Outputs | None = None
         self._bad: dict[int, str] = {}
         self._fetched: list[list[Tensor]] = [[] for _ in task.fetches]
@@ -81,13 +84,18 @@ class RunningTask:
         if first == 0 and (fetched := run_in_loop(task, self._cell, self._tables)) is not None:
             self.num_finished = task.num_steps
             return StepsResult(task.task, 0, self.num_finished, fetched, (), time.perf_counter() - began)
+        if not self._ends:
+            self._ends = task.ends.tolist()
+            if self._tests is not None:
+                self._skipped, self._stopped = np.zeros((2, len(task.nodes)), np.bool_)
         failed: Failures = []
-        while True:
-            self._run_step(self.num_finished, failed)
-            self.num_finished += 1
-            busy_s = time.perf_counter() - began
-            if self.num_finished == len(self._ends) or busy_s >= REPORT_S:
-                break
+        with torch.no_grad():
+            while True:
+                self._run_step(self.num_finished, failed)
+                self.num_finished += 1
+                busy_s = time.perf_counter() - began
+                if self.num_finished == len(self._ends) or busy_s >= REPORT_S:
+                    break
         brought = tuple([parts[0] if len(parts) == 1 else torch.cat(parts) for parts in self._fetched])
         self._fetched = [[] for _ in task.fetches]
         result = StepsResult(task.task, first, self.num_finished, brought, tuple(failed), busy_s)

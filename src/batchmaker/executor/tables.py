@@ -42,6 +42,7 @@ class StateTables:
 
     def __init__(self) -> None:
         self._tables: dict[TableId, _Table] = {}
+        self._addresses = np.zeros(16, np.int64)
 
     def must_move(self, command: Reserve) -> bool:
         """Whether serving the command copies rows that running steps may be using."""
@@ -56,7 +57,15 @@ class StateTables:
             new = untouched_zeros((command.num_rows, *spec.spec.shape), torch_dtype(spec.spec.dtype))
             if old is not None:
                 copy_used(old.rows, new)
-            self._tables[spec.table] = _Table(new)
+            self._tables[spec.table] = table = _Table(new)
+            if spec.table >= len(self._addresses):
+                self._addresses = np.concatenate([self._addresses, np.zeros(spec.table, np.int64)])
+            self._addresses[spec.table] = table.begin
+
+    @property
+    def addresses(self) -> Rows:
+        """Where row 0 of each table is, by its number; 0 where there is no table."""
+        return self._addresses
 
     def array(self, table: TableId) -> NDArray[Any]:
         """Return the memory of a table as an array, [num_rows, *shape]; bfloat16 as int16."""

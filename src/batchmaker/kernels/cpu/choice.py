@@ -12,10 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.kernels.cpu.loop import LoopTask, Plan, RecurrentLoop
-from batchmaker.kernels.cpu.steps import BLOCK, OWN, Rows
+from batchmaker.kernels.cpu.steps import BLOCK, OWN, TILED
+from batchmaker.kernels.cpu.tiled import Rows
 
 _OWN_ROWS: Final = 8
-"""Above so many rows, own loops are not tried where a library could multiply: they read the weights again and again."""
+"""Above so many rows, loops that are then slow are not tried where a library could multiply: see _is_slow."""
+_WIDE: Final = 1 << 20
 _SIZE_S: Final = 3e-3
 _ALL_S: Final = 80e-3
 """How long a size may take, and all sizes: after that, what has been found holds for larger ones."""
@@ -65,31 +67,43 @@ class _Times:
 
 def _times(loop: RecurrentLoop, step: Callable[[int], Callable[[], Any]], n: int) -> _Times:
     ways = loop.products.ways
-    tried = [way for way in ways if way != OWN or n <= _OWN_ROWS or len(ways) == 1]
+    tried = [way for way in ways if n <= _OWN_ROWS or len(ways) == 1 or not _is_slow(loop, way)]
     num_steps = 4 if n * loop.width * loop.hidden <= _SHORT else 1
     px = loop.as_stored(np.random.default_rng(0).standard_normal((n * num_steps, loop.width), np.float32))
     task = example_task(loop, n, num_steps)
-    calls = [*(_compiled(loop, way, task, px) for way in tried), _products(loop, task, px, n), step(n)]
+    calls = [*(_compiled(loop, way, task, px) for way in tried), _products(loop, task, px), step(n)]
     *compiled, products, stepped = _least_s(calls)
     return _Times(tried[compiled.index(min(compiled))], min(compiled), products, num_steps * stepped)
+
+
+def _is_slow(loop: RecurrentLoop, way: int) -> bool:
+    """Whether a way takes long for many rows: own loops read the weights again and again, and tiles of bfloat16 do not
+    use the processor's products of it."""
+    wide = loop.width * loop.hidden > _WIDE and loop.products.w.dtype == np.int16
+    return way == OWN or (way == TILED and wide)
 
 
 def example_task(loop: RecurrentLoop, n: int, num_steps: int) -> LoopTask:
     """Return a task of n chains from their first step on; its inputs are left out."""
     none = np.zeros(0, np.int64)
     lanes = np.arange(n, dtype=np.int64)
-    state, entering = (tuple(loop.zeros(rows) for _ in range(loop.num_state)) for rows in (n, 0))
+    zeros = np.zeros((loop.num_state, n), np.int64)
     return LoopTask(
         ends=np.arange(1, num_steps + 1, dtype=np.int64) * n,
+        largest=n,
+        used=np.ones(num_steps, np.bool_),
         lanes=np.tile(lanes, num_steps),
+        tables=np.zeros(1, np.int64),
+        source_tables=none,
+        source_rows=none,
         inputs=(),
         move_at=lanes,
-        move_from=np.full(n, -1, np.int64),
-        entering=entering,
-        state=state,
+        move_tables=zeros,
+        move_rows=zeros,
+        state=tuple(loop.zeros(n) for _ in range(loop.num_state)),
         keep_at=none,
         keep_rows=none,
-        keep_tables=(),
+        keep_tables=none,
         fetch_at=(),
         fetch_of=(),
         fetched=(),
@@ -105,7 +119,9 @@ def _compile(loop: RecurrentLoop) -> None:
     """Everything that a task needs is compiled, or loaded."""
     task = example_task(loop, 1, 1)
     task.fetch_at, task.fetch_of, task.fetched = (task.lanes,), (0,), (loop.zeros(1),)
-    loop.run_projected(task, np.zeros((1, loop.width), loop.zeros(0).dtype))
+    px = np.zeros((1, loop.width), loop.zeros(0).dtype)
+    loop.run_compiled(task, px, task.ends[:0], loop.plan.ways)
+    loop.run_products(task, px, task.ends[:0])
 
 
 def _compiled(loop: RecurrentLoop, way: int, task: LoopTask, px: Rows) -> Callable[[], Any]:
@@ -113,8 +129,8 @@ def _compiled(loop: RecurrentLoop, way: int, task: LoopTask, px: Rows) -> Callab
     return lambda: loop.run_compiled(task, px, task.move_at[:0], ways)
 
 
-def _products(loop: RecurrentLoop, task: LoopTask, px: Rows, n: int) -> Callable[[], Any]:
-    return lambda: loop.run_products(task, px, task.move_at[:0], n)
+def _products(loop: RecurrentLoop, task: LoopTask, px: Rows) -> Callable[[], Any]:
+    return lambda: loop.run_products(task, px, task.move_at[:0])
 
 
 def _least_s(calls: list[Callable[[], Any]]) -> list[float]:

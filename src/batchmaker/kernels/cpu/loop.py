@@ -13,26 +13,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from batchmaker.compiled import is_compiled
-from batchmaker.kernels.cpu import steps
 from batchmaker.kernels.cpu.products import Library, Products, bits, library
 from batchmaker.kernels.cpu.steps import (
     BLOCK,
     COPY_FIELDS,
-    Floats,
-    Ints,
-    Rows,
-    largest_step,
+    Flags,
+    begin_step,
+    begin_task,
+    end_step,
     note_copy,
     run_steps,
 )
+from batchmaker.kernels.cpu.tiled import GRU, LSTM, RNN_RELU, RNN_TANH, Floats, Ints, Rows
+from batchmaker.kernels.cpu.tiles import LANES
 
 Array = NDArray[Any]
-_Room = tuple[Floats, Floats, Rows, Floats]
-"""What run_steps works in: g, a, narrow and t."""
-
 StepKind = Literal["lstm", "gru", "rnn-tanh", "rnn-relu"]
 
-_KINDS: Final = {"lstm": steps.LSTM, "gru": steps.GRU, "rnn-tanh": steps.RNN_TANH, "rnn-relu": steps.RNN_RELU}
+_KINDS: Final = {"lstm": LSTM, "gru": GRU, "rnn-tanh": RNN_TANH, "rnn-relu": RNN_RELU}
 _NONE: Final = np.zeros(0, np.int64)
 
 
@@ -41,29 +39,36 @@ _NONE: Final = np.zeros(0, np.int64)
 class LoopTask:
     """What to compute: chains in lanes of state tables, step by step. Integers are int64, all arrays contiguous.
 
-    ends: [steps], the positions of step s are ends[s - 1] (0 for the first) to ends[s]. lanes: [positions], the row of
-    the state tables in which each position's state lies; different within a step.
-    inputs: for each sequence input [positions, *shape], in the order of the positions.
-    move_at: [moves] ascending positions whose state is not in their lane yet. move_from: [moves], where it is: >= 0 in
-    that lane of the same tables when the step begins; -1: it is zero; -2 - k: in row k of `entering`. Within a step no
-    lane is both source and target.
-    entering: [k, hidden] for each state input. state: [lanes, hidden] for each, read and written.
-    keep_at: [n] ascending positions whose outputs are written to rows keep_rows [n] of keep_tables, [rows, hidden] for
-    each output. fetch_at: for each fetched output [n] ascending positions; fetch_of: which output it is; fetched:
+    ends: [steps], the positions of step s are ends[s - 1] (0 for the first) to ends[s]; largest: the most of a step.
+    used: [steps] bool, whether a step's states are in lanes at all. lanes: [positions], the row of the state tables in
+    which each position's state lies; different within a step.
+    tables: [n] addresses of row 0 of the tables that are meant below by their numbers, all contiguous rows; 0 stands
+    for zeros. source_tables, source_rows: [positions] where the token of each position is, an int64. Or `inputs`: each
+    sequence input [positions, *shape], in the order of the positions.
+    move_at: [moves] ascending positions whose state is not in their lane yet. move_tables, move_rows: [state inputs,
+    moves], where it is when their step begins. Within a step no lane is both source and target.
+    state: [lanes, hidden] for each state input, read and written.
+    keep_at: [n] ascending positions whose outputs are written to rows keep_rows [n] of tables keep_tables [outputs], or
+    none at all. fetch_at: for each fetched output [n] ascending positions; fetch_of: which output it is; fetched:
     [n, hidden] for each, written.
     Values have the cell's dtype; bfloat16 is given as int16.
     """
 
     ends: Ints
+    largest: int
+    used: Flags
     lanes: Ints
+    tables: Ints
+    source_tables: Ints
+    source_rows: Ints
     inputs: tuple[Array, ...]
     move_at: Ints
-    move_from: Ints
-    entering: tuple[Rows, ...]
+    move_tables: Ints
+    move_rows: Ints
     state: tuple[Rows, ...]
     keep_at: Ints
     keep_rows: Ints
-    keep_tables: tuple[Rows, ...]
+    keep_tables: Ints
     fetch_at: tuple[Ints, ...]
     fetch_of: tuple[int, ...]
     fetched: tuple[Rows, ...]
@@ -132,83 +137,98 @@ class RecurrentLoop:
         self._bias: Floats = bias.contiguous().numpy()
         self._no_bias: Floats = np.zeros(self.width, np.float32)
         self._table = None if cell.table is None else bits(cell.table.detach().contiguous())
+        self._outputs: Ints = np.array(cell.outputs, np.int64)
         self._h, self._c = (cell.state.index(part) if part in cell.state else 0 for part in (0, 1))
         # Threads take a room from here and put it back; both are one operation under the interpreter's lock.
         self._rooms: list[_Room] = []
 
+    @property
+    def token(self) -> int | None:
+        """Which sequence input is the token of the folded table, the only one that is read; None without a table."""
+        return None if self._table is None else self._cell.token
+
     def run(self, task: LoopTask) -> bool:
-        """Compute all steps of a task. False, with nothing written, if its inputs cannot be projected.
+        """Compute all steps of a task. False, with nothing written, if its inputs cannot be projected or a step has no
+        lanes.
 
         A token that has no row, for one: who computes step by step finds which it was.
         """
         if self._table is not None:
-            tokens = task.inputs[self._cell.token]
+            tokens = task.inputs[self._cell.token] if task.inputs else None
             return self.run_projected(
-                task, self._table, tokens if tokens.dtype == np.int64 else tokens.astype(np.int64)
+                task, self._table, None if tokens is None else tokens.astype(np.int64, copy=False)
             )
         try:
-            px = self._cell.project(task.inputs)
+            with torch.no_grad():
+                px = self._cell.project(task.inputs)
         except Exception:  # the cell's own
             return False
-        return self.run_projected(task, bits(px))
+        return self.run_projected(task, bits(px), _NONE)
 
-    def run_projected(self, task: LoopTask, px: Rows, tokens: Ints = _NONE) -> bool:
+    def run_projected(self, task: LoopTask, px: Rows, tokens: Ints | None) -> bool:
         """Compute all steps of a task whose inputs have been projected.
 
-        px: [positions or more, gates * hidden], or a row for each token with `tokens` [positions].
+        px: a row for each token with `tokens` [positions], which is None if the task says where they are; with none
+        [positions or more, gates * hidden].
         """
         plan = self.plan
-        if plan.product_sizes:
-            largest = largest_step(task.ends, tokens, len(px))
-            if largest < 0:
-                return False
-            if plan.by_product[min(largest, len(plan.by_product) - 1)]:
-                self.run_products(task, px, tokens, largest)
-                return True
+        if plan.product_sizes and plan.by_product[min(task.largest, len(plan.by_product) - 1)]:
+            return self.run_products(task, px, tokens)
         return self.run_compiled(task, px, tokens, plan.ways)
 
-    def run_compiled(self, task: LoopTask, px: Rows, tokens: Ints, ways: Ints) -> bool:
+    def run_compiled(self, task: LoopTask, px: Rows, tokens: Ints | None, ways: Ints) -> bool:
         """As run_projected, in one compiled call. ways: how to multiply n rows, for n up to BLOCK."""
-        room = self._room()
-        arguments = self._arguments(task, px, tokens, ways, self._bias, room)
-        move = run_steps(*arguments, steps.ALL, 0, 0, 0, room[2], room[2])
+        room, products = self._room(), self.products
+        copies = self._copies(task, room)
+        if tokens is None:
+            tokens = room.tokens_of(len(task.lanes))
+        done = run_steps(
+            self._kind, task.ends, task.used, task.lanes, tokens, task.source_tables, task.source_rows, px,
+            task.state[self._h], task.state[self._c], task.tables, *self._moves(task), task.keep_at, task.keep_rows,
+            task.keep_tables, self._outputs, copies, products.w, self._bias, products.addresses, ways, *room.arrays,
+        )  # fmt: skip
         self._rooms.append(room)
-        return move >= 0
+        return done
 
-    def run_products(self, task: LoopTask, px: Rows, tokens: Ints, largest: int) -> None:
-        """As run_projected, with PyTorch's product between two compiled calls for each step; all tokens have rows."""
+    def run_products(self, task: LoopTask, px: Rows, tokens: Ints | None) -> bool:
+        """As run_projected, with PyTorch's product between two compiled calls for each step."""
         room = self._room()
-        arguments = self._arguments(task, px, tokens, self.plan.ways, self._no_bias, room)
-        states = self.zeros(self._padded(largest))
+        copies = self._copies(task, room)
+        if tokens is None:
+            tokens = room.tokens_of(len(task.lanes))
+        if done := begin_task(
+            task.used, tokens, task.source_tables, task.source_rows, len(px), task.tables, copies, self._outputs,
+            task.keep_at, task.keep_rows, task.keep_tables,
+        ):  # fmt: skip
+            with torch.no_grad():
+                self._run_each(task, px, tokens, copies, room)
+        self._rooms.append(room)
+        return done
+
+    def _run_each(self, task: LoopTask, px: Rows, tokens: Ints, copies: Ints, room: _Room) -> None:
+        h, c, moves = task.state[self._h], task.state[self._c], self._moves(task)
+        states = self.zeros(self._padded(task.largest))
         given = torch.from_numpy(states)
         if states.dtype == np.int16:
             given = given.view(torch.bfloat16)
         first = move = 0
-        for step, last in enumerate(task.ends.tolist()):
-            move = run_steps(*arguments, steps.BEGIN, step, first, move, states, states)
+        for last in task.ends.tolist():
+            move = begin_step(self._kind, first, last, move, task.lanes, task.tables, *moves, h, c, states)
             made = bits(self._cell.product(given[: self._padded(last - first)]))
-            run_steps(*arguments, steps.END, step, first, move, states, made)
+            end_step(self._kind, first, last, task.lanes, tokens, px, h, c, copies, self._no_bias, made, *room.arrays)
             first = last
-        self._rooms.append(room)
 
-    def _arguments(
-        self, task: LoopTask, px: Rows, tokens: Ints, ways: Ints, bias: Floats, room: _Room
-    ) -> tuple[int, Ints, Ints, Ints, Rows, Rows, Rows, Ints, Ints, Rows, Rows, Ints, Rows, Floats, Ints, Ints,
-               Floats, Floats, Rows, Floats]:  # fmt: skip
-        """Return the first arguments of run_steps."""
-        h, c, products = self._h, self._c, self.products
-        return (
-            self._kind, task.ends, task.lanes, tokens, px, task.state[h], task.state[c], task.move_at, task.move_from,
-            task.entering[h], task.entering[c], self._copies(task), products.w, bias, products.addresses, ways, *room,
-        )  # fmt: skip
+    def _moves(self, task: LoopTask) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+        """Return the positions that move, and tables and rows of their h and c."""
+        tables, rows, h, c = task.move_tables, task.move_rows, self._h, self._c
+        return task.move_at, tables[h], rows[h], tables[c], rows[c]
 
     def _room(self) -> _Room:
         """Return room for a call, which is given back to _rooms."""
         try:
             return self._rooms.pop()
         except IndexError:
-            gates, state = (np.zeros((BLOCK, width), np.float32) for width in (self.width, self.hidden))
-            return gates, state, self.zeros(BLOCK), np.empty(self.width, np.float32)
+            return _Room(self.hidden, self.width, self.products.w.dtype)
 
     def _padded(self, count: int) -> int:
         """Return the size at which so many rows are multiplied by PyTorch."""
@@ -224,12 +244,41 @@ class RecurrentLoop:
         """Return values in the cell's dtype."""
         return values if self.products.w.dtype == np.float32 else bits(torch.from_numpy(values).bfloat16())
 
-    def _copies(self, task: LoopTask) -> Ints:
-        """Return what run_steps is to copy out; `task` keeps alive what the addresses in it are of."""
-        outputs, kept = self._cell.outputs, task.keep_tables if len(task.keep_at) else ()
-        copies = np.empty((len(kept) + len(task.fetched), COPY_FIELDS), np.int64)
-        for i, table in enumerate(kept):
-            note_copy(copies, i, outputs[i], task.keep_at, task.keep_rows, table)
+    def _copies(self, task: LoopTask, room: _Room) -> Ints:
+        """Return room for the copies of a task, of which the fetches are noted.
+
+        `task` keeps alive what the addresses in it are of.
+        """
+        kept = len(task.keep_tables)
+        copies = room.copies_of(kept + len(task.fetched))
         for i, values in enumerate(task.fetched):
-            note_copy(copies, len(kept) + i, outputs[task.fetch_of[i]], task.fetch_at[i], _NONE, values)
+            note_copy(copies, kept + i, self._cell.outputs[task.fetch_of[i]], task.fetch_at[i], values)
         return copies
+
+
+@final
+class _Room:
+    """What a call of run_steps works in. arrays: g, a, narrow and t."""
+
+    __slots__ = ("_copies", "_tokens", "arrays")
+
+    def __init__(self, hidden: int, width: int, dtype: Any) -> None:
+        # Rows of `a` that are a power of two apart would share few lines of the first cache.
+        gates, state = (np.zeros((BLOCK, size), np.float32) for size in (width, hidden + LANES))
+        self.arrays: tuple[Floats, Floats, Rows, Floats] = (
+            gates, state, np.zeros((BLOCK, hidden), dtype), np.empty(width, np.float32)
+        )  # fmt: skip
+        self._tokens: Ints = np.empty(1024, np.int64)
+        self._copies: Ints = np.empty((8, COPY_FIELDS), np.int64)
+
+    def tokens_of(self, count: int) -> Ints:
+        """Return room for so many tokens."""
+        if len(self._tokens) < count:
+            self._tokens = np.empty(2 * count, np.int64)
+        return self._tokens[:count]
+
+    def copies_of(self, count: int) -> Ints:
+        """Return room for so many copies."""
+        if len(self._copies) < count:
+            self._copies = np.empty((2 * count, COPY_FIELDS), np.int64)
+        return self._copies[:count]

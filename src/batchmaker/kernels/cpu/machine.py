@@ -80,20 +80,25 @@ def zero_bytes(_: Any, target: Any, count: Any) -> Any:
 
 
 @_made
-def call_sgemm_compute(_: Any, function: Any, rows: Any, width: Any, depth: Any, a: Any, packed: Any, c: Any) -> Any:
-    """Call MKL's cblas_sgemm_compute: c = a @ the packed matrix, for float32 [rows, depth] and [rows, width]."""
+def call_sgemm_compute(
+    _: Any, function: Any, rows: Any, width: Any, depth: Any, a: Any, stride: Any, packed: Any, c: Any
+) -> Any:  # fmt: skip
+    """Call MKL's cblas_sgemm_compute: c = a @ the packed matrix, for float32 [rows, depth] and [rows, width].
+
+    stride: numbers from one row of `a` to the next.
+    """
 
     def build(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        function, rows, width, depth, a, packed, c = args
+        function, rows, width, depth, a, stride, packed, c = args
         pointer = _FLOAT.as_pointer()
         kind = ir.FunctionType(ir.VoidType(), [_INT] * 6 + [pointer, _INT, pointer, _INT, _FLOAT, pointer, _INT])
-        rows, width, depth = (builder.trunc(size, _INT) for size in (rows, width, depth))
+        rows, width, depth, stride = (builder.trunc(size, _INT) for size in (rows, width, depth, stride))
         a, packed, c = (builder.inttoptr(address, pointer) for address in (a, packed, c))
         how = (_INT(_ROW_MAJOR), _INT(_PLAIN), _INT(_PACKED))
-        arguments = (*how, rows, width, depth, a, depth, packed, width, _FLOAT(0), c, width)
+        arguments = (*how, rows, width, depth, a, stride, packed, width, _FLOAT(0), c, width)
         builder.call(builder.inttoptr(function, kind.as_pointer()), arguments)
 
-    return types.void(*[types.int64] * 7), build
+    return types.void(*[types.int64] * 8), build
 
 
 @_made

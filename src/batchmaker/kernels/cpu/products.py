@@ -27,9 +27,11 @@ from batchmaker.kernels.cpu.steps import (
     PACKED,
     SET_THREADS,
     SGEMM,
+    TILED,
+    TILES,
     WEIGHTS,
-    Ints,
 )
+from batchmaker.kernels.cpu.tiled import Ints, fits_tiles, tiled
 
 _ROW_MAJOR, _PLAIN, _TRANSPOSED, _PACKED, _B_MATRIX = 101, 111, 112, 151, 162  # of cblas.h and mkl_cblas.h
 _PAGE: Final = 4096
@@ -71,18 +73,24 @@ def library() -> Library:
 class Products:
     """The recurrent weights [gates * hidden, hidden], float32 or bfloat16, ready for every way that there is here.
 
-    w: their transpose as an array, bfloat16 as int16. ways: numbers of the ways. addresses: what the compiled loop
+    w: [hidden, gates * hidden], bfloat16 as int16: as tiles where they fit, else their transpose for own loops.
+    ways: numbers of the ways. addresses: what the compiled loop
     needs to call the library; valid as long as this object lives.
     """
 
     def __init__(self, weights: Tensor, functions: Library) -> None:
         weights = weights.detach()
-        self.w = bits(weights.t().contiguous())
+        transposed = bits(weights.t().contiguous())
         self.addresses: Ints = np.zeros(NUM_ADDRESSES, np.int64)
-        self.ways = [OWN]
         self._kept: list[Any] = []
+        width, hidden = weights.shape
+        if fits_tiles(hidden, width // hidden):
+            self.w, self.ways = tiled(bits(weights.contiguous())), [TILED]
+            self.addresses[TILES] = self.w.ctypes.data
+        else:
+            self.w, self.ways = transposed, [OWN]
         if weights.dtype == torch.float32 and functions.sgemm is not None:
-            packed, address = pack(self.w, functions)
+            packed, address = pack(transposed, functions)
             self._kept.append(packed)
             self._use(PACKED, SGEMM, functions.sgemm, WEIGHTS, address, functions)
         elif weights.dtype == torch.bfloat16 and functions.bf16_gemm is not None:

@@ -23,26 +23,13 @@ from batchmaker.kernels.cpu.machine import (
     widened,
     zero_bytes,
 )
+from batchmaker.kernels.cpu.tiled import GRU, LSTM, RNN_RELU, Floats, Ints, Rows, run_tiles
 from batchmaker.kernels.pointwise import tanh
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float32]
-Rows = NDArray[Any]
-"""[n, width] float32, or int16 for bfloat16."""
+Flags = NDArray[np.bool_]
 
-LSTM: Final = 0
-GRU: Final = 1
-RNN_TANH: Final = 2
-RNN_RELU: Final = 3
-
-OWN: Final = 0
-PACKED: Final = 1
-BF16: Final = 2
-GIVEN: Final = 3
-"""Ways to multiply: own loops, MKL's packed product, that of bfloat16 matrices, and by somebody else."""
-
-ALL, BEGIN, END = range(3)
-"""What run_steps does: all steps, or one half of one."""
+OWN, PACKED, BF16, TILED = range(4)
+"""Ways to multiply: own loops, MKL's packed product, that of bfloat16 matrices, and tile by tile with the gates."""
 
 BLOCK: Final = 64
 """Most rows that are multiplied at once: their gates stay in the second cache."""
@@ -51,7 +38,7 @@ NEXT_AT, COUNT, AT, ROWS, PART, TARGET, COPY_FIELDS = range(7)
 """Fields of a copy: the next of its positions, how many there are, the address of the positions, that of the rows that
 they go to (0: one after the other), what is copied (0: h, 1: c), and the address that row 0 goes to."""
 
-SGEMM, WEIGHTS, BF16_GEMM, BF16_WEIGHTS, SET_THREADS, NUM_ADDRESSES = range(6)
+SGEMM, WEIGHTS, BF16_GEMM, BF16_WEIGHTS, SET_THREADS, TILES, NUM_ADDRESSES = range(7)
 """Addresses of functions and weights; 0 where there is none."""
 
 
@@ -102,21 +89,17 @@ def multiply_pair(a: Floats, w: Rows, g: Floats, b: int) -> None:
 
 
 @compiled_part
-def multiply(
-    how: int, n: int, a: Floats, narrow: Rows, w: Rows, addresses: Ints, made: Rows, begin: int, g: Floats
-) -> None:  # fmt: skip
-    """g[:n] = the states a[:n] (in bfloat16, narrow[:n]) @ the weights, or rows of `made` from `begin` on."""
-    width, depth = g.shape[1], a.shape[1]
+def multiply(how: int, n: int, a: Floats, narrow: Rows, w: Rows, addresses: Ints, g: Floats) -> None:
+    """g[:n] = the states a[:n] (in bfloat16, narrow[:n]) @ the weights."""
+    depth, width = w.shape
     if how == PACKED:
-        call_sgemm_compute(addresses[SGEMM], n, width, depth, a.ctypes.data, addresses[WEIGHTS], g.ctypes.data)
+        call_sgemm_compute(
+            addresses[SGEMM], n, width, depth, a.ctypes.data, a.shape[1], addresses[WEIGHTS], g.ctypes.data
+        )
     elif how == BF16:
         call_gemm_bf16(
             addresses[BF16_GEMM], n, width, depth, narrow.ctypes.data, addresses[BF16_WEIGHTS], g.ctypes.data
         )
-    elif how == GIVEN:
-        for b in range(n):
-            for j in range(width):
-                g[b, j] = widened(made[begin + b, j])
     else:
         for b in range(0, n - 1, 2):
             multiply_pair(a, w, g, b)
@@ -183,30 +166,54 @@ def finish(
 
 
 @compiled_part
-def bring(source: int, lane: int, table: Rows, entering: Rows) -> None:
-    """Write the state that comes from elsewhere into its lane; see LoopTask.move_from."""
-    row_bytes = table.shape[1] * table.itemsize
-    target = table.ctypes.data + lane * row_bytes
-    if source >= 0:
-        copy_bytes(target, table.ctypes.data + source * row_bytes, row_bytes)
-    elif source == -1:
-        zero_bytes(target, row_bytes)
+def bring(tables: Ints, table: int, row: int, target: int, row_bytes: int) -> None:
+    """Write a state that lies in a row of a table, or is zero (table 0), to where it goes."""
+    if table:
+        copy_bytes(target, tables[table] + row * row_bytes, row_bytes)
     else:
-        copy_bytes(target, entering.ctypes.data + (-2 - source) * row_bytes, row_bytes)
+        zero_bytes(target, row_bytes)
+
+
+@compiled_part
+def enter(
+    kind: int, move: int, last: int, lanes: Ints, tables: Ints, move_at: Ints, h_from: Ints, h_rows: Ints, c_from: Ints,
+    c_rows: Ints, h: Rows, c: Rows,
+) -> int:  # fmt: skip
+    """Bring the states of positions below `last` into their lanes, from move `move` on; return the next move."""
+    row_bytes = h.shape[1] * h.itemsize
+    while move < len(move_at) and move_at[move] < last:
+        at = lanes[move_at[move]] * row_bytes
+        bring(tables, h_from[move], h_rows[move], h.ctypes.data + at, row_bytes)
+        if kind == LSTM:
+            bring(tables, c_from[move], c_rows[move], c.ctypes.data + at, row_bytes)
+        move += 1
+    return move
 
 
 @compiled
-def note_copy(copies: Ints, i: int, part: int, at: Ints, rows: Ints, target: Rows) -> None:
-    """Let copy i be that of h (part 0) or c (1) at positions `at` to these rows of the target; all there are if empty.
+def note_copy(copies: Ints, i: int, part: int, at: Ints, target: Rows) -> None:
+    """Let copy i be that of h (part 0) or c (1) at positions `at` to the rows of the target, one after the other.
 
     Nothing keeps the arrays alive: copies hold their addresses.
     """
     copies[i, NEXT_AT] = 0
     copies[i, COUNT] = len(at)
     copies[i, AT] = at.ctypes.data
-    copies[i, ROWS] = rows.ctypes.data if len(rows) else 0
+    copies[i, ROWS] = 0
     copies[i, PART] = part
     copies[i, TARGET] = target.ctypes.data
+
+
+@compiled_part
+def note_kept(copies: Ints, tables: Ints, outputs: Ints, keep_at: Ints, keep_rows: Ints, keep_tables: Ints) -> None:
+    """Let the first copies be those of outputs to rows of tables; there is room for them."""
+    for i in range(len(keep_tables)):
+        copies[i, NEXT_AT] = 0
+        copies[i, COUNT] = len(keep_at)
+        copies[i, AT] = keep_at.ctypes.data
+        copies[i, ROWS] = keep_rows.ctypes.data
+        copies[i, PART] = outputs[i]
+        copies[i, TARGET] = tables[keep_tables[i]]
 
 
 @compiled_part
@@ -239,85 +246,93 @@ def gather(how: int, n: int, lanes: Ints, first: int, h: Rows, a: Floats, narrow
 
 
 @compiled_part
-def enter(
-    kind: int, move: int, last: int, lanes: Ints, move_at: Ints, move_from: Ints, h: Rows, c: Rows, entering_h: Rows,
-    entering_c: Rows,
-) -> int:  # fmt: skip
-    """Bring the states of positions below `last` into their lanes, from move `move` on; return the next move."""
-    while move < len(move_at) and move_at[move] < last:
-        lane, source = lanes[move_at[move]], move_from[move]
-        bring(source, lane, h, entering_h)
-        if kind == LSTM:
-            bring(source, lane, c, entering_c)
-        move += 1
-    return move
-
-
-@compiled_part
-def copy_rows(h: Rows, lanes: Ints, first: int, last: int, states: Rows) -> None:
-    """Let the first rows of `states` be the states of positions first to last."""
-    row_bytes = h.shape[1] * h.itemsize
-    for b in range(last - first):
-        copy_bytes(states.ctypes.data + b * row_bytes, h.ctypes.data + lanes[first + b] * row_bytes, row_bytes)
-
-
-@compiled_part
-def all_have_rows(tokens: Ints, num_rows: int) -> bool:
-    """Whether all tokens are rows of a table of so many."""
+def prepare(
+    used: Flags, tokens: Ints, of: Ints, rows: Ints, num_rows: int, tables: Ints, copies: Ints, outputs: Ints,
+    keep_at: Ints, keep_rows: Ints, keep_tables: Ints,
+) -> bool:  # fmt: skip
+    """Read the tokens from their tables (0: zeros) and note the copies; False if the task cannot be computed here."""
     outside = 0
+    for s in range(len(used)):
+        outside += not used[s]
+    for p in range(len(of)):
+        tokens[p] = int64_at(tables[of[p]], rows[p]) if of[p] else 0
     for p in range(len(tokens)):
         outside += tokens[p] < 0 or tokens[p] >= num_rows
+    note_kept(copies, tables, outputs, keep_at, keep_rows, keep_tables)
     return outside == 0
 
 
 @compiled_arithmetic
 def run_steps(
-    kind: int, ends: Ints, lanes: Ints, tokens: Ints, px: Rows, h: Rows, c: Rows, move_at: Ints, move_from: Ints,
-    entering_h: Rows, entering_c: Rows, copies: Ints, w: Rows, bias: Floats, addresses: Ints, ways: Ints, g: Floats,
-    a: Floats, narrow: Rows, t: Floats, phase: int, step: int, first: int, move: int, states: Rows, made: Rows,
-) -> int:  # fmt: skip
-    """Compute all steps of a task; -1, with nothing written, if a token has no row.
+    kind: int, ends: Ints, used: Flags, lanes: Ints, tokens: Ints, of: Ints, rows: Ints, px: Rows, h: Rows, c: Rows,
+    tables: Ints, move_at: Ints, h_from: Ints, h_rows: Ints, c_from: Ints, c_rows: Ints, keep_at: Ints, keep_rows: Ints,
+    keep_tables: Ints, outputs: Ints, copies: Ints, w: Rows, bias: Floats, addresses: Ints, ways: Ints, g: Floats,
+    a: Floats, narrow: Rows, t: Floats,
+) -> bool:  # fmt: skip
+    """Compute all steps of a task; False, with nothing written, if a token has no row or a step no lanes.
 
-    tokens: of each position its row of px; empty if that is the position itself. c, entering_c: those of h but for an
-    LSTM. w: [hidden, gates * hidden]. ways: how to multiply so many rows, up to BLOCK. g, a, narrow: room for BLOCK
-    rows of gates and of state, in float32 and as stored. t: room for the gates of a row. The rest is as in LoopTask and
-    above. For phase ALL, step, first and move are 0.
-
-    Or half of a step that somebody else multiplies for, whose tokens have rows: BEGIN lets `states` be the state of its
-    positions, END takes their products from `made`, both [positions or more, width]. step, first: which step it is, and
-    its first position. move: what BEGIN returned for the step before, the next move.
+    tokens: of each position its row of px, read from where `of` and `rows` say if they are not empty; empty if that is
+    the position itself. c: h but for an LSTM. tables: addresses. h_from, h_rows, c_from, c_rows: where what moves lies,
+    table and row. outputs: whether each is c. copies: the fetches, with room before them for the kept outputs.
+    w: [hidden, gates * hidden]. ways: how to multiply so many rows, up to BLOCK. g, a, narrow: room for BLOCK rows of
+    gates and of state (or more), in float32 and as stored. t: room for the gates of a row. The rest is as in LoopTask.
     """
-    if phase == ALL and not all_have_rows(tokens, len(px)):
-        return -1
-    if phase == BEGIN:
-        move = enter(kind, move, ends[step], lanes, move_at, move_from, h, c, entering_h, entering_c)
-        copy_rows(h, lanes, first, ends[step], states)
-        return move
+    if not prepare(used, tokens, of, rows, len(px), tables, copies, outputs, keep_at, keep_rows, keep_tables):
+        return False
     threads = call_with_number(addresses[SET_THREADS], 1) if addresses[SET_THREADS] else 0
-    for now in range(step, step + 1 if phase == END else len(ends)):
-        begin, last = first, ends[now]
-        if phase == ALL:
-            move = enter(kind, move, last, lanes, move_at, move_from, h, c, entering_h, entering_c)
+    first = move = blocks = 0
+    for last in ends:
+        move = enter(kind, move, last, lanes, tables, move_at, h_from, h_rows, c_from, c_rows, h, c)
         while first < last:
             n = min(last - first, BLOCK)
-            how = GIVEN if phase == END else ways[n]
+            how = ways[n]
             gather(how, n, lanes, first, h, a, narrow)
-            multiply(how, n, a, narrow, w, addresses, made, first - begin, g)
-            finish(kind, n, first, lanes, tokens, px, bias, g, a, t, h, c)
+            if how == TILED:
+                run_tiles(kind, n, first, blocks % 2 == 1, lanes, tokens, px, bias, addresses[TILES], a, g, h, c, w)
+            else:
+                multiply(how, n, a, narrow, w, addresses, g)
+                finish(kind, n, first, lanes, tokens, px, bias, g, a, t, h, c)
             first += n
+            blocks += 1
         hand_out(copies, last, lanes, h, c)
     if addresses[SET_THREADS]:
         call_with_number(addresses[SET_THREADS], threads)
+    return True
+
+
+@compiled
+def begin_task(
+    used: Flags, tokens: Ints, of: Ints, rows: Ints, num_rows: int, tables: Ints, copies: Ints, outputs: Ints,
+    keep_at: Ints, keep_rows: Ints, keep_tables: Ints,
+) -> bool:  # fmt: skip
+    """As `prepare`, before somebody else multiplies for each step between begin_step and end_step."""
+    return prepare(used, tokens, of, rows, num_rows, tables, copies, outputs, keep_at, keep_rows, keep_tables)
+
+
+@compiled_arithmetic
+def begin_step(
+    kind: int, first: int, last: int, move: int, lanes: Ints, tables: Ints, move_at: Ints, h_from: Ints, h_rows: Ints,
+    c_from: Ints, c_rows: Ints, h: Rows, c: Rows, states: Rows,
+) -> int:  # fmt: skip
+    """Let `states` be those of positions first to last; return the next move. move: what the step before returned."""
+    move = enter(kind, move, last, lanes, tables, move_at, h_from, h_rows, c_from, c_rows, h, c)
+    row_bytes = h.shape[1] * h.itemsize
+    for b in range(last - first):
+        copy_bytes(states.ctypes.data + b * row_bytes, h.ctypes.data + lanes[first + b] * row_bytes, row_bytes)
     return move
 
 
 @compiled_arithmetic
-def largest_step(ends: Ints, tokens: Ints, num_rows: int) -> int:
-    """Return the most positions that a step has; -1 if a token has no row."""
-    if not all_have_rows(tokens, num_rows):
-        return -1
-    first = most = 0
-    for end in ends:
-        most = max(most, end - first)
-        first = end
-    return most
+def end_step(
+    kind: int, first: int, last: int, lanes: Ints, tokens: Ints, px: Rows, h: Rows, c: Rows, copies: Ints, bias: Floats,
+    made: Rows, g: Floats, a: Floats, narrow: Rows, t: Floats,
+) -> None:  # fmt: skip
+    """Finish the step of positions first to last, whose products are the first rows of `made`."""
+    for begin in range(first, last, BLOCK):
+        n = min(last - begin, BLOCK)
+        for b in range(n):
+            for j in range(g.shape[1]):
+                g[b, j] = widened(made[begin - first + b, j])
+        gather(OWN, n, lanes, begin, h, a, narrow)
+        finish(kind, n, begin, lanes, tokens, px, bias, g, a, t, h, c)
+    hand_out(copies, last, lanes, h, c)
