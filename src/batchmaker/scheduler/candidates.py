@@ -68,5 +68,5 @@ def joined(keys: Keys, ranks: Ids, ranked: bool, others: Keys, other_ranks: Ids)
         return keys, ranks
     total = len(keys) + len(others)
     merged, of = np.empty(total, np.int64), np.empty(total if ranked else 0, np.int64)
-    choose(keys, ranks, 0, others, other_ranks, total, merged, of)
+    choose(keys, ranks, int(np.int64(0)), others, other_ranks, total, merged, of)
     return merged, of

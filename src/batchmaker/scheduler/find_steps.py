@@ -276,7 +276,8 @@ def find_steps(
     chosen, of = np.empty(limits.max_batch, np.int64), np.empty(limits.max_batch, np.int64)
     latest = np.empty(limits.max_batch, np.int64)
     waiting, waiting_ranks = np.empty(0, np.int64), np.empty(0, np.int64)
-    num_steps = num_at = num_done = num_entering = num_moves = num_kept = num_left = num_used = all_marks = 0
+    none = int(np.int64(0))  # a plain 0 would make a form of its own of each function that is called with it
+    num_steps = num_at = num_done = num_entering = num_moves = num_kept = num_left = num_used = all_marks = none
     num_free, lanes_wanted, largest, num_latest = places.num_free, 0, 0, 0
     used_s = 0.0
     has_lanes = certain = may_stop = False

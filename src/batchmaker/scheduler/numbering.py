@@ -165,7 +165,7 @@ def _fill_members(
 
 
 @compiled
-def _fill_types(first: int, types: Ids, subgraph: Ids, of_subgraph: NDArray[np.int16]) -> None:
+def _fill_types(first: int, types: NDArray[np.int16], subgraph: Ids, of_subgraph: Ids) -> None:
     """Write the types of subgraphs. types: of the nodes from `first` on."""
     for i in range(len(types)):
         of_subgraph[subgraph[first + i]] = types[i]
