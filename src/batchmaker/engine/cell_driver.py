@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import cast, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from batchmaker.engine.driver import DriverStats, StepSeen, blamed, error_of
 from batchmaker.engine.in_flight import InFlight
 from batchmaker.engine.onlookers import Onlooker, call_quietly
 from batchmaker.engine.results import Results
-from batchmaker.engine.ticket import Ticket
+from batchmaker.engine.ticket import Settled, Ticket
 from batchmaker.errors import RAISED_BY_USERS, DeviceError
 from batchmaker.executor.base import Executor, StepsResult
 from batchmaker.graph.spec import CellType, TypeId
@@ -75,7 +76,7 @@ class CellDriver:
         self._num_known = 0
         self._sizes: dict[TypeId, Numbers] = {}
         self._results: list[StepsResult] = []
-        self._settle: Callable[[Ticket, Any, BaseException | None], None] = lambda *_: None
+        self._settle: Callable[[Sequence[Settled]], None] = lambda _: None
         self.stats = DriverStats()
         self.observer: Callable[[StepSeen], None] | None = None
         self._record: Onlooker[[Sequence[Event], Sequence[Command]]] | None = None
@@ -89,7 +90,7 @@ class CellDriver:
     def record(self, record: Callable[[Sequence[Event], Sequence[Command]], None] | None) -> None:
         self._record = None if record is None else Onlooker(record, "what records events")
 
-    def start(self, notify: Callable[[], None], settle: Callable[[Ticket, Any, BaseException | None], None]) -> None:
+    def start(self, notify: Callable[[], None], settle: Callable[[Sequence[Settled]], None]) -> None:
         self._settle = self.sequences.settle = settle
         self._executor.start(notify)
 
@@ -139,13 +140,13 @@ class CellDriver:
         drawn, sights = self._arrivals.draw(tickets)
         for ticket, given, sight in zip(tickets, drawn, sights, strict=True):
             if (over := ticket.over) is not None:  # perhaps while others of this turn were unfolded
-                self._settle(ticket, None, over)
+                self._settle([(ticket, None, over)])
                 continue
-            unfolded = self._recorded(ticket, sight, events) if given is None else given.template
+            unfolded = self._recorded(ticket, sight, events) if given is None else given[0]
             if unfolded is None:
                 continue
             graph = unfolded.graph
-            self._in_flight[ticket.request_id] = InFlight(ticket, unfolded, self._brought.tables, given)
+            self._in_flight[ticket.request_id] = InFlight(ticket, unfolded, given)
             ticket.num_cells += graph.num_nodes
             events.append(
                 RequestArrived(
@@ -170,7 +171,7 @@ class CellDriver:
             unfolding.start()
         except RAISED_BY_USERS as error:  # the model's own code, or what it returned
             self._learn_types(events)
-            self._settle(ticket, None, blamed(error))
+            self._settle([(ticket, None, blamed(error))])
             return None
         self._learn_types(events)
         self._arrivals.recorded(ticket, types, sight, unfolding)
@@ -323,72 +324,87 @@ class CellDriver:
         if self._record is not None:
             self._record(events, commands)
         woken: list[InFlight] = []
-        for command in commands:
-            match command:
-                case RunTask():
-                    self.stats.tasks += 1
-                    self._tasks[command.task] = command
-                    self._arrivals.fill()
-                    self._executor.submit(command)
-                case Admit():
-                    self._admit(command)
-                case Reserve():
-                    self._executor.reserve(command)
-                case Reply():
-                    self._reply(command)
-                case Fail():
-                    self._fail(command)
-                case Read():
-                    request = self._in_flight[command.request]
-                    woken.append(request)
-                    try:
-                        value = self._executor.read(command.table, command.row)
-                    except DeviceError as error:
-                        request.error = error
-                        continue
-                    local = request.local(command.node)
-                    ends_loop = request.loop_at(command.node) is not None  # wherever it ended; it may be no step of it
-                    request.store(end_of_loop(local) if ends_loop else local, command.output, value)
+        for kind, alike in groupby(commands, type):
+            if kind is Admit:
+                self._admit(cast(Iterator[Admit], alike))
+            elif kind is Reply:
+                self._reply([command.request for command in cast(Iterator[Reply], alike)])
+            else:
+                for command in alike:
+                    self._carry_out_one(command, woken)
         self._arrivals.fill()
         return woken
 
-    def _admit(self, command: Admit) -> None:
-        request = self._in_flight[command.request]
-        if request.slot is None:
-            self._brought.enter(request, command.slot)
-        self._brought.tables.fit(command.base + command.num_nodes)
-        graph = request.admit(command)
-        if request.drawn is not None:
-            self._arrivals.admitted(request.drawn, command)
-            return
-        for host, table in zip(graph.host_inputs, command.host_tables, strict=True):
-            self._executor.write(table, host.rows(command.base - command.first_local), host.values)
+    def _carry_out_one(self, command: Command, woken: list[InFlight]) -> None:
+        match command:
+            case RunTask():
+                self.stats.tasks += 1
+                self._tasks[command.task] = command
+                self._arrivals.fill()
+                self._executor.submit(command)
+            case Reserve():
+                self._executor.reserve(command)
+            case Fail():
+                self._fail(command)
+            case Read():
+                request = self._in_flight[command.request]
+                woken.append(request)
+                try:
+                    value = self._executor.read(command.table, command.row)
+                except DeviceError as error:
+                    request.error = error
+                    return
+                local = request.local(command.node)
+                ends_loop = request.loop_at(command.node) is not None  # wherever it ended; it may be no step of it
+                request.store(end_of_loop(local) if ends_loop else local, command.output, value)
+
+    def _admit(self, commands: Iterable[Admit]) -> None:
+        """Requests have the numbers of their nodes: write their values there, or have them written with others."""
+        entered: list[InFlight] = []
+        num_nodes = 0
+        for command in commands:
+            request = self._in_flight[command.request]
+            if not request.admitted:
+                entered.append(request)
+            graph = request.admit(command)
+            num_nodes = max(num_nodes, command.base + command.num_nodes)
+            if request.drawn is not None:
+                self._arrivals.admitted(request.drawn, command)
+                continue
+            for host, table in zip(graph.host_inputs, command.host_tables, strict=True):
+                self._executor.write(table, host.rows(command.base - command.first_local), host.values)
+        self._brought.tables.fit(num_nodes)
+        self._brought.enter(entered)
 
     def _leave(self, request_id: RequestId) -> InFlight:
         request = self._in_flight.pop(request_id)
-        if request.slot is not None:
-            self._brought.leave(request, request.slot)
+        if request.admitted:
+            self._brought.leave(request)
         return request
 
-    def _reply(self, command: Reply) -> None:
-        request = self._leave(command.request)
-        if request.ticket.chunk is not None:
-            request.ticket.chunk.sequence.state = request.unfolding.after
+    def _reply(self, request_ids: Sequence[RequestId]) -> None:
+        """Everything that these requests have asked for is there: answer them together."""
+        over = [self._leave(request_id) for request_id in request_ids]
+        self._brought.gather(over)
+        self._settle([self._result(request) for request in over])
+
+    def _result(self, request: InFlight) -> Settled:
+        ticket, unfolding = request.ticket, request.unfolding
+        if ticket.chunk is not None:
+            ticket.chunk.sequence.state = unfolding.after
         try:
             if request.error is not None:  # a value that it needs could not be read
                 raise request.error
-            result = request.unfolding.result(request.value, request.rows)
+            result = unfolding.result(request.value, request.rows)
         except RAISED_BY_USERS as error:  # the types of what the unfold function returned are its own
-            if request.ticket.chunk is not None:  # its state is kept already, and the caller does not know
-                self.sequences.close(request.ticket.chunk.sequence)
-            self._settle(request.ticket, None, blamed(error))
-            return
-        if request.ticket.on_value is not None and request.unfolding.streams_result:
-            request.ticket.on_value(result)
-        self._settle(request.ticket, result, None)
+            if ticket.chunk is not None:  # its state is kept already, and the caller does not know
+                self.sequences.close(ticket.chunk.sequence)
+            return ticket, None, blamed(error)
+        if unfolding.streams_result and ticket.on_value is not None:
+            ticket.on_value(result)
+        return ticket, result, None
 
     def _fail(self, command: Fail) -> None:
         request = self._leave(command.request)
         call_quietly(request.unfolding.close, "an unfold function that was closed")
-        error = request.error or error_of(command)
-        self._settle(request.ticket, None, error)
+        self._settle([(request.ticket, None, request.error or error_of(command))])
