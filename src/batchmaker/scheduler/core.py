@@ -9,7 +9,10 @@ A request's life: arrived -> (cells submitted, finished, graph extended)* -> Rep
 from __future__ import annotations
 
 import math
-from typing import final
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import cast, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,14 +94,15 @@ class Scheduler(View):
         """Take events in order, then give idle workers work. Returns commands in the order to carry them out."""
         commands: list[Command] = []
         arrivals: list[RequestArrived] = []
-        for event in events:
-            self._now_s = event.at_s
-            self._expire(event.at_s, commands)
-            if isinstance(event, RequestArrived):
-                arrivals.append(event)
+        for kind, alike in groupby(events, type):
+            if kind is RequestArrived:
+                arrivals.extend(cast(Iterator[RequestArrived], alike))
+                self._expire(arrivals[-1].at_s, commands)
                 continue
-            self._arrived(arrivals, commands)
-            self._handle_one(event, commands)
+            for event in alike:
+                self._expire(event.at_s, commands)
+                self._arrived(arrivals, commands)
+                self._handle_one(event, commands)
         self._arrived(arrivals, commands)
         self._expire(self._now_s, commands)  # who arrived too late
         if self._urgency is not None:
@@ -173,17 +177,14 @@ class Scheduler(View):
         self._books.types.append(TypeBook(cell, self._books.tables.pools[pool], value_ports, queue, times))
         self._books.add_type()
 
-    def _open_book(self, event: RequestArrived) -> RequestBook:
+    def _watch(self, event: RequestArrived, book: RequestBook) -> None:
+        """Let those know of a request who look at each."""
         books = self._books
-        book = books.open(event)
         if books.watched is not None:
             books.watched.enter(book.slot, event.at_s, event.deadline_s, event.model, is_open=event.open)
         self._more_work(book, event.graph)
         if self._urgency is not None:
             self._urgency.arrived(event.request, event.graph)
-        if event.deadline_s is not None and self._give_up_late:
-            self._deadlines.add(event.deadline_s, event.request, books.requests, len(books.requests))
-        return book
 
     def _more_work(self, book: RequestBook, graph: CellGraph) -> None:
         """Let those know who count on what requests have to compute."""
@@ -196,26 +197,33 @@ class Scheduler(View):
         """Take requests that arrived together. Empties the list."""
         if not events:
             return
-        opened = [self._open_book(event) for event in events]
-        if self._books.watched is None:
+        books = self._books
+        opened = books.open(events)
+        if books.watched is not None or self._urgency is not None:
+            for event, book in zip(events, opened, strict=True):
+                self._watch(event, book)
+        if self._give_up_late:
+            for event in events:
+                if event.deadline_s is not None:
+                    self._deadlines.add(event.deadline_s, event.request, books.requests, len(books.requests))
+        if books.watched is None:
             self._begin([event.graph for event in events], opened, commands)
         else:
             for event, book in zip(events, opened, strict=True):
                 book.waiting = True
-                self._books.line.join(book.slot, event.graph, event.priority)
+                books.line.join(book.slot, event.graph, event.priority)
         events.clear()
 
     def _begin(self, graphs: list[CellGraph], opened: list[RequestBook], commands: list[Command]) -> None:
         self._take_graphs(graphs, opened, commands)
-        for book in opened:
-            self._reply_if_done(book, commands)
+        self._reply_if_done(opened, commands)
 
     def _extended(self, event: GraphExtended, commands: list[Command]) -> None:
         book = self._books.requests.get(event.request)
         if book is None or not book.alive:
             return
         if book.waiting:
-            book.early.append(event)
+            book.early += (event,)
             return
         book.open = event.open
         if self._books.watched is not None:
@@ -225,14 +233,15 @@ class Scheduler(View):
         self._completion.drop_handles(book, event.dropped)
         if not event.open:
             self._completion.drop_handles(book, [(e.first_local, e.num_nodes) for e in book.extents])
-        self._reply_if_done(book, commands)
+        self._reply_if_done((book,), commands)
 
-    def _take_graphs(self, graphs: list[CellGraph], owners: list[RequestBook], commands: list[Command]) -> None:
+    def _take_graphs(self, graphs: Sequence[CellGraph], owners: Sequence[RequestBook], commands: list[Command]) -> None:
         """Admit the graphs of these requests; several only if all of them are first ones."""
         books = self._books
         for graph, book in zip(graphs, owners, strict=True):
             for run in graph.runs:
-                books.types[run.type_id].learn_form(len(run.sequences))
+                if books.types[run.type_id].num_sequence_inputs != len(run.sequences):
+                    books.types[run.type_id].learn_form(len(run.sequences))
                 if run.open_ended and run.sequences and books.plan_rows:
                     book.may_own_rows = True  # where it stops early, what feeds the rest is never read
         slots = [book.slot for book in owners]
@@ -250,8 +259,9 @@ class Scheduler(View):
         for graph, book, extent, tables, kept_base in zip(
             graphs, owners, admitted.extents, admitted.host_tables, kept_bases, strict=True
         ):
-            book.extents.append(extent)
-            books.admitted(book, graph)
+            book.extents += (extent,)
+            if books.depths is not None:
+                books.depths.admit(book.slot, graph, book.known_extents)
             if book.open:
                 books.arena.held[extent.base : extent.base + extent.num_nodes] = 1
             commands.append(
@@ -262,8 +272,7 @@ class Scheduler(View):
             if graph.first:
                 commands.extend(self._completion.fetch_late(book, graph))
         for producer, consumer in admitted.waiting_sources:
-            owners[0].waiting_edges.setdefault(producer, []).append(consumer)
-            books.attached[owners[0].request] = owners[0]
+            books.attached[owners[0].request].edges[producer].append(consumer)
         if books.frontiers is not None:
             books.frontiers.admit(admitted.extents, admitted.waiting_sources)
         self._completion.release(admitted.ready[0] if len(admitted.ready) == 1 else np.concatenate(admitted.ready))
@@ -279,23 +288,28 @@ class Scheduler(View):
                 self._urgency.step_finished(done.type_id, step_s)
         for request, reason in done.failed:
             self._end(request, FailureKind.CELL, reason, commands)
-        for book in done.finished:
-            self._reply_if_done(book, commands)
+        self._reply_if_done(done.finished, commands)
         self._completion.bury()
 
     # --- endings ---------------------------------------------------------------------------------------------
 
-    def _reply_if_done(self, book: RequestBook, commands: list[Command]) -> None:
-        if not book.alive or book.open or self._books.left[book.slot] > 0:
-            return
-        book.alive = False
-        del self._books.requests[book.request]
-        if self._books.watched is not None:
-            self._policy.request_finished(self, book.slot)
-        self._books.leave(book.slot)
-        commands.extend(self._completion.keep(book))
-        self._completion.forget(book)
-        commands.append(Reply(book.request))
+    def _reply_if_done(self, owners: Sequence[RequestBook], commands: list[Command]) -> None:
+        """Answer those of these requests that are not over and have nothing left."""
+        books = self._books
+        left = books.left[[book.slot for book in owners]].tolist()
+        done = [book for book, count in zip(owners, left, strict=True) if count <= 0 and book.alive and not book.open]
+        for book in done:
+            book.alive = False
+            del books.requests[book.request]
+            if books.watched is not None:
+                self._policy.request_finished(self, book.slot)
+            books.leave(book.slot)
+        for sequence, alike in groupby(done, attrgetter("sequence")):
+            over = list(alike)
+            if sequence is not None:
+                commands += self._completion.keep(over[0])
+            self._completion.forget(over)
+            commands += [Reply(book.request) for book in over]
 
     def _end(self, request: RequestId, kind: FailureKind, reason: str, commands: list[Command]) -> None:
         book = self._books.requests.get(request)
@@ -310,6 +324,8 @@ class Scheduler(View):
         commands.append(Fail(request, kind, reason))
 
     def _expire(self, at_s: float, commands: list[Command]) -> None:
+        """It is that late: requests that had to be done by then fail."""
+        self._now_s = at_s
         for deadline_s, request in self._deadlines.passed(at_s):
             book = self._books.requests.get(request)
             if book is not None:
