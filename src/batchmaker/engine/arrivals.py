@@ -82,9 +82,9 @@ class Arrivals:
         if before is not None and not unfolding.open:
             unfolding.after = self._book.canonical(unfolding.after)
 
-    def admitted(self, drawn: Drawn, command: Admit) -> None:
-        """A request has its numbers: `fill` writes its values."""
-        self._admitted.append((drawn, command))
+    def admitted(self, requests: Sequence[tuple[Drawn, Admit]]) -> None:
+        """Requests have their numbers: `fill` writes their values."""
+        self._admitted += requests
 
     def fill(self) -> None:
         """Write the values of requests that were admitted since the last call, before a task reads them."""

@@ -15,7 +15,7 @@ from batchmaker.cells.registry import CellRegistry
 from batchmaker.cells.template_book import Sight, TemplateBook
 from batchmaker.cells.unfolding import Unfolding, end_of_loop
 from batchmaker.clock import Clock
-from batchmaker.engine.arrivals import Arrivals
+from batchmaker.engine.arrivals import Arrivals, Drawn
 from batchmaker.engine.chunks import Sequences
 from batchmaker.engine.driver import DriverStats, StepSeen, blamed, error_of
 from batchmaker.engine.in_flight import InFlight
@@ -145,21 +145,12 @@ class CellDriver:
             unfolded = self._recorded(ticket, sight, events) if given is None else given[0]
             if unfolded is None:
                 continue
-            graph = unfolded.graph
             self._in_flight[ticket.request_id] = InFlight(ticket, unfolded, given)
-            ticket.num_cells += graph.num_nodes
-            events.append(
-                RequestArrived(
-                    ticket.request_id,
-                    graph,
-                    now_s,
-                    ticket.deadline_s,
-                    unfolded.open,
-                    ticket.priority,
-                    ticket.model_id,
-                    None if ticket.chunk is None else ticket.chunk.sequence.sequence_id,
-                )
-            )
+            ticket.num_cells += unfolded.graph.num_nodes
+            events.append(RequestArrived(
+                ticket.request_id, unfolded.graph, now_s, ticket.deadline_s, unfolded.open, ticket.priority,
+                ticket.model_id, None if ticket.chunk is None else ticket.chunk.sequence.sequence_id,
+            ))  # fmt: skip
         self.stats.unfold_s += time.perf_counter() - begin
 
     def _recorded(self, ticket: Ticket, sight: Sight | None, events: list[Event]) -> Unfolding | None:
@@ -345,7 +336,9 @@ class CellDriver:
             case Reserve():
                 self._executor.reserve(command)
             case Fail():
-                self._fail(command)
+                request = self._leave(command.request)
+                call_quietly(request.unfolding.close, "an unfold function that was closed")
+                self._settle([(request.ticket, None, request.error or error_of(command))])
             case Read():
                 request = self._in_flight[command.request]
                 woken.append(request)
@@ -361,6 +354,7 @@ class CellDriver:
     def _admit(self, commands: Iterable[Admit]) -> None:
         """Requests have the numbers of their nodes: write their values there, or have them written with others."""
         entered: list[InFlight] = []
+        drawn: list[tuple[Drawn, Admit]] = []
         num_nodes = 0
         for command in commands:
             request = self._in_flight[command.request]
@@ -369,10 +363,11 @@ class CellDriver:
             graph = request.admit(command)
             num_nodes = max(num_nodes, command.base + command.num_nodes)
             if request.drawn is not None:
-                self._arrivals.admitted(request.drawn, command)
+                drawn.append((request.drawn, command))
                 continue
             for host, table in zip(graph.host_inputs, command.host_tables, strict=True):
                 self._executor.write(table, host.rows(command.base - command.first_local), host.values)
+        self._arrivals.admitted(drawn)
         self._brought.tables.fit(num_nodes)
         self._brought.enter(entered)
 
@@ -395,7 +390,7 @@ class CellDriver:
         try:
             if request.error is not None:  # a value that it needs could not be read
                 raise request.error
-            result = unfolding.result(request.value, request.rows)
+            result = unfolding.result(request.value, request.gathered.get)
         except RAISED_BY_USERS as error:  # the types of what the unfold function returned are its own
             if ticket.chunk is not None:  # its state is kept already, and the caller does not know
                 self.sequences.close(ticket.chunk.sequence)
@@ -403,8 +398,3 @@ class CellDriver:
         if unfolding.streams_result and ticket.on_value is not None:
             ticket.on_value(result)
         return ticket, result, None
-
-    def _fail(self, command: Fail) -> None:
-        request = self._leave(command.request)
-        call_quietly(request.unfolding.close, "an unfold function that was closed")
-        self._settle([(request.ticket, None, request.error or error_of(command))])

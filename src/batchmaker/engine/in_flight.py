@@ -17,7 +17,7 @@ from batchmaker.engine.arrivals import Drawn
 from batchmaker.engine.ticket import Ticket
 from batchmaker.errors import BatchmakerError
 from batchmaker.graph.cell_graph import CellGraph
-from batchmaker.graph.values import Value, ValueSequence
+from batchmaker.graph.values import ValueSequence
 from batchmaker.scheduler.commands import Admit
 
 
@@ -26,14 +26,16 @@ class InFlight:
 
     told: whether it must hear of every value when it comes, since an unfold function waits for it, it is streamed, or
     the request goes on from what its sequence has kept. drawn: its values, where a template stands for its unfolding.
-    graphs: those handed to the scheduler and not admitted yet; admitted: where the others are. loops: those that a
-    value may end, after what leads from local to number; ended: last node of each that has ended -> the node at which
-    it did. values: those it was told of, by the request's own number and output. gathered: see Results.gather.
+    graphs: those handed to the scheduler and not admitted yet; admitted: where the others are; shift: what leads from
+    the request's own numbers to those of the nodes, in the last of them. loops: those that a value may end, after their
+    shift; ended: last node of each that has ended -> the node at which it did. values: those it was told of, by the
+    request's own number and output. gathered: the others that its result takes; see Results.gather.
     """
 
     admitted: tuple[Admit, ...] = ()
     loops: tuple[tuple[int, OpenLoop], ...] = ()
     waiting_for: set[tuple[int, int]] | None = None
+    shift = 0
     streamed = 0
     error: BatchmakerError | None = None
 
@@ -54,10 +56,10 @@ class InFlight:
         """Take the numbers of the nodes of its next graph, and return that."""
         graph = self.graphs.pop(0)
         self.admitted += (command,)
+        self.shift = command.base - command.first_local
         if self.unfolding.loops:
-            shift = command.base - command.first_local
             found = (self.unfolding.loops[run.first] for run in graph.runs if run.open_ended)
-            self.loops += tuple([(shift, loop) for loop in found])
+            self.loops += tuple([(self.shift, loop) for loop in found])
         return graph
 
     def local(self, node: int) -> int:
@@ -70,18 +72,12 @@ class InFlight:
             return node - kept.kept_base
         raise KeyError(node)
 
-    def node(self, value: Value) -> int:
-        """Return the number of the node whose output a value of its first graph is."""
-        first = self.admitted[0]
-        local = self.ended[value.node] if value.ends_open_loop else value.node
-        return first.base - first.first_local + local
-
     def nodes(self, sequence: ValueSequence) -> NDArray[np.int64]:
-        """The same for a sequence, as far as it has come to be."""
-        first, local = self.admitted[0], sequence.nodes
+        """Return the numbers of the nodes of a sequence, as far as it has come to be. It has not been extended."""
+        local = sequence.nodes
         if sequence.open_ended:
             local = local[: self.ended[int(local[-1])] - int(local[0]) + 1]
-        return local + (first.base - first.first_local)
+        return local + self.shift
 
     def loop_at(self, node: int) -> tuple[int, OpenLoop] | None:
         """Return the request's own number of a node, and the loop that it is a step of, if a value may end it."""
@@ -117,7 +113,3 @@ class InFlight:
     def value(self, node: int, output: int) -> Any:
         """Return what it has been told of a node, by the request's own number."""
         return self.values[node, output]
-
-    def rows(self, handle: Handle) -> Tensor | None:
-        """Return what a handle stands for, as a tensor; None where it has been told of it."""
-        return self.gathered.get(handle)

@@ -64,7 +64,7 @@ class Results:
             self._num_told -= 1
 
     def gather(self, requests: Sequence[InFlight]) -> None:
-        """Give requests that are over what their results take from the tables, for `InFlight.rows`.
+        """Give requests that are over what their results take from the tables.
 
         Single values are read for all of them at once: those of one output are parts of one block of memory, which
         stays for as long as one of them is used. Each sequence has memory of its own.
@@ -84,7 +84,10 @@ class Results:
                         request.gathered[handle] = table.read(request.nodes(handle))
                     continue
                 nodes, readers = reads.setdefault(table, ([], []))
-                nodes += [request.node(handle) for request in members]
+                if handle.ends_open_loop:
+                    nodes += [request.shift + request.ended[handle.node] for request in members]
+                else:
+                    nodes += [request.shift + handle.node for request in members]
                 readers += [(request, handle) for request in members]
         for table, (nodes, readers) in reads.items():
             for (request, handle), value in zip(readers, table.read(np.array(nodes)).unbind(0), strict=True):
