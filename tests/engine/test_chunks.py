@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 from engine_models import Totals
 
 from batchmaker.clock import VirtualClock
 from batchmaker.engine.chunks import Chunk, SequenceBook, Sequences
-from batchmaker.engine.ticket import Ticket
+from batchmaker.engine.ticket import Settled, Ticket
 from batchmaker.errors import CancelledError, DeadlineError, SequenceError
 from batchmaker.scheduler.events import RequestId
 
@@ -39,15 +39,16 @@ class Desk:
         if self.sequences.may_begin(ticket, chunk):
             self.begun.append(request)
 
-    def settle(self, ticket: Ticket, result: Any, error: BaseException | None) -> None:
-        assert ticket.request_id not in self.outcomes, "settled twice"
-        self.outcomes[ticket.request_id] = error
-        assert ticket.chunk is not None
-        self.sequences.settled(ticket, ticket.chunk, error)
-        self.begun += [due.request_id for due in self.sequences.take_due()]
+    def settle(self, outcomes: Sequence[Settled]) -> None:
+        for ticket, _, error in outcomes:
+            assert ticket.request_id not in self.outcomes, "settled twice"
+            self.outcomes[ticket.request_id] = error
+            assert ticket.chunk is not None
+            self.sequences.settled(ticket, ticket.chunk, error)
+            self.begun += [due.request_id for due in self.sequences.take_due()]
 
     def answer(self, request: int, error: BaseException | None = None) -> None:
-        self.settle(self._tickets[request], None, error)
+        self.settle([(self._tickets[request], None, error)])
 
     def at(self, now_s: float) -> None:
         self.clock.advance(now_s - self.clock.now_s())

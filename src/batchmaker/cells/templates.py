@@ -67,8 +67,8 @@ class Template:
     """
 
     __slots__ = (
-        "_result", "after", "before", "checks", "feeds", "form", "graph", "guard", "kinds", "loops", "num_nodes",
-        "num_uses", "spans", "streamed_sequence", "streams_result",
+        "_result", "after", "before", "checks", "feeds", "form", "graph", "guard", "handles", "kinds", "loops",
+        "num_nodes", "num_uses", "spans", "streamed_sequence", "streams_result",
     )  # fmt: skip
 
     open = False
@@ -99,6 +99,7 @@ class Template:
         self.streamed_sequence = unfolding.streamed_sequence
         self.streams_result = unfolding.streams_result
         self._result = unfolding.returned
+        self.handles = unfolding.handles
         self.num_uses = 0
         takes_all = all(feed.codes is None for feed in feeds) and all(check.codes is None for check in checks)
         in_order = takes_all and all(feed.host.nodes is None and feed.fixed is None for feed in feeds)

@@ -130,6 +130,11 @@ class Unfolding:
         return self._result
 
     @property
+    def handles(self) -> tuple[Handle, ...]:
+        """The handles in what the function returned, in order."""
+        return tuple(handles(self._result))
+
+    @property
     def waits(self) -> bool:
         """Whether the function is one that can wait for values."""
         return self._generator is not None

@@ -22,16 +22,8 @@ from batchmaker.scheduler.commands import Admit, TableId
 Write = Callable[[TableId, slice | NDArray[np.int64], Any], None]
 
 
-@final
-class Drawn:
-    """A request with a template: its values are the ones at `place` of `given`."""
-
-    __slots__ = ("given", "place", "template")
-
-    def __init__(self, template: Template, given: Given, place: int) -> None:
-        self.template = template
-        self.given = given
-        self.place = place
+Drawn = tuple[Template, Given, int]
+"""The template of a request, and where its values are: which of those given, and its place among them."""
 
 
 @final
@@ -79,7 +71,7 @@ class Arrivals:
                 given, _ = gather([templates[place] for place in right], [leaves[place] for place in right])
             if given is not None:
                 for n, place in enumerate(right):
-                    drawn[members[place]] = Drawn(templates[place], given, n)
+                    drawn[members[place]] = (templates[place], given, n)
         return drawn, sights
 
     def recorded(self, ticket: Ticket, types: CellTypes, sight: Sight | None, unfolding: Unfolding) -> None:
@@ -90,20 +82,21 @@ class Arrivals:
         if before is not None and not unfolding.open:
             unfolding.after = self._book.canonical(unfolding.after)
 
-    def admitted(self, drawn: Drawn, command: Admit) -> None:
-        """A request has its numbers: `fill` writes its values."""
-        self._admitted.append((drawn, command))
+    def admitted(self, requests: Sequence[tuple[Drawn, Admit]]) -> None:
+        """Requests have their numbers: `fill` writes their values."""
+        self._admitted += requests
 
     def fill(self) -> None:
         """Write the values of requests that were admitted since the last call, before a task reads them."""
         if not self._admitted:
             return
         together: dict[int, tuple[Given, list[int], list[int], tuple[TableId, ...]]] = {}
-        for drawn, command in self._admitted:
-            given = drawn.given
-            _, places, shifts, _ = together.setdefault(id(given), (given, [], [], command.host_tables))
-            places.append(drawn.place)
-            shifts.append(command.base - command.first_local)
+        for (_, given, place), command in self._admitted:
+            alike = together.get(id(given))
+            if alike is None:
+                alike = together[id(given)] = (given, [], [], command.host_tables)
+            alike[1].append(place)
+            alike[2].append(command.base - command.first_local)
         self._admitted.clear()
         for given, places, shifts, tables in together.values():
             for feed, table in enumerate(tables):

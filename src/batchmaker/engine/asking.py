@@ -19,25 +19,19 @@ _SENT_TOGETHER: Final = 256
 
 @final
 class Asking:
-    """Hands tickets to an engine. send: accepts one; send_all: several. cancel: gives one up."""
+    """Hands tickets to an engine. send: accepts some. cancel: gives one up."""
 
-    __slots__ = ("_cancel", "_send", "_send_all")
+    __slots__ = ("_cancel", "_send")
 
-    def __init__(
-        self,
-        send: Callable[[Ticket], None],
-        send_all: Callable[[list[Ticket]], None],
-        cancel: Callable[[RequestId], None],
-    ) -> None:
+    def __init__(self, send: Callable[[list[Ticket]], None], cancel: Callable[[RequestId], None]) -> None:
         self._send = send
-        self._send_all = send_all
         self._cancel = cancel
 
     async def answer(self, ticket: Ticket) -> Any:
         """Return the result. Cancelling the task that awaits it gives the request up."""
         ticket.loop = asyncio.get_running_loop()
         ticket.future = ticket.loop.create_future()
-        self._send(ticket)
+        self._send([ticket])
         try:
             return await ticket.future
         except asyncio.CancelledError:
@@ -47,7 +41,7 @@ class Asking:
     def future(self, ticket: Ticket) -> Future[Any]:
         """Return a concurrent future at once. Cancelling it gives the request up."""
         ticket.future = future = RequestFuture(partial(self._cancel, ticket.request_id))
-        self._send(ticket)
+        self._send([ticket])
         return future
 
     def stream(self, ticket: Ticket) -> AsyncIterator[Any] | Iterator[Any]:
@@ -57,13 +51,18 @@ class Asking:
         future.add_done_callback(lambda done: stream.end(done.exception()))
         ticket.future = future
         ticket.on_value = stream.put
-        self._send(ticket)
+        self._send([ticket])
         return stream  # type: ignore[return-value]
 
     def map(
-        self, requests: Sequence[Any], make: Callable[[Any], Ticket], *, max_in_flight: int, progress: bool
+        self,
+        requests: Sequence[Any],
+        make: Callable[[Sequence[Any]], list[Ticket]],
+        *,
+        max_in_flight: int,
+        progress: bool,
     ) -> list[Any]:
-        """Return the results of many requests in order; see Engine.map. make: gives a request its ticket."""
+        """Return the results of many requests in order; see Engine.map. make: gives requests their tickets."""
         results: list[Any] = [None] * len(requests)
         errors: list[BaseException] = []
         answers, num_sent, num_answered = Answers(), 0, 0
@@ -74,15 +73,15 @@ class Asking:
                 room = max_in_flight - (num_sent - num_answered)
                 end = min(len(requests), num_sent + min(room, _SENT_TOGETHER))
                 if end > num_sent:
-                    tickets = [make(request) for request in requests[num_sent:end]]
+                    tickets = make(requests[num_sent:end])
                     for place, ticket in enumerate(tickets, num_sent):
                         ticket.answers, ticket.place = answers, place
-                    self._send_all(tickets)
+                    self._send(tickets)
                     num_sent = end
                     continue
                 block = answers.take()
-                for place, result, error in block:
-                    results[place] = result
+                for ticket, result, error in block:
+                    results[ticket.place] = result
                     if error is not None:
                         errors.append(error)
                 num_answered += len(block)

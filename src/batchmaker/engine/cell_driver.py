@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import cast, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,17 +15,17 @@ from batchmaker.cells.registry import CellRegistry
 from batchmaker.cells.template_book import Sight, TemplateBook
 from batchmaker.cells.unfolding import Unfolding, end_of_loop
 from batchmaker.clock import Clock
-from batchmaker.engine.arrivals import Arrivals
+from batchmaker.engine.arrivals import Arrivals, Drawn
 from batchmaker.engine.chunks import Sequences
 from batchmaker.engine.driver import DriverStats, StepSeen, blamed, error_of
 from batchmaker.engine.in_flight import InFlight
 from batchmaker.engine.onlookers import Onlooker, call_quietly
 from batchmaker.engine.results import Results
+from batchmaker.engine.step_counts import StepCounts
 from batchmaker.engine.stop_tests import LoopTests
-from batchmaker.engine.ticket import Ticket
+from batchmaker.engine.ticket import Settled, Ticket
 from batchmaker.errors import RAISED_BY_USERS, DeviceError
 from batchmaker.executor.base import Executor, StepsResult
-from batchmaker.graph.spec import CellType, TypeId
 from batchmaker.scheduler.commands import Admit, Command, Fail, Read, Reply, Reserve, RunTask
 from batchmaker.scheduler.core import Scheduler
 from batchmaker.scheduler.events import (
@@ -74,12 +75,20 @@ class CellDriver:
         self._brought = Results()
         self._arrivals = Arrivals(registry.types, max_nodes, executor.write)
         self._num_known = 0
-        self._sizes: dict[TypeId, Numbers] = {}
         self._results: list[StepsResult] = []
-        self._settle: Callable[[Ticket, Any, BaseException | None], None] = lambda *_: None
+        self._settle: Callable[[Sequence[Settled]], None] = lambda _: None
         self.stats = DriverStats()
-        self.observer: Callable[[StepSeen], None] | None = None
+        self._counts = StepCounts(self.stats, scheduler.owners)
         self._record: Onlooker[[Sequence[Event], Sequence[Command]]] | None = None
+
+    @property
+    def observer(self) -> Callable[[StepSeen], None] | None:
+        """Called with every step that has run."""
+        return self._counts.observer
+
+    @observer.setter
+    def observer(self, observer: Callable[[StepSeen], None] | None) -> None:
+        self._counts.observer = observer
 
     @property
     def record(self) -> Callable[[Sequence[Event], Sequence[Command]], None] | None:
@@ -90,7 +99,7 @@ class CellDriver:
     def record(self, record: Callable[[Sequence[Event], Sequence[Command]], None] | None) -> None:
         self._record = None if record is None else Onlooker(record, "what records events")
 
-    def start(self, notify: Callable[[], None], settle: Callable[[Ticket, Any, BaseException | None], None]) -> None:
+    def start(self, notify: Callable[[], None], settle: Callable[[Sequence[Settled]], None]) -> None:
         self._settle = self.sequences.settle = settle
         self._executor.start(notify)
 
@@ -140,26 +149,17 @@ class CellDriver:
         drawn, sights = self._arrivals.draw(tickets)
         for ticket, given, sight in zip(tickets, drawn, sights, strict=True):
             if (over := ticket.over) is not None:  # perhaps while others of this turn were unfolded
-                self._settle(ticket, None, over)
+                self._settle([(ticket, None, over)])
                 continue
-            unfolded = self._recorded(ticket, sight, events) if given is None else given.template
+            unfolded = self._recorded(ticket, sight, events) if given is None else given[0]
             if unfolded is None:
                 continue
-            graph = unfolded.graph
-            self._in_flight[ticket.request_id] = InFlight(ticket, unfolded, self._brought.tables, given)
-            ticket.num_cells += graph.num_nodes
-            events.append(
-                RequestArrived(
-                    ticket.request_id,
-                    graph,
-                    now_s,
-                    ticket.deadline_s,
-                    unfolded.open,
-                    ticket.priority,
-                    ticket.model_id,
-                    None if ticket.chunk is None else ticket.chunk.sequence.sequence_id,
-                )
-            )
+            self._in_flight[ticket.request_id] = InFlight(ticket, unfolded, given)
+            ticket.num_cells += unfolded.graph.num_nodes
+            events.append(RequestArrived(
+                ticket.request_id, unfolded.graph, now_s, ticket.deadline_s, unfolded.open, ticket.priority,
+                ticket.model_id, None if ticket.chunk is None else ticket.chunk.sequence.sequence_id,
+            ))  # fmt: skip
         self.stats.unfold_s += time.perf_counter() - begin
 
     def _recorded(self, ticket: Ticket, sight: Sight | None, events: list[Event]) -> Unfolding | None:
@@ -171,7 +171,7 @@ class CellDriver:
             unfolding.start()
         except RAISED_BY_USERS as error:  # the model's own code, or what it returned
             self._learn_types(events)
-            self._settle(ticket, None, blamed(error))
+            self._settle([(ticket, None, blamed(error))])
             return None
         self._learn_types(events)
         self._arrivals.recorded(ticket, types, sight, unfolding)
@@ -222,7 +222,7 @@ class CellDriver:
         cell = self._registry.types[task.type_id]
         begin, end = task.begin_of(result.first), task.begin_of(result.end)
         slots = self._scheduler.slots(task.nodes[begin:end])
-        self._count(task, cell, result, now_s)
+        self._counts.add(task, cell, result, now_s)
         self._brought.begin(slots, now_s - result.busy_s)
         for request in self._brought.take(cell, task, result, begin, slots):
             touched[request.ticket.request_id] = request
@@ -268,39 +268,6 @@ class CellDriver:
         events.append(GraphExtended(request_id, unfolding.graph, now_s, unfolding.open, unfolding.take_dropped()))
         return True
 
-    def _count(self, task: RunTask, cell: CellType, result: StepsResult, now_s: float) -> None:
-        begin, batches = task.begin_of(result.first), task.ends[result.first : result.end].copy()
-        num_rows = int(batches[-1]) - begin
-        batches[1:] -= task.ends[result.first : result.end - 1]
-        batches[0] -= begin
-        padded = self._padded(cell)[batches]
-        stats = self.stats
-        stats.steps += len(batches)
-        stats.cells += num_rows
-        stats.padded_cells += int(padded.sum())
-        stats.busy_s += result.busy_s
-        if self.observer is not None:
-            self._show(task, cell, result, batches, padded, now_s)
-
-    def _padded(self, cell: CellType) -> Numbers:
-        """Return the supported size of each batch, [max_batch + 1]."""
-        found = self._sizes.get(cell.type_id)
-        if found is None:
-            batches = np.arange(cell.max_batch + 1)
-            found = self._sizes[cell.type_id] = np.array(cell.batch_sizes)[np.searchsorted(cell.batch_sizes, batches)]
-        return found
-
-    def _show(
-        self, task: RunTask, cell: CellType, result: StepsResult, batches: Numbers, padded: Numbers, now_s: float
-    ) -> None:
-        """Show the observer each step; of steps that finished together, each is said to have taken an equal share."""
-        assert self.observer is not None
-        position, share_s, begin_s = task.begin_of(result.first), result.busy_s / len(batches), now_s - result.busy_s
-        for batch, size in zip(batches.tolist(), padded.tolist(), strict=True):
-            owners = tuple(self._scheduler.owners(task.nodes[position : position + batch]))
-            self.observer(StepSeen(task.worker, cell.name, begin_s, begin_s + share_s, owners, size))
-            position, begin_s = position + batch, begin_s + share_s
-
     # --- commands ----------------------------------------------------------------------------------------------------
 
     def _handle(self, events: Sequence[Event]) -> None:
@@ -329,72 +296,86 @@ class CellDriver:
         if self._record is not None:
             self._record(events, commands)
         woken: list[InFlight] = []
-        for command in commands:
-            match command:
-                case RunTask():
-                    self.stats.tasks += 1
-                    self._tasks[command.task] = command
-                    self._arrivals.fill()
-                    self._executor.submit(command)
-                case Admit():
-                    self._admit(command)
-                case Reserve():
-                    self._executor.reserve(command)
-                case Reply():
-                    self._reply(command)
-                case Fail():
-                    self._fail(command)
-                case Read():
-                    request = self._in_flight[command.request]
-                    woken.append(request)
-                    try:
-                        value = self._executor.read(command.table, command.row)
-                    except DeviceError as error:
-                        request.error = error
-                        continue
-                    local = request.local(command.node)
-                    ends_loop = request.loop_at(command.node) is not None  # wherever it ended; it may be no step of it
-                    request.store(end_of_loop(local) if ends_loop else local, command.output, value)
+        for kind, alike in groupby(commands, type):
+            if kind is Admit:
+                self._admit(cast(Iterator[Admit], alike))
+            elif kind is Reply:
+                self._reply([command.request for command in cast(Iterator[Reply], alike)])
+            else:
+                for command in alike:
+                    self._carry_out_one(command, woken)
         self._arrivals.fill()
         return woken
 
-    def _admit(self, command: Admit) -> None:
-        request = self._in_flight[command.request]
-        if request.slot is None:
-            self._brought.enter(request, command.slot)
-        self._brought.tables.fit(command.base + command.num_nodes)
-        graph = request.admit(command)
-        if request.drawn is not None:
-            self._arrivals.admitted(request.drawn, command)
-            return
-        for host, table in zip(graph.host_inputs, command.host_tables, strict=True):
-            self._executor.write(table, host.rows(command.base - command.first_local), host.values)
+    def _carry_out_one(self, command: Command, woken: list[InFlight]) -> None:
+        match command:
+            case RunTask():
+                self.stats.tasks += 1
+                self._tasks[command.task] = command
+                self._arrivals.fill()
+                self._executor.submit(command)
+            case Reserve():
+                self._executor.reserve(command)
+            case Fail():
+                request = self._leave(command.request)
+                call_quietly(request.unfolding.close, "an unfold function that was closed")
+                self._settle([(request.ticket, None, request.error or error_of(command))])
+            case Read():
+                request = self._in_flight[command.request]
+                woken.append(request)
+                try:
+                    value = self._executor.read(command.table, command.row)
+                except DeviceError as error:
+                    request.error = error
+                    return
+                local = request.local(command.node)
+                ends_loop = request.loop_at(command.node) is not None  # wherever it ended; it may be no step of it
+                request.store(end_of_loop(local) if ends_loop else local, command.output, value)
+
+    def _admit(self, commands: Iterable[Admit]) -> None:
+        """Requests have the numbers of their nodes: write their values there, or have them written with others."""
+        entered: list[InFlight] = []
+        drawn: list[tuple[Drawn, Admit]] = []
+        num_nodes = 0
+        for command in commands:
+            request = self._in_flight[command.request]
+            if not request.admitted:
+                entered.append(request)
+            graph = request.admit(command)
+            num_nodes = max(num_nodes, command.base + command.num_nodes)
+            if request.drawn is not None:
+                drawn.append((request.drawn, command))
+                continue
+            for host, table in zip(graph.host_inputs, command.host_tables, strict=True):
+                self._executor.write(table, host.rows(command.base - command.first_local), host.values)
+        self._arrivals.admitted(drawn)
+        self._brought.tables.fit(num_nodes)
+        self._brought.enter(entered)
 
     def _leave(self, request_id: RequestId) -> InFlight:
         request = self._in_flight.pop(request_id)
-        if request.slot is not None:
-            self._brought.leave(request, request.slot)
+        if request.admitted:
+            self._brought.leave(request)
         return request
 
-    def _reply(self, command: Reply) -> None:
-        request = self._leave(command.request)
-        if request.ticket.chunk is not None:
-            request.ticket.chunk.sequence.state = request.unfolding.after
+    def _reply(self, request_ids: Sequence[RequestId]) -> None:
+        """Everything that these requests have asked for is there: answer them together."""
+        over = [self._leave(request_id) for request_id in request_ids]
+        self._brought.gather(over)
+        self._settle([self._result(request) for request in over])
+
+    def _result(self, request: InFlight) -> Settled:
+        ticket, unfolding = request.ticket, request.unfolding
+        if ticket.chunk is not None:
+            ticket.chunk.sequence.state = unfolding.after
         try:
             if request.error is not None:  # a value that it needs could not be read
                 raise request.error
-            result = request.unfolding.result(request.value, request.rows)
+            result = unfolding.result(request.value, request.gathered.get)
         except RAISED_BY_USERS as error:  # the types of what the unfold function returned are its own
-            if request.ticket.chunk is not None:  # its state is kept already, and the caller does not know
-                self.sequences.close(request.ticket.chunk.sequence)
-            self._settle(request.ticket, None, blamed(error))
-            return
-        if request.ticket.on_value is not None and request.unfolding.streams_result:
-            request.ticket.on_value(result)
-        self._settle(request.ticket, result, None)
-
-    def _fail(self, command: Fail) -> None:
-        request = self._leave(command.request)
-        call_quietly(request.unfolding.close, "an unfold function that was closed")
-        error = request.error or error_of(command)
-        self._settle(request.ticket, None, error)
+            if ticket.chunk is not None:  # its state is kept already, and the caller does not know
+                self.sequences.close(ticket.chunk.sequence)
+            return ticket, None, blamed(error)
+        if unfolding.streams_result and ticket.on_value is not None:
+            ticket.on_value(result)
+        return ticket, result, None

@@ -10,9 +10,9 @@ import itertools
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 from batchmaker.cells.kept_state import KeptState
 from batchmaker.clock import Clock
@@ -22,7 +22,7 @@ from batchmaker.scheduler.deadlines import Deadlines
 from batchmaker.scheduler.events import RequestId, SequenceId
 
 if TYPE_CHECKING:
-    from batchmaker.engine.ticket import Ticket
+    from batchmaker.engine.ticket import Settled, Ticket
 
 DEFAULT_MAX_SEQUENCES = 1024
 DEFAULT_IDLE_TIMEOUT_S = 60.0
@@ -81,7 +81,7 @@ class SequenceBook:
 class Sequences:
     """The open sequences. limit: how many there may be. give_up_late: see Scheduler.
 
-    settle: called with each chunk that fails here. All but `make` and `uncount` is for the engine's thread.
+    settle: called with chunks that fail here. All but `make` and `uncount` is for the engine's thread.
     """
 
     def __init__(self, clock: Clock, *, limit: int = DEFAULT_MAX_SEQUENCES, give_up_late: bool = True) -> None:
@@ -99,7 +99,7 @@ class Sequences:
         self._closed: list[SequenceId] = []
         self._idle: Deadlines[SequenceId] = Deadlines()
         self._late: Deadlines[RequestId] = Deadlines()
-        self.settle: Callable[[Ticket, Any, BaseException | None], None] = lambda *_: None
+        self.settle: Callable[[Sequence[Settled]], None] = lambda _: None
 
     # --- any thread --------------------------------------------------------------------------------------------
 
@@ -141,9 +141,9 @@ class Sequences:
         """Take a chunk: True if it is its turn now; else it waits for the one before it, or has failed."""
         book = chunk.sequence
         if book.ended is not None:
-            self.settle(ticket, None, SequenceError(f"the sequence has ended: {book.ended}"))
+            self.settle([(ticket, None, SequenceError(f"the sequence has ended: {book.ended}"))])
         elif book.counts_on_failed(chunk):
-            self.settle(ticket, None, _after_failed(book.failed[chunk.era]))
+            self.settle([(ticket, None, _after_failed(book.failed[chunk.era]))])
         elif book.active is not None:
             book.waiting[ticket.request_id] = self._waiting[ticket.request_id] = ticket
             if ticket.deadline_s is not None and self._give_up_late:
@@ -163,7 +163,7 @@ class Sequences:
             for other in doomed:
                 self._stop_waiting(other)
             for other in doomed:
-                self.settle(other, None, _after_failed(chunk.number))
+                self.settle([(other, None, _after_failed(chunk.number))])
         if ticket is book.active:
             book.active = None
             if book.waiting:
@@ -184,7 +184,7 @@ class Sequences:
         if ticket is None:
             return False
         self._stop_waiting(ticket)
-        self.settle(ticket, None, CancelledError(f"request {request_id}: cancelled by the caller"))
+        self.settle([(ticket, None, CancelledError(f"request {request_id}: cancelled by the caller"))])
         return True
 
     def cancel_all(self) -> None:
@@ -239,7 +239,7 @@ class Sequences:
             ticket = self._waiting.get(request_id)
             if ticket is not None and self._stop_waiting(ticket):
                 late = f"request {request_id}: its deadline passed while it waited for the chunk before it"
-                self.settle(ticket, None, DeadlineError(late))
+                self.settle([(ticket, None, DeadlineError(late))])
         for _, sequence_id in list(self._idle.passed(now_s)):
             book = self._open.get(sequence_id)
             if book is None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from batchmaker.engine.ticket import Ticket
+from batchmaker.engine.ticket import Settled, Ticket
 from batchmaker.errors import (
     RAISED_BY_USERS,
     BatchmakerError,
@@ -80,14 +80,12 @@ class DriverStats:
 
 
 class Driver(Protocol):
-    """Takes tickets and settles each exactly once, by calling `settle(ticket, result, error)`."""
+    """Takes tickets and settles each exactly once, by calling `settle` with some of them at a time."""
 
     stats: DriverStats
     observer: Callable[[StepSeen], None] | None
 
-    def start(
-        self, notify: Callable[[], None], settle: Callable[[Ticket, Any, BaseException | None], None]
-    ) -> None: ...
+    def start(self, notify: Callable[[], None], settle: Callable[[Sequence[Settled]], None]) -> None: ...
 
     def cancel(self, request_id: RequestId) -> None:
         """Give a request up, if it is in flight."""

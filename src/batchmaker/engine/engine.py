@@ -6,11 +6,11 @@ import asyncio
 import itertools
 import math
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, final
+from typing import Any, Literal, cast, final
 
 from batchmaker.cells.model import Model
 from batchmaker.cells.registry import CellRegistry
@@ -115,8 +115,8 @@ class Engine:
             max_sequences=max_sequences,
         )
         self._loop = Loop(self._driver, self._clock, self._settled, give_up_late=late == "give-up")
-        self._asking = Asking(self._send, self._send_all, self._loop.cancel)
-        self._ids = itertools.count()
+        self._asking = Asking(self._send, self._loop.cancel)
+        self._ids = cast(Iterator[RequestId], itertools.count())
         self._service = {served.name: ServiceStats() for served in self._catalogue}
         self._service_of = list(self._service.values())
         self._on_settled: Onlooker[[Ticket, BaseException | None]] | None = None
@@ -154,9 +154,10 @@ class Engine:
     def _prove_example(self, name: str) -> None:
         request = self._catalogue.find(name).model.example_request
         future: Future[Any] = Future()
-        ticket = self._ticket(request, math.inf, 0, name, trial=True)
+        ticket = self._ticket(request, math.inf, 0, name)
+        ticket.trial = True
         ticket.future = future
-        self._loop.send(ticket)
+        self._loop.send([ticket])
         try:
             future.result()
         except BatchmakerError as error:
@@ -280,7 +281,7 @@ class Engine:
         check_whole("max_in_flight", max_in_flight, least=1)
         return self._asking.map(
             list(requests),
-            lambda request: self._ticket(request, deadline_ms, priority, model),
+            lambda together: self._tickets(together, deadline_ms, priority, model),
             max_in_flight=max_in_flight,
             progress=progress,
         )
@@ -347,32 +348,27 @@ class Engine:
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _ticket(
-        self, request: Any, deadline_ms: float | None, priority: int, model: str | None, *, trial: bool = False
-    ) -> Ticket:
+    def _ticket(self, request: Any, deadline_ms: float | None, priority: int, model: str | None) -> Ticket:
+        (ticket,) = self._tickets((request,), deadline_ms, priority, model)
+        return ticket
+
+    def _tickets(
+        self, requests: Collection[Any], deadline_ms: float | None, priority: int, model: str | None
+    ) -> list[Ticket]:
+        """Give requests that come together their tickets: what they were asked for with is looked at once."""
         served = self._catalogue.find(model)
         priority = checked_priority(priority)
         now_s = self._clock.now_s()
-        return Ticket(
-            RequestId(next(self._ids)),
-            request,
-            now_s,
-            served.due_s(now_s, deadline_ms),
-            model=served.model,
-            model_id=served.model_id,
-            priority=priority,
-            trial=trial,
-        )
+        due_s = served.due_s(now_s, deadline_ms)
+        return [
+            Ticket(number, request, now_s, due_s, model=served.model, model_id=served.model_id, priority=priority)
+            for request, number in zip(requests, self._ids, strict=False)
+        ]
 
-    def _send_all(self, tickets: list[Ticket]) -> None:
+    def _send(self, tickets: list[Ticket]) -> None:
         if not self._loop.is_running:
             self.start()
-        self._loop.send_all(tickets)
-
-    def _send(self, ticket: Ticket) -> None:
-        if not self._loop.is_running:
-            self.start()
-        self._loop.send(ticket)
+        self._loop.send(tickets)
 
     def _settled(self, ticket: Ticket, error: BaseException | None) -> None:
         if not ticket.trial:

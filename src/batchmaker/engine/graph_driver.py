@@ -14,7 +14,7 @@ import torch
 
 from batchmaker.clock import Clock
 from batchmaker.engine.driver import DriverStats, StepSeen, error_of
-from batchmaker.engine.ticket import Ticket
+from batchmaker.engine.ticket import Settled, Ticket
 from batchmaker.errors import RAISED_BY_USERS, BatchmakerError, CellError, InvalidRequestError, ModelError, said_by
 from batchmaker.policies.base import GraphPolicy
 from batchmaker.scheduler.commands import Fail, Reply
@@ -62,12 +62,12 @@ class GraphDriver:
         self._work: list[queue.SimpleQueue[_Batch | None]] = [queue.SimpleQueue() for _ in range(num_workers)]
         self._threads: list[threading.Thread] = []
         self._finished: deque[_Done] = deque()
-        self._settle: Callable[[Ticket, Any, BaseException | None], None] = lambda *_: None
+        self._settle: Callable[[Sequence[Settled]], None] = lambda _: None
         self._notify: Callable[[], None] = lambda: None
         self.stats = DriverStats()
         self.observer: Callable[[StepSeen], None] | None = None
 
-    def start(self, notify: Callable[[], None], settle: Callable[[Ticket, Any, BaseException | None], None]) -> None:
+    def start(self, notify: Callable[[], None], settle: Callable[[Sequence[Settled]], None]) -> None:
         self._notify = notify
         self._settle = settle
         for number in range(len(self._work)):
@@ -101,12 +101,12 @@ class GraphDriver:
     def _accept(self, tickets: Sequence[Ticket], events: list[GraphEvent]) -> None:
         for ticket in tickets:
             if (over := ticket.over) is not None:  # perhaps while the length of others was asked for
-                self._settle(ticket, None, over)
+                self._settle([(ticket, None, over)])
                 continue
             try:
                 ticket.num_cells = int(ticket.model.length(ticket.request))
             except RAISED_BY_USERS as error:  # the model's own code; it is that request's error
-                self._settle(ticket, None, _as_invalid(error))
+                self._settle([(ticket, None, _as_invalid(error))])
                 continue
             self._tickets[ticket.request_id] = ticket
             now_s = self._clock.now_s()
@@ -162,6 +162,7 @@ class GraphDriver:
         begin = time.perf_counter()
         commands = self._scheduler.handle(*events)
         self.stats.scheduler_s += time.perf_counter() - begin
+        settled: list[Settled] = []
         for command in commands:
             match command:
                 case RunBatch():
@@ -170,10 +171,11 @@ class GraphDriver:
                     ticket, (result, _) = self._leave(command.request)
                     if ticket.on_value is not None:
                         ticket.on_value(result)
-                    self._settle(ticket, result, None)
+                    settled.append((ticket, result, None))
                 case Fail():
                     ticket, (_, error) = self._leave(command.request)
-                    self._settle(ticket, None, error or error_of(command))
+                    settled.append((ticket, None, error or error_of(command)))
+        self._settle(settled)
 
     def _submit(self, command: RunBatch) -> None:
         self.stats.tasks += 1

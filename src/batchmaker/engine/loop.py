@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, final
 
 from batchmaker.clock import Clock
 from batchmaker.engine.driver import Driver
 from batchmaker.engine.heartbeat import Heartbeat, Watchdog, stack_of
-from batchmaker.engine.ticket import Outbox, Ticket
+from batchmaker.engine.ticket import Outbox, Settled, Ticket
 from batchmaker.errors import BatchmakerError, CancelledError, DeadlineError, StoppedError, said_by
 from batchmaker.policies.line import WaitingLine
 from batchmaker.scheduler.events import RequestId
@@ -25,8 +25,8 @@ STOP_PATIENCE_S: Final = 60.0
 
 _LOG = logging.getLogger("batchmaker.engine")
 
-Item = Ticket | list[Ticket] | Callable[[], None]
-"""What the inbox takes: a request, several, or something to do."""
+Item = list[Ticket] | Callable[[], None]
+"""What the inbox takes: requests, or something to do."""
 
 
 @final
@@ -124,27 +124,17 @@ class Loop:
             self._leave_behind()
         return not thread.is_alive()
 
-    def send(self, item: Ticket | Callable[[], None]) -> None:
-        """Accept a request, or something to do in the loop's thread. StoppedError once stopped."""
+    def send(self, item: Item) -> None:
+        """Accept requests together, or something to do in the loop's thread. StoppedError, for all, once stopped."""
         with self._lock:
             if self._stopping:
                 raise StoppedError("the engine has been stopped and takes no more requests") from self._crash
-            if isinstance(item, Ticket):
-                self._unanswered[item.request_id] = item
-                if item.deadline_s is not None:
-                    self._watchdog.expect(item.deadline_s)
+            if isinstance(item, list):
+                self._unanswered.update([(ticket.request_id, ticket) for ticket in item])
+                deadlines = [ticket.deadline_s for ticket in item if ticket.deadline_s is not None]
+                if deadlines:
+                    self._watchdog.expect(max(deadlines))
             self._inbox.put(item)
-
-    def send_all(self, tickets: list[Ticket]) -> None:
-        """Accept requests together. StoppedError once stopped; then none is accepted."""
-        with self._lock:
-            if self._stopping:
-                raise StoppedError("the engine has been stopped and takes no more requests") from self._crash
-            self._unanswered.update([(ticket.request_id, ticket) for ticket in tickets])
-            deadlines = [ticket.deadline_s for ticket in tickets if ticket.deadline_s is not None]
-            if deadlines:
-                self._watchdog.expect(min(deadlines))
-            self._inbox.put(tickets)
 
     def cancel(self, request_id: RequestId) -> None:
         """Give a request up, if it is not answered yet."""
@@ -244,12 +234,9 @@ class Loop:
 
     def _arrivals(self) -> list[Ticket]:
         """Take the first requests out of the backlog."""
-        return [self._leave_backlog(number) for number in self._backlog.first(MAX_ARRIVALS_PER_TURN).tolist()]
-
-    def _leave_backlog(self, request_id: int) -> Ticket:
-        ticket = self._backlog.leave(request_id)
-        self._num_urgent -= ticket.is_urgent
-        return ticket
+        tickets = self._backlog.take(MAX_ARRIVALS_PER_TURN)
+        self._num_urgent -= sum([ticket.is_urgent for ticket in tickets])
+        return tickets
 
     def _take_inbox(self, *, wait: bool) -> None:
         """Take requests into the backlog and do what else is asked for, after waiting for something if told to."""
@@ -259,19 +246,17 @@ class Loop:
             except queue.Empty:
                 return
             wait = False
-            if isinstance(item, Ticket):
+            if isinstance(item, list):
                 self._accept(item)
-            elif isinstance(item, list):
-                for ticket in item:
-                    self._accept(ticket)
             else:
                 item()
 
-    def _accept(self, ticket: Ticket) -> None:
-        if ticket.chunk is not None:
-            ticket.chunk.sequence.accept(ticket, ticket.chunk)
-        self._backlog.join(ticket.request_id, ticket, ticket.priority)
-        self._num_urgent += ticket.is_urgent
+    def _accept(self, tickets: list[Ticket]) -> None:
+        for ticket in tickets:
+            if ticket.chunk is not None:
+                ticket.chunk.sequence.accept(ticket, ticket.chunk)
+            self._backlog.join(ticket.request_id, ticket, ticket.priority)
+        self._num_urgent += sum([ticket.is_urgent for ticket in tickets])
 
     def _wait(self) -> Item:
         patience_s = self._patience_s()
@@ -293,32 +278,36 @@ class Loop:
         if request_id not in self._backlog:
             self._driver.cancel(request_id)
             return
-        ticket = self._leave_backlog(request_id)
-        self._settle(ticket, None, CancelledError(f"request {request_id}: cancelled by the caller"))
+        ticket = self._backlog.leave(request_id)
+        self._num_urgent -= ticket.is_urgent
+        self._settle([(ticket, None, CancelledError(f"request {request_id}: cancelled by the caller"))])
 
     def _begin_stop(self, *, drain: bool) -> None:
         self._draining = True
         if drain:
             return
-        for request_id in self._backlog.first(len(self._backlog)).tolist():
-            ticket = self._leave_backlog(request_id)
-            self._settle(ticket, None, StoppedError("the engine was stopped before the request began"))
+        waiting, self._num_urgent = self._backlog.take(len(self._backlog)), 0
+        self._settle([(t, None, StoppedError("the engine was stopped before the request began")) for t in waiting])
         self._driver.cancel_all()
 
-    def _settle(self, ticket: Ticket, result: Any, error: BaseException | None) -> None:
-        answer = self._answer(ticket, result, error)
-        if ticket.chunk is not None:
-            if error is None and answer is not None:  # its state is kept already, and the caller does not know
-                ticket.chunk.sequence.sequences.close(ticket.chunk.sequence)
-            ticket.chunk.sequence.sequences.settled(ticket, ticket.chunk, answer)
+    def _settle(self, outcomes: Sequence[Settled]) -> None:
+        """Answer requests, and let the sequences of those that are chunks go on."""
+        now_s = self._clock.now_s()
+        for ticket, result, error in outcomes:
+            ticket.finished_s = now_s
+            answer = self._answer(ticket, result, error)
+            if ticket.chunk is not None:
+                if error is None and answer is not None:  # its state is kept already, and the caller does not know
+                    ticket.chunk.sequence.sequences.close(ticket.chunk.sequence)
+                ticket.chunk.sequence.sequences.settled(ticket, ticket.chunk, answer)
 
     def _answer(self, ticket: Ticket, result: Any, error: BaseException | None) -> BaseException | None:
         """Count and deliver a result or an error; return the error that the caller gets, which may be another one."""
-        ticket.finished_s = self._clock.now_s()
         if self._unanswered.pop(ticket.request_id, None) is None:  # another thread has answered
             self._on_settled(ticket, ticket.error)
             return ticket.error
-        error = ticket.claim(error)
+        if ticket.future is not None:
+            error = ticket.claim(error)
         self._on_settled(ticket, error)  # before the caller, who may look at the counts at once
         self._outbox.deliver(ticket, result, error)
         return error
@@ -327,8 +316,10 @@ class Loop:
         with self._lock:
             self._stopping = True
             self._crash = error
+        now_s = self._clock.now_s()
         for ticket in list(self._unanswered.values()):
             failure = StoppedError(f"the engine failed: {said_by(error)}")
             failure.__cause__ = error
+            ticket.finished_s = now_s
             self._answer(ticket, None, failure)
         self._outbox.flush()

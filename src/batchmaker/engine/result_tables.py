@@ -38,16 +38,9 @@ class ResultTable:
             as_array(values).reshape(-1) if self._width == 1 else as_array(values).reshape(len(nodes), -1)
         )
 
-    def read_one(self, node: int) -> Tensor:
-        """Return what is stored of one node, [*shape], as a tensor of its own."""
-        value = torch.from_numpy(self.rows[node : node + 1].copy())
-        if self._spec.dtype == "bfloat16":
-            value = value.view(torch.bfloat16)
-        return value[0] if len(self._spec.shape) == value.ndim - 1 else value.view(self._spec.shape)
-
     def read(self, nodes: Nodes) -> Tensor:
         """Return what is stored of these nodes, [count, *shape], as a tensor of its own."""
-        values = torch.from_numpy(self.rows[nodes])
+        values = torch.from_numpy(self.rows.take(nodes, 0))
         if self._spec.dtype == "bfloat16":
             values = values.view(torch.bfloat16)
         return values.view(len(nodes), *self._spec.shape) if self._spec.shape else values

@@ -6,6 +6,7 @@ whatever the batch. Those that are told of each value, and values too wide for a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, final
 
 import numpy as np
@@ -13,11 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from batchmaker.cells.structure import Handle
 from batchmaker.engine.in_flight import InFlight
-from batchmaker.engine.result_tables import ResultTables
+from batchmaker.engine.result_tables import ResultTable, ResultTables
 from batchmaker.engine.stop_tests import Failures, LoopTests
 from batchmaker.executor.base import StepsResult
 from batchmaker.graph.spec import CellType
+from batchmaker.graph.values import ValueSequence
 from batchmaker.scheduler.commands import RunTask, within
 
 Nodes = NDArray[np.int64]
@@ -25,7 +28,7 @@ Nodes = NDArray[np.int64]
 
 @final
 class Results:
-    """Hands what steps have brought to the requests in flight. tables: see InFlight."""
+    """Hands what steps have brought to the requests in flight. tables: where it is, unless they are told of each."""
 
     def __init__(self) -> None:
         self.tables = ResultTables()
@@ -34,22 +37,60 @@ class Results:
         self._waits: NDArray[np.bool_] = np.zeros(256, np.bool_)  # by slot: nothing of the request has run
         self._num_told = 0
 
-    def enter(self, request: InFlight, slot: int) -> None:
-        """A request has got its slot: from now on steps may bring something for it."""
-        if slot >= len(self._by_slot):
-            self._by_slot += [None] * (max(slot + 1, 2 * len(self._by_slot)) - len(self._by_slot))
+    def enter(self, requests: Sequence[InFlight]) -> None:
+        """Requests have got their slots: from now on steps may bring something for them."""
+        slots = [request.admitted[0].slot for request in requests]
+        self._fit(max(slots, default=-1) + 1)
+        for slot, request in zip(slots, requests, strict=True):
+            self._by_slot[slot] = request
+            if request.told:
+                self._told[slot] = True
+                self._num_told += 1
+        self._waits[slots] = True
+
+    def _fit(self, num_slots: int) -> None:
+        if num_slots > len(self._by_slot):
+            self._by_slot += [None] * (max(num_slots, 2 * len(self._by_slot)) - len(self._by_slot))
             missing = np.zeros(max(0, len(self._by_slot) - len(self._told)), np.bool_)
             self._told, self._waits = np.concatenate((self._told, missing)), np.concatenate((self._waits, missing))
-        self._by_slot[slot] = request
-        self._waits[slot] = True
-        self._told[slot] = request.told
-        self._num_told += request.told
 
-    def leave(self, request: InFlight, slot: int) -> None:
+    def leave(self, request: InFlight) -> None:
         """A request has ended; what steps still bring for it is nobody's."""
+        slot = request.admitted[0].slot
         self._by_slot[slot] = None
-        self._told[slot] = False
-        self._num_told -= request.told
+        if request.told:
+            self._told[slot] = False
+            self._num_told -= 1
+
+    def gather(self, requests: Sequence[InFlight]) -> None:
+        """Give requests that are over what their results take from the tables.
+
+        Single values are read for all of them at once: those of one output are parts of one block of memory, which
+        stays for as long as one of them is used. Each sequence has memory of its own.
+        """
+        alike: dict[int, list[InFlight]] = {}  # by their template
+        for request in requests:
+            if not request.told:
+                alike.setdefault(id(request.unfolding), []).append(request)
+        reads: dict[ResultTable, tuple[list[int], list[tuple[InFlight, Handle]]]] = {}
+        for members in alike.values():
+            for handle in members[0].unfolding.handles:
+                table = self.tables.find(handle.output, handle.spec)
+                if table is None:  # they were told of it
+                    continue
+                if isinstance(handle, ValueSequence):
+                    for request in members:
+                        request.gathered[handle] = table.read(request.nodes(handle))
+                    continue
+                nodes, readers = reads.setdefault(table, ([], []))
+                if handle.ends_open_loop:
+                    nodes += [request.shift + request.ended[handle.node] for request in members]
+                else:
+                    nodes += [request.shift + handle.node for request in members]
+                readers += [(request, handle) for request in members]
+        for table, (nodes, readers) in reads.items():
+            for (request, handle), value in zip(readers, table.read(np.array(nodes)).unbind(0), strict=True):
+                request.gathered[handle] = value
 
     def begin(self, slots: Nodes, at_s: float) -> None:
         """Requests had nodes in a step that began then. slots: theirs, repeats allowed."""

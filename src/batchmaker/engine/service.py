@@ -90,10 +90,11 @@ class ServiceStats:
 
     def settled(self, ticket: Ticket, error: BaseException | None) -> None:
         """Count a request that has just been settled."""
-        self.with_deadline += ticket.deadline_s is not None
+        if ticket.deadline_s is not None:
+            self.with_deadline += 1
+            self.late += error is None and ticket.is_late
         if error is None:
             self.answered += 1
-            self.late += ticket.is_late
             self.latency.add(ticket.latency_s or 0.0)
             return
         kind = type(error).__name__

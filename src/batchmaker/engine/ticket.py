@@ -51,10 +51,6 @@ class RequestFuture(Future[Any]):
         caller = None  # from now on it is whoever answers that calls it
 
 
-Answered = tuple[int, Any, BaseException | None]
-"""Which of many requests, its result, and its error if it has one."""
-
-
 @final
 class Answers:
     """The answers to many requests of one caller, as they come: those of one turn of the engine together."""
@@ -62,33 +58,41 @@ class Answers:
     __slots__ = ("_blocks",)
 
     def __init__(self) -> None:
-        self._blocks: queue.SimpleQueue[list[Answered]] = queue.SimpleQueue()
+        self._blocks: queue.SimpleQueue[list[Settled]] = queue.SimpleQueue()
 
-    def put(self, block: list[Answered]) -> None:
+    def put(self, block: list[Settled]) -> None:
         """Hand over the answers of one turn. Called by the engine thread."""
         self._blocks.put(block)
 
-    def take(self) -> list[Answered]:
+    def take(self) -> list[Settled]:
         """Return the next ones, after waiting for them."""
         return self._blocks.get()
 
 
 @final
 class Ticket:
-    """A request, its times (engine seconds) and its answer.
+    """A request, its times (engine seconds) and its answer. What only some have is set where it is needed.
 
-    priority: larger is served first. trial: the engine's own, to prove a model; it is not counted. chunk: what makes it
-    one of a sequence.
+    priority: larger is served first. is_urgent: whether it should not wait for others to come before it is looked at.
+    trial: the engine's own, to prove a model; it is not counted. chunk: what makes it one of a sequence.
     future: resolves to the result or raises; or answers: takes it, as that of request number `place`. on_value: called
     by the engine thread with each streamed value; it must return at once, and if it raises, that is the request's
     error.
     error: what somebody else than the engine's thread has answered with, which then answers no more.
     """
 
-    __slots__ = (
-        "_fault", "_on_value", "answers", "arrived_s", "chunk", "deadline_s", "error", "finished_s", "future", "loop",
-        "model", "model_id", "num_cells", "place", "priority", "request", "request_id", "started_s", "trial",
-    )  # fmt: skip
+    trial = False
+    chunk: Chunk | None = None
+    started_s: float | None = None
+    finished_s: float | None = None
+    num_cells = 0
+    future: Future[Any] | asyncio.Future[Any] | None = None
+    answers: Answers | None = None
+    place = 0
+    loop: asyncio.AbstractEventLoop | None = None
+    error: BatchmakerError | None = None
+    _on_value: Callable[[Any], None] | None = None
+    _fault: BatchmakerError | None = None
 
     def __init__(
         self,
@@ -100,7 +104,6 @@ class Ticket:
         model: Model,
         model_id: int = 0,
         priority: int = 0,
-        trial: bool = False,
     ) -> None:
         self.request_id = request_id
         self.request = request
@@ -109,18 +112,7 @@ class Ticket:
         self.model = model
         self.model_id = model_id
         self.priority = priority
-        self.trial = trial
-        self.chunk: Chunk | None = None
-        self.started_s: float | None = None
-        self.finished_s: float | None = None
-        self.num_cells = 0
-        self.future: Future[Any] | asyncio.Future[Any] | None = None
-        self.answers: Answers | None = None
-        self.place = 0
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self.error: BatchmakerError | None = None
-        self._on_value: Callable[[Any], None] | None = None
-        self._fault: BatchmakerError | None = None
+        self.is_urgent = deadline_s is not None or priority != 0
 
     @property
     def on_value(self) -> Callable[[Any], None] | None:
@@ -154,11 +146,6 @@ class Ticket:
         return error or self._fault
 
     @property
-    def is_urgent(self) -> bool:
-        """Whether it should not wait for others to come before it is looked at."""
-        return self.deadline_s is not None or self.priority != 0
-
-    @property
     def due_after_s(self) -> float:
         """Seconds from arrival to deadline, infinite without one."""
         return math.inf if self.deadline_s is None else self.deadline_s - self.arrived_s
@@ -177,6 +164,10 @@ class Ticket:
     def queue_s(self) -> float | None:
         """Seconds from arrival until the first cell began to run, None if none has."""
         return None if self.started_s is None else self.started_s - self.arrived_s
+
+
+Settled = tuple[Ticket, Any, BaseException | None]
+"""A request that is over, its result, and its error if it has one."""
 
 
 class Stream:
@@ -261,12 +252,15 @@ class Outbox:
 
     def __init__(self) -> None:
         self._by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any, BaseException | None]]] = {}
-        self._together: dict[Answers, list[Answered]] = {}
+        self._together: dict[Answers, list[Settled]] = {}
 
     def deliver(self, ticket: Ticket, result: Any, error: BaseException | None) -> None:
         """Resolve the ticket's future, which has been claimed, now or at the next flush."""
-        if ticket.answers is not None:
-            self._together.setdefault(ticket.answers, []).append((ticket.place, result, error))
+        if (answers := ticket.answers) is not None:
+            block = self._together.get(answers)
+            if block is None:
+                block = self._together[answers] = []
+            block.append((ticket, result, error))
             return
         future = ticket.future
         if isinstance(future, Future):

@@ -16,34 +16,43 @@ Item = TypeVar("Item")
 class WaitingLine(Generic[Item]):
     """Numbers with what belongs to each, the highest priority first, in order of arrival within a priority."""
 
-    __slots__ = ("_items", "_priority")
+    __slots__ = ("_items",)
 
     def __init__(self) -> None:
         self._items: dict[int, OrderedDict[int, Item]] = {}  # priority -> number -> item
-        self._priority: dict[int, int] = {}
 
     def __len__(self) -> int:
-        return len(self._priority)
+        return sum(map(len, self._items.values()))
 
     def __contains__(self, number: int) -> bool:
-        return number in self._priority
+        return any(number in items for items in self._items.values())
 
     def join(self, number: int, item: Item, priority: int) -> None:
         """Put a request at the end of its priority."""
-        if priority not in self._items:
-            self._items[priority] = OrderedDict()
+        items = self._items.get(priority)
+        if items is None:
+            items = self._items[priority] = OrderedDict()
             self._items = dict(sorted(self._items.items(), reverse=True))
-        self._items[priority][number] = item
-        self._priority[number] = priority
+        items[number] = item
 
     def leave(self, number: int) -> Item:
         """Take a request out, wherever it stands; return what belongs to it."""
-        priority = self._priority.pop(number)
+        priority = next(priority for priority, items in self._items.items() if number in items)
         items = self._items[priority]
         item = items.pop(number)
         if not items:
             del self._items[priority]
         return item
+
+    def take(self, limit: int) -> list[Item]:
+        """Take the first `limit` requests out; return what belongs to them, in order."""
+        taken: list[Item] = []
+        for priority, items in list(self._items.items()):
+            taken += [items.popitem(last=False)[1] for _ in range(min(limit - len(taken), len(items)))]
+            if items:
+                break
+            del self._items[priority]
+        return taken
 
     def first(self, limit: int) -> NDArray[np.int64]:
         """Return the numbers of the first `limit` requests."""

@@ -9,7 +9,7 @@ Two numberings: a *place* is a position in the joined arrays; a node number is w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -159,12 +159,14 @@ class Admission:
         result.ready.append(subgraphs[arena.external[subgraphs] == 0])
         result.units += [graph.num_work_units for graph in graphs]
 
-    def release(self, extent: Extent) -> None:
-        """Give back an extent's numbers."""
-        self._arena.nodes.release(extent.base, extent.num_nodes)
-        self._arena.subgraphs.release(extent.first_subgraph, extent.num_subgraphs)
-        if extent.num_edges:
-            self._arena.edges.release(extent.first_edge, extent.num_edges)
+    def release(self, extents: Iterable[Extent]) -> None:
+        """Give back the numbers of extents."""
+        nodes, subgraphs, edges = self._arena.nodes, self._arena.subgraphs, self._arena.edges
+        for extent in extents:
+            nodes.release(extent.base, extent.num_nodes)
+            subgraphs.release(extent.first_subgraph, extent.num_subgraphs)
+            if extent.num_edges:
+                edges.release(extent.first_edge, extent.num_edges)
 
     # --- sources -----------------------------------------------------------------------------------------------
 

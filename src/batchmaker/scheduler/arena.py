@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import final
 
@@ -44,7 +45,7 @@ class Extents:
     def __init__(self) -> None:
         self.top = 0
         self.num_used = 0
-        self._free: dict[int, list[int]] = {}
+        self._free: defaultdict[int, list[int]] = defaultdict(list)
 
     def allocate(self, count: int) -> int:
         """Return the first of `count` consecutive numbers."""
@@ -74,7 +75,7 @@ class Extents:
     def release(self, first: int, count: int) -> None:
         """Give back what `allocate(count)` returned."""
         self.num_used -= count
-        self._free.setdefault(_size_class(count), []).append(first)
+        self._free[count if count <= 8 else _size_class(count)].append(first)
 
 
 def _grown(array: Ids, size: int) -> Ids:

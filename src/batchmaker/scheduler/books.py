@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import final
@@ -61,40 +63,37 @@ class TypeBook:
             raise InvariantError(f"chains of cell {self.cell.name!r} take different numbers of inputs per step")
 
 
-@dataclass(slots=True)
+@final
 class RequestBook:
-    """One request in flight.
+    """One request in flight. What only some have is set where it is needed.
 
     may_own_rows: rows may be left when it ends, since its unfold function could have used them or it ends early.
-    waiting: it stands in the waiting line and has not begun. early: how it was extended meanwhile. shelf: what its
-    sequence had kept when it arrived. kept: nodes that the sequence is to keep after it.
+    waiting: it stands in the waiting line and has not begun. early: how it was extended meanwhile. extents: of its
+    graphs. shelf: what its sequence had kept when it arrived. kept: nodes that the sequence is to keep after it.
     """
 
-    request: RequestId
-    slot: int
-    arrived_s: float
-    deadline_s: float | None
-    open: bool
-    may_own_rows: bool
-    waiting: bool = False
-    early: list[GraphExtended] = field(default_factory=list)
-    alive: bool = True
-    extents: list[Extent] = field(default_factory=list)
-    waiting_edges: dict[int, list[int]] = field(default_factory=dict)  # node -> consumers in later extensions
-    # By the node whose end they wait for (of a run, the last): (node, bits) asked for after it was submitted, and
-    # nodes whose handles were dropped between their submission and that end.
-    late_fetches: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    late_drops: dict[int, list[int]] = field(default_factory=dict)
+    waiting = False
+    early: tuple[GraphExtended, ...] = ()
+    alive = True
+    extents: tuple[Extent, ...] = ()
     sequence: SequenceId | None = None
     shelf: Shelf | None = None
     kept: Nodes | None = None
-
     numbers: LocalNumbers | None = None
 
+    def __init__(
+        self, request: RequestId, slot: int, arrived_s: float, deadline_s: float | None, is_open: bool
+    ) -> None:
+        self.request = request
+        self.slot = slot
+        self.arrived_s = arrived_s
+        self.deadline_s = deadline_s
+        self.open = self.may_own_rows = is_open
+
     @property
-    def known_extents(self) -> list[Extent]:
+    def known_extents(self) -> tuple[Extent, ...]:
         """The nodes that its graphs may refer to: its own, after those that its sequence has kept."""
-        return self.extents if self.shelf is None else [self.shelf.extent, *self.extents]
+        return self.extents if self.shelf is None else (self.shelf.extent, *self.extents)
 
     def known_numbers(self) -> LocalNumbers | None:
         """Return the numbers of these nodes, None where there are none yet."""
@@ -115,6 +114,20 @@ class RequestBook:
         if numbers is None:
             raise InvariantError(f"request {self.request} has no node {local}")
         return int(numbers.of(np.array([local]))[0])
+
+
+@dataclass(slots=True)
+class Attached:
+    """What extensions of a request have attached to nodes that were already on their way.
+
+    edges: node -> consumers in later extensions. By the node whose end they wait for (of a run, the last): fetches,
+    (node, bits) asked for after it was submitted; drops, nodes whose handles were dropped between their submission and
+    that end.
+    """
+
+    edges: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    fetches: defaultdict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+    drops: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
 
 
 @dataclass(slots=True)
@@ -178,7 +191,7 @@ class Books:
         self.left: NDArray[np.int64] = np.zeros(256, np.int64)
         self.requests: dict[RequestId, RequestBook] = {}
         self.by_slot: dict[int, RequestBook] = {}
-        self.attached: dict[RequestId, RequestBook] = {}  # extensions wait for nodes that are on a worker
+        self.attached: defaultdict[RequestId, Attached] = defaultdict(Attached)  # only of requests that have some
         self.tasks: dict[TaskId, TaskBook] = {}
         self.lane_maps: dict[tuple[WorkerId, TypeId], LaneMap] = {}
         self.worker_steps = [0] * num_workers
@@ -190,20 +203,25 @@ class Books:
         """Return the ready nodes of a type, in the order of their queue."""
         return self.types[type_id].ready.keys()
 
-    def open(self, event: RequestArrived) -> RequestBook:
-        """Make the book of a request that has arrived."""
-        if event.request in self.requests:
-            raise InvariantError(f"request {event.request} arrived twice")
-        slot = self.slots.allocate(1)
-        if slot >= len(self.left):
+    def open(self, events: Sequence[RequestArrived]) -> list[RequestBook]:
+        """Make the books of requests that have arrived."""
+        slots = self.slots.allocate_each((1,) * len(events))
+        while self.slots.top > len(self.left):
             self.left = np.concatenate((self.left, np.zeros_like(self.left)))
-        book = RequestBook(event.request, slot, event.at_s, event.deadline_s, event.open, event.open)
-        if event.sequence is not None:
-            book.sequence, book.shelf = event.sequence, self.shelves.lend(event.sequence, event.graph.first)
-        self.left[slot] = 0
-        self.priorities.enter(slot, event.priority)
-        self.requests[event.request] = self.by_slot[slot] = book
-        return book
+        self.left[slots] = 0
+        opened = []
+        for event, slot in zip(events, slots, strict=True):
+            request = event.request
+            if request in self.requests:
+                raise InvariantError(f"request {request} arrived twice")
+            book = RequestBook(request, slot, event.at_s, event.deadline_s, event.open)
+            if event.sequence is not None:
+                book.sequence, book.shelf = event.sequence, self.shelves.lend(event.sequence, event.graph.first)
+            if event.priority:
+                self.priorities.enter(slot, event.priority)
+            self.requests[request] = self.by_slot[slot] = book
+            opened.append(book)
+        return opened
 
     def places(self, count: int) -> int:
         """Return the first of `count` sequence numbers for subgraphs that are released now.
@@ -244,17 +262,11 @@ class Books:
             if kept is not None:
                 kept.add_type()
 
-    def admitted(self, book: RequestBook, graph: CellGraph) -> None:
-        """The graph is in the arena, in the last extent of the request."""
-        if self.depths is not None:
-            self.depths.admit(book.slot, graph, book.known_extents)
-
     def in_flight(self) -> InFlight:
         """Return what living requests have in the arena. Costs a look at each of them."""
         alive = [book for book in self.by_slot.values() if book.alive]
-        late_edges = [
-            (node, fed) for book in alive for node, consumers in book.waiting_edges.items() for fed in consumers
-        ]
+        edges = [self.attached[book.request].edges for book in alive if book.request in self.attached]
+        late_edges = [(node, fed) for late in edges for node, consumers in late.items() for fed in consumers]
         steps = [task.unfinished for task in self.tasks.values()]
         on_workers = np.concatenate(steps) if steps else np.empty(0, np.int64)
         return InFlight([extent for book in alive for extent in book.extents], late_edges, on_workers)

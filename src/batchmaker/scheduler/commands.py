@@ -195,9 +195,9 @@ class Read:
     row: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reply:
-    """The request's last cell is done: everything that it fetches has been reported."""
+    """The request's last cell is done: everything that it fetches has been reported. (Nobody changes it: see Admit.)"""
 
     request: RequestId
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, final
@@ -17,6 +17,7 @@ from batchmaker.scheduler.arena import DONE, NOWHERE
 from batchmaker.scheduler.books import Books, Nodes, RequestBook, TaskBook, TypeBook
 from batchmaker.scheduler.commands import Read, Reserve
 from batchmaker.scheduler.events import RequestId, StepsFinished, WorkerId
+from batchmaker.scheduler.numbering import Extent
 from batchmaker.scheduler.progress import end_step, finish, release, stop_or_go_on
 from batchmaker.scheduler.ready import nodes_of
 from batchmaker.scheduler.steps import DONE as DONE_NODES
@@ -139,20 +140,21 @@ class Completion:
         books, arena = self._books, self._books.arena
         for node in nodes.tolist():
             book = books.by_slot[int(arena.request[node])]
-            if book.request not in books.attached:
+            attached = books.attached.get(book.request)
+            if attached is None:
                 continue
-            consumers = np.array(book.waiting_edges.pop(node, ()), np.int64)
+            consumers = np.array(attached.edges.pop(node, ()), np.int64)
             if len(consumers):
                 waiting = arena.subgraph[consumers]
                 np.subtract.at(arena.external, waiting, 1)
                 self.release(np.unique(waiting[arena.external[waiting] == 0]))
-            for fetched, bits in book.late_fetches.pop(node, ()):
+            for fetched, bits in attached.fetches.pop(node, ()):
                 result.reads.extend(self._reads(book, fetched, bits))
-            if node in book.late_drops:
-                dropped = np.array(book.late_drops.pop(node), np.int64)
+            if node in attached.drops:
+                dropped = np.array(attached.drops.pop(node), np.int64)
                 arena.held[dropped] = 0
                 self._free_unused(dropped)
-            if not book.waiting_edges and not book.late_fetches and not book.late_drops:
+            if not attached.edges and not attached.fetches and not attached.drops:
                 del books.attached[book.request]
 
     # --- readiness -------------------------------------------------------------------------------------------
@@ -183,8 +185,7 @@ class Completion:
                 if arena.state[tail] == DONE:
                     reads.extend(self._reads(book, node, 1 << fetch.output))
                 elif arena.row[node] != NOWHERE:  # it was held when it was submitted, so it was given a row then
-                    book.late_fetches.setdefault(tail, []).append((node, 1 << fetch.output))
-                    self._books.attached[book.request] = book
+                    self._books.attached[book.request].fetches[tail].append((node, 1 << fetch.output))
         return reads
 
     def _reads(self, book: RequestBook, node: int, bits: int) -> list[Read]:
@@ -214,8 +215,7 @@ class Completion:
             arena.held[nodes[~under_way]] = 0
             self._free_unused(nodes[done])
             for node, tail in zip(nodes[under_way].tolist(), tails[under_way].tolist(), strict=True):
-                book.late_drops.setdefault(tail, []).append(node)
-                self._books.attached[book.request] = book
+                self._books.attached[book.request].drops[tail].append(node)
 
     # --- sequences ---------------------------------------------------------------------------------------------
 
@@ -238,32 +238,39 @@ class Completion:
 
     # --- endings -----------------------------------------------------------------------------------------------
 
-    def leave(self, book: RequestBook) -> None:
-        """A request was answered. Steps of its loops that were submitted ahead may still be on a worker."""
-        if book.may_own_rows and self._is_on_worker(book):
-            self._dying.append(book)
-        else:
-            self.forget(book)
+    def leave(self, answered: Sequence[RequestBook]) -> None:
+        """Requests were answered. Steps of their loops that were submitted ahead may still be on a worker."""
+        over: list[RequestBook] = []
+        for book in answered:
+            (self._dying if book.may_own_rows and self._is_on_worker(book) else over).append(book)
+        self.forget(over)
 
     def _is_on_worker(self, book: RequestBook) -> bool:
         in_flight = self._books.arena.in_flight
         return any(in_flight[e.first_subgraph : e.first_subgraph + e.num_subgraphs].any() for e in book.extents)
 
-    def forget(self, book: RequestBook) -> None:
-        """A request is over: give back everything that it still owns. None of its steps is on a worker."""
-        for extent in book.extents:
+    def forget(self, over: Sequence[RequestBook]) -> None:
+        """Requests are over: give back everything that they still own. None of their steps is on a worker."""
+        books = self._books
+        for book in over:
             if book.may_own_rows:
-                nodes = np.arange(extent.base, extent.base + extent.num_nodes)
-                owners = nodes[self._books.arena.row[nodes] != NOWHERE]
-                if len(owners):
-                    self._books.free_rows(owners)
-            self._books.admission.release(extent)
-        self._books.attached.pop(book.request, None)
-        del self._books.by_slot[book.slot]
-        self._books.priorities.leave(book.slot)
-        self._books.slots.release(book.slot, 1)
-        if book.shelf is not None:
-            self._books.shelves.give_back(book.shelf)
+                self._free_rows_of(book.extents)
+            books.admission.release(book.extents)
+            del books.by_slot[book.slot]
+            books.slots.release(book.slot, 1)
+            if books.attached:
+                books.attached.pop(book.request, None)
+            if books.priorities.differ:
+                books.priorities.leave(book.slot)
+            if book.shelf is not None:
+                books.shelves.give_back(book.shelf)
+
+    def _free_rows_of(self, extents: Iterable[Extent]) -> None:
+        for extent in extents:
+            nodes = np.arange(extent.base, extent.base + extent.num_nodes)
+            owners = nodes[self._books.arena.row[nodes] != NOWHERE]
+            if len(owners):
+                self._books.free_rows(owners)
 
     def kill(self, book: RequestBook) -> None:
         """A request ends early: nothing more of it is submitted; what is on a worker finishes first."""
@@ -289,7 +296,7 @@ class Completion:
                 continue
             for extent in book.extents:
                 self._leave_lanes(extent.first_subgraph + np.arange(extent.num_subgraphs))
-            self.forget(book)
+            self.forget((book,))
         self._dying = still
         self._dying_slots = np.array([book.slot for book in still], np.int64)
 

@@ -9,7 +9,9 @@ A request's life: arrived -> (cells submitted, finished, graph extended)* -> Rep
 from __future__ import annotations
 
 import math
-from typing import final
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import cast, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,10 +57,8 @@ class Scheduler(View):
     tasks are bounded by time, and told of as a whole, so many tasks: 1 schedules while the worker runs one.
     take_turns: the type that a worker has just run counts as running when its next task is chosen, as it would with
     run-ahead. Without either, a type of low priority starves for as long as one of high priority is ready.
-    loops_ahead: where tasks are bounded by time, one may hold several steps of a loop that a value may end. The driver
-    applies the stop test after each; those of the task after the one at which a loop has ended do not run, and count
-    as finished with the rest. Without it such a loop has one step in a task. Policies that watch requests count steps
-    that have been submitted, so it is not for them.
+    loops_ahead: where tasks are bounded by time, one may hold several steps of a loop that a value may end; those after
+    the one at which it has ended do not run. Not for policies that watch requests, which count what is submitted.
     give_up_late: requests fail at their deadlines; without it deadlines are only for policies to look at. plan_rows:
     False where nothing is computed: steps then say which nodes run together and not where values lie, and no table is
     ever reserved. Who runs when is the same. patience: see Ageing.
@@ -97,14 +97,15 @@ class Scheduler(View):
         """Take events in order, then give idle workers work. Returns commands in the order to carry them out."""
         commands: list[Command] = []
         arrivals: list[RequestArrived] = []
-        for event in events:
-            self._now_s = event.at_s
-            self._expire(event.at_s, commands)
-            if isinstance(event, RequestArrived):
-                arrivals.append(event)
+        for kind, alike in groupby(events, type):
+            if kind is RequestArrived:
+                arrivals.extend(cast(Iterator[RequestArrived], alike))
+                self._expire(arrivals[-1].at_s, commands)
                 continue
-            self._arrived(arrivals, commands)
-            self._handle_one(event, commands)
+            for event in alike:
+                self._expire(event.at_s, commands)
+                self._arrived(arrivals, commands)
+                self._handle_one(event, commands)
         self._arrived(arrivals, commands)
         self._expire(self._now_s, commands)  # who arrived too late
         if self._urgency is not None:
@@ -174,22 +175,18 @@ class Scheduler(View):
         pool = self._books.admission.add_type(cell)
         self._cells.append(cell)
         value_ports = self._books.admission.value_ports[cell.type_id]
-        queue = RankedQueue(self._books.priorities, cell.type_id, self._ready)
-        times = StepTimes(cell.max_batch)
+        queue, times = RankedQueue(self._books.priorities, cell.type_id, self._ready), StepTimes(cell.max_batch)
         self._books.types.append(TypeBook(cell, self._books.tables.pools[pool], value_ports, queue, times))
         self._books.add_type()
 
-    def _open_book(self, event: RequestArrived) -> RequestBook:
+    def _watch(self, event: RequestArrived, book: RequestBook) -> None:
+        """Let those know of a request who look at each."""
         books = self._books
-        book = books.open(event)
         if books.watched is not None:
             books.watched.enter(book.slot, event.at_s, event.deadline_s, event.model, is_open=event.open)
         self._more_work(book, event.graph)
         if self._urgency is not None:
             self._urgency.arrived(event.request, event.graph)
-        if event.deadline_s is not None and self._give_up_late:
-            self._deadlines.add(event.deadline_s, event.request, books.requests, len(books.requests))
-        return book
 
     def _more_work(self, book: RequestBook, graph: CellGraph) -> None:
         """Let those know who count on what requests have to compute."""
@@ -202,26 +199,33 @@ class Scheduler(View):
         """Take requests that arrived together. Empties the list."""
         if not events:
             return
-        opened = [self._open_book(event) for event in events]
-        if self._books.watched is None:
+        books = self._books
+        opened = books.open(events)
+        if books.watched is not None or self._urgency is not None:
+            for event, book in zip(events, opened, strict=True):
+                self._watch(event, book)
+        if self._give_up_late:
+            for event in events:
+                if event.deadline_s is not None:
+                    self._deadlines.add(event.deadline_s, event.request, books.requests, len(books.requests))
+        if books.watched is None:
             self._begin([event.graph for event in events], opened, commands)
         else:
             for event, book in zip(events, opened, strict=True):
                 book.waiting = True
-                self._books.line.join(book.slot, event.graph, event.priority)
+                books.line.join(book.slot, event.graph, event.priority)
         events.clear()
 
     def _begin(self, graphs: list[CellGraph], opened: list[RequestBook], commands: list[Command]) -> None:
         self._take_graphs(graphs, opened, commands)
-        for book in opened:
-            self._reply_if_done(book, commands)
+        self._reply_if_done(opened, commands)
 
     def _extended(self, event: GraphExtended, commands: list[Command]) -> None:
         book = self._books.requests.get(event.request)
         if book is None or not book.alive:
             return
         if book.waiting:
-            book.early.append(event)
+            book.early += (event,)
             return
         book.open = event.open
         if self._books.watched is not None:
@@ -231,14 +235,15 @@ class Scheduler(View):
         self._completion.drop_handles(book, event.dropped)
         if not event.open:
             self._completion.drop_handles(book, [(e.first_local, e.num_nodes) for e in book.extents])
-        self._reply_if_done(book, commands)
+        self._reply_if_done((book,), commands)
 
-    def _take_graphs(self, graphs: list[CellGraph], owners: list[RequestBook], commands: list[Command]) -> None:
+    def _take_graphs(self, graphs: Sequence[CellGraph], owners: Sequence[RequestBook], commands: list[Command]) -> None:
         """Admit the graphs of these requests; several only if all of them are first ones."""
         books = self._books
         for graph, book in zip(graphs, owners, strict=True):
             for run in graph.runs:
-                books.types[run.type_id].learn_form(len(run.sequences))
+                if books.types[run.type_id].num_sequence_inputs != len(run.sequences):
+                    books.types[run.type_id].learn_form(len(run.sequences))
                 if run.open_ended:
                     book.may_own_rows = True  # where it stops early, what feeds the rest is never read
         slots = [book.slot for book in owners]
@@ -256,8 +261,9 @@ class Scheduler(View):
         for graph, book, extent, tables, kept_base in zip(
             graphs, owners, admitted.extents, admitted.host_tables, kept_bases, strict=True
         ):
-            book.extents.append(extent)
-            books.admitted(book, graph)
+            book.extents += (extent,)
+            if books.depths is not None:
+                books.depths.admit(book.slot, graph, book.known_extents)
             if book.open:
                 books.arena.held[extent.base : extent.base + extent.num_nodes] = 1
             commands.append(
@@ -268,8 +274,7 @@ class Scheduler(View):
             if graph.first:
                 commands.extend(self._completion.fetch_late(book, graph))
         for producer, consumer in admitted.waiting_sources:
-            owners[0].waiting_edges.setdefault(producer, []).append(consumer)
-            books.attached[owners[0].request] = owners[0]
+            books.attached[owners[0].request].edges[producer].append(consumer)
         if books.frontiers is not None:
             books.frontiers.admit(admitted.extents, admitted.waiting_sources)
         self._completion.release(admitted.ready[0] if len(admitted.ready) == 1 else np.concatenate(admitted.ready))
@@ -285,23 +290,26 @@ class Scheduler(View):
                 self._urgency.step_finished(done.type_id, step_s)
         for request, reason in done.failed:
             self._end(request, FailureKind.CELL, reason, commands)
-        for book in done.finished:
-            self._reply_if_done(book, commands)
+        self._reply_if_done(done.finished, commands)
         self._completion.bury()
 
     # --- endings ---------------------------------------------------------------------------------------------
 
-    def _reply_if_done(self, book: RequestBook, commands: list[Command]) -> None:
-        if not book.alive or book.open or self._books.left[book.slot] > 0:
-            return
-        book.alive = False
-        del self._books.requests[book.request]
-        if self._books.watched is not None:
-            self._policy.request_finished(self, book.slot)
-        self._books.leave(book.slot)
-        commands.extend(self._completion.keep(book))
-        self._completion.leave(book)
-        commands.append(Reply(book.request))
+    def _reply_if_done(self, owners: Sequence[RequestBook], commands: list[Command]) -> None:
+        """Answer those of these requests that are not over and have nothing left."""
+        books = self._books
+        left = books.left[[book.slot for book in owners]].tolist()
+        done = [book for book, count in zip(owners, left, strict=True) if count <= 0 and book.alive and not book.open]
+        for book in done:
+            book.alive = False
+            del books.requests[book.request]
+            if books.watched is not None:
+                self._policy.request_finished(self, book.slot)
+            books.leave(book.slot)
+            if book.sequence is not None:
+                commands += self._completion.keep(book)
+        self._completion.leave(done)
+        commands += [Reply(book.request) for book in done]
 
     def _end(self, request: RequestId, kind: FailureKind, reason: str, commands: list[Command]) -> None:
         book = self._books.requests.get(request)
@@ -316,6 +324,8 @@ class Scheduler(View):
         commands.append(Fail(request, kind, reason))
 
     def _expire(self, at_s: float, commands: list[Command]) -> None:
+        """It is that late: requests that had to be done by then fail."""
+        self._now_s = at_s
         for deadline_s, request in self._deadlines.passed(at_s):
             book = self._books.requests.get(request)
             if book is not None:
