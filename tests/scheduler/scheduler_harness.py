@@ -241,7 +241,8 @@ class _Request:
 class Harness:
     """A scheduler with virtual workers. Time is in units; steps of one worker run one after another.
 
-    duration: units that a step takes. mode: when a step touches tables: all at its "start", all at its "finish", or
+    policy: one, or what makes one: the replay begins with a fresh one then, which has learnt nothing. duration: units
+    that a step takes. mode: when a step touches tables: all at its "start", all at its "finish", or
     "split": it reads at its start and writes at its finish. reports: steps of a task that are told of at once, all of
     which touch tables when the last of them finishes. tells_time: whether the scheduler hears how long steps took, from
     which a policy may learn: one that does cannot be used again for the replay. loops_ahead: see Scheduler. fails:
@@ -267,7 +268,7 @@ class Harness:
     ) -> None:
         self.cells = list(cells)
         self._make = lambda: Scheduler(
-            policy or CellularPolicy(max_steps=max_steps),
+            (policy() if callable(policy) else policy) or CellularPolicy(max_steps=max_steps),
             num_workers=num_workers,
             run_ahead=run_ahead,
             loops_ahead=loops_ahead,

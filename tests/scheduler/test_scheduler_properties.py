@@ -157,7 +157,7 @@ def play(run: dict[str, Any]) -> Harness:
         options = {"budget_ms": run["budget_ms"]}
     harness = Harness(
         cells,
-        policy=make(run["policy"], **options),
+        policy=lambda: make(run["policy"], **options),
         reports=lambda: rng.randint(1, run.get("most_told", 1)),
         tells_time="budget_ms" in options,
         loops_ahead=run.get("loops_ahead", False),
