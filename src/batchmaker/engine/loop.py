@@ -17,8 +17,10 @@ from batchmaker.errors import BatchmakerError, CancelledError, DeadlineError, St
 from batchmaker.policies.line import WaitingLine
 from batchmaker.scheduler.events import RequestId
 
-MAX_ARRIVALS_PER_TURN = 64
-"""Requests unfolded before finished work is looked at again."""
+FEWEST_ARRIVALS: Final = 64
+MOST_ARRIVALS: Final = 256
+"""Requests that are taken before finished work is looked at again: most where that takes less than SOON_S."""
+SOON_S: Final = 8e-3
 
 STOP_PATIENCE_S: Final = 60.0
 """A turn that takes longer than this while somebody waits for the end of the engine is not waited for."""
@@ -51,6 +53,7 @@ class Loop:
         self._give_up_late = give_up_late
         self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._backlog: WaitingLine[Ticket] = WaitingLine()
+        self._most_arrivals = FEWEST_ARRIVALS
         self._num_urgent = 0  # of the backlog: those with a deadline or a priority
         self._woken = False  # whether `_wake` is in the inbox
         self._work_waits = False
@@ -220,7 +223,7 @@ class Loop:
         self._driver.collect()
         self._take_inbox(wait=False)  # who came meanwhile joins the next task
         self._doing = "unfolding and scheduling"
-        self._driver.advance(self._arrivals() if self._should_accept() else [])
+        self._advance(self._arrivals() if self._should_accept() else [])
         self._doing = "answering"
         self._outbox.flush()
         return self._draining and not len(self._backlog) and not self._driver.num_in_flight and self._inbox.empty()
@@ -230,11 +233,19 @@ class Loop:
         if not len(self._backlog):
             return False
         urgent = self._num_urgent > 0 or self._driver.wants_requests
-        return urgent or len(self._backlog) >= MAX_ARRIVALS_PER_TURN
+        return urgent or len(self._backlog) >= self._most_arrivals
+
+    def _advance(self, arrivals: list[Ticket]) -> None:
+        """Turn the driver, and learn how many arrivals it takes quickly."""
+        began_s = self._clock.now_s()
+        self._driver.advance(arrivals)
+        if len(arrivals) == self._most_arrivals:
+            each_s = (self._clock.now_s() - began_s) / len(arrivals)
+            self._most_arrivals = MOST_ARRIVALS if each_s * MOST_ARRIVALS < SOON_S else FEWEST_ARRIVALS
 
     def _arrivals(self) -> list[Ticket]:
         """Take the first requests out of the backlog."""
-        tickets = self._backlog.take(MAX_ARRIVALS_PER_TURN)
+        tickets = self._backlog.take(self._most_arrivals)
         self._num_urgent -= sum([ticket.is_urgent for ticket in tickets])
         return tickets
 
