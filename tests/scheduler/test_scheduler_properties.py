@@ -192,7 +192,7 @@ def play(run: dict[str, Any]) -> Harness:
     return harness
 
 
-@settings(max_examples=250, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(settings_of_a_run())
 def test_any_programs_on_any_device_compute_what_their_graphs_say(run: dict[str, Any]) -> None:
     harness = play(run)

@@ -163,11 +163,30 @@ def complaints(browser: webdriver.Chrome) -> list[str]:
     return [entry["message"] for entry in browser.get_log("browser")]
 
 
+def show(browser: webdriver.Chrome, model: str) -> None:
+    tab(browser, model).click()
+    wait_until(lambda: browser.execute_script("return view !== null && view.name === arguments[0]", model))
+
+
+def draw_two_requests(browser: webdriver.Chrome) -> None:
+    """Pause, and draw long bars of the first two cells: how long the server's own are is the machine's."""
+    at(browser, "#pause").click()
+    browser.execute_script(
+        """
+        const times = {first: view.tick - 200, last: view.tick - 100, rows: 1, computed: 1};
+        sight = newSight();
+        take({...view, steps: [0, 1].map(cell => ({...times, cell, requests: [3 * cell]}))});
+        """
+    )
+
+
 def test_rows_are_drawn_in_the_colours_of_their_cells(page, tmp_path):
-    tab(page, "seq2seq").click()
-    wait_until(lambda: pixels(page, "#rows", "--c0") > 200 and pixels(page, "#rows", "--c1") > 200)
+    show(page, "seq2seq")
+    wait_until(lambda: page.execute_script("return new Set(sight.bars.map(bar => bar.cell)).size") == 2)
     assert [item.text for item in page.find_elements(By.CSS_SELECTOR, "#rows-key li")] == ["encoder", "decoder"]
     wait_until(lambda: pixels(page, "#load", "--c7") > 20)
+    draw_two_requests(page)
+    assert pixels(page, "#rows", "--c0") > 200 < pixels(page, "#rows", "--c1")
     assert page.save_screenshot(str(tmp_path / "live.png"))
     assert complaints(page) == []
 
@@ -285,8 +304,9 @@ def test_a_phone_shows_all_of_it_without_scrolling_sideways(page, scheme):
     resize(page, 360, 740)
     emulate(page, prefers_color_scheme=scheme)
     at(page, "summary").click()
-    tab(page, "seq2seq").click()
-    wait_until(lambda: pixels(page, "#rows", "--c0") > 50)
+    show(page, "seq2seq")
+    draw_two_requests(page)
+    assert pixels(page, "#rows", "--c0") > 50
     widths = "return [document.documentElement.scrollWidth, document.body.scrollWidth, window.innerWidth]"
     assert page.execute_script(widths) == [360, 360, 360]
     assert at(page, "#pause").rect["height"] >= 40  # a finger's
