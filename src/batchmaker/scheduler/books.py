@@ -108,12 +108,16 @@ class RequestBook:
             self.numbers.add(extent)
         return self.numbers
 
-    def number(self, local: int) -> int:
-        """Return the number of a node that its graphs may refer to."""
+    def numbers_of(self, local: Nodes) -> Nodes:
+        """Return the numbers of nodes that its graphs may refer to."""
         numbers = self.known_numbers()
         if numbers is None:
-            raise InvariantError(f"request {self.request} has no node {local}")
-        return int(numbers.of(np.array([local]))[0])
+            raise InvariantError(f"request {self.request} has no nodes {local.tolist()}")
+        return numbers.of(local)
+
+    def number(self, local: int) -> int:
+        """Return the number of a node that its graphs may refer to."""
+        return int(self.numbers_of(np.array([local]))[0])
 
 
 @dataclass(slots=True)

@@ -23,6 +23,7 @@ from batchmaker.scheduler.ready import nodes_of
 from batchmaker.scheduler.steps import DONE as DONE_NODES
 
 NEVER: Final = np.empty(0, np.bool_)
+NO_NODES: Final[Nodes] = np.empty(0, np.int64)
 
 
 @dataclass(slots=True)
@@ -221,19 +222,20 @@ class Completion:
 
     def will_keep(self, book: RequestBook, local: Nodes) -> None:
         """The request's sequence is a reader of these nodes, each named once; what it had kept before it has anyway."""
-        book.kept = np.array([book.number(node) for node in local.tolist()], np.int64)
+        book.kept = book.numbers_of(local)
         fresh = book.kept if book.shelf is None else book.kept[local >= book.shelf.extent.num_nodes]
         self._books.arena.uses[fresh] += 1
 
-    def keep(self, book: RequestBook) -> list[Reserve]:
-        """The request was answered: its sequence has what it wanted to keep, in place of what it had."""
+    def keep(self, answered: Sequence[RequestBook]) -> list[Reserve]:
+        """Requests were answered: their sequences have what they wanted to keep, in place of what they had."""
         books = self._books
-        if book.sequence is None:
+        kept = [(b.sequence, NO_NODES if b.kept is None else b.kept) for b in answered if b.sequence is not None]
+        if not kept:
             return []
-        nodes = np.empty(0, np.int64) if book.kept is None else book.kept
-        shelf, grown = books.shelves.put(book.sequence, nodes)
-        if books.depths is not None and shelf is not None:
-            books.depths.rest(shelf.nodes)
+        shelves, grown = books.shelves.put(kept)
+        if books.depths is not None:
+            for shelf in shelves:
+                books.depths.rest(shelf.nodes)
         return [Reserve(books.tables.all_host(), books.arena.node_capacity)] if grown and books.plan_rows else []
 
     # --- endings -----------------------------------------------------------------------------------------------
@@ -262,8 +264,7 @@ class Completion:
                 books.attached.pop(book.request, None)
             if books.priorities.differ:
                 books.priorities.leave(book.slot)
-            if book.shelf is not None:
-                books.shelves.give_back(book.shelf)
+        books.shelves.give_back([book.shelf for book in over if book.shelf is not None])
 
     def _free_rows_of(self, extents: Iterable[Extent]) -> None:
         for extent in extents:

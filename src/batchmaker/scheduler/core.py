@@ -306,8 +306,7 @@ class Scheduler(View):
             if books.watched is not None:
                 self._policy.request_finished(self, book.slot)
             books.leave(book.slot)
-            if book.sequence is not None:
-                commands += self._completion.keep(book)
+        commands += self._completion.keep(done)
         self._completion.leave(done)
         commands += [Reply(book.request) for book in done]
 

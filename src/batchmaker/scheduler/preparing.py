@@ -22,6 +22,7 @@ from batchmaker.scheduler.events import (
     RequestArrived,
     RequestCancelled,
     RequestId,
+    SequenceId,
     StepsFinished,
 )
 from batchmaker.scheduler.ready import ReadyQueue
@@ -39,7 +40,7 @@ def prepare() -> None:
     """Every loop of the scheduler is compiled, or loaded if an earlier process could keep it on disk. Once is enough.
 
     Small requests go through a scheduler of their own, whose policy looks at all that there is: chains, loops, trees,
-    a lattice and one that waits for a value; two share their graph, and one is cancelled.
+    a lattice, one that waits for a value and one of a sequence; two share their graph, and one is cancelled.
     """
     scheduler = Scheduler(_LookingAtAll(max_steps=5), num_workers=2)
     graphs = 2 * (_chain(), _loop(), _tree(), _lattice())
@@ -48,6 +49,7 @@ def prepare() -> None:
     arrivals = [
         *(RequestArrived(RequestId(i), graph, 0.0, priority=i % 2) for i, graph in enumerate(graphs)),
         RequestArrived(waiting, first, 0.0, open=True),
+        RequestArrived(RequestId(waiting + 1), _chunk(), 0.0, sequence=SequenceId(0)),
     ]
     following = deque(scheduler.handle(*(CellTypeAdded(cell, 0.0) for cell in _CELLS), *arrivals))
     following.extend(scheduler.handle(RequestCancelled(RequestId(0), 0.0), GraphExtended(waiting, second, 0.0)))
@@ -108,6 +110,14 @@ def _lattice() -> CellGraph:
     (leaf,) = recorder.node(_LEAF, [_given(1)])
     (inner,) = recorder.node(_INNER, [leaf, leaf])
     recorder.fetch(recorder.node(_INNER, [inner, leaf])[0])
+    return recorder.take()
+
+
+def _chunk() -> CellGraph:
+    """One of a sequence, which keeps what it has computed."""
+    recorder = Recorder()
+    recorder.fetch(recorder.node(_LEAF, [_given(1)])[0])
+    recorder.keep(np.zeros(1, np.int64))
     return recorder.take()
 
 

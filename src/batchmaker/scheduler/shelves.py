@@ -6,15 +6,31 @@ keep goes onto a new shelf and the old one is cleared. So a request that fails l
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.compiled import compiled
 from batchmaker.errors import InvariantError
-from batchmaker.scheduler.arena import DONE, NOWHERE, Arena
+from batchmaker.scheduler.arena import (
+    DONE,
+    HEAD,
+    LANE,
+    LANE_WORKER,
+    NOWHERE,
+    PIN,
+    ROW,
+    SIZE,
+    SPAN,
+    STATE,
+    SUBGRAPH,
+    TYPE,
+    USES,
+    Arena,
+)
 from batchmaker.scheduler.events import SequenceId
 from batchmaker.scheduler.numbering import Extent
 
@@ -56,48 +72,71 @@ class Shelves:
             shelf.num_users += 1
         return shelf
 
-    def give_back(self, shelf: Shelf) -> None:
-        """One user less; with the last one go the numbers, and the rows that nobody has taken over."""
-        shelf.num_users -= 1
-        if shelf.num_users:
+    def give_back(self, shelves: Sequence[Shelf]) -> None:
+        """One user less of each; with the last one go the numbers, and the rows that nobody has taken over."""
+        unused = []
+        for shelf in shelves:
+            shelf.num_users -= 1
+            if shelf.num_users == 0:
+                unused.append(shelf)
+        if not unused:
             return
-        nodes = shelf.nodes
-        owners = nodes[self._arena.row[nodes] != NOWHERE]
+        arena, extents = self._arena, [shelf.extent for shelf in unused]
+        nodes = np.concatenate([shelf.nodes for shelf in unused])
+        owners = nodes[arena.row[nodes] != NOWHERE]
         if len(owners):
             self._free_rows(owners)
-        del self.in_use[shelf.extent.base]
-        self._arena.nodes.release(shelf.extent.base, shelf.extent.num_nodes)
-        self._arena.subgraphs.release(shelf.extent.first_subgraph, shelf.extent.num_subgraphs)
+        for extent in extents:
+            del self.in_use[extent.base]
+            arena.nodes.release(extent.base, extent.num_nodes)
+            arena.subgraphs.release(extent.first_subgraph, extent.num_subgraphs)
 
-    def put(self, sequence: SequenceId, nodes: Nodes) -> tuple[Shelf | None, bool]:
-        """Let a sequence keep the rows of these nodes, in this order, and no others.
+    def put(self, kept: Sequence[tuple[SequenceId, Nodes]]) -> tuple[list[Shelf], bool]:
+        """Let sequences keep the rows of these nodes, in this order, and no others.
 
-        nodes: distinct, all done, of the request that has just been answered or of the shelf it began from. Returns
-        the new shelf, None if nothing is kept, and whether the arena has grown.
+        kept: different sequences, each with distinct nodes, all done, of the request that has just been answered or of
+        the shelf it began from. Returns the new shelves of those that keep anything, and whether the arena has grown.
         """
-        shelf, grown = None, False
-        before = self._latest.pop(sequence, None)
-        if len(nodes):
-            arena, count = self._arena, len(nodes)
-            base, grown = arena.allocate_nodes(count)
-            first_subgraph = arena.allocate_subgraphs(count)
-            shelf = Shelf(Extent(0, base, count, first_subgraph, count))
-            mine, subgraphs = shelf.nodes, np.arange(first_subgraph, first_subgraph + count)
-            arena.type[subgraphs] = arena.type[arena.subgraph[nodes]]
-            arena.head[subgraphs] = mine
-            arena.size[subgraphs] = arena.span[subgraphs] = 1
-            arena.subgraph[mine] = subgraphs
-            arena.state[mine] = DONE
-            arena.uses[mine] = 1  # the sequence is a reader, so no row is freed or taken over while it is kept
-            arena.row[mine] = arena.row[nodes]
-            arena.row[nodes] = NOWHERE
-            self._latest[sequence] = self.in_use[base] = shelf
-        if before is not None:
-            self.give_back(before)
-        return shelf, grown
+        arena = self._arena
+        before = [shelf for sequence, _ in kept if (shelf := self._latest.pop(sequence, None)) is not None]
+        kept = [(sequence, nodes) for sequence, nodes in kept if len(nodes)]
+        counts = [len(nodes) for _, nodes in kept]
+        bases, firsts = arena.nodes.allocate_each(counts), arena.subgraphs.allocate_each(counts)
+        grown = arena.fit_nodes()
+        arena.fit_subgraphs()
+        shelves = [Shelf(Extent(0, b, n, first, n)) for b, n, first in zip(bases, counts, firsts, strict=True)]
+        if shelves:
+            where = np.array([bases, firsts, counts], np.int64)
+            move(arena.of_nodes, arena.of_subgraphs, where, np.concatenate([nodes for _, nodes in kept]))
+        for (sequence, _), shelf in zip(kept, shelves, strict=True):
+            self._latest[sequence] = self.in_use[shelf.extent.base] = shelf
+        self.give_back(before)
+        return shelves, grown
 
     def close(self, sequence: SequenceId) -> None:
         """The sequence keeps nothing any more."""
         shelf = self._latest.pop(sequence, None)
         if shelf is not None:
-            self.give_back(shelf)
+            self.give_back((shelf,))
+
+
+@compiled
+def move(of_nodes: Nodes, of_subgraphs: Nodes, where: Nodes, nodes: Nodes) -> None:
+    """Give the rows of these nodes to nodes of shelves, which nobody may take over: a sequence is a reader of each.
+
+    of_nodes, of_subgraphs: the arena's tables. where: [3, shelves] first node and first subgraph of each, and how many
+    of the nodes are its own, one after the other.
+    """
+    at = 0
+    for shelf in range(where.shape[1]):
+        for i in range(where[2, shelf]):
+            node, mine, subgraph = nodes[at], where[0, shelf] + i, where[1, shelf] + i
+            of_nodes[:, mine] = 0
+            of_nodes[STATE, mine], of_nodes[SUBGRAPH, mine], of_nodes[USES, mine] = DONE, subgraph, 1
+            of_nodes[ROW, mine], of_nodes[ROW, node] = of_nodes[ROW, node], NOWHERE
+            of_subgraphs[:, subgraph] = 0
+            of_subgraphs[TYPE, subgraph] = of_subgraphs[TYPE, of_nodes[SUBGRAPH, node]]
+            of_subgraphs[HEAD, subgraph], of_subgraphs[SIZE, subgraph], of_subgraphs[SPAN, subgraph] = mine, 1, 1
+            of_subgraphs[PIN, subgraph] = NOWHERE
+            of_subgraphs[LANE, subgraph], of_subgraphs[LANE_WORKER, subgraph] = NOWHERE, NOWHERE
+            at += 1
