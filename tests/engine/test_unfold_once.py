@@ -142,7 +142,7 @@ def test_sequences_go_on_from_state_that_a_template_has_kept() -> None:
 
 
 def test_a_log_of_requests_that_share_graphs_is_replayed(tmp_path: Any) -> None:
-    log, rng = EventLog(SchedulerOptions("cellular", take_turns=True)), random.Random(3)
+    log, rng = EventLog(SchedulerOptions("cellular", take_turns=True, loops_ahead=True)), random.Random(3)
     requests = [[rng.randrange(50) for _ in range(rng.randint(1, 3))] for _ in range(60)]
     engine = bm.Engine(MODELS["lstm"](), "cellular", threads=1)
     assert isinstance(engine.driver, CellDriver)

@@ -24,7 +24,7 @@ from batchmaker.simulator.workload import Offered
 def live_log(name: str, requests: list[Any], **options: Any) -> EventLog:
     """Serve the requests on a CPU and record what the scheduler was told and commanded."""
     engine = Engine(models.make(name, hidden=8, vocabulary_size=30, max_batch=8, **options), "cellular", threads=1)
-    log = EventLog(SchedulerOptions("cellular", take_turns=True))
+    log = EventLog(SchedulerOptions("cellular", take_turns=True, loops_ahead=True))
     assert isinstance(engine.driver, CellDriver)
     engine.driver.record = log.record
     with engine:

@@ -1,6 +1,6 @@
 """A recorded log of events and commands: kept in a file, and played again to the same commands.
 
-log = EventLog(SchedulerOptions(policy="cellular", take_turns=True))
+log = EventLog(SchedulerOptions("cellular", take_turns=True, loops_ahead=True))
 engine.driver.record = log.record        # a live engine; or hand it what a simulation sees
 ...
 log.save("log.msgpack")
