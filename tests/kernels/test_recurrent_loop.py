@@ -16,8 +16,9 @@ from batchmaker.kernels.cpu.products import Library, library
 from batchmaker.kernels.cpu.steps import BLOCK, OWN, TILED, half_tanh, run_steps
 from batchmaker.kernels.cpu.tiles import TILE_ROWS
 
-TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
-"""Largest absolute difference; states are about 1. bfloat16 has 8 bits, and a task some steps that each round."""
+TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 4e-2}
+"""Largest absolute difference; states are about 1. bfloat16 has 8 bits, and a task up to six steps that each round:
+between 1 and 2, six roundings to the other side are 0.047, and three of them have been seen."""
 
 
 def check(of: Made, one: Given) -> None:
