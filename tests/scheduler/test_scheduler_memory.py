@@ -64,5 +64,5 @@ def test_twenty_thousand_requests_leave_nothing_behind():
 
 
 @pytest.mark.slow
-def test_an_hour_of_fifty_thousand_requests_leaves_nothing_behind():
-    soak(50_000)  # the bound is less than five bytes for each
+def test_an_hour_of_a_million_requests_leaves_nothing_behind():
+    soak(1_000_000)
