@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
+from hashlib import blake2b
+from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
 
 import numpy as np
+from numba import config as _config
 from numba import njit
 from numba.extending import is_jitted
 from numpy.typing import NDArray
@@ -14,6 +18,7 @@ from numpy.typing import NDArray
 P = ParamSpec("P")
 R = TypeVar("R")
 
+config: Any = _config
 _INT64: Final = np.dtype(np.int64)
 _ARITHMETIC: Final[dict[str, Any]] = {
     "nogil": True,
@@ -61,11 +66,37 @@ def is_compiled(loop: Callable[..., Any]) -> bool:
     return is_jitted(loop) is True
 
 
+def directory_of(package: Path, given: str) -> str:
+    """Return where the machine code of a package is kept: another directory for each state of its sources.
+
+    numba knows what it has kept by the file of the loop alone, and in it are the loops of other files that it calls.
+    given: NUMBA_CACHE_DIR, empty where that is not set; then it is beside the bytecode, or else the user's.
+    """
+    digest = blake2b(digest_size=6)
+    for path in sorted(package.rglob("*.py")):
+        found = path.stat()
+        digest.update(f"{path.relative_to(package)} {found.st_mtime_ns} {found.st_size}\n".encode())
+    users = os.path.join(os.environ.get("XDG_CACHE_HOME", ""), "batchmaker")
+    if not os.path.isabs(users):
+        users = os.path.expanduser("~/.cache/batchmaker")
+    beside = str(package / "__pycache__") if os.access(package, os.W_OK) else users
+    return os.path.join(given or beside, f"compiled-{digest.hexdigest()}")
+
+
+@cache
+def _directory() -> str:
+    return directory_of(Path(__file__).parent, config.CACHE_DIR)
+
+
 def _compiled(loop: Callable[P, R], options: dict[str, Any]) -> Callable[P, R]:
+    kept_in = _directory()
+    before, config.CACHE_DIR = config.CACHE_DIR, kept_in  # looked at while a function is decorated
     try:
         return _typed(partial(njit, cache=True, **options)(), loop)
     except RuntimeError:  # nowhere to keep what was compiled
         return _typed(partial(njit, **options)(), loop)
+    finally:
+        config.CACHE_DIR = before
 
 
 def _typed(decorate: Callable[..., Callable[P, R]], loop: Callable[P, R]) -> Callable[P, R]:

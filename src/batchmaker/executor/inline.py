@@ -42,7 +42,7 @@ class InlineExecutor(ComputingExecutor):
     def num_workers(self) -> int:
         return 1
 
-    def test_loops(self, tests_of: Callable[[RunTask], LoopTests]) -> None:
+    def apply_stop_tests(self, tests_of: Callable[[RunTask], LoopTests]) -> None:
         """Apply stop tests between the steps of a task. tests_of: makes those of one that has loops."""
         self._tests_of = tests_of
 

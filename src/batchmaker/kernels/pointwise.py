@@ -1,7 +1,6 @@
 """tanh and sigmoid for compiled loops over float32, in a form that LLVM turns into vectors of any width.
 
-It cannot do that to the C library's exp and tanh. Whoever changes a constant here deletes `__pycache__` of the loops
-that use it: what is kept on disk is known by its own source file alone.
+It cannot do that to the C library's exp and tanh.
 """
 
 from __future__ import annotations
