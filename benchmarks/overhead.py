@@ -50,6 +50,7 @@ LINES: Final[dict[str, Callable[[Settings], Iterator[Row]]]] = {
     "lattices": trees.lattices,
     "scheduler": scheduling.scheduler,
     "queueing": scheduling.queueing,
+    "budgets": scheduling.budgets,
     "workers": scheduling.workers,
     "http-trivial": over_http.trivial,
     "http-lstm": over_http.lstm,

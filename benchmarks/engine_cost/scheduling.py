@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
 from functools import partial
 from typing import Any, Final
@@ -17,9 +18,23 @@ from batchmaker.cli.bench import load
 from batchmaker.cli.workload import make_workload
 from batchmaker.engine.driver import DriverStats
 from engine_cost.chains import ALONE_WORDS, WORDS, chain
-from engine_cost.measuring import NotRunError, Row, Settings, absolute, compared, interleaved, per_second
+from engine_cost.measuring import (
+    Better,
+    NotRunError,
+    Row,
+    Settings,
+    absolute,
+    at_rate,
+    compared,
+    interleaved,
+    per_second,
+)
+from engine_cost.trees import sst
 
 BUDGET_MS: Final = 1.0
+OTHER_BUDGETS_MS: Final = (0.25, 0.5, 2.0, 4.0)
+BUDGET_LOSS: Final = 0.9
+"""The share of another budget's best that the default may have at one kind of load: it serves all of them."""
 SLACK_MS: Final = 1.0
 
 
@@ -51,6 +66,14 @@ def scheduler(settings: Settings) -> Iterator[Row]:
         busy_us=_median(1e6 * stats.busy_s / stats.steps for _, stats in few),
     )  # fmt: skip
     count = len(it.requests)
+    trees, requests, _ = sst(settings, settings.of(2000, 50))
+    with bm.Engine(trees, threads=1) as engine:
+        engine.map(requests, progress=False)
+        grown = [_spent(engine, partial(engine.map, requests, progress=False)) for _ in range(settings.of(5, 2))]
+    yield absolute(
+        "TreeLSTM, all waiting", "µs to unfold a call of a cell", "µs",
+        _median(1e6 * stats.unfold_s / stats.cells for _, stats in grown), target=1.0,
+    )  # fmt: skip
     yield absolute(
         "LSTM 128, all waiting", "Python, µs per request", "µs",
         _median(1e6 * (wall_s - stats.busy_s) / count for wall_s, stats in many), target=30.0,
@@ -92,6 +115,51 @@ def queueing(settings: Settings) -> Iterator[Row]:
     yield compared(
         f"LSTM {size[0]} {size[1]} at half load", "p99 of queueing", "ms", ours, limit, better="lower",
         baseline="1 ms + a step + 1 ms", target=1.0, rate=0.5 * peak, generator_late_ms=float(np.median(late_ms)),
+    )  # fmt: skip
+
+
+def budgets(settings: Settings) -> Iterator[Row]:
+    """The default budget of a task, 1 ms, over the best of others: all waiting, and p90 at half of the slowest peak."""
+    others = settings.of(OTHER_BUDGETS_MS, OTHER_BUDGETS_MS[:1])
+    for size in settings.of(((128, "float32"), (512, "float32")), ((64, "float32"),)):
+        with contextlib.ExitStack() as stack:
+            it = stack.enter_context(chain(settings, size))
+            model = models.make("lstm", hidden=size[0], dtype=size[1], vocabulary_size=WORDS)
+            engines = {
+                budget: stack.enter_context(bm.Engine(model, threads=1, policy=f"cellular:budget_ms={budget:g}"))
+                for budget in (BUDGET_MS, *others)
+            }
+            waiting: dict[str, Callable[[], Any]] = {
+                f"{budget:g} ms": partial(_mapped_rate, engine, it.requests) for budget, engine in engines.items()
+            }
+            interleaved(waiting, 1)
+            peaks = interleaved(waiting, settings.of(3, 1))
+            yield _over_others(it.name, "all waiting, 1 ms a task", "requests/s", peaks, "higher", BUDGET_LOSS)
+            rate = 0.5 * min(float(np.median(values)) for values in peaks.values())
+            loaded: dict[str, Callable[[], Any]] = {
+                f"{budget:g} ms": at_rate(engine.submit_future, it.requests, rate, settings.of(2.0, 0.3))
+                for budget, engine in engines.items()
+            }
+            late = {name: values[:, 1] for name, values in interleaved(loaded, settings.of(3, 1)).items()}
+            yield _over_others(
+                it.name, "p90 at half load, 1 ms a task", "ms", late, "lower", 1 / BUDGET_LOSS, rate=rate
+            )
+
+
+def _mapped_rate(engine: bm.Engine, requests: Sequence[Any]) -> float:
+    return per_second(partial(engine.map, requests, progress=False), len(requests))
+
+
+def _over_others(
+    work: str, figure: str, unit: str, found: Mapping[str, Any], better: Better, target: float, **more: Any
+) -> Row:
+    """Return the row of the first of these over the best of the others."""
+    ours, *others = found
+    seen = {name: float(np.median(values)) for name, values in found.items()}
+    best = (max if better == "higher" else min)(others, key=seen.__getitem__)
+    return compared(
+        work, figure, unit, found[ours], found[best], better=better, baseline=f"{best} a task", target=target,
+        seen=seen, **more,
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from batchmaker.cells.binding import BoundCell, bind
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.kernels.cpu.choice import choose, example_task
+from batchmaker.kernels.cpu.loop import RecurrentLoop
 from batchmaker.kernels.cpu.steps import OWN
 
 HIDDEN = 6
@@ -67,7 +68,7 @@ TOKEN, ROW = ValueSpec((), "int64", 9), ValueSpec((4,), "float32")
 def check(cell: BoundCell, columns: tuple[Tensor, ...], num_steps: int, atol: float = 1e-6) -> None:
     """Compare a task of equal steps with the cell's own; columns: inputs of all steps, [positions, *shape]."""
     loop = cell.loop
-    assert loop is not None
+    assert isinstance(loop, RecurrentLoop)
     n = len(columns[0]) // num_steps
     task = example_task(loop, n, num_steps)
     task.inputs = tuple((c.view(torch.int16) if c.dtype == torch.bfloat16 else c).numpy() for c in columns)
@@ -123,7 +124,7 @@ def test_inputs_are_projected_at_the_sizes_that_were_warmed_up(rows: int) -> Non
 def test_inputs_that_cannot_be_projected_are_left_to_the_steps() -> None:
     for fold_bytes in (0, 1 << 20):
         loop = bound(Words(nn.GRUCell(4, HIDDEN)), (TOKEN,), 1, fold_bytes=fold_bytes).loop
-        assert loop is not None
+        assert isinstance(loop, RecurrentLoop)
         task = example_task(loop, 2, 2)
         task.inputs = (np.array([1, 2, 99, 3]),)
         assert not loop.run(task)
@@ -151,7 +152,7 @@ def test_the_loop_is_offered_where_it_was_faster(monkeypatch: pytest.MonkeyPatch
 
 def test_times_decide_at_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = bound(nn.GRUCell(4, HIDDEN), (ROW,), 1).loop
-    assert loop is not None
+    assert isinstance(loop, RecurrentLoop)
     for otherwise_s, wanted in ((1e-9, False), (1e-3, True)):
 
         def times(calls: list[Any], otherwise_s: float = otherwise_s) -> list[float]:

@@ -11,28 +11,18 @@ from torch import Tensor, nn
 
 import batchmaker as bm
 from batchmaker.cells.cell import OpenLoop
-from batchmaker.engine.stop_tests import LoopTests
+from batchmaker.engine.stop_tests import StopTests
 from batchmaker.executor.base import StepsResult
 from batchmaker.executor.inline import InlineExecutor
 
 SHORTEST, LONGEST = 1, 9
 
 
-class Request:
-    """A request whose loops begin at these nodes: {first node: (number of steps, test)}."""
-
-    def __init__(self, loops: dict[int, tuple[int, Any]]) -> None:
-        self._loops = loops
-
-    def loop_at(self, node: int) -> tuple[int, OpenLoop] | None:
-        for first, (count, until) in self._loops.items():
-            if first <= node < first + count:
-                return node - first, OpenLoop(0, count - 1, until)
-        return None
-
-
-def loop_tests(nodes: list[int], loops: dict[int, tuple[int, Any]]) -> LoopTests:
-    return LoopTests("walk", np.array(nodes), [Request(loops)] * len(nodes))  # type: ignore[list-item]
+def stop_tests(loops: dict[int, tuple[int, Any]]) -> StopTests:
+    """Return the tests of loops that begin at these nodes: {first node: (number of steps, test)}."""
+    tests = StopTests()
+    tests.enter([(first, OpenLoop(0, count - 1, until)) for first, (count, until) in loops.items()])
+    return tests
 
 
 def test_equal_stop_tests_are_asked_once_with_numbers_as_wide_as_pythons() -> None:
@@ -42,8 +32,8 @@ def test_equal_stop_tests_are_asked_once_with_numbers_as_wide_as_pythons() -> No
         asked.append(values)
         return values % 2 == 0
 
-    tests = loop_tests([0, 10, 20, 30], {0: (5, even), 10: (5, even), 20: (5, 7), 30: (5, even)})
-    ended, failed = tests.apply(np.array([0, 10, 20, 30]), torch.tensor([4, 1, 7, 2], dtype=torch.int8))
+    tests = stop_tests({0: (5, even), 10: (5, even), 20: (5, 7), 30: (5, even)})
+    ended, failed = tests.apply("walk", np.array([0, 10, 20, 30]), torch.tensor([4, 1, 7, 2], dtype=torch.int8))
     assert ended.tolist() == [True, False, True, True]
     assert failed == ()
     assert [(values.tolist(), values.dtype) for values in asked] == [([4, 1, 2], np.int64)]
@@ -54,7 +44,7 @@ def test_a_stop_test_sees_rows_of_a_type_that_numpy_lacks() -> None:
         return rows[:, 0] > 1
 
     values = torch.tensor([[2.0, 0.0], [1.0, 3.0]], dtype=torch.bfloat16)
-    ended, failed = loop_tests([0, 8], {0: (3, far), 8: (3, far)}).apply(np.array([0, 8]), values)
+    ended, failed = stop_tests({0: (3, far), 8: (3, far)}).apply("walk", np.array([0, 8]), values)
     assert failed == ()
     assert ended.tolist() == [True, False]
 
@@ -65,9 +55,8 @@ def test_a_stop_test_that_raises_fails_at_the_values_that_make_it_raise() -> Non
             raise ValueError("negative")
         return values > 1.0
 
-    nodes = [0, 1, 10, 11, 20, 21]
-    tests = loop_tests(nodes, {0: (4, picky), 10: (4, picky), 20: (4, picky)})
-    ended, failed = tests.apply(np.array([0, 10, 20]), torch.tensor([2.0, -1.0, 0.5]))
+    tests = stop_tests({0: (4, picky), 10: (4, picky), 20: (4, picky)})
+    ended, failed = tests.apply("walk", np.array([0, 10, 20]), torch.tensor([2.0, -1.0, 0.5]))
     assert ended.tolist() == [True, False, False]
     assert failed == ((1, "until of cell 'walk' raised ValueError: negative"),)
     assert tests.running(np.array([1, 11, 21])).tolist() == [False, False, True]
@@ -80,22 +69,51 @@ def test_a_test_that_cannot_be_compared_meets_no_other() -> None:
         def __call__(self, values: Any) -> Any:
             return values == 1
 
-    tests = loop_tests([0, 4], {0: (4, Odd()), 4: (4, Odd())})
-    assert tests.apply(np.array([0, 4]), torch.tensor([1, 2]))[0].tolist() == [True, False]
+    tests = stop_tests({0: (4, Odd()), 4: (4, Odd())})
+    assert tests.apply("walk", np.array([0, 4]), torch.tensor([1, 2]))[0].tolist() == [True, False]
 
 
 def test_a_loop_ends_at_its_last_node_and_never_ends_what_lies_behind_it() -> None:
-    tests = loop_tests([3, 4, 5, 6], {3: (2, 7), 5: (2, 7)})
-    assert tests.apply(np.array([3, 5]), torch.tensor([7, 0]))[0].tolist() == [True, False]
+    tests = stop_tests({3: (2, 7), 5: (2, 7)})
+    assert tests.apply("walk", np.array([3, 5]), torch.tensor([7, 0]))[0].tolist() == [True, False]
     assert tests.running(np.array([4, 5, 6])).tolist() == [False, True, True]
-    assert tests.apply(np.array([6]), torch.tensor([0]))[0].tolist() == [True]
+    assert tests.apply("walk", np.array([6]), torch.tensor([0]))[0].tolist() == [True]
 
 
 def test_nodes_that_are_of_no_loop_always_run() -> None:
-    tests = loop_tests([0, 1, 2], {0: (2, 7)})
-    ended, _ = tests.apply(np.array([0, 2]), torch.tensor([7, 7]))
+    tests = stop_tests({0: (2, 7)})
+    ended, _ = tests.apply("walk", np.array([0, 2]), torch.tensor([7, 7]))
     assert ended.tolist() == [True, False]
     assert tests.running(np.array([1, 2])).tolist() == [False, True]
+
+
+def test_a_loop_of_another_request_at_the_same_nodes_begins_anew() -> None:
+    first, second = [(0, OpenLoop(0, 3, 7))], [(0, OpenLoop(0, 2, 8))]
+    tests = StopTests()
+    tests.enter(first)
+    tests.apply("walk", np.array([0]), torch.tensor([7]))
+    tests.leave(first)
+    assert tests.apply("walk", np.array([0]), torch.tensor([7]))[0].tolist() == [False]
+    tests.enter(second)
+    assert tests.running(np.array([0, 1, 2])).tolist() == [True, True, True]
+    assert tests.apply("walk", np.array([0]), torch.tensor([7]))[0].tolist() == [False]
+    assert tests.apply("walk", np.array([1]), torch.tensor([8]))[0].tolist() == [True]
+
+
+def test_tests_that_no_loop_needs_any_more_are_forgotten() -> None:
+    tests = StopTests()
+    for number in range(3000):
+        loops = [(5 * (number % 700), OpenLoop(0, 4, lambda values, n=number: values > n))]
+        tests.enter(loops)
+        tests.leave(loops)
+    assert len(tests.constants) == 1
+
+
+def test_integers_are_told_from_tests_that_are_called() -> None:
+    tests = stop_tests({0: (2, 7), 2: (2, lambda values: values > 1), 4: (2, 2.5), 6: (2, np.int64(-3))})
+    numbers = tests.test_of[[0, 2, 4, 6]]
+    assert tests.is_constant[numbers].tolist() == [True, False, False, True]
+    assert tests.constants[numbers[[0, 3]]].tolist() == [7, -3]
 
 
 # --- in the engine -------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from batchmaker.cells.rewrite import cut_recurrent_cells, fold_constants, lift, 
 from batchmaker.cells.split import Split, compile_whole, split_cell
 from batchmaker.errors import ModelError
 from batchmaker.graph.spec import ValueSpec
+from batchmaker.kernels.cpu.greedy import GreedyLoop
 from batchmaker.kernels.cpu.loop import RecurrentLoop
 
 CPU = torch.device("cpu")
@@ -253,11 +254,11 @@ class BoundCell:
         return self._need_split().step(*hoisted, *state)
 
     @property
-    def loop(self) -> RecurrentLoop | None:
-        """What runs all steps of a task in one call, for cells that are one recurrent step on the CPU; see loop_for."""
+    def loop(self) -> RecurrentLoop | GreedyLoop | None:
+        """What runs all steps of a task in one call: those of a recurrent cell or a greedy decoder on the CPU."""
         return None if self._chain_loop is None else self._chain_loop.loop
 
-    def loop_for(self, batch: int) -> RecurrentLoop | None:
+    def loop_for(self, batch: int) -> RecurrentLoop | GreedyLoop | None:
         """Return `loop` if it is faster than `step` for tasks whose largest step has so many rows, else None.
 
         `warm_up` measures that; where it was not called, the first call here does.

@@ -16,7 +16,8 @@ from batchmaker.cells.export import example_rows
 from batchmaker.cells.program import Program
 from batchmaker.cells.recurrence import LoopedStep
 from batchmaker.graph.spec import ValueSpec
-from batchmaker.kernels.cpu.choice import choose
+from batchmaker.kernels.cpu.choice import choose, choose_greedy
+from batchmaker.kernels.cpu.greedy import TOKEN, GreedyLoop
 from batchmaker.kernels.cpu.loop import LoopCell, RecurrentLoop, can_loop
 
 
@@ -46,12 +47,16 @@ class ChainLoop:
         self._recurrent = looped.step
         weights, bias = looped.step.rows
         self._zeros = torch.zeros((0, len(weights)), dtype=weights.dtype)
-        self.loop = RecurrentLoop(
+        parts, outputs = (tuple([p for p in side if p != TOKEN]) for side in (looped.state, looped.outputs))
+        self._steps = RecurrentLoop(
             LoopCell(
-                looped.kind, weights, bias, looped.state, looped.outputs, looped.table, looped.projected, self._project,
-                self._product,
+                looped.kind, weights, bias, parts, outputs, looped.table, looped.projected, self._project, self._product
             )
-        )  # fmt: skip
+        )
+        scores = looped.scores
+        self.loop: RecurrentLoop | GreedyLoop = (
+            self._steps if scores is None else GreedyLoop(self._steps, scores, looped.state, looped.outputs)
+        )
 
     def measure(self, batch_sizes: Sequence[int], hoist_sizes: Sequence[int] = ()) -> None:
         """Find the fastest ways up to the largest size; from now on `hoist` is called at the sizes given."""
@@ -63,9 +68,12 @@ class ChainLoop:
                 rows = example_rows((*self._hoisted, *self._state), padded)
                 return lambda: self._step(*rows)
 
-            self._faster = choose(self.loop, stepped, batch_sizes)
+            if isinstance(self.loop, GreedyLoop):
+                self._faster = choose_greedy(self.loop, stepped, batch_sizes)
+            else:
+                self._faster = choose(self.loop, stepped, batch_sizes)
 
-    def fastest(self, batch: int) -> RecurrentLoop | None:
+    def fastest(self, batch: int) -> RecurrentLoop | GreedyLoop | None:
         """Return the loop if it is faster for tasks whose largest step has so many rows; measured now if not before."""
         if batch >= len(self._faster):
             self.measure(range(1, (1 << batch.bit_length()) + 1), self._hoist_sizes)
@@ -90,8 +98,8 @@ class ChainLoop:
         zeros = self._zeros
         if len(zeros) < len(h):  # two threads may both make some; each uses its own
             # Pages that nobody writes are one and the same, and stay in the first cache.
-            memory = torch.from_numpy(np.zeros(2 * len(h) * self.loop.width * h.itemsize, np.uint8))
-            zeros = self._zeros = memory.view(h.dtype).view(-1, self.loop.width)
+            memory = torch.from_numpy(np.zeros(2 * len(h) * self._steps.width * h.itemsize, np.uint8))
+            zeros = self._zeros = memory.view(h.dtype).view(-1, self._steps.width)
         return self._recurrent.product(h, zeros[: len(h)])
 
     def _padded(self, values: NDArray[Any], spec: ValueSpec) -> Tensor:
@@ -116,5 +124,7 @@ def chain_loop(
 ) -> ChainLoop | None:
     """Return the loop of a split cell; None where its step is anything else, or not for the CPU."""
     if looped is None or not can_loop(looped.step.weight_hh):
+        return None
+    if looped.scores is not None and state[looped.state.index(TOKEN)].dtype != "int64":
         return None
     return ChainLoop(looped, hoist, step, given, hoisted, state)

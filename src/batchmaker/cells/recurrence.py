@@ -15,11 +15,12 @@ from batchmaker.cells.fold import is_lookup
 from batchmaker.cells.lower import Packer, lower
 from batchmaker.cells.program import Program, compile_program
 from batchmaker.cells.recurrent import GRUStep, LSTMStep, RecurrentStep, RNNStep, gru_gates, lstm_gates
+from batchmaker.kernels.cpu.greedy import TOKEN, Scores
 from batchmaker.kernels.cpu.loop import StepKind
 from batchmaker.kernels.layer import LayerWeights
 
 H, C = 0, 1
-"""Which part of the state a value is."""
+"""Which part of the state a value is; kernels.cpu.greedy has TOKEN too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,8 @@ class LoopedStep:
 
     projected: which hoisted value the inputs' share of the gates is; with a table, which one is the token whose row of
     the table it is. state, outputs: for each state input and each output, H or C.
+    scores: of a greedy decoder, which reads the token that it has chosen by them: TOKEN is a part of its state, and
+    nothing is hoisted.
     """
 
     step: RecurrentStep
@@ -49,6 +52,7 @@ class LoopedStep:
     table: Tensor | None
     state: tuple[int, ...]
     outputs: tuple[int, ...]
+    scores: Scores | None = None
 
     @property
     def kind(self) -> StepKind:
@@ -82,7 +86,7 @@ def find_looped_step(step: TracedCell, num_hoisted: int) -> LoopedStep | None:
     """Return a step of so many hoisted values and state as the CPU's loops compute it; None for anything else."""
     found = _find(step, num_hoisted)
     if found is None:
-        return None
+        return _find_greedy(step) if num_hoisted == 0 else None
     hoisted, projected, table = step.inputs[:num_hoisted], found.node.args[0], None
     assert isinstance(projected, fx.Node)
     if is_lookup(projected):
@@ -105,6 +109,43 @@ def _find(cell: TracedCell, num_given: int) -> _Found | None:
     if None in outputs or outputs[len(outputs) - len(state) :] != state:
         return None
     return _Found(node, state, tuple(part for part in outputs if part is not None))
+
+
+def _find_greedy(step: TracedCell) -> LoopedStep | None:
+    """Return a step of state alone that reads a token, and chooses the best by the new h; None for anything else."""
+    steps = [node for node in step.graph.nodes if isinstance(node.target, LSTMStep | GRUStep | RNNStep)]
+    if len(steps) != 1 or not isinstance(projected := steps[0].args[0], fx.Node) or not is_lookup(projected):
+        return None
+    (node,), table, token = steps, step.value(projected.args[0]), projected.all_input_nodes[-1]
+    read = {token: TOKEN} | {value: part for part, value in enumerate(node.args[1:])}
+    if table is None or len(read) != len(node.args) or set(read) != set(step.inputs):
+        return None
+    state = tuple(read[value] for value in step.inputs)
+    choices = {value for value in step.outputs if value.target is torch.ops.aten.argmax.default}
+    if len(choices) != 1 or (scores := _scores(step, choices, node)) is None or len(scores.weights) > len(table):
+        return None
+    outputs = tuple(TOKEN if value in choices else _part(value, node) for value in step.outputs)
+    if None in outputs or outputs[len(outputs) - len(state) :] != state:
+        return None
+    target: Any = node.target
+    return LoopedStep(target, 0, table, state, tuple(part for part in outputs if part is not None), scores)
+
+
+def _scores(step: TracedCell, choices: set[fx.Node], recurrent: fx.Node) -> Scores | None:
+    """Return what the one choice is by: all of a linear layer of the new h; None if it is anything else."""
+    (choice,) = choices
+    linear, *dim = choice.args
+    if tuple(dim) not in ((-1,), (1,)) or choice.kwargs or not isinstance(linear, fx.Node):
+        return None
+    if linear.target is not torch.ops.aten.linear.default or linear.all_input_nodes[0] is not linear.args[0]:
+        return None
+    if _part(linear.all_input_nodes[0], recurrent) != H:
+        return None
+    weights, *biases = (step.value(value) for value in linear.args[1:] if value is not None)
+    target: Any = recurrent.target
+    if weights is None or weights.dtype != target.weight_hh.dtype or None in biases:
+        return None
+    return Scores(weights, biases[0] if biases else None)
 
 
 def _part(value: fx.Node, step: fx.Node) -> int | None:

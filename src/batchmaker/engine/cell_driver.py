@@ -22,7 +22,7 @@ from batchmaker.engine.in_flight import InFlight
 from batchmaker.engine.onlookers import Onlooker, call_quietly
 from batchmaker.engine.results import Results
 from batchmaker.engine.step_counts import StepCounts
-from batchmaker.engine.stop_tests import LoopTests
+from batchmaker.engine.stop_tests import StopTests
 from batchmaker.engine.ticket import Settled, Ticket
 from batchmaker.errors import RAISED_BY_USERS, DeviceError
 from batchmaker.executor.base import Executor, StepsResult
@@ -102,6 +102,11 @@ class CellDriver:
     def start(self, notify: Callable[[], None], settle: Callable[[Sequence[Settled]], None]) -> None:
         self._settle = self.sequences.settle = settle
         self._executor.start(notify)
+
+    @property
+    def stop_tests(self) -> StopTests:
+        """Those of the loops in flight, for an executor that applies them between the steps of a task."""
+        return self._brought.tests
 
     def materialise(self) -> None:
         """Let the executor make ready every cell that is known; nothing is in flight."""
@@ -228,16 +233,11 @@ class CellDriver:
             touched[request.ticket.request_id] = request
         stopped, failed = result.stopped, result.failed
         if stopped is None and task.may_stop[result.first : result.end].any():
-            stopped, untested = self._brought.stopped(cell, task, result, begin, slots)
+            stopped, untested = self._brought.stopped(cell, task, result, begin, len(slots))
             failed += untested
         if stopped is not None:
             self._brought.loops_ended(task, begin, slots, stopped)
         return StepsFinished(result.task, result.first, result.end, now_s, stopped, failed, result.busy_s)
-
-    def loop_tests(self, task: RunTask) -> LoopTests:
-        """Return the stop tests of a task's loops, for an executor that applies them between its steps."""
-        slots = self._scheduler.slots(task.nodes)
-        return self._brought.loop_tests(self._registry.types[task.type_id], task.nodes, slots)
 
     def _resume(self, request: InFlight, events: list[Event]) -> None:
         """Let an unfold function that has what it waited for go on, as far as it gets."""
@@ -341,7 +341,10 @@ class CellDriver:
             request = self._in_flight[command.request]
             if not request.admitted:
                 entered.append(request)
+            num_loops = len(request.loops)
             graph = request.admit(command)
+            if len(request.loops) > num_loops:
+                self._brought.tests.enter(request.loops[num_loops:])
             num_nodes = max(num_nodes, command.base + command.num_nodes)
             if request.drawn is not None:
                 drawn.append((request.drawn, command))

@@ -102,7 +102,7 @@ def make_driver(
     sequences = Sequences(clock, limit=max_sequences, give_up_late=give_up_late)
     driver = CellDriver(registry, cells, scheduler, executor, clock, max_nodes, sequences)
     if inline is not None:
-        inline.apply_stop_tests(driver.loop_tests)
+        inline.apply_stop_tests(driver.stop_tests)
     return driver
 
 

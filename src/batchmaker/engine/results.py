@@ -17,7 +17,7 @@ from torch import Tensor
 from batchmaker.cells.structure import Handle
 from batchmaker.engine.in_flight import InFlight
 from batchmaker.engine.result_tables import ResultTable, ResultTables
-from batchmaker.engine.stop_tests import Failures, LoopTests
+from batchmaker.engine.stop_tests import Failures, StopTests
 from batchmaker.executor.base import StepsResult
 from batchmaker.graph.spec import CellType
 from batchmaker.graph.values import ValueSequence
@@ -28,10 +28,14 @@ Nodes = NDArray[np.int64]
 
 @final
 class Results:
-    """Hands what steps have brought to the requests in flight. tables: where it is, unless they are told of each."""
+    """Hands what steps have brought to the requests in flight.
+
+    tables: where it is, unless they are told of each. tests: of their loops.
+    """
 
     def __init__(self) -> None:
         self.tables = ResultTables()
+        self.tests = StopTests()
         self._by_slot: list[InFlight | None] = []
         self._told: NDArray[np.bool_] = np.zeros(256, np.bool_)  # by slot
         self._waits: NDArray[np.bool_] = np.zeros(256, np.bool_)  # by slot: nothing of the request has run
@@ -58,6 +62,8 @@ class Results:
         """A request has ended; what steps still bring for it is nobody's."""
         slot = request.admitted[0].slot
         self._by_slot[slot] = None
+        if request.loops:
+            self.tests.leave(request.loops)
         if request.told:
             self._told[slot] = False
             self._num_told -= 1
@@ -153,32 +159,27 @@ class Results:
             if request.unfolding.open:
                 touched[slot] = request
 
-    def loop_tests(self, cell: CellType, nodes: Nodes, slots: Nodes) -> LoopTests:
-        """Return the stop tests of the loops that these nodes are of. slots: of their requests."""
-        return LoopTests(cell.name, nodes, [self._by_slot[slot] for slot in slots.tolist()])
-
     def stopped(
-        self, cell: CellType, task: RunTask, result: StepsResult, begin: int, slots: Nodes
+        self, cell: CellType, task: RunTask, result: StepsResult, begin: int, count: int
     ) -> tuple[NDArray[np.bool_], Failures]:
         """Apply the stop tests after steps whose executor has not, none of which follows another of the same loop.
 
-        Returns which positions of these steps end their loop, [len(slots)], and those of the task at which the test
-        raised.
+        begin, count: their positions. Returns which of these end their loop, [count], and the positions of the task at
+        which the test raised.
         """
-        stopped = np.zeros(len(slots), np.bool_)
+        stopped = np.zeros(count, np.bool_)
         found = [
             (f.positions, v) for f, v in zip(task.fetches, result.fetched, strict=False) if f.output == cell.watched
         ]
         if not found:  # the steps failed as a whole
             return stopped, ()
         ((positions, values),) = found
-        positions = positions[within(positions, begin, begin + len(slots))]
+        positions = positions[within(positions, begin, begin + count)]
         good = ~np.isin(positions, [position for position, _ in result.failed])
         positions, values = positions[good], values[torch.from_numpy(good)]
         if len(positions) == 0:
             return stopped, ()
-        nodes = task.nodes[positions]
-        stopped[positions - begin], failed = self.loop_tests(cell, nodes, slots[positions - begin]).apply(nodes, values)
+        stopped[positions - begin], failed = self.tests.apply(cell.name, task.nodes[positions], values)
         return stopped, tuple([(int(positions[place]), reason) for place, reason in failed])
 
     def loops_ended(self, task: RunTask, begin: int, slots: Nodes, stopped: NDArray[np.bool_]) -> None:

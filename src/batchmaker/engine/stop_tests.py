@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any, Final, final
 
 import numpy as np
@@ -10,73 +10,116 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from batchmaker.engine.in_flight import InFlight
+from batchmaker.cells.cell import OpenLoop
 from batchmaker.errors import RAISED_BY_USERS, said_by
+from batchmaker.executor.base import NO_LOOP
 
 Nodes = NDArray[np.int64]
 Failures = tuple[tuple[int, str], ...]
+Loops = Iterable[tuple[int, OpenLoop]]
+"""Loops of a request, each after what leads from the request's numbers to those of the nodes."""
 
-_UNKNOWN: Final = -2
-_NO_LOOP: Final = -1
+_FEWEST: Final = 1024
 
 
 @final
-class LoopTests:
-    """The loops of one task: by what each is tested, and which have ended.
+class StopTests:
+    """The loops in flight that a value ends, by node: by what each is tested, its last node, and where it is over.
 
-    cell: its name, for messages. nodes: of the task, [positions]. requests: whose each is, None where nobody waits.
-    Tests that are equal are called once for all their loops.
+    test_of: [nodes] the number of the test, NO_LOOP for nodes of no such loop. last: [nodes]. over: [nodes] whether the
+    loop has ended before the node. constants, is_constant: [tests] the integer at which a loop ends, for tests that are
+    one. Tests that are equal have one number, while a loop needs it, and are called once for all their loops.
     """
 
-    __slots__ = ("_base", "_cell", "_last", "_over", "_test_of", "_tests")
+    __slots__ = ("_free", "_numbers", "_tests", "_users", "constants", "is_constant", "last", "over", "test_of")
 
-    def __init__(self, cell: str, nodes: Nodes, requests: Sequence[InFlight | None]) -> None:
-        self._cell = cell
-        self._base = int(nodes.min())
-        size = int(nodes.max()) - self._base + 1
-        self._test_of = np.full(size, _UNKNOWN, np.int64)  # by node from `base`, as are the next two
-        self._last = np.zeros(size, np.int64)
-        self._over = np.zeros(size, np.bool_)
+    def __init__(self) -> None:
+        self.test_of = np.full(_FEWEST, NO_LOOP, np.int64)
+        self.last = np.zeros(_FEWEST, np.int64)
+        self.over = np.zeros(_FEWEST, np.bool_)
+        self.constants = np.zeros(0, np.int64)
+        self.is_constant = np.zeros(0, np.bool_)
         self._tests: list[Any] = []
-        places: dict[Any, int] = {}
-        for node, request in zip(nodes.tolist(), requests, strict=True):
-            at = node - self._base
-            if self._test_of[at] == _UNKNOWN:
-                self._learn(at, None if request is None else request.loop_at(node), places)
+        self._users: list[int] = []  # loops in flight, by test
+        self._free: list[int] = []
+        self._numbers: dict[Any, int] = {}
 
-    def _learn(self, at: int, found: tuple[int, Any] | None, places: dict[Any, int]) -> None:
-        """Note the loop of a node and of those after it. found: the request's own number of the node, and the loop."""
-        if found is None:
-            self._test_of[at] = _NO_LOOP
-            return
-        local, loop = found
-        last = at + loop.last - local
-        self._last[at : last + 1] = last
+    def enter(self, loops: Loops) -> None:
+        """These loops have their nodes, and none of their steps has run."""
+        for shift, loop in loops:
+            first, end = shift + loop.first, shift + loop.last + 1
+            if end > len(self.over):
+                self._fit(end)
+            self.test_of[first:end] = self._number_of(loop.until)
+            self.last[first:end] = end - 1
+            self.over[first:end] = False
+
+    def leave(self, loops: Loops) -> None:
+        """The request of these loops has ended; steps of it that still run are tested no more."""
+        for shift, loop in loops:
+            first = shift + loop.first
+            number = int(self.test_of[first])
+            self.test_of[first : shift + loop.last + 1] = NO_LOOP
+            self._users[number] -= 1
+            if self._users[number] == 0:
+                self._give_back(number)
+
+    def _fit(self, num_nodes: int) -> None:
+        more = max(num_nodes, 2 * len(self.over)) - len(self.over)
+        self.test_of = np.concatenate((self.test_of, np.full(more, NO_LOOP, np.int64)))
+        self.last = np.concatenate((self.last, np.zeros(more, np.int64)))
+        self.over = np.concatenate((self.over, np.zeros(more, np.bool_)))
+
+    def _number_of(self, until: Any) -> int:
+        """Return the number of a test that one more loop needs."""
         try:
-            place = places.setdefault(loop.until, len(self._tests))
+            number = self._numbers.get(until)
+            if number is None:
+                number = self._numbers[until] = self._added(until)
         except RAISED_BY_USERS:  # its own __hash__ or __eq__: it meets no other
-            place = len(self._tests)
-        if place == len(self._tests):
-            self._tests.append(loop.until)
-        self._test_of[at : last + 1] = place
+            number = self._added(until)
+        self._users[number] += 1
+        return number
+
+    def _added(self, until: Any) -> int:
+        is_constant = isinstance(until, int | np.integer) and -(2**63) <= until < 2**63
+        if self._free:
+            number = self._free.pop()
+            self._tests[number], self._users[number] = until, 0
+        else:
+            number = len(self._tests)
+            self._tests.append(until)
+            self._users.append(0)
+            self.constants = np.append(self.constants, np.int64(0))
+            self.is_constant = np.append(self.is_constant, False)
+        self.constants[number], self.is_constant[number] = until if is_constant else 0, is_constant
+        return number
+
+    def _give_back(self, number: int) -> None:
+        until, self._tests[number] = self._tests[number], None
+        self._free.append(number)
+        try:
+            if self._numbers.get(until) == number:
+                del self._numbers[until]
+        except RAISED_BY_USERS:  # it has never been there
+            pass
 
     def running(self, nodes: Nodes) -> NDArray[np.bool_]:
-        """Return which nodes of the task run: not those of loops that have ended before them."""
-        return ~self._over[nodes - self._base]
+        """Return which nodes of a task run: not those of loops that have ended before them."""
+        return ~self.over[nodes]
 
-    def apply(self, nodes: Nodes, values: Tensor) -> tuple[NDArray[np.bool_], Failures]:
+    def apply(self, cell: str, nodes: Nodes, values: Tensor) -> tuple[NDArray[np.bool_], Failures]:
         """Test loops after their steps at these nodes; those that stop, or come to their last node, have ended.
 
-        values: [nodes, *shape], what each loop looks at. Returns which have ended, [nodes], and the places at which the
-        test raised, with the reason. Where a test raises, it is tried again value by value, so that only the loops at
-        fault fail.
+        cell: its name, for messages. values: [nodes, *shape], what each loop looks at. Returns which have ended,
+        [nodes], and the places at which the test raised, with the reason. Where a test raises, it is tried again value
+        by value, so that only the loops at fault fail.
         """
-        at = nodes - self._base
-        tests = self._test_of[at]
-        ended: NDArray[np.bool_] = (tests >= 0) & (self._last[at] == at)
+        tests = self.test_of[nodes]
+        ended: NDArray[np.bool_] = (tests >= 0) & (self.last[nodes] == nodes)
         failed: list[tuple[int, str]] = []
         for number in np.unique(tests).tolist():
-            if number == _NO_LOOP:
+            if number == NO_LOOP:
                 continue
             until, mine = self._tests[number], np.flatnonzero(tests == number)
             try:
@@ -86,9 +129,10 @@ class LoopTests:
                     try:
                         ended[place : place + 1] |= _holds(until, values, np.array([place]))
                     except RAISED_BY_USERS as error:
-                        failed.append((place, f"until of cell {self._cell!r} raised {said_by(error)}"))
+                        failed.append((place, f"until of cell {cell!r} raised {said_by(error)}"))
         for place in [*np.flatnonzero(ended).tolist(), *(place for place, _ in failed)]:
-            self._over[at[place] + 1 : self._last[at[place]] + 1] = True
+            node = nodes[place]
+            self.over[node + 1 : self.last[node] + 1] = True
         return ended, tuple(failed)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,16 +37,28 @@ class StepsResult:
     skipped: NDArray[np.bool_] | None = None
 
 
+NO_LOOP: Final = -1
+"""Test of nodes that are of no loop that a value ends."""
+
+
 class LoopTests(Protocol):
-    """The stop tests of the loops of one task."""
+    """The stop tests of the loops in flight. See `batchmaker.engine.stop_tests.StopTests` for its arrays."""
+
+    test_of: NDArray[np.int64]
+    last: NDArray[np.int64]
+    over: NDArray[np.bool_]
+    constants: NDArray[np.int64]
+    is_constant: NDArray[np.bool_]
 
     def running(self, nodes: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which nodes of the task run: not those of loops that have ended before them."""
 
-    def apply(self, nodes: NDArray[np.int64], values: Tensor) -> tuple[NDArray[np.bool_], tuple[tuple[int, str], ...]]:
+    def apply(
+        self, cell: str, nodes: NDArray[np.int64], values: Tensor
+    ) -> tuple[NDArray[np.bool_], tuple[tuple[int, str], ...]]:
         """Test loops after their steps at these nodes. values: [nodes, *shape], what each loop looks at.
 
-        Returns which have ended, [nodes], and the places at which a test raised, with the reason.
+        cell: its name. Returns which have ended, [nodes], and the places at which a test raised, with the reason.
         """
 
 

@@ -7,7 +7,7 @@ only when the engine's thread lets go of it. With steps of less than a milliseco
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -36,15 +36,15 @@ class InlineExecutor(ComputingExecutor):
         self._tasks: deque[RunTask] = deque()
         self._running: RunningTask | None = None
         self._ready = False
-        self._tests_of: Callable[[RunTask], LoopTests] | None = None
+        self._tests: LoopTests | None = None
 
     @property
     def num_workers(self) -> int:
         return 1
 
-    def apply_stop_tests(self, tests_of: Callable[[RunTask], LoopTests]) -> None:
-        """Apply stop tests between the steps of a task. tests_of: makes those of one that has loops."""
-        self._tests_of = tests_of
+    def apply_stop_tests(self, tests: LoopTests) -> None:
+        """Apply these stop tests between the steps of a task."""
+        self._tests = tests
 
     def submit(self, task: RunTask) -> None:
         self._tasks.append(task)
@@ -60,8 +60,7 @@ class InlineExecutor(ComputingExecutor):
         task, first = self._tasks[0], 0
         try:
             if self._running is None:
-                tests = self._tests_of(task) if self._tests_of is not None and task.may_stop.any() else None
-                self._running = self._runner.begin(task, tests)
+                self._running = self._runner.begin(task, self._tests if task.may_stop.any() else None)
             first = self._running.num_finished
             result = self._running.advance()
         except RAISED_BY_USERS as error:  # rows that do not fit, memory: the task fails, nothing else

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
@@ -11,26 +12,49 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from batchmaker.cells.binding import BoundCell
+from batchmaker.executor.base import LoopTests
 from batchmaker.executor.tables import StateTables
 from batchmaker.graph.spec import ValueSpec
+from batchmaker.kernels.cpu.greedy import GreedyLoop
 from batchmaker.kernels.cpu.loop import LoopTask
-from batchmaker.scheduler.commands import Rows, RunTask, TableId
+from batchmaker.scheduler.commands import Rows, RunTask, TableId, TaskLanes
 
 _NONE: Final[Rows] = np.empty(0, np.int64)
 
 
-def run_in_loop(task: RunTask, cell: BoundCell, tables: StateTables) -> tuple[Tensor, ...] | None:
-    """Run all steps of a task, if that is the fastest way; return the values of its fetches.
+@dataclass(frozen=True, slots=True)
+class Looped:
+    """What a task has brought whose steps ran in one call.
+
+    fetched: values of its fetches. stopped, skipped: [positions] as in StepsResult, where stop tests were applied.
+    """
+
+    fetched: tuple[Tensor, ...]
+    stopped: NDArray[np.bool_] | None = None
+    skipped: NDArray[np.bool_] | None = None
+
+
+def run_in_loop(task: RunTask, cell: BoundCell, tables: StateTables, tests: LoopTests | None) -> Looped | None:
+    """Run all steps of a task, if that is the fastest way. tests: applied between them, if it has loops.
 
     None, with nothing written, where its steps have to run one by one: the cell is more than one recurrent step, some
-    step has no lanes, a loop may end between two steps, or an input is at fault.
+    step has no lanes, what ends a loop has to be asked between two steps, or an input is at fault.
     """
     lanes = task.lanes
-    if lanes is None or (task.num_steps > 1 and task.may_stop.any()):
+    if lanes is None:
         return None
     num_sequence = len(cell.inputs) - len(lanes.tables)
     loop = cell.split(num_sequence).loop_for(task.largest)
     if loop is None:
+        return None
+    if isinstance(loop, GreedyLoop):
+        looped, fetched = _described(task, lanes, cell, tables)
+        ended = loop.run(looped, task.nodes, tests)
+        if ended is None:
+            return None
+        values = _as_values(task, fetched, cell)
+        return Looped(values) if tests is None else Looped(values, *ended)
+    if task.num_steps > 1 and task.may_stop.any():
         return None
     source_tables = source_rows = _NONE
     inputs: tuple[NDArray[Any], ...] = ()
@@ -38,6 +62,20 @@ def run_in_loop(task: RunTask, cell: BoundCell, tables: StateTables) -> tuple[Te
         source_tables, source_rows = task.source_tables[loop.token], task.source_rows[loop.token]
     else:
         inputs = tuple([_inputs(task.source_tables[k], task.source_rows[k], tables) for k in range(num_sequence)])
+    looped, fetched = _described(task, lanes, cell, tables, source_tables, source_rows, inputs)
+    return Looped(_as_values(task, fetched, cell)) if loop.run(looped) else None
+
+
+def _described(
+    task: RunTask,
+    lanes: TaskLanes,
+    cell: BoundCell,
+    tables: StateTables,
+    source_tables: Rows = _NONE,
+    source_rows: Rows = _NONE,
+    inputs: tuple[NDArray[Any], ...] = (),
+) -> tuple[LoopTask, tuple[NDArray[Any], ...]]:
+    """Return a task as loops take it, and the rows that will hold its fetches."""
     keep_at, keep_rows, keep_tables = _NONE, _NONE, _NONE
     keep = task.keep
     if keep is not None and keep.positions is not None:
@@ -50,9 +88,7 @@ def run_in_loop(task: RunTask, cell: BoundCell, tables: StateTables) -> tuple[Te
         keep_at, keep_rows, keep_tables, tuple([f.positions for f in task.fetches]),
         tuple([f.output for f in task.fetches]), fetched,
     )  # fmt: skip
-    if not loop.run(looped):
-        return None
-    return tuple([_as_values(rows, outputs[f.output]) for rows, f in zip(fetched, task.fetches, strict=True)])
+    return looped, fetched
 
 
 def _inputs(of: Rows, rows: Rows, tables: StateTables) -> NDArray[Any]:
@@ -81,6 +117,10 @@ def _room(count: int, spec: ValueSpec) -> NDArray[Any]:
     return np.empty((count, *spec.shape), np.int16 if spec.dtype == "bfloat16" else spec.dtype)
 
 
-def _as_values(rows: NDArray[Any], spec: ValueSpec) -> Tensor:
-    values = torch.from_numpy(rows)
-    return values.view(torch.bfloat16) if spec.dtype == "bfloat16" else values
+def _as_values(task: RunTask, fetched: tuple[NDArray[Any], ...], cell: BoundCell) -> tuple[Tensor, ...]:
+    """Return rows as the values of the task's fetches."""
+    values = map(torch.from_numpy, fetched)
+    return tuple([
+        rows.view(torch.bfloat16) if cell.outputs[fetch.output].dtype == "bfloat16" else rows
+        for rows, fetch in zip(values, task.fetches, strict=True)
+    ])  # fmt: skip

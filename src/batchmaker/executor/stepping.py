@@ -56,8 +56,8 @@ class RunningTask:
     """A task while it is computed. num_finished: its steps that are."""
 
     __slots__ = (
-        "_bad", "_cell", "_ends", "_fetched", "_hoisted", "_sizes", "_skipped", "_stopped", "_tables", "_task",
-        "_tests", "_watched", "num_finished",
+        "_bad", "_cell", "_ends", "_fetched", "_hoisted", "_name", "_sizes", "_skipped", "_stopped", "_tables",
+        "_task", "_tests", "_watched", "num_finished",
     )  # fmt: skip
 
     def __init__(
@@ -66,6 +66,7 @@ class RunningTask:
         self._task = task
         self._sizes = cell_type.batch_sizes
         self._watched = cell_type.watched
+        self._name = cell_type.name
         self._cell = cell
         self._tables = tables
         self._tests = tests
@@ -81,9 +82,9 @@ class RunningTask:
         """Run steps for about REPORT_S, at least one, and return their result."""
         task, first = self._task, self.num_finished
         began = time.perf_counter()
-        if first == 0 and (fetched := run_in_loop(task, self._cell, self._tables)) is not None:
-            self.num_finished = task.num_steps
-            return StepsResult(task.task, 0, self.num_finished, fetched, (), time.perf_counter() - began)
+        if first == 0 and (looped := run_in_loop(task, self._cell, self._tables, self._tests)) is not None:
+            self.num_finished, busy_s = task.num_steps, time.perf_counter() - began
+            return StepsResult(task.task, 0, task.num_steps, looped.fetched, (), busy_s, looped.stopped, looped.skipped)
         if not self._ends:
             self._ends = task.ends.tolist()
             if self._tests is not None:
@@ -146,7 +147,7 @@ class RunningTask:
         if self._tests is not None and output == self._watched and len(rows):
             at = begin + positions[places]
             good = ~np.isin(at, [position for position, _ in failed])
-            ended, untested = self._tests.apply(self._task.nodes[at[good]], taken[torch.from_numpy(good)])
+            ended, untested = self._tests.apply(self._name, self._task.nodes[at[good]], taken[torch.from_numpy(good)])
             self._stopped[at[good][ended]] = True
             failed.extend((int(at[good][place]), reason) for place, reason in untested)
         if ran is None:

@@ -11,6 +11,7 @@ from typing import Any, Final, final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.kernels.cpu.greedy import GreedyLoop
 from batchmaker.kernels.cpu.loop import LoopTask, Plan, RecurrentLoop
 from batchmaker.kernels.cpu.steps import BLOCK, OWN, TILED
 from batchmaker.kernels.cpu.tiled import Rows
@@ -54,6 +55,32 @@ def choose(
     return faster
 
 
+def choose_greedy(
+    loop: GreedyLoop, step: Callable[[int], Callable[[], Any]], batch_sizes: Sequence[int]
+) -> NDArray[np.bool_]:
+    """As `choose`, for a greedy decoder: first how its recurrent step multiplies, then whether the whole is faster."""
+    choose(loop.recurrent, step, batch_sizes)
+    _greedy(loop, 1, 1)()  # compiled, or loaded
+    faster: dict[int, float] = {}
+    end_s = time.thread_time() + _ALL_S
+    for n in _sizes(batch_sizes[-1]):
+        num_steps = _num_steps(loop.recurrent, n)
+        looped, stepped = _least_s([_greedy(loop, n, num_steps), step(n)])
+        faster[n] = looped / (num_steps * stepped)
+        if time.thread_time() > end_s:
+            break
+    sizes = sorted(faster)
+    found: NDArray[np.bool_] = np.interp(np.arange(batch_sizes[-1] + 1), sizes, [faster[n] for n in sizes]) < 1
+    return found
+
+
+def _greedy(loop: GreedyLoop, n: int, num_steps: int) -> Callable[[], Any]:
+    task = example_task(loop.recurrent, n, num_steps)
+    task.state = loop.zeros(n)
+    task.move_tables = task.move_rows = np.zeros((loop.num_state, n), np.int64)
+    return lambda: loop.run(task, task.lanes, None)
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class _Times:
@@ -68,12 +95,16 @@ class _Times:
 def _times(loop: RecurrentLoop, step: Callable[[int], Callable[[], Any]], n: int) -> _Times:
     ways = loop.products.ways
     tried = [way for way in ways if n <= _OWN_ROWS or len(ways) == 1 or not _is_slow(loop, way)]
-    num_steps = 4 if n * loop.width * loop.hidden <= _SHORT else 1
+    num_steps = _num_steps(loop, n)
     px = loop.as_stored(np.random.default_rng(0).standard_normal((n * num_steps, loop.width), np.float32))
     task = example_task(loop, n, num_steps)
     calls = [*(_compiled(loop, way, task, px) for way in tried), _products(loop, task, px), step(n)]
     *compiled, products, stepped = _least_s(calls)
     return _Times(tried[compiled.index(min(compiled))], min(compiled), products, num_steps * stepped)
+
+
+def _num_steps(loop: RecurrentLoop, n: int) -> int:
+    return 4 if n * loop.width * loop.hidden <= _SHORT else 1
 
 
 def _is_slow(loop: RecurrentLoop, way: int) -> bool:

@@ -122,30 +122,31 @@ def can_loop(weights: Tensor) -> bool:
 class RecurrentLoop:
     """Runs tasks of a cell that is one recurrent step. Threads may run tasks at once, on lanes of their own.
 
-    hidden, width: units of the state and of all gates. num_state: parts of the state. products: the weights. plan:
-    how to compute what; `choice` finds the fastest.
+    kind: a number for the compiled loops. hidden, width: units of the state and of all gates. num_state: parts of the
+    state. products: the weights; bias: of the product. table: the projected input of each token, if there is one.
+    plan: how to compute what; `choice` finds the fastest.
     """
 
     def __init__(self, cell: LoopCell, functions: Library | None = None) -> None:
         self._cell = cell
-        self._kind = _KINDS[cell.kind]
+        self.kind = _KINDS[cell.kind]
         self.width, self.hidden = cell.weights.shape
         self.num_state = len(cell.state)
         self.products = Products(cell.weights, library() if functions is None else functions)
         self.plan = Plan(np.full(BLOCK + 1, self.products.ways[-1], np.int64), np.zeros(1, np.bool_), ())
         bias = torch.zeros(self.width) if cell.bias is None else cell.bias.detach().float()
-        self._bias: Floats = bias.contiguous().numpy()
+        self.bias: Floats = bias.contiguous().numpy()
         self._no_bias: Floats = np.zeros(self.width, np.float32)
-        self._table = None if cell.table is None else bits(cell.table.detach().contiguous())
+        self.table = None if cell.table is None else bits(cell.table.detach().contiguous())
         self._outputs: Ints = np.array(cell.outputs, np.int64)
         self._h, self._c = (cell.state.index(part) if part in cell.state else 0 for part in (0, 1))
         # Threads take a room from here and put it back; both are one operation under the interpreter's lock.
-        self._rooms: list[_Room] = []
+        self._rooms: list[Room] = []
 
     @property
     def token(self) -> int | None:
         """Which sequence input is the token of the folded table, the only one that is read; None without a table."""
-        return None if self._table is None else self._cell.token
+        return None if self.table is None else self._cell.token
 
     def run(self, task: LoopTask) -> bool:
         """Compute all steps of a task. False, with nothing written, if its inputs cannot be projected or a step has no
@@ -153,11 +154,9 @@ class RecurrentLoop:
 
         A token that has no row, for one: who computes step by step finds which it was.
         """
-        if self._table is not None:
+        if self.table is not None:
             tokens = task.inputs[self._cell.token] if task.inputs else None
-            return self.run_projected(
-                task, self._table, None if tokens is None else tokens.astype(np.int64, copy=False)
-            )
+            return self.run_projected(task, self.table, None if tokens is None else tokens.astype(np.int64, copy=False))
         try:
             with torch.no_grad():
                 px = self._cell.project(task.inputs)
@@ -178,34 +177,34 @@ class RecurrentLoop:
 
     def run_compiled(self, task: LoopTask, px: Rows, tokens: Ints | None, ways: Ints) -> bool:
         """As run_projected, in one compiled call. ways: how to multiply n rows, for n up to BLOCK."""
-        room, products = self._room(), self.products
-        copies = self._copies(task, room)
+        room, products = self.room(), self.products
+        copies = room.copies_of(task, self._cell.outputs)
         if tokens is None:
             tokens = room.tokens_of(len(task.lanes))
         done = run_steps(
-            self._kind, task.ends, task.used, task.lanes, tokens, task.source_tables, task.source_rows, px,
+            self.kind, task.ends, task.used, task.lanes, tokens, task.source_tables, task.source_rows, px,
             task.state[self._h], task.state[self._c], task.tables, *self._moves(task), task.keep_at, task.keep_rows,
-            task.keep_tables, self._outputs, copies, products.w, self._bias, products.addresses, ways, *room.arrays,
+            task.keep_tables, self._outputs, copies, products.w, self.bias, products.addresses, ways, *room.arrays,
         )  # fmt: skip
-        self._rooms.append(room)
+        self.give_back(room)
         return done
 
     def run_products(self, task: LoopTask, px: Rows, tokens: Ints | None) -> bool:
         """As run_projected, with PyTorch's product between two compiled calls for each step."""
-        room = self._room()
-        copies = self._copies(task, room)
+        room = self.room()
+        copies = room.copies_of(task, self._cell.outputs)
         if tokens is None:
             tokens = room.tokens_of(len(task.lanes))
         if done := begin_task(
-            task.used, tokens, task.source_tables, task.source_rows, len(px), task.tables, copies, self._outputs,
-            task.keep_at, task.keep_rows, task.keep_tables,
+            task.used, tokens, task.source_tables, task.source_rows, len(px), task.state[self._h], task.state[self._c],
+            task.tables, copies, self._outputs, task.keep_at, task.keep_rows, task.keep_tables,
         ):  # fmt: skip
             with torch.no_grad():
                 self._run_each(task, px, tokens, copies, room)
-        self._rooms.append(room)
+        self.give_back(room)
         return done
 
-    def _run_each(self, task: LoopTask, px: Rows, tokens: Ints, copies: Ints, room: _Room) -> None:
+    def _run_each(self, task: LoopTask, px: Rows, tokens: Ints, copies: Ints, room: Room) -> None:
         h, c, moves = task.state[self._h], task.state[self._c], self._moves(task)
         states = self.zeros(self._padded(task.largest))
         given = torch.from_numpy(states)
@@ -213,9 +212,9 @@ class RecurrentLoop:
             given = given.view(torch.bfloat16)
         first = move = 0
         for last in task.ends.tolist():
-            move = begin_step(self._kind, first, last, move, task.lanes, task.tables, *moves, h, c, states)
+            move = begin_step(self.kind, first, last, move, task.lanes, task.tables, *moves, h, c, states)
             made = bits(self._cell.product(given[: self._padded(last - first)]))
-            end_step(self._kind, first, last, task.lanes, tokens, px, h, c, copies, self._no_bias, made, *room.arrays)
+            end_step(self.kind, first, last, task.lanes, tokens, px, h, c, copies, self._no_bias, made, *room.arrays)
             first = last
 
     def _moves(self, task: LoopTask) -> tuple[Ints, Ints, Ints, Ints, Ints]:
@@ -223,12 +222,16 @@ class RecurrentLoop:
         tables, rows, h, c = task.move_tables, task.move_rows, self._h, self._c
         return task.move_at, tables[h], rows[h], tables[c], rows[c]
 
-    def _room(self) -> _Room:
-        """Return room for a call, which is given back to _rooms."""
+    def room(self) -> Room:
+        """Return room for a call, which is given back after it."""
         try:
             return self._rooms.pop()
         except IndexError:
-            return _Room(self.hidden, self.width, self.products.w.dtype)
+            return Room(self.hidden, self.width, self.products.w.dtype)
+
+    def give_back(self, room: Room) -> None:
+        """Keep room for the next call."""
+        self._rooms.append(room)
 
     def _padded(self, count: int) -> int:
         """Return the size at which so many rows are multiplied by PyTorch."""
@@ -244,20 +247,9 @@ class RecurrentLoop:
         """Return values in the cell's dtype."""
         return values if self.products.w.dtype == np.float32 else bits(torch.from_numpy(values).bfloat16())
 
-    def _copies(self, task: LoopTask, room: _Room) -> Ints:
-        """Return room for the copies of a task, of which the fetches are noted.
-
-        `task` keeps alive what the addresses in it are of.
-        """
-        kept = len(task.keep_tables)
-        copies = room.copies_of(kept + len(task.fetched))
-        for i, values in enumerate(task.fetched):
-            note_copy(copies, kept + i, self._cell.outputs[task.fetch_of[i]], task.fetch_at[i], values)
-        return copies
-
 
 @final
-class _Room:
+class Room:
     """What a call of run_steps works in. arrays: g, a, narrow and t."""
 
     __slots__ = ("_copies", "_tokens", "arrays")
@@ -277,8 +269,16 @@ class _Room:
             self._tokens = np.empty(2 * count, np.int64)
         return self._tokens[:count]
 
-    def copies_of(self, count: int) -> Ints:
-        """Return room for so many copies."""
+    def copies_of(self, task: LoopTask, outputs: Sequence[int]) -> Ints:
+        """Return room for the copies of a task, of which the fetches are noted. outputs: which part each output is.
+
+        `task` keeps alive what the addresses in it are of.
+        """
+        kept = len(task.keep_tables)
+        count = kept + len(task.fetched)
         if len(self._copies) < count:
             self._copies = np.empty((2 * count, COPY_FIELDS), np.int64)
-        return self._copies[:count]
+        copies = self._copies[:count]
+        for i, values in enumerate(task.fetched):
+            note_copy(copies, kept + i, outputs[task.fetch_of[i]], task.fetch_at[i], values)
+        return copies

@@ -73,18 +73,18 @@ def library() -> Library:
 class Products:
     """The recurrent weights [gates * hidden, hidden], float32 or bfloat16, ready for every way that there is here.
 
-    w: [hidden, gates * hidden], bfloat16 as int16: as tiles where they fit, else their transpose for own loops.
-    ways: numbers of the ways. addresses: what the compiled loop
-    needs to call the library; valid as long as this object lives.
+    w: [hidden, gates * hidden], bfloat16 as int16: as tiles where they fit and there are gates (`tiles`), else their
+    transpose for own loops. ways: numbers of the ways. addresses: what the compiled loop needs to call the library;
+    valid as long as this object lives.
     """
 
-    def __init__(self, weights: Tensor, functions: Library) -> None:
+    def __init__(self, weights: Tensor, functions: Library, *, tiles: bool = True) -> None:
         weights = weights.detach()
         transposed = bits(weights.t().contiguous())
         self.addresses: Ints = np.zeros(NUM_ADDRESSES, np.int64)
         self._kept: list[Any] = []
         width, hidden = weights.shape
-        if fits_tiles(hidden, width // hidden):
+        if tiles and fits_tiles(hidden, width // hidden):
             self.w, self.ways = tiled(bits(weights.contiguous())), [TILED]
             self.addresses[TILES] = self.w.ctypes.data
         else:

@@ -34,9 +34,10 @@ OWN, PACKED, BF16, TILED = range(4)
 BLOCK: Final = 64
 """Most rows that are multiplied at once: their gates stay in the second cache."""
 
-NEXT_AT, COUNT, AT, ROWS, PART, TARGET, COPY_FIELDS = range(7)
+NEXT_AT, COUNT, AT, ROWS, PART, TARGET, SOURCE, ROW_BYTES, COPY_FIELDS = range(9)
 """Fields of a copy: the next of its positions, how many there are, the address of the positions, that of the rows that
-they go to (0: one after the other), what is copied (0: h, 1: c), and the address that row 0 goes to."""
+they go to (0: one after the other), what is copied (0: h, 1: c, 2: the token that was chosen), and the address that
+row 0 goes to; where the first lane is, and the bytes of a row."""
 
 SGEMM, WEIGHTS, BF16_GEMM, BF16_WEIGHTS, SET_THREADS, TILES, NUM_ADDRESSES = range(7)
 """Addresses of functions and weights; 0 where there is none."""
@@ -192,7 +193,7 @@ def enter(
 
 @compiled
 def note_copy(copies: Ints, i: int, part: int, at: Ints, target: Rows) -> None:
-    """Let copy i be that of h (part 0) or c (1) at positions `at` to the rows of the target, one after the other.
+    """Let copy i be that of a part of the state at positions `at` to the rows of the target, one after the other.
 
     Nothing keeps the arrays alive: copies hold their addresses.
     """
@@ -217,18 +218,31 @@ def note_kept(copies: Ints, tables: Ints, outputs: Ints, keep_at: Ints, keep_row
 
 
 @compiled_part
-def hand_out(copies: Ints, last: int, lanes: Ints, h: Rows, c: Rows) -> None:
-    """Copy the outputs of positions below `last` to where they are wanted, from where the last call left off."""
-    row_bytes = h.shape[1] * h.itemsize
+def note_source(copies: Ints, part: int, state: Rows) -> None:
+    """Let copies of a part of the state be from these rows, one for each lane."""
+    row_bytes = state.itemsize * (state.size // len(state))
     for i in range(len(copies)):
-        k = copies[i, NEXT_AT]
-        begin = c.ctypes.data if copies[i, PART] else h.ctypes.data
+        if copies[i, PART] == part:
+            copies[i, SOURCE] = state.ctypes.data
+            copies[i, ROW_BYTES] = row_bytes
+
+
+@compiled_part
+def hand_out(copies: Ints, last: int, lanes: Ints) -> None:
+    """Copy the outputs of positions below `last` to where they are wanted, from where the last call left off.
+
+    lanes: below 0 for positions that did not run; nothing is copied for them.
+    """
+    for i in range(len(copies)):
+        k, row_bytes = copies[i, NEXT_AT], copies[i, ROW_BYTES]
         while k < copies[i, COUNT]:
             position = int64_at(copies[i, AT], k)
             if position >= last:
                 break
-            row = int64_at(copies[i, ROWS], k) if copies[i, ROWS] else k
-            copy_bytes(copies[i, TARGET] + row * row_bytes, begin + lanes[position] * row_bytes, row_bytes)
+            lane = lanes[position]
+            if lane >= 0:
+                row = int64_at(copies[i, ROWS], k) if copies[i, ROWS] else k
+                copy_bytes(copies[i, TARGET] + row * row_bytes, copies[i, SOURCE] + lane * row_bytes, row_bytes)
             k += 1
         copies[i, NEXT_AT] = k
 
@@ -247,8 +261,8 @@ def gather(how: int, n: int, lanes: Ints, first: int, h: Rows, a: Floats, narrow
 
 @compiled_part
 def prepare(
-    used: Flags, tokens: Ints, of: Ints, rows: Ints, num_rows: int, tables: Ints, copies: Ints, outputs: Ints,
-    keep_at: Ints, keep_rows: Ints, keep_tables: Ints,
+    used: Flags, tokens: Ints, of: Ints, rows: Ints, num_rows: int, h: Rows, c: Rows, tables: Ints, copies: Ints,
+    outputs: Ints, keep_at: Ints, keep_rows: Ints, keep_tables: Ints,
 ) -> bool:  # fmt: skip
     """Read the tokens from their tables (0: zeros) and note the copies; False if the task cannot be computed here."""
     outside = 0
@@ -259,6 +273,8 @@ def prepare(
     for p in range(len(tokens)):
         outside += tokens[p] < 0 or tokens[p] >= num_rows
     note_kept(copies, tables, outputs, keep_at, keep_rows, keep_tables)
+    note_source(copies, 0, h)
+    note_source(copies, 1, c)
     return outside == 0
 
 
@@ -277,7 +293,7 @@ def run_steps(
     w: [hidden, gates * hidden]. ways: how to multiply so many rows, up to BLOCK. g, a, narrow: room for BLOCK rows of
     gates and of state (or more), in float32 and as stored. t: room for the gates of a row. The rest is as in LoopTask.
     """
-    if not prepare(used, tokens, of, rows, len(px), tables, copies, outputs, keep_at, keep_rows, keep_tables):
+    if not prepare(used, tokens, of, rows, len(px), h, c, tables, copies, outputs, keep_at, keep_rows, keep_tables):
         return False
     threads = call_with_number(addresses[SET_THREADS], 1) if addresses[SET_THREADS] else 0
     first = move = blocks = 0
@@ -294,7 +310,7 @@ def run_steps(
                 finish(kind, n, first, lanes, tokens, px, bias, g, a, t, h, c)
             first += n
             blocks += 1
-        hand_out(copies, last, lanes, h, c)
+        hand_out(copies, last, lanes)
     if addresses[SET_THREADS]:
         call_with_number(addresses[SET_THREADS], threads)
     return True
@@ -302,11 +318,11 @@ def run_steps(
 
 @compiled
 def begin_task(
-    used: Flags, tokens: Ints, of: Ints, rows: Ints, num_rows: int, tables: Ints, copies: Ints, outputs: Ints,
-    keep_at: Ints, keep_rows: Ints, keep_tables: Ints,
+    used: Flags, tokens: Ints, of: Ints, rows: Ints, num_rows: int, h: Rows, c: Rows, tables: Ints, copies: Ints,
+    outputs: Ints, keep_at: Ints, keep_rows: Ints, keep_tables: Ints,
 ) -> bool:  # fmt: skip
     """As `prepare`, before somebody else multiplies for each step between begin_step and end_step."""
-    return prepare(used, tokens, of, rows, num_rows, tables, copies, outputs, keep_at, keep_rows, keep_tables)
+    return prepare(used, tokens, of, rows, num_rows, h, c, tables, copies, outputs, keep_at, keep_rows, keep_tables)
 
 
 @compiled_arithmetic
@@ -335,4 +351,4 @@ def end_step(
                 g[b, j] = widened(made[begin - first + b, j])
         gather(OWN, n, lanes, begin, h, a, narrow)
         finish(kind, n, begin, lanes, tokens, px, bias, g, a, t, h, c)
-    hand_out(copies, last, lanes, h, c)
+    hand_out(copies, last, lanes)

@@ -1,0 +1,160 @@
+"""The steps of a task of greedy decoders, compiled: a recurrent step, the scores of all tokens, the best is read next.
+
+Loops that come to the token that ends them are left out of the steps that follow, as the stop tests between steps would
+leave them out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from batchmaker.compiled import compiled_arithmetic, compiled_part
+from batchmaker.kernels.cpu.machine import call_with_number, int64_at, rounded, widened, zero_bytes
+from batchmaker.kernels.cpu.steps import (
+    AT,
+    BLOCK,
+    COUNT,
+    ROW_BYTES,
+    ROWS,
+    SET_THREADS,
+    TARGET,
+    TILED,
+    TILES,
+    Flags,
+    enter,
+    finish,
+    gather,
+    hand_out,
+    multiply,
+    note_kept,
+    note_source,
+)
+from batchmaker.kernels.cpu.tiled import Floats, Ints, Rows, run_tiles
+
+
+@compiled_part
+def best(scores: Floats, b: int, bias: Floats, like: Any) -> int:
+    """Return where scores[b] + bias, rounded as `like` is, is the greatest: the first such place, or that of a NaN."""
+    place = 0
+    most = widened(rounded(scores[b, 0] + bias[0], like))
+    for j in range(1, len(bias)):
+        score = widened(rounded(scores[b, j] + bias[j], like))
+        if score > most or (score != score and most == most):
+            place, most = j, score
+    return place
+
+
+@compiled_part
+def can_decode(
+    used: Flags, nodes: Ints, num_tokens: int, tables: Ints, said_from: Ints, said_rows: Ints, test_of: Ints,
+    is_constant: Flags,
+) -> bool:  # fmt: skip
+    """Whether every step has lanes, every token that is brought has a row, and every stop test is a number."""
+    outside = 0
+    for s in range(len(used)):
+        outside += not used[s]
+    for i in range(len(said_from)):
+        token = int64_at(tables[said_from[i]], said_rows[i]) if said_from[i] else 0
+        outside += token < 0 or token >= num_tokens
+    if len(test_of):
+        for node in nodes:
+            test = test_of[node]
+            outside += test >= 0 and not is_constant[test]
+    return outside == 0
+
+
+@compiled_part
+def clear_skipped(copies: Ints, lanes: Ints) -> None:
+    """Let what is fetched of positions that did not run be zero."""
+    for i in range(len(copies)):
+        row_bytes = copies[i, ROW_BYTES]
+        if not copies[i, ROWS]:
+            for k in range(copies[i, COUNT]):
+                if lanes[int64_at(copies[i, AT], k)] < 0:
+                    zero_bytes(copies[i, TARGET] + k * row_bytes, row_bytes)
+
+
+@compiled_part
+def end_loops(
+    first: int, last: int, nodes: Ints, places: Ints, said: Ints, test_of: Ints, last_of: Ints, over: Flags,
+    constants: Ints, stopped: Flags,
+) -> None:  # fmt: skip
+    """Note which loops have ended with the step of positions first to last, of which those with a place ran."""
+    for p in range(first, last):
+        node = nodes[p]
+        if places[p] < 0 or test_of[node] < 0:
+            continue
+        if last_of[node] == node or said[places[p]] == constants[test_of[node]]:
+            stopped[p] = True
+            for after in range(node + 1, last_of[node] + 1):
+                over[after] = True
+
+
+@compiled_arithmetic
+def run_greedy(
+    kind: int, ends: Ints, used: Flags, lanes: Ints, nodes: Ints, px: Rows, h: Rows, c: Rows, said: Ints, tables: Ints,
+    move_at: Ints, h_from: Ints, h_rows: Ints, c_from: Ints, c_rows: Ints, said_from: Ints, said_rows: Ints,
+    keep_at: Ints, keep_rows: Ints, keep_tables: Ints, outputs: Ints, copies: Ints, w: Rows, bias: Floats,
+    addresses: Ints, ways: Ints, g: Floats, a: Floats, narrow: Rows, t: Floats, out_w: Rows, out_bias: Floats,
+    out_addresses: Ints, out_way: int, scores: Floats, places: Ints, test_of: Ints, last_of: Ints, over: Flags,
+    constants: Ints, is_constant: Flags, stopped: Flags, skipped: Flags,
+) -> bool:  # fmt: skip
+    """Compute all steps of a task; False, with nothing written, if it has to be computed step by step.
+
+    said: [lanes] the token of each lane, read and written. said_from, said_rows: as h_from and h_rows. outputs: 0 for
+    h, 1 for c, 2 for the token. out_w: [hidden, tokens], out_bias: [tokens], how they are multiplied: out_way. scores:
+    room for those of BLOCK rows. nodes: [positions]; test_of, last_of, over: by node as StopTests has them, constants,
+    is_constant by test; all empty if no value ends a loop here. stopped, skipped: [positions], false, written. places:
+    room for as many. The rest is as in run_steps.
+    """
+    if not can_decode(used, nodes, len(px), tables, said_from, said_rows, test_of, is_constant):
+        return False
+    note_kept(copies, tables, outputs, keep_at, keep_rows, keep_tables)
+    note_source(copies, 0, h)
+    note_source(copies, 1, c)
+    note_source(copies, 2, said)
+    threads = call_with_number(addresses[SET_THREADS], 1) if addresses[SET_THREADS] else 0
+    now, read = places[len(lanes) :], places[len(lanes) + BLOCK :]
+    first = move = next_said = blocks = 0
+    for last in ends:
+        move = enter(kind, move, last, lanes, tables, move_at, h_from, h_rows, c_from, c_rows, h, c)
+        while next_said < move:
+            source = said_from[next_said]
+            said[lanes[move_at[next_said]]] = int64_at(tables[source], said_rows[next_said]) if source else 0
+            next_said += 1
+        p = first
+        while p < last:
+            n = 0
+            while n < BLOCK and p < last:
+                places[p] = lanes[p]
+                if len(over) and over[nodes[p]]:
+                    places[p] = -1
+                    skipped[p] = True
+                else:
+                    now[n], read[n] = lanes[p], said[lanes[p]]
+                    n += 1
+                p += 1
+            if n == 0:
+                continue
+            how = ways[n]
+            gather(how, n, now, 0, h, a, narrow)
+            if how == TILED:
+                run_tiles(
+                    kind, n, 0, blocks % 2 == 1, now, read[:n], px, bias, addresses[TILES], a, g, h, c, w
+                )  # fmt: skip
+            else:
+                multiply(how, n, a, narrow, w, addresses, g)
+                finish(kind, n, 0, now, read, px, bias, g, a, t, h, c)
+            gather(out_way, n, now, 0, h, a, narrow)
+            multiply(out_way, n, a, narrow, out_w, out_addresses, scores)
+            for b in range(n):
+                said[now[b]] = best(scores, b, out_bias, h[0, 0])
+            blocks += 1
+        hand_out(copies, last, places)
+        if len(over):
+            end_loops(first, last, nodes, places, said, test_of, last_of, over, constants, stopped)
+        first = last
+    clear_skipped(copies, places)
+    if addresses[SET_THREADS]:
+        call_with_number(addresses[SET_THREADS], threads)
+    return True
