@@ -2,7 +2,7 @@
 
 Graphs that arrive together are taken together. Those that have been here before, as the same objects, are written from
 what was noted then (`copies`). Of the others the arrays are joined end to end, and what follows works on the joined
-arrays: the cost of a graph is a share of a few array operations, however many graphs there are.
+arrays, in compiled loops (`edges`): a graph costs a few microseconds, and a fraction of one for each of its nodes.
 
 Two numberings: a *place* is a position in the joined arrays; a node number is where the node lives in the arena.
 """
