@@ -43,16 +43,6 @@ def from_host(num_ports: int, count: int) -> tuple[NodeArray, NDArray[np.int16]]
     return (_from_host if count <= MAX_SHARED else _from_host.__wrapped__)(num_ports, count)
 
 
-def read_outputs(unread: int, first: int, num_parts: int, arity: int, count: int) -> NDArray[np.int16]:
-    """Return which outputs nodes read of their children: [unread + arity * num_parts, count] int16.
-
-    The first `unread` inputs are 0; then come, of each child in order, the outputs from `first` on, one for each part
-    of a state.
-    """
-    make = _read_outputs if count <= MAX_SHARED else _read_outputs.__wrapped__
-    return make(unread, first, num_parts, arity, count)
-
-
 @lru_cache(maxsize=1024)
 def numbers(given: tuple[int, ...]) -> NDArray[np.int64]:
     """Return numbers as an array [count] int64."""
@@ -73,10 +63,3 @@ def _of_type(type_id: int, count: int) -> NDArray[np.int16]:
 @lru_cache(maxsize=2048)
 def _from_host(num_ports: int, count: int) -> tuple[NodeArray, NDArray[np.int16]]:
     return np.full((num_ports, count), HOST), np.zeros((num_ports, count), np.int16)
-
-
-@lru_cache(maxsize=2048)
-def _read_outputs(unread: int, first: int, num_parts: int, arity: int, count: int) -> NDArray[np.int16]:
-    outputs = np.zeros((unread + arity * num_parts, count), np.int16)
-    outputs[unread:] = np.tile(np.arange(first, first + num_parts), arity)[:, None]
-    return outputs

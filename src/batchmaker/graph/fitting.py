@@ -27,8 +27,10 @@ def foreign(where: str) -> InvalidRequestError:
 def common_length(cell: CellType, arguments: Sequence[SequenceArgument]) -> int:
     """Return how many elements each of the sequences has. InvalidRequestError unless there are some in each."""
     length = len(arguments[0]) if arguments else 0
-    if len(arguments) != 1 and len(lengths := {len(argument) for argument in arguments}) != 1:
-        raise InvalidRequestError(f"cell {cell.name!r}: sequences of different lengths {sorted(lengths)}")
+    for argument in arguments[1:]:
+        if len(argument) != length:
+            lengths = sorted({len(argument) for argument in arguments})
+            raise InvalidRequestError(f"cell {cell.name!r}: sequences of different lengths {lengths}")
     if length == 0:
         raise InvalidRequestError(f"cell {cell.name!r}: the sequence is empty; at least one element is needed")
     return length

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from batchmaker.errors import InvalidRequestError, ModelError, NodeLimitError
 from batchmaker.graph.calls import LAID_OUT, Calls, Layout, host_input
 from batchmaker.graph.cell_graph import HOST, ZERO, CellGraph, Fetch, HostInput, NodeBlock, Run
-from batchmaker.graph.constants import ascending, from_host, nodes_of, of_type, read_outputs
+from batchmaker.graph.constants import ascending, from_host, nodes_of, of_type
 from batchmaker.graph.fitting import common_length, foreign, misfit
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.graph.trees import (
@@ -25,7 +25,6 @@ from batchmaker.graph.trees import (
     TreePart,
     check_parts,
     fill_children,
-    fill_tree,
     leaves_at,
     specs_of,
 )
@@ -107,40 +106,6 @@ class Recorder:
         count, cell = check_parts(parts), parts[0].cell
         common_length(cell, leaves)
         first = self._claim(count, cell)
-        if len(parts) == 1 and isinstance(parts[0].places, slice):
-            block = self._whole_tree(first, leaves, parts[0])
-        else:
-            block = self._parted_tree(first, count, leaves, parts)
-        self._add_block(block, {part.cell.type_id for part in parts}, plain=block.connected)
-        return self._sequences(block, cell)
-
-    def _whole_tree(self, first: int, leaves: Sequence[SequenceArgument], part: TreePart) -> NodeBlock:
-        """Return the block of a tree of one part, whose nodes stand in order."""
-        cell, inputs, (count, arity) = part.cell, part.inputs, part.children.shape
-        own = part.child_outputs(leaves)
-        self._check_children(part, leaves)
-        at, num_ports = leaves_at(leaves), len(cell.inputs)
-        sources = np.empty((num_ports, count), np.int64)
-        if not inputs and tuple(own) == at.read:
-            outputs = read_outputs(0, own.start, len(own), arity, count)  # which is what will be written there
-        else:
-            sources[: len(inputs)] = HOST
-            outputs = np.zeros((num_ports, count), np.int16)
-        num_reads, connected = fill_tree(
-            sources, outputs, part.children, at.nodes, at.outputs, at.count, first, len(inputs), own.start
-        )
-        if num_reads < 0:
-            raise part.fault(-1 - num_reads, count, at.count)
-        block = NodeBlock(first, of_type(cell.type_id, count), sources, outputs, connected)
-        self._fill(block, cell, part.places, inputs)
-        if num_reads > 0:
-            self._give_leaves(first, part, leaves)
-        return block
-
-    def _parted_tree(
-        self, first: int, count: int, leaves: Sequence[SequenceArgument], parts: Sequence[TreePart]
-    ) -> NodeBlock:
-        """Return the block of a tree of so many nodes, each of which is in one of the parts."""
         at, is_child = leaves_at(leaves), np.zeros(count, np.bool_)
         block = _empty_block(first, count, max([len(part.cell.inputs) for part in parts]))
         for part in parts:
@@ -153,10 +118,11 @@ class Recorder:
             if num_reads < 0:
                 raise part.fault(-1 - num_reads, count, at.count)
             self._fill(block, part.cell, part.places, part.inputs)
-            if num_reads > 0:
+            if at.has_data and num_reads > 0:
                 self._give_leaves(first, part, leaves)
-        block.connected = len(parts) == 1 and bool(np.count_nonzero(is_child) == count - 1)
-        return block
+        block.connected = len(parts) == 1 and np.count_nonzero(is_child) == count - 1
+        self._add_block(block, {part.cell.type_id for part in parts}, plain=block.connected)
+        return self._sequences(block, cell)
 
     def run(
         self,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from batchmaker.compiled import compiled
 from batchmaker.errors import InvalidRequestError, ShapeError
 from batchmaker.graph.cell_graph import HOST
-from batchmaker.graph.constants import numbers, one_column
+from batchmaker.graph.constants import ascending, numbers, one_column
 from batchmaker.graph.spec import CellType, ValueSpec
 from batchmaker.graph.values import HostValues, NodeArray, ValueSequence
 
@@ -41,7 +41,7 @@ class TreePart:
     @property
     def numbers(self) -> NodeArray:
         """Where the nodes are, as numbers."""
-        return np.arange(self.count) if isinstance(self.places, slice) else self.places
+        return ascending(0, self.count) if isinstance(self.places, slice) else self.places
 
     def fault(self, row: int, num_nodes: int, num_leaves: int) -> InvalidRequestError:
         """Return the error of a row whose place or children cannot be, in a tree of so many nodes and leaves."""
@@ -106,13 +106,13 @@ class Leaves:
 
     nodes: [parts of a state, leaves] the node of each leaf, or HOST; [parts of a state, 1], where the leaves follow
     each other, that of the first. outputs: [parts of a state] which of its outputs. count: how many leaves there are.
-    read: the outputs, where no leaf is data.
+    has_data: whether parts of them came with the request.
     """
 
     nodes: NodeArray
     outputs: NodeArray
     count: int
-    read: tuple[int, ...]
+    has_data: bool
 
 
 def specs_of(leaves: Sequence[SequenceArgument]) -> tuple[ValueSpec, ...]:
@@ -133,57 +133,10 @@ def leaves_at(leaves: Sequence[SequenceArgument]) -> Leaves:
         known = leaf.numbers
         if type(known) is range and known.step == 1:
             firsts.append(known.start)
-    given = tuple(outputs)
-    read = () if has_data else given
     if len(firsts) == len(leaves):
-        return Leaves(one_column(tuple(firsts)), numbers(given), count, read)
+        return Leaves(one_column(tuple(firsts)), numbers(tuple(outputs)), count, has_data)
     nodes = [np.full(count, HOST) if isinstance(leaf, HostValues) else leaf.nodes for leaf in leaves]
-    return Leaves(np.array(nodes), numbers(given), count, read)
-
-
-@compiled
-def fill_tree(
-    sources: NDArray[np.int64],
-    outputs: NDArray[np.int16],
-    children: NDArray[np.int64],
-    leaf_nodes: NDArray[np.int64],
-    leaf_outputs: NDArray[np.int64],
-    num_leaves: int,
-    first: int,
-    port: int,
-    output: int,
-) -> tuple[int, bool]:
-    """Write what the nodes of a tree read of their children where all of them are calls of one cell, in order.
-
-    sources, outputs: [ports, nodes] of the tree's block, whose first node is `first`. leaf_nodes, leaf_outputs,
-    num_leaves: see Leaves. port: the first input that takes a child's state; output: the first of a node that is its
-    state. Returns how often a child is a leaf, and whether the nodes hang together; -1 - row, where a child is no leaf
-    and no node before its parent.
-    """
-    num_nodes, arity = children.shape
-    num_parts, dense = len(leaf_nodes), leaf_nodes.shape[1] == num_leaves
-    is_child = np.zeros(num_nodes, np.bool_)
-    uses = num_children = 0
-    for row in range(num_nodes):
-        at = port
-        for k in range(arity):
-            child = children[row, k]
-            if child < 0 or child >= num_leaves + row:
-                return -1 - row, False
-            is_leaf = child < num_leaves
-            uses += is_leaf
-            if not is_leaf and not is_child[child - num_leaves]:
-                is_child[child - num_leaves] = True
-                num_children += 1
-            for part in range(num_parts):
-                if not is_leaf:
-                    sources[at, row] = first + child - num_leaves
-                    outputs[at, row] = output + part
-                else:
-                    sources[at, row] = _leaf(leaf_nodes, part, child, dense)
-                    outputs[at, row] = leaf_outputs[part]
-                at += 1
-    return uses, num_children == num_nodes - 1
+    return Leaves(np.array(nodes), numbers(tuple(outputs)), count, has_data)
 
 
 @compiled
@@ -204,9 +157,11 @@ def fill_children(
 ) -> int:
     """Write what the nodes of a part are and read of their children; return how often that is a leaf.
 
-    types, sources, outputs: the tree's block; types are -1 where no part has written. is_child: [nodes], marked here.
-    places: where the nodes of the part are. The rest is as for `fill_tree`. Returns -1 - row where a place is not to be
-    had, or a child is no leaf and no node before its parent.
+    types [nodes], sources, outputs [ports, nodes]: the tree's block, whose first node is `first`; types are -1 where no
+    part has written. is_child: [nodes], marked here. places: [count] where the nodes of the part are. children: [count,
+    arity]. leaf_nodes, leaf_outputs, num_leaves: see Leaves. port: the first input that takes a child's state; output:
+    the first of a node that is its state. Returns -1 - row where a place is not to be had, or a child is no leaf and no
+    node before its parent.
     """
     num_parts, dense = len(leaf_nodes), leaf_nodes.shape[1] == num_leaves
     uses = 0

@@ -2,7 +2,7 @@
 
 Graphs that arrive together are taken together. Those that have been here before, as the same objects, are written from
 what was noted then (`copies`). Of the others the arrays are joined end to end, and what follows works on the joined
-arrays: the cost of a graph is a share of a few array operations, however many graphs there are.
+arrays, in compiled loops (`edges`): a graph costs a few microseconds, and a fraction of one for each of its nodes.
 
 Two numberings: a *place* is a position in the joined arrays; a node number is where the node lives in the arena.
 """
@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from batchmaker.compiled import compiled
 from batchmaker.graph.cell_graph import HOST, ZERO, CellGraph, NodeBlock
 from batchmaker.graph.spec import CellType
-from batchmaker.scheduler.arena import DONE, Arena
+from batchmaker.scheduler.arena import Arena
 from batchmaker.scheduler.commands import ZERO_TABLE, Reserve, TableId
 from batchmaker.scheduler.copies import GraphCopies
+from batchmaker.scheduler.edges import count_edges, enter, feed, write_edges
 from batchmaker.scheduler.numbering import Extent, LocalNumbers, Locator, SubgraphNumbers
 from batchmaker.scheduler.rows import Tables
 
@@ -56,7 +57,7 @@ class Admission:
         self._tables = tables
         self._plan_rows = plan_rows
         self._cells: list[CellType] = []
-        self._value_tables: NDArray[np.int32] = np.zeros((0, 0), np.int32)
+        self._value_tables: Ids = np.zeros((0, 0), np.int64)
         self._numbers = SubgraphNumbers(arena, node_by_node=node_by_node)
         self._copies = GraphCopies(arena)
         self.value_ports: list[set[int]] = []
@@ -67,7 +68,7 @@ class Admission:
         self._cells.append(cell)
         self.value_ports.append(set())
         width = max(len(c.outputs) for c in self._cells)
-        self._value_tables = np.zeros((len(self._cells), width), np.int32)
+        self._value_tables = np.zeros((len(self._cells), width), np.int64)
         for i, known in enumerate(self._cells):
             specs = self._tables.pools[self._tables.pool(known)].tables
             self._value_tables[i, : len(specs)] = [spec.table for spec in specs]
@@ -141,15 +142,14 @@ class Admission:
         lengths = np.array([graph.num_nodes for graph in graphs])
         places = np.cumsum(lengths) - lengths
         nodes = np.repeat(np.array(bases) - places, lengths) + np.arange(lengths.sum())
-        arena.clear_nodes(nodes)
-        arena.request[nodes] = np.repeat(np.array(slots), lengths)
+        enter(nodes, lengths, np.array(slots), arena.of_nodes)
         extents, subgraphs = self._numbers.assign(graphs, nodes, list(bases), places.tolist())
         result.extents += extents
-        to_node = Locator(nodes, places.tolist(), earlier if any(earlier) else ())
+        to_node = Locator(bases, earlier if any(earlier) else ())
         for graph, base in zip(graphs, bases, strict=True):
             tables = self._host_tables(graph, base - graph.first, result.reserves) if self._plan_rows else ()
             result.host_tables.append(tables)
-        edges: list[tuple[Ids, Ids]] = []
+        edges: list[Ids] = []
         self._block_sources(graphs, to_node, edges)
         self._run_sources(graphs, to_node, edges)
         if edges:
@@ -181,11 +181,11 @@ class Admission:
             arena.source_table[host.port, host.rows(shift)] = table.table
         return tuple(found)
 
-    def _tables_of(self, sources: Ids, outputs: NDArray[np.int16] | int) -> NDArray[np.int32]:
-        tables: NDArray[np.int32] = self._value_tables[self._arena.type[self._arena.subgraph[sources]], outputs]
+    def _tables_of(self, sources: Ids, outputs: int) -> Ids:
+        tables: Ids = self._value_tables[self._arena.type[self._arena.subgraph[sources]], outputs]
         return tables
 
-    def _block_sources(self, graphs: Sequence[CellGraph], to_node: Locator, edges: list[tuple[Ids, Ids]]) -> None:
+    def _block_sources(self, graphs: Sequence[CellGraph], to_node: Locator, edges: list[Ids]) -> None:
         """Sources of all blocks; blocks of as many inputs are joined."""
         arena = self._arena
         groups: dict[int, list[tuple[int, NodeBlock]]] = {}
@@ -194,48 +194,38 @@ class Admission:
                 if _reads_nodes(block.sources):
                     groups.setdefault(len(block.sources), []).append((i, block))
         for num_ports, members in groups.items():
-            blocks = [block for _, block in members]
-            counts = np.array([block.count for block in blocks])
-            begins = np.array([to_node.one(i, graphs[i], block.first) for i, block in members])
-            consumers = np.repeat(begins - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-            local = np.concatenate([block.sources for block in blocks], axis=1)
-            outputs = np.concatenate([block.outputs for block in blocks], axis=1)
-            owners = np.repeat(np.array([i for i, _ in members]), counts)
-            firsts = np.repeat(np.array([graphs[i].first for i, _ in members]), counts)
-            types = np.concatenate([block.types for block in blocks])
-            for port in range(num_ports):
-                fed = np.flatnonzero(local[port] != HOST)
-                if len(fed) == 0:
-                    continue
-                if len(fed) == len(consumers):
-                    consumer, sources = consumers, to_node.many(local[port], owners, firsts)
-                    tables = self._tables_of(sources, outputs[port])
-                else:
-                    consumer, sources = consumers[fed], to_node.many(local[port][fed], owners[fed], firsts[fed])
-                    tables = self._tables_of(sources, outputs[port][fed])
-                arena.source[port, consumer] = sources
-                arena.source_table[port, consumer] = tables
-                edges.append((sources, consumer))
-                for type_id in set(types[fed].tolist()):
-                    self._note_value_port(type_id, port)
+            counts = np.array([len(block.types) for _, block in members])
+            begins = np.array([to_node.shift(i, graphs[i]) + block.first for i, block in members])
+            readers = np.repeat(begins - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+            read = [to_node.sources(i, graphs[i], block.sources) for i, block in members]
+            outputs = [block.outputs for _, block in members]
+            fed = np.zeros((len(self._cells), num_ports), np.bool_)
+            edges.append(feed(
+                np.ascontiguousarray(np.concatenate([local for local, _ in read], axis=1)),
+                np.repeat(np.array([shift for _, shift in read]), counts),
+                np.ascontiguousarray(np.concatenate(outputs, axis=1)), readers, self._value_tables, fed,
+                arena.of_nodes, arena.of_subgraphs, arena.source, arena.source_table,
+            ))  # fmt: skip
+            for type_id, port in np.argwhere(fed).tolist():
+                self._note_value_port(type_id, port)
 
     def _note_value_port(self, type_id: int, port: int) -> None:
         if self._plan_rows:
             self.value_ports[type_id].add(port)
 
-    def _run_sources(self, graphs: Sequence[CellGraph], to_node: Locator, edges: list[tuple[Ids, Ids]]) -> None:
+    def _run_sources(self, graphs: Sequence[CellGraph], to_node: Locator, edges: list[Ids]) -> None:
         arena = self._arena
         zeros: list[tuple[int, int]] = []
         for i, graph in enumerate(graphs):
             for run in graph.runs:
-                at = to_node.one(i, graph, run.first)
+                at = to_node.shift(i, graph) + run.first
                 for port, column in enumerate(run.sequences):
                     if column is None:
                         continue
                     sources = to_node.of(i, graph, column[0])
                     arena.source[port, at : at + run.length] = sources
                     arena.source_table[port, at : at + run.length] = self._tables_of(sources, column[1])
-                    edges.append((sources, np.full(run.length, at)))
+                    edges.append(np.stack((sources, np.full(run.length, at))))
                     self._note_value_port(run.type_id, port)
                 for k, (local, output) in enumerate(run.init):
                     port = len(run.sequences) + k
@@ -245,74 +235,34 @@ class Admission:
                         sources = to_node.of(i, graph, np.array([local]))
                         arena.source[port, at] = sources[0]
                         arena.source_table[port, at] = self._tables_of(sources, output)[0]
-                        edges.append((sources, np.array([at])))
+                        edges.append(np.stack((sources, np.array([at]))))
                         self._note_value_port(run.type_id, port)
         if zeros:
             ports, heads = np.array(zeros).T
             arena.source_table[ports, heads] = ZERO_TABLE
 
     def _fetches(self, graphs: Sequence[CellGraph], to_node: Locator) -> None:
-        found: list[Ids] = []
-        bits: list[int] = []
-        for i, graph in enumerate(graphs):
-            for fetch in graph.fetches:
-                found.append(to_node.of(i, graph, fetch.nodes))
-                bits.append(1 << fetch.output)
+        found = [(i, graph, fetch) for i, graph in enumerate(graphs) for fetch in graph.fetches]
         if found:
-            marks = np.repeat(np.array(bits, np.int64), [len(part) for part in found])
-            np.bitwise_or.at(self._arena.fetch, np.concatenate(found), marks)
+            nodes = np.concatenate([to_node.of(i, graph, fetch.nodes) for i, graph, fetch in found])
+            bits = np.array([1 << fetch.output for _, _, fetch in found])
+            np.bitwise_or.at(self._arena.fetch, nodes, np.repeat(bits, [len(fetch.nodes) for _, _, fetch in found]))
 
-    # --- edges -------------------------------------------------------------------------------------------------
-
-    def _edges(
-        self, edges: list[tuple[Ids, Ids]], nodes: Ids, lengths: Ids, extents: list[Extent], result: Admitted
-    ) -> None:
-        """Count uses and unmet inputs and store each node's consumers, grouped by the node.
-
-        A run is done as a whole: an edge from any of its steps counts as one from its last step.
-        """
+    def _edges(self, found: list[Ids], nodes: Ids, lengths: Ids, extents: list[Extent], result: Admitted) -> None:
+        """Count uses and unmet inputs and store each node's consumers, grouped by the node."""
         arena = self._arena
-        sources = np.concatenate([s for s, _ in edges])
-        consumers = np.concatenate([c for _, c in edges])
-        np.add.at(arena.uses, sources, 1)
-        source_subgraph, consumer_subgraph = arena.subgraph[sources], arena.subgraph[consumers]
-        ends = arena.end[source_subgraph]
-        producers = np.where(ends > 0, ends - 1, sources)
-        internal = source_subgraph == consumer_subgraph
-        unmet = arena.state[producers] != DONE
-        np.add.at(arena.pending, consumers[unmet & internal], 1)
-        np.add.at(arena.external, consumer_subgraph[unmet & ~internal], 1)
-        place = self._place(producers, nodes)
-        mine = place >= 0
-        if not mine.all():
-            earlier = unmet & ~mine
-            result.waiting_sources += zip(producers[earlier].tolist(), consumers[earlier].tolist(), strict=True)
-            place, consumers = place[mine], consumers[mine]
-        order = np.argsort(place, kind="stable")
-        counts = np.bincount(place, minlength=len(nodes))
-        before = np.cumsum(counts) - counts
-        starts = np.cumsum(lengths) - lengths
-        ends_of_graphs = np.append(before, len(order))
-        per_graph = ends_of_graphs[starts + lengths] - ends_of_graphs[starts]
-        firsts = []
+        if len(arena.place) < arena.node_capacity:
+            arena.place = np.full(arena.node_capacity, -1, np.int64)
+        edges = found[0] if len(found) == 1 else np.concatenate(found, axis=1)
+        producers, per_graph, waiting = count_edges(
+            edges, nodes, lengths, arena.place, arena.of_nodes, arena.of_subgraphs
+        )
+        result.waiting_sources += zip(*waiting.tolist(), strict=True)
         for extent, num_edges in zip(extents, per_graph.tolist(), strict=True):
             extent.num_edges = num_edges
             extent.first_edge = arena.allocate_edges(num_edges) if num_edges else 0
-            firsts.append(extent.first_edge)
-        shift = np.array(firsts) - ends_of_graphs[starts]
-        arena.consumer[np.repeat(shift, per_graph) + np.arange(len(order))] = consumers[order]
-        arena.num_edges[nodes] = counts
-        arena.first_edge[nodes] = before + np.repeat(shift, lengths)
-
-    def _place(self, wanted: Ids, nodes: Ids) -> Ids:
-        """Return the place of each node among the new ones, -1 for nodes of earlier extents."""
-        scratch = self._arena.place
-        if len(scratch) < self._arena.node_capacity:
-            scratch = self._arena.place = np.full(self._arena.node_capacity, -1, np.int64)
-        scratch[nodes] = np.arange(len(nodes))
-        found: Ids = scratch[wanted]
-        scratch[nodes] = -1
-        return found
+        firsts = np.array([extent.first_edge for extent in extents])
+        write_edges(edges, producers, firsts, nodes, lengths, arena.of_nodes, arena.consumer)
 
 
 @compiled

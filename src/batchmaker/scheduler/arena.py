@@ -167,13 +167,6 @@ class Arena:
             self.source = np.concatenate((self.source, extra))
             self.source_table = np.concatenate((self.source_table, extra))
 
-    def allocate_nodes(self, count: int) -> tuple[int, bool]:
-        """Return the first of `count` node numbers, all WAITING, and whether the arrays have grown."""
-        first = self.nodes.allocate(count)
-        grown = self.fit_nodes()
-        self.clear_nodes(slice(first, first + count))
-        return first, grown
-
     def fit_nodes(self) -> bool:
         """Make the arrays hold every node number given out; return whether they have grown."""
         if self.nodes.top <= self.node_capacity:
@@ -184,38 +177,11 @@ class Arena:
         self._name_rows()
         return True
 
-    def clear_nodes(self, where: slice | Ids) -> None:
-        """Give nodes their first state."""
-        self.state[where] = WAITING
-        self.uses[where] = 0
-        self.fetch[where] = 0
-        self.num_edges[where] = 0
-        self.row[where] = NOWHERE
-        self.pending[where] = 0
-        self.held[where] = 0
-
-    def allocate_subgraphs(self, count: int) -> int:
-        """Return the first of `count` subgraph numbers, unpinned and without a lane."""
-        first = self.subgraphs.allocate(count)
-        self.fit_subgraphs()
-        self.clear_subgraphs(slice(first, first + count))
-        return first
-
     def fit_subgraphs(self) -> None:
         """Make the arrays hold every subgraph number given out."""
         if self.subgraphs.top > self.of_subgraphs.shape[1]:
             self.of_subgraphs = _grown(self.of_subgraphs, max(2 * self.of_subgraphs.shape[1], self.subgraphs.top))
             self._name_rows()
-
-    def clear_subgraphs(self, where: slice | Ids) -> None:
-        """Give subgraphs their first state."""
-        self.external[where] = 0
-        self.pin[where] = NOWHERE
-        self.in_flight[where] = 0
-        self.end[where] = 0
-        self.open_ended[where] = 0
-        self.lane[where] = NOWHERE
-        self.lane_worker[where] = NOWHERE
 
     def allocate_edges(self, count: int) -> int:
         """Return the first of `count` edge numbers."""

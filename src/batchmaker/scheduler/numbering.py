@@ -12,7 +12,22 @@ from numpy.typing import NDArray
 from batchmaker.compiled import compiled
 from batchmaker.graph.cell_graph import CellGraph, NodeBlock
 from batchmaker.graph.subgraphs import split
-from batchmaker.scheduler.arena import Arena
+from batchmaker.scheduler.arena import (
+    END,
+    EXTERNAL,
+    HEAD,
+    IN_FLIGHT,
+    LANE,
+    LANE_WORKER,
+    NOWHERE,
+    OPEN_ENDED,
+    PIN,
+    SIZE,
+    SPAN,
+    SUBGRAPH,
+    TYPE,
+    Arena,
+)
 
 Ids = NDArray[np.int64]
 
@@ -48,12 +63,7 @@ class SubgraphNumbers:
         A graph is a list of segments: consecutive nodes that are one subgraph together, or one each.
         """
         arena = self._arena
-        starts: list[int] = []  # place of each segment
-        counts: list[int] = []
-        together: list[bool] = []
-        types: list[int] = []
-        is_run: list[bool] = []
-        open_ended: list[bool] = []
+        segments: list[tuple[int, ...]] = []
         num_subgraphs: list[int] = []
         split_by_edges: list[tuple[int, NDArray[np.int32]]] = []
         for i, graph in enumerate(graphs):
@@ -65,20 +75,14 @@ class SubgraphNumbers:
                 continue
             count = 0
             for part in graph.parts:
-                starts.append(part.first + shift)
+                at = part.first + shift
                 if isinstance(part, NodeBlock):
-                    counts.append(part.count)
-                    together.append(part.connected and not self._node_by_node)
-                    types.append(int(part.types[0]))
-                    is_run.append(False)
-                    open_ended.append(False)
+                    size, together = len(part.types), part.connected and not self._node_by_node
+                    segments.append((at, size, together, int(part.types[0]), False, False))
                 else:
-                    counts.append(part.length)
-                    together.append(True)
-                    types.append(part.type_id)
-                    is_run.append(True)
-                    open_ended.append(part.open_ended)
-                count += 1 if together[-1] else counts[-1]
+                    size, together = part.length, True
+                    segments.append((at, size, together, part.type_id, True, part.open_ended))
+                count += 1 if together else size
             num_subgraphs.append(count)
         firsts = [arena.subgraphs.allocate(count) for count in num_subgraphs]
         arena.fit_subgraphs()
@@ -89,46 +93,18 @@ class SubgraphNumbers:
         numbers = np.array(num_subgraphs)
         offsets = np.cumsum(numbers) - numbers
         subgraphs: Ids = np.repeat(np.array(firsts) - offsets, numbers) + np.arange(numbers.sum())
-        arena.clear_subgraphs(subgraphs)
-        if starts:
+        _clear(subgraphs, arena.of_subgraphs)
+        if segments:
             keep = np.ones(len(subgraphs), np.bool_)
             for i, _ in split_by_edges:
                 keep[offsets[i] : offsets[i] + num_subgraphs[i]] = False
-            self._fill_segments(
-                subgraphs if not split_by_edges else subgraphs[keep], nodes, np.array(starts), np.array(counts),
-                np.array(together), np.array(types), np.array(is_run), np.array(open_ended),
+            _fill_segments(
+                subgraphs if not split_by_edges else subgraphs[keep], nodes, np.array(segments, np.int64),
+                arena.of_nodes, arena.of_subgraphs,
             )  # fmt: skip
         for i, by_edges in split_by_edges:
             self._fill_split(graphs[i], by_edges, firsts[i], bases[i])
         return extents, subgraphs
-
-    def _fill_segments(
-        self,
-        subgraphs: Ids,
-        nodes: Ids,
-        starts: Ids,
-        counts: Ids,
-        together: NDArray[np.bool_],
-        types: Ids,
-        is_run: NDArray[np.bool_],
-        open_ended: NDArray[np.bool_],
-    ) -> None:
-        """Fill in the subgraphs of segments, which stand in the same order as the subgraphs."""
-        arena = self._arena
-        per_segment = np.where(together, 1, counts)
-        first = np.cumsum(per_segment) - per_segment
-        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        members = nodes[np.repeat(starts, counts) + within]
-        arena.subgraph[members] = subgraphs[np.repeat(first, counts) + np.where(np.repeat(together, counts), 0, within)]
-        segment = np.repeat(np.arange(len(starts)), per_segment)
-        step = np.arange(len(subgraphs)) - first[segment]
-        size = np.where(together, counts, 1)[segment]
-        arena.head[subgraphs] = nodes[starts[segment] + step]
-        arena.size[subgraphs] = size
-        arena.span[subgraphs] = size
-        arena.type[subgraphs] = types[segment]
-        arena.end[subgraphs] = np.where(is_run[segment], nodes[starts[segment]] + size, 0)
-        arena.open_ended[subgraphs] = open_ended[segment]
 
     def _fill_split(self, graph: CellGraph, numbers: NDArray[np.int32], first_subgraph: int, base: int) -> None:
         """Fill in the subgraphs of a graph that was split along its edges."""
@@ -144,6 +120,38 @@ class SubgraphNumbers:
             arena.type[subgraph] = run.type_id
             arena.end[subgraph] = at + run.length
             arena.open_ended[subgraph] = run.open_ended
+
+
+@compiled
+def _clear(subgraphs: Ids, of_subgraphs: Ids) -> None:
+    """Give subgraphs their first state: unpinned and without a lane."""
+    for mine in subgraphs:
+        for field in (EXTERNAL, IN_FLIGHT, END, OPEN_ENDED):
+            of_subgraphs[field, mine] = 0
+        for field in (PIN, LANE, LANE_WORKER):
+            of_subgraphs[field, mine] = NOWHERE
+
+
+@compiled
+def _fill_segments(subgraphs: Ids, nodes: Ids, segments: Ids, of_nodes: Ids, of_subgraphs: Ids) -> None:
+    """Fill in the subgraphs of segments, which stand in the same order as the subgraphs.
+
+    segments: [segments, 6] place of the first node, nodes, whether they are one subgraph, type, whether they are a run,
+    whether that may stop. nodes: by place.
+    """
+    known = 0
+    for k in range(len(segments)):
+        start, count, together = segments[k, 0], segments[k, 1], segments[k, 2] > 0
+        size = count if together else 1
+        for at in range(start, start + count, size):
+            mine, head = subgraphs[known], nodes[at]
+            of_subgraphs[TYPE, mine], of_subgraphs[HEAD, mine] = segments[k, 3], head
+            of_subgraphs[SIZE, mine] = of_subgraphs[SPAN, mine] = size
+            of_subgraphs[END, mine] = head + size if segments[k, 4] > 0 else 0
+            of_subgraphs[OPEN_ENDED, mine] = segments[k, 5]
+            for i in range(at, at + size):
+                of_nodes[SUBGRAPH, nodes[i]] = mine
+            known += 1
 
 
 @compiled
@@ -205,42 +213,31 @@ class LocalNumbers:
 
 
 class Locator:
-    """Turns numbers local to a request into node numbers. earlier: per graph, the numbers before its own, if any."""
+    """Turns numbers local to a request into node numbers.
 
-    __slots__ = ("_earlier", "_nodes", "_places")
+    bases: of each graph. earlier: per graph, the numbers before its own, if any.
+    """
 
-    def __init__(self, nodes: Ids, places: list[int], earlier: Sequence[LocalNumbers | None]) -> None:
-        self._nodes = nodes
-        self._places = np.array(places)
+    __slots__ = ("_bases", "_earlier")
+
+    def __init__(self, bases: Sequence[int], earlier: Sequence[LocalNumbers | None]) -> None:
+        self._bases = bases
         self._earlier = earlier
 
-    def one(self, i: int, graph: CellGraph, local: int) -> int:
-        """Return the number of a node of graph i itself."""
-        return int(self._nodes[self._places[i] + local - graph.first])
+    def shift(self, i: int, graph: CellGraph) -> int:
+        """Return what is added to the number of a node of graph i itself."""
+        return self._bases[i] - graph.first
 
     def of(self, i: int, graph: CellGraph, local: Ids) -> Ids:
         """Return the numbers of nodes of graph i or of the earlier extents that it extends."""
-        if graph.first == 0:
-            located: Ids = self._nodes[self._places[i] + local]
-            return located
-        return self._extended(i, local, graph.first)
-
-    def many(self, local: Ids, owners: Ids, firsts: Ids) -> Ids:
-        """Return the numbers of nodes of several graphs: `owners` says whose, `firsts` where that graph begins."""
-        if not self._earlier:
-            located: Ids = self._nodes[self._places[owners] + local - firsts]
-            return located
-        located = np.empty_like(local)
-        for i in np.unique(owners).tolist():
-            mine = owners == i
-            located[mine] = self._extended(i, local[mine], int(firsts[mine][0]))
-        return located
-
-    def _extended(self, i: int, local: Ids, first: int) -> Ids:
-        earlier = self._earlier[i]
-        own = int(self._nodes[self._places[i]]) if self._places[i] < len(self._nodes) else 0
-        located: Ids = local + (own - first)
-        before = local < first
-        if earlier is not None and before.any():
+        located: Ids = local + self.shift(i, graph)
+        earlier = self._earlier[i] if self._earlier else None
+        if earlier is not None and (before := local < graph.first).any():
             located[before] = earlier.of(local[before])
         return located
+
+    def sources(self, i: int, graph: CellGraph, local: Ids) -> tuple[Ids, int]:
+        """Return what a block of graph i reads, negative where that is no node, and what is to be added to it."""
+        if graph.first == 0:
+            return local, self.shift(i, graph)
+        return np.where(local < 0, local, self.of(i, graph, local)), 0
