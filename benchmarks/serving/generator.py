@@ -235,7 +235,8 @@ def main() -> None:
         runner.run(load.run())
     processor_s = time.process_time() - before_s
     columns = [np.array(column, np.float64).tobytes() for column in (load.due, load.sent, load.done, load.status)]
-    sys.stdout.buffer.write(msgspec.msgpack.encode(Outcome(*columns, processor_s)))
+    with open(sys.stdout.fileno(), "wb", closefd=False) as out:  # standard output itself may be unbuffered, and then
+        out.write(msgspec.msgpack.encode(Outcome(*columns, processor_s)))  # takes no more than a pipe holds
 
 
 if __name__ == "__main__":

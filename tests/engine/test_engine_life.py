@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -33,6 +33,44 @@ def test_an_engine_starts_at_its_first_request_and_stops_once() -> None:
     engine.stop()
     engine.stop()
     assert_balanced(engine)
+
+
+def test_what_one_turn_of_an_event_loop_submits_begins_together() -> None:
+    async def main() -> tuple[list[Any], int]:
+        async with bm.Engine(Sums(), threads=1) as engine:
+            tasks = [asyncio.create_task(engine.submit([n, 1])) for n in range(20)]
+            results = await asyncio.gather(*tasks)
+            return results, engine.stats.steps
+
+    results, num_steps = asyncio.run(main())
+    assert [float(result) for result in results] == [n + 1.0 for n in range(20)]
+    assert num_steps == _steps_of_one_request()
+
+
+def _steps_of_one_request() -> int:
+    with bm.Engine(Sums(), threads=1) as engine:
+        engine.submit_future([0, 1]).result()
+        return engine.stats.steps
+
+
+def test_what_was_submitted_in_the_very_turn_of_an_event_loop_that_stops_the_engine_is_finished() -> None:
+    async def main() -> float:
+        engine = bm.Engine(Sums(), threads=1).start()
+        asking = asyncio.create_task(engine.submit([1, 2]))
+        await asyncio.sleep(0)  # submitted, and the turn is not over
+        engine.stop()
+        return float(await asking)
+
+    assert asyncio.run(main()) == 3.0
+
+
+def test_two_event_loops_that_submit_at_once_are_both_answered() -> None:
+    async def ask(engine: bm.Engine) -> list[float]:
+        return [float(r) for r in await asyncio.gather(*(engine.submit([n, 1]) for n in range(200)))]
+
+    with bm.Engine(Sums(), threads=1) as engine, ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(lambda: asyncio.run(ask(engine))) for _ in range(8)]
+        assert all(future.result(60) == [n + 1.0 for n in range(200)] for future in asked)
 
 
 def test_the_async_context_manager_starts_and_stops() -> None:

@@ -19,24 +19,44 @@ _SENT_TOGETHER: Final = 256
 
 @final
 class Asking:
-    """Hands tickets to an engine. send: accepts some. cancel: gives one up."""
+    """Hands tickets to an engine. send: accepts some. hold: accepts some that wait for `release`. cancel: gives one up.
 
-    __slots__ = ("_cancel", "_send")
+    The requests of one turn of an event loop are handed over together, at its end: each alone would wake the engine's
+    thread, which would run them in small batches, and take turns with the event loop for Python's lock meanwhile.
+    """
 
-    def __init__(self, send: Callable[[list[Ticket]], None], cancel: Callable[[RequestId], None]) -> None:
+    __slots__ = ("_cancel", "_hold", "_release", "_releasing", "_send")
+
+    def __init__(
+        self,
+        send: Callable[[list[Ticket]], None],
+        hold: Callable[[list[Ticket]], None],
+        release: Callable[[], None],
+        cancel: Callable[[RequestId], None],
+    ) -> None:
         self._send = send
+        self._hold = hold
+        self._release = release
         self._cancel = cancel
+        self._releasing: asyncio.AbstractEventLoop | None = None  # the last loop that is to release
 
     async def answer(self, ticket: Ticket) -> Any:
         """Return the result. Cancelling the task that awaits it gives the request up."""
-        ticket.loop = asyncio.get_running_loop()
-        ticket.future = ticket.loop.create_future()
-        self._send([ticket])
+        ticket.loop = loop = asyncio.get_running_loop()
+        ticket.future = loop.create_future()
+        self._hold([ticket])
+        if self._releasing is not loop:
+            self._releasing = loop
+            loop.call_soon(self._release_all)
         try:
             return await ticket.future
         except asyncio.CancelledError:
             self._cancel(ticket.request_id)
             raise
+
+    def _release_all(self) -> None:
+        self._releasing = None  # first: what comes from now on has its own
+        self._release()
 
     def future(self, ticket: Ticket) -> Future[Any]:
         """Return a concurrent future at once. Cancelling it gives the request up."""

@@ -115,7 +115,7 @@ class Engine:
             max_sequences=max_sequences,
         )
         self._loop = Loop(self._driver, self._clock, self._settled, give_up_late=late == "give-up")
-        self._asking = Asking(self._send, self._loop.cancel)
+        self._asking = Asking(self._send, self._hold, self._loop.release, self._loop.cancel)
         self._ids = cast(Iterator[RequestId], itertools.count())
         self._service = {served.name: ServiceStats() for served in self._catalogue}
         self._service_of = list(self._service.values())
@@ -369,6 +369,11 @@ class Engine:
         if not self._loop.is_running:
             self.start()
         self._loop.send(tickets)
+
+    def _hold(self, tickets: list[Ticket]) -> None:
+        if not self._loop.is_running:
+            self.start()
+        self._loop.hold(tickets)
 
     def _settled(self, ticket: Ticket, error: BaseException | None) -> None:
         if not ticket.trial:

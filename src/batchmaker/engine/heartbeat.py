@@ -7,8 +7,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 HUNG_AFTER_S: Final = 5.0
 """One turn of the engine's thread that takes longer than this is no longer taken for work: it hangs."""
@@ -20,8 +19,7 @@ _SELDOM_S: Final = 1.0
 _LOG = logging.getLogger("batchmaker.engine")
 
 
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
+class Heartbeat(NamedTuple):
     """What an engine's thread did when somebody looked.
 
     alive: it has been started and has not ended. doing: in words; "waiting" for something to do. age_s: seconds since

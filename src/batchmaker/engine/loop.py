@@ -52,6 +52,7 @@ class Loop:
         self._on_settled = on_settled
         self._give_up_late = give_up_late
         self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
+        self._held: list[Ticket] = []
         self._backlog: WaitingLine[Ticket] = WaitingLine()
         self._most_arrivals = FEWEST_ARRIVALS
         self._num_urgent = 0  # of the backlog: those with a deadline or a priority
@@ -112,6 +113,7 @@ class Loop:
         not answered fails with StoppedError, and the thread ends whenever it comes back.
         """
         with self._lock:
+            self._put_held()
             self._stopping = True
             thread = self._thread
         if thread is None:
@@ -129,6 +131,23 @@ class Loop:
 
     def send(self, item: Item) -> None:
         """Accept requests together, or something to do in the loop's thread. StoppedError, for all, once stopped."""
+        self._send(item, hold=False)
+
+    def hold(self, tickets: list[Ticket]) -> None:
+        """Accept requests, and hand them over with the next that are sent, or at `release`. StoppedError as `send`."""
+        self._send(tickets, hold=True)
+
+    def release(self) -> None:
+        """Hand over the requests that are held, all together."""
+        with self._lock:
+            self._put_held()
+
+    def _put_held(self) -> None:
+        if self._held:
+            self._inbox.put(self._held)
+            self._held = []
+
+    def _send(self, item: Item, *, hold: bool) -> None:
         with self._lock:
             if self._stopping:
                 raise StoppedError("the engine has been stopped and takes no more requests") from self._crash
@@ -137,6 +156,10 @@ class Loop:
                 deadlines = [ticket.deadline_s for ticket in item if ticket.deadline_s is not None]
                 if deadlines:
                     self._watchdog.expect(max(deadlines))
+                if hold:
+                    self._held += item
+                    return
+            self._put_held()
             self._inbox.put(item)
 
     def cancel(self, request_id: RequestId) -> None:

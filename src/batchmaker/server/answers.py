@@ -74,7 +74,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        await unless_gone(receive, self._send_all(send))
+        await unless_gone(scope, self._send_all(send))
 
     async def _send_all(self, send: Send) -> None:
         async with aclosing(self._parts) as parts:

@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from batchmaker.server.tensors import Tensor
 
 Parameter = bool | int | float | str | None
 
 
-@dataclass(frozen=True, slots=True)
-class WantedOutput:
+class WantedOutput(msgspec.Struct, frozen=True):
     """An output that the client names. binary: how it wants it sent; None leaves that to the whole request."""
 
     name: str
     binary: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class InferRequest:
+class InferRequest(msgspec.Struct, frozen=True):
     """What a client asks of a model. outputs: empty for all. parameters: the client's, reserved ones included."""
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[WantedOutput, ...] = ()
     id: str = ""
-    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    parameters: Mapping[str, Parameter] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class InferResponse:
+class InferResponse(msgspec.Struct, frozen=True):
     """What a model answered: the outputs asked for, in the order asked for, or one part of a stream.
 
     single: names of outputs that are one value, and not a list that happens to have one.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from batchmaker.server.faults import FaultKind, ServiceError, invalid
 from batchmaker.server.messages import Parameter
@@ -20,8 +21,7 @@ SequenceName = int | str
 """What a client calls its sequence; 7 and "7" are two."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkOptions:
+class ChunkOptions(msgspec.Struct, frozen=True):
     """Which sequence a request is a chunk of, and whether it is the first, and the last."""
 
     name: SequenceName
@@ -29,8 +29,7 @@ class ChunkOptions:
     end: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class CallOptions:
+class CallOptions(msgspec.Struct, frozen=True):
     """How the engine is to treat a request. deadline_ms: from its arrival, waiting included. priority: larger first.
 
     chunk: None for a request that is in no sequence.

@@ -9,107 +9,122 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from batchmaker.server.joined import JoinedWrites
 from batchmaker.server.limits import Limits
+from batchmaker.server.reading import DEPARTURE, WHOLE, Departure
 from batchmaker.server.refusals import Refusals
 
 
 def limited_protocol(limits: Limits, refusals: Refusals | None = None) -> type[HttpToolsProtocol]:
-    """Return a protocol that writes the head and body of an answer together, and has limits for clients.
+    """Return the protocol for uvicorn, which makes one for each connection."""
+
+    class Protocol(LimitedProtocol):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(limits, refusals, *args, **kwargs)
+
+    return Protocol
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """A protocol that writes the head and body of an answer together, and has limits for clients.
 
     They have `body_seconds` for the head of a request, which may be `max_head_bytes` long, and again for the rest of a
     body that nobody reads. refusals: answers calls for which there is no room as soon as their heads are there; what
-    follows of them is thrown away.
+    follows of them is thrown away. Calls find in their scope's extensions what DEPARTURE and WHOLE say.
     """
 
-    class LimitedProtocol(HttpToolsProtocol):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self._timer: asyncio.TimerHandle | None = None
-            self._in_head = True
-            self._begun = False  # a message, whose head is not complete
-            self._refused = False  # a message, of which the rest is thrown away
-            self._head_bytes = 0
+    def __init__(self, limits: Limits, refusals: Refusals | None, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._limits = limits
+        self._refusals = refusals
+        self._timer: asyncio.TimerHandle | None = None
+        self._in_head = True
+        self._begun = False  # a message, whose head is not complete
+        self._refused = False  # a message, of which the rest is thrown away
+        self._head_bytes = 0
 
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(JoinedWrites(transport, self.loop))  # type: ignore[arg-type]
-            self._arm()
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(JoinedWrites(transport, self.loop))  # type: ignore[arg-type]
+        self._departure = Departure(self.flow.resume_reading)
+        self._arm()
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._disarm()
-            super().connection_lost(exc)
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        super().connection_lost(exc)
+        self._departure.happened()
 
-        def data_received(self, data: bytes) -> None:
-            if self._in_head:
-                self._head_bytes += len(data)
-            super().data_received(data)
-            if self._in_head and self._head_bytes > limits.max_head_bytes:
-                self._refuse(431, "the head of the request is too large")
-            elif (self._begun or self._refused) and self._timer is None:
-                self._arm()  # what comes in one piece needs no timer
+    def data_received(self, data: bytes) -> None:
+        if self._in_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._in_head and self._head_bytes > self._limits.max_head_bytes:
+            self._refuse(431, "the head of the request is too large")
+        elif (self._begun or self._refused) and self._timer is None:
+            self._arm()  # what comes in one piece needs no timer
 
-        def on_message_begin(self) -> None:
-            super().on_message_begin()
-            self._begun = True
-            self._disarm()
-            self._unset_keepalive_if_required()
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = {DEPARTURE: self._departure, WHOLE: False}  # type: ignore[dict-item]
+        self._begun = True
+        self._disarm()
+        self._unset_keepalive_if_required()
 
-        def on_headers_complete(self) -> None:
-            self._disarm()
-            self._in_head = self._begun = False
-            self._head_bytes = 0
-            if refusals is not None and (self.cycle is None or self.cycle.response_complete):
-                answer = refusals.answer(self.parser.get_method(), self.url, self.headers)
-                if answer is not None:
-                    self._refuse_call(answer)
-                    return
-            super().on_headers_complete()
-
-        def on_body(self, body: bytes) -> None:
-            if not self._refused:
-                super().on_body(body)
-
-        def on_message_complete(self) -> None:
-            if not self._refused:
-                super().on_message_complete()
-            elif not self.transport.is_closing():
-                self.timeout_keep_alive_task = self.loop.call_later(
-                    self.timeout_keep_alive, self.timeout_keep_alive_handler
-                )
-            self._refused = False
-            self._in_head = True
-            self._disarm()
-
-        def _refuse_call(self, answer: bytes) -> None:
-            """Refuse one call for want of room; the connection stays open if the client wants that."""
-            self._refused = True
-            self.server_state.total_requests += 1
-            stays = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
-            self.transport.write(STATUS_LINE[503] + (b"" if stays else b"connection: close\r\n") + answer)
-            if not stays:
-                self.transport.close()
-
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            if not self._in_head and not self.transport.is_closing():
-                self._arm()  # an answer came before the end of the body; what is left of it is thrown away
-
-        def _arm(self) -> None:
-            self._disarm()
-            self._timer = self.loop.call_later(limits.body_seconds, self._refuse, 408, "the request came too slowly")
-
-        def _disarm(self) -> None:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-
-        def _refuse(self, status: int, message: str) -> None:
-            """Close the connection, with a word if no answer is under way."""
-            self._disarm()
-            if self.transport.is_closing():
+    def on_headers_complete(self) -> None:
+        self._disarm()
+        self._in_head = self._begun = False
+        self._head_bytes = 0
+        if self._refusals is not None and (self.cycle is None or self.cycle.response_complete):
+            answer = self._refusals.answer(self.parser.get_method(), self.url, self.headers)
+            if answer is not None:
+                self._refuse_call(answer)
                 return
-            if self._in_head and (self.cycle is None or self.cycle.response_complete):
-                body = b'{"error":"%s"}' % message.encode("ascii")
-                head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-                self.transport.write(STATUS_LINE[status] + head + body)
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if not self._refused:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._refused:
+            self.scope["extensions"][WHOLE] = True  # type: ignore[assignment]
+            super().on_message_complete()
+        elif not self.transport.is_closing():
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+        self._refused = False
+        self._in_head = True
+        self._disarm()
+
+    def _refuse_call(self, answer: bytes) -> None:
+        """Refuse one call for want of room; the connection stays open if the client wants that."""
+        self._refused = True
+        self.server_state.total_requests += 1
+        stays = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
+        self.transport.write(STATUS_LINE[503] + (b"" if stays else b"connection: close\r\n") + answer)
+        if not stays:
             self.transport.close()
 
-    return LimitedProtocol
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self._in_head and not self.transport.is_closing():
+            self._arm()  # an answer came before the end of the body; what is left of it is thrown away
+
+    def _arm(self) -> None:
+        self._disarm()
+        seconds = self._limits.body_seconds
+        self._timer = self.loop.call_later(seconds, self._refuse, 408, "the request came too slowly")
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Close the connection, with a word if no answer is under way."""
+        self._disarm()
+        if self.transport.is_closing():
+            return
+        if self._in_head and (self.cycle is None or self.cycle.response_complete):
+            body = b'{"error":"%s"}' % message.encode("ascii")
+            head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+            self.transport.write(STATUS_LINE[status] + head + body)
+        self.transport.close()

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager
-from typing import TypeVar, final
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Final, TypeVar, final
 
-from starlette.requests import ClientDisconnect, Request
-from starlette.types import Receive
+from starlette.requests import Request
+from starlette.types import Scope
 
 from batchmaker.server.faults import FaultKind, ServiceError, invalid
 from batchmaker.server.limits import Limits
+
+DEPARTURE: Final = "batchmaker.departure"
+"""Extension of ASGI, in a call's scope: the Departure of its client."""
+
+WHOLE: Final = "batchmaker.whole"
+"""Extension of ASGI: whether the whole body has arrived, so that reading it needs no limit of time."""
 
 _Result = TypeVar("_Result")
 
@@ -50,29 +56,36 @@ class HeldBytes:
 
     async def read(self, request: Request) -> bytes:
         """Return the whole body. Raises ServiceError if it is too large, too slow or encoded, or the client leaves."""
-        limits = self._budget.limits
-        encoding = request.headers.get("content-encoding", "identity")
-        if encoding != "identity":
-            raise ServiceError(
-                FaultKind.ENCODING, f"Content-Encoding {encoding[:32]!r} is not supported; send it as it is"
-            )
-        length = request.headers.get("content-length", "0")
-        if not length.isdigit():
-            raise invalid("Content-Length is not a number")
-        self._check(int(length))
-        chunks: list[bytes] = []
+        for name, value in request.scope["headers"]:
+            if name == b"content-encoding" and value != b"identity":
+                encoding = value[:32].decode("latin-1")
+                raise ServiceError(
+                    FaultKind.ENCODING, f"Content-Encoding {encoding!r} is not supported; send it as it is"
+                )
+            if name == b"content-length":
+                if not value.isdigit():
+                    raise invalid("Content-Length is not a number")
+                self._check(int(value))
+        seconds = self._budget.limits.body_seconds
         try:
-            async with asyncio.timeout(limits.body_seconds):
-                async for chunk in request.stream():
-                    self.add(len(chunk))
-                    chunks.append(chunk)
+            async with nullcontext() if request.scope["extensions"][WHOLE] else asyncio.timeout(seconds):
+                return await self._read_parts(request)
         except TimeoutError:
             raise ServiceError(
-                FaultKind.TOO_SLOW, f"the body did not arrive within {limits.body_seconds:g} seconds; send it faster"
+                FaultKind.TOO_SLOW, f"the body did not arrive within {seconds:g} seconds; send it faster"
             ) from None
-        except ClientDisconnect:
-            raise _gone() from None
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    async def _read_parts(self, request: Request) -> bytes:
+        parts: list[bytes] = []
+        while True:
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                raise _gone()
+            part: bytes = message["body"]
+            self.add(len(part))
+            parts.append(part)
+            if not message["more_body"]:
+                return part if len(parts) == 1 else b"".join(parts)
 
     def add(self, count: int) -> None:
         """Count bytes that have arrived. Raises ServiceError if it is too much for one request, or with all others."""
@@ -94,29 +107,49 @@ def _gone() -> ServiceError:
     return ServiceError(FaultKind.CANCELLED, "the client has gone")
 
 
-async def unless_gone(receive: Receive, work: Awaitable[_Result]) -> _Result:
+@final
+class Departure:
+    """Whether the client at the other end of a connection has gone, and the task of the call that is to hear of it.
+
+    A connection has one call at a time. resume: lets the connection read, without which it would not notice.
+    """
+
+    __slots__ = ("_gone", "_resume", "_task")
+
+    def __init__(self, resume: Callable[[], None]) -> None:
+        self._resume = resume
+        self._gone = False
+        self._task: asyncio.Task[object] | None = None
+
+    def happened(self) -> None:
+        """The client has gone: what is done for it is cancelled."""
+        self._gone = True
+        if self._task is not None:
+            self._task.cancel()
+
+    async def ends(self, work: Awaitable[_Result]) -> _Result:
+        """Return what `work` does; see `unless_gone`."""
+        task = self._task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("calls are answered in tasks")
+        if self._gone:
+            task.cancel()
+        self._resume()
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if not self._gone:
+                raise
+            task.uncancel()
+            raise _gone() from None
+        finally:
+            self._task = None
+
+
+async def unless_gone(scope: Scope, work: Awaitable[_Result]) -> _Result:
     """Return what `work` does. If the client leaves first, the work is cancelled and CANCELLED is raised.
 
     Call it once the body has been read.
     """
-    task = asyncio.current_task()
-    gone = False
-
-    async def watch() -> None:
-        nonlocal gone
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        gone = True
-        if task is not None:
-            task.cancel()
-
-    watcher = asyncio.create_task(watch())
-    try:
-        return await work
-    except asyncio.CancelledError:
-        if not gone or task is None:
-            raise
-        task.uncancel()
-        raise _gone() from None
-    finally:
-        watcher.cancel()
+    departure: Departure = scope["extensions"][DEPARTURE]
+    return await departure.ends(work)

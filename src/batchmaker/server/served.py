@@ -50,6 +50,7 @@ class ServedModel:
         except BaseException:
             self._port.stop(drain=False, within_s=_END_S)
             raise
+        self._single_outputs = self.signature.single_outputs
         self.statistics = ModelStatistics()
         self.sequences = OpenSequences(name, self._port, limits)
         self.steps = StepRing(trace_steps)
@@ -109,7 +110,7 @@ class ServedModel:
         statistics.first_response_ms.add(1e3 * (answered - begin))
         statistics.input_s += submitted - begin
         statistics.output_s += time.perf_counter() - answered
-        return InferResponse(self.name, self.version, outputs, request.id, self.signature.single_outputs)
+        return InferResponse(self.name, self.version, outputs, request.id, self._single_outputs)
 
     async def stream(self, request: InferRequest, caller: str = "") -> AsyncIterator[InferResponse]:
         """Yield a request's values as they are computed; see Signature.to_part. Otherwise as `infer`."""

@@ -38,22 +38,24 @@ class Service:
 
     def check_room(self, model: str, version: str | None) -> None:
         """Raise the ServiceError that a request for this model would meet now, before the work of reading it."""
-        if self._draining:
-            raise ServiceError(FaultKind.UNAVAILABLE, "the server is shutting down", retry_after_s=1.0)
-        served = self.repository.get(model, version)
+        served = self._served(model, version)
         try:
             served.check_room()
         except ServiceError as fault:
             served.statistics.refused[fault.kind] += 1
             raise
 
+    def _served(self, model: str, version: str | None) -> ServedModel:
+        if self._draining:
+            raise ServiceError(FaultKind.UNAVAILABLE, "the server is shutting down", retry_after_s=1.0)
+        return self.repository.get(model, version)
+
     async def infer(self, model: str, version: str | None, request: InferRequest, caller: str = "") -> InferResponse:
         """Return a model's answer. Raises ServiceError. Cancelling the task that waits here gives the request up.
 
         caller: whose sequences are meant, by the name of the API key's holder.
         """
-        self.check_room(model, version)
-        return await self.repository.get(model, version).infer(request, caller)
+        return await self._served(model, version).infer(request, caller)
 
     async def stream(
         self, model: str, version: str | None, request: InferRequest, caller: str = ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Final
@@ -44,8 +44,7 @@ _JSON_TYPE: Final[dict[str, type]] = {"b": bool, "i": int, "u": int, "f": float,
 _LENGTH: Final = struct.Struct("<I")
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(msgspec.Struct, frozen=True):
     """One named tensor. data: its values in the shape that the client sees, as NUMPY says for the datatype."""
 
     name: str
@@ -158,8 +157,9 @@ def from_values(name: str, datatype: str, shape: Sequence[int], values: Sequence
     if datatype == "BYTES":
         return Tensor(name, datatype, _objects(values, shape))
     try:
-        with np.errstate(over="ignore"):  # a number beyond the type is infinite, as it is in the language of the client
-            array = np.array(values, NUMPY[datatype])
+        dtype = NUMPY[datatype]
+        with np.errstate(over="ignore") if dtype.kind == "f" else nullcontext():
+            array = np.array(values, dtype)  # a number beyond the type is infinite, as in the language of the client
     except (OverflowError, ValueError):
         raise invalid(f"tensor {name!r}: a value is outside the range of {datatype}") from None
     return Tensor(name, datatype, array.reshape(tuple(shape)))

@@ -13,7 +13,7 @@ from batchmaker.server.answers import EventStream, encoded
 from batchmaker.server.bodies import HEADER_LENGTH, read_infer, write_infer
 from batchmaker.server.generate_body import read_generate, write_generate
 from batchmaker.server.messages import InferResponse
-from batchmaker.server.parts import Site, named_model
+from batchmaker.server.parts import Endpoint, Site, caller_of, named_model
 from batchmaker.server.reading import HeldBytes, unless_gone
 from batchmaker.server.signature import Signature
 
@@ -30,9 +30,7 @@ def infer_routes(site: Site) -> list[Route]:
         with site.bodies.holding() as held:
             body = await read(request, held)
             asked = read_infer(body, request.headers.get(HEADER_LENGTH), service.limits)
-            response = await unless_gone(
-                request.receive, service.infer(*named_model(request), asked, request.state.caller)
-            )
+            response = await unless_gone(request.scope, service.infer(*named_model(request), asked, caller_of(request)))
         content, json_length = write_infer(response, asked)
         if json_length is None:
             return encoded(content)
@@ -42,17 +40,15 @@ def infer_routes(site: Site) -> list[Route]:
     async def generate(request: Request) -> Response:
         with site.bodies.holding() as held:
             asked = read_generate(await read(request, held), signature(request))
-            response = await unless_gone(
-                request.receive, service.infer(*named_model(request), asked, request.state.caller)
-            )
+            response = await unless_gone(request.scope, service.infer(*named_model(request), asked, caller_of(request)))
         return encoded(write_generate(response))
 
     async def generate_stream(request: Request) -> Response:
         with ExitStack() as stack:
             held = stack.enter_context(site.bodies.holding())
             asked = read_generate(await read(request, held), signature(request))
-            parts = service.stream(*named_model(request), asked, request.state.caller)
-            first = await unless_gone(request.receive, _first(parts))  # its errors still have a status of their own
+            parts = service.stream(*named_model(request), asked, caller_of(request))
+            first = await unless_gone(request.scope, _first(parts))  # its errors still have a status of their own
             return EventStream(_encoded_parts(first, parts, stack.pop_all()), service.limits.write_seconds)
 
     def signature(request: Request) -> Signature:
@@ -62,9 +58,9 @@ def infer_routes(site: Site) -> list[Route]:
         route
         for prefix in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
         for route in (
-            Route(f"{prefix}/infer", infer, methods=["POST"]),
-            Route(f"{prefix}/generate", generate, methods=["POST"]),
-            Route(f"{prefix}/generate_stream", generate_stream, methods=["POST"]),
+            Route(f"{prefix}/infer", Endpoint(infer), methods=["POST"]),
+            Route(f"{prefix}/generate", Endpoint(generate), methods=["POST"]),
+            Route(f"{prefix}/generate_stream", Endpoint(generate_stream), methods=["POST"]),
         )
     ]
 
