@@ -93,6 +93,7 @@ def test_a_loop_of_another_request_at_the_same_nodes_begins_anew() -> None:
     tests.enter(first)
     tests.apply("walk", np.array([0]), torch.tensor([7]))
     tests.leave(first)
+    assert tests.running(np.array([0, 1, 2, 3])).all()
     assert tests.apply("walk", np.array([0]), torch.tensor([7]))[0].tolist() == [False]
     tests.enter(second)
     assert tests.running(np.array([0, 1, 2])).tolist() == [True, True, True]

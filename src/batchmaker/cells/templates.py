@@ -68,7 +68,7 @@ class Template:
 
     __slots__ = (
         "_result", "after", "before", "checks", "feeds", "form", "graph", "guard", "handles", "kinds", "loops",
-        "num_nodes", "num_uses", "spans", "streamed_sequence", "streams_result",
+        "num_nodes", "num_uses", "returns_kept", "spans", "streamed_sequence", "streams_result",
     )  # fmt: skip
 
     open = False
@@ -100,6 +100,7 @@ class Template:
         self.streams_result = unfolding.streams_result
         self._result = unfolding.returned
         self.handles = unfolding.handles
+        self.returns_kept = unfolding.returns_kept
         self.num_uses = 0
         takes_all = all(feed.codes is None for feed in feeds) and all(check.codes is None for check in checks)
         in_order = takes_all and all(feed.host.nodes is None and feed.fixed is None for feed in feeds)

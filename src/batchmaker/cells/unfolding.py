@@ -135,6 +135,16 @@ class Unfolding:
         return tuple(handles(self._result))
 
     @property
+    def returns_kept(self) -> bool:
+        """Whether the result has values that were kept from an earlier request of the sequence."""
+        if self._before is None or self._before.num_nodes == 0:
+            return False
+        first = self._before.num_nodes
+        return any(
+            (handle.node if isinstance(handle, Value) else int(handle.nodes.min())) < first for handle in self.handles
+        )
+
+    @property
     def waits(self) -> bool:
         """Whether the function is one that can wait for values."""
         return self._generator is not None

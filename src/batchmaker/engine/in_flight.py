@@ -25,7 +25,7 @@ class InFlight:
     """A request between its arrival and its answer. What only some have is set where it is needed.
 
     told: whether it must hear of every value when it comes, since an unfold function waits for it, it is streamed, or
-    the request goes on from what its sequence has kept. drawn: its values, where a template stands for its unfolding.
+    the result has some that an earlier request of its sequence has computed. drawn: its values, where a template stands for its unfolding.
     graphs: those handed to the scheduler and not admitted yet; admitted: where the others are; shift: what leads from
     the request's own numbers to those of the nodes, in the last of them. loops: those that a value may end, after their
     shift; ended: last node of each that has ended -> the node at which it did. values: those it was told of, by the
@@ -44,7 +44,7 @@ class InFlight:
         self.unfolding = unfolding
         self.drawn = drawn
         streams = unfolding.streamed_sequence is not None and ticket.on_value is not None
-        self.told = unfolding.open or streams or ticket.chunk is not None
+        self.told = unfolding.open or streams or (ticket.chunk is not None and unfolding.returns_kept)
         self.graphs = [unfolding.graph]
         self.values: dict[tuple[int, int], Any] = {}
         self.ended: dict[int, int] = {}

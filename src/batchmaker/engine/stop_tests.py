@@ -57,9 +57,10 @@ class StopTests:
     def leave(self, loops: Loops) -> None:
         """The request of these loops has ended; steps of it that still run are tested no more."""
         for shift, loop in loops:
-            first = shift + loop.first
+            first, end = shift + loop.first, shift + loop.last + 1
             number = int(self.test_of[first])
-            self.test_of[first : shift + loop.last + 1] = NO_LOOP
+            self.test_of[first:end] = NO_LOOP
+            self.over[first:end] = False
             self._users[number] -= 1
             if self._users[number] == 0:
                 self._give_back(number)

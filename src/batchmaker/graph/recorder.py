@@ -120,7 +120,7 @@ class Recorder:
             self._fill(block, part.cell, part.places, part.inputs)
             if at.has_data and num_reads > 0:
                 self._give_leaves(first, part, leaves)
-        block.connected = len(parts) == 1 and np.count_nonzero(is_child) == count - 1
+        block.connected = len(parts) == 1 and bool(np.count_nonzero(is_child) == count - 1)
         self._add_block(block, {part.cell.type_id for part in parts}, plain=block.connected)
         return self._sequences(block, cell)
 
