@@ -12,7 +12,7 @@ from torch import nn
 
 from batchmaker.cells.arguments import column, is_several, single, where
 from batchmaker.cells.binding import traced
-from batchmaker.cells.export import flat_module, spec_of_rows
+from batchmaker.cells.export import flat_module, float_dtype, spec_of_rows
 from batchmaker.cells.host_values import CallData
 from batchmaker.cells.scope import UnfoldingScope, current_scope, scope_of
 from batchmaker.cells.stand_ins import StandIn
@@ -86,7 +86,9 @@ class Cell:
     loop looks at.
     name: for messages and reports; a Model names its cells after their attributes.
     module may be an exported program instead, with a dynamic dimension 0. declared: what the program takes and gives,
-    proved against the program here and against the requests at first use. optimize: plan the operations inside the cell
+    proved against the program here and against the requests at first use. state: shapes of the state's parts in order,
+    an int for one dimension, where chains start from zeros and the module does not tell: `state=(64, 128, 128)`; in the
+    dtype of the module's weights, any other as a ValueSpec. optimize: plan the operations inside the cell
     when it is first used, and run them in batches where that is measured to be faster (see `batchmaker plan`).
 
     The methods are for use inside `Model.unfold`.
@@ -102,6 +104,7 @@ class Cell:
         host_outputs: Iterable[int] = (),
         name: str | None = None,
         declared: Declared | None = None,
+        state: Iterable[int | tuple[int, ...] | ValueSpec] | None = None,
         optimize: bool = False,
     ) -> None:
         self.program = module if isinstance(module, torch.export.ExportedProgram) else None
@@ -109,8 +112,7 @@ class Cell:
         if isinstance(module, torch.export.ExportedProgram):
             self.declared = _declared_by(module, declared)
             module = module.module(check_guards=False)
-        if not isinstance(module, nn.Module):
-            raise ModelError(f"bm.Cell wraps a torch.nn.Module, got {type(module).__name__}")
+        _check_module(module)
         if batch_sizes is None:
             max_batch = DEFAULT_MAX_BATCH if max_batch is None else max_batch
             if max_batch < 1:
@@ -127,6 +129,7 @@ class Cell:
         self.module = module
         self.batch_sizes = sizes
         self.priority = priority
+        self.state = None if state is None else _state_specs(state, self.float_dtype)
         self.host_outputs = tuple(host_outputs)
         self.name = name
         self.optimize = optimize
@@ -138,10 +141,7 @@ class Cell:
     @cached_property
     def float_dtype(self) -> str:
         """Dtype of the module's first floating weight, else float32: what floating request data is converted to."""
-        for weight in self.module.parameters():
-            if weight.dtype.is_floating_point:
-                return str(weight.dtype).removeprefix("torch.")
-        return "float32"
+        return float_dtype(self.module)
 
     def exported(self, inputs: tuple[ValueSpec, ...]) -> torch.export.ExportedProgram:
         """Return the cell as a program with a dynamic batch. CannotRewriteError if it cannot be traced."""
@@ -256,6 +256,39 @@ class Cell:
 
     def __repr__(self) -> str:
         return f"Cell({self.name or type(self.module).__name__}, max_batch={self.max_batch}, priority={self.priority})"
+
+
+def _check_module(module: Any) -> None:
+    """ModelError for what cannot be a cell, with what to write instead."""
+    kind = f"the class {module.__name__}" if isinstance(module, type) else type(module).__name__
+    if not isinstance(module, nn.Module):
+        raise ModelError(f"bm.Cell wraps a torch.nn.Module, got {kind}")
+    if isinstance(module, nn.RNNBase):
+        raise ModelError(
+            f"bm.Cell wraps one step, and nn.{kind} runs over a whole sequence with a batch. Write "
+            f"bm.recurrent(nn.{kind}(...)), and call it in unfold as torch does: output, state = self.{kind.lower()}(x)"
+        )
+    if isinstance(module, nn.ModuleList | nn.ModuleDict):
+        each = (
+            "{name: bm.Cell(m) for name, m in modules.items()}"
+            if isinstance(module, nn.ModuleDict)
+            else ("[bm.Cell(m) for m in modules]")
+        )
+        raise ModelError(f"bm.Cell wraps one module, and an nn.{kind} has no forward(). Make a cell of each: {each}")
+
+
+def _state_specs(state: Iterable[int | tuple[int, ...] | ValueSpec], dtype: str) -> tuple[ValueSpec, ...]:
+    """Return the specs of a declared state. OptionError for what is no shape."""
+    specs = []
+    for part in state if isinstance(state, Iterable) else (state,):
+        shape = (part,) if isinstance(part, int) else part.shape if isinstance(part, ValueSpec) else part
+        if not isinstance(shape, tuple | list) or not all(type(size) is int and size > 0 for size in shape):
+            raise OptionError(
+                "state must be the shapes of its parts without the batch, such as (64, 128, 128) or ((2, 64), 128), "
+                f"got {part!r}"
+            )
+        specs.append(part if isinstance(part, ValueSpec) else ValueSpec(tuple(shape), dtype))
+    return tuple(specs)
 
 
 def _declared_by(program: torch.export.ExportedProgram, declared: Declared | None) -> Declared:

@@ -30,6 +30,16 @@ def torch_dtype(name: str, where: str = "a value") -> torch.dtype:
         raise ModelError(f"{where}: dtype {name!r} is not known; use one of {_KINDS}") from None
 
 
+def dtype_name(tensor: Tensor) -> str:
+    """Return the short name of a tensor's dtype."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def float_dtype(module: nn.Module) -> str:
+    """Return the dtype of the module's first floating weight, else float32."""
+    return next((dtype_name(weight) for weight in module.parameters() if weight.dtype.is_floating_point), "float32")
+
+
 def spec_of_rows(batch: Tensor) -> ValueSpec:
     """Return the spec of one row of a batch [n, *shape]."""
     name = _NAMES.get(batch.dtype)

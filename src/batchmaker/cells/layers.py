@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from batchmaker.cells.cell import Cell, size_ladder
 from batchmaker.cells.cutting import Cut, Layer, Place, cut, has_weights, run_layers
+from batchmaker.cells.export import float_dtype
 from batchmaker.cells.host_values import host_value
 from batchmaker.cells.model import Model
 from batchmaker.cells.stand_ins import StandIn
@@ -46,7 +47,7 @@ class Layered(Model):
         sizes = size_ladder(max_batch, exact=8, parts=4) if batch_sizes is None else tuple(batch_sizes)
         self.example_request = example_request
         self._module: nn.Module | None = module.eval()
-        self.float_dtype = next((_name(w) for w in module.parameters() if w.dtype.is_floating_point), "float32")
+        self.float_dtype = float_dtype(module)
         found = _cut(module, example_request, self.float_dtype, cut)
         self.layers: list[tuple[str, tuple[Place, ...], int]] = []
         for number, layer in enumerate(found.layers):
@@ -238,10 +239,6 @@ def _blocks(module: nn.Module) -> Iterable[nn.Module]:
 def _spec(value: Any, float_dtype: str) -> ValueSpec:
     """Return the spec of a value of the example request."""
     return host_value(value, None, float_dtype, "the example request").spec
-
-
-def _name(weight: Tensor) -> str:
-    return str(weight.dtype).removeprefix("torch.")
 
 
 def _first_line(error: Exception) -> str:

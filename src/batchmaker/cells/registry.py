@@ -134,6 +134,8 @@ class CellRegistry:
         """Return the specs of a chain's initial state where the unfold function gives none."""
         if cell.declared is not None:
             return cell.declared.inputs[len(sequence) :]
+        if cell.state is not None:
+            return cell.state
         return zero_state_specs(cell.module, sequence)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from batchmaker.cells.export import example_rows, flat_module, flat_outputs, spec_of_rows
+from batchmaker.cells.export import example_rows, flat_module, flat_outputs, float_dtype, spec_of_rows
 from batchmaker.errors import ModelError
 from batchmaker.graph.spec import ValueSpec
 
@@ -24,7 +24,7 @@ def zero_state_specs(module: nn.Module, sequence: tuple[ValueSpec, ...]) -> tupl
     fits, or more than one does.
     """
     name = type(module).__name__
-    dtype = _dtype_name(module)
+    dtype = float_dtype(module)
     if isinstance(module, nn.LSTMCell | nn.GRUCell | nn.RNNCell):
         return (ValueSpec((module.hidden_size,), dtype),) * (2 if isinstance(module, nn.LSTMCell) else 1)
     num_states = _num_parameters(module) - len(sequence)
@@ -48,14 +48,6 @@ def zero_state_specs(module: nn.Module, sequence: tuple[ValueSpec, ...]) -> tupl
         f"{name}: no width found at which its last {num_states} outputs have the rows of its state. "
         "Pass init= with the initial state, and return the next state as the last outputs."
     )
-
-
-def _dtype_name(module: nn.Module) -> str:
-    """Return the dtype of the module's first floating weight."""
-    for weight in module.parameters():
-        if weight.dtype.is_floating_point:
-            return str(weight.dtype).removeprefix("torch.")
-    return "float32"
 
 
 def _num_parameters(module: nn.Module) -> int:
