@@ -245,7 +245,7 @@ class Cell:
             if given is None or None in given:
                 zeros = scope.types.zero_state(self, sequence_specs)
                 given = list(zeros) if given is None else [a or b for a, b in zip(given, zeros, strict=False)]
-            known = scope.types.learn(self, (*sequence_specs, *(spec for spec in given if spec is not None)))
+            known = self._learned(scope, sequence_specs, tuple([spec for spec in given if spec is not None]))
         outputs = scope.recorder.run(known, columns, state, max_steps=max_steps, open_ended=until is not None)
         scope.types.use_in_runs(known, len(columns))
         if until is not None:
@@ -253,6 +253,25 @@ class Cell:
             first = int(outputs[watched].steps.nodes[0])  # asking for the steps brings them to the host
             scope.loops[first] = OpenLoop(first, outputs[0].node, until)
         return _one_or_all(outputs)
+
+    def _learned(
+        self, scope: UnfoldingScope, sequence: tuple[ValueSpec, ...], state: tuple[ValueSpec, ...]
+    ) -> CellType:
+        """Return the type of a chain's cell. ShapeError where the state is another than the cell gives back."""
+        try:
+            return scope.types.learn(self, (*sequence, *state))
+        except ModelError:
+            try:
+                zeros = scope.types.zero_state(self, sequence)
+            except ModelError:  # it cannot be told
+                zeros = state
+            if [part.row_signature for part in state] != [part.row_signature for part in zeros]:
+                given, wanted = ("(" + ", ".join(map(str, parts)) + ")" for parts in (state, zeros))
+                raise ShapeError(
+                    f"{where(self)}: the initial state has rows of {given}, expected {wanted}; give init= as many "
+                    "values, each one row without a batch, or leave it out for zeros"
+                ) from None
+            raise
 
     def __repr__(self) -> str:
         return f"Cell({self.name or type(self.module).__name__}, max_batch={self.max_batch}, priority={self.priority})"

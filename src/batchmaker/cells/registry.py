@@ -66,6 +66,8 @@ class CellRegistry:
         loops stop. So cells that differ in one of these have types of their own, and do not run in one batch.
         """
         name = prefix + (cell.name or type(cell.module).__name__)
+        if cell.declared is not None:
+            _check_side(name, "input", inputs, cell.declared.inputs)
         with _TRACING:
             bound = bind(
                 cell.program or cell.module, inputs, name=name, fold_bytes=self._fold_bytes, optimize=cell.optimize
@@ -169,13 +171,21 @@ def _check_declared(cell: Cell, bound: BoundCell) -> None:
     """ShapeError unless a cell that declares its rows was bound to just these."""
     if cell.declared is None:
         return
-    for kind, found, declared in (
-        ("input", bound.inputs, cell.declared.inputs),
-        ("output", bound.outputs, cell.declared.outputs),
-    ):
-        for index, (got, wanted) in enumerate(zip(found, declared, strict=True)):
-            if got.row_signature != wanted.row_signature or wanted.num_tokens not in (None, got.num_tokens):
-                raise ShapeError(
-                    f"cell {bound.name!r}, {kind} {index}: got rows of {got} (tokens: {got.num_tokens}), expected "
-                    f"{wanted} (tokens: {wanted.num_tokens}), as the cell declares. Match the request."
-                )
+    _check_side(bound.name, "output", bound.outputs, cell.declared.outputs)
+    for index, (got, wanted) in enumerate(zip(bound.inputs, cell.declared.inputs, strict=True)):
+        if wanted.num_tokens not in (None, got.num_tokens):
+            raise ShapeError(
+                f"cell {bound.name!r}, input {index}: takes {got.num_tokens} tokens, declared for {wanted.num_tokens}"
+            )
+
+
+def _check_side(name: str, kind: str, found: tuple[ValueSpec, ...], declared: tuple[ValueSpec, ...]) -> None:
+    """ShapeError unless rows are those that a cell declares."""
+    if len(found) != len(declared):
+        raise ShapeError(f"cell {name!r}: got {len(found)} {kind}s, expected {len(declared)}, as the cell declares")
+    for index, (got, wanted) in enumerate(zip(found, declared, strict=True)):
+        if got.row_signature != wanted.row_signature:
+            raise ShapeError(
+                f"cell {name!r}, {kind} {index}: got rows of {got}, expected {wanted}, as the cell declares. "
+                "Match the shape and dtype."
+            )
