@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, final
+from typing import Any, Final, Protocol, final
 
+import numpy as np
 import torch
 from torch import nn
 
 from batchmaker.cells.arguments import column, is_several, single, where
 from batchmaker.cells.binding import traced
+from batchmaker.cells.elements import INDEX, Element
 from batchmaker.cells.export import flat_module, float_dtype, spec_of_rows
 from batchmaker.cells.host_values import CallData
 from batchmaker.cells.scope import UnfoldingScope, current_scope, scope_of
@@ -22,6 +24,7 @@ from batchmaker.graph.calls import Calls
 from batchmaker.graph.recorder import Argument
 from batchmaker.graph.spec import CellType, ValueSpec
 from batchmaker.graph.trees import SequenceArgument
+from batchmaker.graph.values import HostValues, Value, ValueSequence
 
 DEFAULT_MAX_BATCH = 256
 
@@ -162,15 +165,16 @@ class Cell:
     def run(self, sequence: Any, init: Any = None) -> Any:
         """Add a chain: the cell is called once per element, its last outputs fed back as its last inputs.
 
-        sequence: data [steps, *shape] or a sequence of values; a tuple of those for a cell that takes several inputs
-        per step. init: the initial state, one value or a tuple; zeros if omitted, as are those of its parts that are
-        None. Returns the last step's output (or a tuple of outputs); `.steps` of each is the sequence over all steps.
+        sequence: data [steps, *shape], a sequence of values, or one value of shape [steps, *shape] that a cell gives; a
+        tuple of those for a cell that takes several inputs per step. init: the initial state, one value or a tuple;
+        zeros if omitted, as are those of its parts that are None. Returns the last step's output (or a tuple of
+        outputs); `.steps` of each is the sequence over all steps.
         """
         scope = scope_of(self)
         known = scope.types.known(self)
         is_tuple = type(sequence) is not StandIn and isinstance(sequence, tuple)
         parts = sequence if is_tuple and is_several(sequence) else (sequence,)
-        columns = [column(self, part, known, port) for port, part in enumerate(parts)]
+        columns = [self._column(scope, part, known, port) for port, part in enumerate(parts)]
         return self._chain(scope, known, columns, init, None, None)
 
     def loop(self, init: Any, *, until: Any = None, max_steps: int) -> Any:
@@ -187,7 +191,7 @@ class Cell:
         """Add one node per element, without recurrence. Returns the output as a sequence, or a tuple of sequences."""
         scope = current_scope.get() or scope_of(self)
         known = scope.types.known(self)
-        columns = [column(self, sequence, known, port) for port, sequence in enumerate(sequences)]
+        columns = [self._column(scope, sequence, known, port) for port, sequence in enumerate(sequences)]
         cell = known or scope.types.learn(self, tuple([column.spec for column in columns]))
         if len(columns) != len(cell.inputs):
             raise InvalidRequestError(f"{where(self)} takes {len(cell.inputs)} inputs, got {len(columns)} sequences")
@@ -213,6 +217,12 @@ class Cell:
         return TreeCalls(self, places, children, inputs)
 
     # --- inside -------------------------------------------------------------------------------------------------
+
+    def _column(self, scope: UnfoldingScope, sequence: Any, known: CellType | None, port: int) -> SequenceArgument:
+        """Return a sequence for an input, one element per call."""
+        if type(sequence) is Value and sequence.spec.shape:
+            return elements(scope, sequence)
+        return column(self, sequence, known, port)
 
     def _first_call(self, scope: UnfoldingScope, arguments: tuple[Any, ...]) -> Calls:
         """Return what adds this request's calls, now that there is one."""
@@ -275,6 +285,20 @@ class Cell:
 
     def __repr__(self) -> str:
         return f"Cell({self.name or type(self.module).__name__}, max_batch={self.max_batch}, priority={self.priority})"
+
+
+def elements(scope: UnfoldingScope, value: Value) -> ValueSequence:
+    """Return a value of shape [n, *shape] as a sequence of n values: each is copied out by a node of its own."""
+    spec, count = value.spec, value.spec.shape[0]
+    cell = _ELEMENTS.get(spec) or _ELEMENTS.setdefault(spec, Cell(Element(), name="element"))
+    known = scope.types.known(cell) or scope.types.learn(cell, (spec, INDEX))
+    repeated = ValueSequence(np.full(count, value.node), value.of, holds=value)
+    (sequence,) = scope.recorder.map(known, [repeated, HostValues(np.arange(count), count, INDEX)])
+    return sequence
+
+
+_ELEMENTS: Final[dict[ValueSpec, Cell]] = {}
+"""What copies elements out of values of each spec: the same for all models of the process."""
 
 
 def _check_module(module: Any) -> None:

@@ -66,9 +66,8 @@ class Layered(Model):
         return name
 
     def unfold(self, request: Any) -> Any:
-        cells = self.cells
         given = self._rows(request)
-        made = run_layers(((cells[name], sources, count) for name, sources, count in self.layers), given)
+        made = run_layers(((getattr(self, name), sources, count) for name, sources, count in self.layers), given)
         return self._formed([given[k] if layer < 0 else made[layer][k] for layer, k in self.results])
 
     def length(self, request: Any) -> int:

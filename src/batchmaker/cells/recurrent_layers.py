@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from batchmaker.cells.arguments import reversed_data, sequence_of
-from batchmaker.cells.cell import Cell, Declared
+from batchmaker.cells.cell import Cell, Declared, elements
 from batchmaker.cells.export import float_dtype
 from batchmaker.cells.model import Model
 from batchmaker.cells.scope import scope_of
@@ -124,14 +124,18 @@ class RecurrentLayers(Model):
     def __call__(self, sequence: Any, state: Any = None) -> tuple[Any, Any]:
         """Run the layers over a request's sequence, inside an unfold function; returns (output, state) as torch does.
 
-        sequence: data [n, input_size] or a sequence of values of other cells, n at least 1, without a batch in either
-        order of dimensions; with an embedding what that takes. state: the initial one, as torch has it: (h_0, c_0) for
-        an LSTM, else h_0, each with a row for every layer and direction, [num_layers * directions, width], as data, as
-        a list of values (None for zeros), or as returned by a call before; zeros if left out.
+        sequence: data [n, input_size], a sequence of values of other cells or one value [n, input_size], n at least 1,
+        without a batch in either order of dimensions; with an embedding what that takes. state: the initial one, as
+        torch has it: (h_0, c_0) for an LSTM, else h_0, each with a row for every layer and direction,
+        [num_layers * directions, width], as data, as a list of values (None for zeros), or as returned by a call
+        before; zeros if left out.
         Returns the top layer's h of every step as a sequence of n values (two of them where `join` is False), and
         (h_n, c_n) or h_n as sequences of num_layers * directions values.
         """
-        starts = self._starts(state, scope_of(self.l0).recorder)
+        scope = scope_of(self.l0)
+        if type(sequence) is Value and sequence.spec.shape:
+            sequence = elements(scope, sequence)
+        starts = self._starts(state, scope.recorder)
         ends: list[tuple[Value, ...]] = []
         below: tuple[Any, ...] = (sequence,)
         for layer in range(self.num_layers):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import final
 
 from batchmaker.cells.cell import CellTypes
-from batchmaker.cells.model import Model, check_functions
+from batchmaker.cells.model import Model, check_functions, name_cells
 from batchmaker.cells.registry import CellRegistry
 from batchmaker.engine.checking import check_number, said_of
 from batchmaker.errors import ModelError, OptionError, unknown_name
@@ -59,6 +59,7 @@ class Catalogue:
             own_ms = deadline_ms if model.deadline_ms is None else model.deadline_ms
             check_number(f"model {name!r}: deadline_ms", own_ms, above=0.0, optional=True)
             check_functions(model)
+            name_cells(vars(model))
             prefix = f"{name}/" if len(named) > 1 else ""
             cells = registry.prefixed(prefix) if prefix else registry
             self._models[name] = ServedModel(len(self._models), name, model, cells, prefix, own_ms)
