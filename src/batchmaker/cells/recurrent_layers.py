@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from batchmaker.cells.arguments import reversed_data, sequence_of
-from batchmaker.cells.cell import Cell, Declared, elements
+from batchmaker.cells.cell import Cell, elements
+from batchmaker.cells.declared import Declared
 from batchmaker.cells.export import float_dtype
 from batchmaker.cells.model import Model
 from batchmaker.cells.scope import scope_of

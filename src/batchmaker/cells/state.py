@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from batchmaker.cells.causes import cause_of, parameter_sizes
+from batchmaker.cells.cell import Cell
 from batchmaker.cells.export import example_rows, flat_module, flat_outputs, float_dtype, said_first, spec_of_rows
 from batchmaker.cells.signature import signature_of
 from batchmaker.errors import ModelError, ShapeError
@@ -20,6 +21,13 @@ State = tuple[ValueSpec, ...]
 _MAX_TRIES: Final = 512
 """States with parts of different widths that are tried."""
 _STEPS: Final = nn.LSTMCell | nn.GRUCell | nn.RNNCell
+
+
+def initial_state(cell: Cell, sequence: State) -> State:
+    """Return the specs of a chain's initial state where the unfold function gives none: declared, or found."""
+    if cell.declared is not None:
+        return cell.declared.inputs[len(sequence) :]
+    return zero_state_specs(cell.module, sequence) if cell.state is None else cell.state
 
 
 def zero_state_specs(module: nn.Module, sequence: State) -> State:

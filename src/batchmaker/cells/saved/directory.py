@@ -14,8 +14,9 @@ import msgspec
 import torch
 
 from batchmaker.cells.binding import BoundCell
-from batchmaker.cells.cell import Cell, Declared
+from batchmaker.cells.cell import Cell
 from batchmaker.cells.dataflow import CannotRewriteError
+from batchmaker.cells.declared import Declared
 from batchmaker.cells.export import torch_dtype
 from batchmaker.cells.model import Model
 from batchmaker.cells.registry import CellRegistry
@@ -119,6 +120,11 @@ def _write_cells(model: Model, directory: Path, registry: CellRegistry) -> tuple
             raise SavedModelError(
                 f"{where}: the example request never reaches it, so its inputs are not known. "
                 "Give example requests that together use every cell, example_requests=[...], or remove the cell."
+            )
+        if registry.num_shapes(cell) > 1:
+            raise SavedModelError(
+                f"{where}: has been called with {registry.num_shapes(cell)} shapes of its inputs, and a saved cell has "
+                "one. Make a cell for each shape, such as a dict of cells by width, or pad inputs to one."
             )
         bound = registry.bound[cell_type.type_id]
         if cell_type.type_id not in files:
