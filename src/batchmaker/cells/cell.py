@@ -13,7 +13,7 @@ from torch import nn
 
 from batchmaker.cells.arguments import column, is_several, single, where
 from batchmaker.cells.binding import traced
-from batchmaker.cells.declared import Declared, check_module, declared_by, state_specs
+from batchmaker.cells.declared import Declared, checked_module, declared_by, state_specs
 from batchmaker.cells.elements import INDEX, Element
 from batchmaker.cells.export import flat_module, float_dtype
 from batchmaker.cells.host_values import CallData
@@ -115,7 +115,6 @@ class Cell:
         if isinstance(module, torch.export.ExportedProgram):
             self.declared = declared_by(module, declared)
             module = module.module(check_guards=False)
-        check_module(module)
         if batch_sizes is None:
             max_batch = DEFAULT_MAX_BATCH if max_batch is None else max_batch
             if max_batch < 1:
@@ -129,7 +128,7 @@ class Cell:
                 raise OptionError(f"max_batch is {max_batch} but the largest of batch_sizes is {sizes[-1]}")
         if not isinstance(optimize, bool):
             raise OptionError(f"optimize must be True or False, got {optimize!r}")
-        self.module = module
+        self.module = checked_module(module)
         self.batch_sizes = sizes
         self.priority = priority
         self.state = None if state is None else state_specs(state, self.float_dtype)

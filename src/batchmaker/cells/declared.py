@@ -23,8 +23,14 @@ class Declared:
     outputs: tuple[ValueSpec, ...]
 
 
-def check_module(module: Any) -> None:
-    """ModelError for what cannot be a cell, with what to write instead."""
+def uncompiled(module: Any) -> Any:
+    """Return the module that torch.compile was given: the engine compiles what it binds itself."""
+    return module._orig_mod if type(module).__name__ == "OptimizedModule" else module
+
+
+def checked_module(module: Any) -> nn.Module:
+    """Return a module that can be a cell. ModelError for any other, with what to write instead."""
+    module = uncompiled(module)
     kind = f"the class {module.__name__}" if isinstance(module, type) else type(module).__name__
     if not isinstance(module, nn.Module):
         raise ModelError(f"bm.Cell wraps a torch.nn.Module, got {kind}")
@@ -40,6 +46,7 @@ def check_module(module: Any) -> None:
             else ("[bm.Cell(m) for m in modules]")
         )
         raise ModelError(f"bm.Cell wraps one module, and an nn.{kind} has no forward(). Make a cell of each: {each}")
+    return module
 
 
 def state_specs(state: Iterable[int | tuple[int, ...] | ValueSpec], dtype: str) -> tuple[ValueSpec, ...]:

@@ -11,6 +11,7 @@ from torch import nn
 
 from batchmaker.cells.cell import Cell, size_ladder
 from batchmaker.cells.cutting import Cut, Layer, Place, cut, has_weights, run_layers
+from batchmaker.cells.declared import uncompiled
 from batchmaker.cells.export import float_dtype
 from batchmaker.cells.host_values import host_value
 from batchmaker.cells.model import Model
@@ -42,6 +43,8 @@ class Layered(Model):
         max_batch: int = DEFAULT_MAX_BATCH,
         batch_sizes: Iterable[int] | None = None,
     ) -> None:
+        module = uncompiled(module)
+        _check_network(module)
         if max_batch < 1:
             raise OptionError(f"max_batch must be at least 1, got {max_batch}")
         sizes = size_ladder(max_batch, exact=8, parts=4) if batch_sizes is None else tuple(batch_sizes)
@@ -164,8 +167,22 @@ def layers(
 # --- cutting --------------------------------------------------------------------------------------------------------
 
 
+def _check_network(module: Any) -> None:
+    """ModelError for what is no network, with what to write instead."""
+    if isinstance(module, type) and issubclass(module, nn.Module):
+        raise ModelError(f"bm.layers takes a module, got the class {module.__name__}; make one: {module.__name__}(...)")
+    if not isinstance(module, nn.Module):
+        advice = "; read the file into a torch.nn.Module first" if isinstance(module, str) else ""
+        raise ModelError(f"bm.layers takes a torch.nn.Module, got {type(module).__name__}{advice}")
+
+
 def _cut(module: nn.Module, example_request: Any, float_dtype: str, at: CutAt) -> Cut:
     inputs = input_names(module, example_request)
+    if isinstance(module, torch.jit.ScriptModule) and at != "whole":
+        raise ModelError(
+            'TorchScript cannot be cut into layers: keep it whole with cut="whole", or give the nn.Module that it was '
+            "made of"
+        )
     if isinstance(at, str) and at not in CUTS:
         raise unknown_name("cut (or a list of submodules)", at, CUTS)
     if at == "whole":

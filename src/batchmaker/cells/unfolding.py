@@ -220,7 +220,8 @@ class Unfolding:
         except (BatchmakerError, StopIteration):
             raise
         except Exception as error:
-            raise InvalidRequestError(f"{self._name} raised {said_by(error)}") from error
+            hint = "; a tensor is reversed by x.flip(0)" if "step must be greater than zero" in str(error) else ""
+            raise InvalidRequestError(f"{self._name} raised {said_by(error)}{hint}") from error
         finally:
             current_scope.reset(token)
 

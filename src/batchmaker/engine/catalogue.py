@@ -14,6 +14,11 @@ from batchmaker.engine.checking import check_number, said_of
 from batchmaker.errors import ModelError, OptionError, unknown_name
 
 
+def said_kind(value: object) -> str:
+    """Return what a value is, for a message."""
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class ServedModel:
@@ -47,6 +52,11 @@ class Catalogue:
     def __init__(
         self, models: Model | Mapping[str, Model], registry: CellRegistry, deadline_ms: float | None = None
     ) -> None:
+        if not isinstance(models, Model | Mapping):
+            raise ModelError(
+                f"an engine serves a batchmaker.Model, or several by name, got {said_kind(models)}; a network without "
+                "control flow becomes one by bm.layers(module), an nn.LSTM, nn.GRU or nn.RNN by bm.recurrent(module)"
+            )
         named = {type(models).__name__: models} if isinstance(models, Model) else dict(models)
         if not named:
             raise OptionError("an engine needs a model, got an empty mapping")
