@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import batchmaker as bm
-from batchmaker.errors import RequestShapeError, SavedModelError, ShapeError
+from batchmaker.errors import OptionError, RequestShapeError, SavedModelError, ShapeError
 
 
 class Pictures(nn.Module):
@@ -113,6 +113,11 @@ class Mixed(Widths):
 def test_another_dtype_or_number_of_dimensions_is_no_other_type():
     with bm.Engine(Mixed()) as engine, pytest.raises(ShapeError, match=r"got rows of shape \(\), expected \(3,\)"):
         engine.map([torch.zeros(2, 3)], progress=False)
+
+
+def test_a_cell_has_one_shape_at_least():
+    with pytest.raises(OptionError, match="max_shapes must be at least 1, got 0"):
+        bm.Cell(Double(), max_shapes=0)
 
 
 def test_a_cell_of_several_shapes_is_not_saved(tmp_path):

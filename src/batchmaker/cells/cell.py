@@ -20,7 +20,7 @@ from batchmaker.cells.host_values import CallData
 from batchmaker.cells.scope import UnfoldingScope, current_scope, scope_of
 from batchmaker.cells.stand_ins import StandIn
 from batchmaker.cells.trees import TreeCalls, tree
-from batchmaker.errors import InvalidRequestError, ModelError, OptionError, RequestShapeError, ShapeError
+from batchmaker.errors import InvalidRequestError, ModelError, OptionError, ShapeError
 from batchmaker.graph.calls import Calls
 from batchmaker.graph.fitting import misfit
 from batchmaker.graph.recorder import Argument
@@ -126,6 +126,8 @@ class Cell:
                 raise OptionError(f"batch_sizes must be positive numbers, got {sizes}")
             if max_batch is not None and max_batch != sizes[-1]:
                 raise OptionError(f"max_batch is {max_batch} but the largest of batch_sizes is {sizes[-1]}")
+        if max_shapes < 1:
+            raise OptionError(f"max_shapes must be at least 1, got {max_shapes}")
         if not isinstance(optimize, bool):
             raise OptionError(f"optimize must be True or False, got {optimize!r}")
         self.module = checked_module(module)
@@ -227,22 +229,18 @@ class Cell:
         Where it takes other shapes: what is wrong with these, and None in its place.
         """
         known = scope.types.known(self)
-        given = [elements(scope, x) if type(x) is Value and x.spec.shape else x for x in sequences]
+        if Value in map(type, sequences):
+            sequences = tuple([elements(scope, x) if type(x) is Value and x.spec.shape else x for x in sequences])
+        columns: list[SequenceArgument] = []
         try:
-            columns = [column(self, sequence, known, port) for port, sequence in enumerate(given)]
-            if known is None:
-                return None, columns, None
-            wrong = [
-                misfit(known, port, sequence.spec)
-                for port, (sequence, spec) in enumerate(zip(columns, known.inputs, strict=False))
-                if not sequence.spec.is_like(spec)
-            ]
-            if not wrong:
-                return known, columns, None
-            error = wrong[0]
-        except RequestShapeError as refused:
-            error = refused
-        return None, [column(self, sequence, None, port) for port, sequence in enumerate(given)], error
+            for port, sequence in enumerate(sequences):
+                given = column(self, sequence, known, port)
+                if known is not None and port < len(known.inputs) and not given.spec.is_like(known.inputs[port]):
+                    raise misfit(known, port, given.spec)
+                columns.append(given)
+        except ShapeError as error:
+            return None, [column(self, sequence, None, port) for port, sequence in enumerate(sequences)], error
+        return known, columns, None
 
     def _type_of(self, scope: UnfoldingScope, inputs: tuple[ValueSpec, ...], error: ShapeError | None) -> CellType:
         """Return a new type. error: of the one that the cell has already, whose shapes these are not."""
