@@ -263,7 +263,7 @@ def test_a_state_of_another_form_is_refused(state, message):
 
 
 def test_a_sequence_of_another_width_is_refused_by_the_width_of_the_module():
-    with pytest.raises(RequestShapeError, match=r"'l0', input 0: got rows of shape \(4,\), expected \(5,\)"):
+    with pytest.raises(RequestShapeError, match=r"'layers\.l0', input 0: got rows of shape \(4,\), expected \(5,\)"):
         refused(nn.LSTM(WIDTH, HIDDEN), torch.zeros(3, 4))
 
 

@@ -317,10 +317,13 @@ class Cell:
     ) -> CellType:
         """Return the type of a chain's cell. ShapeError where the state is another than the cell gives back."""
         try:
-            return self._type_of(scope, (*sequence, *state), error)
+            known = self._type_of(scope, (*sequence, *state), error)
+            if error is not None:
+                scope.types.use_in_runs(known, len(sequence))  # raises where the state does not come back as it is
+            return known
         except ModelError:
             if error is not None:
-                raise
+                raise error from None
             try:
                 zeros = scope.types.zero_state(self, sequence)
             except ModelError:  # it cannot be told

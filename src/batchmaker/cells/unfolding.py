@@ -220,8 +220,9 @@ class Unfolding:
         except (BatchmakerError, StopIteration):
             raise
         except Exception as error:
-            hint = "; a tensor is reversed by x.flip(0)" if "step must be greater than zero" in str(error) else ""
-            raise InvalidRequestError(f"{self._name} raised {said_by(error)}{hint}") from error
+            said = said_by(error)
+            hint = "; a tensor is reversed by x.flip(0)" if "step must be greater than zero" in said else ""
+            raise InvalidRequestError(f"{self._name} raised {said}{hint}") from error
         finally:
             current_scope.reset(token)
 
