@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from batchmaker.cells.cell import Cell
     from batchmaker.cells.layers import layers
     from batchmaker.cells.model import Model
+    from batchmaker.cells.recurrent_layers import recurrent
     from batchmaker.cells.saved import load
     from batchmaker.cells.trees import tree
     from batchmaker.engine.engine import Engine
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["Cell", "Engine", "Model", "__version__", "layers", "load", "save", "tree"]
+__all__ = ["Cell", "Engine", "Model", "__version__", "layers", "load", "recurrent", "save", "tree"]
 
 _HOMES = {
     "Cell": "batchmaker.cells.cell",
@@ -24,6 +25,7 @@ _HOMES = {
     "Model": "batchmaker.cells.model",
     "layers": "batchmaker.cells.layers",
     "load": "batchmaker.cells.saved",
+    "recurrent": "batchmaker.cells.recurrent_layers",
     "save": "batchmaker.engine.save",
     "tree": "batchmaker.cells.trees",
 }

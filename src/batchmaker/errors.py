@@ -2,6 +2,7 @@
 
     BatchmakerError
     ├── ModelError              the model, a cell or a saved directory is wrong
+    │   ├── HandleError         an unfold function used a handle as if it were the value (also an AttributeError)
     │   ├── ShapeError          a value has another shape or dtype than its input declares
     │   └── SavedModelError     a saved model cannot be read or is refused
     ├── RequestError            this request is wrong or failed; others are not touched
@@ -44,6 +45,10 @@ class BatchmakerError(Exception):
 
 class ModelError(BatchmakerError):
     """The model, one of its cells or its directory is wrong."""
+
+
+class HandleError(ModelError, AttributeError):
+    """An unfold function used a handle as if it were the value, which no cell has computed yet."""
 
 
 class ShapeError(ModelError):

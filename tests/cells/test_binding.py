@@ -352,6 +352,11 @@ class Square(nn.Module):
         return x @ x.t()
 
 
+class Raising(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise ValueError("never")
+
+
 class Nothing(nn.Module):
     def forward(self, x: Tensor) -> str:
         return "nothing"
@@ -364,8 +369,15 @@ class Nothing(nn.Module):
         (Square(), rows(4), None, ShapeError, "may not depend on the batch"),
         (Nothing(), rows(4), None, ModelError, "got str, expected a tensor"),
         (nn.Linear(4, 4), (), None, ModelError, "declares no inputs"),
-        (nn.Linear(4, 4), rows(5), None, ModelError, r"trial run of 2 rows with 1 inputs \(float32\[5\]\)"),
-        (nn.Linear(4, 4), rows(4, 4), None, ModelError, "one input per argument"),
+        (
+            nn.Linear(4, 4),
+            rows(5),
+            None,
+            ShapeError,
+            r"input 0: got rows of float32\[5\], expected float32\[4\]; a wrong",
+        ),
+        (nn.Linear(4, 4), rows(4, 4), None, ModelError, "takes 1 inputs, got 2"),
+        (Raising(), rows(4), None, ModelError, "one input per argument"),
         (nn.Linear(4, 4), (ValueSpec((4,), "float31"),), None, ModelError, "dtype 'float31' is not known"),
         (nn.GRUCell(4, 8), rows(4, 8), 3, ModelError, "got 3 sequence inputs, expected 0 to 2"),
         (nn.GRUCell(4, 8), rows(4, 8), 0, ModelError, "2 inputs are state but it returns 1"),

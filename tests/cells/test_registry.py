@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import batchmaker as bm
-from batchmaker.cells.cell import Declared
+from batchmaker.cells.declared import Declared
 from batchmaker.cells.registry import CellRegistry
 from batchmaker.errors import ModelError, ShapeError
 from batchmaker.graph.spec import CellType, ValueSpec

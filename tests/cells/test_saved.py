@@ -314,7 +314,7 @@ def test_weights_of_another_shape_are_refused(saved: Path, tmp_path: Path) -> No
 
 def test_tokens_are_proved_when_the_engine_starts(saved: Path) -> None:
     edit_manifest(saved, lambda m: m["cells"][0]["inputs"][0].update(num_tokens=99))
-    with pytest.raises(ModelError, match="tokens: 99"):
+    with pytest.raises(ModelError, match="takes 20 tokens, declared for 99"):
         bm.Engine(bm.load(saved), threads=1).start()
 
 

@@ -40,7 +40,7 @@ def test_errors_of_the_function_are_the_request_s_and_keep_their_cause(begin: Be
 def test_errors_of_the_library_pass_unchanged(begin: Begin) -> None:
     begin(add)
     with pytest.raises(ShapeError, match="'add', input 0"):
-        begin(lambda m: m.add([1.0, 2.0], [0.0]))
+        begin(lambda m: m.add([[1.0, 2.0]], [0.0]))
 
 
 def test_stop_iteration_out_of_a_plain_function_is_an_error(begin: Begin) -> None:

@@ -37,7 +37,7 @@ class Forms(bm.Model):
     def __init__(self) -> None:
         torch.manual_seed(0)
         self.encoder = bm.Cell(Encode())
-        self.add = bm.Cell(Accumulate())
+        self.add = bm.Cell(Accumulate(), max_shapes=1)
         self.join = bm.Cell(Join())
         self.grow = bm.Cell(Count(), host_outputs=(0,))
 

@@ -33,7 +33,7 @@ def single(cell: Cell, argument: Any, known: CellType | None, port: int) -> Argu
     """Return one value for an input. known: the cell's type, None at first use."""
     if type(argument) is Value:
         return argument
-    return host_value(argument, _declared(known, port), cell.float_dtype, where(cell, port))
+    return host_value(argument, _declared(cell, known, port), cell.float_dtype, where(cell, port))
 
 
 def column(cell: Cell, sequence: Any, known: CellType | None, port: int) -> SequenceArgument:
@@ -47,8 +47,8 @@ def column(cell: Cell, sequence: Any, known: CellType | None, port: int) -> Sequ
         if rows is not None:
             return rows
     if type(sequence) is not StandIn and isinstance(sequence, list | tuple) and set(map(type, sequence)) == {Value}:
-        return _sequence_of(sequence, where(cell, port))
-    return host_sequence(sequence, _declared(known, port), cell.float_dtype, where(cell, port))
+        return sequence_of(sequence, where(cell, port))
+    return host_sequence(sequence, _declared(cell, known, port), cell.float_dtype, where(cell, port))
 
 
 def integers(cell: Cell, given: Any, what: str) -> NDArray[np.int64]:
@@ -74,11 +74,21 @@ def is_several(parts: tuple[Any, ...]) -> bool:
     )
 
 
-def _declared(known: CellType | None, port: int) -> ValueSpec | None:
-    return known.inputs[port] if known is not None and port < len(known.inputs) else None
+def reversed_data(sequence: Any) -> Any:
+    """Return data or a sequence of values from its end to its start."""
+    if type(sequence) is StandIn:
+        is_tensor = isinstance(sequence.codes, torch.Tensor)
+    else:
+        is_tensor = isinstance(sequence, torch.Tensor)
+    return sequence.flip(0) if is_tensor else sequence[::-1]
 
 
-def _sequence_of(values: Sequence[Value], where: str) -> ValueSequence:
+def _declared(cell: Cell, known: CellType | None, port: int) -> ValueSpec | None:
+    inputs = known.inputs if known is not None else cell.declared.inputs if cell.declared is not None else ()
+    return inputs[port] if port < len(inputs) else None
+
+
+def sequence_of(values: Sequence[Value], where: str) -> ValueSequence:
     """Make a sequence of values of one output. The values stay alive with it."""
     kinds = {value.of for value in values}
     if len({id(of.origin) for of in kinds}) > 1:

@@ -101,6 +101,9 @@ def traced(module: nn.Module, inputs: tuple[ValueSpec, ...]) -> torch.export.Exp
     try:
         return export_cell(_with_shared_weights(module), inputs)
     except Exception as error:  # torch.export raises whatever the module's code runs into
+        if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+            why = "torch.export does not take TorchScript: give the nn.Module that it was made of"
+            raise CannotRewriteError(why) from error
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CannotRewriteError(f"torch.export failed: {reason}") from error
 

@@ -5,25 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, final
+from typing import Any, Final, Protocol, final
 
+import numpy as np
 import torch
 from torch import nn
 
 from batchmaker.cells.arguments import column, is_several, single, where
 from batchmaker.cells.binding import traced
-from batchmaker.cells.export import flat_module, spec_of_rows
+from batchmaker.cells.declared import Declared, checked_module, declared_by, state_specs
+from batchmaker.cells.elements import INDEX, Element
+from batchmaker.cells.export import flat_module, float_dtype
 from batchmaker.cells.host_values import CallData
 from batchmaker.cells.scope import UnfoldingScope, current_scope, scope_of
 from batchmaker.cells.stand_ins import StandIn
 from batchmaker.cells.trees import TreeCalls, tree
 from batchmaker.errors import InvalidRequestError, ModelError, OptionError, ShapeError
 from batchmaker.graph.calls import Calls
+from batchmaker.graph.fitting import misfit
 from batchmaker.graph.recorder import Argument
 from batchmaker.graph.spec import CellType, ValueSpec
 from batchmaker.graph.trees import SequenceArgument
+from batchmaker.graph.values import HostValues, Value, ValueSequence
 
 DEFAULT_MAX_BATCH = 256
+DEFAULT_MAX_SHAPES = 8
 
 
 class CellTypes(Protocol):
@@ -34,6 +40,9 @@ class CellTypes(Protocol):
 
     def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...]) -> CellType:
         """Bind a cell to its inputs' specs, prove its outputs, and give it a type."""
+
+    def other(self, cell: Cell, inputs: tuple[ValueSpec, ...], error: ShapeError) -> CellType:
+        """Return the type of a cell for other shapes than at first. Raises `error` if it does not take them."""
 
     def use_in_runs(self, cell: CellType, num_sequence_inputs: int) -> None:
         """Note that chains of this cell take so many inputs per step; ModelError if others take another number."""
@@ -67,15 +76,6 @@ def default_batch_sizes(max_batch: int) -> tuple[int, ...]:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Declared:
-    """Row specs that a cell is known to take and give before it is used, as a traced program does."""
-
-    inputs: tuple[ValueSpec, ...]
-    outputs: tuple[ValueSpec, ...]
-
-
-@final
 class Cell:
     """An nn.Module as a unit of batching: dimension 0 of every input and output is the batch.
 
@@ -86,8 +86,12 @@ class Cell:
     loop looks at.
     name: for messages and reports; a Model names its cells after their attributes.
     module may be an exported program instead, with a dynamic dimension 0. declared: what the program takes and gives,
-    proved against the program here and against the requests at first use. optimize: plan the operations inside the cell
-    when it is first used, and run them in batches where that is measured to be faster (see `batchmaker plan`).
+    proved against the program here and against the requests at first use. state: shapes of the state's parts in order,
+    an int for one dimension, where chains start from zeros and the module does not tell: `state=(64, 128, 128)`; in the
+    dtype of the module's weights, any other as a ValueSpec. max_shapes: with how many shapes of its inputs the cell may
+    be called, such as pictures of several widths; rows of one shape alone are batched. optimize: plan the operations
+    inside the cell when it is first used, and run them in batches where that is measured to be faster (see `batchmaker
+    plan`).
 
     The methods are for use inside `Model.unfold`.
     """
@@ -102,15 +106,15 @@ class Cell:
         host_outputs: Iterable[int] = (),
         name: str | None = None,
         declared: Declared | None = None,
+        state: Iterable[int | tuple[int, ...] | ValueSpec] | None = None,
+        max_shapes: int = DEFAULT_MAX_SHAPES,
         optimize: bool = False,
     ) -> None:
         self.program = module if isinstance(module, torch.export.ExportedProgram) else None
         self.declared = declared
         if isinstance(module, torch.export.ExportedProgram):
-            self.declared = _declared_by(module, declared)
+            self.declared = declared_by(module, declared)
             module = module.module(check_guards=False)
-        if not isinstance(module, nn.Module):
-            raise ModelError(f"bm.Cell wraps a torch.nn.Module, got {type(module).__name__}")
         if batch_sizes is None:
             max_batch = DEFAULT_MAX_BATCH if max_batch is None else max_batch
             if max_batch < 1:
@@ -122,11 +126,15 @@ class Cell:
                 raise OptionError(f"batch_sizes must be positive numbers, got {sizes}")
             if max_batch is not None and max_batch != sizes[-1]:
                 raise OptionError(f"max_batch is {max_batch} but the largest of batch_sizes is {sizes[-1]}")
+        if max_shapes < 1:
+            raise OptionError(f"max_shapes must be at least 1, got {max_shapes}")
         if not isinstance(optimize, bool):
             raise OptionError(f"optimize must be True or False, got {optimize!r}")
-        self.module = module
+        self.module = checked_module(module)
         self.batch_sizes = sizes
         self.priority = priority
+        self.state = None if state is None else state_specs(state, self.float_dtype)
+        self.max_shapes = max_shapes
         self.host_outputs = tuple(host_outputs)
         self.name = name
         self.optimize = optimize
@@ -138,10 +146,7 @@ class Cell:
     @cached_property
     def float_dtype(self) -> str:
         """Dtype of the module's first floating weight, else float32: what floating request data is converted to."""
-        for weight in self.module.parameters():
-            if weight.dtype.is_floating_point:
-                return str(weight.dtype).removeprefix("torch.")
-        return "float32"
+        return float_dtype(self.module)
 
     def exported(self, inputs: tuple[ValueSpec, ...]) -> torch.export.ExportedProgram:
         """Return the cell as a program with a dynamic batch. CannotRewriteError if it cannot be traced."""
@@ -156,22 +161,25 @@ class Cell:
         """
         scope = current_scope.get() or scope_of(self)
         calls = scope.calls.get(self) or self._first_call(scope, arguments)
-        outputs = calls.add(arguments)
+        try:
+            outputs = calls.add(arguments)
+        except ShapeError as error:
+            outputs = self._other_calls(scope, arguments, error).add(arguments)
         return outputs[0] if len(outputs) == 1 else outputs
 
     def run(self, sequence: Any, init: Any = None) -> Any:
         """Add a chain: the cell is called once per element, its last outputs fed back as its last inputs.
 
-        sequence: data [steps, *shape] or a sequence of values; a tuple of those for a cell that takes several inputs
-        per step. init: the initial state, one value or a tuple; zeros if omitted, as are those of its parts that are
-        None. Returns the last step's output (or a tuple of outputs); `.steps` of each is the sequence over all steps.
+        sequence: data [steps, *shape], a sequence of values, or one value of shape [steps, *shape] that a cell gives; a
+        tuple of those for a cell that takes several inputs per step. init: the initial state, one value or a tuple;
+        zeros if omitted, as are those of its parts that are None. Returns the last step's output (or a tuple of
+        outputs); `.steps` of each is the sequence over all steps.
         """
         scope = scope_of(self)
-        known = scope.types.known(self)
         is_tuple = type(sequence) is not StandIn and isinstance(sequence, tuple)
         parts = sequence if is_tuple and is_several(sequence) else (sequence,)
-        columns = [column(self, part, known, port) for port, part in enumerate(parts)]
-        return self._chain(scope, known, columns, init, None, None)
+        known, columns, error = self._columns(scope, parts)
+        return self._chain(scope, known, columns, init, None, None, error)
 
     def loop(self, init: Any, *, until: Any = None, max_steps: int) -> Any:
         """Add a chain that feeds all its inputs from its own last outputs, starting with `init`, as in `run`.
@@ -186,9 +194,8 @@ class Cell:
     def map(self, *sequences: Any) -> Any:
         """Add one node per element, without recurrence. Returns the output as a sequence, or a tuple of sequences."""
         scope = current_scope.get() or scope_of(self)
-        known = scope.types.known(self)
-        columns = [column(self, sequence, known, port) for port, sequence in enumerate(sequences)]
-        cell = known or scope.types.learn(self, tuple([column.spec for column in columns]))
+        known, columns, error = self._columns(scope, sequences)
+        cell = known or self._type_of(scope, tuple([column.spec for column in columns]), error)
         if len(columns) != len(cell.inputs):
             raise InvalidRequestError(f"{where(self)} takes {len(cell.inputs)} inputs, got {len(columns)} sequences")
         return _one_or_all(scope.recorder.map(cell, columns))
@@ -214,6 +221,41 @@ class Cell:
 
     # --- inside -------------------------------------------------------------------------------------------------
 
+    def _columns(
+        self, scope: UnfoldingScope, sequences: tuple[Any, ...]
+    ) -> tuple[CellType | None, list[SequenceArgument], ShapeError | None]:
+        """Return sequences for the first inputs, one element per call, and the type that takes them if it is known.
+
+        Where it takes other shapes: what is wrong with these, and None in its place.
+        """
+        known = scope.types.known(self)
+        if Value in map(type, sequences):
+            sequences = tuple([elements(scope, x) if type(x) is Value and x.spec.shape else x for x in sequences])
+        columns: list[SequenceArgument] = []
+        try:
+            for port, sequence in enumerate(sequences):
+                given = column(self, sequence, known, port)
+                if known is not None and port < len(known.inputs) and not given.spec.is_like(known.inputs[port]):
+                    raise misfit(known, port, given.spec)
+                columns.append(given)
+        except ShapeError as error:
+            return None, [column(self, sequence, None, port) for port, sequence in enumerate(sequences)], error
+        return known, columns, None
+
+    def _type_of(self, scope: UnfoldingScope, inputs: tuple[ValueSpec, ...], error: ShapeError | None) -> CellType:
+        """Return a new type. error: of the one that the cell has already, whose shapes these are not."""
+        return scope.types.learn(self, inputs) if error is None else scope.types.other(self, inputs, error)
+
+    def _other_calls(self, scope: UnfoldingScope, arguments: tuple[Any, ...], error: ShapeError) -> Calls:
+        """Return what adds this request's calls with these shapes."""
+        given = [single(self, argument, None, port) for port, argument in enumerate(arguments)]
+        known = scope.types.other(self, tuple([argument.spec for argument in given]), error)
+        calls = scope.other_calls.get(known.type_id)
+        if calls is None:
+            layout = CallData(known.inputs, self.float_dtype, lambda port: where(self, port))
+            calls = scope.other_calls[known.type_id] = scope.recorder.calls(known, layout)
+        return calls
+
     def _first_call(self, scope: UnfoldingScope, arguments: tuple[Any, ...]) -> Calls:
         """Return what adds this request's calls, now that there is one."""
         known = scope.types.known(self)
@@ -232,6 +274,7 @@ class Cell:
         init: Any,
         max_steps: int | None,
         until: Any,
+        error: ShapeError | None = None,
     ) -> Any:
         state: list[Argument | None] | None = None
         if init is not None:
@@ -243,9 +286,9 @@ class Cell:
             sequence_specs = tuple(column.spec for column in columns)
             given = None if state is None else [None if value is None else value.spec for value in state]
             if given is None or None in given:
-                zeros = scope.types.zero_state(self, sequence_specs)
+                zeros = self._zeros(scope, sequence_specs, error)
                 given = list(zeros) if given is None else [a or b for a, b in zip(given, zeros, strict=False)]
-            known = scope.types.learn(self, (*sequence_specs, *(spec for spec in given if spec is not None)))
+            known = self._learned(scope, sequence_specs, tuple([spec for spec in given if spec is not None]), error)
         outputs = scope.recorder.run(known, columns, state, max_steps=max_steps, open_ended=until is not None)
         scope.types.use_in_runs(known, len(columns))
         if until is not None:
@@ -254,29 +297,61 @@ class Cell:
             scope.loops[first] = OpenLoop(first, outputs[0].node, until)
         return _one_or_all(outputs)
 
+    def _zeros(
+        self, scope: UnfoldingScope, sequence: tuple[ValueSpec, ...], error: ShapeError | None
+    ) -> tuple[ValueSpec, ...]:
+        """Return the state that starts from zeros. error: raised where there is none for these shapes."""
+        try:
+            return scope.types.zero_state(self, sequence)
+        except ModelError:
+            if error is not None:
+                raise error from None
+            raise
+
+    def _learned(
+        self,
+        scope: UnfoldingScope,
+        sequence: tuple[ValueSpec, ...],
+        state: tuple[ValueSpec, ...],
+        error: ShapeError | None,
+    ) -> CellType:
+        """Return the type of a chain's cell. ShapeError where the state is another than the cell gives back."""
+        try:
+            known = self._type_of(scope, (*sequence, *state), error)
+            if error is not None:
+                scope.types.use_in_runs(known, len(sequence))  # raises where the state does not come back as it is
+            return known
+        except ModelError:
+            if error is not None:
+                raise error from None
+            try:
+                zeros = scope.types.zero_state(self, sequence)
+            except ModelError:  # it cannot be told
+                zeros = state
+            if [part.row_signature for part in state] != [part.row_signature for part in zeros]:
+                given, wanted = ("(" + ", ".join(map(str, parts)) + ")" for parts in (state, zeros))
+                raise ShapeError(
+                    f"{where(self)}: the initial state has rows of {given}, expected {wanted}; give init= as many "
+                    "values, each one row without a batch, or leave it out for zeros"
+                ) from None
+            raise
+
     def __repr__(self) -> str:
         return f"Cell({self.name or type(self.module).__name__}, max_batch={self.max_batch}, priority={self.priority})"
 
 
-def _declared_by(program: torch.export.ExportedProgram, declared: Declared | None) -> Declared:
-    """Return the row specs of a program's inputs and outputs; ShapeError if others were declared."""
-    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
-    signature = program.graph_signature
-    sides = []
-    for names in (signature.user_inputs, signature.user_outputs):
-        tensors = [values.get(str(name)) for name in names]
-        if not all(isinstance(tensor, torch.Tensor) and tensor.dim() for tensor in tensors):
-            raise ModelError("a program that is a cell takes and gives batches of rows only")
-        sides.append(tuple(spec_of_rows(tensor) for tensor in tensors if isinstance(tensor, torch.Tensor)))
-    found = Declared(*sides)
-    if declared is None:
-        return found
-    for kind, had, want in (("inputs", found.inputs, declared.inputs), ("outputs", found.outputs, declared.outputs)):
-        if [spec.row_signature for spec in had] != [spec.row_signature for spec in want]:
-            raise ShapeError(
-                f"the graph's {kind} are ({', '.join(map(str, had))}), declared as ({', '.join(map(str, want))})"
-            )
-    return declared
+def elements(scope: UnfoldingScope, value: Value) -> ValueSequence:
+    """Return a value of shape [n, *shape] as a sequence of n values: each is copied out by a node of its own."""
+    spec, count = value.spec, value.spec.shape[0]
+    cell = _ELEMENTS.get(spec) or _ELEMENTS.setdefault(spec, Cell(Element(), name="element"))
+    known = scope.types.known(cell) or scope.types.learn(cell, (spec, INDEX))
+    repeated = ValueSequence(np.full(count, value.node), value.of, holds=value)
+    (sequence,) = scope.recorder.map(known, [repeated, HostValues(np.arange(count), count, INDEX)])
+    return sequence
+
+
+_ELEMENTS: Final[dict[ValueSpec, Cell]] = {}
+"""What copies elements out of values of each spec: the same for all models of the process."""
 
 
 def _one_or_all(outputs: tuple[Any, ...]) -> Any:

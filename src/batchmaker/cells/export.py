@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from batchmaker.cells.causes import cause_of, count_cause
+from batchmaker.cells.signature import signature_of
 from batchmaker.errors import ModelError, ShapeError
 from batchmaker.graph.spec import ValueSpec
 
@@ -28,6 +30,16 @@ def torch_dtype(name: str, where: str = "a value") -> torch.dtype:
         return _DTYPES[name]
     except KeyError:
         raise ModelError(f"{where}: dtype {name!r} is not known; use one of {_KINDS}") from None
+
+
+def dtype_name(tensor: Tensor) -> str:
+    """Return the short name of a tensor's dtype."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def float_dtype(module: nn.Module) -> str:
+    """Return the dtype of the module's first floating weight, else float32."""
+    return next((dtype_name(weight) for weight in module.parameters() if weight.dtype.is_floating_point), "float32")
 
 
 def spec_of_rows(batch: Tensor) -> ValueSpec:
@@ -94,16 +106,12 @@ def infer_outputs(module: nn.Module, inputs: tuple[ValueSpec, ...], where: str) 
         raise ModelError(f"{where}: declares no inputs, expected at least one. Its dimension 0 is the batch.")
     seen: list[tuple[ValueSpec, ...]] = []
     for num_rows in (2, 3):
+        rows = example_rows(inputs, num_rows, random=True)
         try:
             with torch.no_grad():
-                returned = module(*example_rows(inputs, num_rows, random=True))
+                returned = module(*rows)
         except Exception as error:
-            declared = ", ".join(map(str, inputs))
-            raise ModelError(
-                f"{where}: a trial run of {num_rows} rows with {len(inputs)} inputs ({declared}) raised "
-                f"{type(error).__name__}: {error}. Declare one input per argument of forward(), with the "
-                "shape and dtype of one row."
-            ) from error
+            raise _refused(module, inputs, where, num_rows, error) from error
         outputs = flat_outputs(returned, where)
         for index, output in enumerate(outputs):
             if output.dim() == 0 or output.shape[0] != num_rows:
@@ -121,6 +129,38 @@ def infer_outputs(module: nn.Module, inputs: tuple[ValueSpec, ...], where: str) 
     return seen[0]
 
 
+def _refused(
+    module: nn.Module, inputs: tuple[ValueSpec, ...], where: str, num_rows: int, error: Exception
+) -> ModelError:
+    """Return the error for a module that raised when it was tried."""
+
+    def runs(specs: tuple[ValueSpec, ...]) -> bool:
+        try:
+            with torch.no_grad():
+                module(*example_rows(specs, 2))
+        except Exception:  # whatever the module's code runs into
+            return False
+        return True
+
+    declared = ", ".join(map(str, inputs))
+    count = count_cause(module, len(inputs))
+    if count is not None:
+        return ModelError(f"{where}: {count} ({declared}). Give a value for each: inputs first, then the state.")
+    cause = cause_of(module, inputs, runs)
+    if cause is not None:
+        return ShapeError(f"{where}, {cause}")
+    return ModelError(
+        f"{where}: a trial run of {num_rows} rows with {len(inputs)} inputs ({declared}) raised "
+        f"{type(error).__name__}: {error}. Declare one input per argument of forward(), with the "
+        "shape and dtype of one row."
+    )
+
+
+def said_first(error: BaseException) -> str:
+    """Return the class of an error and the first line of its message."""
+    return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
+
+
 def export_cell(
     module: nn.Module, inputs: tuple[ValueSpec, ...], *, max_batch: int = 4096
 ) -> torch.export.ExportedProgram:
@@ -132,7 +172,7 @@ def export_cell(
     batch = torch.export.Dim("batch", min=1, max=max(max_batch, 3))
     flat = flat_module(module)
     shapes: tuple[Any, ...] = tuple({0: batch} for _ in inputs)
-    kinds = [parameter.kind for parameter in inspect.signature(flat.forward).parameters.values()]
+    kinds = [parameter.kind for parameter in signature_of(flat).parameters.values()]
     if inspect.Parameter.VAR_POSITIONAL in kinds:  # torch.export counts *inputs as one argument, a tuple
         first = kinds.index(inspect.Parameter.VAR_POSITIONAL)
         shapes = (*shapes[:first], shapes[first:])

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from batchmaker.cells.cell import Cell
-from batchmaker.cells.model import Model
+from batchmaker.cells.model import Model, cells_in
 
 MAX_ITEMS: Final = 4096
 MAX_BYTES: Final = 1 << 20
@@ -296,10 +296,10 @@ def _watched(model: Model, reads: Reads) -> Any:
                 return cls
             reads.refuse("it looks at all attributes at once")
         if name == "cells" and cls.cells is Model.cells:
-            cells = {attribute: value for attribute, value in own.items() if isinstance(value, Cell)}
-            for attribute, cell in cells.items():
-                reads.name(own, attribute, cell)
-            return cells
+            for attribute, value in own.items():
+                if cells_in({attribute: value}):
+                    reads.name(own, attribute, value)
+            return cells_in(own)
         if name in own:
             reads.name(own, name, own[name])
         else:

@@ -39,11 +39,17 @@ def host_sequence(data: Any, spec: ValueSpec | None, float_dtype: str, where: st
     if spec is None:
         spec = ValueSpec(shape, _default_dtype(array, float_dtype))
     elif shape != spec.shape:
-        raise RequestShapeError(f"{where}: got rows of shape {shape}, expected {spec.shape}")
+        raise _other_shape(shape, spec, where)
     values = converted(array, spec, where)
     if spec.num_tokens is not None:
         _check_tokens(values, spec.num_tokens, where)
     return HostValues(values, count, spec)
+
+
+def _other_shape(shape: tuple[int, ...], spec: ValueSpec, where: str) -> RequestShapeError:
+    has_batch = len(shape) == len(spec.shape) + 1 and shape[1:] == spec.shape
+    advice = "; a dimension too many: a request has no batch" if has_batch else ""
+    return RequestShapeError(f"{where}: got rows of shape {shape}, expected {spec.shape}{advice}")
 
 
 def rows_as_declared(array: NDArray[Any], spec: ValueSpec) -> HostValues | None:
@@ -100,6 +106,8 @@ class CallData:
         if holds_stand_ins(data):
             return host_value(data, self._inputs[port], self._float_dtype, self._where(port)).values[0]
         array = _as_array(data, self._where(port))
+        if tuple(array.shape) != self._inputs[port].shape:
+            raise _other_shape(tuple(array.shape), self._inputs[port], self._where(port))
         if isinstance(array, torch.Tensor):
             return array.clone()
         return array.copy() if array is data or array.base is not None else array

@@ -7,10 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from batchmaker.cells.cell import Cell, size_ladder
 from batchmaker.cells.cutting import Cut, Layer, Place, cut, has_weights, run_layers
+from batchmaker.cells.declared import uncompiled
+from batchmaker.cells.export import float_dtype
 from batchmaker.cells.host_values import host_value
 from batchmaker.cells.model import Model
 from batchmaker.cells.stand_ins import StandIn
@@ -41,12 +43,14 @@ class Layered(Model):
         max_batch: int = DEFAULT_MAX_BATCH,
         batch_sizes: Iterable[int] | None = None,
     ) -> None:
+        module = uncompiled(module)
+        _check_network(module)
         if max_batch < 1:
             raise OptionError(f"max_batch must be at least 1, got {max_batch}")
         sizes = size_ladder(max_batch, exact=8, parts=4) if batch_sizes is None else tuple(batch_sizes)
         self.example_request = example_request
         self._module: nn.Module | None = module.eval()
-        self.float_dtype = next((_name(w) for w in module.parameters() if w.dtype.is_floating_point), "float32")
+        self.float_dtype = float_dtype(module)
         found = _cut(module, example_request, self.float_dtype, cut)
         self.layers: list[tuple[str, tuple[Place, ...], int]] = []
         for number, layer in enumerate(found.layers):
@@ -65,9 +69,8 @@ class Layered(Model):
         return name
 
     def unfold(self, request: Any) -> Any:
-        cells = self.cells
         given = self._rows(request)
-        made = run_layers(((cells[name], sources, count) for name, sources, count in self.layers), given)
+        made = run_layers(((getattr(self, name), sources, count) for name, sources, count in self.layers), given)
         return self._formed([given[k] if layer < 0 else made[layer][k] for layer, k in self.results])
 
     def length(self, request: Any) -> int:
@@ -164,8 +167,22 @@ def layers(
 # --- cutting --------------------------------------------------------------------------------------------------------
 
 
+def _check_network(module: Any) -> None:
+    """ModelError for what is no network, with what to write instead."""
+    if isinstance(module, type) and issubclass(module, nn.Module):
+        raise ModelError(f"bm.layers takes a module, got the class {module.__name__}; make one: {module.__name__}(...)")
+    if not isinstance(module, nn.Module):
+        advice = "; read the file into a torch.nn.Module first" if isinstance(module, str) else ""
+        raise ModelError(f"bm.layers takes a torch.nn.Module, got {type(module).__name__}{advice}")
+
+
 def _cut(module: nn.Module, example_request: Any, float_dtype: str, at: CutAt) -> Cut:
     inputs = input_names(module, example_request)
+    if isinstance(module, torch.jit.ScriptModule) and at != "whole":
+        raise ModelError(
+            'TorchScript cannot be cut into layers: keep it whole with cut="whole", or give the nn.Module that it was '
+            "made of"
+        )
     if isinstance(at, str) and at not in CUTS:
         raise unknown_name("cut (or a list of submodules)", at, CUTS)
     if at == "whole":
@@ -238,10 +255,6 @@ def _blocks(module: nn.Module) -> Iterable[nn.Module]:
 def _spec(value: Any, float_dtype: str) -> ValueSpec:
     """Return the spec of a value of the example request."""
     return host_value(value, None, float_dtype, "the example request").spec
-
-
-def _name(weight: Tensor) -> str:
-    return str(weight.dtype).removeprefix("torch.")
 
 
 def _first_line(error: Exception) -> str:

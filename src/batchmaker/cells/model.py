@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from batchmaker.cells.cell import Cell
@@ -14,7 +14,7 @@ from batchmaker.errors import ModelError
 _CALLED: Final = ("unfold", "unfold_chunk", "batched", "length")
 """What an engine calls and does not await."""
 
-_KEPT_APART = ("example_request", "deadline_ms", "profile")
+_KEPT_APART = ("example_request", "example_requests", "deadline_ms", "profile")
 """Attributes that a saved model keeps by themselves, whatever its `saved_state` returns."""
 
 
@@ -23,6 +23,7 @@ class Model(ABC):
 
     example_request: optional; if set, it is unfolded when the engine starts, to prove shapes and types and to
     materialise every cell at every batch size before the first request. Without it the first request does that.
+    example_requests: more of them, where one does not reach every cell.
     can_pad: False where `batched` only computes requests one after the other, which policy `padded` then refuses.
     deadline_ms: milliseconds within which a request is to be answered, where it does not say so itself. profile: what
     the cells cost and how often they are called, for policies that forecast; `batchmaker.load` finds it beside the
@@ -30,19 +31,26 @@ class Model(ABC):
     """
 
     example_request: Any = None
+    example_requests: Sequence[Any] = ()
     can_pad: bool = True
     deadline_ms: float | None = None
     profile: CostProfile | None = None
 
     def __setattr__(self, name: str, value: object) -> None:
-        if isinstance(value, Cell) and value.name is None:
-            value.name = name
+        name_cells({name: value})
         super().__setattr__(name, value)
 
     @property
     def cells(self) -> dict[str, Cell]:
-        """The model's cells by attribute name, in order of definition."""
-        return {name: value for name, value in vars(self).items() if isinstance(value, Cell)}
+        """The model's cells by path, in order of definition: `step`; in lists and dicts `steps.0`, `steps.word`; in a
+        model that is an attribute of this one `lstm.l0`. ModelError where two have one path.
+        """
+        return cells_in(vars(self))
+
+    @property
+    def examples(self) -> list[Any]:
+        """All example requests, the first one first."""
+        return [*(() if self.example_request is None else (self.example_request,)), *self.example_requests]
 
     @abstractmethod
     def unfold(self, request: Any) -> Any:
@@ -71,7 +79,9 @@ class Model(ABC):
         return type(self).unfold_chunk is not Model.unfold_chunk
 
     def saved_state(self) -> dict[str, Any]:
-        """Return what a saved model keeps besides its cells: plain data, by default all other attributes."""
+        """Return what a saved model keeps besides its cells: by default all other attributes. They are plain data, in
+        which cells and models may be.
+        """
         kept = vars(self).items()
         return {name: value for name, value in kept if not isinstance(value, Cell) and name not in _KEPT_APART}
 
@@ -99,6 +109,42 @@ class Model(ABC):
     def length(self, request: Any) -> int:
         """Return the length by which graph batching puts a request into a bucket."""
         return len(request)
+
+
+def cells_in(attributes: Mapping[str, Any]) -> dict[str, Cell]:
+    """Return the cells in attributes, and in lists, tuples, dicts and models among them, by path."""
+    found: dict[str, Cell] = {}
+    for name, value in attributes.items():
+        if type(value) is Cell:
+            _add(found, name, value)
+        elif isinstance(value, list | tuple | dict | Model):
+            _find(value, name, found, ())
+    return found
+
+
+def _find(value: Any, path: str, found: dict[str, Cell], outer: tuple[int, ...]) -> None:
+    if isinstance(value, Cell):
+        _add(found, path, value)
+    elif isinstance(value, list | tuple | dict | Model) and id(value) not in outer:
+        parts: Any = (
+            enumerate(value)
+            if isinstance(value, list | tuple)
+            else (value.items() if isinstance(value, dict) else vars(value).items())
+        )
+        for name, part in parts:
+            _find(part, f"{path}.{name}", found, (*outer, id(value)))
+
+
+def _add(found: dict[str, Cell], path: str, cell: Cell) -> None:
+    if found.setdefault(path, cell) is not cell:
+        raise ModelError(f"two cells have the path {path!r}; give the keys of the dict, or the attributes, other names")
+
+
+def name_cells(attributes: Mapping[str, Any]) -> None:
+    """Name cells after their paths, where they have no name, or the end of it from the model that they are in."""
+    for path, cell in cells_in(attributes).items():
+        if cell.name is None or path.endswith(f".{cell.name}"):
+            cell.name = path
 
 
 def check_functions(model: Model) -> None:

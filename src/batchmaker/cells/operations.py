@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from batchmaker.cells.arithmetic import Call, merged, operations_of_call
 from batchmaker.cells.cell import Cell
 from batchmaker.cells.export import example_rows, flat_module, flat_outputs, spec_of_rows
 from batchmaker.cells.registry import CellRegistry
-from batchmaker.cells.state import zero_state_specs
+from batchmaker.cells.state import initial_state
 from batchmaker.cost.npu import Operation, Weights
 from batchmaker.errors import BatchmakerError, ModelError, ShapeError
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
@@ -79,16 +79,18 @@ class ShapeRegistry:
         self._types[cell] = cell_type
         return cell_type
 
+    def other(self, cell: Cell, inputs: tuple[ValueSpec, ...], error: ShapeError) -> NoReturn:
+        """Raise the error: one shape of a cell's inputs does here."""
+        raise error
+
     def use_in_runs(self, cell: CellType, num_sequence_inputs: int) -> None:
         """Note how many inputs per step chains of this cell take."""
         self.num_sequence_inputs[cell.type_id] = num_sequence_inputs
 
     def zero_state(self, cell: Cell, sequence: tuple[ValueSpec, ...]) -> tuple[ValueSpec, ...]:
         """Return the specs of a chain's initial state where the unfold function gives none."""
-        if cell.declared is not None:
-            return cell.declared.inputs[len(sequence) :]
         with torch.device(_device(cell.module)):
-            return zero_state_specs(cell.module, sequence)
+            return initial_state(cell, sequence)
 
 
 def _by_name(

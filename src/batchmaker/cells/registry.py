@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import final
+from dataclasses import dataclass
+from typing import Final, final
 
 import torch
 from torch import nn
 
 from batchmaker.cells.binding import BoundCell, bind
 from batchmaker.cells.cell import Cell, CellTypes
-from batchmaker.cells.state import zero_state_specs
+from batchmaker.cells.state import initial_state
 from batchmaker.errors import ModelError, ShapeError
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 
 _TRACING = threading.Lock()
 """torch.export puts stand-ins into the module that it traces: one at a time in a process, for models may share one."""
+
+
+_MAX_REFUSED: Final = 64
+"""Shapes that a cell is tried with in vain, after which no other is tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shapes:
+    """Of one cell: its types for other shapes of its inputs than those at first, and shapes that it does not take."""
+
+    types: dict[tuple[tuple[int, ...], ...], CellType]
+    refused: set[tuple[tuple[int, ...], ...]]
 
 
 @final
@@ -28,6 +41,7 @@ class CellRegistry:
 
     def __init__(self, on_new: Callable[[CellType], None] | None = None, *, fold_bytes: int = 1 << 30) -> None:
         self._types: dict[Cell, CellType] = {}
+        self._shapes: dict[Cell, _Shapes] = {}
         self._on_new = on_new
         self._fold_bytes = fold_bytes
         self.types: list[CellType] = []
@@ -60,12 +74,54 @@ class CellRegistry:
         return _Prefixed(self, prefix)
 
     def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...], prefix: str = "") -> CellType:
-        """Bind a cell to its inputs' specs and give it a type, that of an equal cell if there is one.
+        """Bind a cell to its inputs' specs and give it a type, that of an equal cell if there is one."""
+        known = self._types[cell] = self._learned(cell, inputs, prefix + (cell.name or type(cell.module).__name__))
+        return known
+
+    def num_shapes(self, cell: Cell) -> int:
+        """Return with how many shapes of its inputs a cell has been called."""
+        return 1 + (len(self._shapes[cell].types) if cell in self._shapes else 0)
+
+    def other(self, cell: Cell, inputs: tuple[ValueSpec, ...], error: ShapeError, prefix: str = "") -> CellType:
+        """Return the type of a cell that is called with other shapes than at first, bound now if they are new.
+
+        Raises `error` where the cell does not take them, or other dtypes or numbers of dimensions than at first; one
+        like it beyond the cell's `max_shapes`.
+        """
+        first = self._types[cell].inputs
+        alike = [(spec.dtype, len(spec.shape)) for spec in inputs] == [(spec.dtype, len(spec.shape)) for spec in first]
+        if cell.declared is not None or not alike:
+            raise error
+        shapes = self._shapes.setdefault(cell, _Shapes({}, set()))
+        key = tuple([spec.shape for spec in inputs])
+        if key in shapes.types:
+            return shapes.types[key]
+        if key in shapes.refused or len(shapes.refused) >= _MAX_REFUSED:
+            raise error
+        name = prefix + (cell.name or type(cell.module).__name__)
+        if len(shapes.types) + 1 >= cell.max_shapes:
+            known = " ".join(str(list(spec.shape)) for spec in first)
+            raise type(error)(
+                f"{error}; cell {name!r} has been called with {cell.max_shapes} shapes of its inputs, {known} at "
+                "first, and each is a type of its own, compiled and batched by itself. Pad inputs to a few sizes, "
+                "such as the next multiple of 32, or allow more with bm.Cell(..., max_shapes=)"
+            )
+        try:
+            known_as = f"{name} {' '.join(str(list(spec.shape)) for spec in inputs)}"
+            found = shapes.types[key] = self._learned(cell, inputs, known_as)
+        except ModelError:
+            shapes.refused.add(key)
+            raise error from None
+        return found
+
+    def _learned(self, cell: Cell, inputs: tuple[ValueSpec, ...], name: str) -> CellType:
+        """Bind a cell and return its type, a new one or that of an equal cell.
 
         A type has one set of batch sizes and one priority, which policies go by, and one set of host outputs, by which
         loops stop. So cells that differ in one of these have types of their own, and do not run in one batch.
         """
-        name = prefix + (cell.name or type(cell.module).__name__)
+        if cell.declared is not None:
+            _check_side(name, "input", inputs, cell.declared.inputs)
         with _TRACING:
             bound = bind(
                 cell.program or cell.module, inputs, name=name, fold_bytes=self._fold_bytes, optimize=cell.optimize
@@ -79,7 +135,6 @@ class CellRegistry:
         equal = [t for t, other in zip(self.types, self.bound, strict=True) if other.identity == bound.identity]
         for known in equal:
             if not _differences(known, cell):
-                self._types[cell] = known
                 return known
         type_id = TypeId(len(self.types))
         if equal:
@@ -100,7 +155,6 @@ class CellRegistry:
         self.bound.append(bound)
         self.modules.append(cell.module)
         self._cells.append(cell)
-        self._types[cell] = cell_type
         if self._on_new is not None:
             self._on_new(cell_type)
         return cell_type
@@ -132,9 +186,7 @@ class CellRegistry:
 
     def zero_state(self, cell: Cell, sequence: tuple[ValueSpec, ...]) -> tuple[ValueSpec, ...]:
         """Return the specs of a chain's initial state where the unfold function gives none."""
-        if cell.declared is not None:
-            return cell.declared.inputs[len(sequence) :]
-        return zero_state_specs(cell.module, sequence)
+        return initial_state(cell, sequence)
 
 
 @final
@@ -152,6 +204,10 @@ class _Prefixed:
         """As the registry's, with a name of the model's own."""
         return self._registry.learn(cell, inputs, self._prefix)
 
+    def other(self, cell: Cell, inputs: tuple[ValueSpec, ...], error: ShapeError) -> CellType:
+        """As the registry's, with a name of the model's own."""
+        return self._registry.other(cell, inputs, error, self._prefix)
+
 
 def _differences(known: CellType, cell: Cell) -> str:
     """Return the options by which an otherwise equal cell is of another type, "" if there are none."""
@@ -167,13 +223,21 @@ def _check_declared(cell: Cell, bound: BoundCell) -> None:
     """ShapeError unless a cell that declares its rows was bound to just these."""
     if cell.declared is None:
         return
-    for kind, found, declared in (
-        ("input", bound.inputs, cell.declared.inputs),
-        ("output", bound.outputs, cell.declared.outputs),
-    ):
-        for index, (got, wanted) in enumerate(zip(found, declared, strict=True)):
-            if got.row_signature != wanted.row_signature or wanted.num_tokens not in (None, got.num_tokens):
-                raise ShapeError(
-                    f"cell {bound.name!r}, {kind} {index}: got rows of {got} (tokens: {got.num_tokens}), expected "
-                    f"{wanted} (tokens: {wanted.num_tokens}), as the cell declares. Match the request."
-                )
+    _check_side(bound.name, "output", bound.outputs, cell.declared.outputs)
+    for index, (got, wanted) in enumerate(zip(bound.inputs, cell.declared.inputs, strict=True)):
+        if wanted.num_tokens not in (None, got.num_tokens):
+            raise ShapeError(
+                f"cell {bound.name!r}, input {index}: takes {got.num_tokens} tokens, declared for {wanted.num_tokens}"
+            )
+
+
+def _check_side(name: str, kind: str, found: tuple[ValueSpec, ...], declared: tuple[ValueSpec, ...]) -> None:
+    """ShapeError unless rows are those that a cell declares."""
+    if len(found) != len(declared):
+        raise ShapeError(f"cell {name!r}: got {len(found)} {kind}s, expected {len(declared)}, as the cell declares")
+    for index, (got, wanted) in enumerate(zip(found, declared, strict=True)):
+        if got.row_signature != wanted.row_signature:
+            raise ShapeError(
+                f"cell {name!r}, {kind} {index}: got rows of {got}, expected {wanted}, as the cell declares. "
+                "Match the shape and dtype."
+            )

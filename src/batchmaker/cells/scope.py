@@ -9,6 +9,7 @@ from batchmaker.cells.arguments import where
 from batchmaker.errors import ModelError
 from batchmaker.graph.calls import Calls
 from batchmaker.graph.recorder import Recorder
+from batchmaker.graph.spec import TypeId
 
 if TYPE_CHECKING:
     from batchmaker.cells.cell import Cell, CellTypes, OpenLoop
@@ -16,15 +17,17 @@ if TYPE_CHECKING:
 
 @final
 class UnfoldingScope:
-    """What cell calls inside a running unfold function write to. loops: by first node. calls: those made one by one."""
+    """What cell calls inside a running unfold function write to. loops: by first node. calls: those made one by one;
+    other_calls: those of cells called with other shapes than at first, by type."""
 
-    __slots__ = ("calls", "loops", "recorder", "types")
+    __slots__ = ("calls", "loops", "other_calls", "recorder", "types")
 
     def __init__(self, recorder: Recorder, types: CellTypes) -> None:
         self.recorder = recorder
         self.types = types
         self.loops: dict[int, OpenLoop] = {}
         self.calls: dict[Cell, Calls] = {}
+        self.other_calls: dict[TypeId, Calls] = {}
 
 
 current_scope: ContextVar[UnfoldingScope | None] = ContextVar("batchmaker_unfolding", default=None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import operator
 import warnings
 from collections.abc import Callable, Mapping
@@ -14,6 +13,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from batchmaker.cells.export import export_cell
+from batchmaker.cells.signature import signature_of
 from batchmaker.errors import ModelError
 from batchmaker.graph.spec import ValueSpec
 
@@ -37,10 +37,11 @@ def input_names(module: nn.Module, example_request: Any) -> tuple[str, ...]:
     They are those that the example gives: by name in a dict, by position in a tuple. Without one, those that have no
     default. Raises ModelError where forward() takes any number of inputs, or others than the example's.
     """
-    parameters = inspect.signature(module.forward).parameters
+    signature = signature_of(module).parameters.values()
     name = type(module).__name__
-    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters.values()):
+    if any(p.kind is p.VAR_POSITIONAL for p in signature):
         raise ModelError(f"{name}: forward() takes any number of inputs; wrap it in a module that names them")
+    parameters = {p.name: p for p in signature if p.kind is not p.VAR_KEYWORD}
     needed = [p.name for p in parameters.values() if p.default is p.empty]
     if isinstance(example_request, Mapping):
         given = [parameter for parameter in parameters if parameter in example_request]
@@ -63,8 +64,8 @@ def trace_modules(module: nn.Module, inputs: tuple[str, ...], leaf: Callable[[nn
 
     A submodule that cannot be traced stays one node too. Raises what torch.fx raises if the module itself cannot be.
     """
-    parameters = inspect.signature(module.forward).parameters.values()
-    left = {p.name: p.default for p in parameters if p.name not in inputs}
+    parameters = signature_of(module).parameters.values()
+    left = {p.name: p.default for p in parameters if p.name not in inputs and p.kind is not p.VAR_KEYWORD}
     graph = _Tracer(leaf).trace(module, concrete_args=left or None)
     for node in reversed(graph.nodes):
         fixed = node.op == "placeholder" and not any(str(node.target) == name for name in inputs)

@@ -230,7 +230,9 @@ class Unfolding:
         except (BatchmakerError, StopIteration):
             raise
         except Exception as error:
-            raise InvalidRequestError(f"{self._name} raised {said_by(error)}") from error
+            said = said_by(error)
+            hint = "; a tensor is reversed by x.flip(0)" if "step must be greater than zero" in said else ""
+            raise InvalidRequestError(f"{self._name} raised {said}{hint}") from error
         finally:
             current_scope.reset(token)
 

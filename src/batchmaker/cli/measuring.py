@@ -26,10 +26,11 @@ STEPS_PER_TASK: Final = 5
 
 def bound_registry(model: Model) -> CellRegistry:
     """Return the model's cells bound to the inputs that its example request gives them. ModelError without one."""
-    if model.example_request is None:
+    if not model.examples:
         raise ModelError(f"{type(model).__name__} has no example_request to tell what its cells are given")
     registry = CellRegistry()
-    Unfolding(model, registry, model.example_request).start()
+    for request in model.examples:
+        Unfolding(model, registry, request).start()
     return registry
 
 

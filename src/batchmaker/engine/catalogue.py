@@ -8,10 +8,15 @@ from dataclasses import dataclass
 from typing import final
 
 from batchmaker.cells.cell import CellTypes
-from batchmaker.cells.model import Model, check_functions
+from batchmaker.cells.model import Model, check_functions, name_cells
 from batchmaker.cells.registry import CellRegistry
 from batchmaker.engine.checking import check_number, said_of
 from batchmaker.errors import ModelError, OptionError, unknown_name
+
+
+def said_kind(value: object) -> str:
+    """Return what a value is, for a message."""
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
 @final
@@ -47,6 +52,11 @@ class Catalogue:
     def __init__(
         self, models: Model | Mapping[str, Model], registry: CellRegistry, deadline_ms: float | None = None
     ) -> None:
+        if not isinstance(models, Model | Mapping):
+            raise ModelError(
+                f"an engine serves a batchmaker.Model, or several by name, got {said_kind(models)}; a network without "
+                "control flow becomes one by bm.layers(module), an nn.LSTM, nn.GRU or nn.RNN by bm.recurrent(module)"
+            )
         named = {type(models).__name__: models} if isinstance(models, Model) else dict(models)
         if not named:
             raise OptionError("an engine needs a model, got an empty mapping")
@@ -59,6 +69,7 @@ class Catalogue:
             own_ms = deadline_ms if model.deadline_ms is None else model.deadline_ms
             check_number(f"model {name!r}: deadline_ms", own_ms, above=0.0, optional=True)
             check_functions(model)
+            name_cells(vars(model))
             prefix = f"{name}/" if len(named) > 1 else ""
             cells = registry.prefixed(prefix) if prefix else registry
             self._models[name] = ServedModel(len(self._models), name, model, cells, prefix, own_ms)

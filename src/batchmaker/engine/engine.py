@@ -138,9 +138,9 @@ class Engine:
         return self
 
     def _prove_and_materialise(self) -> None:
-        examples = [served for served in self._catalogue if served.model.example_request is not None]
-        for served in examples:
-            self._prove_example(served.name)
+        examples = [(served.name, request) for served in self._catalogue for request in served.model.examples]
+        for name, request in examples:
+            self._prove_example(name, request)
         cells = not isinstance(self._driver, GraphDriver)
         if examples and isinstance(self._driver, CellDriver) and isinstance(self._policy, CellPolicy):
             self._policy.check_cells(self._registry.types)
@@ -151,8 +151,7 @@ class Engine:
             if profile is not None:
                 self._loop.call_soon(partial(self._policy.use_profile, profile))
 
-    def _prove_example(self, name: str) -> None:
-        request = self._catalogue.find(name).model.example_request
+    def _prove_example(self, name: str, request: Any) -> None:
         future: Future[Any] = Future()
         ticket = self._ticket(request, math.inf, 0, name)
         ticket.trial = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from batchmaker.cells.model import Model
@@ -13,27 +14,34 @@ from batchmaker.engine.engine import Engine
 from batchmaker.errors import BatchmakerError, SavedModelError
 
 
-def save(model: Model, directory: str | os.PathLike[str], *, example_request: Any = None) -> None:
+def save(
+    model: Model,
+    directory: str | os.PathLike[str],
+    *,
+    example_request: Any = None,
+    example_requests: Sequence[Any] = (),
+) -> None:
     """Write the model to a new or empty directory: a manifest, each cell's graph, its weights as safetensors.
 
-    example_request: one that uses every cell, of plain data; by default the model's own. `batchmaker.load` reads the
-    directory. The model's class is kept by name, not by its code; other attributes must be plain data (see
-    Model.saved_state). Raises SavedModelError, and then leaves no directory behind.
+    example_request, example_requests: one that uses every cell, or several that do together, of plain data; by default
+    the model's own. `batchmaker.load` reads the directory. The model's class is kept by name, not by its code; other
+    attributes must be plain data, in which cells may be (see Model.saved_state). Raises SavedModelError, and leaves no
+    directory behind then.
     """
     class_path(type(model))
-    if example_request is None:
-        example_request = model.example_request
-    if example_request is None:
+    examples = [*(() if example_request is None else (example_request,)), *example_requests] or model.examples
+    if not examples:
         raise SavedModelError(
             f"{type(model).__name__}: a saved model needs an example request. Set model.example_request, or give "
-            "save(..., example_request=...)."
+            "save(..., example_request=...); several where one does not use every cell (example_requests)."
         )
     probe = copy.copy(model)
-    probe.example_request = None  # nothing is materialised only to be saved
+    probe.example_request, probe.example_requests = None, ()  # nothing is materialised only to be saved
     engine = Engine(probe, "cellular", threads=1)
     try:
         with engine:
-            engine.submit_future(example_request, deadline_ms=math.inf).result()
+            for request in examples:
+                engine.submit_future(request, deadline_ms=math.inf).result()
     except BatchmakerError as error:
         raise SavedModelError(f"{type(model).__name__}: its example request failed: {error}") from error
-    write(model, directory, engine.registry, example_request)
+    write(model, directory, engine.registry, examples)

@@ -47,6 +47,7 @@ class Recorder:
 
     def __init__(self, max_nodes: int = DEFAULT_MAX_NODES, *, holds_values: bool = False, num_kept: int = 0) -> None:
         self.max_nodes = max_nodes
+        self.num_kept = num_kept
         self.num_nodes = num_kept
         self._num_laid_out = num_kept  # the nodes after these are single calls that no block has yet
         self._graph = CellGraph(first=num_kept, num_nodes=0)

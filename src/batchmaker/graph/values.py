@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, final, overload
+from typing import Any, NoReturn, Protocol, final, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.errors import InvalidRequestError, ModelError
+from batchmaker.graph.misuse import at_line, misused, refuses_to_be_the_value
 from batchmaker.graph.spec import ValueSpec
 
 NodeArray = NDArray[np.int64]
@@ -87,6 +88,7 @@ class Chain:
 
 
 @final
+@refuses_to_be_the_value
 class Value:
     """One output of one node: what a cell call gives back inside an unfold function.
 
@@ -143,24 +145,33 @@ class Value:
         return f"Value({self.spec} of node {self.node}, not computed yet)"
 
     def __bool__(self) -> bool:
-        raise ModelError("a value is not known while the request is unfolded; `yield` it to wait for it")
+        raise ModelError(f"{at_line()}a value is not known while the request is unfolded; `yield` it to wait for it")
 
     def __eq__(self, other: object) -> bool:
         raise ModelError(
-            "a value is not known while the request is unfolded; `yield` it to wait for it and compare then"
+            f"{at_line()}a value is not known while the request is unfolded; `yield` it to wait for it and compare then"
         )
 
     __hash__ = object.__hash__
 
     def __iter__(self) -> Iterator[Value]:
-        raise ModelError("this cell has one output; do not unpack it (use `.steps` for a run's sequence)")
+        raise ModelError(f"{at_line()}this cell has one output; do not unpack it (use `.steps` for a run's sequence)")
+
+    def __getitem__(self, index: object) -> NoReturn:
+        raise misused(
+            "indexes",
+            "index inside a cell; the elements of a value of shape [n, ...] are what cell.map(value) and "
+            "cell.run(value) go over, and `.steps[k]` is step k of a run",
+        )
 
 
 @final
+@refuses_to_be_the_value
 class ValueSequence:
     """The same output of several nodes, in order: what `map`, `tree` and a run's `steps` give back.
 
-    It can be indexed, also by an array of indices, sliced, reversed, iterated and handed to `run` and `map`.
+    It can be indexed, also by an array, tensor or list of indices, sliced, reversed, iterated and handed to `run` and
+    `map`.
     `open_ended` marks the steps of a loop whose length depends on values: such a sequence can only be returned.
     numbers: its nodes, as a range where they follow each other. holds: what must live as long as it and its values.
     """
@@ -207,13 +218,16 @@ class ValueSequence:
     @overload
     def __getitem__(self, index: int) -> Value: ...
     @overload
-    def __getitem__(self, index: slice | NDArray[np.integer]) -> ValueSequence: ...
-    def __getitem__(self, index: int | slice | NDArray[np.integer]) -> Value | ValueSequence:
+    def __getitem__(self, index: slice | NDArray[np.integer] | list[int]) -> ValueSequence: ...
+    def __getitem__(self, index: int | slice | NDArray[np.integer] | list[int]) -> Value | ValueSequence:
         length = len(self)
         if isinstance(index, slice):
             return ValueSequence(self.numbers[index], self.of, holds=self._holds)
-        if isinstance(index, np.ndarray):
-            return ValueSequence(self._picked(index, length), self.of, holds=self._holds)
+        if not isinstance(index, int | np.integer):
+            index = index if isinstance(index, np.ndarray) else _as_index(index)
+            if index.ndim > 0:
+                return ValueSequence(self._picked(index, length), self.of, holds=self._holds)
+            index = int(index)
         if not -length <= index < length:
             raise InvalidRequestError(f"index {index} is outside a sequence of {length} values")
         return Value(int(self.numbers[index]), self.of, self._holds)
@@ -239,3 +253,15 @@ class ValueSequence:
 
     def __repr__(self) -> str:
         return f"ValueSequence({len(self.numbers)} x {self.spec}, not computed yet)"
+
+
+def _as_index(index: Any) -> NDArray[np.integer]:
+    """Return a list or tensor of indices as an array. InvalidRequestError for what is neither."""
+    if isinstance(index, list) or hasattr(index, "__array__"):
+        array = np.asarray(index, np.int64) if isinstance(index, list) and not index else np.asarray(index)
+        if array.dtype.kind in "iu":
+            return array
+    raise InvalidRequestError(
+        f"{at_line()}a sequence of values is indexed by an integer, a slice, or integers in a list, array or tensor; "
+        f"got {type(index).__name__}"
+    )

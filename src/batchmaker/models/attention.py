@@ -7,7 +7,8 @@ from typing import Any, Final, final
 import torch
 from torch import Tensor, nn
 
-from batchmaker.cells.cell import Cell, Declared
+from batchmaker.cells.cell import Cell
+from batchmaker.cells.declared import Declared
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.graph.values import ValueSequence
 

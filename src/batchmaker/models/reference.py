@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 import numpy as np
 import torch
@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from batchmaker.cells.cell import Cell, OpenLoop
 from batchmaker.cells.export import flat_module, flat_outputs, infer_outputs
 from batchmaker.cells.model import Model
-from batchmaker.cells.state import zero_state_specs
+from batchmaker.cells.state import initial_state
 from batchmaker.cells.unfolding import Unfolding, end_of_loop
+from batchmaker.errors import ShapeError
 from batchmaker.graph.cell_graph import HOST, ZERO, CellGraph, NodeBlock, Run
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 
@@ -68,13 +69,15 @@ class PlainTypes:
         self._known[cell] = made
         return made
 
+    def other(self, cell: Cell, inputs: tuple[ValueSpec, ...], error: ShapeError) -> NoReturn:
+        """Raise the error: one shape of a cell's inputs does here."""
+        raise error
+
     def use_in_runs(self, cell: CellType, num_sequence_inputs: int) -> None:
         """Any number does here."""
 
     def zero_state(self, cell: Cell, sequence: tuple[ValueSpec, ...]) -> tuple[ValueSpec, ...]:
-        if cell.declared is not None:
-            return cell.declared.inputs[len(sequence) :]
-        return zero_state_specs(cell.module, sequence)
+        return initial_state(cell, sequence)
 
 
 _types: weakref.WeakKeyDictionary[Model, PlainTypes] = weakref.WeakKeyDictionary()

@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from batchmaker.cells.cell import Cell, Declared
+from batchmaker.cells.cell import Cell
+from batchmaker.cells.declared import Declared
 from batchmaker.cells.model import Model
 from batchmaker.errors import InvalidRequestError, ModelError, OptionError
 from batchmaker.graph.spec import ValueSpec

@@ -14,8 +14,9 @@ import msgspec
 import torch
 
 from batchmaker.cells.binding import BoundCell
-from batchmaker.cells.cell import Cell, Declared
+from batchmaker.cells.cell import Cell
 from batchmaker.cells.dataflow import CannotRewriteError
+from batchmaker.cells.declared import Declared
 from batchmaker.cells.export import torch_dtype
 from batchmaker.cells.model import Model
 from batchmaker.cells.registry import CellRegistry
@@ -53,17 +54,18 @@ def class_path(model_class: type[Model]) -> str:
     return f"{module}:{name}"
 
 
-def write(model: Model, directory: str | os.PathLike[str], registry: CellRegistry, example_request: Any) -> None:
+def write(model: Model, directory: str | os.PathLike[str], registry: CellRegistry, examples: list[Any]) -> None:
     """Write the model to a new or empty directory, all of it or nothing.
 
-    registry: has bound every cell of the model, by unfolding `example_request`. Raises SavedModelError.
+    registry: has bound every cell of the model, by unfolding the example requests. Raises SavedModelError.
     """
     target = Path(directory)
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise SavedModelError(f"{target}: exists and is not an empty directory. Remove it or choose another one.")
     model_path = class_path(type(model))
-    state = plain.to_json(model.saved_state(), f"{type(model).__name__}")
-    example = plain.to_json(example_request, "example_request")
+    paths = {id(cell): path for path, cell in model.cells.items()}
+    state = _state_to_json(model, type(model).__name__, paths)
+    example, *others = (plain.to_json(request, "example_request") for request in examples)
     partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
     partial.mkdir(parents=True)
     try:
@@ -77,6 +79,7 @@ def write(model: Model, directory: str | os.PathLike[str], registry: CellRegistr
             cells=cells,
             example_request=example,
             deadline_ms=model.deadline_ms,
+            example_requests=tuple(others),
         )
         if model.profile is not None:
             model.profile.write(partial / PROFILE)
@@ -84,6 +87,27 @@ def write(model: Model, directory: str | os.PathLike[str], registry: CellRegistr
         partial.replace(target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _state_to_json(model: Model, where: str, paths: dict[int, str]) -> Any:
+    """Return a model's state; cells in it as {"$cell": path}, models as {"$model": ...}. paths: of cells by id."""
+
+    def other(value: Any, where: str) -> Any:
+        if isinstance(value, Cell) and id(value) in paths:
+            return {"$cell": paths[id(value)]}
+        if isinstance(value, Model):
+            own = {name: cell for name, cell in vars(value).items() if isinstance(cell, Cell)}
+            cells = {name: {"$cell": paths[id(cell)]} for name, cell in own.items()}
+            return {
+                "$model": {
+                    "class": class_path(type(value)),
+                    "cells": cells,
+                    "state": _state_to_json(value, where, paths),
+                }
+            }
+        return None
+
+    return plain.to_json(model.saved_state(), where, other)
 
 
 def _write_cells(model: Model, directory: Path, registry: CellRegistry) -> tuple[SavedCell, ...]:
@@ -95,7 +119,12 @@ def _write_cells(model: Model, directory: Path, registry: CellRegistry) -> tuple
         if cell_type is None:
             raise SavedModelError(
                 f"{where}: the example request never reaches it, so its inputs are not known. "
-                "Give an example request that uses every cell, or remove the cell."
+                "Give example requests that together use every cell, example_requests=[...], or remove the cell."
+            )
+        if registry.num_shapes(cell) > 1:
+            raise SavedModelError(
+                f"{where}: has been called with {registry.num_shapes(cell)} shapes of its inputs, and a saved cell has "
+                "one. Make a cell for each shape, such as a dict of cells by width, or pad inputs to one."
             )
         bound = registry.bound[cell_type.type_id]
         if cell_type.type_id not in files:
@@ -149,9 +178,40 @@ def load(directory: str | os.PathLike[str], *, model_class: type[Model] | None =
     where = str(path / MANIFEST)
     if model_class is None:
         model_class = _import_class(manifest.model, where)
-    state = plain.from_json(manifest.state, f"{where}: state")
-    example = plain.from_json(manifest.example_request, f"{where}: example_request")
     cells = _load_cells(path, manifest)
+    state = _state_from_json(manifest.state, f"{where}: state", cells, model_class)
+    example = plain.from_json(manifest.example_request, f"{where}: example_request")
+    others = [plain.from_json(request, f"{where}: example_requests") for request in manifest.example_requests]
+    own = {name: cell for name, cell in cells.items() if "." not in name}
+    model = _restored(model_class, own, state, where)
+    model.example_request, model.example_requests = example, others
+    model.deadline_ms = manifest.deadline_ms
+    model.profile = _load_profile(path / PROFILE)
+    return model
+
+
+def _state_from_json(state: Any, where: str, cells: dict[str, Cell], model_class: type[Model]) -> Any:
+    """Return a model's state with the cells and models in it. model_class: that of the whole model."""
+
+    def other(tag: str, content: Any, where: str) -> Any:
+        try:
+            if tag == "$cell":
+                return cells[content]
+            name, own, kept = str(content["class"]), dict(content["cells"]), content["state"]
+            if name.partition(".")[0] not in ("batchmaker", model_class.__module__.partition(".")[0]):
+                raise SavedModelError(
+                    f"{where}: {name} is neither of batchmaker nor of the package of the model's class"
+                )
+            found = {attribute: plain.from_json(cell, where, other) for attribute, cell in own.items()}
+        except (KeyError, TypeError, ValueError) as error:
+            raise SavedModelError(f"{where}: malformed {tag} ({error}). Save the model again.") from None
+        return _restored(_import_class(name, where), found, plain.from_json(kept, where, other), where)
+
+    return plain.from_json(state, where, other)
+
+
+def _restored(model_class: type[Model], cells: dict[str, Cell], state: Any, where: str) -> Model:
+    """Return a model of a class, whose __init__ is not called, with its cells and its state."""
     try:
         model: Model = model_class.__new__(model_class)
         for name, cell in cells.items():
@@ -162,9 +222,6 @@ def load(directory: str | os.PathLike[str], *, model_class: type[Model] | None =
             f"{where}: {model_class.__name__} does not take the saved state back ({type(error).__name__}: {error}). "
             "Has the class changed since? Save the model again."
         ) from error
-    model.example_request = example
-    model.deadline_ms = manifest.deadline_ms
-    model.profile = _load_profile(path / PROFILE)
     return model
 
 
@@ -183,7 +240,8 @@ def _load_cells(path: Path, manifest: Manifest) -> dict[str, Cell]:
     cells: dict[str, Cell] = {}
     for saved in manifest.cells:
         where = f"{path / MANIFEST}: cell {saved.attribute!r}"
-        if saved.attribute in cells or not saved.attribute.isidentifier() or saved.attribute.startswith("__"):
+        attribute = saved.attribute.partition(".")[0]
+        if saved.attribute in cells or not attribute.isidentifier() or attribute.startswith("__"):
             raise SavedModelError(f"{where}: not a new attribute's name. Save the model again.")
         key = (saved.graph.name, saved.weights.name)
         if key not in programs:

@@ -41,7 +41,7 @@ class SavedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SavedCell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One cell. attribute: its name in the model. Cells of one type name the same two files.
+    """One cell. attribute: its path in the model. Cells of one type name the same two files.
 
     aliases: weights that are the same tensor as another one, by that one's name. optimize: see Cell; left out where it
     is not set, as before there was such a thing.
@@ -62,7 +62,7 @@ class SavedCell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole saved model. model: "package.module:Class". state, example_request: see saved.plain. deadline_ms: see
-    Model."""
+    Model. example_requests: those after the first."""
 
     format: int
     batchmaker: str
@@ -72,6 +72,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     cells: tuple[SavedCell, ...]
     example_request: Any
     deadline_ms: float | None = None
+    example_requests: tuple[Any, ...] = ()
 
 
 class _Version(msgspec.Struct):

@@ -8,19 +8,28 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from batchmaker.cells.export import torch_dtype
 from batchmaker.errors import ModelError, SavedModelError
 
-_TAGS = ("$tuple", "$float", "$tensor", "$array")
+_TAGS = ("$tuple", "$float", "$tensor", "$array", "$dict")
+
+OTHERS = ("$cell", "$model")
+"""Tags of what is no plain data."""
+
+Writes = Callable[[Any, str], Any]
+"""What is no plain data, and where -> its JSON, with a tag; None for what cannot be saved."""
+Reads = Callable[[str, Any, str], Any]
+"""A tag that is not known here, its content and where -> what it stands for."""
 
 
-def to_json(value: Any, where: str) -> Any:
+def to_json(value: Any, where: str, other: Writes | None = None) -> Any:
     """Return `value` in what JSON has, the rest tagged; SavedModelError names what is not plain data.
 
     Tensors and arrays become {"$tensor": {"dtype", "shape", "data"}}, tuples {"$tuple": [...]}, numbers that are not
-    finite {"$float": "inf"}.
+    finite {"$float": "inf"}, dicts whose keys are not all plain text {"$dict": [[key, value], ...]}. other: for the
+    rest.
     """
     if value is None or isinstance(value, bool | str):
         return value
@@ -33,9 +42,9 @@ def to_json(value: Any, where: str) -> Any:
     if isinstance(value, float | np.floating):
         return float(value) if math.isfinite(value) else {"$float": str(float(value))}
     if isinstance(value, list):
-        return [to_json(item, f"{where}[{index}]") for index, item in enumerate(value)]
+        return [to_json(item, f"{where}[{index}]", other) for index, item in enumerate(value)]
     if type(value) is tuple:
-        return {"$tuple": [to_json(item, f"{where}[{index}]") for index, item in enumerate(value)]}
+        return {"$tuple": [to_json(item, f"{where}[{index}]", other) for index, item in enumerate(value)]}
     if isinstance(value, Tensor):
         return {"$tensor": _tensor_to_json(value.detach().cpu(), where)}
     if isinstance(value, np.ndarray):
@@ -45,11 +54,20 @@ def to_json(value: Any, where: str) -> Any:
         return {"$array": {"dtype": value.dtype.name, "shape": list(value.shape), "data": data}}
     if isinstance(value, dict):
         if any(not isinstance(key, str) or key.startswith("$") for key in value):
-            raise SavedModelError(f"{where}: the keys of a saved dict must be strings that do not start with '$'")
-        return {key: to_json(item, f"{where}[{key!r}]") for key, item in value.items()}
+            return {
+                "$dict": [
+                    [to_json(key, where), to_json(item, f"{where}[{key!r}]", other)] for key, item in value.items()
+                ]
+            }
+        return {key: to_json(item, f"{where}[{key!r}]", other) for key, item in value.items()}
+    if other is not None and (made := other(value, where)) is not None:
+        return made
+    advice = "Keep numbers, strings, lists, tuples, dicts, tensors or arrays"
+    if isinstance(value, nn.Module):
+        advice = "A saved model keeps modules as cells alone: wrap it in bm.Cell, a list of cells for an nn.ModuleList"
     raise SavedModelError(
-        f"{where}: {type(value).__name__} is not plain data and cannot be saved. Keep numbers, strings, lists, tuples, "
-        "dicts, tensors or arrays; or define saved_state() and restore(state) in the model's class."
+        f"{where}: {type(value).__name__} is not plain data and cannot be saved. {advice}; or define saved_state() and "
+        "restore(state) in the model's class."
     )
 
 
@@ -63,19 +81,26 @@ def _tensor_to_json(tensor: Tensor, where: str) -> dict[str, Any]:
     return {"dtype": dtype, "shape": list(tensor.shape), "data": data}
 
 
-def from_json(value: Any, where: str) -> Any:
-    """Return what `to_json` was given. SavedModelError if the JSON is not what it makes."""
+def from_json(value: Any, where: str, other: Reads | None = None) -> Any:
+    """Return what `to_json` was given. SavedModelError if the JSON is not what it makes. other: for tags of its own."""
     if isinstance(value, list):
-        return [from_json(item, where) for item in value]
+        return [from_json(item, where, other) for item in value]
     if not isinstance(value, dict):
         return value
     tag = next((key for key in value if key.startswith("$")), None)
     if tag is None:
-        return {key: from_json(item, where) for key, item in value.items()}
+        return {key: from_json(item, where, other) for key, item in value.items()}
+    if other is not None and tag in OTHERS and len(value) == 1:
+        return other(tag, value[tag], where)
     if tag not in _TAGS or len(value) != 1:
         raise SavedModelError(f"{where}: unknown tag {tag!r}; known: {', '.join(_TAGS)}. Save the model again.")
     try:
-        return _UNTAG[tag](value[tag], where)
+        content = value[tag]
+        if tag == "$tuple":
+            return tuple(from_json(list(content), where, other))
+        if tag == "$dict":
+            return {from_json(key, where): from_json(item, where, other) for key, item in content}
+        return _UNTAG[tag](content, where)
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, ModelError) as error:
         raise SavedModelError(f"{where}: malformed {tag} ({error}). Save the model again.") from None
 
@@ -93,7 +118,6 @@ def _tensor(content: Any, where: str) -> Tensor:
 
 
 _UNTAG: dict[str, Callable[[Any, str], Any]] = {
-    "$tuple": lambda content, where: tuple(from_json(list(content), where)),
     "$float": lambda content, where: float(content),
     "$array": _array,
     "$tensor": _tensor,

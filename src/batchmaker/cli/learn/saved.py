@@ -24,8 +24,8 @@ class SavedRecording:
     def __init__(self, directory: Path) -> None:
         self._model = batchmaker.load(directory)
         self._registry = CellRegistry()  # as an engine: equal cells are one type
-        if self._model.example_request is not None:
-            Unfolding(self._model, self._registry, self._model.example_request).start()
+        for request in self._model.examples:
+            Unfolding(self._model, self._registry, request).start()
 
     @property
     def cells(self) -> tuple[CellType, ...]:

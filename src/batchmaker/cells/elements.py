@@ -1,0 +1,21 @@
+"""A value [n, ...] of a cell as a sequence of n values, which other cells run over."""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+from torch import Tensor, nn
+
+from batchmaker.graph.spec import ValueSpec
+
+INDEX: Final = ValueSpec((), "int64")
+"""What `Element` takes beside the value."""
+
+
+@final
+class Element(nn.Module):
+    """(values [batch, n, ...], index [batch]) -> the element of each row at its index, [batch, ...]."""
+
+    def forward(self, values: Tensor, index: Tensor) -> Tensor:
+        at = index.view(-1, 1, *(1,) * (values.dim() - 2)).expand(-1, 1, *values.shape[2:])
+        return values.gather(1, at).squeeze(1)

@@ -1,0 +1,69 @@
+"""What an unfold function cannot do with a handle, and what it does instead."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from batchmaker.errors import HandleError
+
+_COMPUTE: Final = (
+    "__add__ __sub__ __mul__ __matmul__ __truediv__ __floordiv__ __mod__ __divmod__ __pow__ __lshift__ __rshift__ "
+    "__and__ __xor__ __or__ __radd__ __rsub__ __rmul__ __rmatmul__ __rtruediv__ __rfloordiv__ __rmod__ __rdivmod__ "
+    "__rpow__ __rlshift__ __rrshift__ __rand__ __rxor__ __ror__ __neg__ __pos__ __abs__ __invert__ __round__ "
+    "__array__ __array_ufunc__ __array_function__"
+)
+_LOOK: Final = "__int__ __float__ __complex__ __index__ __lt__ __le__ __gt__ __ge__ __contains__"
+_OURS: Final = ("batchmaker", "torch", "numpy")
+
+COMPUTED: Final = (
+    "cells compute, an unfold function only says which: put this into a module, bm.Cell(module), and call that cell on "
+    "the handles"
+)
+WAITED_FOR: Final = "`yield` it to wait for it, and use what comes back"
+_LIKE_A_TENSOR: Final = "its shape and dtype, without the batch, are in `.spec`; cells compute the rest"
+
+
+def at_line() -> str:
+    """Return where the unfold function is, "file:line, `its text`: ", for the start of a message."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        name = str(frame.f_globals.get("__name__")).split(".")
+        if name[0] not in _OURS or name[:2] == ["batchmaker", "models"]:
+            break
+        frame = frame.f_back
+    path, line = frame.f_code.co_filename, frame.f_lineno
+    text = linecache.getline(path, line).strip()
+    return f"{Path(path).name}:{line}{f', `{text}`' if text else ''}: "
+
+
+def misused(what: str, advice: str) -> HandleError:
+    """Return the error for a handle that was used as if it were the value. what: how; advice: what to do instead."""
+    return HandleError(f"{at_line()}{what} a handle, whose value is not known while the request is unfolded; {advice}")
+
+
+def refuses_to_be_the_value(kind: type[Any]) -> type[Any]:
+    """Give a class of handles the methods that values have and handles have not, each of which says so."""
+    for names, what, advice in ((_COMPUTE, "computes with", COMPUTED), (_LOOK, "looks at", WAITED_FOR)):
+        for name in names.split():
+            if name not in vars(kind):
+                setattr(kind, name, _refusal(what, advice))
+    kind.__torch_function__ = classmethod(_refusal("computes with", COMPUTED))
+    kind.__getattr__ = _missing
+    return kind
+
+
+def _refusal(what: str, advice: str) -> Callable[..., NoReturn]:
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise misused(what, advice)
+
+    return refuse
+
+
+def _missing(self: Any, name: str) -> NoReturn:
+    if name.startswith("_"):
+        raise AttributeError(name)
+    raise misused(f"asks for .{name} of", _LIKE_A_TENSOR)
