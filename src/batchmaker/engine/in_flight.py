@@ -25,11 +25,12 @@ class InFlight:
     """A request between its arrival and its answer. What only some have is set where it is needed.
 
     told: whether it must hear of every value when it comes, since an unfold function waits for it, it is streamed, or
-    the result has some that an earlier request of its sequence has computed. drawn: its values, where a template stands for its unfolding.
-    graphs: those handed to the scheduler and not admitted yet; admitted: where the others are; shift: what leads from
-    the request's own numbers to those of the nodes, in the last of them. loops: those that a value may end, after their
-    shift; ended: last node of each that has ended -> the node at which it did. values: those it was told of, by the
-    request's own number and output. gathered: the others that its result takes; see Results.gather.
+    the result has some that an earlier request of its sequence has computed. drawn: its values, where a template stands
+    for its unfolding. graphs: those handed to the scheduler and not admitted yet; admitted: where the others are;
+    shift: what leads from the request's own numbers to those of the nodes, in the last of them. loops: those that a
+    value may end, after their shift; ended: last node of each that has ended -> the node at which it did. values: those
+    it was told of, by the request's own number and output. gathered: the others that its result takes; see
+    Results.gather.
     """
 
     admitted: tuple[Admit, ...] = ()
