@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -17,9 +17,11 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+import batchmaker as bm
 from batchmaker.cli.bench.load import quiet_interpreter
 from batchmaker.cli.bench.report import machine
 from batchmaker.datasets import poisson_arrivals
+from batchmaker.engine.driver import DriverStats
 
 Better = Literal["higher", "lower"]
 Submit = Callable[[Any], "Future[Any]"]
@@ -154,6 +156,16 @@ def times_ms(call: Callable[[Any], Any], requests: Sequence[Any]) -> float:
         call(request)
         taken.append(time.perf_counter() - begin_s)
     return 1e3 * float(np.median(taken))
+
+
+def spent(engine: bm.Engine, call: Any) -> tuple[float, DriverStats]:
+    """Return the seconds of a call and what the engine counted meanwhile."""
+    with quiet_interpreter():
+        before, begin_s = replace(engine.stats), time.perf_counter()
+        call()
+        wall_s = time.perf_counter() - begin_s
+        after = replace(engine.stats)
+    return wall_s, DriverStats(*(b - a for a, b in zip(astuple(before), astuple(after), strict=True)))
 
 
 # --- loads ------------------------------------------------------------------------------------------------------------

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple, replace
 from functools import partial
 from typing import Any, Final
 
@@ -16,7 +14,6 @@ import batchmaker as bm
 from batchmaker import models
 from batchmaker.cli.bench import load
 from batchmaker.cli.workload import make_workload
-from batchmaker.engine.driver import DriverStats
 from engine_cost.chains import ALONE_WORDS, WORDS, chain
 from engine_cost.measuring import (
     Better,
@@ -28,8 +25,8 @@ from engine_cost.measuring import (
     compared,
     interleaved,
     per_second,
+    spent,
 )
-from engine_cost.trees import sst
 
 BUDGET_MS: Final = 1.0
 OTHER_BUDGETS_MS: Final = (0.25, 0.5, 2.0, 4.0)
@@ -42,7 +39,7 @@ def scheduler(settings: Settings) -> Iterator[Row]:
     """The scheduler's time a node at batch 256, and what a step alone and one of many requests cost besides."""
     with chain(settings, (128, "float32")) as it:
         it.map(it.requests)
-        many = [_spent(it.engine, partial(it.map, it.requests)) for _ in range(settings.of(7, 2))]
+        many = [spent(it.engine, partial(it.map, it.requests)) for _ in range(settings.of(7, 2))]
     with chain(settings, (64, "float32")) as it:
         generator = np.random.default_rng(0)
         alone = [generator.integers(0, WORDS, ALONE_WORDS) for _ in range(settings.of(60, 10))]
@@ -52,7 +49,7 @@ def scheduler(settings: Settings) -> Iterator[Row]:
                 it.engine.submit_future(request).result()
 
         one_by_one()
-        few = [_spent(it.engine, one_by_one) for _ in range(settings.of(7, 2))]
+        few = [spent(it.engine, one_by_one) for _ in range(settings.of(7, 2))]
     per_node = _median(1e6 * stats.scheduler_s / stats.cells for _, stats in many)
     yield absolute(
         "LSTM 128, all waiting", "scheduler, µs per node", "µs", per_node, target=0.5,
@@ -66,30 +63,12 @@ def scheduler(settings: Settings) -> Iterator[Row]:
         busy_us=_median(1e6 * stats.busy_s / stats.steps for _, stats in few),
     )  # fmt: skip
     count = len(it.requests)
-    trees, requests, _ = sst(settings, settings.of(2000, 50))
-    with bm.Engine(trees, threads=1) as engine:
-        engine.map(requests, progress=False)
-        grown = [_spent(engine, partial(engine.map, requests, progress=False)) for _ in range(settings.of(5, 2))]
-    yield absolute(
-        "TreeLSTM, all waiting", "µs to unfold a call of a cell", "µs",
-        _median(1e6 * stats.unfold_s / stats.cells for _, stats in grown), target=1.0,
-    )  # fmt: skip
     yield absolute(
         "LSTM 128, all waiting", "Python, µs per request", "µs",
         _median(1e6 * (wall_s - stats.busy_s) / count for wall_s, stats in many), target=30.0,
         unfold_us=_median(1e6 * stats.unfold_s / count for _, stats in many),
         scheduler_us=_median(1e6 * stats.scheduler_s / count for _, stats in many),
     )  # fmt: skip
-
-
-def _spent(engine: bm.Engine, call: Any) -> tuple[float, DriverStats]:
-    """Return the seconds of a call and what the engine counted meanwhile."""
-    with load.quiet_interpreter():
-        before, begin_s = replace(engine.stats), time.perf_counter()
-        call()
-        wall_s = time.perf_counter() - begin_s
-        after = replace(engine.stats)
-    return wall_s, DriverStats(*(b - a for a, b in zip(astuple(before), astuple(after), strict=True)))
 
 
 def _median(values: Iterator[float]) -> float:

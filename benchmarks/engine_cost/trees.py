@@ -19,7 +19,18 @@ from batchmaker import models
 from batchmaker.datasets import Vocabulary, read_trees
 from engine_cost.hand_server import run_all
 from engine_cost.hand_trees import TreesByHand
-from engine_cost.measuring import NotRunError, Row, Settings, best_of, compared, interleaved, per_second, say
+from engine_cost.measuring import (
+    NotRunError,
+    Row,
+    Settings,
+    absolute,
+    best_of,
+    compared,
+    interleaved,
+    per_second,
+    say,
+    spent,
+)
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SIZES: Final = (64, 256, 1024)
@@ -40,6 +51,11 @@ def by_hand(settings: Settings) -> Iterator[Row]:
         ways = {f"{size} trees": partial(_rate, run, requests, size) for size in SIZES}
         best, seen = best_of(ways, settings.of(2, 1))
         found = interleaved({"ours": partial(mapped_rate, engine, requests), "theirs": ways[best]}, settings.of(5, 2))
+        many = [spent(engine, partial(engine.map, requests, progress=False))[1] for _ in range(settings.of(3, 1))]
+    yield absolute(
+        "TreeLSTM 256", "µs to unfold a call of a cell", "µs",
+        float(np.median([1e6 * stats.unfold_s / stats.cells for stats in many])), target=1.0,
+    )  # fmt: skip
     yield compared(
         "TreeLSTM 256", "all of SST waiting", "trees/s", found["ours"], found["theirs"], better="higher",
         baseline=f"level by level by hand, {best}", target=0.6, seen=seen,

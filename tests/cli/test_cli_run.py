@@ -35,7 +35,8 @@ def test_policies_agree(command, tmp_path, text_file):
 def test_lines_that_miss_their_deadline_are_given_up(command, tmp_path, text_file):
     path = tmp_path / "out.jsonl"
     lstm = ("run", "lstm", "--input", text_file, "--output", path, "--hidden", 8)
-    assert command(*lstm, "--deadline-ms", 0.001).exit_code == 1
+    missed = command(*lstm, "--deadline-ms", 0.001)
+    assert (missed.exit_code, path.exists()) == (1, True), (missed.output, missed.exception)
     assert all("deadline" in line["error"] for line in lines_of(path))
     assert command(*lstm, "--deadline-ms", 60_000).exit_code == 0
 

@@ -127,6 +127,7 @@ def test_any_json_is_read_or_refused_as_the_clients_fault(datatype, shape, conte
         ("INT65", (1,), b"[1]", "unknown datatype 'INT65'"),
         ("INT64", (-1,), b"[1]", "negative size"),
         ("INT64", (1,) * 17, b"[1]", "17 dimensions"),
+        ("INT64", (1 << 62, 0), b"[]", "that no tensor can have"),
         ("FP32", (1,), b"[" * 5000, "no FP32"),
     ],
 )
@@ -144,6 +145,7 @@ def test_malformed_json_tensors_are_refused_with_a_reason(datatype, shape, data,
         ("BYTES", (1,), b"\x05\x00\x00\x00abc", "element 0 has 5 bytes"),
         ("BYTES", (2,), b"\x03\x00\x00\x00abc", "cannot hold 2 elements"),
         ("BYTES", (1,), b"\x01\x00\x00\x00abc", "2 bytes are left"),
+        ("INT64", (0, 1 << 40, 1 << 40), b"", "that no tensor can have"),
         ("BYTES", (1 << 60,), b"\x01\x00\x00\x00a", "cannot hold"),
     ],
 )

@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from batchmaker.server.faults import FaultKind, ServiceError, invalid
 
 MAX_DIMENSIONS: Final = 16
+MAX_ELEMENTS: Final = 1 << 56
+"""What the sizes of an empty tensor may multiply to, its zeros aside: no array has more."""
 
 NUMPY: Final[dict[str, np.dtype[Any]]] = {
     "BOOL": np.dtype("?"),
@@ -70,6 +72,8 @@ def num_elements(name: str, datatype: str, shape: Sequence[int]) -> int:
         raise invalid(f"tensor {name!r}: {len(shape)} dimensions are more than {MAX_DIMENSIONS}")
     if any(size < 0 for size in shape):
         raise invalid(f"tensor {name!r}: shape {list(shape)} has a negative size")
+    if 0 in shape and math.prod(size or 1 for size in shape) > MAX_ELEMENTS:
+        raise invalid(f"tensor {name!r}: shape {list(shape)} has a size that no tensor can have")
     return math.prod(shape)
 
 
