@@ -57,6 +57,8 @@ def in_order(keys: Keys, ranks: Ids) -> bool:
 @compiled
 def joined(keys: Keys, ranks: Ids, ranked: bool, others: Keys, other_ranks: Ids) -> tuple[Keys, Ids]:
     """Return nodes that have become ready and those that wait, in order. keys: in any order; ranks: empty if unused."""
+    if len(keys) == 0:  # without their ranks `choose` could not tell that there are any
+        return others, other_ranks
     if not in_order(keys, ranks):
         order = np.argsort(keys)
         keys = keys[order]
