@@ -73,7 +73,8 @@ def rehash(directory: Path) -> None:
     def change(manifest: dict[str, Any]) -> None:
         for cell in manifest["cells"]:
             for file in (cell["graph"], cell["weights"]):
-                file["sha256"] = hashlib.sha256((directory / file["name"]).read_bytes()).hexdigest()
+                content = (directory / file["name"]).read_bytes()
+                file["sha256"], file["num_bytes"] = hashlib.sha256(content).hexdigest(), len(content)
 
     edit_manifest(directory, change)
 
@@ -273,6 +274,30 @@ def test_a_truncated_file_is_named(saved: Path, name: str, hashed: bool) -> None
         rehash(saved)
     with pytest.raises(SavedModelError, match=name):
         bm.load(saved)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "0_lstm.pt2", "0_lstm.safetensors"])
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_pipe_or_a_device_in_place_of_a_file_is_not_read(saved: Path, name: str, kind: str) -> None:
+    (saved / name).unlink()
+    if kind == "pipe":
+        os.mkfifo(saved / name)
+    else:
+        (saved / name).symlink_to("/dev/zero")
+    with pytest.raises(SavedModelError, match=rf"{name}: is no regular file"):
+        bm.load(saved)
+
+
+def test_a_file_of_another_size_than_the_manifest_says_is_not_read(saved: Path) -> None:
+    with (saved / "0_lstm.safetensors").open("ab") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(SavedModelError, match=r"1099511627776 bytes, manifest\.json says"):
+        bm.load(saved)
+
+
+def test_a_model_saved_before_sizes_were_noted_is_loaded(saved: Path) -> None:
+    edit_manifest(saved, lambda m: [file.pop("num_bytes") for c in m["cells"] for file in (c["graph"], c["weights"])])
+    assert bm.load(saved).cells
 
 
 MANIFESTS: list[Any] = [

@@ -151,5 +151,5 @@ def read_head(connection: socket.socket) -> bytes:
 def request_bytes(path: str, content: Any, *headers: str) -> bytes:
     """A whole POST as it goes over the wire."""
     body = json.dumps(content).encode()
-    lines = [f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}", *headers]
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", *headers]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body

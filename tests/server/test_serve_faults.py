@@ -140,7 +140,8 @@ def test_a_slow_reader_holds_up_nobody_else(server):
 @pytest.mark.parametrize("sent", [b"", b'{"input_0"'])
 def test_a_body_that_never_ends_is_given_up(impatient, sent):
     with impatient.connect() as connection:
-        head = f"POST {GENERATE.replace('counter', 'lstm')} HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n".encode()
+        path = GENERATE.replace("counter", "lstm")
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n".encode()
         connection.sendall(head + sent)
         answer = read_head(connection)
         assert answer.startswith(b"HTTP/1.1 408")
@@ -149,10 +150,10 @@ def test_a_body_that_never_ends_is_given_up(impatient, sent):
 
 def test_a_client_that_leaves_within_its_body_is_forgotten(server):
     with server.connect() as connection:
-        connection.sendall(f"POST {GENERATE} HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{{".encode())
+        connection.sendall(f"POST {GENERATE} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{{".encode())
 
 
-@pytest.mark.parametrize("sent", [b"", b"POST /v2", b"GET /v2 HTTP/1.1\r\nHost: x\r\n"])
+@pytest.mark.parametrize("sent", [b"", b"POST /v2", b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n"])
 def test_a_head_that_never_ends_is_given_up(impatient, sent):
     with impatient.connect() as connection:
         connection.sendall(sent)
@@ -168,7 +169,7 @@ def test_a_head_without_end_is_cut_off(server):
 
 def test_bodies_together_are_bounded(server):
     """Four bodies of 90 000 bytes are more than may be held at once, whoever sends them."""
-    head = f"POST {GENERATE} HTTP/1.1\r\nHost: x\r\nContent-Length: 95000\r\n\r\n".encode()
+    head = f"POST {GENERATE} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 95000\r\n\r\n".encode()
     connections = [server.connect() for _ in range(6)]
     for connection in connections:
         connection.sendall(head + b" " * 90_000)

@@ -259,10 +259,14 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(server):
     answer = server.call("POST", "/v2/models/lstm/infer", b" " * (2 << 20))
     assert answer.status == 413
     with server.connect() as connection:
-        connection.sendall(b"POST /v2/models/lstm/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n")
+        connection.sendall(
+            b"POST /v2/models/lstm/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n"
+        )
         assert read_head(connection).startswith(b"HTTP/1.1 413")
     with server.connect() as connection:
-        connection.sendall(b"POST /v2/models/lstm/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        connection.sendall(
+            b"POST /v2/models/lstm/infer HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
         for _ in range(5):
             connection.sendall(b"40000\r\n" + b" " * 0x40000 + b"\r\n")
         assert read_head(connection).startswith(b"HTTP/1.1 413")

@@ -6,7 +6,7 @@ import pytest
 
 from batchmaker.clock import VirtualClock
 from batchmaker.errors import OptionError
-from batchmaker.server.auth import KeyRing, TokenBucket, read_keys
+from batchmaker.server.auth import WRONG_A_SECOND, KeyRing, TokenBucket, read_keys
 from batchmaker.server.faults import FaultKind, ServiceError
 
 KEYS = {"ann": "a" * 20, "bob": "b" * 20}
@@ -91,3 +91,34 @@ def test_malformed_keys_are_refused_without_being_shown(tmp_path, content, said)
 def test_a_missing_file_is_said(tmp_path):
     with pytest.raises(OptionError, match="cannot be read"):
         read_keys(tmp_path / "none", {})
+
+
+def test_calls_with_wrong_keys_are_slowed_down_and_right_ones_are_not():
+    ring = KeyRing(KEYS, clock=VirtualClock())
+    kinds = []
+    for _ in range(int(WRONG_A_SECOND) + 1):
+        with pytest.raises(ServiceError) as caught:
+            ring.caller("c" * 20)
+        kinds.append(caught.value.kind)
+    assert set(kinds[:-1]) == {FaultKind.UNAUTHENTICATED}
+    assert kinds[-1] is FaultKind.TOO_MANY
+    assert ring.caller(KEYS["ann"]) == "ann"
+
+
+def test_a_call_that_does_not_count_passes_when_the_rate_is_used_up():
+    ring = KeyRing(KEYS, rate=1.0, burst=1.0, clock=VirtualClock())
+    ring.caller(KEYS["ann"])
+    with pytest.raises(ServiceError):
+        ring.caller(KEYS["ann"])
+    assert ring.caller(KEYS["ann"], counted=False) == "ann"
+
+
+def test_keys_can_be_replaced():
+    ring = KeyRing(KEYS)
+    ring.replace({"eve": "e" * 20})
+    assert ring.caller("e" * 20) == "eve"
+    with pytest.raises(ServiceError):
+        ring.caller(KEYS["ann"])
+    with pytest.raises(OptionError):
+        ring.replace(KEYS, control=frozenset(["nobody"]))
+    assert ring.caller("e" * 20) == "eve"

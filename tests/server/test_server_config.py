@@ -67,7 +67,7 @@ def test_an_empty_file_is_the_defaults(config_file):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("hots = 'x'", "unknown option 'hots'.*Did you mean 'host'"),
+        ("hots = 'x'", "unknown option 'hots'.*Did you mean 'hosts'"),
         ("[limits]\nmax_inflight = 3", "unknown option 'limits.max_inflight'.*Did you mean 'limits.max_in_flight'"),
         ("[[models]]\nsorce = 'lstm'", "unknown option 'models.sorce'.*Did you mean 'models.source'"),
         ("port = 'x'", r"Expected `int`, got `str` - at `\$.port`"),

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from served_models import Counter, Fragile
 
 import batchmaker as bm
+from batchmaker.server.connections import Connections
 from batchmaker.server.descriptions import model_statistics
 from batchmaker.server.engine_port import EngineOptions
 from batchmaker.server.faults import ServiceError
@@ -45,7 +46,7 @@ def seen(tmp_path_factory):
         for bad in (numbers([1, 2]), numbers([50_000], deadline_ms=5)):
             with pytest.raises(ServiceError):
                 await service.infer("counter", None, bad)
-        text = Metrics(service).text().decode()
+        text = Metrics(service, Connections(9, 9)).text().decode()
         statistics = {model.name: model_statistics(model) for model in repository.models()}
         await repository.close(5.0)
         return text, statistics

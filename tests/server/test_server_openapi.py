@@ -7,16 +7,20 @@ import re
 import pytest
 
 from batchmaker.server.auth import KeyRing
+from batchmaker.server.connections import Connections
 from batchmaker.server.engine_port import EngineOptions
 from batchmaker.server.http import all_routes
 from batchmaker.server.limits import Limits
 from batchmaker.server.metrics import Metrics
 from batchmaker.server.openapi import openapi_description
+from batchmaker.server.origins import Origins
 from batchmaker.server.parts import Site
 from batchmaker.server.reading import BodyBudget
 from batchmaker.server.repository import Entry, Repository
 from batchmaker.server.service import Service
 from batchmaker.server.sources import parse_source
+
+ANY_ORIGIN = Origins((), only_this_machine=False)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +32,7 @@ def test_every_route_is_described_and_nothing_else(description):
     limits = Limits()
     entry = Entry(parse_source("lstm:hidden=4,vocabulary_size=9"), EngineOptions(threads=1))
     service = Service(Repository([entry], limits), limits)
-    routes = all_routes(Site(service, KeyRing({}), Metrics(service), BodyBudget(limits)))
+    routes = all_routes(Site(service, KeyRing({}), ANY_ORIGIN, Metrics(service, Connections(9, 9)), BodyBudget(limits)))
     real = {(route.path, method) for route in routes for method in route.methods - {"HEAD"}}
     described = {(path, method.upper()) for path, calls in description["paths"].items() for method in calls}
     assert described == real

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 
 import numpy as np
 import pytest
@@ -157,7 +158,7 @@ def test_a_version_that_cannot_be_loaded_leaves_the_old_one_serving(folder, capl
         assert str(folder) not in str(await repository.index())
 
     run(repository, body)
-    assert "SHA-256" in caplog.records[-1].error
+    assert "0_add.safetensors" in caplog.records[-1].error
 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
@@ -259,5 +260,74 @@ def test_a_draining_service_takes_nothing_new(folder):
         assert not service.ready
         with pytest.raises(ServiceError, match="shutting down"):
             await service.infer("counter", None, count_to(1))
+
+    run(repository, body)
+
+
+def test_two_models_of_one_name_that_come_later_are_refused_alone(folder, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    bm.save(Sums(), other / "more")
+    sources = [Entry(parse_source(str(path)), OPTIONS) for path in (folder, other)]
+    repository = Repository(sources, Limits(drain_seconds=20.0))
+
+    async def body():
+        bm.save(Counter(), other / "counter")
+        with pytest.raises(ServiceError, match="two models are named 'counter'") as refused:
+            await repository.load("counter")
+        assert refused.value.kind is FaultKind.INVALID
+        await repository.load("more")
+        assert repository.get("counter").ready, "what was served goes on"
+        lines = {line.name: line.state for line in await repository.index()}
+        assert lines == {"counter": "READY", "more": "READY", "sums": "READY"}
+
+    run(repository, body)
+
+
+def test_reloading_loads_what_is_new_or_has_changed_and_unloads_what_is_gone(folder, tmp_path_factory):
+    repository = make(folder)
+    entries = [Entry(parse_source(str(folder)), OPTIONS)]
+
+    async def body():
+        counter, sums = repository.get("counter"), repository.get("sums")
+        await repository.reload(entries, "latest")
+        assert repository.get("counter") is counter
+        bm.save(Counter(), folder / "second")
+        shutil.rmtree(folder / "counter")
+        shutil.rmtree(folder / "sums" / "2")
+        bm.save(Sums(3), folder / "sums" / "2")
+        await repository.reload(entries, "latest")
+        assert repository.get("second").ready
+        assert repository.get("sums") is not sums
+        assert (await repository.get("sums").infer(rows(3))).outputs[0].data.tolist() == [2.0, 2.0, 2.0]
+        with pytest.raises(ServiceError):
+            repository.get("counter")
+
+    run(repository, body)
+
+
+def test_reloading_leaves_what_cannot_be_loaded_anew_as_it_was(folder, caplog):
+    repository = make(folder)
+
+    async def body():
+        sums = repository.get("sums")
+        (folder / "sums" / "10").mkdir()
+        (folder / "sums" / "10" / "manifest.json").write_text("{")
+        bm.save(Counter(), folder / "second")
+        await repository.reload([Entry(parse_source(str(folder)), OPTIONS)], "latest")
+        assert repository.get("sums") is sums
+        assert repository.get("second").ready
+        assert "model cannot be loaded" in caplog.text
+
+    run(repository, body)
+
+
+def test_without_a_model_the_repository_is_not_ready(folder):
+    repository = make(folder)
+
+    async def body():
+        assert repository.ready
+        for name in ("counter", "sums"):
+            await repository.unload(name)
+        assert not repository.ready
 
     run(repository, body)

@@ -28,7 +28,7 @@ def root(tmp_path_factory):
 def test_built_in_models_take_options_behind_a_colon():
     source = parse_source("lstm:hidden=16,layers=2,dtype=bfloat16")
     assert source == BuiltIn("lstm", "lstm", {"hidden": 16, "layers": 2, "dtype": "bfloat16"})
-    model = source.scan()["lstm"]["1"]()
+    model = source.scan()["lstm"]["1"].make()
     assert (model.hidden, model.layers) == (16, 2)
 
 
@@ -55,7 +55,7 @@ def test_what_is_not_there_is_refused_with_the_nearest(text, said):
 def test_a_saved_directory_is_one_model(root):
     source = parse_source(str(root / "counter"))
     assert isinstance(source, SavedDirectory)
-    assert isinstance(source.scan()["counter"]["1"](), Counter)
+    assert isinstance(source.scan()["counter"]["1"].make(), Counter)
 
 
 def test_a_folder_of_versions_is_one_model(root):
@@ -69,7 +69,7 @@ def test_a_folder_of_models_has_them_all(root):
     assert isinstance(source, RepositoryRoot)
     found = source.scan()
     assert found.keys() == {"counter", "sums"}
-    assert found["sums"]["10"]().width == 3
+    assert found["sums"]["10"].make().width == 3
 
 
 def test_an_empty_folder_is_refused(tmp_path):

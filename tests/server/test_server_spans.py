@@ -11,9 +11,11 @@ import pytest
 from batchmaker.errors import OptionError
 from batchmaker.server.auth import KeyRing
 from batchmaker.server.config import Config
+from batchmaker.server.connections import Connections
 from batchmaker.server.gate import Gate
 from batchmaker.server.limits import Limits
 from batchmaker.server.metrics import Metrics
+from batchmaker.server.origins import Origins
 from batchmaker.server.parts import Site
 from batchmaker.server.reading import BodyBudget
 from batchmaker.server.repository import Repository
@@ -22,6 +24,7 @@ from batchmaker.server.rpc.server import RpcServer
 from batchmaker.server.service import Service
 from batchmaker.server.spans import Spans
 
+ANY_ORIGIN = Origins((), only_this_machine=False)
 PARENT = "0af7651916cd43dd8448eb211c80319c"
 TRACEPARENT = f"00-{PARENT}-b7ad6b7169203331-01"
 
@@ -68,7 +71,7 @@ def test_a_call_is_a_span_under_the_clients_own(finished):
 
     headers = [(b"traceparent", TRACEPARENT.encode()), (b"x-request-id", b"r-1")]
     scope = {"type": "http", "method": "GET", "path": "/v2", "headers": headers}
-    asyncio.run(Gate(app, KeyRing({}), Spans(enabled=True), log_access=False)(scope, None, send))
+    asyncio.run(Gate(app, KeyRing({}), ANY_ORIGIN, Spans(enabled=True), log_access=False)(scope, None, send))
     (span,) = finished()
     assert (span.name, f"{span.context.trace_id:032x}") == ("GET /v2", PARENT)
     assert span.attributes["http.response.status_code"] == 204
@@ -79,7 +82,7 @@ def test_a_call_by_grpc_is_one_with_its_status(finished):
     async def calls():
         limits = Limits()
         service = Service(Repository([], limits), limits)
-        site = Site(service, KeyRing({}), Metrics(service), BodyBudget(limits))
+        site = Site(service, KeyRing({}), ANY_ORIGIN, Metrics(service, Connections(9, 9)), BodyBudget(limits))
         server = RpcServer(Config(grpc_port=0), site, Spans(enabled=True))
         await server.start()
         metadata = [("traceparent", TRACEPARENT), ("x-request-id", "r-2")]

@@ -30,6 +30,10 @@ def serve(
     grpc_port: Annotated[
         int | None, typer.Option(help="Port for gRPC; 0 takes any that is free. Default: no gRPC.")
     ] = None,
+    admin_port: Annotated[
+        int | None,
+        typer.Option(help="Port for probes, metrics, loading and unloading, apart from calls. Default: the same port."),
+    ] = None,
     config: Annotated[
         Path | None, typer.Option(help="TOML file with all of this and more; what is given here goes before it.")
     ] = None,
@@ -64,7 +68,8 @@ def serve(
     """Serve models over HTTP and gRPC (Open Inference Protocol v2), all requests batched together.
 
     Prints a line with its addresses when requests are taken. SIGTERM (or Ctrl-C) finishes what was accepted and ends;
-    the exit status is 1 if that did not fit into --drain-seconds.
+    the exit status is 1 if that did not fit into --drain-seconds. SIGHUP reads keys, certificate, models and --config
+    anew.
 
     [bold]Examples[/bold]
 
@@ -83,13 +88,7 @@ def serve(
     from batchmaker.server import Config, read_config
     from batchmaker.server import serve as run_server
 
-    settings = Config() if config is None else read_config(config)
     engine = _given(policy=policy, threads=threads, workers=workers, device=device)
-    entries = [*settings.models, *_entries(models or [])]
-    if not entries:
-        raise OptionError(
-            "there is nothing to serve. Name a model (batchmaker serve lstm), or a --config with [[models]]."
-        )
     limits = _given(
         max_in_flight=max_in_flight,
         max_body_bytes=None if max_body_mb is None else max_body_mb << 20,
@@ -97,17 +96,32 @@ def serve(
         max_sequences=max_sequences,
         sequence_idle_seconds=sequence_idle_seconds,
     )
-    settings = _replaced(
-        settings,
-        models=[_replaced(entry, **engine) for entry in entries],
-        limits=_replaced(settings.limits, **limits),
-        auth=_replaced(settings.auth, **_given(keys=_text(api_keys))),
-        tls=_replaced(settings.tls, **_given(cert=_text(tls_cert), key=_text(tls_key))),
-        log=_replaced(settings.log, **_given(level=log_level, access=access_log or None)),
-        **_given(host=host, port=port, grpc_port=grpc_port, versions="all" if all_versions else None),
-    )
+    auth, tls = _given(keys=_text(api_keys)), _given(cert=_text(tls_cert), key=_text(tls_key))
+    log = _given(level=log_level, access=access_log or None)
+    ports = _given(host=host, port=port, grpc_port=grpc_port, admin_port=admin_port)
+
+    def read() -> Config:
+        settings = Config() if config is None else read_config(config)
+        entries = [*settings.models, *_entries(models or [])]
+        if not entries:
+            raise OptionError(
+                "there is nothing to serve. Name a model (batchmaker serve lstm), or a --config with [[models]]."
+            )
+        taken: Config = _replaced(
+            settings,
+            models=[_replaced(entry, **engine) for entry in entries],
+            limits=_replaced(settings.limits, **limits),
+            auth=_replaced(settings.auth, **auth),
+            tls=_replaced(settings.tls, **tls),
+            log=_replaced(settings.log, **log),
+            **ports,
+            **_given(versions="all" if all_versions else None),
+        )
+        return taken
+
+    settings = read()
     _warn_of_policies(settings)
-    if not run_server(settings, _say_ready):
+    if not run_server(settings, _say_ready, read):
         raise typer.Exit(1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -107,6 +108,8 @@ class CostProfile:
         """Return the profile in a file. DataError names file and field if it is missing, malformed, empty or of
         another version."""
         try:
+            if not Path(path).is_file():
+                raise OSError(errno.EINVAL, "it is no regular file" if Path(path).exists() else "no such file")
             raw = Path(path).read_bytes()
         except OSError as error:
             raise DataError(f"{path}: cannot be read ({error.strerror or error}). {_ADVICE}") from error

@@ -16,6 +16,9 @@ from batchmaker.server.faults import FaultKind, ServiceError
 ENVIRONMENT: Final = "BATCHMAKER_API_KEYS"
 """Environment variable with keys as NAME:KEY, separated by commas."""
 
+WRONG_A_SECOND: Final = 100.0
+"""Calls with wrong keys that are answered as such."""
+
 _MIN_KEY: Final = 16
 
 
@@ -48,7 +51,8 @@ class KeyRing:
     """The keys that are known, by the name of whom each was given to. Without any, all may call.
 
     rate: calls a second for each key, None for any number; burst: calls at once. control: names that may load and
-    unload models; empty for all.
+    unload models; empty for all. Calls with wrong keys have a rate too, WRONG_A_SECOND of all clients together: above
+    it they are told to wait, right keys never.
     """
 
     def __init__(
@@ -59,26 +63,38 @@ class KeyRing:
         control: frozenset[str] = frozenset(),
         clock: Clock | None = None,
     ) -> None:
+        self._clock = clock or RealClock()
+        self._wrong = TokenBucket(WRONG_A_SECOND, WRONG_A_SECOND, self._clock)
+        self.replace(keys, rate, burst, control)
+
+    def replace(
+        self,
+        keys: Mapping[str, str],
+        rate: float | None = None,
+        burst: float | None = None,
+        control: frozenset[str] = frozenset(),
+    ) -> None:
+        """Know these keys from now on, and no others. OptionError leaves all as it was."""
         unknown = sorted(control - set(keys))
         if unknown:
             raise OptionError(f"control_keys names {unknown[0]!r}, but there is no key of that name")
         self._digests = {name: _digest(key) for name, key in keys.items()}
         self._control = control
-        clock = clock or RealClock()
         self._buckets: dict[str, TokenBucket] = {}
         if rate is not None:
-            self._buckets = {name: TokenBucket(rate, burst or max(1.0, rate), clock) for name in keys}
+            self._buckets = {name: TokenBucket(rate, burst or max(1.0, rate), self._clock) for name in keys}
 
     @property
     def open(self) -> bool:
         """Whether anybody may call."""
         return not self._digests
 
-    def caller(self, key: str | None) -> str:
+    def caller(self, key: str | None, *, counted: bool = True) -> str:
         """Return the name of a key's holder, "" where all may call.
 
-        Raises ServiceError: UNAUTHENTICATED for a key that is missing or unknown, TOO_MANY above its rate. All keys are
-        looked at in constant time, so the time taken tells nothing of them.
+        counted: whether the call counts towards the key's rate. Raises ServiceError: UNAUTHENTICATED for a key that is
+        missing or unknown, TOO_MANY above its rate. All keys are looked at in constant time, so the time taken tells
+        nothing of them.
         """
         if self.open:
             return ""
@@ -88,11 +104,14 @@ class KeyRing:
             if hmac.compare_digest(digest, presented):
                 holder = name
         if not holder:
+            wait_s = self._wrong.take() if key else 0.0
+            if wait_s:
+                raise ServiceError(FaultKind.TOO_MANY, "too many calls with wrong API keys; slow down", wait_s)
             what = "no API key was sent" if not key else "this API key is not known"
             raise ServiceError(
                 FaultKind.UNAUTHENTICATED, f"{what}; send one as 'Authorization: Bearer KEY' or 'X-API-Key: KEY'"
             )
-        bucket = self._buckets.get(holder)
+        bucket = self._buckets.get(holder) if counted else None
         wait_s = bucket.take() if bucket is not None else 0.0
         if wait_s:
             raise ServiceError(

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from batchmaker.errors import OptionError, unknown_name
+from batchmaker.server.auth import read_keys
 from batchmaker.server.engine_port import EngineOptions
 from batchmaker.server.limits import Limits
 from batchmaker.server.logs import Level
@@ -29,6 +30,11 @@ class AuthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     rate: float | None = None
     burst: float | None = None
     control_keys: list[str] = []
+
+    def keys_and_rates(self) -> tuple[dict[str, str], float | None, float | None, frozenset[str]]:
+        """Return what a KeyRing is made of, with the keys as they are in the file and the environment now."""
+        path = None if self.keys is None else Path(self.keys)
+        return read_keys(path), self.rate, self.burst, frozenset(self.control_keys)
 
 
 class TlsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,12 +67,18 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything the server is told. grpc_port: None for HTTP alone. versions: serve each model's newest version or
+    """Everything the server is told. grpc_port: None for HTTP alone. admin_port: for probes, metrics, traces, loading
+    and unloading, apart from calls of models; None to have all at one port. hosts: names by which browsers reach it,
+    see Origins. replace_hung: whether a model whose engine hangs or has failed is loaded anew, at most once a minute.
+    versions: serve each model's newest version or
     all. trace_steps: finished steps kept for /v2/trace; 0 also leaves out metrics of single cells."""
 
     host: str = "127.0.0.1"
     port: int = 8000
     grpc_port: int | None = None
+    admin_port: int | None = None
+    replace_hung: bool = False
+    hosts: list[str] = []
     versions: VersionPolicy = "latest"
     trace_steps: int = 20_000
     models: list[ModelEntry] = []
@@ -115,7 +127,7 @@ def read_config(path: Path) -> Config:
 
 def check_config(config: Config) -> None:
     """Raise OptionError for settings that cannot be used, or not together."""
-    for name in ("port", "grpc_port"):
+    for name in ("port", "grpc_port", "admin_port"):
         port = getattr(config, name)
         if port is not None and not 0 <= port < 65536:
             raise OptionError(f"{name} must be 0 (any that is free) to 65535, got {port}")

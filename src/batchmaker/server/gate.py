@@ -14,12 +14,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from batchmaker.server.answers import STATUS, error_answer, fault_answer
 from batchmaker.server.auth import KeyRing
 from batchmaker.server.faults import FaultKind, ServiceError
+from batchmaker.server.origins import Origins
 from batchmaker.server.request_ids import RequestIds
 from batchmaker.server.spans import Spans
 
 _LOG = logging.getLogger("batchmaker.server")
-_OPEN_PATHS: Final = frozenset({"/", "/v2/health/live", "/v2/health/ready"})
+OPEN_PATHS: Final = frozenset({"/", "/v2/health/live", "/v2/health/ready"})
 """Probes have no key, nor has a browser that asks for the page; what the page then asks for needs one."""
+
+_FREE_PATHS: Final = frozenset({"/metrics"})
+"""Calls that do not count towards the rate of their key: who watches must see what goes on when it is used up."""
 
 _REFUSED: Final = STATUS[FaultKind.UNAVAILABLE]
 """Counted and not logged: an overloaded server has other things to do than to write a line for each."""
@@ -29,9 +33,21 @@ _REFUSED: Final = STATUS[FaultKind.UNAVAILABLE]
 class Gate:
     """An ASGI application around another: nothing that is raised inside leaves it."""
 
-    def __init__(self, app: ASGIApp, keys: KeyRing, spans: Spans, *, log_access: bool) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: KeyRing,
+        origins: Origins,
+        spans: Spans,
+        *,
+        log_access: bool,
+        open_paths: frozenset[str] = OPEN_PATHS,
+    ) -> None:
+        """origins: asked while there are no keys. open_paths: what anybody may call."""
         self._app = app
+        self._open_paths = open_paths
         self._keys = keys
+        self._origins = origins
         self._spans = spans
         self._log_access = log_access
         self._ids = RequestIds()
@@ -55,8 +71,12 @@ class Gate:
 
     async def _answer(self, call: _Call, receive: Receive) -> None:
         try:
-            if call.scope["path"] not in _OPEN_PATHS:
-                call.caller = self._keys.caller(key_in(call.scope["headers"]))
+            path, headers = call.scope["path"], call.scope["headers"]
+            if path not in self._open_paths:
+                if self._keys.open:
+                    self._origins.check(headers)
+                else:
+                    call.caller = self._keys.caller(key_in(headers), counted=path not in _FREE_PATHS)
             call.scope["app"] = self  # so that the router raises what it does not find
             call.scope["state"] = {"request_id": call.request_id, "caller": call.caller}
             await self._app(call.scope, receive, call.send)

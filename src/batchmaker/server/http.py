@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.routing import Route, Router
 
-from batchmaker.server.gate import Gate
+from batchmaker.server.gate import OPEN_PATHS, Gate
 from batchmaker.server.parts import Site
 from batchmaker.server.routes.health import health_routes
 from batchmaker.server.routes.infer import infer_routes
@@ -15,14 +15,29 @@ from batchmaker.server.routes.repository import repository_routes
 from batchmaker.server.spans import Spans
 
 
-def make_app(site: Site, spans: Spans, *, log_access: bool = False) -> Gate:
-    """Return the application."""
-    return Gate(Router(all_routes(site), redirect_slashes=False), site.keys, spans, log_access=log_access)
+def make_app(site: Site, spans: Spans, *, admin_apart: bool = False, log_access: bool = False) -> Gate:
+    """Return the application. admin_apart: what `make_admin_app` answers is left out."""
+    routes = user_routes(site) if admin_apart else all_routes(site)
+    return Gate(Router(routes, redirect_slashes=False), site.keys, site.origins, spans, log_access=log_access)
+
+
+def make_admin_app(site: Site, spans: Spans, *, log_access: bool = False) -> Gate:
+    """Return the application of those who run the server, for a port that others do not reach: metrics need no key."""
+    router = Router(admin_routes(site), redirect_slashes=False)
+    open_paths = OPEN_PATHS | {"/metrics"}
+    return Gate(router, site.keys, site.origins, spans, log_access=log_access, open_paths=open_paths)
 
 
 def all_routes(site: Site) -> list[Route]:
     """Return all routes; what is called most comes first."""
-    return [
-        *infer_routes(site), *health_routes(site), *model_routes(site), *repository_routes(site),
-        *observe_routes(site), *live_routes(site),
-    ]  # fmt: skip
+    return [*user_routes(site), *repository_routes(site), *observe_routes(site), *live_routes(site)]
+
+
+def user_routes(site: Site) -> list[Route]:
+    """Return the routes of those who ask models."""
+    return [*infer_routes(site), *health_routes(site), *model_routes(site)]
+
+
+def admin_routes(site: Site) -> list[Route]:
+    """Return the routes of those who run the server: probes, metrics, traces, loading and unloading."""
+    return [*health_routes(site), *observe_routes(site), *repository_routes(site), *live_routes(site)]

@@ -1,17 +1,25 @@
-"""Logs as one JSON object a line, on standard error."""
+"""Logs as one JSON object a line, on standard error, written by a thread that nobody waits for."""
 
 from __future__ import annotations
 
 import logging
 import sys
+import time
 from datetime import UTC, datetime
-from typing import Any, Final, Literal, final
+from logging.handlers import QueueHandler, QueueListener
+from queue import Full, Queue
+from typing import Any, Final, Literal, TextIO, final
 
 import msgspec
 
 Level = Literal["debug", "info", "warning", "error"]
 
+MAX_LINES: Final = 10_000
+"""Lines that may wait to be written."""
+
 _OWN: Final = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
+_OTHERS: Final = ("uvicorn", "grpc", "asyncio", "py.warnings")
+"""Loggers of others, whose warnings are logged too."""
 
 
 @final
@@ -31,12 +39,65 @@ class JsonFormatter(logging.Formatter):
         return msgspec.json.encode(line, enc_hook=str).decode()
 
 
-def configure(level: Level) -> None:
-    """Send the logs of batchmaker, uvicorn and gRPC to standard error, as JSON."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter())
-    for name, threshold in (("batchmaker", level.upper()), ("uvicorn", "WARNING"), ("grpc", "WARNING")):
+@final
+class LogQueue(QueueHandler):
+    """Hands lines to a thread of its own, which writes them.
+
+    Standard error may be a pipe that nobody reads, and a write to a full pipe waits for ever; whoever logs must not.
+    When `max_lines` wait, what comes is dropped and counted, and the next line that there is room for says how many
+    were.
+    """
+
+    queue: Queue[logging.LogRecord]
+
+    def __init__(self, stream: TextIO, max_lines: int = MAX_LINES) -> None:
+        super().__init__(Queue(max_lines))
+        self.setFormatter(JsonFormatter())
+        self.num_dropped = 0
+        self._num_told = 0
+        self._listener = QueueListener(self.queue, logging.StreamHandler(stream))
+        self._listener.start()
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        return logging.makeLogRecord({"msg": self.format(record), "name": record.name})
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        """Called with the handler's lock held."""
+        try:
+            if self.num_dropped > self._num_told:
+                self.queue.put_nowait(self.prepare(_dropped(self.num_dropped - self._num_told)))
+                self._num_told = self.num_dropped
+            self.queue.put_nowait(record)
+        except Full:
+            self.num_dropped += 1
+
+    def end(self, within_s: float = 1.0) -> None:
+        """Write what waits, for `within_s` at most. What is left then, because nobody reads, is lost."""
+        end = time.monotonic() + within_s
+        while self.queue.unfinished_tasks and time.monotonic() < end:
+            time.sleep(0.001)
+        if not self.queue.unfinished_tasks:
+            self._listener.stop()
+
+
+def _dropped(count: int) -> logging.LogRecord:
+    said = {"name": "batchmaker.server", "levelno": logging.WARNING, "levelname": "WARNING", "lines": count}
+    return logging.makeLogRecord({**said, "msg": "lines of this log were dropped: they are not read fast enough"})
+
+
+def configure(level: Level) -> LogQueue:
+    """Send the logs of batchmaker, and the warnings of what it stands on, to standard error as JSON."""
+    handler = LogQueue(sys.stderr)
+    logging.captureWarnings(True)
+    for name in ("batchmaker", *_OTHERS):
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.propagate = False
-        logger.setLevel(threshold)
+        logger.setLevel("WARNING")
+    set_level(level)
+    return handler
+
+
+def set_level(level: Level) -> None:
+    """Have batchmaker's own lines logged from this level on."""
+    logging.getLogger("batchmaker").setLevel(level.upper())

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Final, final
 
-from prometheus_client import CollectorRegistry, generate_latest
+import msgspec
+import torch
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+import batchmaker
+from batchmaker.server.connections import Connections
+from batchmaker.server.logs import LogQueue
 from batchmaker.server.served import ServedModel
 from batchmaker.server.service import Service
 from batchmaker.server.statistics import CellCounts, Histogram, ModelStatistics
@@ -74,10 +80,13 @@ def _total_us(counts: ModelStatistics) -> float:
 class Metrics(Collector):
     """Reads the counts of every loaded model when asked; nothing is kept twice."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, connections: Connections, log: LogQueue | None = None) -> None:
         self._service = service
+        self._connections = connections
+        self._log = log
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
+        ProcessCollector(registry=self._registry)
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format, of type CONTENT_TYPE."""
@@ -111,6 +120,28 @@ class Metrics(Collector):
             sequences.add_metric(_labels(model), model.port.num_sequences)
         yield sequences
         yield GaugeMetricFamily("batchmaker_open_streams", "Streams being sent", value=self._service.num_streams)
+        yield from self._of_the_server()
+
+    def _of_the_server(self) -> Iterator[Metric]:
+        found, log = self._connections, self._log
+        yield GaugeMetricFamily("batchmaker_connections", "Open HTTP connections", value=found.num_open)
+        for name, meaning, value in (
+            (
+                "refused_connections",
+                "HTTP connections refused: their address had as many as one may",
+                found.num_refused,
+            ),
+            ("closed_idle_connections", "Idle HTTP connections closed to make room", found.num_closed_idle),
+            ("dropped_log_lines", "Lines of the log dropped, since nobody read them", log.num_dropped if log else 0),
+        ):
+            yield CounterMetricFamily(f"batchmaker_{name}", meaning, value=value)
+        info = GaugeMetricFamily("batchmaker_build_info", "1; what is running", labels=("version", "torch", "python"))
+        info.add_metric([batchmaker.__version__, str(torch.__version__), platform.python_version()], 1)
+        yield info
+        limits = GaugeMetricFamily("batchmaker_limit", "The server's limits, by their names", labels=("limit",))
+        for name, limit in msgspec.structs.asdict(self._service.limits).items():
+            limits.add_metric([name], limit)
+        yield limits
 
     @staticmethod
     def _triton(models: Sequence[ServedModel]) -> Iterator[Metric]:

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from batchmaker.server.auth import KeyRing
 from batchmaker.server.metrics import Metrics
+from batchmaker.server.origins import Origins
 from batchmaker.server.reading import BodyBudget
 from batchmaker.server.service import Service
 
@@ -22,6 +23,7 @@ class Site:
 
     service: Service
     keys: KeyRing
+    origins: Origins
     metrics: Metrics
     bodies: BodyBudget
 

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from batchmaker.server.connections import Connections
 from batchmaker.server.joined import JoinedWrites
 from batchmaker.server.limits import Limits
 from batchmaker.server.reading import DEPARTURE, WHOLE, Departure
 from batchmaker.server.refusals import Refusals
 
+_LARGE_HEAD: Final = "the head of the request is too large"
 
-def limited_protocol(limits: Limits, refusals: Refusals | None = None) -> type[HttpToolsProtocol]:
-    """Return the protocol for uvicorn, which makes one for each connection."""
+
+def limited_protocol(
+    limits: Limits, connections: Connections, refusals: Refusals | None = None
+) -> type[HttpToolsProtocol]:
+    """Return the protocol for uvicorn, which makes one for each connection. See LimitedProtocol."""
 
     class Protocol(LimitedProtocol):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(limits, refusals, *args, **kwargs)
+            super().__init__(limits, connections, refusals, *args, **kwargs)
 
     return Protocol
 
@@ -27,13 +32,17 @@ class LimitedProtocol(HttpToolsProtocol):
     """A protocol that writes the head and body of an answer together, and has limits for clients.
 
     They have `body_seconds` for the head of a request, which may be `max_head_bytes` long, and again for the rest of a
-    body that nobody reads. refusals: answers calls for which there is no room as soon as their heads are there; what
-    follows of them is thrown away. Calls find in their scope's extensions what DEPARTURE and WHOLE say.
+    body that nobody reads. connections: all that are open. refusals: answers calls for which there is no room as soon
+    as their heads are there; what follows of them is thrown away. Calls find in their scope's extensions what DEPARTURE
+    and WHOLE say.
     """
 
-    def __init__(self, limits: Limits, refusals: Refusals | None, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self, limits: Limits, connections: Connections, refusals: Refusals | None, *args: Any, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._limits = limits
+        self._open_connections = connections
         self._refusals = refusals
         self._timer: asyncio.TimerHandle | None = None
         self._in_head = True
@@ -44,19 +53,30 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(JoinedWrites(transport, self.loop))  # type: ignore[arg-type]
         self._departure = Departure(self.flow.resume_reading)
-        self._arm()
+        refused = self._open_connections.opened(self, self.client[0] if self.client else "")
+        if refused is None:
+            self._arm()
+        else:
+            self._refuse(503, refused)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        self._open_connections.closed(self)
         super().connection_lost(exc)
         self._departure.happened()
+
+    def close_idle(self) -> None:
+        """Close the connection to make room for others; no call is under way."""
+        self._disarm()
+        self._unset_keepalive_if_required()
+        self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         if self._in_head:
             self._head_bytes += len(data)
         super().data_received(data)
         if self._in_head and self._head_bytes > self._limits.max_head_bytes:
-            self._refuse(431, "the head of the request is too large")
+            self._refuse(431, _LARGE_HEAD)
         elif (self._begun or self._refused) and self._timer is None:
             self._arm()  # what comes in one piece needs no timer
 
@@ -64,11 +84,16 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self.scope["extensions"] = {DEPARTURE: self._departure, WHOLE: False}  # type: ignore[dict-item]
         self._begun = True
+        self._open_connections.busy(self)
         self._disarm()
         self._unset_keepalive_if_required()
 
     def on_headers_complete(self) -> None:
         self._disarm()
+        if self._head_bytes > self._limits.max_head_bytes and self._head_size() > self._limits.max_head_bytes:
+            self._refuse(431, _LARGE_HEAD)  # all of it came in one piece
+            self._refused = True
+            return
         self._in_head = self._begun = False
         self._head_bytes = 0
         if self._refusals is not None and (self.cycle is None or self.cycle.response_complete):
@@ -77,6 +102,10 @@ class LimitedProtocol(HttpToolsProtocol):
                 self._refuse_call(answer)
                 return
         super().on_headers_complete()
+
+    def _head_size(self) -> int:
+        """The bytes of a call's target and headers, without the line's other parts."""
+        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
 
     def on_body(self, body: bytes) -> None:
         if not self._refused:
@@ -93,6 +122,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._refused = False
         self._in_head = True
         self._disarm()
+        if not self.transport.is_closing() and (self.cycle is None or self.cycle.response_complete):
+            self._open_connections.idle(self)  # the answer came before the end of the body
 
     def _refuse_call(self, answer: bytes) -> None:
         """Refuse one call for want of room; the connection stays open if the client wants that."""
@@ -105,8 +136,18 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if not self._in_head and not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if not self._in_head:
             self._arm()  # an answer came before the end of the body; what is left of it is thrown away
+        elif not self._begun and self.cycle.response_complete:  # and no call waits behind it
+            self._open_connections.idle(self)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP as every other error is answered, unless an answer is on its way already."""
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+            self._say(400, "this is not a valid HTTP request")
+        self.transport.close()
 
     def _arm(self) -> None:
         self._disarm()
@@ -124,7 +165,10 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._in_head and (self.cycle is None or self.cycle.response_complete):
-            body = b'{"error":"%s"}' % message.encode("ascii")
-            head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-            self.transport.write(STATUS_LINE[status] + head + body)
+            self._say(status, message)
         self.transport.close()
+
+    def _say(self, status: int, message: str) -> None:
+        body = b'{"error":"%s"}' % message.encode("ascii")
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+        self.transport.write(STATUS_LINE[status] + head + body)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, final
+from typing import Final, Literal, final
 
 from batchmaker.cells.model import Model
 from batchmaker.errors import RAISED_BY_USERS, BatchmakerError, ModelError, OptionError, said_by
@@ -17,6 +19,10 @@ from batchmaker.server.served import ServedModel
 from batchmaker.server.sources import Source, Versions
 
 _LOG = logging.getLogger("batchmaker.server")
+
+_LOOK_S: Final = 1.0
+_AGAIN_S: Final = 60.0
+"""Between two looks for models that hang, and until one that was replaced may be so again."""
 
 VersionPolicy = Literal["latest", "all"]
 State = Literal["READY", "LOADING", "UNLOADING", "UNAVAILABLE"]
@@ -40,6 +46,20 @@ class IndexLine:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A model in a source. chosen: the versions to be served, of all that there are."""
+
+    chosen: Versions
+    versions: Versions
+    options: EngineOptions
+
+    @property
+    def stamp(self) -> tuple[Hashable, ...]:
+        """Differs when what would be served differs."""
+        return self.options, *((number, version.stamp) for number, version in sorted(self.chosen.items()))
+
+
 @final
 class Repository:
     """Models by name and version. One engine for each version that is loaded."""
@@ -52,52 +72,84 @@ class Repository:
         self._policy: VersionPolicy = versions
         self._trace_steps = trace_steps
         self._served: dict[str, dict[str, ServedModel]] = {}
+        self._loaded: dict[str, tuple[Hashable, ...]] = {}  # what the models in `_served` were made of
         self._states: dict[tuple[str, str], tuple[State, str]] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
-    def _scan(self) -> dict[str, tuple[Versions, EngineOptions]]:
-        """Return what all sources have now. OptionError if two have a model of one name."""
-        found: dict[str, tuple[Versions, EngineOptions]] = {}
+    def _scan(self) -> tuple[dict[str, _Found], set[str]]:
+        """Return what all sources have now, by name, and the names that two of them have, of which neither counts."""
+        found: dict[str, _Found] = {}
+        clashes: set[str] = set()
         for entry in self._entries:
             for name, versions in entry.source.scan().items():
                 if name in found:
-                    raise OptionError(f"two models are named {name!r}; give one of them another name as NAME=MODEL")
-                found[name] = versions, entry.options
-        return found
+                    clashes.add(name)
+                elif versions:
+                    found[name] = _Found(self._chosen(versions), versions, entry.options)
+        return {name: one for name, one in found.items() if name not in clashes}, clashes
+
+    def _chosen(self, versions: Versions) -> Versions:
+        newest = max(versions, key=int)
+        return versions if self._policy == "all" else {newest: versions[newest]}
 
     async def load_all(self) -> None:
-        """Load every model there is. Raises what the first that fails raises."""
-        for name, (versions, options) in (await asyncio.to_thread(self._scan)).items():
-            await self._load(name, versions, options)
+        """Load every model there is. Raises what the first that fails raises, OptionError if two have one name."""
+        found, clashes = await asyncio.to_thread(self._scan)
+        if clashes:
+            raise OptionError(_clash(min(clashes)))
+        for name, one in found.items():
+            await self._load(name, one)
 
     async def load(self, name: str) -> None:
         """Load a model anew: its newest version, or all. What was served goes on until then and is then drained."""
-        found = (await asyncio.to_thread(self._scan)).get(name)
-        if found is None or not found[0]:
+        found, clashes = await asyncio.to_thread(self._scan)
+        if name in clashes:
+            raise ServiceError(FaultKind.INVALID, _clash(name))
+        if name not in found:
             raise ServiceError(FaultKind.NOT_FOUND, f"there is no model {name[:128]!r} in the repository")
         try:
-            await self._load(name, *found)
+            await self._load(name, found[name])
         except BatchmakerError as error:
             _LOG.error("model cannot be loaded", extra={"model": name, "error": str(error)})
             raise ServiceError(
                 FaultKind.INTERNAL, f"model {name!r} cannot be loaded; the server's log says why"
             ) from error
 
-    async def _load(self, name: str, versions: Versions, options: EngineOptions) -> None:
-        chosen = versions if self._policy == "all" else {max(versions, key=int): versions[max(versions, key=int)]}
+    async def reload(self, entries: Sequence[Entry], versions: VersionPolicy) -> None:
+        """Have these sources from now on: load what is new or has changed, unload what is gone; the rest goes on.
+
+        What cannot be loaded is logged, and what was served in its place goes on.
+        """
+        self._entries, self._policy = tuple(entries), versions
+        found, clashes = await asyncio.to_thread(self._scan)
+        for name in clashes:
+            _LOG.error("model cannot be loaded", extra={"model": name, "error": _clash(name)})
+        for name in [name for name in self._served if self._served[name] and name not in found and name not in clashes]:
+            await self.unload(name)
+        for name, one in found.items():
+            if self._served.get(name) and self._loaded.get(name) == one.stamp:
+                continue
+            try:
+                await self._load(name, one)
+            except Exception as error:  # of a model's own code too
+                _LOG.error("model cannot be loaded", extra={"model": name, "error": str(error)})
+
+    async def _load(self, name: str, found: _Found) -> None:
+        chosen, options = found.chosen, found.options
         async with self._locks.setdefault(name, asyncio.Lock()):
             fresh: dict[str, ServedModel] = {}
-            for version, make in chosen.items():
+            for version, source in chosen.items():
                 if version not in self._served.get(name, {}):
                     self._states[name, version] = ("LOADING", "")
                 try:
-                    fresh[version] = await asyncio.to_thread(self._make, name, version, make, options)
+                    fresh[version] = await asyncio.to_thread(self._make, name, version, source.make, options)
                 except Exception as error:
                     if version not in self._served.get(name, {}):
                         self._states[name, version] = ("UNAVAILABLE", str(fault_of(error)))
                     await _close_all(fresh, 0.0)
                     raise
             old, self._served[name] = self._served.get(name, {}), fresh
+            self._loaded[name] = found.stamp
             for version in old:
                 self._states[name, version] = ("UNAVAILABLE", "unloaded")
             for version in fresh:
@@ -113,6 +165,22 @@ class Repository:
             raise
         except RAISED_BY_USERS as error:
             raise ModelError(f"model {name!r}: its code raised {said_by(error)} while it was loaded") from error
+
+    async def replace_hung(self) -> None:
+        """Load models anew whose engines hang or have failed, until cancelled; each at most once a minute.
+
+        What the old engine has accepted gets its time to drain, and is then answered with an error.
+        """
+        tried_s: dict[str, float] = {}
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            for model in self.models():
+                if model.responds or time.monotonic() - tried_s.get(model.name, -_AGAIN_S) < _AGAIN_S:
+                    continue
+                tried_s[model.name] = time.monotonic()
+                _LOG.error("model is replaced: its engine hangs or has failed", extra={"model": model.name})
+                with contextlib.suppress(ServiceError):  # logged there
+                    await self.load(model.name)
 
     async def unload(self, name: str) -> None:
         """Take no more requests for a model, finish those accepted and end its engines. NOT_FOUND if it has none."""
@@ -153,9 +221,12 @@ class Repository:
         """Return what is loaded, and what could be."""
         lines = {key: IndexLine(*key, *state) for key, state in self._states.items()}
         if not ready_only:
-            for name, (versions, _) in (await asyncio.to_thread(self._scan)).items():
-                for version in versions:
+            found, clashes = await asyncio.to_thread(self._scan)
+            for name, one in found.items():
+                for version in one.versions:
                     lines.setdefault((name, version), IndexLine(name, version, "UNAVAILABLE", "not loaded"))
+            for name in clashes:
+                lines.setdefault((name, "1"), IndexLine(name, "1", "UNAVAILABLE", _clash(name)))
         chosen = (line for line in lines.values() if not ready_only or line.state == "READY")
         return sorted(chosen, key=lambda line: (line.name, int(line.version)))
 
@@ -166,12 +237,17 @@ class Repository:
 
     @property
     def ready(self) -> bool:
-        """Whether every loaded model takes requests."""
-        return all(model.ready for model in self.models())
+        """Whether every loaded model takes requests, and there is one."""
+        models = self.models()
+        return bool(models) and all(model.ready for model in models)
 
     async def close(self, within_s: float) -> bool:
         """Finish what was accepted, for `within_s` at most, and end all engines. Returns whether all was finished."""
         return await _close_all({str(number): model for number, model in enumerate(self.models())}, within_s)
+
+
+def _clash(name: str) -> str:
+    return f"two models are named {name!r}; give one of them another name as NAME=MODEL"
 
 
 async def _close_all(models: Mapping[str, ServedModel], within_s: float) -> bool:

@@ -12,7 +12,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, final
 
 import uvicorn
@@ -20,14 +19,18 @@ import uvloop
 
 from batchmaker.errors import OptionError
 from batchmaker.server import logs
-from batchmaker.server.auth import KeyRing, read_keys
+from batchmaker.server.auth import KeyRing
 from batchmaker.server.config import Config, check_config
-from batchmaker.server.http import make_app
+from batchmaker.server.connections import Connections
+from batchmaker.server.gate import Gate
+from batchmaker.server.http import make_admin_app, make_app
 from batchmaker.server.metrics import Metrics
+from batchmaker.server.origins import Origins
 from batchmaker.server.parts import Site
 from batchmaker.server.protocol import limited_protocol
 from batchmaker.server.reading import BodyBudget
 from batchmaker.server.refusals import Refusals
+from batchmaker.server.reload import Reload
 from batchmaker.server.repository import Repository
 from batchmaker.server.service import Service
 from batchmaker.server.spans import Spans
@@ -41,50 +44,71 @@ _LAST_WRITES_S: Final = 5
 _AT_ONCE_S: Final = 2.0
 """For a second signal to end the process in order; what hangs then, in a model or in loading one, is cut off."""
 _KEEP_ALIVE_S: Final = 75
+_ADMIN_CONNECTIONS: Final = 64
+_LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 
 OnReady = Callable[[list[str], list[str]], None]
 """Called with the server's addresses and the names of its models once requests are taken."""
 
 
-def serve(config: Config, on_ready: OnReady) -> bool:
+def serve(config: Config, on_ready: OnReady, read: Callable[[], Config] | None = None) -> bool:
     """Serve until SIGTERM or SIGINT, then finish what was accepted. Returns whether all of it was.
 
-    Raises OptionError for settings that cannot be used, and what loading a model raises.
+    read: reads the settings anew, at SIGHUP; see Reload. Without it they stay, and keys and models alone are looked at
+    again. Raises OptionError for settings that cannot be used, and what loading a model raises.
     """
     check_config(config)
-    keys = KeyRing(
-        read_keys(None if config.auth.keys is None else Path(config.auth.keys)),
-        config.auth.rate,
-        config.auth.burst,
-        frozenset(config.auth.control_keys),
-    )
+    keys = KeyRing(*config.auth.keys_and_rates())
     repository = Repository(config.entries(), config.limits, config.versions, config.trace_steps)
-    with contextlib.closing(_bind(config)) as listener:
-        logs.configure(config.log.level)
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(contextlib.closing(_bind(config, config.port)))
+        admin = None
+        if config.admin_port is not None:
+            admin = stack.enter_context(contextlib.closing(_bind(config, config.admin_port)))
+        log = logs.configure(config.log.level)
+        stack.callback(log.end)
+        reload = Reload(config, read or (lambda: config), keys, repository)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(config, repository, keys, listener, on_ready))
+            return runner.run(_serve(config, repository, keys, (listener, admin), log, reload, on_ready))
 
 
 async def _serve(
-    config: Config, repository: Repository, keys: KeyRing, listener: socket.socket, on_ready: OnReady
+    config: Config,
+    repository: Repository,
+    keys: KeyRing,
+    listeners: tuple[socket.socket, socket.socket | None],
+    log: logs.LogQueue,
+    reload: Reload,
+    on_ready: OnReady,
 ) -> bool:
-    if keys.open and config.host not in ("127.0.0.1", "::1", "localhost"):
+    only_this_machine = config.host in _LOOPBACK
+    if keys.open and not only_this_machine:
         _LOG.warning("anybody who reaches this address may call; set API keys", extra={"host": config.host})
     service = Service(repository, config.limits)
-    site = Site(service, keys, Metrics(service), BodyBudget(config.limits))
+    connections = Connections(config.limits.max_connections, config.limits.max_client_connections)
+    origins = Origins(config.hosts, only_this_machine=only_this_machine)
+    site = Site(service, keys, origins, Metrics(service, connections, log), BodyBudget(config.limits))
     spans = Spans(enabled=config.log.spans)
-    server = _make_server(config, site, spans)
+    listener, admin_listener = listeners
+    server = _make_server(config, site, spans, connections)
+    admin = None if admin_listener is None else _make_admin_server(config, site, spans)
     rpc = None if config.grpc_port is None else _make_rpc(config, site, spans)
+    for one in (server, admin):
+        reload.with_certificate(None if one is None else one.config.ssl)
+    background: list[asyncio.Task[None]] = []
     try:
         await repository.load_all()
-        stop = _Stop(service, server)
+        stop = _Stop(service, server, reload)
         stop.on_signals(asyncio.get_running_loop())
-        host, port = listener.getsockname()[:2]
-        scheme = "http" if config.tls.cert is None else "https"
-        addresses = [f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"]
+        addresses = [_address(config, listener)]
         if rpc is not None:
             await rpc.start()
             addresses.append(rpc.address)
+        if admin is not None and admin_listener is not None:
+            background.append(asyncio.create_task(admin.serve(sockets=[admin_listener])))
+            addresses.append(_address(config, admin_listener))
+        if config.replace_hung:
+            background.append(asyncio.create_task(repository.replace_hung()))
         _leave_models_alone()
         server.on_started = lambda: on_ready(addresses, sorted({model.name for model in repository.models()}))
         await server.serve(sockets=[listener])
@@ -92,7 +116,17 @@ async def _serve(
     finally:
         if rpc is not None:
             await rpc.close(0.0 if server.force_exit else _LAST_WRITES_S)
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
         await repository.close(0.0)
+
+
+def _address(config: Config, listener: socket.socket) -> str:
+    """Return where a listener is reached, as a URL."""
+    host, port = listener.getsockname()[:2]
+    scheme = "http" if config.tls.cert is None else "https"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _leave_models_alone() -> None:
@@ -101,7 +135,7 @@ def _leave_models_alone() -> None:
     gc.freeze()
 
 
-def _bind(config: Config) -> socket.socket:
+def _bind(config: Config, port: int) -> socket.socket:
     """Return a socket with the server's address, which does not listen yet. OptionError if it cannot be had."""
     listener = socket.socket(socket.AF_INET6 if ":" in config.host else socket.AF_INET)
     try:
@@ -110,11 +144,11 @@ def _bind(config: Config) -> socket.socket:
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # without a word, or takes nothing, is noticed
             milliseconds = int(1e3 * config.limits.write_seconds)
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
-        listener.bind((config.host, config.port))
+        listener.bind((config.host, port))
     except OSError as error:
         listener.close()
         raise OptionError(
-            f"{config.host}:{config.port} cannot be used ({error.strerror or error}). Give another --port or --host; "
+            f"{config.host}:{port} cannot be used ({error.strerror or error}). Give another --port or --host; "
             "port 0 takes any that is free."
         ) from None
     return listener
@@ -128,13 +162,23 @@ def _make_rpc(config: Config, site: Site, spans: Spans) -> RpcServer:
     return RpcServer(config, site, spans)
 
 
-def _make_server(config: Config, site: Site, spans: Spans) -> _Server:
-    app = make_app(site, spans, log_access=config.log.access)
+def _make_server(config: Config, site: Site, spans: Spans, connections: Connections) -> _Server:
+    app = make_app(site, spans, admin_apart=config.admin_port is not None, log_access=config.log.access)
     every_call_is_told = config.log.access or spans.enabled
     refusals = None if every_call_is_told else Refusals(site.service, site.keys)
+    return _listening(config, app, limited_protocol(config.limits, connections, refusals))
+
+
+def _make_admin_server(config: Config, site: Site, spans: Spans) -> _Server:
+    app = make_admin_app(site, spans, log_access=config.log.access)
+    protocol = limited_protocol(config.limits, Connections(_ADMIN_CONNECTIONS, _ADMIN_CONNECTIONS))
+    return _listening(config, app, protocol)
+
+
+def _listening(config: Config, app: Gate, protocol: type[asyncio.Protocol]) -> _Server:
     settings = uvicorn.Config(
         app,
-        http=limited_protocol(config.limits, refusals),
+        http=protocol,
         ws="none",
         lifespan="off",
         proxy_headers=False,
@@ -144,7 +188,6 @@ def _make_server(config: Config, site: Site, spans: Spans) -> _Server:
         date_header=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_LAST_WRITES_S,
-        limit_concurrency=config.limits.max_connections,
         ssl_certfile=config.tls.cert,
         ssl_keyfile=config.tls.key,
     )
@@ -177,18 +220,23 @@ def _end_now() -> None:
 
 @final
 class _Stop:
-    """Refuses what is new, finishes what was accepted and ends, at a signal. A second one ends at once."""
+    """Refuses what is new, finishes what was accepted and ends, at a signal. A second one ends at once.
 
-    def __init__(self, service: Service, server: _Server) -> None:
+    SIGHUP does not end it: settings are read anew.
+    """
+
+    def __init__(self, service: Service, server: _Server, reload: Reload) -> None:
         self._service = service
+        self._reload = reload
         self._server = server
         self._draining: asyncio.Task[None] | None = None
         self.finished = True
 
     def on_signals(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Act on SIGTERM and SIGINT from now on."""
+        """Act on SIGTERM, SIGINT and SIGHUP from now on."""
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._signalled)
+        loop.add_signal_handler(signal.SIGHUP, self._reload.begin)
 
     def _signalled(self) -> None:
         if self._draining is None:

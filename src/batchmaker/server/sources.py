@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol, final
@@ -14,9 +15,20 @@ from batchmaker.cells.saved import load
 from batchmaker.cells.saved.manifest import MANIFEST
 from batchmaker.errors import OptionError, unknown_name
 
-Versions = Mapping[str, Callable[[], Model]]
-"""Version ("1", "2", ...) -> what makes the model."""
 
+@final
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One version of a model. stamp: differs when what would be made differs."""
+
+    make: Callable[[], Model]
+    stamp: Hashable
+
+
+Versions = Mapping[str, Version]
+"""By their numbers, "1", "2", ..."""
+
+_LOG: Final = logging.getLogger("batchmaker.server")
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", re.ASCII)
 _VERSION: Final = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 _ALIAS: Final = re.compile(r"([^=:/]+)=(.+)", re.DOTALL)
@@ -41,7 +53,8 @@ class BuiltIn:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def scan(self) -> Mapping[str, Versions]:
-        return {self.name: {"1": lambda: models.make(self.network, **self.options)}}
+        stamp = (self.network, tuple(sorted(self.options.items())))
+        return {self.name: {"1": Version(lambda: models.make(self.network, **self.options), stamp)}}
 
 
 @final
@@ -75,10 +88,21 @@ def is_name(name: str) -> bool:
 
 
 def _versions(folder: Path) -> Versions:
-    if (folder / MANIFEST).is_file():
-        return {"1": lambda: load(folder)}
-    inner = [path for path in folder.iterdir() if _VERSION.fullmatch(path.name) and (path / MANIFEST).is_file()]
-    return {path.name: lambda path=path: load(path) for path in inner}  # type: ignore[misc]
+    """Return the saved models in a folder; none if it cannot be read, as when it is being removed."""
+    try:
+        if (folder / MANIFEST).is_file():
+            return {"1": _saved(folder)}
+        inner = [path for path in folder.iterdir() if _VERSION.fullmatch(path.name) and (path / MANIFEST).is_file()]
+        return {path.name: _saved(path) for path in inner}
+    except OSError as error:
+        _LOG.warning("folder cannot be read", extra={"path": str(folder), "error": str(error)})
+        return {}
+
+
+def _saved(folder: Path) -> Version:
+    """Return a saved model, whose manifest names its files by their hashes: it differs when they do."""
+    manifest = (folder / MANIFEST).stat()
+    return Version(lambda: load(folder), (str(folder), manifest.st_mtime_ns, manifest.st_size, manifest.st_ino))
 
 
 def parse_source(text: str, options: Mapping[str, Any] | None = None, name: str | None = None) -> Source:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import stat
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,10 +35,12 @@ class SavedSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SavedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file in the directory. sha256: of its bytes, in hexadecimal."""
+    """A file in the directory. sha256: of its bytes, in hexadecimal. num_bytes: None in models saved before it was
+    noted."""
 
     name: str
     sha256: str
+    num_bytes: int | None = None
 
 
 class SavedCell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -83,9 +86,11 @@ class _Version(msgspec.Struct):
 def read_manifest(directory: Path) -> Manifest:
     """Return the directory's manifest, of this format and well formed. Raises SavedModelError."""
     path = directory / MANIFEST
-    raw = _read(path, "it is not a saved model; write one with batchmaker.save(model, directory)")
-    if len(raw) > _MAX_MANIFEST_BYTES:
-        raise SavedModelError(f"{path}: {len(raw)} bytes are more than a manifest may have ({_MAX_MANIFEST_BYTES})")
+    advice = "it is not a saved model; write one with batchmaker.save(model, directory)"
+    size = _size(path, advice)
+    if size > _MAX_MANIFEST_BYTES:
+        raise SavedModelError(f"{path}: {size} bytes are more than a manifest may have ({_MAX_MANIFEST_BYTES})")
+    raw = _read(path, advice)
     try:
         version = msgspec.json.decode(raw, type=_Version)
         if version.format != FORMAT:
@@ -105,7 +110,11 @@ def read_file(directory: Path, file: SavedFile) -> bytes:
             f"{directory / MANIFEST}: file name {file.name!r} is refused: it must be a plain name in the same directory"
         )
     path = directory / file.name
-    content = _read(path, "the saved model is incomplete; copy the whole directory again")
+    advice = "the saved model is incomplete; copy the whole directory again"
+    size = _size(path, advice)
+    if file.num_bytes not in (None, size):
+        raise SavedModelError(f"{path}: has {size} bytes, {MANIFEST} says {file.num_bytes}: {advice}")
+    content = _read(path, advice)
     if hashlib.sha256(content).hexdigest() != file.sha256:
         raise SavedModelError(
             f"{path}: its SHA-256 is not the one in {MANIFEST}: the file is truncated or was changed. "
@@ -117,11 +126,26 @@ def read_file(directory: Path, file: SavedFile) -> bytes:
 def write_file(directory: Path, name: str, content: bytes) -> SavedFile:
     """Write a new file and return its entry for the manifest."""
     (directory / name).write_bytes(content)
-    return SavedFile(name, hashlib.sha256(content).hexdigest())
+    return SavedFile(name, hashlib.sha256(content).hexdigest(), len(content))
+
+
+def _size(path: Path, advice: str) -> int:
+    """Return a file's size, before anything of it is read. Pipes and devices, which may never end, are no files."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise _unreadable(path, error, advice) from None
+    if not stat.S_ISREG(found.st_mode):
+        raise SavedModelError(f"{path}: is no regular file, and only such are read: {advice}")
+    return found.st_size
 
 
 def _read(path: Path, advice: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise SavedModelError(f"{path}: cannot be read ({error.strerror or error}): {advice}") from None
+        raise _unreadable(path, error, advice) from None
+
+
+def _unreadable(path: Path, error: OSError, advice: str) -> SavedModelError:
+    return SavedModelError(f"{path}: cannot be read ({error.strerror or error}): {advice}")

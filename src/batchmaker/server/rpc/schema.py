@@ -7,6 +7,7 @@ wire only numbers and types count. Fields that are left out here are skipped whe
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, Final
 
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
@@ -84,16 +85,38 @@ _MESSAGES: Final[dict[str, str]] = {
 }
 """Each field as `name: number [list | map | choice] type`. A map has strings as keys; of choices one is set."""
 
-_DATA_TYPES: Final = (
-    "INVALID", "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64",
-    "FP16", "FP32", "FP64", "STRING", "BF16",
+_DATA_TYPES: Final = tuple(
+    f"TYPE_{name}"
+    for name in (
+        "INVALID", "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64",
+        "FP16", "FP32", "FP64", "STRING", "BF16",
+    )
 )  # fmt: skip
-"""The values of the enumeration DataType, from 0 on; each name has TYPE_ before it."""
+"""The values of the enumeration DataType, from 0 on."""
 
 CHOICE: Final = "parameter_choice"
 
 
-def _field(message: DescriptorProto, text: str) -> None:
+def messages_of(package: str, messages: Mapping[str, str], enums: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Return the class of each message, by its name, built in a pool of their own.
+
+    messages: fields as in _MESSAGES. enums: the names of each one's values, from 0 on.
+    """
+    file = FileDescriptorProto(name=f"batchmaker/{package}.proto", package=package, syntax="proto3")
+    for name, values in enums.items():
+        enum = file.enum_type.add(name=name)
+        for number, value in enumerate(values):
+            enum.value.add(name=value, number=number)
+    for name, fields in messages.items():
+        message = file.message_type.add(name=name)
+        for text in filter(None, fields.split("; ")):
+            _field(message, text, package, enums)
+    pool = DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    return {name: GetMessageClass(pool.FindMessageTypeByName(f"{package}.{name}")) for name in messages}
+
+
+def _field(message: DescriptorProto, text: str, package: str, enums: Container[str]) -> None:
     """Add a field that is written as in _MESSAGES."""
     name, _, rest = text.partition(":")
     number, *forms, kind = rest.split()
@@ -101,8 +124,8 @@ def _field(message: DescriptorProto, text: str) -> None:
     if "map" in forms:
         entry = message.nested_type.add(name="".join(part.title() for part in name.split("_")) + "Entry")
         entry.options.map_entry = True
-        _field(entry, "key: 1 string")
-        _field(entry, f"value: 2 {kind}")
+        _field(entry, "key: 1 string", package, enums)
+        _field(entry, f"value: 2 {kind}", package, enums)
         kind = f"{message.name}.{entry.name}"
     if "map" in forms or "list" in forms:
         field.label = FieldDescriptorProto.LABEL_REPEATED
@@ -110,32 +133,17 @@ def _field(message: DescriptorProto, text: str) -> None:
         if not message.oneof_decl:
             message.oneof_decl.add(name=CHOICE)
         field.oneof_index = 0
-    if kind == "DataType":
+    if kind in enums:
         field.type = FieldDescriptorProto.TYPE_ENUM
     elif kind[0].isupper():
         field.type = FieldDescriptorProto.TYPE_MESSAGE
     else:
         field.type = FieldDescriptorProto.Type.Value(f"TYPE_{kind.upper()}")
     if kind[0].isupper():
-        field.type_name = f".{PACKAGE}.{kind}"
+        field.type_name = f".{package}.{kind}"
 
 
-def _build() -> dict[str, Any]:
-    """Return the class of each message, by its name."""
-    file = FileDescriptorProto(name="batchmaker/inference.proto", package=PACKAGE, syntax="proto3")
-    data_type = file.enum_type.add(name="DataType")
-    for number, name in enumerate(_DATA_TYPES):
-        data_type.value.add(name=f"TYPE_{name}", number=number)
-    for name, fields in _MESSAGES.items():
-        message = file.message_type.add(name=name)
-        for text in filter(None, fields.split("; ")):
-            _field(message, text)
-    pool = DescriptorPool()
-    pool.AddSerializedFile(file.SerializeToString())
-    return {name: GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.{name}")) for name in _MESSAGES}
-
-
-MESSAGES: Final = _build()
+MESSAGES: Final = messages_of(PACKAGE, _MESSAGES, {"DataType": _DATA_TYPES})
 """The class of each message, by its name."""
 
 

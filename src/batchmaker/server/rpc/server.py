@@ -9,18 +9,17 @@ from typing import Any, Final, final
 
 import grpc
 from grpc import aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from batchmaker.errors import OptionError
 from batchmaker.server.config import Config
 from batchmaker.server.parts import Site
 from batchmaker.server.rpc.gate import Call, RpcGate
+from batchmaker.server.rpc.health import health_handlers
 from batchmaker.server.rpc.methods import unary_methods
 from batchmaker.server.rpc.schema import SERVICE
 from batchmaker.server.rpc.stream import InferStream
 from batchmaker.server.spans import Spans
 
-_HEALTH_S: Final = 0.2
 _WATCHERS_S: Final = 0.2
 _ONLY_IDENTITY: Final = 1
 
@@ -36,10 +35,8 @@ class RpcServer:
         self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._server = aio.server(options=_options(config), maximum_concurrent_rpcs=config.limits.max_connections)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._handlers()),))
-        self._health = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._server.add_generic_rpc_handlers((health_handlers(site.service),))
         self.address = self._bind(config)
-        self._following: asyncio.Task[None] | None = None
 
     def _handlers(self) -> dict[str, Any]:
         async def infer(call: Call) -> None:
@@ -68,16 +65,6 @@ class RpcServer:
     async def start(self) -> None:
         """Take calls from now on."""
         await self._server.start()
-        self._following = asyncio.create_task(self._follow_health())
-
-    async def _follow_health(self) -> None:
-        """Have grpc.health.v1 say what the service says of itself, a moment later, until cancelled."""
-        states = health_pb2.HealthCheckResponse
-        while True:
-            state = states.SERVING if self._site.service.ready else states.NOT_SERVING
-            for name in ("", SERVICE):
-                await self._health.set(name, state)
-            await asyncio.sleep(_HEALTH_S)
 
     async def close(self, within_s: float) -> None:
         """Refuse what is new, let what runs end, for `within_s` at most, and end."""
@@ -87,8 +74,6 @@ class RpcServer:
         while self._gate.num_active and time.monotonic() < end:
             await asyncio.sleep(0.02)
         await self._server.stop(_WATCHERS_S)
-        if self._following is not None:
-            self._following.cancel()
 
 
 def _options(config: Config) -> list[tuple[str, Any]]:

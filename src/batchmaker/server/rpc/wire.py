@@ -50,7 +50,7 @@ def read_infer(message: Any, limits: Limits, remaining_s: float | None) -> Infer
     if remaining_s is not None and remaining_s <= DAY_S:
         remaining_ms = max(1e3 * remaining_s, 1e-3)
         given_ms = parameters.get("deadline_ms") or remaining_ms
-        if isinstance(given_ms, int | float) and given_ms >= remaining_ms:
+        if isinstance(given_ms, int | float) and remaining_ms <= given_ms <= 1e3 * DAY_S:
             parameters["deadline_ms"] = remaining_ms
     return InferRequest(inputs, tuple(outputs), message.id, parameters)
 

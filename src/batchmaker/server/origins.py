@@ -1,0 +1,74 @@
+"""Calls that a page of another site makes a browser send, which a server without keys must not take."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Collection, Sequence
+from typing import Final, final
+
+from batchmaker.server.faults import FaultKind, ServiceError
+
+_OTHER_SITES: Final = frozenset({b"cross-site", b"same-site"})
+_WATCHED: Final = frozenset({b"host", b"origin", b"sec-fetch-site"})
+
+
+@final
+class Origins:
+    """Tells calls of people and programs from those that somebody else's page makes.
+
+    A page in a browser can send calls to any address that the browser reaches, this machine's own included. Browsers
+    say so in Origin and Sec-Fetch-Site (Fetch standard; Fetch Metadata). Where the page's own name has been made to
+    lead here (DNS rebinding) they do not, but then Host is that name: so a server that only this machine reaches takes
+    calls for addresses, for localhost and for `hosts`, and no other name.
+
+    hosts: names by which this server is called; where they are given no other is taken, wherever it listens.
+    """
+
+    def __init__(self, hosts: Collection[str], *, only_this_machine: bool) -> None:
+        self._hosts = frozenset(host.lower() for host in hosts)
+        self._any_name = not hosts and not only_this_machine
+        self._known: set[bytes] = set()
+
+    def check(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        """Raise FORBIDDEN for a call of another site's page. headers: names in lower case."""
+        host = origin = site = b""
+        for name, value in headers:
+            if name in _WATCHED:
+                if name == b"host":
+                    host = value
+                elif name == b"origin":
+                    origin = value
+                else:
+                    site = value
+        if site in _OTHER_SITES or (origin and origin.partition(b"://")[2] != host):
+            raise ServiceError(
+                FaultKind.FORBIDDEN, "this server takes no calls from pages of other sites; set API keys to allow them"
+            )
+        if not self._any_name and host and host not in self._known:
+            self._check_host(host)
+
+    def _check_host(self, host: bytes) -> None:
+        name = _name_in(host)
+        if not (name in self._hosts or name == "localhost" or name.endswith(".localhost") or _is_address(name)):
+            raise ServiceError(
+                FaultKind.FORBIDDEN,
+                f"this server does not go by the name {name[:64]!r}; call it by its address, or add the name to hosts",
+            )
+        if len(self._known) < 64:  # names that clients chose are not collected without end
+            self._known.add(host)
+
+
+def _name_in(host: bytes) -> str:
+    """Return the name or address in a Host header, without the port."""
+    text = host.decode("latin-1").lower()
+    if text.startswith("["):
+        return text[1:].partition("]")[0]
+    return text.rpartition(":")[0] if ":" in text else text
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,90 @@
+"""Taking over changed settings while requests run, at SIGHUP."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable
+from typing import Final, final
+
+import msgspec
+
+from batchmaker.errors import BatchmakerError
+from batchmaker.server import logs
+from batchmaker.server.auth import KeyRing
+from batchmaker.server.config import Config, check_config
+from batchmaker.server.repository import Repository
+
+_LOG = logging.getLogger("batchmaker.server")
+
+_TAKEN_OVER: Final = frozenset({"auth", "log", "models", "tls", "versions"})
+
+
+@final
+class Reload:
+    """Reads the settings anew and takes over keys, the certificate, the level of the log and models.
+
+    What is wrong in them is logged, and everything stays as it was. What else has changed waits for the next start,
+    which the log says.
+    """
+
+    def __init__(self, config: Config, read: Callable[[], Config], keys: KeyRing, repository: Repository) -> None:
+        """config: as they are now. read: reads them anew."""
+        self._config = config
+        self._read = read
+        self._keys = keys
+        self._repository = repository
+        self._certificates: list[ssl.SSLContext] = []
+        self._running: asyncio.Task[None] | None = None
+        self._again = False
+
+    def with_certificate(self, context: ssl.SSLContext | None) -> None:
+        """Have this context's certificate read anew too; connections that are made from then on see it."""
+        if context is not None:
+            self._certificates.append(context)
+
+    def begin(self) -> None:
+        """Begin; if one is under way, there is another after it."""
+        if self._running is None:
+            self._running = asyncio.ensure_future(self._reload())
+            self._running.add_done_callback(self._ended)
+        else:
+            self._again = True
+
+    def _ended(self, _: object) -> None:
+        self._running = None
+        if self._again:
+            self._again = False
+            self.begin()
+
+    async def _reload(self) -> None:
+        try:
+            await self._take_over()
+        except (BatchmakerError, OSError) as error:
+            _LOG.error("not reloaded", extra={"error": str(error)})
+        except Exception:
+            _LOG.exception("not reloaded")
+
+    async def _take_over(self) -> None:
+        config = await asyncio.to_thread(self._read)
+        check_config(config)
+        entries = config.entries()
+        for context in self._certificates:
+            if config.tls.cert is not None:
+                context.load_cert_chain(config.tls.cert, config.tls.key)
+        self._keys.replace(*config.auth.keys_and_rates())
+        logs.set_level(config.log.level)
+        waiting = _changed(self._config, config)
+        self._config = config
+        await self._repository.reload(entries, config.versions)
+        _LOG.info("reloaded", extra={"waits_for_next_start": waiting} if waiting else {})
+
+
+def _changed(before: Config, after: Config) -> list[str]:
+    """Return the names of settings that differ and are not taken over."""
+    old, new = msgspec.structs.asdict(before), msgspec.structs.asdict(after)
+    differ = [name for name in old if old[name] != new[name] and name not in _TAKEN_OVER]
+    if (before.tls.cert is None) != (after.tls.cert is None):
+        differ.append("tls")
+    return differ
