@@ -100,7 +100,8 @@ def on_post_page(output: str, *, page: Page, config: MkDocsConfig) -> str:
     """Refuse a page that loads something from elsewhere."""
     loaded = LOADED.search(output)
     if loaded is not None:
-        raise PluginError(f"{page.file.src_uri} loads something from elsewhere: {output[loaded.start() :].partition('>')[0]}")
+        tag = output[loaded.start() :].partition(">")[0]
+        raise PluginError(f"{page.file.src_uri} loads something from elsewhere: {tag}>. Put it into the repository.")
     return output
 
 
