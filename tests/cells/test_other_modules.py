@@ -117,7 +117,8 @@ def test_an_encoder_with_further_keywords_is_a_cell():
     ("make", "message"),
     [
         (lambda: bm.layers(nn.LSTM), r"got the class LSTM; make one: LSTM\(\.\.\.\)"),
-        (lambda: bm.layers("model.onnx"), r"bm\.layers takes a torch\.nn\.Module, got str; read the file"),
+        (lambda: bm.layers("model.onnx"), r"takes a torch\.nn\.Module, got str\. Write bm\.layers\(bm\.onnx\("),
+        (lambda: bm.layers("model.pt"), r"bm\.layers takes a torch\.nn\.Module, got str; read the file"),
         (lambda: bm.Cell(nn.Linear), r"got the class Linear"),
         (lambda: bm.Engine(nn.Linear(3, 4)), r"got Linear; a network without control flow.*bm\.layers.*bm\.recurrent"),
         (lambda: bm.Engine(nn.LSTM), r"got the class LSTM; a network without control flow.*bm\.recurrent"),

@@ -11,10 +11,10 @@ from torch import nn
 
 from batchmaker.cells.cell import Cell, size_ladder
 from batchmaker.cells.cutting import Cut, Layer, Place, cut, has_weights, run_layers
-from batchmaker.cells.declared import uncompiled
-from batchmaker.cells.export import float_dtype
+from batchmaker.cells.declared import uncompiled, what_came
 from batchmaker.cells.host_values import host_value
 from batchmaker.cells.model import Model
+from batchmaker.cells.opaque import Opaque, float_dtype_of
 from batchmaker.cells.stand_ins import StandIn
 from batchmaker.cells.tracing import Traced, input_names, normalised_sizes, trace_modules, trace_operators
 from batchmaker.errors import InvalidRequestError, ModelError, OptionError, unknown_name
@@ -31,8 +31,10 @@ class Layered(Model):
     """A static network whose layers are cells. Made by `layers`; a subclass may give requests another form.
 
     A request is one row: a tensor, or a tuple or dict of tensors where the module takes several. See `layers` for the
-    options.
+    options. open_sizes: requests may have other shapes than the example.
     """
+
+    open_sizes: bool = False
 
     def __init__(
         self,
@@ -49,8 +51,9 @@ class Layered(Model):
             raise OptionError(f"max_batch must be at least 1, got {max_batch}")
         sizes = size_ladder(max_batch, exact=8, parts=4) if batch_sizes is None else tuple(batch_sizes)
         self.example_request = example_request
+        self.open_sizes = isinstance(module, Opaque) and module.declared is None
         self._module: nn.Module | None = module.eval()
-        self.float_dtype = float_dtype(module)
+        self.float_dtype = float_dtype_of(module)
         found = _cut(module, example_request, self.float_dtype, cut)
         self.layers: list[tuple[str, tuple[Place, ...], int]] = []
         for number, layer in enumerate(found.layers):
@@ -82,7 +85,9 @@ class Layered(Model):
         rows = [self._rows(request) for request in requests]
         batch = tuple(torch.stack([torch.as_tensor(row) for row in column]) for column in zip(*rows, strict=True))
         with torch.no_grad():
-            if self._module is not None:
+            if isinstance(self._module, Opaque):
+                parts = list(self._module(*batch))
+            elif self._module is not None:
                 returned = self._module(**dict(zip(self.inputs, batch, strict=True)))
                 if self.form == "dict":
                     parts = [returned[key] for key in self.keys]
@@ -127,7 +132,7 @@ class Layered(Model):
         """
         example = self.example_request
         specs: Sequence[ValueSpec | None] = [None] * len(self.inputs)
-        if example is not None:
+        if example is not None and not self.open_sizes:
             specs = [_spec(value, self.float_dtype) for value in self.given(example)]
         return tuple(
             host_value(value, spec, self.float_dtype, f"input {name!r}").values[0]
@@ -172,11 +177,12 @@ def _check_network(module: Any) -> None:
     if isinstance(module, type) and issubclass(module, nn.Module):
         raise ModelError(f"bm.layers takes a module, got the class {module.__name__}; make one: {module.__name__}(...)")
     if not isinstance(module, nn.Module):
-        advice = "; read the file into a torch.nn.Module first" if isinstance(module, str) else ""
-        raise ModelError(f"bm.layers takes a torch.nn.Module, got {type(module).__name__}{advice}")
+        raise ModelError(f"bm.layers takes a torch.nn.Module, got {what_came(module, 'bm.layers')}")
 
 
 def _cut(module: nn.Module, example_request: Any, float_dtype: str, at: CutAt) -> Cut:
+    if isinstance(module, Opaque):
+        return _whole(module)
     inputs = input_names(module, example_request)
     if isinstance(module, torch.jit.ScriptModule) and at != "whole":
         raise ModelError(
@@ -200,6 +206,14 @@ def _cut(module: nn.Module, example_request: Any, float_dtype: str, at: CutAt) -
         traced = _exported(module, inputs, example_request, float_dtype, error)
     normalised_sizes(traced.graph)
     return cut(traced, chosen)
+
+
+def _whole(module: Opaque) -> Cut:
+    """Return an opaque module as one layer: several outputs are a dict by name."""
+    inputs, outputs = (tuple([form.name for form in forms]) for forms in (module.inputs, module.outputs))
+    layer = Layer("whole", module, tuple([(-1, k) for k in range(len(inputs))]), len(outputs))
+    results = tuple([(0, k) for k in range(len(outputs))])
+    return Cut((layer,), inputs, "tensor" if len(outputs) == 1 else "dict", results, outputs)
 
 
 def _exported(
