@@ -10,13 +10,14 @@ import torch
 from torch import nn
 
 from batchmaker.cells.cell import Cell, size_ladder
-from batchmaker.cells.cutting import Cut, Layer, Place, cut, has_weights, run_layers
+from batchmaker.cells.cutting import Cut, Place, cut, has_weights, run_layers
 from batchmaker.cells.declared import uncompiled, what_came
 from batchmaker.cells.host_values import host_value
 from batchmaker.cells.model import Model
 from batchmaker.cells.opaque import Opaque, float_dtype_of
 from batchmaker.cells.stand_ins import StandIn
 from batchmaker.cells.tracing import Traced, input_names, normalised_sizes, trace_modules, trace_operators
+from batchmaker.cells.whole import by_position, whole, whole_opaque
 from batchmaker.errors import InvalidRequestError, ModelError, OptionError, unknown_name
 from batchmaker.graph.spec import ValueSpec
 
@@ -159,6 +160,7 @@ def layers(
     module: dimension 0 of every input and output, and of every value between layers, is the batch. It is put in eval
     mode. example_request: one row, without batch: a tensor, or a tuple or dict of tensors for several inputs; with it
     shapes are proved when the engine starts, and modules that torch.fx cannot trace are traced by torch.export.
+    What the module returns is what requests get: a tensor, or a tuple, list or dict of tensors.
     cut: "layers" begins a cell at every convolution, linear, recurrent or embedding layer, and takes normalisations,
     activations, pooling and sums into the cell before them; "blocks" keeps each child of the module whole (children of
     nn.Sequential and nn.ModuleList count as its own); "whole" makes one cell; a list of submodules, by dotted name or
@@ -182,7 +184,7 @@ def _check_network(module: Any) -> None:
 
 def _cut(module: nn.Module, example_request: Any, float_dtype: str, at: CutAt) -> Cut:
     if isinstance(module, Opaque):
-        return _whole(module)
+        return whole_opaque(module)
     inputs = input_names(module, example_request)
     if isinstance(module, torch.jit.ScriptModule) and at != "whole":
         raise ModelError(
@@ -192,8 +194,7 @@ def _cut(module: nn.Module, example_request: Any, float_dtype: str, at: CutAt) -
     if isinstance(at, str) and at not in CUTS:
         raise unknown_name("cut (or a list of submodules)", at, CUTS)
     if at == "whole":
-        sources = tuple((-1, k) for k in range(len(inputs)))
-        return Cut((Layer("whole", module, sources, 1),), inputs, "tensor", ((0, 0),))
+        return whole(module, inputs, _example_rows(inputs, example_request, float_dtype))
     chosen = None if at == "layers" else frozenset(map(id, _chosen(module, at)))
     try:
         traced = trace_modules(module, inputs, lambda part: chosen is not None and id(part) in chosen)
@@ -208,12 +209,19 @@ def _cut(module: nn.Module, example_request: Any, float_dtype: str, at: CutAt) -
     return cut(traced, chosen)
 
 
-def _whole(module: Opaque) -> Cut:
-    """Return an opaque module as one layer: several outputs are a dict by name."""
-    inputs, outputs = (tuple([form.name for form in forms]) for forms in (module.inputs, module.outputs))
-    layer = Layer("whole", module, tuple([(-1, k) for k in range(len(inputs))]), len(outputs))
-    results = tuple([(0, k) for k in range(len(outputs))])
-    return Cut((layer,), inputs, "tensor" if len(outputs) == 1 else "dict", results, outputs)
+def _example_rows(inputs: tuple[str, ...], example: Any, float_dtype: str) -> tuple[torch.Tensor, ...] | None:
+    """Return the example request as a batch of one row per input, None where there is none."""
+    if example is None:
+        return None
+    laid = [host_value(value, None, float_dtype, "the example request").values for value in _given(inputs, example)]
+    return tuple([torch.as_tensor(values) for values in laid])
+
+
+def _given(inputs: tuple[str, ...], example: Any) -> tuple[Any, ...]:
+    """Return what an example request gives for each input."""
+    if isinstance(example, Mapping):
+        return tuple([example[name] for name in inputs])
+    return example if isinstance(example, tuple) else (example,)
 
 
 def _exported(
@@ -226,13 +234,13 @@ def _exported(
         "bm.Model whose unfold decides"
     )
     if example_request is None:
-        raise ModelError(f"{where}; with an example_request torch.export would be tried. {advice}.") from reason
-    if isinstance(example_request, Mapping):
-        given = tuple(example_request[name] for name in inputs)
-    else:
-        given = example_request if isinstance(example_request, tuple) else (example_request,)
+        raise ModelError(
+            f"{where}; give an example request, bm.layers(module, example_request), and torch.export is tried, as "
+            f"encoders with **kwargs need it. {advice}."
+        ) from reason
+    given = _given(inputs, example_request)
     try:
-        traced = trace_operators(module, tuple(_spec(value, float_dtype) for value in given))
+        traced = trace_operators(by_position(module, inputs), tuple(_spec(value, float_dtype) for value in given))
     except Exception as error:  # whatever its code runs into
         raise ModelError(f"{where}, nor can torch.export ({_first_line(error)}). {advice}.") from error
     for node, name in zip((n for n in traced.graph.nodes if n.op == "placeholder"), inputs, strict=True):
