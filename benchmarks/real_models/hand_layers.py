@@ -30,14 +30,15 @@ class TorchLayers:
     @torch.no_grad()
     def __call__(self, requests: Sequence[Tensor]) -> Tensor:
         lengths = torch.tensor([len(request) for request in requests])
-        x = nn.utils.rnn.pad_sequence(list(requests))
+        x = nn.utils.rnn.pad_sequence(list(requests), batch_first=self._lstm.batch_first)
         if self._packed:
-            parts = nn.utils.rnn.pack_padded_sequence(x, lengths, enforce_sorted=False)
-            out = nn.utils.rnn.pad_packed_sequence(self._lstm(parts)[0])[0]
+            parts = nn.utils.rnn.pack_padded_sequence(x, lengths, self._lstm.batch_first, enforce_sorted=False)
+            out = nn.utils.rnn.pad_packed_sequence(self._lstm(parts)[0], self._lstm.batch_first)[0]
         else:
             out = self._lstm(x)[0]
-        inside = (torch.arange(len(out))[:, None] < lengths).t()
-        return out.transpose(0, 1)[inside]
+        if not self._lstm.batch_first:
+            out = out.transpose(0, 1)
+        return out[torch.arange(out.shape[1]) < lengths[:, None]]
 
 
 @final

@@ -54,7 +54,7 @@ def latency_table(found: Result) -> str:
             sides = [pair(times.get(side)) for side in (OURS, HAND, OWN)]
             ratio = load["ratio"]
             said = "" if ratio is None else f"{ratio:.3g}: {verdict(ratio <= LATENCY_ASKED)}"
-            rows.append([f"`{name}`, {number(load['per_s'])}/s", *sides, load["by_hand"]["best"], said])
+            rows.append([f"`{name}`, {number(load['per_s'])}/s", *sides, load["by_hand"]["best"] or "", said])
     head = ("p50 / p90 in ms", OURS, HAND, "its package", "by hand is", f"p50 over by hand, asked {LATENCY_ASKED:g}")
     return table(head, rows)
 
