@@ -20,6 +20,9 @@ README = REPOSITORY / "README.md"
 ARCHITECTURE = REPOSITORY / "docs" / "architecture.md"
 PAGES = sorted([*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md")])
 
+NEEDED = {"onnx.md": ("onnx", "onnxruntime")}
+"""Optional packages that the code of a page imports."""
+
 BLOCK = re.compile(r"^```(\w*)[ \t]*\n(.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)!?\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
@@ -55,7 +58,10 @@ def module_for_page() -> Iterator[types.ModuleType]:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)], ids=name_of)
-def test_the_code_of_a_page_runs_from_top_to_bottom(page, module_for_page):
+def test_the_code_of_a_page_runs_from_top_to_bottom(page, module_for_page, tmp_path, monkeypatch):
+    for package in NEEDED.get(page.name, ()):
+        pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
     for first_line, code in python_blocks(page):
         numbered = "\n" * first_line + code
         exec(compile(numbered, str(page), "exec"), module_for_page.__dict__)

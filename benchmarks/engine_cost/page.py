@@ -14,6 +14,9 @@ from throughput_page import table
 Result = dict[str, Any]
 SECTION: Final = "overhead"
 README_SECTION: Final = "results"
+BY_HAND_SECTION: Final = "by-hand"
+BY_HAND: Final = ("by hand", "nn.LSTM", "buckets")
+"""What a baseline is called that people write themselves."""
 
 
 def rows_of(found: Result) -> list[Result]:
@@ -67,6 +70,19 @@ def readme_table(found: Result) -> str:
     return table(("work", "", "strongest baseline", "baseline", "batchmaker", "ratio"), lines)
 
 
+def by_hand_table(found: Result) -> str:
+    """Return the rows whose baseline people write themselves, those first in which the engine does best."""
+    rows = [row for row in rows_of(found) if row["baseline"] and any(mark in row["baseline"] for mark in BY_HAND)]
+    lines = [
+        [
+            row["work"], _figure(row), row["baseline"], _with_unit(row["theirs"], row["unit"]),
+            _with_unit(row["ours"], row["unit"]), f"{_advantage(row):.2g}",
+        ]
+        for row in sorted(rows, key=_advantage, reverse=True)
+    ]  # fmt: skip
+    return table(("work", "figure", "by hand", "its figure", "batchmaker", "times as good"), lines)
+
+
 def machine_line(found: Result) -> str:
     """Return where and how the figures were taken, in a sentence."""
     about = found["machine"]
@@ -90,6 +106,9 @@ def show(found: Result, page: Path, readme: Path, png: Path | None) -> None:
         parts.append(f"![Each ratio beside what was asked for]({os.path.relpath(png, page.parent)})")
     fill(page, {SECTION: "\n\n".join(filter(None, parts))})
     fill(readme, {README_SECTION: f"{readme_table(found)}\n\n{machine_line(found)}"})
+    beside = page.with_name("from-batching-by-hand.md")
+    if beside.is_file():
+        fill(beside, {BY_HAND_SECTION: f"{by_hand_table(found)}\n\n{machine_line(found)}"})
 
 
 def _kind(row: Result) -> tuple[str, str, str]:

@@ -16,7 +16,7 @@ from batchmaker import models
 from batchmaker.cli.workload import make_workload
 from engine_cost.hand_decoders import LETTERS, FoldedBatch, PlainBatch, Spoken
 from engine_cost.hand_server import Batches, Run, in_batches, run_all
-from engine_cost.hand_tagger import FoldedTagger, PlainTagger
+from engine_cost.hand_tagger import taggers
 from engine_cost.measuring import (
     Better,
     Row,
@@ -53,11 +53,7 @@ def tagger(settings: Settings) -> Iterator[Row]:
     sentences = [np.asarray(words, np.int64) % TAGGER_WORDS for words in work.requests]
     sentences = [words for words in sentences if SHORTEST <= len(words) <= LONGEST][: settings.of(1330, 150)]
     model = models.make("bilstm-tagger", vocabulary_size=TAGGER_WORDS, hidden=TAGGER_HIDDEN, layers=1)
-    ways: dict[str, Run] = {
-        "padded": PlainTagger(model, packed=False), "packed": PlainTagger(model, packed=True),
-        "folded": FoldedTagger(model),
-    }  # fmt: skip
-    yield from _both(settings, f"BiLSTM tagger {TAGGER_HIDDEN}", model, sentences, ways, targets=(0.8, 2.0))
+    yield from _both(settings, f"BiLSTM tagger {TAGGER_HIDDEN}", model, sentences, taggers(model), targets=(0.8, 2.0))
 
 
 def spelled(settings: Settings, count: int) -> list[NDArray[np.int64]]:

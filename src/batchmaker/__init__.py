@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from batchmaker.cells.cell import Cell
     from batchmaker.cells.layers import layers
     from batchmaker.cells.model import Model
+    from batchmaker.cells.onnx_model import onnx
+    from batchmaker.cells.opaque import opaque
     from batchmaker.cells.recurrent_layers import recurrent
     from batchmaker.cells.saved import load
     from batchmaker.cells.trees import tree
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["Cell", "Engine", "Model", "__version__", "layers", "load", "recurrent", "save", "tree"]
+__all__ = ["Cell", "Engine", "Model", "__version__", "layers", "load", "onnx", "opaque", "recurrent", "save", "tree"]
 
 _HOMES = {
     "Cell": "batchmaker.cells.cell",
@@ -25,6 +27,8 @@ _HOMES = {
     "Model": "batchmaker.cells.model",
     "layers": "batchmaker.cells.layers",
     "load": "batchmaker.cells.saved",
+    "onnx": "batchmaker.cells.onnx_model",
+    "opaque": "batchmaker.cells.opaque",
     "recurrent": "batchmaker.cells.recurrent_layers",
     "save": "batchmaker.engine.save",
     "tree": "batchmaker.cells.trees",

@@ -130,3 +130,40 @@ class Noting(Unsavable):
 
     def restore(self, state: dict[str, Any]) -> None:
         self.hook = {"print": print}[state["hook"]]
+
+
+class Convolve(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(1, 4, 3)
+
+    def forward(self, picture: Tensor) -> Tensor:
+        return self.convolution(picture).flatten(1, 2).transpose(1, 2)
+
+
+class Pictures(bm.Model):
+    """One cell on pictures [1, 4, width] of any width."""
+
+    def __init__(self) -> None:
+        self.convolve = bm.Cell(Convolve(), max_batch=4)
+        self.example_requests = [torch.zeros(1, 4, width) for width in (5, 9, 7)]
+
+    def unfold(self, picture: Any) -> Any:
+        return self.convolve(picture)
+
+
+class Add(nn.Module):
+    def forward(self, x: Tensor, total: Tensor) -> Tensor:
+        return x + total
+
+
+class Totals(bm.Model):
+    """Sums rows of any width, from zeros."""
+
+    def __init__(self) -> None:
+        self.add = bm.Cell(Add(), max_batch=4)
+        self.example_requests = [torch.zeros(2, width) for width in (3, 5)]
+
+    def unfold(self, rows: Any) -> Any:
+        starts = {3: torch.zeros(3), 5: torch.zeros(5)}
+        return self.add.run(rows, starts[rows.shape[1]] if rows.shape[0] == 2 else None)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import batchmaker as bm
-from batchmaker.errors import OptionError, RequestShapeError, SavedModelError, ShapeError
+from batchmaker.errors import OptionError, RequestShapeError, ShapeError
 
 
 class Pictures(nn.Module):
@@ -120,8 +120,12 @@ def test_a_cell_has_one_shape_at_least():
         bm.Cell(Double(), max_shapes=0)
 
 
-def test_a_cell_of_several_shapes_is_not_saved(tmp_path):
+def test_a_cell_of_several_shapes_is_saved_with_a_model_inside(tmp_path):
     model = Reader()
+    pictures = [torch.randn(1, 4, width) for width in (9, 5)]
+    expected = [model.alone(picture) for picture in pictures]
     del model.network
-    with pytest.raises(SavedModelError, match=r"'pictures': has been called with 2 shapes.*a cell for each shape"):
-        bm.save(model, tmp_path / "saved")
+    bm.save(model, tmp_path / "saved")
+    with bm.Engine(bm.load(tmp_path / "saved")) as engine:
+        for one, other in zip(engine.map(pictures, progress=False), expected, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)

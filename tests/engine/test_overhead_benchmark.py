@@ -273,10 +273,7 @@ def test_the_taggers_by_hand_give_the_engines_labels(scripts):
     model = models.make("bilstm-tagger", vocabulary_size=50, hidden=24, layers=1)
     requests = sentences(LENGTHS)
     wanted = model.batched(requests)
-    ways = (
-        tagger.FoldedTagger(model), tagger.PlainTagger(model, packed=True), tagger.PlainTagger(model, packed=False),
-    )  # fmt: skip
-    for way in ways:
+    for way in tagger.taggers(model).values():
         assert [labels.tolist() for labels in way(requests)] == [labels.tolist() for labels in wanted]
 
 

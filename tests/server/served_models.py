@@ -143,3 +143,26 @@ class Scales(bm.Model):
     def unfold_chunk(self, chunk: Any, state: Any) -> Any:
         total = self.weigh.run(chunk, ([0.0],) if state is None else (state,))
         return total, total
+
+
+class Spelled(bm.Model):
+    """Sums the letters of a word: clients send a string, the network has numbers."""
+
+    def __init__(self) -> None:
+        self.add = bm.Cell(Accumulate())
+        self.example_request = self.encode("ab")
+
+    def unfold(self, numbers: Any) -> Any:
+        return self.add.run(numbers, ([0.0],))
+
+    def encode(self, word: str) -> list[list[float]]:
+        return [[float("abc".index(letter))] for letter in word]
+
+    def decode(self, total: Tensor, word: str) -> str:
+        if total.item() == 3:
+            raise KeyError("a secret of the inside")
+        return f"{word} {total.item():g}"
+
+    def serving_signature(self) -> Signature:
+        word, said = TensorSpec("word", "BYTES", (1,)), TensorSpec("said", "BYTES", (1,))
+        return Signature((word,), (said,), request="value", encode=self.encode, decode=self.decode)

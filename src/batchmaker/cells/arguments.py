@@ -33,7 +33,7 @@ def single(cell: Cell, argument: Any, known: CellType | None, port: int) -> Argu
     """Return one value for an input. known: the cell's type, None at first use."""
     if type(argument) is Value:
         return argument
-    return host_value(argument, _declared(cell, known, port), cell.float_dtype, where(cell, port))
+    return host_value(argument, _declared(cell, known, port), cell.data_dtype(port), where(cell, port))
 
 
 def column(cell: Cell, sequence: Any, known: CellType | None, port: int) -> SequenceArgument:
@@ -48,7 +48,7 @@ def column(cell: Cell, sequence: Any, known: CellType | None, port: int) -> Sequ
             return rows
     if type(sequence) is not StandIn and isinstance(sequence, list | tuple) and set(map(type, sequence)) == {Value}:
         return sequence_of(sequence, where(cell, port))
-    return host_sequence(sequence, _declared(cell, known, port), cell.float_dtype, where(cell, port))
+    return host_sequence(sequence, _declared(cell, known, port), cell.data_dtype(port), where(cell, port))
 
 
 def integers(cell: Cell, given: Any, what: str) -> NDArray[np.int64]:

@@ -17,11 +17,12 @@ from batchmaker.cells.fold import fold_tokens
 from batchmaker.cells.identity import CellIdentity, canonical
 from batchmaker.cells.looping import ChainLoop, chain_loop
 from batchmaker.cells.lower import Packer
+from batchmaker.cells.opaque import Opaque, proved_outputs
 from batchmaker.cells.program import Program
 from batchmaker.cells.recurrence import Recurrence, find_recurrence
 from batchmaker.cells.rewrite import cut_recurrent_cells, fold_constants, lift, token_limits
 from batchmaker.cells.split import Split, compile_whole, split_cell
-from batchmaker.errors import ModelError
+from batchmaker.errors import ModelError, ShapeError
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.kernels.cpu.greedy import GreedyLoop
 from batchmaker.kernels.cpu.loop import RecurrentLoop
@@ -52,15 +53,20 @@ def bind(
         runnable: nn.Module = module.module(check_guards=False)
     else:
         runnable = flat_module(module)
-    outputs = infer_outputs(runnable, inputs, where)
+    if isinstance(runnable, Opaque):
+        outputs = proved_outputs(runnable, inputs, where)
+    else:
+        outputs = infer_outputs(runnable, inputs, where)
     try:
         program = module if isinstance(module, torch.export.ExportedProgram) else traced(runnable, inputs)
         graph = lift(program)
     except CannotRewriteError as error:
         notes: tuple[str, ...] = (f"left as it is: {error}",)
         itself = module if isinstance(module, nn.Module) else runnable
-        identity = CellIdentity("", (inputs, outputs), module=itself)
-        bound = BoundCell(name, inputs, outputs, identity, notes, _Core(_copy_on(runnable, device), None, where))
+        known_as = runnable.identity if isinstance(runnable, Opaque) else None
+        identity = CellIdentity(known_as or "", (inputs, outputs), module=None if known_as else itself)
+        core = _Core(_copy_on(runnable, device), None, where, outputs=outputs)
+        bound = BoundCell(name, inputs, outputs, identity, notes, core)
     else:
         text, weights = canonical(graph)
         identity = CellIdentity(f"{text}\noptimized" if optimize else text, (inputs, outputs), weights)
@@ -98,6 +104,8 @@ def _copy_on(module: nn.Module, device: torch.device) -> nn.Module:
 
 def traced(module: nn.Module, inputs: tuple[ValueSpec, ...]) -> torch.export.ExportedProgram:
     """Return the module as a program with a dynamic batch. CannotRewriteError if it cannot be traced."""
+    if isinstance(module, Opaque):
+        raise CannotRewriteError(f"{module.kind} is opaque")
     try:
         return export_cell(_with_shared_weights(module), inputs)
     except Exception as error:  # torch.export raises whatever the module's code runs into
@@ -125,7 +133,8 @@ def _fold(graph: TracedCell, limits: dict[str, int], fold_bytes: int) -> list[st
 class _Core:
     """What all splits of one cell share: its graph, or the module itself where there is none.
 
-    unplanned: of a planned cell, gives the graph to cut for so many sequence inputs instead, None to cut this one.
+    outputs: rows that the module itself must give. unplanned: of a planned cell, gives the graph to cut for so many
+    sequence inputs instead, None to cut this one.
     """
 
     def __init__(
@@ -135,12 +144,14 @@ class _Core:
         where: str,
         packer: Packer | None = None,
         unplanned: Callable[[int], TracedCell | None] | None = None,
+        outputs: tuple[ValueSpec, ...] = (),
     ) -> None:
         self._module = module
         self._graph = graph
         self._where = where
         self._packer = packer or Packer()
         self._unplanned = unplanned
+        self._outputs = outputs
         self._whole: Program | None = None
 
     def whole(self) -> Program:
@@ -176,9 +187,20 @@ class _Core:
         return Split(_hand_on, self.whole(), sequence, 0)
 
     def _run_module(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Run the module on copies: nothing is known of it, so it may write into what it is given."""
+        """Run the module on copies: nothing is known of it, so it may write into what it is given.
+
+        ShapeError where its outputs are others than at binding: they may depend on the values.
+        """
+        given = inputs if isinstance(self._module, Opaque) else tuple([value.clone() for value in inputs])
         with torch.no_grad():
-            return flat_outputs(self._module(*(value.clone() for value in inputs)), self._where)
+            made = flat_outputs(self._module(*given), self._where)
+        for index, (output, spec) in enumerate(zip(made, self._outputs, strict=True)):
+            if output.shape != (len(inputs[0]), *spec.shape):
+                raise ShapeError(
+                    f"{self._where}, output {index}: got shape {tuple(output.shape)} for {len(inputs[0])} rows, "
+                    f"expected rows of {spec}, as at its first use. The shape of a row may not depend on its values."
+                )
+        return made
 
 
 def _hand_on(*inputs: Tensor) -> tuple[Tensor, ...]:

@@ -15,8 +15,10 @@ from batchmaker.cells.arguments import column, is_several, single, where
 from batchmaker.cells.binding import traced
 from batchmaker.cells.declared import Declared, checked_module, declared_by, state_specs
 from batchmaker.cells.elements import INDEX, Element
-from batchmaker.cells.export import flat_module, float_dtype
+from batchmaker.cells.export import flat_module
 from batchmaker.cells.host_values import CallData
+from batchmaker.cells.opaque import Opaque, float_dtype_of
+from batchmaker.cells.programs import Programs
 from batchmaker.cells.scope import UnfoldingScope, current_scope, scope_of
 from batchmaker.cells.stand_ins import StandIn
 from batchmaker.cells.trees import TreeCalls, tree
@@ -85,20 +87,20 @@ class Cell:
     encoder, inner nodes over leaves). host_outputs: outputs that steer, such as a word: the first is what `until` of a
     loop looks at.
     name: for messages and reports; a Model names its cells after their attributes.
-    module may be an exported program instead, with a dynamic dimension 0. declared: what the program takes and gives,
-    proved against the program here and against the requests at first use. state: shapes of the state's parts in order,
-    an int for one dimension, where chains start from zeros and the module does not tell: `state=(64, 128, 128)`; in the
-    dtype of the module's weights, any other as a ValueSpec. max_shapes: with how many shapes of its inputs the cell may
-    be called, such as pictures of several widths; rows of one shape alone are batched. optimize: plan the operations
-    inside the cell when it is first used, and run them in batches where that is measured to be faster (see `batchmaker
-    plan`).
+    module may be what `bm.onnx` and `bm.opaque` give, or an exported program with a dynamic dimension 0. declared: what
+    the program takes and gives, proved against the program here and against the requests at first use. state: shapes of
+    the state's parts in order, an int for one dimension, where chains start from zeros and the module does not tell:
+    `state=(64, 128, 128)`; in the dtype of the module's weights, any other as a ValueSpec. max_shapes: with how many
+    shapes of its inputs the cell may be called, such as pictures of several widths; rows of one shape alone are
+    batched. optimize: plan the operations inside the cell when it is first used, and run them in batches where that is
+    measured to be faster (see `batchmaker plan`).
 
     The methods are for use inside `Model.unfold`.
     """
 
     def __init__(
         self,
-        module: nn.Module | torch.export.ExportedProgram,
+        module: nn.Module | torch.export.ExportedProgram | Programs,
         *,
         max_batch: int | None = None,
         batch_sizes: Iterable[int] | None = None,
@@ -110,11 +112,11 @@ class Cell:
         max_shapes: int = DEFAULT_MAX_SHAPES,
         optimize: bool = False,
     ) -> None:
-        self.program = module if isinstance(module, torch.export.ExportedProgram) else None
-        self.declared = declared
         if isinstance(module, torch.export.ExportedProgram):
-            self.declared = declared_by(module, declared)
-            module = module.module(check_guards=False)
+            module = Programs(((declared_by(module, declared), module),))
+        self.programs = module if isinstance(module, Programs) else None
+        if isinstance(module, Programs):
+            declared, module = module.declared, module.first.module(check_guards=False)
         if batch_sizes is None:
             max_batch = DEFAULT_MAX_BATCH if max_batch is None else max_batch
             if max_batch < 1:
@@ -131,6 +133,7 @@ class Cell:
         if not isinstance(optimize, bool):
             raise OptionError(f"optimize must be True or False, got {optimize!r}")
         self.module = checked_module(module)
+        self.declared = self.module.declared if declared is None and isinstance(self.module, Opaque) else declared
         self.batch_sizes = sizes
         self.priority = priority
         self.state = None if state is None else state_specs(state, self.float_dtype)
@@ -146,11 +149,39 @@ class Cell:
     @cached_property
     def float_dtype(self) -> str:
         """Dtype of the module's first floating weight, else float32: what floating request data is converted to."""
-        return float_dtype(self.module)
+        return float_dtype_of(self.module)
+
+    @cached_property
+    def _data_dtypes(self) -> tuple[str, ...]:
+        """Dtypes of the inputs, as far as they are known before the first use."""
+        if isinstance(self.module, Opaque):
+            return tuple([form.dtype for form in self.module.inputs])
+        return () if self.programs is None else tuple([spec.dtype for spec in self.programs.forms[0][0].inputs])
+
+    def data_dtype(self, port: int) -> str:
+        """Return the dtype of request data for an input, if it is of that kind, before the cell is first used."""
+        return self._data_dtypes[port] if port < len(self._data_dtypes) else self.float_dtype
+
+    def source(self, inputs: tuple[ValueSpec, ...]) -> nn.Module | torch.export.ExportedProgram:
+        """Return what computes these inputs: the module, or a program. ShapeError if no program is for them."""
+        return self.module if self.programs is None else self.programs.form(inputs)[1]
+
+    def module_for(self, inputs: tuple[ValueSpec, ...]) -> nn.Module:
+        """Return the module that computes these inputs. ShapeError as `source`."""
+        source = self.source(inputs)
+        if isinstance(source, nn.Module):
+            return source
+        first = self.programs is not None and source is self.programs.first
+        return self.module if first else source.module(check_guards=False)
+
+    def declared_for(self, inputs: tuple[ValueSpec, ...]) -> Declared | None:
+        """Return what the cell declares where it is given these inputs, None if nothing is known before it is bound."""
+        return self.declared if self.programs is None else self.programs.form(inputs)[0]
 
     def exported(self, inputs: tuple[ValueSpec, ...]) -> torch.export.ExportedProgram:
         """Return the cell as a program with a dynamic batch. CannotRewriteError if it cannot be traced."""
-        return self.program if self.program is not None else traced(flat_module(self.module), inputs)
+        source = self.source(inputs)
+        return source if isinstance(source, torch.export.ExportedProgram) else traced(flat_module(source), inputs)
 
     # --- inside an unfold function ----------------------------------------------------------------------------
 

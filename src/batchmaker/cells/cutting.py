@@ -149,7 +149,8 @@ class _Cutter:
         if isinstance(value, fx.Node):
             form, parts = "tensor", [value]
         elif isinstance(value, Mapping):
-            form, parts, keys = "dict", list(value.values()), tuple(map(str, value))
+            given = {str(key): part for key, part in value.items() if part is not None}
+            form, parts, keys = "dict", list(given.values()), tuple(given)
         elif isinstance(value, list | tuple):
             form, parts = "list" if isinstance(value, list) else "tuple", list(value)
         else:
@@ -252,7 +253,7 @@ def run_layers(
         if len(flat) != num_outputs:
             raise ModelError(
                 f"{call}: gives {len(flat)} tensors where {num_outputs} are handed on: a value between layers must be "
-                "one tensor. Take tuples apart inside the module, or keep it whole with cut="
+                "one tensor. Take tuples apart inside the module, or keep it whole with cut= and an example_request"
             )
         made.append(flat)
     return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, final
@@ -33,7 +34,7 @@ def checked_module(module: Any) -> nn.Module:
     module = uncompiled(module)
     kind = f"the class {module.__name__}" if isinstance(module, type) else type(module).__name__
     if not isinstance(module, nn.Module):
-        raise ModelError(f"bm.Cell wraps a torch.nn.Module, got {kind}")
+        raise ModelError(f"bm.Cell wraps a torch.nn.Module, got {what_came(module, 'bm.Cell')}")
     if isinstance(module, nn.RNNBase):
         raise ModelError(
             f"bm.Cell wraps one step, and nn.{kind} runs over a whole sequence with a batch. Write "
@@ -47,6 +48,23 @@ def checked_module(module: Any) -> nn.Module:
         )
         raise ModelError(f"bm.Cell wraps one module, and an nn.{kind} has no forward(). Make a cell of each: {each}")
     return module
+
+
+def what_came(given: Any, call: str) -> str:
+    """Return what was given in place of a module, and the line to write instead where there is one."""
+    kind = f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
+    package = type(given).__module__.partition(".")[0]
+    if isinstance(given, str | os.PathLike) and str(given).lower().endswith(".onnx"):
+        return f"{kind}. Write {call}(bm.onnx({str(given)!r}))"
+    if package == "onnx":
+        return f"{kind}. Write {call}(bm.onnx(model.SerializeToString()))"
+    if package == "onnxruntime":
+        return f"{kind}. Give the file that it was made of: {call}(bm.onnx('model.onnx'))"
+    if isinstance(given, str | os.PathLike):
+        return f"{kind}; read the file into a torch.nn.Module first"
+    if callable(given) and not isinstance(given, type):
+        return f"{kind}. Write {call}(bm.opaque(function, inputs=..., outputs=...)) for a function over arrays"
+    return kind
 
 
 def state_specs(state: Iterable[int | tuple[int, ...] | ValueSpec], dtype: str) -> tuple[ValueSpec, ...]:

@@ -22,9 +22,9 @@ def host_sequence(data: Any, spec: ValueSpec | None, float_dtype: str, where: st
     """Lay out one value per node.
 
     data: a list, NumPy array or tensor [count, *shape]. spec: what the input declares, None at first use. float_dtype:
-    dtype for floating data where nothing is declared. Returns values [count, *shape] in the declared dtype; floats
-    convert to floats and integers to integers, nothing else. Raises InvalidRequestError or RequestShapeError, which
-    name `where`.
+    dtype for floating data where nothing is declared; where it is one of integers or bools, for those. Returns values
+    [count, *shape] in the declared dtype; floats convert to floats and integers to integers, nothing else. Raises
+    InvalidRequestError or RequestShapeError, which name `where`.
     """
     stand_ins = standing_in.get()
     if stand_ins is not None and holds_stand_ins(data):
@@ -159,16 +159,21 @@ def _kind(array: Any) -> str:
     return _KINDS.get(array.dtype.kind, "O")
 
 
-def _default_dtype(array: Any, float_dtype: str) -> str:
-    return {"f": float_dtype, "b": "bool"}.get(_kind(array), "int64")
+def _default_dtype(array: Any, dtype: str) -> str:
+    """Return the dtype if it is of the array's kind, else the usual one of that kind."""
+    kind = _kind(array)
+    return dtype if kind == _dtype_kind(torch_dtype(dtype)) else {"f": "float32", "b": "bool"}.get(kind, "int64")
+
+
+def _dtype_kind(dtype: torch.dtype) -> str:
+    return "f" if dtype.is_floating_point else "b" if dtype == torch.bool else "i"
 
 
 def converted(array: Any, spec: ValueSpec, where: str) -> Any:
     """Return an array or tensor in the dtype of a spec; RequestShapeError if its values are of another kind."""
     kind = _kind(array)
     wanted = torch_dtype(spec.dtype, where)
-    allowed = "f" if wanted.is_floating_point else "b" if wanted == torch.bool else "i"
-    if kind != allowed:
+    if kind != _dtype_kind(wanted):
         got = "objects" if kind == "O" else str(array.dtype)
         raise RequestShapeError(f"{where}: got values of dtype {got}, expected {spec.dtype}; convert them first")
     if isinstance(array, torch.Tensor):

@@ -10,13 +10,14 @@ import torch
 from torch import nn
 
 from batchmaker.cells.cell import Cell, size_ladder
-from batchmaker.cells.cutting import Cut, Layer, Place, cut, has_weights, run_layers
-from batchmaker.cells.declared import uncompiled
-from batchmaker.cells.export import float_dtype
+from batchmaker.cells.cutting import Cut, Place, cut, has_weights, run_layers
+from batchmaker.cells.declared import uncompiled, what_came
 from batchmaker.cells.host_values import host_value
 from batchmaker.cells.model import Model
+from batchmaker.cells.opaque import Opaque, float_dtype_of
 from batchmaker.cells.stand_ins import StandIn
 from batchmaker.cells.tracing import Traced, input_names, normalised_sizes, trace_modules, trace_operators
+from batchmaker.cells.whole import by_position, whole, whole_opaque
 from batchmaker.errors import InvalidRequestError, ModelError, OptionError, unknown_name
 from batchmaker.graph.spec import ValueSpec
 
@@ -31,8 +32,10 @@ class Layered(Model):
     """A static network whose layers are cells. Made by `layers`; a subclass may give requests another form.
 
     A request is one row: a tensor, or a tuple or dict of tensors where the module takes several. See `layers` for the
-    options.
+    options. open_sizes: requests may have other shapes than the example.
     """
+
+    open_sizes: bool = False
 
     def __init__(
         self,
@@ -49,8 +52,9 @@ class Layered(Model):
             raise OptionError(f"max_batch must be at least 1, got {max_batch}")
         sizes = size_ladder(max_batch, exact=8, parts=4) if batch_sizes is None else tuple(batch_sizes)
         self.example_request = example_request
+        self.open_sizes = isinstance(module, Opaque) and module.declared is None
         self._module: nn.Module | None = module.eval()
-        self.float_dtype = float_dtype(module)
+        self.float_dtype = float_dtype_of(module)
         found = _cut(module, example_request, self.float_dtype, cut)
         self.layers: list[tuple[str, tuple[Place, ...], int]] = []
         for number, layer in enumerate(found.layers):
@@ -82,7 +86,9 @@ class Layered(Model):
         rows = [self._rows(request) for request in requests]
         batch = tuple(torch.stack([torch.as_tensor(row) for row in column]) for column in zip(*rows, strict=True))
         with torch.no_grad():
-            if self._module is not None:
+            if isinstance(self._module, Opaque):
+                parts = list(self._module(*batch))
+            elif self._module is not None:
                 returned = self._module(**dict(zip(self.inputs, batch, strict=True)))
                 if self.form == "dict":
                     parts = [returned[key] for key in self.keys]
@@ -127,7 +133,7 @@ class Layered(Model):
         """
         example = self.example_request
         specs: Sequence[ValueSpec | None] = [None] * len(self.inputs)
-        if example is not None:
+        if example is not None and not self.open_sizes:
             specs = [_spec(value, self.float_dtype) for value in self.given(example)]
         return tuple(
             host_value(value, spec, self.float_dtype, f"input {name!r}").values[0]
@@ -154,6 +160,7 @@ def layers(
     module: dimension 0 of every input and output, and of every value between layers, is the batch. It is put in eval
     mode. example_request: one row, without batch: a tensor, or a tuple or dict of tensors for several inputs; with it
     shapes are proved when the engine starts, and modules that torch.fx cannot trace are traced by torch.export.
+    What the module returns is what requests get: a tensor, or a tuple, list or dict of tensors.
     cut: "layers" begins a cell at every convolution, linear, recurrent or embedding layer, and takes normalisations,
     activations, pooling and sums into the cell before them; "blocks" keeps each child of the module whole (children of
     nn.Sequential and nn.ModuleList count as its own); "whole" makes one cell; a list of submodules, by dotted name or
@@ -172,11 +179,12 @@ def _check_network(module: Any) -> None:
     if isinstance(module, type) and issubclass(module, nn.Module):
         raise ModelError(f"bm.layers takes a module, got the class {module.__name__}; make one: {module.__name__}(...)")
     if not isinstance(module, nn.Module):
-        advice = "; read the file into a torch.nn.Module first" if isinstance(module, str) else ""
-        raise ModelError(f"bm.layers takes a torch.nn.Module, got {type(module).__name__}{advice}")
+        raise ModelError(f"bm.layers takes a torch.nn.Module, got {what_came(module, 'bm.layers')}")
 
 
 def _cut(module: nn.Module, example_request: Any, float_dtype: str, at: CutAt) -> Cut:
+    if isinstance(module, Opaque):
+        return whole_opaque(module)
     inputs = input_names(module, example_request)
     if isinstance(module, torch.jit.ScriptModule) and at != "whole":
         raise ModelError(
@@ -186,8 +194,7 @@ def _cut(module: nn.Module, example_request: Any, float_dtype: str, at: CutAt) -
     if isinstance(at, str) and at not in CUTS:
         raise unknown_name("cut (or a list of submodules)", at, CUTS)
     if at == "whole":
-        sources = tuple((-1, k) for k in range(len(inputs)))
-        return Cut((Layer("whole", module, sources, 1),), inputs, "tensor", ((0, 0),))
+        return whole(module, inputs, _example_rows(inputs, example_request, float_dtype))
     chosen = None if at == "layers" else frozenset(map(id, _chosen(module, at)))
     try:
         traced = trace_modules(module, inputs, lambda part: chosen is not None and id(part) in chosen)
@@ -202,6 +209,21 @@ def _cut(module: nn.Module, example_request: Any, float_dtype: str, at: CutAt) -
     return cut(traced, chosen)
 
 
+def _example_rows(inputs: tuple[str, ...], example: Any, float_dtype: str) -> tuple[torch.Tensor, ...] | None:
+    """Return the example request as a batch of one row per input, None where there is none."""
+    if example is None:
+        return None
+    laid = [host_value(value, None, float_dtype, "the example request").values for value in _given(inputs, example)]
+    return tuple([torch.as_tensor(values) for values in laid])
+
+
+def _given(inputs: tuple[str, ...], example: Any) -> tuple[Any, ...]:
+    """Return what an example request gives for each input."""
+    if isinstance(example, Mapping):
+        return tuple([example[name] for name in inputs])
+    return example if isinstance(example, tuple) else (example,)
+
+
 def _exported(
     module: nn.Module, inputs: tuple[str, ...], example_request: Any, float_dtype: str, reason: Exception
 ) -> Traced:
@@ -212,13 +234,13 @@ def _exported(
         "bm.Model whose unfold decides"
     )
     if example_request is None:
-        raise ModelError(f"{where}; with an example_request torch.export would be tried. {advice}.") from reason
-    if isinstance(example_request, Mapping):
-        given = tuple(example_request[name] for name in inputs)
-    else:
-        given = example_request if isinstance(example_request, tuple) else (example_request,)
+        raise ModelError(
+            f"{where}; give an example request, bm.layers(module, example_request), and torch.export is tried, as "
+            f"encoders with **kwargs need it. {advice}."
+        ) from reason
+    given = _given(inputs, example_request)
     try:
-        traced = trace_operators(module, tuple(_spec(value, float_dtype) for value in given))
+        traced = trace_operators(by_position(module, inputs), tuple(_spec(value, float_dtype) for value in given))
     except Exception as error:  # whatever its code runs into
         raise ModelError(f"{where}, nor can torch.export ({_first_line(error)}). {advice}.") from error
     for node, name in zip((n for n in traced.graph.nodes if n.op == "placeholder"), inputs, strict=True):

@@ -12,6 +12,7 @@ from torch import nn
 
 from batchmaker.cells.binding import BoundCell, bind
 from batchmaker.cells.cell import Cell, CellTypes
+from batchmaker.cells.declared import Declared
 from batchmaker.cells.state import initial_state
 from batchmaker.errors import ModelError, ShapeError
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
@@ -78,9 +79,10 @@ class CellRegistry:
         known = self._types[cell] = self._learned(cell, inputs, prefix + (cell.name or type(cell.module).__name__))
         return known
 
-    def num_shapes(self, cell: Cell) -> int:
-        """Return with how many shapes of its inputs a cell has been called."""
-        return 1 + (len(self._shapes[cell].types) if cell in self._shapes else 0)
+    def types_of(self, cell: Cell) -> list[CellType]:
+        """Return the types of a cell, one for each shape of its inputs that it has been called with, in order."""
+        others = self._shapes[cell].types.values() if cell in self._shapes else ()
+        return [self._types[cell], *others] if cell in self._types else []
 
     def other(self, cell: Cell, inputs: tuple[ValueSpec, ...], error: ShapeError, prefix: str = "") -> CellType:
         """Return the type of a cell that is called with other shapes than at first, bound now if they are new.
@@ -96,6 +98,10 @@ class CellRegistry:
         key = tuple([spec.shape for spec in inputs])
         if key in shapes.types:
             return shapes.types[key]
+        if cell.programs is not None and not cell.programs.have(inputs):
+            raise type(error)(
+                f"{error}; cell {cell.name!r} was saved for {cell.programs}: save it with examples of others"
+            )
         if key in shapes.refused or len(shapes.refused) >= _MAX_REFUSED:
             raise error
         name = prefix + (cell.name or type(cell.module).__name__)
@@ -120,13 +126,16 @@ class CellRegistry:
         A type has one set of batch sizes and one priority, which policies go by, and one set of host outputs, by which
         loops stop. So cells that differ in one of these have types of their own, and do not run in one batch.
         """
-        if cell.declared is not None:
-            _check_side(name, "input", inputs, cell.declared.inputs)
+        try:
+            source, declared = cell.source(inputs), cell.declared_for(inputs)
+        except ShapeError as error:
+            raise ShapeError(f"cell {name!r}: {error}") from None
+        if declared is not None:
+            _check_side(name, "input", inputs, declared.inputs)
         with _TRACING:
-            bound = bind(
-                cell.program or cell.module, inputs, name=name, fold_bytes=self._fold_bytes, optimize=cell.optimize
-            )
-        _check_declared(cell, bound)
+            bound = bind(source, inputs, name=name, fold_bytes=self._fold_bytes, optimize=cell.optimize)
+        if declared is not None:
+            _check_declared(declared, bound)
         for output in cell.host_outputs:
             if not 0 <= output < len(bound.outputs):
                 raise ModelError(
@@ -153,7 +162,7 @@ class CellRegistry:
         )
         self.types.append(cell_type)
         self.bound.append(bound)
-        self.modules.append(cell.module)
+        self.modules.append(cell.module_for(inputs))
         self._cells.append(cell)
         if self._on_new is not None:
             self._on_new(cell_type)
@@ -164,7 +173,7 @@ class CellRegistry:
         cell, cell_type = self._cells[type_id], self.types[type_id]
         with _TRACING:
             return bind(
-                cell.program or cell.module,
+                cell.source(cell_type.inputs),
                 cell_type.inputs,
                 name=cell_type.name,
                 fold_bytes=self._fold_bytes,
@@ -219,12 +228,10 @@ def _differences(known: CellType, cell: Cell) -> str:
     return " and ".join(name for name, (one, other) in options.items() if one != other)
 
 
-def _check_declared(cell: Cell, bound: BoundCell) -> None:
+def _check_declared(declared: Declared, bound: BoundCell) -> None:
     """ShapeError unless a cell that declares its rows was bound to just these."""
-    if cell.declared is None:
-        return
-    _check_side(bound.name, "output", bound.outputs, cell.declared.outputs)
-    for index, (got, wanted) in enumerate(zip(bound.inputs, cell.declared.inputs, strict=True)):
+    _check_side(bound.name, "output", bound.outputs, declared.outputs)
+    for index, (got, wanted) in enumerate(zip(bound.inputs, declared.inputs, strict=True)):
         if wanted.num_tokens not in (None, got.num_tokens):
             raise ShapeError(
                 f"cell {bound.name!r}, input {index}: takes {got.num_tokens} tokens, declared for {wanted.num_tokens}"

@@ -12,6 +12,7 @@ from torch import nn
 from batchmaker.cells.causes import cause_of, parameter_sizes
 from batchmaker.cells.cell import Cell
 from batchmaker.cells.export import example_rows, flat_module, flat_outputs, float_dtype, said_first, spec_of_rows
+from batchmaker.cells.opaque import Opaque
 from batchmaker.cells.signature import signature_of
 from batchmaker.errors import ModelError, ShapeError
 from batchmaker.graph.spec import ValueSpec
@@ -27,7 +28,26 @@ def initial_state(cell: Cell, sequence: State) -> State:
     """Return the specs of a chain's initial state where the unfold function gives none: declared, or found."""
     if cell.declared is not None:
         return cell.declared.inputs[len(sequence) :]
-    return zero_state_specs(cell.module, sequence) if cell.state is None else cell.state
+    if cell.state is not None:
+        return cell.state
+    if cell.programs is not None:
+        return cell.programs.state_after(sequence)
+    if isinstance(cell.module, Opaque):
+        return _state_of_opaque(cell.module, len(sequence))
+    return zero_state_specs(cell.module, sequence)
+
+
+def _state_of_opaque(module: Opaque, num_sequence_inputs: int) -> State:
+    """Return the inputs that come after these. ModelError where their sizes are open."""
+    specs = []
+    for form in module.inputs[num_sequence_inputs:]:
+        if form.spec is None:
+            raise ModelError(
+                f"the state {form.name!r} is {form}, with a size that is open, so there are no zeros to start from. "
+                "Declare its shapes with bm.Cell(module, state=(64, 128)), or give init=."
+            )
+        specs.append(form.spec)
+    return tuple(specs)
 
 
 def zero_state_specs(module: nn.Module, sequence: State) -> State:

@@ -13,6 +13,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from batchmaker.cells.export import export_cell
+from batchmaker.cells.opaque import Opaque
 from batchmaker.cells.signature import signature_of
 from batchmaker.errors import ModelError
 from batchmaker.graph.spec import ValueSpec
@@ -86,7 +87,7 @@ class _Tracer(fx.Tracer):
         self._leaf = leaf
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return self._leaf(m) or super().is_leaf_module(m, module_qualified_name)
+        return isinstance(m, Opaque) or self._leaf(m) or super().is_leaf_module(m, module_qualified_name)
 
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

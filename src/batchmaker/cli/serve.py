@@ -19,8 +19,8 @@ def serve(
         list[str] | None,
         typer.Argument(
             metavar="MODEL_OR_DIR",
-            help=f"{', '.join(MODELS)}; the directory of a saved model; a folder of them; or NAME= one of "
-            "these. Options of a built-in model follow a colon.",
+            help=f"{', '.join(MODELS)}; the directory of a saved model; a folder of them; a Python file "
+            "with a function build(); or NAME= one of these. Options of a built-in model or of build() follow a colon.",
         ),
     ] = None,
     host: Annotated[
@@ -78,6 +78,8 @@ def serve(
     batchmaker serve translator=seq2seq:hidden=512,vocabulary_size=8000 treelstm --port 9000 --grpc-port 9001
 
     batchmaker serve saved/translator models/ --config server.toml
+
+    batchmaker serve translator.py
 
     [bold]Then[/bold]
 

@@ -205,6 +205,7 @@ class DeepSpeech2Model(NetworkModel):
         self.example_request = np.zeros((8, pitches), np.float32)
 
     def unfold(self, request: Any) -> Any:
+        """Return characters, int64 [n], or scores [n, characters] of the steps of a spectrogram [frames, pitches]."""
         cells = self.cells
         x = self._convolved(checked_frames(request, self.pitches, "the spectrogram"), cells)
         given: tuple[Any, ...] = (x,)

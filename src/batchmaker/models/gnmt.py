@@ -177,6 +177,7 @@ class GnmtModel(NetworkModel):
         self.example_request = {"source": [BOS] * min(BLOCK + 1, positions), "words": 2}
 
     def unfold(self, request: Any) -> Any:
+        """Return the words of a translation, int64 [n]; a request `{"source": ..., "words": n}` asks for n of them."""
         order = self._parse(request)
         cells = self.cells
         left, right = self.left.run(order.source)[0], self.right.run(order.source[::-1])[0]

@@ -163,6 +163,7 @@ class LasModel(NetworkModel):
         self.example_request = {"source": np.zeros((steps, pitches), np.float32), "words": 2}
 
     def unfold(self, request: Any) -> Any:
+        """Return the characters of an utterance [frames, pitches], int64 [n]; `{"source": ..., "words": n}` says n."""
         order, cells = self._parse(request), self.cells
         zeros = np.zeros(self.listener, np.float32)
         given: tuple[Any, ...] = (order.source,)

@@ -134,6 +134,7 @@ class LatticeModel(Model):
         return {"arcs": lattice.arcs}
 
     def unfold(self, request: Any) -> Any:
+        """Return the label of every node that has arcs, int64 [nodes]. A request is `{"arcs": integers [arcs, 3]}`."""
         arcs = _arcs(request)
         calls, ends, sums = (
             np.empty((3, len(arcs)), np.int64),

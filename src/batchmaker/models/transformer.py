@@ -252,6 +252,7 @@ class TransformerModel(NetworkModel):
         self.example_request = {"source": [BOS, BOS], "words": min(2, positions)}
 
     def unfold(self, request: Any) -> Any:
+        """Return the words of a translation, int64 [n]; a request `{"source": ..., "words": n}` asks for n of them."""
         order = self._parse(request)
         words = np.zeros(self.positions, np.int64)
         words[: len(order.source)] = order.source

@@ -122,6 +122,7 @@ class TreeLstm2TypeModel(TreeModel):
         return {**request, "kinds": tossed(request["words"], request["children"], self.seed)}
 
     def unfold(self, request: Any) -> Any:
+        """Return what the option `output` says of a tree whose inner nodes are of kind 0 or 1 (`kinds`)."""
         words, children = self._parse(request)
         leaves = parts_of(self.leaf.map(words))
         if len(children) == 0:

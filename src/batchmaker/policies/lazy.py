@@ -109,6 +109,7 @@ class LazyPolicy(CellPolicy):
         self._num_types = 0
 
     def rank(self, view: ReadyView) -> Sequence[TypeId]:
+        """Rank the types with the most urgent model first; within one model all are equal."""
         ready = view.ready
         table = view.requests
         if len(ready) < 2 or table.num_models < 2:
@@ -117,6 +118,9 @@ class LazyPolicy(CellPolicy):
         return sorted(ready, key=lambda type_id: (urgency[int(table.type_model[type_id])], type_id))
 
     def admit(self, view: ReadyView) -> Admission:
+        """Begin the longest prefix of the line that the slack test allows and, with `benefit`, that makes the sum of
+        finish times smaller; refuse what cannot be in time, where `hopeless` says so.
+        """
         table, cells = view.requests, view.cells
         if len(cells) != self._num_types:
             self._learn_types(cells)

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar, final
 from batchmaker.cells.model import Model
 from batchmaker.engine import StepSeen, Ticket
 from batchmaker.engine.sequence import Sequence
-from batchmaker.errors import BatchmakerError
+from batchmaker.errors import BatchmakerError, InvalidRequestError, said_by
 from batchmaker.observe.chrome_trace import StepRing
 from batchmaker.server.derive import signature_of
 from batchmaker.server.engine_port import EngineOptions, EnginePort
@@ -105,7 +105,7 @@ class ServedModel:
         with chunk or nullcontext():
             result = await self._guarded(work)
             answered = time.perf_counter()
-            outputs = self._tensors(self.signature.to_outputs, result, request.outputs)
+            outputs = self._tensors(self._outputs, result, request)
         statistics = self.statistics
         statistics.first_response_ms.add(1e3 * (answered - begin))
         statistics.input_s += submitted - begin
@@ -114,6 +114,9 @@ class ServedModel:
 
     async def stream(self, request: InferRequest, caller: str = "") -> AsyncIterator[InferResponse]:
         """Yield a request's values as they are computed; see Signature.to_part. Otherwise as `infer`."""
+        if self.signature.decode is not None:
+            yield await self.infer(request, caller)
+            return
         begin = time.perf_counter()
         work, chunk = self._accept(request, caller, self._port.stream)
         first, single = True, self.signature.single_parts
@@ -141,7 +144,7 @@ class ServedModel:
             self.check_room()
             options = call_options(request.parameters)
             self.signature.check_outputs(request.outputs)
-            data = self.signature.to_request(request.inputs, self._limits)
+            data = self._encoded(self.signature.to_request(request.inputs, self._limits))
             chunk = self.sequences.take(options, caller)
             try:
                 work = ask(data, options, None if chunk is None else chunk.sequence)
@@ -152,6 +155,29 @@ class ServedModel:
             raise
         self.statistics.accepted += 1
         return work, chunk
+
+    def _encoded(self, given: Any) -> Any:
+        """Return what the model's `unfold` is given. Raises ServiceError where its `encode` raises."""
+        if self.signature.encode is None:
+            return given
+        try:
+            return self.signature.encode(given)
+        except BatchmakerError as error:
+            raise self._fault(error) from error
+        except Exception as error:
+            wrong = InvalidRequestError(f"encode raised {said_by(error)}")
+            wrong.__cause__ = error  # what the log says, and not the client
+            raise self._fault(wrong) from error
+
+    def _outputs(self, result: Any, request: InferRequest) -> tuple[Tensor, ...]:
+        """Return the outputs asked for. ValueError where the model's `decode` raises."""
+        if self.signature.decode is not None:
+            given = self.signature.to_request(request.inputs, self._limits)
+            try:
+                result = self.signature.decode(result, given)
+            except Exception as error:
+                raise ValueError(f"decode raised {said_by(error)}") from error
+        return self.signature.to_outputs(result, request.outputs)
 
     async def _guarded(self, work: Any) -> Any:
         """Await the engine; its errors become faults, and the log says what the client is not told."""

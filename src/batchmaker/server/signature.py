@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -46,6 +46,9 @@ class Signature:
     input which, given without any other, is the request itself. result: it is the only output ("value"), or holds the
     outputs in order ("items") or by name ("keys"). stream: what streams are elements of the only output along its
     first dimension, or the result as a whole, or values that are in no output.
+    encode: makes of what the client gave what the model's `unfold` is given, such as ids of a text. decode: makes of a
+    result, and of what the client gave, what is sent, such as the words of ids; nothing streams before it then. Both
+    are called in the server's own thread, so they must be quick.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -54,6 +57,8 @@ class Signature:
     result: ResultForm = "value"
     stream: StreamForm = "result"
     alone: str | None = None
+    encode: Callable[[Any], Any] | None = None
+    decode: Callable[[Any, Any], Any] | None = None
 
     @property
     def single_outputs(self) -> frozenset[str]:
@@ -68,7 +73,7 @@ class Signature:
         return self.single_outputs
 
     def to_request(self, tensors: Sequence[Tensor], limits: Limits) -> Any:
-        """Return what the model's `unfold` is given. INVALID unless the tensors are those that it takes."""
+        """Return what the client gave, before any `encode`. INVALID unless the tensors are those that are taken."""
         given: dict[str, Any] = {}
         specs = {spec.name: spec for spec in self.inputs}
         for tensor in tensors:

@@ -1,4 +1,4 @@
-"""Where models come from: built-in networks, directories of saved models, and folders that hold many of those."""
+"""Where models come from: built-in networks, directories of saved models, folders that hold many of those, files."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from batchmaker.cells.model import Model
 from batchmaker.cells.saved import load
 from batchmaker.cells.saved.manifest import MANIFEST
 from batchmaker.errors import OptionError, unknown_name
+from batchmaker.server import model_files
 
 
 @final
@@ -82,6 +83,19 @@ class RepositoryRoot:
         return {name: versions for name, versions in found.items() if versions}
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """A Python file with a function `build` that returns the model, as version 1. It is run anew at each loading."""
+
+    name: str
+    path: Path
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def scan(self) -> Mapping[str, Versions]:
+        return {self.name: {"1": lambda: model_files.build(self.path, self.options)}}
+
+
 def is_name(name: str) -> bool:
     """Whether a model may have this name."""
     return _NAME.fullmatch(name) is not None and name not in _RESERVED
@@ -106,7 +120,8 @@ def _saved(folder: Path) -> Version:
 
 
 def parse_source(text: str, options: Mapping[str, Any] | None = None, name: str | None = None) -> Source:
-    """Return the source that a text names: `lstm`, `lstm:hidden=256,layers=2`, a directory, or `NAME=` one of these.
+    """Return the source that a text names: `lstm`, `lstm:hidden=256,layers=2`, a directory, a file
+    `NAME.py`, `NAME.py:option=value`, or `NAME=` one of these.
 
     options, name: as given apart from the text. Raises OptionError where nothing of that name is there.
     """
@@ -121,9 +136,14 @@ def parse_source(text: str, options: Mapping[str, Any] | None = None, name: str 
             if option not in known:
                 raise unknown_name(f"option of model {network!r}", option, known)
         return BuiltIn(_checked(name or network), network, given)
+    if network.endswith(".py"):
+        if not Path(network).is_file():
+            raise OptionError(f"{network}: there is no such file")
+        given = {**_options(text, listed), **(options or {})}
+        return ModelFile(_checked(name or Path(network).stem), Path(network), given)
     path = Path(text)
     if not path.is_dir():
-        raise unknown_name("model (and no directory of saved ones)", text, models.MODELS)
+        raise unknown_name("model (and no directory of saved ones, and no .py file)", text, models.MODELS)
     if options:
         raise OptionError(f"{text}: a saved model has its options in it; remove {', '.join(options)}")
     if name is not None or (path / MANIFEST).is_file() or _versions(path):

@@ -70,9 +70,9 @@ class CellReport:
 
 def report_on(cell: Cell, inputs: tuple[ValueSpec, ...], name: str, batch: int, seconds: float) -> CellReport:
     """Plan a cell for these inputs and measure it, for about so many seconds."""
-    bound = bind(cell.program or cell.module, inputs, name=name, fold_bytes=0)
+    bound = bind(cell.source(inputs), inputs, name=name, fold_bytes=0)
     rows = example_rows(inputs, batch, random=True)
-    module = cell.module if cell.program is not None else flat_module(cell.module)
+    module = flat_module(cell.module_for(inputs))
     nothing = Memory(0, 0, 0)
     try:
         graph = lift(cell.exported(inputs))

@@ -13,27 +13,14 @@ from typing import Any
 import msgspec
 import torch
 
-from batchmaker.cells.binding import BoundCell
 from batchmaker.cells.cell import Cell
-from batchmaker.cells.dataflow import CannotRewriteError
-from batchmaker.cells.declared import Declared
-from batchmaker.cells.export import torch_dtype
 from batchmaker.cells.model import Model
 from batchmaker.cells.registry import CellRegistry
-from batchmaker.cells.saved import archive, plain
-from batchmaker.cells.saved.manifest import (
-    FORMAT,
-    MANIFEST,
-    Manifest,
-    SavedCell,
-    SavedFile,
-    SavedSpec,
-    read_file,
-    read_manifest,
-    write_file,
-)
+from batchmaker.cells.saved import plain
+from batchmaker.cells.saved.cell_files import load_cells, write_cells
+from batchmaker.cells.saved.manifest import FORMAT, MANIFEST, Manifest, read_manifest
 from batchmaker.cost.profile import PROFILE, CostProfile
-from batchmaker.errors import BatchmakerError, DataError, SavedModelError
+from batchmaker.errors import DataError, SavedModelError
 
 _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 
@@ -69,7 +56,7 @@ def write(model: Model, directory: str | os.PathLike[str], registry: CellRegistr
     partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
     partial.mkdir(parents=True)
     try:
-        cells = _write_cells(model, partial, registry)
+        cells = write_cells(model, partial, registry)
         manifest = Manifest(
             format=FORMAT,
             batchmaker=importlib.import_module("batchmaker").__version__,
@@ -110,58 +97,6 @@ def _state_to_json(model: Model, where: str, paths: dict[int, str]) -> Any:
     return plain.to_json(model.saved_state(), where, other)
 
 
-def _write_cells(model: Model, directory: Path, registry: CellRegistry) -> tuple[SavedCell, ...]:
-    files: dict[int, tuple[SavedFile, SavedFile, dict[str, str]]] = {}
-    cells = []
-    for attribute, cell in model.cells.items():
-        where = f"cell {attribute!r}"
-        cell_type = registry.known(cell)
-        if cell_type is None:
-            raise SavedModelError(
-                f"{where}: the example request never reaches it, so its inputs are not known. "
-                "Give example requests that together use every cell, example_requests=[...], or remove the cell."
-            )
-        if registry.num_shapes(cell) > 1:
-            raise SavedModelError(
-                f"{where}: has been called with {registry.num_shapes(cell)} shapes of its inputs, and a saved cell has "
-                "one. Make a cell for each shape, such as a dict of cells by width, or pad inputs to one."
-            )
-        bound = registry.bound[cell_type.type_id]
-        if cell_type.type_id not in files:
-            files[cell_type.type_id] = _write_cell(bound, cell, directory, f"{len(files)}-{attribute}", where)
-        graph, weights, aliases = files[cell_type.type_id]
-        cells.append(
-            SavedCell(
-                attribute=attribute,
-                name=cell.name or attribute,
-                batch_sizes=cell.batch_sizes,
-                priority=cell.priority,
-                host_outputs=cell.host_outputs,
-                inputs=tuple(map(SavedSpec.of, bound.inputs)),
-                outputs=tuple(map(SavedSpec.of, bound.outputs)),
-                graph=graph,
-                weights=weights,
-                aliases=aliases,
-                optimize=cell.optimize,
-            )
-        )
-    return tuple(cells)
-
-
-def _write_cell(
-    bound: BoundCell, cell: Cell, directory: Path, stem: str, where: str
-) -> tuple[SavedFile, SavedFile, dict[str, str]]:
-    try:
-        program = cell.exported(bound.inputs)
-    except CannotRewriteError as error:
-        raise SavedModelError(f"{where}: cannot be saved: {error}. A saved cell is traced by torch.export.") from error
-    graph = archive.dump_graph(program, where)
-    weights, aliases = archive.dump_weights(program, where)
-    stem = re.sub(r"\W", "_", stem, flags=re.ASCII).strip("_")
-    files = write_file(directory, f"{stem}.pt2", graph), write_file(directory, f"{stem}.safetensors", weights)
-    return (*files, aliases)
-
-
 # --- loading --------------------------------------------------------------------------------------------------------
 
 
@@ -178,7 +113,7 @@ def load(directory: str | os.PathLike[str], *, model_class: type[Model] | None =
     where = str(path / MANIFEST)
     if model_class is None:
         model_class = _import_class(manifest.model, where)
-    cells = _load_cells(path, manifest)
+    cells = load_cells(path, manifest)
     state = _state_from_json(manifest.state, f"{where}: state", cells, model_class)
     example = plain.from_json(manifest.example_request, f"{where}: example_request")
     others = [plain.from_json(request, f"{where}: example_requests") for request in manifest.example_requests]
@@ -233,43 +168,6 @@ def _load_profile(path: Path) -> CostProfile | None:
         return CostProfile.read(path)
     except DataError as error:
         raise SavedModelError(str(error)) from error
-
-
-def _load_cells(path: Path, manifest: Manifest) -> dict[str, Cell]:
-    programs: dict[tuple[str, str], torch.export.ExportedProgram] = {}
-    cells: dict[str, Cell] = {}
-    for saved in manifest.cells:
-        where = f"{path / MANIFEST}: cell {saved.attribute!r}"
-        attribute = saved.attribute.partition(".")[0]
-        if saved.attribute in cells or not attribute.isidentifier() or attribute.startswith("__"):
-            raise SavedModelError(f"{where}: not a new attribute's name. Save the model again.")
-        key = (saved.graph.name, saved.weights.name)
-        if key not in programs:
-            weights, graph = read_file(path, saved.weights), read_file(path, saved.graph)
-            tensors = archive.load_weights(weights, saved.aliases, str(path / saved.weights.name))
-            programs[key] = archive.load_program(graph, tensors, str(path / saved.graph.name))
-        try:
-            declared = _declared(saved)
-            cell = Cell(
-                programs[key],
-                batch_sizes=saved.batch_sizes,
-                priority=saved.priority,
-                host_outputs=saved.host_outputs,
-                name=saved.name,
-                declared=declared,
-                optimize=saved.optimize,
-            )
-        except BatchmakerError as error:
-            raise SavedModelError(f"{where}: {error}") from error
-        cells[saved.attribute] = cell
-    return cells
-
-
-def _declared(saved: SavedCell) -> Declared:
-    sides = tuple(spec.value_spec() for spec in saved.inputs), tuple(spec.value_spec() for spec in saved.outputs)
-    for spec in (*sides[0], *sides[1]):
-        torch_dtype(spec.dtype)
-    return Declared(*sides)
 
 
 def _import_class(path: str, where: str) -> type[Model]:

@@ -42,12 +42,39 @@ class SavedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sha256: str
     num_bytes: int | None = None
 
+    @staticmethod
+    def of(name: str, content: bytes) -> SavedFile:
+        return SavedFile(name, hashlib.sha256(content).hexdigest(), len(content))
+
+
+class SavedProgram(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A cell's program for one shape of its inputs. Programs of one cell type name the same two files.
+
+    aliases: weights that are the same tensor as another one, by that one's name.
+    """
+
+    inputs: tuple[SavedSpec, ...]
+    outputs: tuple[SavedSpec, ...]
+    graph: SavedFile
+    weights: SavedFile
+    aliases: dict[str, str]
+
+
+class SavedOnnx(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A cell's ONNX model. inputs, outputs: names, in the order of the cell. See batchmaker.onnx."""
+
+    file: SavedFile
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    threads: int
+
 
 class SavedCell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One cell. attribute: its path in the model. Cells of one type name the same two files.
+    """One cell. attribute: its path in the model.
 
-    aliases: weights that are the same tensor as another one, by that one's name. optimize: see Cell; left out where it
-    is not set, as before there was such a thing.
+    inputs, outputs, graph, weights, aliases: its program, see SavedProgram. others: those for other shapes of its
+    inputs. onnx: its ONNX model, in place of programs. state, max_shapes, optimize: see Cell. What has a default is
+    left out where it is not used, as before there was such a thing.
     """
 
     attribute: str
@@ -57,10 +84,24 @@ class SavedCell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     host_outputs: tuple[int, ...]
     inputs: tuple[SavedSpec, ...]
     outputs: tuple[SavedSpec, ...]
-    graph: SavedFile
-    weights: SavedFile
-    aliases: dict[str, str]
+    graph: SavedFile | None = None
+    weights: SavedFile | None = None
+    aliases: dict[str, str] = {}
+    others: tuple[SavedProgram, ...] = ()
+    onnx: SavedOnnx | None = None
+    state: tuple[SavedSpec, ...] | None = None
+    max_shapes: int | None = None
     optimize: bool = False
+
+    @property
+    def programs(self) -> tuple[SavedProgram, ...]:
+        """Its programs, the first one first; none where it has no graph or no weights."""
+        if self.graph is None or self.weights is None:
+            return ()
+        first = SavedProgram(
+            inputs=self.inputs, outputs=self.outputs, graph=self.graph, weights=self.weights, aliases=self.aliases
+        )
+        return (first, *self.others)
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -126,7 +167,7 @@ def read_file(directory: Path, file: SavedFile) -> bytes:
 def write_file(directory: Path, name: str, content: bytes) -> SavedFile:
     """Write a new file and return its entry for the manifest."""
     (directory / name).write_bytes(content)
-    return SavedFile(name, hashlib.sha256(content).hexdigest(), len(content))
+    return SavedFile.of(name, content)
 
 
 def _size(path: Path, advice: str) -> int:

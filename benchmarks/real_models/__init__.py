@@ -1,0 +1,1 @@
+"""What benchmarks/examples.py measures: a file for each folder of examples/."""
