@@ -93,7 +93,8 @@ class ModelFile:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def scan(self) -> Mapping[str, Versions]:
-        return {self.name: {"1": lambda: model_files.build(self.path, self.options)}}
+        stamp = (*_stamp(self.path), *sorted(self.options.items()))
+        return {self.name: {"1": Version(lambda: model_files.build(self.path, self.options), stamp)}}
 
 
 def is_name(name: str) -> bool:
@@ -115,8 +116,13 @@ def _versions(folder: Path) -> Versions:
 
 def _saved(folder: Path) -> Version:
     """Return a saved model, whose manifest names its files by their hashes: it differs when they do."""
-    manifest = (folder / MANIFEST).stat()
-    return Version(lambda: load(folder), (str(folder), manifest.st_mtime_ns, manifest.st_size, manifest.st_ino))
+    return Version(lambda: load(folder), _stamp(folder / MANIFEST))
+
+
+def _stamp(file: Path) -> tuple[Hashable, ...]:
+    """Return what differs when another file is there, or it has been written anew."""
+    found = file.stat()
+    return str(file), found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def parse_source(text: str, options: Mapping[str, Any] | None = None, name: str | None = None) -> Source:
