@@ -67,7 +67,8 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     if _example_pages():  # examples/README.md has the same place
         files.append(File.generated(config, GALLERY, content=_gallery()))
     for module, (title, about) in REFERENCE.items():
-        names = [f"{module}.{name}" for name in _public_names(module)] + ALSO.get(module, [])
+        shown = set() if module == "batchmaker" else set(_public_names("batchmaker"))
+        names = [f"{module}.{name}" for name in _public_names(module) if name not in shown] + ALSO.get(module, [])
         text = "\n\n".join([f"# {title}", f"`{module}`: {about}", *(f"::: {name}" for name in names)])
         files.append(File.generated(config, f"reference/{module.rpartition('.')[2]}.md", content=text))
     for page in list(files.documentation_pages()):
