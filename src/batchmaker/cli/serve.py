@@ -33,6 +33,7 @@ def serve(
     config: Annotated[
         Path | None, typer.Option(help="TOML file with all of this and more; what is given here goes before it.")
     ] = None,
+    page: Annotated[Path | None, typer.Option(help="File of HTML to show at /page.")] = None,
     api_keys: Annotated[
         Path | None, typer.Option(help="File with NAME:KEY on each line. Also: $BATCHMAKER_API_KEYS.")
     ] = None,
@@ -104,7 +105,7 @@ def serve(
         auth=_replaced(settings.auth, **_given(keys=_text(api_keys))),
         tls=_replaced(settings.tls, **_given(cert=_text(tls_cert), key=_text(tls_key))),
         log=_replaced(settings.log, **_given(level=log_level, access=access_log or None)),
-        **_given(host=host, port=port, grpc_port=grpc_port, versions="all" if all_versions else None),
+        **_given(host=host, port=port, grpc_port=grpc_port, page=_text(page), versions="all" if all_versions else None),
     )
     _warn_of_policies(settings)
     if not run_server(settings, _say_ready):

@@ -94,6 +94,14 @@ class LimitedProtocol(HttpToolsProtocol):
         self._in_head = True
         self._disarm()
 
+    def handle_websocket_upgrade(self) -> None:
+        """Hand the connection over, unless an answer is still to come on it: that would be lost among the messages."""
+        self._disarm()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.close()
+        else:
+            super().handle_websocket_upgrade()
+
     def _refuse_call(self, answer: bytes) -> None:
         """Refuse one call for want of room; the connection stays open if the client wants that."""
         self._refused = True

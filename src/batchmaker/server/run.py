@@ -30,6 +30,7 @@ from batchmaker.server.reading import BodyBudget
 from batchmaker.server.refusals import Refusals
 from batchmaker.server.repository import Repository
 from batchmaker.server.service import Service
+from batchmaker.server.socket_protocol import limited_socket_protocol
 from batchmaker.server.spans import Spans
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ async def _serve(
     if keys.open and config.host not in ("127.0.0.1", "::1", "localhost"):
         _LOG.warning("anybody who reaches this address may call; set API keys", extra={"host": config.host})
     service = Service(repository, config.limits)
-    site = Site(service, keys, Metrics(service), BodyBudget(config.limits))
+    bodies, origins = BodyBudget(config.limits), frozenset(config.auth.origins)
+    site = Site(service, keys, Metrics(service), bodies, origins, _page(config))
     spans = Spans(enabled=config.log.spans)
     server = _make_server(config, site, spans)
     rpc = None if config.grpc_port is None else _make_rpc(config, site, spans)
@@ -93,6 +95,14 @@ async def _serve(
         if rpc is not None:
             await rpc.close(0.0 if server.force_exit else _LAST_WRITES_S)
         await repository.close(0.0)
+
+
+def _page(config: Config) -> bytes | None:
+    """Return the page of the server's owner. OptionError if it cannot be read."""
+    try:
+        return None if config.page is None else Path(config.page).read_bytes()
+    except OSError as error:
+        raise OptionError(f"{config.page}: the page cannot be read ({error.strerror or error})") from None
 
 
 def _leave_models_alone() -> None:
@@ -135,7 +145,10 @@ def _make_server(config: Config, site: Site, spans: Spans) -> _Server:
     settings = uvicorn.Config(
         app,
         http=limited_protocol(config.limits, refusals),
-        ws="none",
+        ws=limited_socket_protocol(site.bodies),
+        ws_max_size=config.limits.max_body_bytes,
+        ws_ping_interval=None,  # an idle sequence ends, and TCP notices who has vanished
+        ws_per_message_deflate=False,
         lifespan="off",
         proxy_headers=False,
         log_config=None,
@@ -206,7 +219,7 @@ class _Stop:
         self._service.drain()
         _LOG.info("stopping", extra={"in_flight": repository.in_flight})
         end = time.monotonic() + self._service.limits.drain_seconds
-        while repository.in_flight and time.monotonic() < end:
+        while (repository.in_flight or self._service.num_connected) and time.monotonic() < end:
             await asyncio.sleep(0.02)
         if repository.in_flight:
             _LOG.warning("gave up on requests", extra={"in_flight": repository.in_flight})
