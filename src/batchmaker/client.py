@@ -1,19 +1,22 @@
-"""Values of a server's answer as they are computed, from asyncio.
+"""What `tritonclient` has not, from asyncio: values as they are computed, and sequences over a connection of their own.
 
-For everything else there is `tritonclient`; over HTTP it cannot stream. Needs httpx and, of this package, nothing that
-needs torch: `pip install 'batchmaker[client]'`.
+Needs httpx and websockets and, of this package, nothing that needs torch: `pip install 'batchmaker[client]'`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from types import TracebackType
 from typing import Any, Final, Self, final
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import httpx
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
 from batchmaker.errors import BatchmakerError, OptionError
 
@@ -60,6 +63,8 @@ class Client:
         # No limit on reading: how long a value may take is for the request's own deadline to say
         timeout = httpx.Timeout(None, connect=_CONNECT_S)
         limits = httpx.Limits(max_connections=None)
+        self._headers = headers
+        self._sockets = "ws" + address.removeprefix("http").rstrip("/")
         self._http = httpx.AsyncClient(
             base_url=address, headers=headers, timeout=timeout, limits=limits, transport=transport
         )
@@ -78,21 +83,56 @@ class Client:
         iteration closes the connection, by which the server gives the request up; use `contextlib.aclosing` to be sure
         when. Raises ServerError: before the first value with a status, after it without one.
         """
-        path = f"/v2/models/{quote(model, safe='')}"
-        if version is not None:
-            path += f"/versions/{quote(version, safe='')}"
+        path = _path(model, version)
         body = {**inputs, "parameters": dict(parameters)} if parameters else dict(inputs)
         try:
             async with self._http.stream("POST", f"{path}/generate_stream", json=body) as answer:
                 if answer.status_code != httpx.codes.OK:
-                    raise _refusal(answer, await answer.aread())
+                    raise _refusal(answer.status_code, answer.headers, await answer.aread())
                 async with aclosing(_events(answer.aiter_bytes())) as events:
                     async for event in events:
                         if "error" in event:
                             raise ServerError(event["error"])
                         yield {name: value for name, value in event.items() if name not in _META}
         except httpx.HTTPError as error:
-            raise ServerError(f"the server cannot be reached, or has gone: {error or type(error).__name__}") from error
+            raise _gone(error) from error
+
+    @asynccontextmanager
+    async def open_sequence(
+        self, model: str, *, version: str | None = None, parameters: Mapping[str, Parameter] | None = None
+    ) -> AsyncIterator[OpenSequence]:
+        """Begin a sequence on a connection of its own; it ends with the block, with whatever is not answered.
+
+            async with client.open_sequence("listener") as sequence:
+                async for chunk in microphone:
+                    print(await sequence.submit(chunk))
+
+        parameters: of every chunk: deadline_ms, priority, or the output wanted. Raises ServerError, with a status
+        where the server has refused.
+        """
+        path = _path(model, version)
+        try:
+            answer = await self._http.get(f"{path}/config")
+        except httpx.HTTPError as error:
+            raise _gone(error) from error
+        if answer.status_code != httpx.codes.OK:
+            raise _refusal(answer.status_code, answer.headers, answer.content)
+        address = f"{self._sockets}{path}/sequence?{urlencode(parameters or {})}"
+        try:
+            # No pings: a server that does not read until it has caught up does not answer them either
+            socket = await connect(
+                address, additional_headers=self._headers, compression=None, max_size=None, ping_interval=None
+            )
+        except InvalidStatus as error:
+            refused = error.response
+            raise _refusal(refused.status_code, refused.headers, bytes(refused.body or b"")) from None
+        except (OSError, InvalidHandshake) as error:
+            raise _gone(error) from error
+        sequence = OpenSequence(socket, answer.json()["input"])
+        try:
+            yield sequence
+        finally:
+            await sequence.aclose()
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -116,11 +156,123 @@ async def _events(received: AsyncIterator[bytes]) -> AsyncGenerator[dict[str, An
             yield json.loads(event.removeprefix(b"data: "))
 
 
-def _refusal(answer: httpx.Response, body: bytes) -> ServerError:
+def _path(model: str, version: str | None) -> str:
+    path = f"/v2/models/{quote(model, safe='')}"
+    return path if version is None else f"{path}/versions/{quote(version, safe='')}"
+
+
+def _gone(error: Exception) -> ServerError:
+    return ServerError(f"the server cannot be reached, or has gone: {error or type(error).__name__}")
+
+
+def _refusal(status: int, headers: Mapping[str, str], body: bytes) -> ServerError:
     """Return the error that an answer which is none tells of, whoever has sent it."""
     try:
         said = str(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):
-        said = f"the answer is {answer.status_code} {answer.reason_phrase}, and not from batchmaker"
-    after = answer.headers.get("retry-after", "")
-    return ServerError(said, answer.status_code, float(after) if after.isdigit() else None)
+        said = f"the answer is {status}, and not from batchmaker"
+    after = headers.get("retry-after", "")
+    return ServerError(said, status, float(after) if after.isdigit() else None)
+
+
+_FORMATS: Final = {
+    "BOOL": "?", "UINT8": "B", "UINT16": "H", "UINT32": "IL", "UINT64": "LQ", "INT8": "b", "INT16": "h", "INT32": "il",
+    "INT64": "lq", "FP16": "e", "FP32": "f", "FP64": "d",
+}  # fmt: skip
+"""Of each datatype, the formats in which Python's buffers hold it; those with two are told apart by their size."""
+
+_SIZES: Final = {"UINT32": 4, "INT32": 4, "UINT64": 8, "INT64": 8}
+
+
+@final
+class OpenSequence:
+    """What `Client.open_sequence` gives: chunks in, answers out, in order. For one event loop."""
+
+    def __init__(self, socket: ClientConnection, inputs: list[dict[str, Any]]) -> None:
+        """inputs: of the model, as its configuration has them."""
+        self._socket = socket
+        required = [given for given in inputs if not given["optional"]] or inputs
+        self._datatype: str | None = required[0]["data_type"].removeprefix("TYPE_") if len(required) == 1 else None
+        self._waiting: deque[asyncio.Future[dict[str, Any]]] = deque()
+        self._sending = asyncio.Lock()
+        self._over: ServerError | None = None
+        self._reading = asyncio.create_task(self._read())
+
+    @property
+    def num_waiting(self) -> int:
+        """Chunks that were sent and are not answered."""
+        return len(self._waiting)
+
+    async def submit(self, chunk: Any, *, parameters: Mapping[str, Parameter] | None = None) -> dict[str, Any]:
+        """Return a chunk's answer, as a dict of the outputs by name.
+
+        chunk: the values of the model's only tensor, as an array (anything with Python's buffer protocol) of its
+        datatype, or as bytes; or a dict of the inputs by name, which may have parameters of its own. The next may be
+        submitted before the last is answered; while the server has too many of them, this waits. Raises ServerError:
+        with a status for this chunk alone, without one if the connection is over. OptionError for an array of another
+        datatype.
+        """
+        message = self._message(chunk, parameters)
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        async with self._sending:
+            if self._over is not None:
+                raise self._over
+            self._waiting.append(answer)
+            try:
+                await self._socket.send(message)
+            except ConnectionClosed:
+                answer.cancel()
+                await self._reading
+                raise self._said() from None
+        return await answer
+
+    def _message(self, chunk: Any, parameters: Mapping[str, Parameter] | None) -> bytes | str:
+        if isinstance(chunk, Mapping):
+            return json.dumps({**chunk, "parameters": dict(parameters)} if parameters else dict(chunk))
+        if parameters:
+            raise OptionError("a chunk of bytes has no parameters: give them to open_sequence, or send a dict")
+        try:
+            view = memoryview(chunk)
+        except TypeError:
+            raise OptionError(
+                f"a chunk must be an array, bytes or a dict of inputs, got {type(chunk).__name__}. Give "
+                "np.asarray(values, dtype), or {NAME: values}"
+            ) from None
+        kind = _FORMATS.get(self._datatype or "")
+        size = _SIZES.get(self._datatype or "", view.itemsize)
+        raw = isinstance(chunk, bytes | bytearray)
+        if kind is not None and not raw and (view.format not in list(kind) or view.itemsize != size):
+            raise OptionError(
+                f"the chunk holds {view.format!r} of {view.itemsize} bytes, and the model takes {self._datatype}: "
+                "convert it, with array.astype(...) for example"
+            )
+        return view.tobytes()
+
+    async def _read(self) -> None:
+        """Hand answers to those who wait, in order, until the connection is over."""
+        try:
+            async for text in self._socket:
+                answer = json.loads(text)
+                waiting = self._waiting.popleft()
+                if waiting.done():
+                    continue  # nobody waits any more
+                if "error" in answer:
+                    waiting.set_exception(ServerError(answer["error"], answer["status"], answer.get("retry_after_s")))
+                else:
+                    waiting.set_result({name: value for name, value in answer.items() if name not in _META})
+        except ConnectionClosed:
+            pass
+        self._over = self._said()
+        while self._waiting:
+            waiting = self._waiting.popleft()
+            if not waiting.done():
+                waiting.set_exception(self._over)
+
+    def _said(self) -> ServerError:
+        code, reason = self._socket.close_code, self._socket.close_reason
+        return ServerError(f"the connection is over: {reason or 'it was closed'} ({code})")
+
+    async def aclose(self) -> None:
+        """End the sequence; what is not answered is given up. Once is enough."""
+        await self._socket.close()
+        await self._reading

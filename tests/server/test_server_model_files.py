@@ -48,7 +48,7 @@ def write(tmp_path, monkeypatch):
 
 def built(text):
     (versions,) = parse_source(str(text)).scan().values()
-    return versions["1"]()
+    return versions["1"].make()
 
 
 def test_a_file_is_a_model_named_after_it(write):

@@ -67,3 +67,17 @@ def test_names_that_were_given_are_taken_and_no_others():
     assert is_taken(named, host="models.example:8000")
     assert is_taken(named, host="10.0.0.7:8000")
     assert not is_taken(named, host="other.example")
+
+
+@pytest.mark.parametrize(
+    ("origin", "allowed", "good"),
+    [
+        ("http://here:80", [], True), ("https://HERE:80", [], True), ("http://there:80", [], False),
+        ("null", [], False), ("null", ["null"], True), ("http://there:80", ["*"], True), ("http://[", [], False),
+        ("https://there", ["https://there"], True), ("https://there.evil", ["https://there"], False),
+    ],
+)  # fmt: skip
+def test_pages_of_other_sites_are_let_in_only_if_they_are_named(origin, allowed, good):
+    origins = Origins((), allowed, only_this_machine=False)
+    assert is_taken(origins, host="here:80", origin=origin) == good
+    assert is_taken(origins, host="here:80", origin=origin, sec_fetch_site="cross-site") == bool(allowed and good)

@@ -37,6 +37,7 @@ def serve(
     config: Annotated[
         Path | None, typer.Option(help="TOML file with all of this and more; what is given here goes before it.")
     ] = None,
+    page: Annotated[Path | None, typer.Option(help="File of HTML to show at /page.")] = None,
     api_keys: Annotated[
         Path | None, typer.Option(help="File with NAME:KEY on each line. Also: $BATCHMAKER_API_KEYS.")
     ] = None,
@@ -100,7 +101,7 @@ def serve(
     )
     auth, tls = _given(keys=_text(api_keys)), _given(cert=_text(tls_cert), key=_text(tls_key))
     log = _given(level=log_level, access=access_log or None)
-    ports = _given(host=host, port=port, grpc_port=grpc_port, admin_port=admin_port)
+    ports = _given(host=host, port=port, grpc_port=grpc_port, admin_port=admin_port, page=_text(page))
 
     def read() -> Config:
         settings = Config() if config is None else read_config(config)

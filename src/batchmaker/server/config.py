@@ -23,13 +23,15 @@ class AuthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Who may call.
 
     keys: file with NAME:KEY on each line. rate: calls a second for each key; burst: at once, by default as many as in a
-    second. control_keys: names of keys that may load and unload models; empty for all.
+    second. control_keys: names of keys that may load and unload models; empty for all. origins: whose pages may call
+    where there are no keys, besides the server's own: "https://example.org", "null" for files, "*" for all.
     """
 
     keys: str | None = None
     rate: float | None = None
     burst: float | None = None
     control_keys: list[str] = []
+    origins: list[str] = []
 
     def keys_and_rates(self) -> tuple[dict[str, str], float | None, float | None, frozenset[str]]:
         """Return what a KeyRing is made of, with the keys as they are in the file and the environment now."""
@@ -69,9 +71,9 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything the server is told. grpc_port: None for HTTP alone. admin_port: for probes, metrics, traces, loading
     and unloading, apart from calls of models; None to have all at one port. hosts: names by which browsers reach it,
-    see Origins. replace_hung: whether a model whose engine hangs or has failed is loaded anew, at most once a minute.
-    versions: serve each model's newest version or
-    all. trace_steps: finished steps kept for /v2/trace; 0 also leaves out metrics of single cells."""
+    see Origins. page: a file of HTML, shown at /page. replace_hung: whether a model whose engine hangs or has failed is
+    loaded anew, at most once a minute. versions: serve each model's newest version or all. trace_steps: finished steps
+    kept for /v2/trace; 0 also leaves out metrics of single cells."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -79,6 +81,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     admin_port: int | None = None
     replace_hung: bool = False
     hosts: list[str] = []
+    page: str | None = None
     versions: VersionPolicy = "latest"
     trace_steps: int = 20_000
     models: list[ModelEntry] = []
@@ -175,6 +178,7 @@ def _resolved(config: Config, folder: Path) -> Config:
 
     return msgspec.structs.replace(
         config,
+        page=resolve(config.page),
         auth=msgspec.structs.replace(config.auth, keys=resolve(config.auth.keys)),
         tls=TlsConfig(cert=resolve(config.tls.cert), key=resolve(config.tls.key)),
         models=[msgspec.structs.replace(model, source=source(model.source)) for model in config.models],

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
+import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -19,14 +22,20 @@ from batchmaker.server.request_ids import RequestIds
 from batchmaker.server.spans import Spans
 
 _LOG = logging.getLogger("batchmaker.server")
-OPEN_PATHS: Final = frozenset({"/", "/v2/health/live", "/v2/health/ready"})
-"""Probes have no key, nor has a browser that asks for the page; what the page then asks for needs one."""
+OPEN_PATHS: Final = frozenset({"/", "/page", "/v2/health/live", "/v2/health/ready"})
+"""Probes have no key, nor has a browser that asks for a page; what the page then asks for needs one."""
 
 _FREE_PATHS: Final = frozenset({"/metrics"})
 """Calls that do not count towards the rate of their key: who watches must see what goes on when it is used up."""
 
 _REFUSED: Final = STATUS[FaultKind.UNAVAILABLE]
 """Counted and not logged: an overloaded server has other things to do than to write a line for each."""
+
+_STARTS: Final = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
+_UPGRADED: Final = 101
+_LAST_WORD_S: Final = 1.0
+_KEY_PROTOCOL: Final = "batchmaker.key."
+"""Before an API key in base64url, as a subprotocol of a WebSocket: pages can set no headers."""
 
 
 @final
@@ -53,8 +62,9 @@ class Gate:
         self._ids = RequestIds()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             return
+        scope.setdefault("method", "GET")  # which is what a WebSocket begins as
         call = _Call(scope, send, self._ids.of(sent_id_in(scope["headers"])))
         begin = time.perf_counter()
         if self._spans.enabled:
@@ -76,9 +86,10 @@ class Gate:
                 if self._keys.open:
                     self._origins.check(headers)
                 else:
-                    call.caller = self._keys.caller(key_in(headers), counted=path not in _FREE_PATHS)
+                    call.key = key_in(headers) or key_in_protocols(call.scope.get("subprotocols", ()))
+                    call.caller = self._keys.caller(call.key, counted=path not in _FREE_PATHS)
             call.scope["app"] = self  # so that the router raises what it does not find
-            call.scope["state"] = {"request_id": call.request_id, "caller": call.caller}
+            call.scope["state"] = {"request_id": call.request_id, "caller": call.caller, "key": call.key}
             await self._app(call.scope, receive, call.send)
         except ServiceError as fault:
             if fault.kind is FaultKind.CANCELLED:
@@ -111,26 +122,41 @@ class Gate:
 class _Call:
     """One call, and what has been answered so far."""
 
-    __slots__ = ("_send", "caller", "request_id", "scope", "status")
+    __slots__ = ("_closed", "_send", "caller", "key", "request_id", "scope", "status")
 
     def __init__(self, scope: Scope, send: Send, request_id: str) -> None:
         self.scope = scope
         self.request_id = request_id
         self.caller = ""
+        self.key: str | None = None
         self.status = 0
+        self._closed = False
         self._send = send
 
     async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
+        if message["type"] in _STARTS:
+            self.status = message.get("status", _UPGRADED)
             message["headers"] = [*message["headers"], (b"x-request-id", self.request_id.encode("ascii"))]
+        self._closed = self._closed or message["type"] == "websocket.close"
         await self._send(message)
 
     async def fail(self, receive: Receive, answer: Any) -> None:
         """Answer with an error. If an answer has begun, break it off, so that it cannot be taken for a whole one."""
+        if self.status == _UPGRADED:
+            await self._hang_up(answer.status_code)
+            return
         if self.status:
             raise ConnectionAbortedError("an answer that had begun could not be finished")
         await answer(self.scope, receive, self.send)
+
+    async def _hang_up(self, status: int) -> None:
+        """Close a WebSocket that is open, and say why to whoever takes it at once."""
+        if self._closed:
+            return
+        code, reason = (1001, "the server is being stopped") if status == _REFUSED else (1011, "the server failed")
+        with contextlib.suppress(OSError):
+            async with asyncio.timeout(_LAST_WORD_S):
+                await self.send({"type": "websocket.close", "code": code, "reason": reason})
 
 
 def sent_id_in(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
@@ -148,6 +174,16 @@ def key_in(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
             return str(value.decode("latin-1"))
         if name == b"authorization" and value[:7].lower() == b"bearer ":
             return str(value[7:].strip().decode("latin-1"))
+    return None
+
+
+def key_in_protocols(protocols: Sequence[str]) -> str | None:
+    """Return the API key among the subprotocols that a WebSocket offers."""
+    for protocol in protocols:
+        if protocol.startswith(_KEY_PROTOCOL):
+            coded = protocol.removeprefix(_KEY_PROTOCOL)
+            with contextlib.suppress(binascii.Error, ValueError):
+                return base64.urlsafe_b64decode(coded + "=" * (-len(coded) % 4)).decode()
     return None
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from starlette.routing import Route, Router
+from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Router
+from starlette.types import Receive, Scope, Send
 
 from batchmaker.server.gate import OPEN_PATHS, Gate
 from batchmaker.server.parts import Site
+from batchmaker.server.routes.chunks import chunk_routes
 from batchmaker.server.routes.health import health_routes
 from batchmaker.server.routes.infer import infer_routes
 from batchmaker.server.routes.live import live_routes
@@ -18,26 +21,36 @@ from batchmaker.server.spans import Spans
 def make_app(site: Site, spans: Spans, *, admin_apart: bool = False, log_access: bool = False) -> Gate:
     """Return the application. admin_apart: what `make_admin_app` answers is left out."""
     routes = user_routes(site) if admin_apart else all_routes(site)
-    return Gate(Router(routes, redirect_slashes=False), site.keys, site.origins, spans, log_access=log_access)
+    return Gate(
+        Router(routes, redirect_slashes=False, default=_nothing_here),
+        site.keys,
+        site.origins,
+        spans,
+        log_access=log_access,
+    )
 
 
 def make_admin_app(site: Site, spans: Spans, *, log_access: bool = False) -> Gate:
     """Return the application of those who run the server, for a port that others do not reach: metrics need no key."""
-    router = Router(admin_routes(site), redirect_slashes=False)
+    router = Router(admin_routes(site), redirect_slashes=False, default=_nothing_here)
     open_paths = OPEN_PATHS | {"/metrics"}
     return Gate(router, site.keys, site.origins, spans, log_access=log_access, open_paths=open_paths)
 
 
-def all_routes(site: Site) -> list[Route]:
+async def _nothing_here(scope: Scope, receive: Receive, send: Send) -> None:
+    raise HTTPException(404)
+
+
+def all_routes(site: Site) -> list[BaseRoute]:
     """Return all routes; what is called most comes first."""
     return [*user_routes(site), *repository_routes(site), *observe_routes(site), *live_routes(site)]
 
 
-def user_routes(site: Site) -> list[Route]:
+def user_routes(site: Site) -> list[BaseRoute]:
     """Return the routes of those who ask models."""
-    return [*infer_routes(site), *health_routes(site), *model_routes(site)]
+    return [*infer_routes(site), *chunk_routes(site), *health_routes(site), *model_routes(site)]
 
 
-def admin_routes(site: Site) -> list[Route]:
+def admin_routes(site: Site) -> list[BaseRoute]:
     """Return the routes of those who run the server: probes, metrics, traces, loading and unloading."""
     return [*health_routes(site), *observe_routes(site), *repository_routes(site), *live_routes(site)]

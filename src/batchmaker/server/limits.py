@@ -11,9 +11,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_body_bytes: of one request. max_total_body_bytes: of all requests read and not answered. max_in_flight: requests
     of one model accepted and not answered; more are refused with "try again". max_streams: open streams, all models.
     max_sequences: open sequences of one model. max_key_sequences: those of them that one API key may have begun.
-    sequence_idle_seconds: after which an open sequence without a request ends.
-    max_connections: of all clients; beyond it the one idle longest is closed. max_client_connections: of one client's
-    address. max_head_bytes: of a request's line and headers. max_sequence: elements along any
+    sequence_idle_seconds: after which an open sequence without a request ends. max_chunks_ahead: chunks of one
+    connection that are read before they are answered. max_connections: of all clients; beyond it the one idle longest
+    is closed. max_client_connections: of one client's address. max_head_bytes: of a request's line and headers.
+    max_sequence: elements along any
     variable dimension of an input. max_tensors: inputs of one request. max_nodes: cells of one request. body_seconds:
     to send a whole request, from its first byte. write_seconds: until a client takes what was sent. drain_seconds:
     to finish what was accepted, once told to stop or to unload. hung_seconds: in one turn of its engine's thread, after
@@ -27,6 +28,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_sequences: int = 1024
     max_key_sequences: int = 256
     sequence_idle_seconds: float = 60.0
+    max_chunks_ahead: int = 16
     max_connections: int = 4096
     max_client_connections: int = 1024
     max_head_bytes: int = 64 << 10

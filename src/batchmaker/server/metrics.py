@@ -48,6 +48,7 @@ _OWN: Final[dict[str, tuple[str, Callable[[ServedModel], float]]]] = {
         lambda m: m.statistics.missed,
     ),
     "batchmaker_sequences": ("Sequences begun", lambda m: m.sequences.num_begun),
+    "batchmaker_websockets": ("Sequences begun by WebSocket", lambda m: m.sequences.num_connected),
     "batchmaker_scheduler_seconds": ("Time of the scheduler", lambda m: m.port.stats.scheduler_s),
     "batchmaker_unfold_seconds": ("Time of unfold functions", lambda m: m.port.stats.unfold_s),
     "batchmaker_busy_seconds": ("Time in which workers computed", lambda m: m.port.stats.busy_s),
@@ -119,6 +120,10 @@ class Metrics(Collector):
         for model in models:
             sequences.add_metric(_labels(model), model.port.num_sequences)
         yield sequences
+        sockets = GaugeMetricFamily("batchmaker_open_websockets", "Connections that are a sequence", labels=_LABELS)
+        for model in models:
+            sockets.add_metric(_labels(model), len(model.connected))
+        yield sockets
         yield GaugeMetricFamily("batchmaker_open_streams", "Streams being sent", value=self._service.num_streams)
         yield from self._of_the_server()
 

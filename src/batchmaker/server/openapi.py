@@ -21,6 +21,7 @@ _SAID: Final = {
     408: "the body came too slowly",
     413: "the body is too large",
     415: "the body is compressed",
+    426: "this is a WebSocket: connect with one",
     429: "too often with this API key",
     500: "the model failed",
     501: "what this server does not do",
@@ -36,7 +37,7 @@ class _Call:
     """One method of one path. body: its schema, None where none is read. answer: the schema of its answer.
 
     media: the type of the answer, "" for no body. errors: statuses besides 401 and 429, which every call can get.
-    versioned: whether there is a second path that names the version.
+    versioned: whether there is a second path that names the version. status: of the answer.
     """
 
     method: str
@@ -50,6 +51,7 @@ class _Call:
     errors: tuple[int, ...] = ()
     silent: tuple[int, ...] = ()
     versioned: bool = False
+    status: int = 200
 
 
 def _ref(name: str) -> dict[str, Any]:
@@ -138,6 +140,7 @@ _SCHEMAS: Final[dict[str, Any]] = {
 _M: Final = "/v2/models/{model}"
 _CALLS: Final = (
     _Call("get", "/", "The page that shows what is running now", _TEXT, "text/html"),
+    _Call("get", "/page", "The page of the server's owner", _TEXT, "text/html", errors=(404,)),
     _Call("get", "/openapi.json", "This description", _FREE),
     _Call("get", "/metrics", "Metrics for Prometheus", _TEXT, "text/plain"),
     _Call("get", "/v2", "Name, version and extensions", _ref("Server")),
@@ -159,6 +162,16 @@ _CALLS: Final = (
     _Call(
         "post", f"{_M}/generate_stream", "Plain JSON in; each value as an event as soon as it is computed",
         _TEXT, _EVENTS, _ref("GenerateRequest"), errors=_INFERRING, versioned=True,
+    ),
+    _Call(
+        "get", f"{_M}/sequence", "A WebSocket: each message a chunk of one sequence, each answered by one", _FREE, "",
+        query=(
+            _query("answers", "What answers hold", {"type": "string", "enum": ["json", "binary"]}),
+            _query("output", "The output wanted, by default all", _TEXT),
+            _query("deadline_ms", "Of each chunk", {"type": "number", "minimum": 0}),
+            _query("priority", "Of the sequence", {"type": "integer", "minimum": 0}),
+        ),
+        errors=(400, 403, 404, 426, 503), status=101, versioned=True,
     ),
     _Call(
         "post", "/v2/repository/index", "What is loaded and what could be",
@@ -217,7 +230,7 @@ def _operation(call: _Call, path: str) -> dict[str, Any]:
     if call.media:
         answer["content"] = {call.media: {"schema": call.answer}}
     error = {"application/json": {"schema": _ref("Error")}}
-    responses: dict[str, Any] = {"200": answer}
+    responses: dict[str, Any] = {str(call.status): answer}
     for status in sorted({*call.errors, 401, 429}):
         responses[str(status)] = {"description": _SAID[status], "content": error}
     for status in call.silent:

@@ -21,10 +21,12 @@ class Origins:
     lead here (DNS rebinding) they do not, but then Host is that name: so a server that only this machine reaches takes
     calls for addresses, for localhost and for `hosts`, and no other name.
 
-    hosts: names by which this server is called; where they are given no other is taken, wherever it listens.
+    hosts: names by which this server is called; where they are given no other is taken, wherever it listens. allowed:
+    origins whose pages may call, as browsers write them; "null" for files, "*" for all.
     """
 
-    def __init__(self, hosts: Collection[str], *, only_this_machine: bool) -> None:
+    def __init__(self, hosts: Collection[str], allowed: Collection[str] = (), *, only_this_machine: bool) -> None:
+        self._allowed = frozenset(origin.encode("latin-1", "replace") for origin in allowed)
         self._hosts = frozenset(host.lower() for host in hosts)
         self._any_name = not hosts and not only_this_machine
         self._known: set[bytes] = set()
@@ -40,9 +42,12 @@ class Origins:
                     origin = value
                 else:
                     site = value
-        if site in _OTHER_SITES or (origin and origin.partition(b"://")[2] != host):
+        is_foreign = site in _OTHER_SITES or (origin and origin.partition(b"://")[2].lower() != host.lower())
+        if is_foreign and not self._allowed & {origin, b"*"}:
+            whose = origin.decode("latin-1")[:128] or "other sites"
             raise ServiceError(
-                FaultKind.FORBIDDEN, "this server takes no calls from pages of other sites; set API keys to allow them"
+                FaultKind.FORBIDDEN,
+                f"pages of {whose!r} may not call this server; set API keys, or allow them (auth.origins)",
             )
         if not self._any_name and host and host not in self._known:
             self._check_host(host)

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import final
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -19,13 +19,17 @@ from batchmaker.server.service import Service
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One server's parts, for the routes and methods that need them."""
+    """One server's parts, for the routes and methods that need them.
+
+    origins: asked where no key is. page: HTML of the server's owner.
+    """
 
     service: Service
     keys: KeyRing
     origins: Origins
     metrics: Metrics
     bodies: BodyBudget
+    page: bytes | None = None
 
 
 @final
@@ -49,6 +53,6 @@ def caller_of(request: Request) -> str:
     return caller
 
 
-def named_model(request: Request) -> tuple[str, str | None]:
+def named_model(request: HTTPConnection) -> tuple[str, str | None]:
     """Return the model and version in a call's path."""
     return request.path_params["model"], request.path_params.get("version")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -12,6 +12,7 @@ from batchmaker.server.joined import JoinedWrites
 from batchmaker.server.limits import Limits
 from batchmaker.server.reading import DEPARTURE, WHOLE, Departure
 from batchmaker.server.refusals import Refusals
+from batchmaker.server.socket_protocol import LimitedSocketProtocol
 
 _LARGE_HEAD: Final = "the head of the request is too large"
 
@@ -124,6 +125,16 @@ class LimitedProtocol(HttpToolsProtocol):
         self._disarm()
         if not self.transport.is_closing() and (self.cycle is None or self.cycle.response_complete):
             self._open_connections.idle(self)  # the answer came before the end of the body
+
+    def handle_websocket_upgrade(self) -> None:
+        """Hand the connection over, unless an answer is still to come on it: that would be lost among the messages."""
+        self._disarm()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.close()
+        else:
+            super().handle_websocket_upgrade()
+            taker = cast(LimitedSocketProtocol, self.transport.get_protocol())
+            taker.on_lost = lambda: self._open_connections.closed(self)
 
     def _refuse_call(self, answer: bytes) -> None:
         """Refuse one call for want of room; the connection stays open if the client wants that."""

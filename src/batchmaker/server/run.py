@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, final
 
 import uvicorn
@@ -33,6 +34,7 @@ from batchmaker.server.refusals import Refusals
 from batchmaker.server.reload import Reload
 from batchmaker.server.repository import Repository
 from batchmaker.server.service import Service
+from batchmaker.server.socket_protocol import limited_socket_protocol
 from batchmaker.server.spans import Spans
 
 if TYPE_CHECKING:
@@ -86,8 +88,9 @@ async def _serve(
         _LOG.warning("anybody who reaches this address may call; set API keys", extra={"host": config.host})
     service = Service(repository, config.limits)
     connections = Connections(config.limits.max_connections, config.limits.max_client_connections)
-    origins = Origins(config.hosts, only_this_machine=only_this_machine)
-    site = Site(service, keys, origins, Metrics(service, connections, log), BodyBudget(config.limits))
+    origins = Origins(config.hosts, config.auth.origins, only_this_machine=only_this_machine)
+    metrics, bodies = Metrics(service, connections, log), BodyBudget(config.limits)
+    site = Site(service, keys, origins, metrics, bodies, _page(config))
     spans = Spans(enabled=config.log.spans)
     listener, admin_listener = listeners
     server = _make_server(config, site, spans, connections)
@@ -129,6 +132,14 @@ def _address(config: Config, listener: socket.socket) -> str:
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
+def _page(config: Config) -> bytes | None:
+    """Return the page of the server's owner. OptionError if it cannot be read."""
+    try:
+        return None if config.page is None else Path(config.page).read_bytes()
+    except OSError as error:
+        raise OptionError(f"{config.page}: the page cannot be read ({error.strerror or error})") from None
+
+
 def _leave_models_alone() -> None:
     """Let the collector of garbage look no more at what is there now: looking at torch and a model takes 0.2 s."""
     gc.collect()
@@ -166,20 +177,23 @@ def _make_server(config: Config, site: Site, spans: Spans, connections: Connecti
     app = make_app(site, spans, admin_apart=config.admin_port is not None, log_access=config.log.access)
     every_call_is_told = config.log.access or spans.enabled
     refusals = None if every_call_is_told else Refusals(site.service, site.keys)
-    return _listening(config, app, limited_protocol(config.limits, connections, refusals))
+    return _listening(config, site, app, limited_protocol(config.limits, connections, refusals))
 
 
 def _make_admin_server(config: Config, site: Site, spans: Spans) -> _Server:
     app = make_admin_app(site, spans, log_access=config.log.access)
     protocol = limited_protocol(config.limits, Connections(_ADMIN_CONNECTIONS, _ADMIN_CONNECTIONS))
-    return _listening(config, app, protocol)
+    return _listening(config, site, app, protocol)
 
 
-def _listening(config: Config, app: Gate, protocol: type[asyncio.Protocol]) -> _Server:
+def _listening(config: Config, site: Site, app: Gate, protocol: type[asyncio.Protocol]) -> _Server:
     settings = uvicorn.Config(
         app,
         http=protocol,
-        ws="none",
+        ws=limited_socket_protocol(site.bodies),
+        ws_max_size=config.limits.max_body_bytes,
+        ws_ping_interval=None,  # an idle sequence ends, and TCP notices who has vanished
+        ws_per_message_deflate=False,
         lifespan="off",
         proxy_headers=False,
         log_config=None,
@@ -254,7 +268,7 @@ class _Stop:
         self._service.drain()
         _LOG.info("stopping", extra={"in_flight": repository.in_flight})
         end = time.monotonic() + self._service.limits.drain_seconds
-        while repository.in_flight and time.monotonic() < end:
+        while (repository.in_flight or self._service.num_connected) and time.monotonic() < end:
             await asyncio.sleep(0.02)
         if repository.in_flight:
             _LOG.warning("gave up on requests", extra={"in_flight": repository.in_flight})

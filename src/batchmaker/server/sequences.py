@@ -14,7 +14,7 @@ from batchmaker.errors import BatchmakerError, SequenceError
 from batchmaker.server.engine_port import EnginePort
 from batchmaker.server.faults import FaultKind, ServiceError, fault_of, invalid
 from batchmaker.server.limits import Limits
-from batchmaker.server.parameters import CallOptions, ChunkOptions, SequenceName
+from batchmaker.server.parameters import CallOptions, SequenceName
 
 _RETRY_AFTER_S: Final = 1.0
 
@@ -25,13 +25,15 @@ class TakenChunk:
 
     When it is left with an answer, the rows of a sequence of which this was the last request are free. Left with an
     error, or because the client has gone, the sequence has ended, with what was sent behind this request.
+    ended: what the client is told then, after the error.
     """
 
-    __slots__ = ("_options", "sequence")
+    __slots__ = ("_ended", "_last", "sequence")
 
-    def __init__(self, sequence: Sequence, options: ChunkOptions) -> None:
+    def __init__(self, sequence: Sequence, *, last: bool, ended: str) -> None:
         self.sequence = sequence
-        self._options = options
+        self._last = last
+        self._ended = ended
 
     def __enter__(self) -> None:
         return None
@@ -40,7 +42,7 @@ class TakenChunk:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is None:
-            if self._options.end:
+            if self._last:
                 self.sequence.close()
             return
         self.sequence.close(drain=False)
@@ -48,8 +50,34 @@ class TakenChunk:
             return
         if error.kind is FaultKind.CANCELLED:  # by that very closing, for one before it; the client still waits
             raise fault_of(SequenceError()) from error
-        said = f"{error}; sequence {self._options.name!r} has ended with it: begin anew with sequence_start"
-        raise ServiceError(error.kind, said, error.retry_after_s) from error
+        raise ServiceError(error.kind, f"{error}; {self._ended}", error.retry_after_s) from error
+
+
+@final
+class ConnectedSequence:
+    """The sequence of one connection: the requests that come over it are its chunks, and no others."""
+
+    __slots__ = ("_sequence",)
+
+    def __init__(self, sequence: Sequence) -> None:
+        self._sequence = sequence
+
+    def take(self, options: CallOptions) -> TakenChunk:
+        """Return the place of the next request. INVALID for one that names a sequence, or after the end."""
+        if options.chunk is not None:
+            raise invalid("the connection is the sequence: leave out sequence_id, sequence_start and sequence_end")
+        if not self._sequence.is_open:
+            raise invalid("the sequence of this connection has ended; connect anew")
+        return TakenChunk(self._sequence, last=False, ended="the sequence has ended with it: connect anew")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes requests; not if it was idle for too long, or one of them has failed."""
+        return self._sequence.is_open
+
+    def close(self) -> None:
+        """Give up what is not answered and free the rows."""
+        self._sequence.close(drain=False)
 
 
 @final
@@ -62,6 +90,7 @@ class OpenSequences:
         self._limits = limits
         self._named: dict[tuple[str, SequenceName], Sequence] = {}
         self._sweep_at = 64
+        self.num_connected = 0
         self.num_begun = 0
 
     @property
@@ -79,11 +108,7 @@ class OpenSequences:
         chunk = options.chunk
         if chunk is None:
             return None
-        if not self._port.takes_sequences:
-            raise invalid(
-                f"model {self._model!r} keeps nothing between requests (it has no unfold_chunk, or its policy batches "
-                "whole requests); leave sequence_id out"
-            )
+        self._check_kept("leave sequence_id out")
         key = (caller, chunk.name)
         sequence = self._begin(key, options.priority) if chunk.start else self._named.get(key)
         if sequence is None or not sequence.is_open:
@@ -93,7 +118,24 @@ class OpenSequences:
             )
         if chunk.end:
             del self._named[key]
-        return TakenChunk(sequence, chunk)
+        said = f"sequence {chunk.name!r} has ended with it: begin anew with sequence_start"
+        return TakenChunk(sequence, last=chunk.end, ended=said)
+
+    def connect(self, caller: str, priority: int) -> ConnectedSequence:
+        """Begin the sequence of one connection. It has no name, and counts with those that the caller has named.
+
+        Raises INVALID for a model that keeps nothing between requests, UNAVAILABLE where no more may be open.
+        """
+        self._check_kept("ask it by infer or generate")
+        self.num_connected += 1
+        return ConnectedSequence(self._begin((caller, -self.num_connected), priority))  # clients' names are above 0
+
+    def _check_kept(self, instead: str) -> None:
+        if not self._port.takes_sequences:
+            raise invalid(
+                f"model {self._model!r} keeps nothing between requests (it has no unfold_chunk, or its policy batches "
+                f"whole requests); {instead}"
+            )
 
     def _begin(self, key: tuple[str, SequenceName], priority: int) -> Sequence:
         before = self._named.pop(key, None)

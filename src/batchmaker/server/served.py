@@ -20,7 +20,7 @@ from batchmaker.server.faults import FaultKind, ServiceError, fault_of
 from batchmaker.server.limits import Limits
 from batchmaker.server.messages import InferRequest, InferResponse
 from batchmaker.server.parameters import CallOptions, call_options
-from batchmaker.server.sequences import OpenSequences, TakenChunk
+from batchmaker.server.sequences import ConnectedSequence, OpenSequences, TakenChunk
 from batchmaker.server.signature import Signature
 from batchmaker.server.statistics import ModelStatistics
 from batchmaker.server.tensors import Tensor
@@ -54,6 +54,8 @@ class ServedModel:
         self.statistics = ModelStatistics()
         self.sequences = OpenSequences(name, self._port, limits)
         self.steps = StepRing(trace_steps)
+        self.connected: set[Callable[[], None]] = set()
+        """Of each open connection that is a sequence, what tells it to read no further."""
         self._closing = False
         self._port.watch(self._settled, self._stepped if trace_steps else None)
 
@@ -94,13 +96,24 @@ class ServedModel:
                 RETRY_AFTER_S,
             )
 
-    async def infer(self, request: InferRequest, caller: str = "") -> InferResponse:
+    def connect(self, caller: str, priority: int) -> ConnectedSequence:
+        """Begin the sequence of one connection. Raises ServiceError: see OpenSequences.connect, and check_room."""
+        try:
+            self.check_room()
+            return self.sequences.connect(caller, priority)
+        except ServiceError as fault:
+            self.statistics.refused[fault.kind] += 1
+            raise
+
+    async def infer(
+        self, request: InferRequest, caller: str = "", connected: ConnectedSequence | None = None
+    ) -> InferResponse:
         """Return a request's answer. Raises ServiceError; cancelling the caller's task frees the request's rows.
 
-        caller: who asks; sequences are each caller's own.
+        caller: who asks; sequences are each caller's own. connected: the sequence of the connection it came by.
         """
         begin = time.perf_counter()
-        work, chunk = self._accept(request, caller, self._port.submit)
+        work, chunk = self._accept(request, caller, self._port.submit, connected)
         submitted = time.perf_counter()
         with chunk or nullcontext():
             result = await self._guarded(work)
@@ -134,7 +147,11 @@ class ServedModel:
                     yield InferResponse(self.name, self.version, outputs, request.id, single)
 
     def _accept(
-        self, request: InferRequest, caller: str, ask: Callable[[Any, CallOptions, Sequence | None], _Work]
+        self,
+        request: InferRequest,
+        caller: str,
+        ask: Callable[[Any, CallOptions, Sequence | None], _Work],
+        connected: ConnectedSequence | None = None,
     ) -> tuple[_Work, TakenChunk | None]:
         """Count a request as accepted; return what `ask` makes of it, and its place in a sequence if it has one.
 
@@ -145,7 +162,7 @@ class ServedModel:
             options = call_options(request.parameters)
             self.signature.check_outputs(request.outputs)
             data = self._encoded(self.signature.to_request(request.inputs, self._limits))
-            chunk = self.sequences.take(options, caller)
+            chunk = self.sequences.take(options, caller) if connected is None else connected.take(options)
             try:
                 work = ask(data, options, None if chunk is None else chunk.sequence)
             except BatchmakerError as error:  # the engine never had it
@@ -209,6 +226,12 @@ class ServedModel:
     def refuse(self) -> None:
         """From now on take no more requests; those taken go on."""
         self._closing = True
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Let every connection that is a sequence answer what it has read, and end."""
+        for stop in self.connected:
+            stop()
 
     async def close(self, within_s: float) -> bool:
         """Take no more requests, finish those taken, for `within_s` at most, and end. Returns whether all were done."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager
 from typing import final
 
 from batchmaker.server.faults import FaultKind, ServiceError
 from batchmaker.server.limits import Limits
 from batchmaker.server.messages import InferRequest, InferResponse
 from batchmaker.server.repository import Repository
+from batchmaker.server.sequences import ConnectedSequence
 from batchmaker.server.served import ServedModel
 
 
@@ -21,11 +22,14 @@ class Service:
         self.repository = repository
         self.limits = limits
         self.num_streams = 0
+        self.num_connected = 0
         self._draining = False
 
     def drain(self) -> None:
         """From now on refuse what is new; what was accepted goes on."""
         self._draining = True
+        for model in self.repository.models():
+            model.hang_up()
 
     @property
     def ready(self) -> bool:
@@ -49,6 +53,23 @@ class Service:
         if self._draining:
             raise ServiceError(FaultKind.UNAVAILABLE, "the server is shutting down", retry_after_s=1.0)
         return self.repository.get(model, version)
+
+    @contextmanager
+    def connected(
+        self, model: str, version: str | None, caller: str, priority: int
+    ) -> Iterator[tuple[ServedModel, ConnectedSequence]]:
+        """Begin the sequence of one connection; it ends with the block, and with it what is not answered.
+
+        Raises ServiceError as `infer` does, and where no more sequences may be open.
+        """
+        served = self._served(model, version)
+        sequence = served.connect(caller, priority)
+        self.num_connected += 1
+        try:
+            yield served, sequence
+        finally:
+            self.num_connected -= 1
+            sequence.close()
 
     async def infer(self, model: str, version: str | None, request: InferRequest, caller: str = "") -> InferResponse:
         """Return a model's answer. Raises ServiceError. Cancelling the task that waits here gives the request up.

@@ -85,7 +85,7 @@ def from_raw(name: str, datatype: str, shape: Sequence[int], raw: memoryview) ->
     count = num_elements(name, datatype, shape)
     if datatype == "BYTES":
         return Tensor(name, datatype, _objects(_split_strings(name, count, raw), shape))
-    width = 2 if datatype == "BF16" else NUMPY[datatype].itemsize
+    width = raw_width(datatype)
     if len(raw) != count * width:
         raise invalid(
             f"tensor {name!r}: got {len(raw)} bytes, expected {count * width} for {datatype} of shape {list(shape)}"
@@ -100,6 +100,11 @@ def from_raw(name: str, datatype: str, shape: Sequence[int], raw: memoryview) ->
     else:
         data = np.frombuffer(raw, NUMPY[datatype]).copy()
     return Tensor(name, datatype, data.reshape(shape))
+
+
+def raw_width(datatype: str) -> int:
+    """Return the bytes of one element, for datatypes other than BYTES."""
+    return 2 if datatype == "BF16" else NUMPY[datatype].itemsize
 
 
 def to_raw(tensor: Tensor) -> bytes:

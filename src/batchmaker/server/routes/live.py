@@ -26,9 +26,12 @@ from batchmaker.server.served import ServedModel
 MAX_LOOKS_PER_S: Final = 20.0
 """Answers a second, to all viewers together, so that looking on costs the models little."""
 
+_OWN_HEADERS: Final = {"Content-Security-Policy": "frame-ancestors 'none'", "Cache-Control": "no-cache"}
+"""Of the owner's page, which may do what its owner likes but be shown inside another."""
+
 
 def live_routes(site: Site, clock: Clock | None = None) -> list[Route]:
-    """The page at `/`, and /v2/live. clock: by which answers a second are counted."""
+    """The page at `/`, that of the server's owner at `/page`, and /v2/live. clock: by which answers are counted."""
     repository = site.service.repository
     page = (resources.files("batchmaker.server") / "page" / "live.html").read_bytes()
     headers = {"Content-Security-Policy": _policy(page.decode()), "Cache-Control": "no-cache"}
@@ -36,6 +39,11 @@ def live_routes(site: Site, clock: Clock | None = None) -> list[Route]:
 
     async def show(request: Request) -> Response:
         return Response(page, media_type="text/html", headers=headers)
+
+    async def own(request: Request) -> Response:
+        if site.page is None:
+            raise ServiceError(FaultKind.NOT_FOUND, "this server has no page of its own; start it with --page FILE")
+        return Response(site.page, media_type="text/html", headers=_OWN_HEADERS)
 
     async def live(request: Request) -> Response:
         query = request.query_params
@@ -65,7 +73,7 @@ def live_routes(site: Site, clock: Clock | None = None) -> list[Route]:
             raise ServiceError(FaultKind.NOT_FOUND, "no model is loaded")
         return models[0]
 
-    return [Route("/", show), Route("/v2/live", live)]
+    return [Route("/", show), Route("/page", own), Route("/v2/live", live)]
 
 
 def _moment(given: str | None) -> float | None:

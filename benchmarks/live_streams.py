@@ -1,0 +1,142 @@
+"""How many live streams of `examples/voice_activity` a server holds: a frame of 32 ms each, over a WebSocket each.
+
+    python benchmarks/live_streams.py
+
+Starts the server, opens streams whose frames are spread evenly over the 32 ms, and looks for the most streams of which
+99 % of the answers come before the next frame. Latency counts from when a frame was due, so a client that is late
+counts against the server. The client is on the same machine: it sends frames made beforehand and counts bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from pathlib import Path
+
+import numpy as np
+import uvloop
+
+import batchmaker as bm
+
+EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "voice_activity"
+PERIOD_S = 0.032
+ANSWER_BYTES = 6  # of a frame that holds one float32
+HANDSHAKE = (
+    b"GET /v2/models/voice_activity/sequence?answers=binary HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\n"
+    b"Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+)
+
+
+class Stream(asyncio.Protocol):
+    """One connection. due: when the frames were due that are not answered yet."""
+
+    def __init__(self) -> None:
+        self.ready = asyncio.get_running_loop().create_future()
+        self.due: deque[float] = deque()
+        self.latencies: list[float] = []
+        self._rest = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+        transport.write(HANDSHAKE)
+
+    def data_received(self, data: bytes) -> None:
+        if not self.ready.done():
+            if not data.startswith(b"HTTP/1.1 101"):
+                self.ready.set_exception(RuntimeError(f"the server refused: {data[:300]!r}"))
+            else:
+                self.ready.set_result(None)
+            return
+        now_s = time.perf_counter()
+        count, self._rest = divmod(self._rest + len(data), ANSWER_BYTES)
+        for _ in range(count):
+            self.latencies.append(now_s - self.due.popleft())
+
+
+def frames(count: int) -> list[bytes]:
+    """Messages with a frame of noise each, as a client writes them: masked with zeros."""
+    rng = np.random.default_rng(0)
+    sounds = (0.1 * rng.standard_normal((count, 512))).astype("<f4")
+    return [b"\x82\xfe" + (2048).to_bytes(2, "big") + bytes(4) + sound.tobytes() for sound in sounds]
+
+
+async def measure(port: int, num_streams: int, seconds: float, warm_s: float) -> tuple[float, float]:
+    """Return the median and the 99th percentile of latency in ms, over all frames due after `warm_s`."""
+    loop = asyncio.get_running_loop()
+    streams = [Stream() for _ in range(num_streams)]
+    for stream in streams:
+        await loop.create_connection(lambda stream=stream: stream, "127.0.0.1", port)
+        await stream.ready
+    sounds = frames(64)
+    start_s = time.perf_counter() + 0.1
+    for tick in range(int((warm_s + seconds) / PERIOD_S)):
+        if tick == int(warm_s / PERIOD_S):
+            for stream in streams:
+                stream.latencies.clear()
+        for place, stream in enumerate(streams):
+            due_s = start_s + PERIOD_S * (tick + place / num_streams)
+            ahead_s = due_s - time.perf_counter()
+            if ahead_s > 0.0005:
+                await asyncio.sleep(ahead_s)
+            stream.due.append(due_s)
+            stream.transport.write(sounds[(tick + place) % len(sounds)])
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.5)
+    for stream in streams:
+        stream.transport.close()
+    now_s = time.perf_counter()
+    latencies = [late for stream in streams for late in (*stream.latencies, *(now_s - due_s for due_s in stream.due))]
+    return tuple(1e3 * np.percentile(latencies, (50, 99)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--warm-seconds", type=float, default=3.0)
+    parser.add_argument("--streams", type=int, nargs="*", help="these numbers alone")
+    settings = parser.parse_args()
+    sys.path.insert(0, str(EXAMPLE))
+    import voice_activity
+
+    with tempfile.TemporaryDirectory() as folder:
+        bm.save(voice_activity.build(), Path(folder) / "voice_activity")
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(EXAMPLE), os.environ.get("PYTHONPATH", "")])}
+        command = [sys.executable, "-m", "batchmaker", "serve", folder, "--port", "0", "--threads", "1"]
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+        try:
+            port = int(server.stdout.readline().split()[1].rpartition(":")[2])
+            search(port, settings)
+        finally:
+            server.terminate()
+            server.wait()
+
+
+def search(port: int, settings: argparse.Namespace) -> None:
+    """Print what the given numbers of streams take, or double and halve until the most that hold is known to 5 %."""
+
+    def holds(count: int) -> bool:
+        median, p99 = uvloop.run(measure(port, count, settings.seconds, settings.warm_seconds))
+        print(f"{count} streams: p50 {median:.1f} ms, p99 {p99:.1f} ms", flush=True)
+        return p99 < 1e3 * PERIOD_S
+
+    if settings.streams:
+        for count in settings.streams:
+            holds(count)
+        return
+    good, bad = 0, 25
+    while holds(bad):
+        good, bad = bad, 2 * bad
+    while bad - good > max(1, 0.05 * bad):
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if holds(middle) else (good, middle)
+    print(f"{good} live streams, p99 below {1e3 * PERIOD_S:g} ms, load average {os.getloadavg()[0]:.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""How the chunks of one connection are written, and their answers: as tensors' values or as plain JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final, final
+
+import msgspec
+
+from batchmaker.errors import unknown_name
+from batchmaker.server.answers import STATUS
+from batchmaker.server.faults import ServiceError, invalid
+from batchmaker.server.generate_body import read_generate, write_generate
+from batchmaker.server.messages import InferRequest, InferResponse, Parameter, WantedOutput
+from batchmaker.server.parameters import call_options
+from batchmaker.server.signature import Signature, TensorSpec
+from batchmaker.server.tensors import from_raw, raw_width, to_raw
+
+_KNOWN: Final = ("answers", "output", "deadline_ms", "priority")
+_ANSWERS: Final = ("json", "binary")
+
+
+@final
+class ChunkForm:
+    """Reads chunks and writes answers as the query of a connection says.
+
+    A text message is a chunk as `generate` takes it; a binary one holds the values of the model's only tensor, without
+    its name and shape. Answers are what `generate` answers or, with `answers=binary`, the values of one output.
+    """
+
+    def __init__(self, signature: Signature, query: Mapping[str, str]) -> None:
+        """query: answers, output, and deadline_ms and priority of every chunk. INVALID for anything else."""
+        for name in query:
+            if name not in _KNOWN:
+                raise invalid(str(unknown_name("query parameter", name[:64], _KNOWN)))
+        self._signature = signature
+        self._tensor = _only_tensor(signature)
+        self._parameters: dict[str, Parameter] = _numbers(query)
+        self.priority = call_options(self._parameters).priority
+        self._outputs = (WantedOutput(query["output"]),) if "output" in query else ()
+        signature.check_outputs(self._outputs)
+        answers = query.get("answers", "json")
+        if answers not in _ANSWERS:
+            raise invalid(f"answers must be json or binary, got {answers[:32]!r}")
+        self._binary = answers == "binary"
+        if self._binary and not self._outputs and len(signature.outputs) != 1:
+            names = ", ".join(spec.name for spec in signature.outputs)
+            raise invalid(f"binary answers hold one output, and the model has {names}; name one as output=NAME")
+
+    def read(self, message: bytes | str) -> InferRequest:
+        """Return the chunk in a message. INVALID if it is not as the model's inputs are."""
+        if isinstance(message, str):
+            asked = read_generate(message.encode(), self._signature)
+            return msgspec.structs.replace(
+                asked, outputs=self._outputs, parameters={**self._parameters, **asked.parameters}
+            )
+        if self._tensor is None:
+            raise invalid("the inputs of this model are not one tensor of numbers: send each chunk as JSON, as text")
+        tensor = from_raw(
+            self._tensor.name, self._tensor.datatype, _shape(self._tensor, len(message)), memoryview(message)
+        )
+        return InferRequest((tensor,), self._outputs, "", self._parameters)
+
+    def write(self, response: InferResponse) -> bytes | str:
+        """Return the message that answers a chunk."""
+        return to_raw(response.outputs[0]) if self._binary else write_generate(response).decode()
+
+    @staticmethod
+    def write_fault(fault: ServiceError, request_id: str = "") -> str:
+        """Return the message that says why a chunk has no answer: text, whatever the answers are."""
+        said: dict[str, Any] = {"error": str(fault), "status": STATUS[fault.kind]}
+        if fault.retry_after_s is not None:
+            said["retry_after_s"] = fault.retry_after_s
+        if request_id:
+            said["id"] = request_id
+        return msgspec.json.encode(said).decode()
+
+
+def _only_tensor(signature: Signature) -> TensorSpec | None:
+    """Return the input that is meant by values alone: the only one, or the only one that must be there."""
+    required = [spec for spec in signature.inputs if not spec.optional] or list(signature.inputs)
+    if len(required) != 1 or required[0].datatype == "BYTES":
+        return None
+    free = required[0].shape.count(-1)
+    return required[0] if free == 0 or (free == 1 and 0 not in required[0].shape) else None
+
+
+def _shape(spec: TensorSpec, num_bytes: int) -> tuple[int, ...]:
+    """Return the shape of so many bytes. INVALID if they are no whole number of rows."""
+    if -1 not in spec.shape:
+        return spec.shape
+    row = raw_width(spec.datatype) * math.prod(size for size in spec.shape if size != -1)
+    count, rest = divmod(num_bytes, row)
+    if rest:
+        raise invalid(
+            f"a binary chunk of {num_bytes} bytes is no whole number of rows of {row} bytes: input {spec.name!r} is "
+            f"{spec.datatype} of shape {list(spec.shape)}"
+        )
+    return tuple(count if size == -1 else size for size in spec.shape)
+
+
+def _numbers(query: Mapping[str, str]) -> dict[str, Parameter]:
+    """Return the parameters that every chunk has."""
+    found: dict[str, Parameter] = {}
+    for name, kind in (("deadline_ms", float), ("priority", int)):
+        if name in query:
+            try:
+                found[name] = kind(query[name])
+            except ValueError:
+                raise invalid(f"{name} must be a number, got {query[name][:32]!r}") from None
+    return found
