@@ -4,10 +4,11 @@
     python benchmarks/examples.py --show --json FILE --png FILE --page PAGE   # from an earlier run
 
 DATA is the folder that has europarl_deen/raw5k.en, weibo_ner/weiboNER_2nd_conll.train and
-librispeech_durations/dev_clean.csv. The weights come by pip: pip install 'batchmaker[examples]'. Each example whose
-package is installed is measured: the engine, batches by hand at their best settings, which are looked for first, and
-the package itself, in turn, with one compute thread, from what a client sends to its answer. That the answers agree is
-counted. DyNet lives in an environment of its own, named by its interpreter:
+librispeech_durations/dev_clean.csv. The weights come by pip: pip install 'batchmaker[examples]'. Japanese
+sentences come by pip too: jupyterlab-language-pack-ja-JP. Each example whose package is installed is measured: the
+engine, batches by hand at their best settings, which are looked for first, and the package itself, in turn, with one
+compute thread, from what a client sends to its answer. That the answers agree is counted.
+DyNet lives in an environment of its own, named by its interpreter:
 
     python -m venv dynet && dynet/bin/pip install dyNET38 "nagisa<0.3" "numpy<2"
 """
