@@ -170,7 +170,7 @@ def _refusal(status: int, headers: Mapping[str, str], body: bytes) -> ServerErro
     try:
         said = str(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):
-        said = f"the answer is {status}, and not from batchmaker"
+        said = f"the answer is {status} {httpx.codes.get_reason_phrase(status)}, and not from batchmaker"
     after = headers.get("retry-after", "")
     return ServerError(said, status, float(after) if after.isdigit() else None)
 
