@@ -18,6 +18,7 @@ from batchmaker.observe.chrome_trace import StepRing
 from batchmaker.server.auth import KeyRing
 from batchmaker.server.gate import Gate
 from batchmaker.server.live import MAX_ROWS, TICKS, live_view
+from batchmaker.server.origins import Origins
 from batchmaker.server.recent import KEPT_S, RecentSeconds, together
 from batchmaker.server.routes.live import MAX_LOOKS_PER_S, live_routes
 from batchmaker.server.spans import Spans
@@ -163,7 +164,13 @@ def test_too_many_who_look_on_are_told_when_to_ask_again():
     clock, served = VirtualClock(), served_at(0.5)
     repository = SimpleNamespace(models=lambda: [served])
     site = SimpleNamespace(service=SimpleNamespace(repository=repository, ready=True))
-    app = Gate(Router(live_routes(site, clock)), KeyRing({}), Spans(enabled=False), log_access=False)
+    app = Gate(
+        Router(live_routes(site, clock)),
+        KeyRing({}),
+        Origins((), only_this_machine=False),
+        Spans(enabled=False),
+        log_access=False,
+    )
     at_once = int(2 * MAX_LOOKS_PER_S)
     assert [looked(app)[0] for _ in range(at_once + 2)] == [200] * at_once + [429] * 2
     assert looked(app)[1]["retry-after"] == "1"

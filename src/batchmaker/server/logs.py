@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from datetime import UTC, datetime
 from logging.handlers import QueueHandler, QueueListener
 from queue import Full, Queue
-from typing import Any, Final, Literal, TextIO, final
+from typing import Any, Final, Literal, final
 
 import msgspec
 
@@ -50,12 +51,13 @@ class LogQueue(QueueHandler):
 
     queue: Queue[logging.LogRecord]
 
-    def __init__(self, stream: TextIO, max_lines: int = MAX_LINES) -> None:
+    def __init__(self, stream: Any, max_lines: int = MAX_LINES) -> None:
+        """stream: has `write` and `flush`."""
         super().__init__(Queue(max_lines))
         self.setFormatter(JsonFormatter())
         self.num_dropped = 0
         self._num_told = 0
-        self._listener = QueueListener(self.queue, logging.StreamHandler(stream))
+        self._listener = QueueListener(self.queue, _Writer(stream))
         self._listener.start()
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
@@ -80,6 +82,27 @@ class LogQueue(QueueHandler):
             self._listener.stop()
 
 
+@final
+class _Writer(logging.StreamHandler[Any]):
+    """Writes for one thread, and so without a lock, for which the end of the process would wait."""
+
+    def createLock(self) -> None:  # noqa: N802
+        self.lock = None
+
+
+@final
+class _StandardError:
+    """Standard error without Python's own buffer, whose lock the end of the process would wait for."""
+
+    def write(self, text: str) -> None:
+        left = text.encode("utf-8", "backslashreplace")
+        while left:
+            left = left[os.write(sys.stderr.fileno(), left) :]
+
+    def flush(self) -> None:
+        """Nothing is kept."""
+
+
 def _dropped(count: int) -> logging.LogRecord:
     said = {"name": "batchmaker.server", "levelno": logging.WARNING, "levelname": "WARNING", "lines": count}
     return logging.makeLogRecord({**said, "msg": "lines of this log were dropped: they are not read fast enough"})
@@ -87,7 +110,7 @@ def _dropped(count: int) -> logging.LogRecord:
 
 def configure(level: Level) -> LogQueue:
     """Send the logs of batchmaker, and the warnings of what it stands on, to standard error as JSON."""
-    handler = LogQueue(sys.stderr)
+    handler = LogQueue(_StandardError())
     logging.captureWarnings(True)
     for name in ("batchmaker", *_OTHERS):
         logger = logging.getLogger(name)
