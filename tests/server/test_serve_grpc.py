@@ -14,7 +14,6 @@ import pytest
 import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 import tritonclient.http as triton_http
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from server_process import LIMIT_S
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
@@ -347,13 +346,21 @@ def test_a_stream_of_the_asynchronous_client_works(server):
 # --- health -----------------------------------------------------------------------------------------------------------
 
 
+SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
+"""Messages of grpc.health.v1 as they go over the wire: field 1, and the number of a state."""
+
+
+def health_of(service: str) -> bytes:
+    """The request for a service's health: field 1, its length, its name."""
+    return bytes([10, len(service)]) + service.encode()
+
+
 def test_health_is_told_as_grpc_has_it(channel):
-    health = health_pb2_grpc.HealthStub(channel)
+    check = channel.unary_unary("/grpc.health.v1.Health/Check")
     for name in ("", SERVICE):
-        answer = health.Check(health_pb2.HealthCheckRequest(service=name), timeout=LIMIT_S)
-        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        assert check(health_of(name), timeout=LIMIT_S) == SERVING
     with pytest.raises(grpc.RpcError) as caught:
-        health.Check(health_pb2.HealthCheckRequest(service="nobody"), timeout=LIMIT_S)
+        check(health_of("nobody"), timeout=LIMIT_S)
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
@@ -363,8 +370,8 @@ def test_sigterm_finishes_what_was_accepted_and_refuses_the_rest(serve, gated):
     patient.write_text("[limits]\nhung_seconds = 1e6\n")  # behind its gate the model hangs, as far as one can see
     server = serve(folder, "--config", patient, "--grpc-port", 0, "--drain-seconds", LIMIT_S)
     with triton.InferenceServerClient(server.grpc_address) as client, grpc.insecure_channel(server.grpc_address) as raw:
-        watched = health_pb2_grpc.HealthStub(raw).Watch(health_pb2.HealthCheckRequest(service=""))
-        assert next(watched).status == health_pb2.HealthCheckResponse.SERVING
+        watched = raw.unary_stream("/grpc.health.v1.Health/Watch")(health_of(""))
+        assert next(watched) == SERVING
         answers: queue.Queue = queue.Queue()
         streamed: queue.Queue = queue.Queue()
         client.start_stream(lambda result, error: streamed.put((result, error)))
@@ -377,7 +384,7 @@ def test_sigterm_finishes_what_was_accepted_and_refuses_the_rest(serve, gated):
         with pytest.raises(InferenceServerException, match="shutting down") as caught:
             client.infer("gated", count_to(1))
         assert code(caught) == "UNAVAILABLE"
-        assert next(watched).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert next(watched) == NOT_SERVING
         gate.touch()
         got = [answers.get(timeout=LIMIT_S) for _ in range(8)]
         assert sorted(len(result.as_numpy("output_0")) for result, _ in got) == [250 + n for n in range(8)]

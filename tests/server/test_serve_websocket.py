@@ -29,7 +29,7 @@ LONG = 90_000
 ANN, BOB = "a" * 24, "b" * 24
 HANDSHAKE = "\r\n".join(
     [
-        "GET /v2/models/{}/sequence HTTP/1.1", "Host: x", "Upgrade: websocket", "Connection: Upgrade",
+        "GET /v2/models/{}/sequence HTTP/1.1", "Host: localhost", "Upgrade: websocket", "Connection: Upgrade",
         "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==", "", "",
     ]
 )  # fmt: skip
@@ -465,7 +465,7 @@ def test_a_handshake_behind_a_call_that_is_not_answered_ends_the_connection(serv
     "change",
     [
         ("GET", "POST"), ("Version: 13", "Version: 12"), ("Sec-WebSocket-Key", "X-Key"),
-        ("Host: x", "Host: " + "x" * 9000),
+        ("Host: localhost", "Host: " + "x" * 9000),
     ],
     ids=["method", "version", "key", "head"],
 )  # fmt: skip

@@ -133,6 +133,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.close()
         else:
             super().handle_websocket_upgrade()
+            self._open_connections.busy(self)
             taker = cast(LimitedSocketProtocol, self.transport.get_protocol())
             taker.on_lost = lambda: self._open_connections.closed(self)
 
