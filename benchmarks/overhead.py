@@ -34,7 +34,7 @@ import torch
 
 from batchmaker.cli.bench.report import commit
 from engine_cost import chains, over_http, page, picture, scheduling, streams, translators, trees
-from engine_cost.measuring import NotRunError, Row, Settings, facts, load_average, say
+from engine_cost.measuring import NotRunError, Row, Settings, facts, load_average, say, stolen_s
 
 LINES: Final[dict[str, Callable[[Settings], Iterator[Row]]]] = {
     "alone": chains.alone,
@@ -61,8 +61,11 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 
 
 def measured(name: str, settings: Settings) -> Result:
-    """Measure one line: its rows, how long it took and under which load, and what went wrong, if anything did."""
-    before, begin_s = load_average(), time.perf_counter()
+    """Measure one line: its rows, how long it took and under which load, and what went wrong, if anything did.
+
+    stolen: the share of all processors that other machines of the same host took meanwhile.
+    """
+    before, begin_s, stolen = load_average(), time.perf_counter(), stolen_s()
     rows: list[Result] = []
     result: Result = {"line": name, "about": about(name), "rows": rows, "error": None, "not_run": None}
     try:
@@ -74,7 +77,9 @@ def measured(name: str, settings: Settings) -> Result:
     except Exception as error:
         result["error"] = "".join(traceback.format_exception_only(error)).strip()
         say(traceback.format_exc())
-    took = {"seconds": round(time.perf_counter() - begin_s, 1), "load_average": [before, load_average()]}
+    seconds = time.perf_counter() - begin_s
+    share = (stolen_s() - stolen) / (seconds * (os.cpu_count() or 1))
+    took = {"seconds": round(seconds, 1), "load_average": [before, load_average()], "stolen": round(share, 3)}
     return {**result, **took, "commit": commit(), "quick": settings.quick}
 
 

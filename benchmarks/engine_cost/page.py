@@ -87,10 +87,12 @@ def machine_line(found: Result) -> str:
     """Return where and how the figures were taken, in a sentence."""
     about = found["machine"]
     load = " to ".join("?" if value is None else f"{value:g}" for value in found["load_average"])
+    stolen = max((line.get("stolen", 0.0) for line in found["lines"]), default=0.0)
+    others = f", other machines of the host taking up to {stolen:.0%} of the processors" if stolen > 0.02 else ""
     quick = " Of a quick run: the figures mean nothing." if any(line["quick"] for line in found["lines"]) else ""
     return (
-        f"{about['cpu']}, {about['cores']} cores, one compute thread, load average {load}, torch {about['torch']}, "
-        f"commit {commits(found)}: `{found['command']}`.{quick}"
+        f"{about['cpu']}, {about['cores']} cores, one compute thread, load average {load}{others}, "
+        f"torch {about['torch']}, commit {commits(found)}: `{found['command']}`.{quick}"
     )
 
 

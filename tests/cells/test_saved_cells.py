@@ -109,7 +109,9 @@ def test_an_onnx_model_is_saved_by_its_bytes(onnx_models, saved):
     (cell,) = manifest_of(saved)["cells"]
     content = (saved / "0_step.onnx").read_bytes()
     assert content == onnx_models.model_bytes(onnx_models.STEP)
-    assert cell["onnx"]["file"] == {"name": "0_step.onnx", "sha256": hashlib.sha256(content).hexdigest()}
+    assert cell["onnx"]["file"] == {
+        "name": "0_step.onnx", "sha256": hashlib.sha256(content).hexdigest(), "num_bytes": len(content),
+    }  # fmt: skip
     assert "graph" not in cell
     frames = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
     loaded = bm.load(saved)
@@ -163,11 +165,12 @@ def planted(directory: Path, content: bytes) -> None:
     """Put another model in place of the saved one, with its hash."""
     (directory / "0_step.onnx").write_bytes(content)
     digest = hashlib.sha256(content).hexdigest()
-    edit(directory, lambda cell: cell["onnx"]["file"].update(sha256=digest))
+    edit(directory, lambda cell: cell["onnx"]["file"].update(sha256=digest, num_bytes=len(content)))
 
 
 def test_a_damaged_onnx_file_is_found_by_its_hash(saved):
-    (saved / "0_step.onnx").write_bytes(b"other bytes")
+    file = saved / "0_step.onnx"
+    file.write_bytes(file.read_bytes()[::-1])
     with pytest.raises(SavedModelError, match=r"0_step\.onnx: its SHA-256 is not the one"):
         bm.load(saved)
 

@@ -199,7 +199,7 @@ def test_networks_of_text_are_learnt_for_from_its_lines(command: Command, read_j
 def test_a_policy_for_another_model_with_these_cells_is_warned_of(
     command: Command, policy, trees, parser, tmp_path, monkeypatch, verb
 ):
-    monkeypatch.setattr("batchmaker.server.serve", lambda settings, ready: True)
+    monkeypatch.setattr("batchmaker.server.serve", lambda settings, ready, read: True)
     name = "parser" if verb == "serve saved" else "treelstm"
     ask = {
         "run": ("run", name, "--input", trees, "--output", tmp_path / "out.jsonl", "--hidden", 8, "--max-batch", 4),

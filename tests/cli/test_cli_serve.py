@@ -13,7 +13,7 @@ def served(monkeypatch):
     """The settings with which the server would have been run, instead of running it."""
     seen = []
 
-    def serve(config, on_ready):
+    def serve(config, on_ready, read):
         seen.append(config)
         on_ready(["http://127.0.0.1:1"], ["lstm", "gru"])
         return len(seen) == 1

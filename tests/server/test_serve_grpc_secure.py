@@ -63,9 +63,8 @@ def test_calls_need_tls_and_a_key_but_probes_no_key(secure, secure_channel):
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
     assert metadata(b"", metadata=[("x-api-key", ANN)], timeout=LIMIT_S)
     assert metadata(b"", metadata=[("authorization", f"Bearer {ANN}"), ("x-request-id", "mine")], timeout=LIMIT_S)
-    log = server.log.read_text()
-    assert '"request_id":"mine","method":"gRPC"' in log
-    assert ANN not in log
+    server.wait_for(lambda: '"request_id":"mine","method":"gRPC"' in server.log.read_text())
+    assert ANN not in server.log.read_text()
 
 
 def test_only_some_keys_load_and_each_has_its_rate(secure_channel):

@@ -52,6 +52,7 @@ def test_a_key_has_its_rate(server):
 
 def test_calls_are_logged_with_their_ids_and_without_keys(server):
     server.get("/v2", X_Request_Id="find-me")
+    server.wait_for(lambda: "find-me" in server.log.read_text())
     lines = [json.loads(line) for line in server.log.read_text().splitlines()]
     (line,) = [line for line in lines if line.get("request_id") == "find-me"]
     assert (line["event"], line["status"], line["path"], line["method"]) == ("call", 401, "/v2", "GET")

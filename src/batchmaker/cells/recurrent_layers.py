@@ -157,10 +157,14 @@ class RecurrentLayers(Model):
         return self(request)
 
     def unfold_chunk(self, chunk: Any, state: Any) -> tuple[Any, Any]:
-        """Return the output of a chunk [n, input_size] as its result. ModelError where there are two directions."""
+        """Return for a chunk [n, input_size] what `unfold` returns for a sequence, and the state to go on from.
+
+        ModelError where there are two directions.
+        """
         if not self.takes_chunks:
             raise ModelError(_BACKWARDS)
-        return self(chunk, state)
+        output, after = self(chunk, state)
+        return (output, after), after
 
     @property
     def takes_chunks(self) -> bool:

@@ -108,7 +108,10 @@ async def _serve(
             await rpc.start()
             addresses.append(rpc.address)
         if admin is not None and admin_listener is not None:
-            background.append(asyncio.create_task(admin.serve(sockets=[admin_listener])))
+            serving = asyncio.create_task(admin.serve(sockets=[admin_listener]))
+            background.append(serving)
+            while not (admin.started or serving.done()):
+                await asyncio.sleep(0.001)
             addresses.append(_address(config, admin_listener))
         if config.replace_hung:
             background.append(asyncio.create_task(repository.replace_hung()))

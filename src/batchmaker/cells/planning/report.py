@@ -70,9 +70,10 @@ class CellReport:
 
 def report_on(cell: Cell, inputs: tuple[ValueSpec, ...], name: str, batch: int, seconds: float) -> CellReport:
     """Plan a cell for these inputs and measure it, for about so many seconds."""
-    bound = bind(cell.source(inputs), inputs, name=name, fold_bytes=0)
+    source = cell.source(inputs)
+    bound = bind(source, inputs, name=name, fold_bytes=0)
     rows = example_rows(inputs, batch, random=True)
-    module = flat_module(cell.module_for(inputs))
+    module = flat_module(source) if isinstance(source, torch.nn.Module) else cell.module_for(inputs)
     nothing = Memory(0, 0, 0)
     try:
         graph = lift(cell.exported(inputs))

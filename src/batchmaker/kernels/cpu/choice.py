@@ -49,6 +49,7 @@ def choose(
             ways[: n + 1] = measured[n].way
     sizes, every = sorted(measured), np.arange(largest + 1)
     times = np.array([[measured[n].compiled_s, measured[n].products_s, measured[n].step_s] for n in sizes])
+    times = np.maximum(times, 1e-9)  # a clock may stand still between two looks
     by_product = np.interp(every, sizes, times[:, 1] / times[:, 0]) < 1
     loop.plan = Plan(ways, by_product, batch_sizes if by_product.any() else ())
     faster: NDArray[np.bool_] = np.interp(every, sizes, times[:, :2].min(1) / times[:, 2]) < 1
