@@ -67,7 +67,7 @@ def choose_greedy(
     for n in _sizes(batch_sizes[-1]):
         num_steps = _num_steps(loop.recurrent, n)
         looped, stepped = _least_s([_greedy(loop, n, num_steps), step(n)])
-        faster[n] = looped / (num_steps * stepped)
+        faster[n] = looped / max(num_steps * stepped, 1e-9)
         if time.thread_time() > end_s:
             break
     sizes = sorted(faster)
