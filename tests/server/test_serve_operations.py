@@ -49,7 +49,7 @@ def test_settings_that_are_wrong_change_nothing_and_those_that_must_wait_are_nam
     config.write_text("[limits]\nmax_in_flight = 200\n")
     reload(server)
     said = [json.loads(line) for line in server.log.read_text().splitlines() if '"event":"reloaded"' in line]
-    assert said[-1]["waits_for_next_start"] == ["limits"]
+    assert said[-1]["waits_for_next_start"] == ["limits.max_in_flight"]
     assert server.metric("batchmaker_limit", limit="max_in_flight") == 100
 
 

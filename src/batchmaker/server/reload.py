@@ -18,7 +18,19 @@ from batchmaker.server.repository import Repository
 
 _LOG = logging.getLogger("batchmaker.server")
 
-_TAKEN_OVER: Final = frozenset({"auth", "log", "models", "tls", "versions"})
+_TAKEN_OVER: Final = frozenset(
+    (
+        "auth.keys",
+        "auth.rate",
+        "auth.burst",
+        "auth.control_keys",
+        "log.level",
+        "models",
+        "tls.cert",
+        "tls.key",
+        "versions",
+    )
+)
 
 
 @final
@@ -30,7 +42,7 @@ class Reload:
     """
 
     def __init__(self, config: Config, read: Callable[[], Config], keys: KeyRing, repository: Repository) -> None:
-        """config: as they are now. read: reads them anew."""
+        """config: as the server was started. read: reads them anew."""
         self._config = config
         self._read = read
         self._keys = keys
@@ -69,22 +81,33 @@ class Reload:
     async def _take_over(self) -> None:
         config = await asyncio.to_thread(self._read)
         check_config(config)
-        entries = config.entries()
-        for context in self._certificates:
-            if config.tls.cert is not None:
-                context.load_cert_chain(config.tls.cert, config.tls.key)
-        self._keys.replace(*config.auth.keys_and_rates())
+        entries, keys = config.entries(), config.auth.keys_and_rates()
+        certificates = [] if config.tls.cert is None else self._certificates
+        if certificates:  # tried first where it does no harm: a context whose key does not fit is of no more use
+            _use(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), config)
+        self._keys.replace(*keys)
+        for context in certificates:
+            _use(context, config)
         logs.set_level(config.log.level)
-        waiting = _changed(self._config, config)
-        self._config = config
+        waiting = waiting_settings(self._config, config)
         await self._repository.reload(entries, config.versions)
         _LOG.info("reloaded", extra={"waits_for_next_start": waiting} if waiting else {})
 
 
-def _changed(before: Config, after: Config) -> list[str]:
-    """Return the names of settings that differ and are not taken over."""
-    old, new = msgspec.structs.asdict(before), msgspec.structs.asdict(after)
-    differ = [name for name in old if old[name] != new[name] and name not in _TAKEN_OVER]
-    if (before.tls.cert is None) != (after.tls.cert is None):
-        differ.append("tls")
-    return differ
+def _use(context: ssl.SSLContext, config: Config) -> None:
+    assert config.tls.cert is not None
+    context.load_cert_chain(config.tls.cert, config.tls.key)
+
+
+def waiting_settings(started: Config, now: Config) -> list[str]:
+    """Return the names of settings that differ from those of the start and are not taken over, "limits.max_nodes"."""
+    names: list[str] = []
+    for name in Config.__struct_fields__:
+        old, new = getattr(started, name), getattr(now, name)
+        if isinstance(old, msgspec.Struct):
+            inner = [field for field in old.__struct_fields__ if getattr(old, field) != getattr(new, field)]
+            names += [f"{name}.{field}" for field in inner]
+        elif old != new:
+            names.append(name)
+    waiting = [name for name in names if name not in _TAKEN_OVER]
+    return waiting + ["tls"] * ((started.tls.cert is None) != (now.tls.cert is None))
