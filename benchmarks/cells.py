@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from batchmaker.cells.binding import bind
-from batchmaker.cells.export import example_rows
+from batchmaker.compile.binding import bind
+from batchmaker.compile.export import example_rows
 from batchmaker.graph.spec import ValueSpec
 
 SEQUENCE_STEPS = 20

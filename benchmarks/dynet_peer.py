@@ -28,7 +28,7 @@ NAMES = {1: "agenda", 2: "depth"}
 
 
 class TreeLstm:
-    """As models/treelstm.py: i, o, u from both children in one product of 3 x 256, a forget gate from each child."""
+    """As lab/zoo/treelstm.py: i, o, u from both children in one product of 3 x 256, a forget gate from each child."""
 
     def __init__(self, dy: Any, vocabulary_size: int) -> None:
         self.dy, parameters = dy, dy.ParameterCollection()
@@ -70,7 +70,7 @@ class TreeLstm:
 
 
 class Tagger:
-    """As models/tagger.py, with one of DyNet's LSTM builders."""
+    """As lab/zoo/tagger.py, with one of DyNet's LSTM builders."""
 
     def __init__(self, dy: Any, vocabulary_size: int, builder: str) -> None:
         self.dy, parameters = dy, dy.ParameterCollection()

@@ -20,11 +20,11 @@ from typing import Any, Final
 
 from batchmaker.cli.bench.report import commit, machine
 from batchmaker.cli.learn.graphs import read_graphs
-from batchmaker.observe.sweeps import Line, Panel, draw_panels
-from batchmaker.policies.learned.comparison import compare
+from batchmaker.lab.learners.comparison import compare
+from batchmaker.lab.learners.learning import Learnt, Samples, learn
+from batchmaker.lab.learners.qlearning import Settings
+from batchmaker.lab.plots.sweeps import Line, Panel, draw_panels
 from batchmaker.policies.learned.encodings import ENCODINGS
-from batchmaker.policies.learned.learning import Learnt, Samples, learn
-from batchmaker.policies.learned.qlearning import Settings
 
 FILES: Final = {
     "bilstm-tagger": "wikiner_en/dev.txt",

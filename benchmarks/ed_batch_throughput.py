@@ -30,21 +30,21 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from batchmaker.cells.model import Model
 from batchmaker.cli.bench.load import quiet_interpreter
 from batchmaker.cli.bench.report import commit, machine
 from batchmaker.cli.requests import TAGGERS, requests_from
-from batchmaker.datasets import random_sentences, random_trees
 from batchmaker.engine import loop
 from batchmaker.engine.driver import DriverStats
 from batchmaker.engine.engine import Engine
 from batchmaker.engine.ticket import Ticket
 from batchmaker.graph.mini_batch import unrolled
-from batchmaker.models import make
-from batchmaker.models.blueprint import Blueprint
+from batchmaker.lab.datasets import random_sentences, random_trees
+from batchmaker.lab.learners.learning import Samples, learn
+from batchmaker.lab.learners.qlearning import Settings
+from batchmaker.lab.zoo import make
+from batchmaker.lab.zoo.blueprint import Blueprint
+from batchmaker.model.model import Model
 from batchmaker.policies.learned import CellRow, LearntFrom, PolicyFile
-from batchmaker.policies.learned.learning import Samples, learn
-from batchmaker.policies.learned.qlearning import Settings
 from ed_batch import FILES
 from gate_by_gate import gate_by_gate
 from throughput_page import HEURISTICS, PLANNED, POLICIES, SIZES, TASKS, Result, show

@@ -13,10 +13,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from batchmaker.cells.cell import Cell
-from batchmaker.cells.model import Model
-from batchmaker.models import gatewise, lattice, mvrnn, treegru, treelstm
-from batchmaker.models.building import frozen
+from batchmaker.lab.zoo import gatewise, lattice, mvrnn, treegru, treelstm
+from batchmaker.lab.zoo.building import frozen
+from batchmaker.model.cell import Cell
+from batchmaker.model.model import Model
 
 
 class AsWritten(nn.Module):

@@ -31,6 +31,7 @@ import torch
 from batchmaker.cli.bench.report import commit, machine
 from batchmaker.errors import DeviceError
 from batchmaker.kernels.found import found_device
+from gpu_deadline import Deadline
 from gpu_page import draw, tables
 
 Row = dict[str, Any]
@@ -39,22 +40,6 @@ RUNNING: Final = "running"
 GRACE_S: Final = 45.0
 """A section that is so much over its time stands still: that of all others together is less."""
 LOOK_EVERY_S: Final = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Deadline:
-    """A time by which a section should have ended. clock: seconds."""
-
-    at_s: float
-    clock: Callable[[], float] = time.monotonic
-
-    @property
-    def left_s(self) -> float:
-        return self.at_s - self.clock()
-
-    @property
-    def passed(self) -> bool:
-        return self.left_s <= 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ import os
 import time
 from concurrent.futures import ProcessPoolExecutor, wait
 from multiprocessing import get_context
-from typing import TYPE_CHECKING
 
 from batchmaker.executor.cuda.at_once import MOST_STEPS
 from batchmaker.kernels.cache import CacheDirectory, default_directory
@@ -18,10 +17,8 @@ from batchmaker.kernels.found import found_device
 from batchmaker.kernels.source import kernel_source
 from batchmaker.kernels.template import CELL_KINDS
 from batchmaker.kernels.tuner import batch_bucket, compiled_best
+from gpu_deadline import Deadline
 from gpu_kernels import CHECKED, SIZES, TOLERANCES, TUNED, WIDE, Row
-
-if TYPE_CHECKING:
-    from gpu import Deadline
 
 
 def compiling(until: Deadline) -> list[Row]:

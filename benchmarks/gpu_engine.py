@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from unittest import mock
 
 import numpy as np
@@ -13,16 +13,14 @@ from rich.progress import Progress
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from batchmaker import models
 from batchmaker.cli import options
 from batchmaker.cli.bench.measurement import Bench, Plan, measure_all
 from batchmaker.cli.bench.report import Setting, result
 from batchmaker.cli.workload import Workload, make_workload
 from batchmaker.engine.engine import Engine
 from batchmaker.executor.cuda.gpu import Gpu
-
-if TYPE_CHECKING:
-    from gpu import Deadline
+from batchmaker.lab import zoo
+from gpu_deadline import Deadline
 
 Row = dict[str, Any]
 DEVICE: Final = "cuda:0"
@@ -43,13 +41,13 @@ def agreement(until: Deadline) -> list[Row]:
     sentences = [[(i * 7 + j * 3) % 50 for j in range(1 + (i * 5) % 17)] for i in range(60)]
     for name in ("lstm", "gru"):
         sizes: dict[str, Any] = {"hidden": 64, "vocabulary_size": 50, "max_batch": 64}
-        with Engine(models.make(name, **sizes)) as engine:
+        with Engine(zoo.make(name, **sizes)) as engine:
             wanted = engine.map(sentences, progress=False)
         for dtype, tolerance in CHECKED.items():
             if until.passed:
                 rows.append({"model": name, "dtype": dtype, "not_run": "out of time"})
                 continue
-            with Engine(models.make(name, **sizes, dtype=dtype), device=DEVICE) as engine:
+            with Engine(zoo.make(name, **sizes, dtype=dtype), device=DEVICE) as engine:
                 found = engine.map(sentences, progress=False)
                 executor, num_padded = engine.driver._executor, engine.stats.padded_cells - engine.stats.cells
                 num_tasks = engine.stats.tasks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -23,9 +23,7 @@ from batchmaker.kernels.layer import LayerWeights
 from batchmaker.kernels.source import kernel_source
 from batchmaker.kernels.template import CELL_KINDS, KernelConfig
 from batchmaker.kernels.tuner import TOP, batch_bucket, compiled_best
-
-if TYPE_CHECKING:
-    from gpu import Deadline
+from gpu_deadline import Deadline
 
 Row = dict[str, Any]
 STEPS: Final = 100

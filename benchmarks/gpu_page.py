@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from batchmaker.observe.sweeps import Line, Panel, draw_panels
+from batchmaker.lab.plots.sweeps import Line, Panel, draw_panels
 
 Row = dict[str, Any]
 Column = tuple[str, str, str]

@@ -26,11 +26,11 @@ from batchmaker.cli.simulate import device, workload
 from batchmaker.cli.simulate.study import Job, Study, make_policy, play_all
 from batchmaker.cost.profile import CostProfile
 from batchmaker.graph.work import work_of
-from batchmaker.models.blueprint import blueprint
-from batchmaker.simulator.costs import step_costs
-from batchmaker.simulator.run import Device, simulate
-from batchmaker.simulator.together import Together
-from batchmaker.simulator.workload import Offered, SimulatedModel, SimulatedRequest
+from batchmaker.lab.simulator.costs import step_costs
+from batchmaker.lab.simulator.run import Device, simulate
+from batchmaker.lab.simulator.together import Together
+from batchmaker.lab.simulator.workload import Offered, SimulatedModel, SimulatedRequest
+from batchmaker.lab.zoo.blueprint import blueprint
 from lazybatching_page import write_page
 
 RESULTS = Path(__file__).parent / "results" / "lazybatching.json"

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from batchmaker.datasets import lazybatching_lengths
-from batchmaker.observe.sweeps import Line, Panel, draw_panels
-from batchmaker.simulator.report import paired_difference
+from batchmaker.lab.datasets import lazybatching_lengths
+from batchmaker.lab.plots.sweeps import Line, Panel, draw_panels
+from batchmaker.lab.simulator.report import paired_difference
 
 ROOT = Path(__file__).parent.parent
 PAGE, IMAGES = ROOT / "docs" / "lazybatching.md", ROOT / "docs" / "images"

@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 
-from batchmaker.cells.model import Model
 from batchmaker.cli.bench.load import quiet_interpreter
 from batchmaker.cli.bench.report import commit, machine
 from batchmaker.cli.measuring import measured_cells
@@ -32,20 +31,21 @@ from batchmaker.cli.requests import requests_from
 from batchmaker.cli.simulate.study import make_policy
 from batchmaker.cost import CostProfile, LatencyTable, ProfileOptions
 from batchmaker.cost.profile import Overhead
-from batchmaker.datasets import poisson_arrivals
 from batchmaker.engine.engine import Engine
 from batchmaker.graph.mini_batch import unrolled
-from batchmaker.models.blueprint import Blueprint
-from batchmaker.observe.sweeps import Line, Panel, draw_panels
+from batchmaker.lab.datasets import poisson_arrivals
+from batchmaker.lab.learners.learning import Samples, learn
+from batchmaker.lab.learners.qlearning import Settings
+from batchmaker.lab.plots.sweeps import Line, Panel, draw_panels
+from batchmaker.lab.simulator.costs import step_costs
+from batchmaker.lab.simulator.run import Device, simulate
+from batchmaker.lab.simulator.workload import Offered, Records, SimulatedModel, SimulatedRequest
+from batchmaker.lab.zoo.blueprint import Blueprint
+from batchmaker.model.model import Model
 from batchmaker.policies import sufficient
 from batchmaker.policies.learned import CellRow, LearnedPolicy, LearntFrom, PolicyFile
 from batchmaker.policies.learned import policy as learned
-from batchmaker.policies.learned.learning import Samples, learn
-from batchmaker.policies.learned.qlearning import Settings
 from batchmaker.policies.sufficient import SufficientPolicy
-from batchmaker.simulator.costs import step_costs
-from batchmaker.simulator.run import Device, simulate
-from batchmaker.simulator.workload import Offered, Records, SimulatedModel, SimulatedRequest
 from simulated_and_real import Seen, live
 
 MODELS = ("treelstm-2type", "latticelstm", "bilstm-tagger")

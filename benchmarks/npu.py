@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from batchmaker import models
 from batchmaker.cli.bench.report import commit
-from batchmaker.cost import Npu, dataflow_named
-from batchmaker.models.blueprint import Blueprint, blueprint
+from batchmaker.lab import zoo
+from batchmaker.lab.npu import Npu, dataflow_named
+from batchmaker.lab.zoo.blueprint import Blueprint, blueprint
 
 TABLE_II_MS = {"resnet50": 1.1, "gnmt": 7.2, "transformer": 2.4}
 OTHERS = ("vgg16", "mobilenet", "bert", "las", "deepspeech2")
@@ -46,7 +46,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = []
     for name in (*TABLE_II_MS, *OTHERS):
-        network = blueprint(name, partial(models.make, name))
+        network = blueprint(name, partial(zoo.make, name))
         row = {"model": name, "table_ii_ms": TABLE_II_MS.get(name)}
         for dataflow in ("ws", "os", "tpu"):
             for width in (1, 2):

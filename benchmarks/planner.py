@@ -20,12 +20,12 @@ from typing import Any, Final
 import matplotlib
 import torch
 
-from batchmaker.cells.planning.plan import plan_cell
-from batchmaker.cells.planning.report import CellReport, report_on
-from batchmaker.cells.rewrite import fold_constants, lift
 from batchmaker.cli.bench.report import commit, machine
+from batchmaker.compile.planner.plan import plan_cell
+from batchmaker.compile.rewrite import fold_constants, lift
 from batchmaker.graph.spec import ValueSpec
-from batchmaker.models.gatewise import CELLS, GatewiseModel, inputs_of
+from batchmaker.lab.plan_report import CellReport, report_on
+from batchmaker.lab.zoo.gatewise import CELLS, GatewiseModel, inputs_of
 
 PAPER: Final = {  # kernels before, after; kB copied before, after; latency ratio; milliseconds to plan
     "gru": (6, 2, 666.0, 14.0, 1.54, 4.82),

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from batchmaker.cells.planning.pq_tree import PQTree
 from batchmaker.cli.bench.report import commit, machine
-from batchmaker.observe.sweeps import Line, Panel, draw_panels
+from batchmaker.compile.planner.pq_tree import PQTree
+from batchmaker.lab.plots.sweeps import Line, Panel, draw_panels
 
 SIZES = (100, 200, 500, 1000, 2000, 5000, 10_000)
 FAMILIES = ("pairs", "windows", "blocks")

@@ -28,10 +28,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker import models, policies
-from batchmaker.cells.model import Model
-from batchmaker.cells.registry import CellRegistry
-from batchmaker.cells.unfolding import Unfolding
+from batchmaker import policies
 from batchmaker.cli.bench.load import quiet_interpreter
 from batchmaker.cli.bench.report import commit, machine
 from batchmaker.cli.measuring import measured_cells
@@ -39,18 +36,22 @@ from batchmaker.cli.overhead import IN_FLIGHT, fitted_overhead, kept_in_flight
 from batchmaker.cli.simulate.study import make_policy
 from batchmaker.cli.workload import Workload, make_workload
 from batchmaker.cost import CostProfile, LatencyTable, LengthProfile, Overhead, PredictedLength, ProfileOptions
-from batchmaker.datasets import poisson_arrivals
-from batchmaker.engine.choice import WITH_DEADLINES
 from batchmaker.engine.costs import wants_costs
 from batchmaker.engine.engine import Engine
+from batchmaker.engine.setup import WITH_DEADLINES
 from batchmaker.engine.ticket import Ticket
-from batchmaker.observe.sweeps import Line, Panel, draw_panels
+from batchmaker.lab import zoo
+from batchmaker.lab.datasets import poisson_arrivals
+from batchmaker.lab.plots.sweeps import Line, Panel, draw_panels
+from batchmaker.lab.simulator.costs import step_costs
+from batchmaker.lab.simulator.run import Device, simulate
+from batchmaker.lab.simulator.workload import Offered, SimulatedModel, SimulatedRequest
+from batchmaker.model.model import Model
+from batchmaker.model.registry import CellRegistry
+from batchmaker.model.unfolding import Unfolding
 from batchmaker.policies.base import CellPolicy
 from batchmaker.scheduler.commands import Command
 from batchmaker.scheduler.events import Event, StepsFinished
-from batchmaker.simulator.costs import step_costs
-from batchmaker.simulator.run import Device, simulate
-from batchmaker.simulator.workload import Offered, SimulatedModel, SimulatedRequest
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 LOADS = (0.3, 0.5, 0.7)
@@ -267,7 +268,7 @@ def measured(name: str, policy: str, options: argparse.Namespace, rates: dict[fl
     rates: by load, filled in by the first policy.
     """
     workload = make_workload(name, data=options.data if name == "lstm" else (), count=options.count, seed=0)
-    model = models.make(name, hidden=options.hidden, vocabulary_size=workload.vocabulary_size)
+    model = zoo.make(name, hidden=options.hidden, vocabulary_size=workload.vocabulary_size)
     seconds, sla_ms = options.seconds[name], options.sla_ms[name]
     runs: list[dict[str, Any]] = []
     profiles: list[CostProfile] = []

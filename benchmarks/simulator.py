@@ -17,20 +17,21 @@ from pathlib import Path
 
 import numpy as np
 
-from batchmaker import models
 from batchmaker.cli.bench.report import commit, machine
 from batchmaker.cli.simulate.device import predicted_lengths
 from batchmaker.cli.simulate.study import make_policy
 from batchmaker.cli.simulate.workload import Workload, make
-from batchmaker.cost import CellLatency, CostProfile, LatencyTable, Npu, ProfileOptions, dataflow_named
-from batchmaker.datasets import lazybatching_lengths, poisson_arrivals
+from batchmaker.cost import CellLatency, CostProfile, LatencyTable, ProfileOptions
 from batchmaker.graph.recorder import Recorder
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.graph.values import HostValues
-from batchmaker.models.blueprint import blueprint
-from batchmaker.simulator.costs import step_costs
-from batchmaker.simulator.run import Device, simulate
-from batchmaker.simulator.workload import Offered, SimulatedModel, SimulatedRequest
+from batchmaker.lab import zoo
+from batchmaker.lab.datasets import lazybatching_lengths, poisson_arrivals
+from batchmaker.lab.npu import Npu, dataflow_named
+from batchmaker.lab.simulator.costs import step_costs
+from batchmaker.lab.simulator.run import Device, simulate
+from batchmaker.lab.simulator.workload import Offered, SimulatedModel, SimulatedRequest
+from batchmaker.lab.zoo.blueprint import blueprint
 
 MAX_BATCH = 64
 POLICIES = ("serial", "graph:window_ms=25", "cellular", "lazy")
@@ -67,7 +68,7 @@ def four_runs(count: int) -> tuple[SimulatedModel, list[SimulatedRequest], CostP
 
 def layers(count: int) -> tuple[SimulatedModel, list[SimulatedRequest], CostProfile]:
     """GNMT as this project serves it, on the NPU."""
-    network = blueprint("gnmt", partial(models.make, "gnmt", max_batch=MAX_BATCH))
+    network = blueprint("gnmt", partial(zoo.make, "gnmt", max_batch=MAX_BATCH))
     workload: Workload = make("gnmt", network, (), count)
     table = Npu().latency_table(network.operations, MAX_BATCH, dataflow_named("tpu"))
     lengths = predicted_lengths(network, workload)

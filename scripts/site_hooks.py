@@ -40,8 +40,8 @@ REFERENCE: Final = {
     "batchmaker.server": ("Server", "Settings of `batchmaker serve`, and how a model appears as tensors."),
     "batchmaker.client": ("Client", "Values of a server's answer as they come."),
     "batchmaker.policies": ("Policies", "What decides which work runs next. See also the [list](../policies.md)."),
-    "batchmaker.models": ("Networks", "The networks that come with the package."),
-    "batchmaker.datasets": ("Datasets", "Readers of data sets, and seeded generators."),
+    "batchmaker.lab.zoo": ("Networks", "The networks that come with the package."),
+    "batchmaker.lab.datasets": ("Datasets", "Readers of data sets, and seeded generators."),
     "batchmaker.cost": ("Costs", "What is known of the time that cells take."),
     "batchmaker.kernels": ("Kernels", "Recurrent layers whose weights stay on a GPU's chip."),
 }

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 import batchmaker as bm
-from batchmaker import models
 from batchmaker.cli.workload import make_workload
+from batchmaker.lab import zoo
 from engine_cost.hand_chains import Closed, Continuous, Lstm, Plain
 from engine_cost.hand_server import Batches, in_batches, run_all
 from engine_cost.measuring import (
@@ -87,7 +87,7 @@ def chain(settings: Settings, size: Size) -> Iterator[Chain]:
     work = make_workload("lstm", data=[settings.data / "europarl_deen" / "raw5k.en"], count=count)
     requests = [np.asarray(request, np.int64) % WORDS for request in work.requests]
     max_batch = settings.of(256, 32)
-    model = models.make("lstm", hidden=hidden, dtype=dtype, vocabulary_size=WORDS, max_batch=max_batch)
+    model = zoo.make("lstm", hidden=hidden, dtype=dtype, vocabulary_size=WORDS, max_batch=max_batch)
     step: Any = model.cells["step"].module
     with bm.Engine(model, threads=1) as engine:
         found = Chain(

@@ -1,6 +1,6 @@
 """Binary TreeLSTMs batched by hand, level by level: no gathers, since a node's state is written where its parent reads.
 
-The same sums as models/treelstm.py: the leaves' input is a folded table; each child's h goes through a product of its
+The same sums as lab/zoo/treelstm.py: the leaves' input is a folded table; each child's h goes through a product of its
 own, whose gates are f, i, o, u; a forget gate depends on its own child alone.
 """
 
@@ -107,7 +107,7 @@ def inner_states(left, right, bias, row, begin, end, parent, root, h, c, results
 
 @final
 class TreesByHand:
-    """Runs closed batches of trees: requests as models/trees.py takes them, the roots' h."""
+    """Runs closed batches of trees: requests as lab/zoo/trees.py takes them, the roots' h."""
 
     def __init__(self, model: Any) -> None:
         leaf, inner = (model.cells[name].module for name in ("leaf", "inner"))

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 import batchmaker as bm
 from batchmaker.cli.bench.load import quiet_interpreter
 from batchmaker.cli.bench.report import machine
-from batchmaker.datasets import poisson_arrivals
 from batchmaker.engine.driver import DriverStats
+from batchmaker.lab.datasets import poisson_arrivals
 
 Better = Literal["higher", "lower"]
 Submit = Callable[[Any], "Future[Any]"]

@@ -11,9 +11,9 @@ from typing import Any, Final
 import numpy as np
 
 import batchmaker as bm
-from batchmaker import models
 from batchmaker.cli.bench import load
 from batchmaker.cli.workload import make_workload
+from batchmaker.lab import zoo
 from engine_cost.chains import ALONE_WORDS, WORDS, chain
 from engine_cost.measuring import (
     Better,
@@ -84,7 +84,7 @@ def queueing(settings: Settings) -> Iterator[Row]:
     work = make_workload("lstm", data=[settings.data / "europarl_deen" / "raw5k.en"], count=4000)
     rows = []
     for seed in range(settings.of(3, 1)):
-        model = models.make("lstm", hidden=size[0], dtype=size[1], vocabulary_size=work.vocabulary_size)
+        model = zoo.make("lstm", hidden=size[0], dtype=size[1], vocabulary_size=work.vocabulary_size)
         engine = bm.Engine(model, threads=1)
         seen = load.poisson(engine, work, 0.5 * peak, seconds, seed, lambda share, answered: None)
         step_ms = 1e3 * seen.stats.busy_s / seen.stats.steps
@@ -103,7 +103,7 @@ def budgets(settings: Settings) -> Iterator[Row]:
     for size in settings.of(((128, "float32"), (512, "float32")), ((64, "float32"),)):
         with contextlib.ExitStack() as stack:
             it = stack.enter_context(chain(settings, size))
-            model = models.make("lstm", hidden=size[0], dtype=size[1], vocabulary_size=WORDS)
+            model = zoo.make("lstm", hidden=size[0], dtype=size[1], vocabulary_size=WORDS)
             engines = {
                 budget: stack.enter_context(bm.Engine(model, threads=1, policy=f"cellular:budget_ms={budget:g}"))
                 for budget in (BUDGET_MS, *others)
@@ -148,7 +148,7 @@ def workers(settings: Settings) -> Iterator[Row]:
         raise NotRunError("needs two cores")
     size = settings.of((1024, "bfloat16"), (64, "float32"))
     with chain(settings, size) as it:
-        model = models.make("lstm", hidden=size[0], dtype=size[1], vocabulary_size=WORDS)
+        model = zoo.make("lstm", hidden=size[0], dtype=size[1], vocabulary_size=WORDS)
         with bm.Engine(model, threads=1, workers=2) as two:
             sides = {
                 "ours": lambda: per_second(partial(two.map, it.requests, progress=False), len(it.requests)),

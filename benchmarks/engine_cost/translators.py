@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import batchmaker as bm
-from batchmaker import models
 from batchmaker.cli.workload import make_workload
+from batchmaker.lab import zoo
 from engine_cost.hand_decoders import LETTERS, FoldedBatch, PlainBatch, Spoken
 from engine_cost.hand_server import Batches, Run, in_batches, run_all
 from engine_cost.hand_tagger import taggers
@@ -52,7 +52,7 @@ def tagger(settings: Settings) -> Iterator[Row]:
     work = make_workload("lstm", data=[settings.data / "europarl_deen" / "raw5k.en"], count=4000)
     sentences = [np.asarray(words, np.int64) % TAGGER_WORDS for words in work.requests]
     sentences = [words for words in sentences if SHORTEST <= len(words) <= LONGEST][: settings.of(1330, 150)]
-    model = models.make("bilstm-tagger", vocabulary_size=TAGGER_WORDS, hidden=TAGGER_HIDDEN, layers=1)
+    model = zoo.make("bilstm-tagger", vocabulary_size=TAGGER_WORDS, hidden=TAGGER_HIDDEN, layers=1)
     yield from _both(settings, f"BiLSTM tagger {TAGGER_HIDDEN}", model, sentences, taggers(model), targets=(0.8, 2.0))
 
 

@@ -15,8 +15,8 @@ from typing import Any, Final
 import numpy as np
 
 import batchmaker as bm
-from batchmaker import models
-from batchmaker.datasets import Vocabulary, read_trees
+from batchmaker.lab import zoo
+from batchmaker.lab.datasets import Vocabulary, read_trees
 from engine_cost.hand_server import run_all
 from engine_cost.hand_trees import TreesByHand
 from engine_cost.measuring import (
@@ -127,7 +127,7 @@ def sst(settings: Settings, count: int | None) -> tuple[Any, list[Any], int]:
     """Return a TreeLSTM of 256, trees of SST for it, all or the first so many, and how many words it knows."""
     trees = read_trees(settings.data / "sst" / "train.txt")
     vocabulary = Vocabulary.from_sentences(tree.words for tree in trees)
-    model: Any = models.make("treelstm", vocabulary_size=len(vocabulary), hidden=256)
+    model: Any = zoo.make("treelstm", vocabulary_size=len(vocabulary), hidden=256)
     return model, [model.encode(tree, vocabulary) for tree in trees[:count]], len(vocabulary)
 
 

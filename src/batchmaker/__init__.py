@@ -6,32 +6,32 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from batchmaker.cells.cell import Cell
-    from batchmaker.cells.layers import layers
-    from batchmaker.cells.model import Model
-    from batchmaker.cells.onnx_model import onnx
-    from batchmaker.cells.opaque import opaque
-    from batchmaker.cells.recurrent_layers import recurrent
-    from batchmaker.cells.saved import load
-    from batchmaker.cells.trees import tree
+    from batchmaker.compile.opaque import opaque
     from batchmaker.engine.engine import Engine
     from batchmaker.engine.save import save
+    from batchmaker.model.cell import Cell
+    from batchmaker.model.layers import layers
+    from batchmaker.model.model import Model
+    from batchmaker.model.onnx_model import onnx
+    from batchmaker.model.recurrent_layers import recurrent
+    from batchmaker.model.trees import tree
+    from batchmaker.saved import load
 
 __version__ = "0.1.0"
 
 __all__ = ["Cell", "Engine", "Model", "__version__", "layers", "load", "onnx", "opaque", "recurrent", "save", "tree"]
 
 _HOMES = {
-    "Cell": "batchmaker.cells.cell",
+    "Cell": "batchmaker.model.cell",
     "Engine": "batchmaker.engine.engine",
-    "Model": "batchmaker.cells.model",
-    "layers": "batchmaker.cells.layers",
-    "load": "batchmaker.cells.saved",
-    "onnx": "batchmaker.cells.onnx_model",
-    "opaque": "batchmaker.cells.opaque",
-    "recurrent": "batchmaker.cells.recurrent_layers",
+    "Model": "batchmaker.model.model",
+    "layers": "batchmaker.model.layers",
+    "load": "batchmaker.saved",
+    "onnx": "batchmaker.model.onnx_model",
+    "opaque": "batchmaker.compile.opaque",
+    "recurrent": "batchmaker.model.recurrent_layers",
     "save": "batchmaker.engine.save",
-    "tree": "batchmaker.cells.trees",
+    "tree": "batchmaker.model.trees",
 }
 """Where each name is, for when it is first used: what needs no torch, such as `batchmaker.client`, comes without it."""
 

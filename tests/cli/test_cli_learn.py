@@ -11,9 +11,9 @@ from typer.testing import Result
 from waiting_models import Waiting
 
 import batchmaker as bm
-from batchmaker import models
-from batchmaker.datasets import random_trees, read_trees, to_sexpr
 from batchmaker.errors import DataError, ModelError, OptionError, PolicyFileError
+from batchmaker.lab import zoo
+from batchmaker.lab.datasets import random_trees, read_trees, to_sexpr
 from batchmaker.policies.learned import PolicyFile
 
 Command = Callable[..., Result]
@@ -61,7 +61,7 @@ def test_the_report_has_every_policy_with_its_batches_and_the_bound(policy, read
 
 def test_what_is_counted_follows_from_the_file_alone(policy, trees, read_json):
     """Two trees together need the leaves, as many levels as the deeper one has, and all outputs at once."""
-    from batchmaker.datasets import read_trees, tree_depth
+    from batchmaker.lab.datasets import read_trees, tree_depth
 
     depths = [tree_depth(tree) for tree in read_trees(trees)[:10]]
     expected = sum(max(depths[i : i + 2]) + 1 for i in range(0, 10, 2)) / 5
@@ -127,7 +127,7 @@ def test_what_cannot_be_learnt_is_refused(command: Command, trees, tmp_path, arg
 def parser(trees: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The directory of a saved model, and its requests as JSON lines."""
     folder = tmp_path_factory.mktemp("saved")
-    bm.save(models.make("treelstm", vocabulary_size=20, hidden=4, max_batch=4), folder / "parser")
+    bm.save(zoo.make("treelstm", vocabulary_size=20, hidden=4, max_batch=4), folder / "parser")
     requests = [{"words": [3] * tree.num_leaves, "children": tree.children.tolist()} for tree in read_trees(trees)]
     lines = folder / "requests.jsonl"
     lines.write_text("".join(f"{json.dumps(request)}\n\n" for request in requests), "utf-8")
@@ -166,7 +166,7 @@ def test_a_request_that_the_saved_model_refuses_is_named(command: Command, parse
 
 
 def test_graphs_that_depend_on_values_are_refused(command: Command, tmp_path):
-    bm.save(models.make("seq2seq", vocabulary_size=20, hidden=4, max_batch=4), tmp_path / "until")
+    bm.save(zoo.make("seq2seq", vocabulary_size=20, hidden=4, max_batch=4), tmp_path / "until")
     bm.save(Waiting(), tmp_path / "yields", example_request=[1.0])
     for name, request, says in (("until", [3, 4], "ends a loop by a value"), ("yields", [1.0], "waits for values")):
         lines = tmp_path / f"{name}.jsonl"

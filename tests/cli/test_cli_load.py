@@ -12,8 +12,8 @@ import pytest
 from batchmaker.cli.bench import load
 from batchmaker.cli.workload import make_workload
 from batchmaker.clock import VirtualClock
-from batchmaker.datasets import poisson_arrivals
 from batchmaker.engine.driver import DriverStats
+from batchmaker.lab.datasets import poisson_arrivals
 
 RATE_RPS, SECONDS, SEED = 200.0, 2.0, 3
 WORKLOAD = make_workload("lstm", lengths="fixed:5", count=20)

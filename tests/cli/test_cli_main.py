@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import subprocess
 import sys
 
 import pytest
 
 import batchmaker
-from batchmaker import models
+from batchmaker.cli.main import COMMANDS
+from batchmaker.lab import zoo
 
 
 @pytest.mark.parametrize("name", ["demo", "run", "bench", "profile"])
@@ -25,6 +28,20 @@ def test_help_lists_the_commands(command):
     assert all(name in result.output for name in ("demo", "run", "bench", "profile"))
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_says_of_a_command_what_its_own_help_says_first(name):
+    place = COMMANDS[name]
+    function = getattr(importlib.import_module(f"batchmaker.cli.{place.module}"), place.function)
+    assert place.short == inspect.getdoc(function).splitlines()[0]
+
+
+def test_the_list_of_commands_loads_none_of_them():
+    loaded = "; import sys; print([m for m in sys.modules if m == 'torch' or m.startswith('batchmaker.lab')])"
+    code = "from batchmaker.cli.main import app\ntry: app(['--help'])\nexcept SystemExit: pass\n" + loaded[2:]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
 def test_version(command):
     assert command("--version").output == f"batchmaker {batchmaker.__version__}\n"
 
@@ -39,7 +56,7 @@ def test_own_errors_are_one_line_on_standard_error_and_status_2(program):
     done = program("bench", "lstn")
     assert done.returncode == 2
     assert done.stdout == ""
-    known = ", ".join(sorted(models.MODELS))
+    known = ", ".join(sorted(zoo.MODELS))
     assert done.stderr.splitlines() == [f"error: unknown model 'lstn'; known: {known}. Did you mean 'lstm'?"]
 
 

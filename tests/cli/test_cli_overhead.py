@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from batchmaker import models
 from batchmaker.cli.overhead import Kept, fitted_overhead, kept_in_flight
 from batchmaker.cost import CellLatency, LatencyTable, Overhead
 from batchmaker.engine.engine import Engine
 from batchmaker.errors import InvalidRequestError
+from batchmaker.lab import zoo
 
 TABLE = LatencyTable((CellLatency("step", (1, 4), (1e-6, 2e-6), (1e-6, 2e-6)),))
 
@@ -38,7 +38,7 @@ def test_no_overhead_is_below_zero() -> None:
 
 
 def test_who_is_answered_is_replaced_until_the_time_is_over() -> None:
-    with Engine(models.make("lstm", hidden=8, vocabulary_size=20)) as engine:
+    with Engine(zoo.make("lstm", hidden=8, vocabulary_size=20)) as engine:
         kept = kept_in_flight(engine, [[3, 4, 5], [6]], TABLE, 4, 0.5)
         assert kept.requests >= 4
         assert kept.requests == engine.service["LstmModel"].answered
@@ -49,13 +49,13 @@ def test_who_is_answered_is_replaced_until_the_time_is_over() -> None:
 
 
 def test_nobody_is_replaced_once_the_time_is_over() -> None:
-    with Engine(models.make("lstm", hidden=8, vocabulary_size=20)) as engine:
+    with Engine(zoo.make("lstm", hidden=8, vocabulary_size=20)) as engine:
         assert kept_in_flight(engine, [[3, 4, 5]], TABLE, 3, 0.0).requests == 3
 
 
 def test_a_request_that_fails_ends_the_measurement() -> None:
     with (
-        Engine(models.make("lstm", hidden=8, vocabulary_size=20)) as engine,
+        Engine(zoo.make("lstm", hidden=8, vocabulary_size=20)) as engine,
         pytest.raises(InvalidRequestError),
     ):
         kept_in_flight(engine, [[99]], TABLE, 2, 10.0)

@@ -6,7 +6,7 @@ import pytest
 
 import batchmaker as bm
 from batchmaker.errors import DataError, OptionError
-from batchmaker.models.gatewise import CELLS, GatewiseModel
+from batchmaker.lab.zoo.gatewise import CELLS, GatewiseModel
 
 QUICK = ("--hidden", 8, "--batch", 2, "--seconds", 0.01)
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from batchmaker import models
-from batchmaker.cells.operations import ShapeRegistry
-from batchmaker.cells.unfolding import Unfolding
 from batchmaker.cli.requests import LATTICES, TAGGERS, TREES, WORKLOADS, num_cells, requests_from
 from batchmaker.cli.simulate import workload as simulated
 from batchmaker.cli.workload import make_workload
 from batchmaker.errors import DataError, OptionError
-from batchmaker.models.blueprint import blueprint
+from batchmaker.lab import zoo
+from batchmaker.lab.npu.operations import ShapeRegistry
+from batchmaker.lab.zoo.blueprint import blueprint
+from batchmaker.model.unfolding import Unfolding
 
 TREE_LINES = "(3 (2 a) (1 b))\n\n(1 word)\n(4 (2 (1 a) (2 c)) (1 b))\n"
 TAGGED_LINES = "the|O cat|I-ORG sat|O\nthe|O|O\n"
@@ -171,7 +171,7 @@ def test_what_is_neither_json_nor_a_file_of_lattices_is_refused(command, tmp_pat
 
 @pytest.mark.parametrize("name", ["latticegru", "mvrnn"])
 def test_lattices_and_trees_are_simulated_as_they_are(name):
-    shapes = blueprint(name, lambda: models.make(name, hidden=4))
+    shapes = blueprint(name, lambda: zoo.make(name, hidden=4))
     work = simulated.make(name, shapes, (), 20)
     assert work.source == f"generated {'lattices' if name in LATTICES else 'trees'}"
     assert len({request.graph.num_nodes for request in work.draw(0, 20)}) > 5

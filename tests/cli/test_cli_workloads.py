@@ -7,10 +7,10 @@ import json
 import numpy as np
 import pytest
 
-from batchmaker import models
 from batchmaker.cli.bench import reference
 from batchmaker.cli.workload import make_workload
 from batchmaker.errors import OptionError
+from batchmaker.lab import zoo
 
 SHAPES = {"resnet50": (3, 224, 224), "vgg16": (3, 224, 224), "mobilenet": (3, 224, 224)}
 
@@ -53,7 +53,7 @@ def test_lengths_and_files_are_for_those_that_have_them(text_file):
 @pytest.fixture
 def tiny(monkeypatch):
     """Networks that a test can measure."""
-    make = models.MODELS["bert"], models.MODELS["mobilenet"]
+    make = zoo.MODELS["bert"], zoo.MODELS["mobilenet"]
 
     def bert(vocabulary_size=30_522, hidden=8, layers=1, dtype="float32", max_batch=4, seed=0):
         return make[0](vocabulary_size, hidden, 2, 8, layers, dtype=dtype, max_batch=max_batch, seed=seed)
@@ -61,8 +61,8 @@ def tiny(monkeypatch):
     def mobilenet(dtype="float32", max_batch=2, seed=0):
         return make[1](0.03, image=32, classes=3, dtype=dtype, max_batch=max_batch, seed=seed)
 
-    monkeypatch.setitem(models.MODELS, "bert", bert)
-    monkeypatch.setitem(models.MODELS, "mobilenet", mobilenet)
+    monkeypatch.setitem(zoo.MODELS, "bert", bert)
+    monkeypatch.setitem(zoo.MODELS, "mobilenet", mobilenet)
     monkeypatch.setattr(reference, "SECONDS_EACH", 0.005)
 
 

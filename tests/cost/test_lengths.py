@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchmaker.cost.lengths import MAX_SAMPLES, MAX_STEPS, MIN_SAMPLES, LengthProfile
-from batchmaker.datasets import lazybatching_lengths
 from batchmaker.errors import DataError, OptionError
+from batchmaker.lab.datasets import lazybatching_lengths
 
 QUANTILES = st.sampled_from([0.1, 0.25, 0.5, 0.75, 0.9, 0.99])
 RUNS = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 40)), min_size=1, max_size=400)

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import batchmaker as bm
-from batchmaker.cells.cell import OpenLoop
-from batchmaker.cells.scope import current_scope
 from batchmaker.errors import ModelError
 from batchmaker.graph.values import Value, ValueSequence
+from batchmaker.model.scope import OpenLoop, current_scope
 
 WIDTH = 4
 FORMS = ("node", "run", "map", "tree", "fed_tree", "loop", "ending_loop", "ending_run")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from batchmaker import models
+from batchmaker.lab import zoo
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = (
@@ -200,7 +200,7 @@ def sentences(lengths, words=50):
 
 
 def lstm(scripts, dtype="float32"):
-    step = models.make("lstm", vocabulary_size=50, hidden=24, dtype=dtype).cells["step"].module
+    step = zoo.make("lstm", vocabulary_size=50, hidden=24, dtype=dtype).cells["step"].module
     chains = scripts["hand_chains"]
     return chains.Lstm.of(step.embedding, step.layers[0]), chains.Plain(step.embedding, step.layers[0])
 
@@ -270,7 +270,7 @@ def test_requests_are_put_into_batches_by_their_length(scripts):
 @pytest.mark.slow
 def test_the_taggers_by_hand_give_the_engines_labels(scripts):
     tagger = scripts["hand_tagger"]
-    model = models.make("bilstm-tagger", vocabulary_size=50, hidden=24, layers=1)
+    model = zoo.make("bilstm-tagger", vocabulary_size=50, hidden=24, layers=1)
     requests = sentences(LENGTHS)
     wanted = model.batched(requests)
     for way in tagger.taggers(model).values():
@@ -291,7 +291,7 @@ def test_the_decoders_by_hand_say_the_same_and_stop_at_the_end(scripts):
 
 @pytest.mark.slow
 def test_trees_level_by_level_by_hand_have_the_states_of_node_by_node(scripts):
-    model = models.make("treelstm", vocabulary_size=50, hidden=24)
+    model = zoo.make("treelstm", vocabulary_size=50, hidden=24)
     shapes = ([[0, 1], [4, 2], [3, 5]], [], [[0, 1]], [[1, 2], [0, 3]])
     words = sentences([len(children) + 1 for children in shapes])
     requests = [

@@ -8,7 +8,6 @@ import pytest
 from engine_models import Gate, Sums, Totals, Turns, assert_balanced, scheduler, shut, wait_until
 
 import batchmaker as bm
-from batchmaker import models
 from batchmaker.errors import (
     CancelledError,
     ModelError,
@@ -17,6 +16,7 @@ from batchmaker.errors import (
     SequenceLimitError,
     StoppedError,
 )
+from batchmaker.lab import zoo
 
 
 def test_a_sequence_that_is_idle_for_too_long_ends_and_frees_what_it_kept() -> None:
@@ -109,7 +109,7 @@ def test_stop_without_drain_settles_every_chunk(workers: int) -> None:
 
 
 def test_only_policies_of_cells_and_models_with_chunks_serve_sequences() -> None:
-    with bm.Engine(models.make("lstm", vocabulary_size=40, hidden=8), "padded", threads=1) as engine:
+    with bm.Engine(zoo.make("lstm", vocabulary_size=40, hidden=8), "padded", threads=1) as engine:
         with pytest.raises(OptionError, match="policy 'padded' batches whole requests"):
             engine.open_sequence()
         assert engine.num_sequences == 0

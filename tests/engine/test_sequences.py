@@ -27,7 +27,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import batchmaker as bm
-from batchmaker import models
 from batchmaker.errors import (
     CellError,
     DeadlineError,
@@ -35,11 +34,12 @@ from batchmaker.errors import (
     ModelError,
     SequenceError,
 )
+from batchmaker.lab import zoo
 from batchmaker.scheduler.commands import Read, RunTask
 
 SMALL = {"vocabulary_size": 40, "hidden": 8, "max_batch": 8}
-LSTM = models.make("lstm", layers=2, **SMALL)
-GRU = models.make("gru", **SMALL)
+LSTM = zoo.make("lstm", layers=2, **SMALL)
+GRU = zoo.make("gru", **SMALL)
 
 
 class Rounds(bm.Model):

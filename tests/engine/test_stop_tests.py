@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import batchmaker as bm
-from batchmaker.cells.cell import OpenLoop
 from batchmaker.engine.stop_tests import StopTests
 from batchmaker.executor.base import StepsResult
 from batchmaker.executor.inline import InlineExecutor
+from batchmaker.model.scope import OpenLoop
 
 SHORTEST, LONGEST = 1, 9
 

@@ -14,11 +14,11 @@ from engine_models import HIDDEN, VOCABULARY, Decode, Encode, LoopTranslator, tr
 from torch import nn
 
 import batchmaker as bm
-from batchmaker import models
-from batchmaker.cells.template_book import TemplateBook
 from batchmaker.engine.cell_driver import CellDriver
 from batchmaker.errors import BatchmakerError, InvalidRequestError
-from batchmaker.simulator.replay import EventLog, SchedulerOptions, check_replay
+from batchmaker.lab import zoo
+from batchmaker.lab.simulator.replay import EventLog, SchedulerOptions, check_replay
+from batchmaker.model.template_book import TemplateBook
 
 
 def book_of(engine: bm.Engine) -> TemplateBook:
@@ -57,9 +57,9 @@ def same(one: Any, other: Any) -> bool:
 
 
 MODELS: dict[str, Any] = {
-    "lstm": lambda: models.make("lstm", vocabulary_size=50, hidden=8, max_batch=8),
-    "gru": lambda: models.make("gru", vocabulary_size=50, hidden=8, layers=2, max_batch=8),
-    "bilstm-tagger": lambda: models.make("bilstm-tagger", vocabulary_size=50, hidden=8, max_batch=8),
+    "lstm": lambda: zoo.make("lstm", vocabulary_size=50, hidden=8, max_batch=8),
+    "gru": lambda: zoo.make("gru", vocabulary_size=50, hidden=8, layers=2, max_batch=8),
+    "bilstm-tagger": lambda: zoo.make("bilstm-tagger", vocabulary_size=50, hidden=8, max_batch=8),
 }
 
 

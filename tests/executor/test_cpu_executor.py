@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import batchmaker as bm
 from batchmaker.errors import OptionError
-from batchmaker.executor import stepping
+from batchmaker.executor import task_steps
 from batchmaker.executor.cpu import CpuExecutor, default_threads
 
 
@@ -96,7 +96,7 @@ def test_steps_that_shrink_within_a_task_run_as_batches(monkeypatch: pytest.Monk
     def refuse(*_: Any) -> None:
         raise AssertionError("a step was run row by row")
 
-    monkeypatch.setattr(stepping, "_row_by_row", refuse)
+    monkeypatch.setattr(task_steps, "_row_by_row", refuse)
     lengths = [5, 5, 4, 4, 3, 3, 3, 2, 2, 2, 1, 1, 1, 1, 1, 1]
     with bm.Engine(Chains(Swap(), batch_sizes=[2, 4, 16]), threads=1) as engine:
         answers = engine.map([{"xs": list(range(length)), "form": "run"} for length in lengths], progress=False)

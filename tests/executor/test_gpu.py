@@ -12,12 +12,12 @@ from test_cuda_executor import REQUESTS, Mixed, OneByOne, plainly
 from test_whole_tasks import LENGTHS, MODULES, Chain, flat, vectors
 from torch import Tensor
 
-from batchmaker import models
 from batchmaker.engine.engine import Engine
 from batchmaker.errors import CellError
 from batchmaker.executor.cuda.device import HEADER_WORDS, CannotRecordError
 from batchmaker.executor.cuda.gpu import Gpu
 from batchmaker.executor.cuda.open import open_devices
+from batchmaker.lab import zoo
 
 pytestmark = pytest.mark.gpu
 
@@ -152,7 +152,7 @@ def test_every_request_gets_what_plain_pytorch_computes_on_a_gpu(sizes: list[int
 @pytest.mark.parametrize("name", ["lstm", "gru"])
 def test_recurrent_states_are_those_of_the_cpu(name: str, dtype: str) -> None:
     wanted = in_float32(name, SENTENCES)
-    model = models.make(name, hidden=64, vocabulary_size=50, layers=2, dtype=dtype)
+    model = zoo.make(name, hidden=64, vocabulary_size=50, layers=2, dtype=dtype)
     with Engine(model, device="cuda:0") as engine:
         for answer, want in zip(engine.map(SENTENCES, progress=False), wanted, strict=True):
             torch.testing.assert_close(answer.float(), want, rtol=0, atol=TOLERANCES[dtype])
@@ -160,7 +160,7 @@ def test_recurrent_states_are_those_of_the_cpu(name: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
 def test_tasks_in_one_launch_give_what_single_steps_do(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = models.make("lstm", hidden=64, vocabulary_size=50, dtype=dtype, max_batch=16)
+    model = zoo.make("lstm", hidden=64, vocabulary_size=50, dtype=dtype, max_batch=16)
     with Engine(model, device="cuda:0") as engine:
         found = engine.map(SENTENCES, progress=False)
         assert engine.driver._executor.num_whole_tasks > 0
@@ -188,7 +188,7 @@ def test_every_step_of_a_task_in_one_launch_is_that_of_the_cpu(module: Any) -> N
 
 def test_tf32_stays_within_its_tolerance() -> None:
     wanted = in_float32("lstm", SENTENCES)
-    model = models.make("lstm", hidden=64, vocabulary_size=50, layers=2)
+    model = zoo.make("lstm", hidden=64, vocabulary_size=50, layers=2)
     before = torch.get_float32_matmul_precision()
     with Engine(model, device="cuda:0", tf32=True) as engine:
         for answer, want in zip(engine.map(SENTENCES, progress=False), wanted, strict=True):
@@ -198,12 +198,12 @@ def test_tf32_stays_within_its_tolerance() -> None:
 
 def in_float32(name: str, requests: list[Any]) -> list[Tensor]:
     """What the same weights give on the CPU."""
-    with Engine(models.make(name, hidden=64, vocabulary_size=50, layers=2)) as engine:
+    with Engine(zoo.make(name, hidden=64, vocabulary_size=50, layers=2)) as engine:
         return engine.map(requests, progress=False)
 
 
 def test_translations_are_those_of_the_cpu() -> None:
-    model = models.make("seq2seq", hidden=32, vocabulary_size=50)
+    model = zoo.make("seq2seq", hidden=32, vocabulary_size=50)
     with Engine(model) as engine:
         wanted = engine.map(SENTENCES, progress=False)
     with Engine(model, device="cuda:0") as engine:
@@ -213,7 +213,7 @@ def test_translations_are_those_of_the_cpu() -> None:
 
 
 def test_roots_of_trees_are_those_of_the_cpu() -> None:
-    model = models.make("treelstm", hidden=32, vocabulary_size=50)
+    model = zoo.make("treelstm", hidden=32, vocabulary_size=50)
     trees = [balanced(2 + i % 9, i) for i in range(30)]
     with Engine(model) as engine:
         wanted = engine.map(trees, progress=False)

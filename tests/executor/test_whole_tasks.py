@@ -14,8 +14,8 @@ from test_cuda_executor import Inner, fakes, running
 from torch import Tensor, nn
 
 import batchmaker as bm
-from batchmaker import models
 from batchmaker.engine.engine import Engine
+from batchmaker.lab import zoo
 
 
 class Swapped(nn.Module):
@@ -140,7 +140,7 @@ def test_whatever_is_asked_results_never_change(lengths: list[int], most: int, s
 @pytest.mark.parametrize(("dtype", "atol"), [("float32", 1e-6), ("bfloat16", 2e-2), ("float16", 2e-3)])
 def test_tokens_and_sixteen_bits(name: str, dtype: str, atol: float) -> None:
     (device,) = fakes(1, at_once=2)
-    model = models.make(name, hidden=16, vocabulary_size=50, dtype=dtype, max_batch=8)
+    model = zoo.make(name, hidden=16, vocabulary_size=50, dtype=dtype, max_batch=8)
     sentences = [[(i * 7 + j * 3) % 50 for j in range(length)] for i, length in enumerate(LENGTHS)]
     compared(model, sentences, device, atol=atol)
     assert device.num_recurrent > 0
@@ -178,7 +178,7 @@ def recorded_sizes(max_batch: int) -> int:
 
 def test_what_is_more_than_one_layer_runs_step_by_step() -> None:
     (device,) = fakes(1, at_once=2)
-    model = models.make("lstm", hidden=8, vocabulary_size=50, layers=2, max_batch=8)
+    model = zoo.make("lstm", hidden=8, vocabulary_size=50, layers=2, max_batch=8)
     compared(model, [[1, 2, 3, 4], [5, 6]], device)
     assert device.num_recurrent == 0
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from batchmaker.cells.recurrent import GRUStep, LSTMStep, RNNStep, gru_rows, lstm_bias, lstm_rows, rnn_bias
+from batchmaker.compile.projected_steps import GRUStep, LSTMStep, RNNStep, gru_rows, lstm_bias, lstm_rows, rnn_bias
 from batchmaker.kernels.cpu.loop import LoopCell, LoopTask, RecurrentLoop, StepKind
 from batchmaker.kernels.cpu.products import Library
 

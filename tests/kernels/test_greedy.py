@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import batchmaker as bm
-from batchmaker.cells.binding import BoundCell, bind
-from batchmaker.cells.cell import OpenLoop
+from batchmaker.compile.binding import BoundCell, bind
 from batchmaker.engine.stop_tests import StopTests
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.kernels.cpu.greedy import GreedyLoop
 from batchmaker.kernels.cpu.loop import LoopTask
+from batchmaker.model.scope import OpenLoop
 
 HIDDEN, TOKENS = 16, 5
 KINDS = {"lstm": nn.LSTMCell, "gru": nn.GRUCell, "rnn": nn.RNNCell}

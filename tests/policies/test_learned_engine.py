@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import batchmaker as bm
-from batchmaker import models
-from batchmaker.datasets import random_trees
 from batchmaker.errors import PolicyFileError, StoppedError
+from batchmaker.lab import zoo
+from batchmaker.lab.datasets import random_trees
 from batchmaker.policies.learned import CellRow, LearntFrom, PolicyFile
 
 LEARNT = LearntFrom("none", 1, 1, 1, 1, 1, 0, 1.0, 0.0, "none")
@@ -29,7 +29,7 @@ def test_answers_are_those_of_cellular_batching(policy):
     requests = [{"words": list(range(tree.num_leaves)), "children": tree.children} for tree in drawn]
     answers = []
     for name in (policy, "cellular"):
-        model = models.make("treelstm", vocabulary_size=20, hidden=8, output="labels", max_batch=4)
+        model = zoo.make("treelstm", vocabulary_size=20, hidden=8, output="labels", max_batch=4)
         with bm.Engine(model, name) as engine:
             answers.append(engine.map(requests, progress=False))
     for learned, cellular in zip(*answers, strict=True):
@@ -37,7 +37,7 @@ def test_answers_are_those_of_cellular_batching(policy):
 
 
 def test_another_model_is_refused_when_the_engine_starts_and_nothing_runs_on(policy):
-    engine = bm.Engine(models.make("lstm", vocabulary_size=20, hidden=8, max_batch=4), policy)
+    engine = bm.Engine(zoo.make("lstm", vocabulary_size=20, hidden=8, max_batch=4), policy)
     with pytest.raises(PolicyFileError, match="learnt for model 'treelstm': got cell"):
         engine.start()
     with pytest.raises(StoppedError):

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import batchmaker as bm
-from batchmaker.cells.binding import bind
+from batchmaker.compile.binding import bind
 from batchmaker.graph.spec import ValueSpec
-from batchmaker.models import make
+from batchmaker.lab.zoo import make
 
 ROOT = Path(__file__).resolve().parents[2]
 

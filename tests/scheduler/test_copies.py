@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from test_plan_rows import graph_of, make_policy
 from test_scheduler_properties import make_cells
 
+from batchmaker.lab.simulator.cells import CellSimulation
+from batchmaker.lab.simulator.replay import EventLog, SchedulerOptions, check_replay
+from batchmaker.lab.simulator.workload import Offered, SimulatedModel, SimulatedRequest
 from batchmaker.scheduler import copies
 from batchmaker.scheduler.commands import Command
-from batchmaker.simulator.cells import CellSimulation
-from batchmaker.simulator.replay import EventLog, SchedulerOptions, check_replay
-from batchmaker.simulator.workload import Offered, SimulatedModel, SimulatedRequest
 
 
 @st.composite

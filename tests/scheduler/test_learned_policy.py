@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from scheduler_harness import Harness, Program, cell_type, host
 from test_scheduler_properties import make_cells, play, settings_of_a_run
 
-from batchmaker.datasets import Tree, random_trees
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.frontier import Frontier
 from batchmaker.graph.mini_batch import MiniBatch, merged, unrolled
 from batchmaker.graph.recorder import Recorder
 from batchmaker.graph.spec import CellType
+from batchmaker.lab.datasets import Tree, random_trees
+from batchmaker.lab.learners.closed import schedule
+from batchmaker.lab.learners.rules import AgendaRule, DepthRule, Rule, SufficientRule, TableRule
 from batchmaker.policies import CellPolicy, make
 from batchmaker.policies.learned import CellRow, LearntFrom, PolicyFile
-from batchmaker.policies.learned.closed import schedule
 from batchmaker.policies.learned.encodings import ENCODINGS, State
-from batchmaker.policies.learned.rules import AgendaRule, DepthRule, Rule, SufficientRule, TableRule
 
 SIZES = (1, 4096)
 LEARNT = LearntFrom("none", 1, 1, 1, 1, 1, 0, 1.0, 0.0, "none")

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from test_scheduler_properties import make_cells, random_program
 
 from batchmaker.graph.recorder import Recorder
+from batchmaker.lab.simulator.cells import CellSimulation
+from batchmaker.lab.simulator.workload import Offered, Records, SimulatedModel, SimulatedRequest
 from batchmaker.policies.agenda import AgendaPolicy
 from batchmaker.policies.base import CellPolicy
 from batchmaker.policies.cellular import CellularPolicy
 from batchmaker.policies.depth import DepthPolicy
 from batchmaker.policies.lazy import LazyPolicy
 from batchmaker.scheduler.commands import Command, Fail, Reply, RunTask
-from batchmaker.simulator.cells import CellSimulation
-from batchmaker.simulator.workload import Offered, Records, SimulatedModel, SimulatedRequest
 
 
 @st.composite

@@ -15,7 +15,7 @@ import tritonclient.http.aio as triton_aio
 from server_process import read_head, request_bytes
 from tritonclient.utils import InferenceServerException
 
-from batchmaker import models
+from batchmaker.lab import zoo
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SMALL = {"hidden": 8, "vocabulary_size": 40, "seed": 1}
@@ -43,7 +43,7 @@ def tensor(name, values, datatype="INT64", *, binary=True, module=triton):
 
 def alone(name, request):
     """The answer of the same network computed alone."""
-    (result,) = models.make(name, **SMALL).batched([request])
+    (result,) = zoo.make(name, **SMALL).batched([request])
     return np.asarray(result)
 
 

@@ -14,8 +14,8 @@ from batchmaker.clock import VirtualClock
 from batchmaker.engine import StepSeen, Ticket
 from batchmaker.engine.service import LatencyHistogram
 from batchmaker.errors import CancelledError, DeadlineError, RefusedError
-from batchmaker.observe.chrome_trace import StepRing
 from batchmaker.server.auth import KeyRing
+from batchmaker.server.chrome_trace import StepRing
 from batchmaker.server.gate import Gate
 from batchmaker.server.live import MAX_ROWS, TICKS, live_view
 from batchmaker.server.origins import Origins

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchmaker import models
 from batchmaker.clock import VirtualClock
-from batchmaker.engine.chunks import Sequences
+from batchmaker.engine.open_sequences import Sequences
 from batchmaker.engine.sequence import Sequence
 from batchmaker.errors import SequenceError
+from batchmaker.lab import zoo
 from batchmaker.server.engine_port import EngineOptions, EnginePort
 from batchmaker.server.faults import FaultKind, ServiceError
 from batchmaker.server.limits import Limits
@@ -132,7 +132,7 @@ def test_a_model_that_keeps_nothing_takes_no_sequence():
 
 @pytest.mark.parametrize(("policy", "takes"), [(None, True), ("lazy", True), ("padded", False)])
 def test_only_policies_that_batch_cells_take_sequences(policy, takes):
-    model = models.make("lstm", hidden=4, vocabulary_size=9)
+    model = zoo.make("lstm", hidden=4, vocabulary_size=9)
     assert EnginePort(model, EngineOptions(policy, threads=1)).takes_sequences is takes
 
 

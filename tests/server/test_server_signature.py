@@ -7,8 +7,8 @@ import pytest
 import torch
 from served_models import Counter, Declared, Pair, Sums
 
-from batchmaker import models
 from batchmaker.errors import ModelError
+from batchmaker.lab import zoo
 from batchmaker.server.derive import signature_of
 from batchmaker.server.engine_port import EngineOptions, EnginePort
 from batchmaker.server.faults import FaultKind, ServiceError
@@ -36,23 +36,23 @@ def specs(items):
     ("model", "inputs", "outputs", "stream"),
     [
         (
-            lambda: models.make("lstm", hidden=6, vocabulary_size=9),
+            lambda: zoo.make("lstm", hidden=6, vocabulary_size=9),
             [("input_0", "INT64", (-1,))], [("output_0", "FP32", (6,))], "result",
         ),
         (
-            lambda: models.make("gru", hidden=6, vocabulary_size=9, dtype="bfloat16"),
+            lambda: zoo.make("gru", hidden=6, vocabulary_size=9, dtype="bfloat16"),
             [("input_0", "INT64", (-1,))], [("output_0", "FP32", (6,))], "result",
         ),
         (
-            lambda: models.make("seq2seq", hidden=6, vocabulary_size=9),
+            lambda: zoo.make("seq2seq", hidden=6, vocabulary_size=9),
             [("source", "INT64", (-1,)), ("words", "INT64", (1,))], [("output_0", "INT64", (-1,))], "elements",
         ),
         (
-            lambda: models.make("treelstm", hidden=6, vocabulary_size=9, output="label"),
+            lambda: zoo.make("treelstm", hidden=6, vocabulary_size=9, output="label"),
             [("words", "INT64", (-1,)), ("children", "INT64", (-1, 2))], [("output_0", "INT64", (1,))], "result",
         ),
         (
-            lambda: models.make("transformer", hidden=8, heads=2, inner=8, layers=1, vocabulary_size=9, positions=8),
+            lambda: zoo.make("transformer", hidden=8, heads=2, inner=8, layers=1, vocabulary_size=9, positions=8),
             [("source", "INT64", (-1,)), ("words", "INT64", (1,))], [("output_0", "INT64", (-1,))], "elements",
         ),
         (Counter, [("input_0", "INT64", (1,))], [("output_0", "INT64", (-1,))], "elements"),

@@ -2,33 +2,99 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
-from typing import Annotated
+from typing import Annotated, Any, Final, NamedTuple, final
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 import batchmaker
-from batchmaker.cli import options
-from batchmaker.cli.bench.command import bench
-from batchmaker.cli.demo.command import demo
-from batchmaker.cli.learn.command import learn
-from batchmaker.cli.npu import npu
-from batchmaker.cli.plan import plan
-from batchmaker.cli.profile import profile
-from batchmaker.cli.run import run
-from batchmaker.cli.serve import serve
-from batchmaker.cli.simulate.command import simulate
-from batchmaker.cli.tune import tune_command
 from batchmaker.errors import BatchmakerError
+
+
+class _Place(NamedTuple):
+    """Where the function of a command is, and what `batchmaker --help` says of it: the first line of its docstring."""
+
+    module: str
+    function: str
+    short: str
+
+
+COMMANDS: Final = {
+    "demo": _Place(
+        "demo.command", "demo",
+        "See cellular and padded batching serve the same requests, one after the other, side by side.",
+    ),
+    "run": _Place("run", "run", "Push a file through a model, all lines batched together."),
+    "serve": _Place(
+        "serve", "serve",
+        "Serve models over HTTP and gRPC (Open Inference Protocol v2), all requests batched together.",
+    ),
+    "bench": _Place(
+        "bench.command", "bench",
+        "Measure policies against each other and against the best of plain torch, all in one run.",
+    ),
+    "profile": _Place(
+        "profile", "profile",
+        "Measure every cell of a model at every batch size, and choose where larger batches stop paying.",
+    ),
+    "npu": _Place("npu", "npu", "Count the cycles of one matrix product [M, K] x [K, N] on a systolic array."),
+    "plan": _Place("plan", "plan", "Show what `bm.Cell(module, optimize=True)` would do to a cell, and what it gains."),
+    "simulate": _Place(
+        "simulate.command", "simulate",
+        "Compare policies under a virtual clock: the scheduler and policies that serve, with a model of cost as "
+        "device.",
+    ),
+    "learn": _Place(
+        "learn.command", "learn",
+        "Learn which cell to run next, so that requests together need few batches, and compare with the known "
+        "orders.",
+    ),
+    "tune": _Place("tune", "tune_command", "Choose how a recurrent layer's persistent kernel is laid onto a GPU."),
+}  # fmt: skip
+"""Commands in the order of `batchmaker --help`. Each is loaded when it is called: most need torch, some the lab."""
+
+_HELP: Final = {"help_option_names": ["-h", "--help"]}
+
+
+@final
+class _Commands(TyperGroup):
+    """The commands; the list of them is shown without loading any. Contexts are those of the click that typer has."""
+
+    _listing = False
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        place = COMMANDS.get(cmd_name)
+        if place is None:
+            return None
+        if self._listing:
+            return TyperCommand(cmd_name, help=place.short, rich_markup_mode="rich")
+        module = importlib.import_module(f"batchmaker.cli.{place.module}")
+        one = typer.Typer(rich_markup_mode="rich", add_completion=False, pretty_exceptions_enable=False)
+        one.command(name=cmd_name, context_settings=_HELP)(getattr(module, place.function))
+        return typer.main.get_command(one)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self._listing = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self._listing = False
+
 
 app = typer.Typer(
     name="batchmaker",
+    cls=_Commands,
     no_args_is_help=True,
     rich_markup_mode="rich",
     add_completion=False,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=_HELP,
 )
 
 
@@ -70,18 +136,6 @@ def root(
     """
 
 
-app.command()(demo)
-app.command()(run)
-app.command()(serve)
-app.command()(bench)
-app.command()(profile)
-app.command()(npu)
-app.command()(plan)
-app.command()(simulate)
-app.command()(learn)
-app.command(name="tune")(tune_command)
-
-
 def main() -> None:
     """Run the command line. Errors of batchmaker's own are one line on standard error and exit status 2."""
     if sys.stderr.isatty():
@@ -89,7 +143,9 @@ def main() -> None:
     try:
         app()
     except BatchmakerError as error:
-        options.err().print(f"[bold red]error:[/bold red] {_plain(str(error))}", highlight=False, soft_wrap=True)
+        from batchmaker.cli.options import err  # with torch, which commands have loaded already
+
+        err().print(f"[bold red]error:[/bold red] {_plain(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -9,16 +9,16 @@ from typing import Any, Final
 import torch
 from rich.progress import track
 
-from batchmaker.cells.binding import BoundCell
-from batchmaker.cells.export import example_rows
-from batchmaker.cells.model import Model
-from batchmaker.cells.registry import CellRegistry
-from batchmaker.cells.unfolding import Unfolding
 from batchmaker.cli import options
 from batchmaker.cli.bench.reference import times_s
+from batchmaker.compile.binding import BoundCell
+from batchmaker.compile.export import example_rows
 from batchmaker.cost.latency import CellLatency
 from batchmaker.errors import ModelError
 from batchmaker.graph.spec import CellType
+from batchmaker.model.model import Model
+from batchmaker.model.registry import CellRegistry
+from batchmaker.model.unfolding import Unfolding
 
 STEPS_PER_TASK: Final = 5
 """Steps over which an input projection is shared, as in the engine's tasks."""

@@ -9,8 +9,8 @@ import typer
 from rich.table import Table
 
 from batchmaker.cli import options
-from batchmaker.cost.npu import Npu
-from batchmaker.cost.systolic import ARRAY, RHO, Gemm, dataflow_named
+from batchmaker.lab.npu.accelerator import Npu
+from batchmaker.lab.npu.systolic import ARRAY, RHO, Gemm, dataflow_named
 
 
 def npu(

@@ -11,9 +11,9 @@ import torch
 import typer
 from rich.console import Console
 
-from batchmaker import models
-from batchmaker.cells.model import Model
 from batchmaker.errors import DataError, OptionError
+from batchmaker.lab import zoo
+from batchmaker.model.model import Model
 
 WIDTH = 120
 """Columns of tables that go to a file or a pipe."""
@@ -37,13 +37,13 @@ Seed = Annotated[int, typer.Option(min=0, help="Seed of weights, requests and ar
 
 def make_model(name: str, **options: Any) -> Model:
     """Return a built-in model; options that are None are left to the model. OptionError for one it does not have."""
-    known = models.option_names(name)
+    known = zoo.option_names(name)
     given = {option: value for option, value in options.items() if value is not None}
     for option in given:
         if option not in known:
             flag = option.replace("_", "-")
             raise OptionError(f"model {name!r} has no option --{flag}; it has {', '.join(known)}")
-    return models.make(name, **given)
+    return zoo.make(name, **given)
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -79,9 +79,9 @@ def check_model(name: str, **options: Any) -> None:
 
 def width_of(model: str) -> int | None:
     """Return the default width of a built-in model's state, None where its layers differ."""
-    return default_of(model, "hidden") if "hidden" in models.option_names(model) else None
+    return default_of(model, "hidden") if "hidden" in zoo.option_names(model) else None
 
 
 def default_of(model: str, option: str) -> int:
     """Return the default of one of a built-in model's options."""
-    return int(inspect.signature(models.MODELS[model]).parameters[option].default)
+    return int(inspect.signature(zoo.MODELS[model]).parameters[option].default)

@@ -10,17 +10,17 @@ import torch
 import typer
 from rich.table import Table
 
-from batchmaker import models
-from batchmaker.cells.cell import Cell
-from batchmaker.cells.model import Model
-from batchmaker.cells.planning.report import CellReport, report_on
-from batchmaker.cells.saved import load
 from batchmaker.cli import options
 from batchmaker.cli.bench.report import commit, machine
 from batchmaker.cli.measuring import bound_registry
 from batchmaker.errors import OptionError, unknown_name
-from batchmaker.models.gatewise import CELLS, GatewiseModel
-from batchmaker.observe.cell_layout import CellStrips, draw_cell_layouts
+from batchmaker.lab import zoo
+from batchmaker.lab.plan_report import CellReport, report_on
+from batchmaker.lab.plots.cell_layout import CellStrips, draw_cell_layouts
+from batchmaker.lab.zoo.gatewise import CELLS, GatewiseModel
+from batchmaker.model.cell import Cell
+from batchmaker.model.model import Model
+from batchmaker.saved import load
 
 GATEWISE: Final = "gatewise"
 GATEWISE_HIDDEN: Final = 256
@@ -92,9 +92,9 @@ def _cells(
         built = [GatewiseModel(kind, width, dtype, seed=seed) for kind in CELLS if name in (None, kind)]
         known = list(CELLS)
     else:
-        if model not in models.MODELS and not Path(model).is_dir():
-            raise unknown_name("model (and no directory of a saved one)", model, (*models.MODELS, GATEWISE))
-        one = load(model) if Path(model).is_dir() and model not in models.MODELS else None
+        if model not in zoo.MODELS and not Path(model).is_dir():
+            raise unknown_name("model (and no directory of a saved one)", model, (*zoo.MODELS, GATEWISE))
+        one = load(model) if Path(model).is_dir() and model not in zoo.MODELS else None
         built = [one or options.make_model(model, hidden=hidden, dtype=dtype, seed=seed)]
         known = list(built[0].cells)
     if name is not None and name not in known:

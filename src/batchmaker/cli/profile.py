@@ -10,8 +10,6 @@ import torch
 import typer
 from rich.table import Table
 
-from batchmaker import models
-from batchmaker.cells.model import Model
 from batchmaker.cli import options
 from batchmaker.cli.bench.load import quiet_interpreter
 from batchmaker.cli.bench.report import commit, machine
@@ -21,11 +19,13 @@ from batchmaker.cli.workload import make_workload
 from batchmaker.cost.latency import CellLatency, LatencyTable
 from batchmaker.cost.lengths import LengthProfile
 from batchmaker.cost.profile import CostProfile, Overhead, PredictedLength, ProfileOptions
-from batchmaker.datasets import read_aligned
 from batchmaker.engine.engine import Engine
 from batchmaker.errors import OptionError
 from batchmaker.executor.cpu import default_threads
-from batchmaker.observe.plots import Curve, draw_profile
+from batchmaker.lab import zoo
+from batchmaker.lab.datasets import read_aligned
+from batchmaker.lab.plots.pictures import Curve, draw_profile
+from batchmaker.model.model import Model
 
 TOLERANCE = 0.05
 """The smallest batch within so much of the best throughput is chosen."""
@@ -74,7 +74,7 @@ def profile(
     """
     for path in (out, json, png):
         options.check_writable(path)
-    known = models.option_names(model)
+    known = zoo.option_names(model)
     if data and out is None:
         raise OptionError("--data is for length profiles, which are written with --out; give --out profile.json too")
     if overhead and out is None:

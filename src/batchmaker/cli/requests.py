@@ -10,9 +10,9 @@ from typing import Any, Final, final
 
 import numpy as np
 
-from batchmaker.cells.model import Model
 from batchmaker.cli import options
-from batchmaker.datasets import (
+from batchmaker.errors import DataError, OptionError, unknown_name
+from batchmaker.lab.datasets import (
     NUM_RESERVED,
     Lattice,
     SentencePair,
@@ -33,7 +33,7 @@ from batchmaker.datasets import (
     read_word_list,
     translation_lengths,
 )
-from batchmaker.errors import DataError, OptionError, unknown_name
+from batchmaker.model.model import Model
 
 TREES: Final = ("treelstm", "treelstm-2type", "treegru", "mvrnn")
 TAGGERS: Final = ("bilstm-tagger", "bilstm-tagger-char")

@@ -15,16 +15,16 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 import batchmaker
-from batchmaker import models
-from batchmaker.cells.model import Model
 from batchmaker.cli import options
 from batchmaker.cli.learn.intended import warn_of_another_model
 from batchmaker.cli.requests import LATTICES, MATRICES, TREES, requests_from
 from batchmaker.cli.workload import ATTENTION, RECURRENT, SPEECH, TRANSLATION_WORDS
-from batchmaker.datasets import Vocabulary, parse_tree, read_lines
 from batchmaker.engine.engine import Engine
 from batchmaker.engine.ticket import Ticket
 from batchmaker.errors import BatchmakerError, DataError, unknown_name
+from batchmaker.lab import zoo
+from batchmaker.lab.datasets import Vocabulary, parse_tree, read_lines
+from batchmaker.model.model import Model
 
 MAX_IN_FLIGHT = 4096
 STRUCTURED = (*LATTICES, "bilstm-tagger-char")
@@ -79,15 +79,15 @@ def run(
     batchmaker run saved/translator --input requests.jsonl --output results.jsonl
     """
     options.check_writable(output)
-    if model not in models.MODELS and not Path(model).is_dir():
-        raise unknown_name("model (and no directory of a saved one)", model, models.MODELS)
+    if model not in zoo.MODELS and not Path(model).is_dir():
+        raise unknown_name("model (and no directory of a saved one)", model, zoo.MODELS)
     lines = read_lines(source)
     numbered: list[tuple[int, Any]] = [(index, line) for index, line in enumerate(lines) if line.strip()]
     if not numbered:
         raise DataError(f"{source}: there is nothing in this file; expected one request a line.")
     given: dict[str, Any] = {"hidden": hidden, "layers": layers, "dtype": dtype, "max_batch": max_batch, "seed": seed}
     show: Show = plain
-    if model not in models.MODELS:
+    if model not in zoo.MODELS:
         built, encode = _saved(Path(model))
     elif model in STRUCTURED and not numbered[0][1].lstrip().startswith("{"):
         built, numbered = _data_file(model, source, given)
@@ -112,7 +112,7 @@ def run(
 def _built_in(name: str, lines: list[str], given: dict[str, Any]) -> tuple[Model, Encode, Show]:
     """Return the model, how a line becomes its request, and how a result is written. The words are the file's."""
     options.check_model(name, **given)
-    if "vocabulary_size" not in models.option_names(name) or name in SPEECH:
+    if "vocabulary_size" not in zoo.option_names(name) or name in SPEECH:
         return options.make_model(name, **given), _parse_array, plain
     if name in STRUCTURED:
         return options.make_model(name, **given), parse_json, plain

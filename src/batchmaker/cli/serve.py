@@ -11,7 +11,7 @@ import typer
 from batchmaker.cli import options
 from batchmaker.cli.learn.intended import warn_of_another_model
 from batchmaker.errors import OptionError
-from batchmaker.models import MODELS
+from batchmaker.lab.zoo import MODELS
 
 
 def serve(

@@ -22,7 +22,7 @@ from batchmaker.kernels.source import kernel_source
 from batchmaker.kernels.template import CellKind, KernelConfig, KernelType
 from batchmaker.kernels.timing import CudaTimer
 from batchmaker.kernels.tuner import TOP, Timer, Trial, Tuning, agreement, tune
-from batchmaker.observe.tuning import TriedBar, draw_tuning
+from batchmaker.lab.plots.tuning import TriedBar, draw_tuning
 
 DEFAULT_ARCH = "sm_90"
 """What is compiled for where there is no device and --arch is not given."""

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from batchmaker import models
 from batchmaker.cli.requests import LATTICES, TAGGERS, TREES, fit, num_cells
-from batchmaker.datasets import (
+from batchmaker.errors import DataError, OptionError
+from batchmaker.lab import zoo
+from batchmaker.lab.datasets import (
     RESERVED_WORDS,
     Vocabulary,
     europarl_lengths,
@@ -29,7 +30,6 @@ from batchmaker.datasets import (
     read_trees,
     translation_lengths,
 )
-from batchmaker.errors import DataError, OptionError
 
 SYNTHETIC_WORDS: Final = 10_000
 TRANSLATION_WORDS: Final = 30_000
@@ -218,7 +218,7 @@ def _in_file_order(name: str, data: Sequence[Path], lengths: str | None, count: 
     sizes = dict(fitted.options)
     vocabulary_size = int(sizes.pop("vocabulary_size"))
     with torch.device("meta"):  # encoding needs the model's options, not its weights
-        requests = fitted.requests(models.make(name, **fitted.options, hidden=2, seed=seed))
+        requests = fitted.requests(zoo.make(name, **fitted.options, hidden=2, seed=seed))
     chains = np.array([[num_cells(request)] for request in requests], np.int64)
     return Workload(requests, chains, vocabulary_size, fitted.source, sizes)
 

@@ -8,15 +8,16 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.cells.cell import CellTypes
-from batchmaker.cells.feeding import Given, gather
-from batchmaker.cells.kept_state import NOTHING_KEPT, KeptState
-from batchmaker.cells.shapes import Leaf
-from batchmaker.cells.template_book import Sight, TemplateBook
-from batchmaker.cells.templates import Template
-from batchmaker.cells.unfolding import Unfolding
 from batchmaker.engine.ticket import Ticket
 from batchmaker.graph.spec import CellType
+from batchmaker.model.cell import Cell
+from batchmaker.model.request_shapes import Leaf
+from batchmaker.model.scope import CellTypes
+from batchmaker.model.sequence_state import NOTHING_KEPT, KeptState
+from batchmaker.model.template_book import Sight, TemplateBook
+from batchmaker.model.template_values import Given, gather
+from batchmaker.model.templates import Template
+from batchmaker.model.unfolding import Unfolding
 from batchmaker.scheduler.commands import Admit, TableId
 
 Write = Callable[[TableId, slice | NDArray[np.int64], Any], None]
@@ -74,7 +75,7 @@ class Arrivals:
                     drawn[members[place]] = (templates[place], given, n)
         return drawn, sights
 
-    def recorded(self, ticket: Ticket, types: CellTypes, sight: Sight | None, unfolding: Unfolding) -> None:
+    def recorded(self, ticket: Ticket, types: CellTypes[Cell], sight: Sight | None, unfolding: Unfolding) -> None:
         """A request was unfolded, without an error."""
         before = _before(ticket)
         if sight is not None and not unfolding.open:

@@ -5,16 +5,28 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, final
-
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from batchmaker.engine.ticket import Answers, RequestFuture, Stream, Ticket
 from batchmaker.scheduler.events import RequestId
 
 _SENT_TOGETHER: Final = 256
 """Requests that `map` offers in one go."""
+
+
+@contextmanager
+def _counted(total: int, *, shown: bool) -> Iterator[Callable[[int], object]]:
+    """Show how many of the requests are answered; give what is told of some more."""
+    if not shown:
+        yield lambda _: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn  # for this alone
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, transient=True) as bar:
+        yield partial(bar.advance, bar.add_task("requests", total=total))
 
 
 @final
@@ -86,9 +98,7 @@ class Asking:
         results: list[Any] = [None] * len(requests)
         errors: list[BaseException] = []
         answers, num_sent, num_answered = Answers(), 0, 0
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, disable=not progress, transient=True) as bar:
-            task = bar.add_task("requests", total=len(requests))
+        with _counted(len(requests), shown=progress) as count:
             while num_answered < len(requests):
                 room = max_in_flight - (num_sent - num_answered)
                 end = min(len(requests), num_sent + min(room, _SENT_TOGETHER))
@@ -105,7 +115,7 @@ class Asking:
                     if error is not None:
                         errors.append(error)
                 num_answered += len(block)
-                bar.advance(task, len(block))
+                count(len(block))
         if errors:
             raise errors[0]
         return results

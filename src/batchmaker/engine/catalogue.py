@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import final
 
-from batchmaker.cells.cell import CellTypes
-from batchmaker.cells.model import Model, check_functions, name_cells
-from batchmaker.cells.registry import CellRegistry
-from batchmaker.engine.checking import check_number, said_of
+from batchmaker.engine.option_checks import check_number, said_of
 from batchmaker.errors import ModelError, OptionError, unknown_name
+from batchmaker.model.cell import Cell
+from batchmaker.model.model import Model, check_functions, name_cells
+from batchmaker.model.registry import CellRegistry
+from batchmaker.model.scope import CellTypes
 
 
 def said_kind(value: object) -> str:
@@ -28,7 +29,7 @@ class ServedModel:
     model_id: int
     name: str
     model: Model
-    cells: CellTypes
+    cells: CellTypes[Cell]
     prefix: str
     deadline_ms: float | None
 

@@ -10,22 +10,23 @@ from typing import cast, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.cells.cell import CellTypes
-from batchmaker.cells.registry import CellRegistry
-from batchmaker.cells.template_book import Sight, TemplateBook
-from batchmaker.cells.unfolding import Unfolding, end_of_loop
 from batchmaker.clock import Clock
 from batchmaker.engine.arrivals import Arrivals, Drawn
-from batchmaker.engine.chunks import Sequences
 from batchmaker.engine.driver import DriverStats, StepSeen, blamed, error_of
 from batchmaker.engine.in_flight import InFlight
-from batchmaker.engine.onlookers import Onlooker, call_quietly
+from batchmaker.engine.observers import Onlooker, call_quietly
+from batchmaker.engine.open_sequences import Sequences
 from batchmaker.engine.results import Results
 from batchmaker.engine.step_counts import StepCounts
 from batchmaker.engine.stop_tests import StopTests
 from batchmaker.engine.ticket import Settled, Ticket
 from batchmaker.errors import RAISED_BY_USERS, DeviceError
 from batchmaker.executor.base import Executor, StepsResult
+from batchmaker.model.cell import Cell
+from batchmaker.model.registry import CellRegistry
+from batchmaker.model.scope import CellTypes
+from batchmaker.model.template_book import Sight, TemplateBook
+from batchmaker.model.unfolding import Unfolding, end_of_loop
 from batchmaker.scheduler.commands import Admit, Command, Fail, Read, Reply, Reserve, RunTask
 from batchmaker.scheduler.core import Scheduler
 from batchmaker.scheduler.events import (
@@ -56,7 +57,7 @@ class CellDriver:
     def __init__(
         self,
         registry: CellRegistry,
-        models: Sequence[CellTypes],
+        models: Sequence[CellTypes[Cell]],
         scheduler: Scheduler,
         executor: Executor,
         clock: Clock,

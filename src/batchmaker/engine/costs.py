@@ -12,13 +12,13 @@ from typing import Any, ClassVar, Final, Protocol, TypeGuard, runtime_checkable
 
 import torch
 
-from batchmaker.cells.binding import BoundCell
-from batchmaker.cells.export import example_rows
-from batchmaker.cells.registry import CellRegistry
+from batchmaker.compile.binding import BoundCell
+from batchmaker.compile.export import example_rows
 from batchmaker.cost.latency import CellLatency, LatencyTable
 from batchmaker.cost.profile import CostProfile, PredictedLength, ProfileOptions
 from batchmaker.engine.catalogue import Catalogue, ServedModel
 from batchmaker.graph.spec import CellType
+from batchmaker.model.registry import CellRegistry
 
 CALLS_EACH: Final = 5
 """Calls from which the time of one batch size is taken."""

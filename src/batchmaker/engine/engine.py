@@ -12,29 +12,28 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Literal, cast, final
 
-from batchmaker.cells.model import Model
-from batchmaker.cells.registry import CellRegistry
 from batchmaker.clock import RealClock
 from batchmaker.engine.asking import Asking
 from batchmaker.engine.catalogue import Catalogue
 from batchmaker.engine.cell_driver import CellDriver
-from batchmaker.engine.checking import check_number, check_whole, checked_priority
-from batchmaker.engine.choice import choose_policy, make_driver
-from batchmaker.engine.chunks import DEFAULT_IDLE_TIMEOUT_S, DEFAULT_MAX_SEQUENCES
 from batchmaker.engine.costs import cost_profile, wants_costs
 from batchmaker.engine.driver import Driver, DriverStats, StepSeen
 from batchmaker.engine.first_start import prepare_scheduler
-from batchmaker.engine.graph_driver import GraphDriver
 from batchmaker.engine.heartbeat import Heartbeat
 from batchmaker.engine.loop import Loop
-from batchmaker.engine.onlookers import Onlooker
+from batchmaker.engine.observers import Onlooker
+from batchmaker.engine.open_sequences import DEFAULT_IDLE_TIMEOUT_S, DEFAULT_MAX_SEQUENCES
+from batchmaker.engine.option_checks import check_number, check_whole, checked_priority
 from batchmaker.engine.sequence import Sequence
 from batchmaker.engine.service import ServiceStats
+from batchmaker.engine.setup import choose_policy, make_driver
 from batchmaker.engine.ticket import Ticket
 from batchmaker.errors import BatchmakerError, ModelError, OptionError, StoppedError
 from batchmaker.executor.base import Executor
 from batchmaker.executor.cpu import default_threads
 from batchmaker.graph.recorder import DEFAULT_MAX_NODES
+from batchmaker.model.model import Model
+from batchmaker.model.registry import CellRegistry
 from batchmaker.policies.base import CellPolicy, GraphPolicy
 from batchmaker.scheduler.events import RequestId
 
@@ -141,7 +140,7 @@ class Engine:
         examples = [(served.name, request) for served in self._catalogue for request in served.model.examples]
         for name, request in examples:
             self._prove_example(name, request)
-        cells = not isinstance(self._driver, GraphDriver)
+        cells = isinstance(self._driver, CellDriver)
         if examples and isinstance(self._driver, CellDriver) and isinstance(self._policy, CellPolicy):
             self._policy.check_cells(self._registry.types)
             self._driver.materialise()

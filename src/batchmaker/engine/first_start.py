@@ -8,9 +8,9 @@ from typing import Final
 
 import numpy as np
 
-from batchmaker.cells.passes import interpreter
-from batchmaker.executor.stepping import by_table
-from batchmaker.scheduler.preparing import prepare
+from batchmaker.compile.passes import interpreter
+from batchmaker.executor.task_steps import by_table
+from batchmaker.scheduler.warm_up import prepare
 
 _WORTH_TELLING_S: Final = 2.0
 

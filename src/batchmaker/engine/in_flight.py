@@ -9,15 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from batchmaker.cells.cell import OpenLoop
-from batchmaker.cells.structure import Handle
-from batchmaker.cells.templates import Template
-from batchmaker.cells.unfolding import Unfolding, end_of_loop
 from batchmaker.engine.arrivals import Drawn
 from batchmaker.engine.ticket import Ticket
 from batchmaker.errors import BatchmakerError
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.values import ValueSequence
+from batchmaker.model.scope import OpenLoop
+from batchmaker.model.structure import Handle
+from batchmaker.model.templates import Template
+from batchmaker.model.unfolding import Unfolding, end_of_loop
 from batchmaker.scheduler.commands import Admit
 
 

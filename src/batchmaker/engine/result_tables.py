@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from batchmaker.cells.export import torch_dtype
+from batchmaker.compile.export import torch_dtype
 from batchmaker.executor.tables import as_array
 from batchmaker.graph.spec import ValueSpec
 

@@ -14,13 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from batchmaker.cells.structure import Handle
 from batchmaker.engine.in_flight import InFlight
 from batchmaker.engine.result_tables import ResultTable, ResultTables
 from batchmaker.engine.stop_tests import Failures, StopTests
 from batchmaker.executor.base import StepsResult
 from batchmaker.graph.spec import CellType
 from batchmaker.graph.values import ValueSequence
+from batchmaker.model.structure import Handle
 from batchmaker.scheduler.commands import RunTask, within
 
 Nodes = NDArray[np.int64]

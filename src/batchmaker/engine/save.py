@@ -8,10 +8,10 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from batchmaker.cells.model import Model
-from batchmaker.cells.saved.directory import class_path, write
 from batchmaker.engine.engine import Engine
 from batchmaker.errors import BatchmakerError, SavedModelError
+from batchmaker.model.model import Model
+from batchmaker.saved.directory import class_path, write
 
 
 def save(

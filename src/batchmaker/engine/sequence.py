@@ -10,9 +10,8 @@ from types import TracebackType
 from typing import Any, final
 
 from batchmaker.engine.asking import Asking
-from batchmaker.engine.chunks import Chunk, SequenceBook
 from batchmaker.engine.loop import Loop
-from batchmaker.engine.ticket import Ticket
+from batchmaker.engine.ticket import Chunk, SequenceBook, Ticket
 from batchmaker.errors import SequenceError, StoppedError
 
 

@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from batchmaker.cells.cell import OpenLoop
 from batchmaker.errors import RAISED_BY_USERS, said_by
 from batchmaker.executor.base import NO_LOOP
+from batchmaker.model.scope import OpenLoop
 
 Nodes = NDArray[np.int64]
 Failures = tuple[tuple[int, str], ...]

@@ -6,16 +6,77 @@ import asyncio
 import math
 import queue
 import threading
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, final
+from typing import Any, Protocol, final
 
-from batchmaker.cells.model import Model
-from batchmaker.engine.chunks import Chunk
-from batchmaker.engine.onlookers import call_quietly
+from batchmaker.engine.observers import call_quietly
 from batchmaker.errors import RAISED_BY_USERS, BatchmakerError, CancelledError, CellError, said_by
-from batchmaker.scheduler.events import RequestId
+from batchmaker.model.model import Model
+from batchmaker.model.sequence_state import KeptState
+from batchmaker.scheduler.events import RequestId, SequenceId
+
+
+class SequenceKeeper(Protocol):
+    """What has all open sequences; see `batchmaker.engine.open_sequences.Sequences`."""
+
+    def settled(self, ticket: Ticket, chunk: Chunk, error: BaseException | None) -> None: ...
+
+    def close(self, book: SequenceBook) -> None: ...
+
+    def uncount(self, book: SequenceBook) -> None: ...
+
+
+@dataclass(slots=True)
+class Chunk:
+    """What makes a ticket a chunk. era: how often its caller had said `resume`. number: its place in the sequence."""
+
+    sequence: SequenceBook
+    era: int
+    number: int = -1
+
+
+@final
+class SequenceBook:
+    """One open sequence. It belongs to the engine's thread; others may only read `ended`.
+
+    state: after the last answered chunk. outstanding: chunks accepted and not settled. active: the chunk that has
+    begun. waiting: those behind it, in order. failed: by era, the first chunk without a result. ended: why no chunk
+    is taken any more.
+    """
+
+    __slots__ = (
+        "active", "closing", "counted", "ended", "failed", "idle_since_s", "idle_timeout_s", "next_number",
+        "outstanding", "sequence_id", "sequences", "state", "waiting",
+    )  # fmt: skip
+
+    def __init__(self, sequence_id: SequenceId, idle_timeout_s: float, sequences: SequenceKeeper) -> None:
+        self.sequence_id = sequence_id
+        self.idle_timeout_s = idle_timeout_s
+        self.sequences = sequences
+        self.state = KeptState()
+        self.outstanding: dict[RequestId, Ticket] = {}
+        self.active: Ticket | None = None
+        self.waiting: OrderedDict[RequestId, Ticket] = OrderedDict()
+        self.failed: dict[int, int] = {}
+        self.next_number = 0
+        self.idle_since_s = 0.0
+        self.closing = False
+        self.counted = True
+        self.ended: str | None = None
+
+    def accept(self, ticket: Ticket, chunk: Chunk) -> None:
+        """A chunk has come; it may not have reached the driver."""
+        chunk.number = self.next_number
+        self.next_number += 1
+        self.outstanding[ticket.request_id] = ticket
+
+    def counts_on_failed(self, chunk: Chunk) -> bool:
+        """Whether a chunk was sent after one that has no result, by a caller who did not say `resume` in between."""
+        return chunk.number > self.failed.get(chunk.era, chunk.number)
 
 
 @final

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from batchmaker.cells.binding import BoundCell
+from batchmaker.compile.binding import BoundCell
 from batchmaker.errors import OptionError
 from batchmaker.executor.base import StepsResult
-from batchmaker.executor.stepping import HOISTED_SIZES, TaskRunner
 from batchmaker.executor.tables import StateTables
+from batchmaker.executor.task_steps import HOISTED_SIZES, TaskRunner
 from batchmaker.graph.spec import CellType, TypeId
 from batchmaker.scheduler.commands import Reserve, RunTask, TableId
 

@@ -11,7 +11,7 @@ from typing import final
 
 import torch
 
-from batchmaker.cells.binding import BoundCell
+from batchmaker.compile.binding import BoundCell
 from batchmaker.errors import RAISED_BY_USERS, OptionError
 from batchmaker.executor.base import StepsResult, failed_result
 from batchmaker.executor.computing import ComputingExecutor

@@ -12,12 +12,12 @@ from typing import final
 
 import torch
 
-from batchmaker.cells.binding import BoundCell
+from batchmaker.compile.binding import BoundCell
 from batchmaker.errors import RAISED_BY_USERS
 from batchmaker.executor.base import LoopTests, StepsResult, failed_result
 from batchmaker.executor.computing import ComputingExecutor
 from batchmaker.executor.cpu import default_threads
-from batchmaker.executor.stepping import RunningTask
+from batchmaker.executor.task_steps import RunningTask
 from batchmaker.graph.spec import CellType
 from batchmaker.scheduler.commands import RunTask
 

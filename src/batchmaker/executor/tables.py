@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from batchmaker.cells.export import torch_dtype
+from batchmaker.compile.export import torch_dtype
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.scheduler.commands import ZERO_TABLE, Reserve, Source, TableId
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol, final
+from typing import Any, Final, Protocol, final
 
 import numpy as np
 
 from batchmaker.compiled import compiled
 from batchmaker.errors import InvalidRequestError
 from batchmaker.graph.cell_graph import HostInput, NodeBlock
-from batchmaker.graph.spec import CellType
-from batchmaker.graph.values import HostValues, NodeArray, Value
-
-if TYPE_CHECKING:
-    from batchmaker.graph.recorder import Recorder
+from batchmaker.graph.spec import CellType, ValueSpec
+from batchmaker.graph.values import Hold, HostValues, NodeArray, Output, Value
 
 
 class Layout(Protocol):
@@ -25,6 +22,24 @@ class Layout(Protocol):
 
     def laid_out(self, data: Sequence[Any], port: int) -> HostValues:
         """Return the data of several calls as rows in their order. Raises what is wrong with the first that is."""
+
+
+class Recording(Protocol):
+    """What has the nodes of a request, to which calls add theirs; see `batchmaker.graph.recorder.Recorder`."""
+
+    num_nodes: int
+    max_nodes: int
+    holds_values: bool
+
+    def outputs_of(self, cell: CellType) -> tuple[Output, ...]: ...
+
+    def accepted_as(self, spec: ValueSpec) -> set[Output | type]: ...
+
+    def check(self, cell: CellType, port: int, argument: Any) -> None: ...
+
+    def hold(self, first: int, count: int) -> Hold | None: ...
+
+    def too_many(self, cell: CellType) -> Exception: ...
 
 
 @final
@@ -38,7 +53,7 @@ class Calls:
 
     __slots__ = ("_accepted", "_layout", "_nodes", "_outputs", "_recorder", "_rows", "cell")
 
-    def __init__(self, cell: CellType, recorder: Recorder, layout: Layout) -> None:
+    def __init__(self, cell: CellType, recorder: Recording, layout: Layout) -> None:
         self.cell = cell
         self._recorder = recorder
         self._layout = layout

@@ -1,23 +1,24 @@
-"""Which ready cells run next, together. Each policy is one small file; `make` finds them by name."""
+"""Which ready cells run next, together. Each policy is one small file; `make` finds them by name.
+
+Graph batching, what these are compared with, is loaded when it is asked for: see BASELINES.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
+from typing import Any, Final
 
 from batchmaker.errors import OptionError, unknown_name
 from batchmaker.policies.agenda import AgendaPolicy, AgendaRemainingPolicy
 from batchmaker.policies.base import CellPolicy, GraphPolicy, ReadyView
 from batchmaker.policies.cellular import CellularPolicy
 from batchmaker.policies.depth import DepthPolicy
-from batchmaker.policies.graph import WindowPolicy
 from batchmaker.policies.lazy import LazyPolicy
 from batchmaker.policies.learned import LearnedPolicy
 from batchmaker.policies.options import check_complete, check_option, read_options
-from batchmaker.policies.orloj import OrlojPolicy
-from batchmaker.policies.padded import PaddedPolicy, SerialPolicy
 from batchmaker.policies.sufficient import SufficientPolicy
 
-POLICIES: dict[str, type[CellPolicy] | type[GraphPolicy]] = {
+POLICIES: Final[dict[str, type[CellPolicy]]] = {
     policy.name: policy
     for policy in (
         AgendaPolicy,
@@ -26,13 +27,27 @@ POLICIES: dict[str, type[CellPolicy] | type[GraphPolicy]] = {
         DepthPolicy,
         LazyPolicy,
         LearnedPolicy,
-        OrlojPolicy,
-        PaddedPolicy,
-        SerialPolicy,
         SufficientPolicy,
-        WindowPolicy,
     )
 }
+
+BASELINES: Final = dict.fromkeys(("graph", "orloj", "padded", "serial"), "batchmaker.lab.baselines")
+"""By name, where policies are that batch whole requests: no engine that serves cells loads them."""
+
+
+def names() -> list[str]:
+    """Return the names of all policies."""
+    return sorted((*POLICIES, *BASELINES))
+
+
+def find(name: str) -> type[CellPolicy] | type[GraphPolicy]:
+    """Return the class of a policy. OptionError names the nearest if there is none of that name."""
+    if name in POLICIES:
+        return POLICIES[name]
+    if name not in BASELINES:
+        raise unknown_name("policy", name, names())
+    found: type[GraphPolicy] = importlib.import_module(BASELINES[name]).POLICIES[name]
+    return found
 
 
 def make(name: str, **options: Any) -> CellPolicy | GraphPolicy:
@@ -42,9 +57,7 @@ def make(name: str, **options: Any) -> CellPolicy | GraphPolicy:
     ways or has a wrong value.
     """
     name, _, text = name.partition(":")
-    if name not in POLICIES:
-        raise unknown_name("policy", name, POLICIES)
-    policy = POLICIES[name]
+    policy = find(name)
     for option in options:
         check_option(name, policy, option)
     read = read_options(name, policy, text)
@@ -55,6 +68,7 @@ def make(name: str, **options: Any) -> CellPolicy | GraphPolicy:
 
 
 __all__ = [
+    "BASELINES",
     "POLICIES",
     "AgendaPolicy",
     "AgendaRemainingPolicy",
@@ -64,11 +78,9 @@ __all__ = [
     "GraphPolicy",
     "LazyPolicy",
     "LearnedPolicy",
-    "OrlojPolicy",
-    "PaddedPolicy",
     "ReadyView",
-    "SerialPolicy",
     "SufficientPolicy",
-    "WindowPolicy",
+    "find",
     "make",
+    "names",
 ]

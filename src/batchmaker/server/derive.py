@@ -6,12 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from batchmaker.cells.model import Model
 from batchmaker.errors import ModelError
-from batchmaker.models.gnmt import GnmtModel
-from batchmaker.models.las import LasModel
-from batchmaker.models.seq2seq import Seq2SeqModel
-from batchmaker.models.transformer import TransformerModel
+from batchmaker.model.model import Model
 from batchmaker.server.signature import (
     DeclaresSignature,
     RequestForm,
@@ -22,9 +18,6 @@ from batchmaker.server.signature import (
     as_array,
     datatype_of,
 )
-
-_TRANSLATORS = (Seq2SeqModel, GnmtModel, LasModel, TransformerModel)
-"""Their requests are a source alone, or with how many words to make of it."""
 
 _WIDER = {"FP64": "FP32"}
 """Python's floats are FP64; networks rarely are."""
@@ -42,10 +35,8 @@ def signature_of(model: Model, result: Any, streamed: Sequence[Any]) -> Signatur
     stream = _stream_form(result, streamed)
     form, outputs = _outputs(model, result, stream)
     request, inputs = _inputs(model)
-    if isinstance(model, _TRANSLATORS):
-        free = tuple(replace(spec, optional=True) if spec.name == "words" else spec for spec in inputs)
-        return Signature(free, outputs, request, form, stream, alone="source")
-    return Signature(inputs, outputs, request, form, stream)
+    given = tuple(replace(spec, optional=True) if spec.name in model.optional_inputs else spec for spec in inputs)
+    return Signature(given, outputs, request, form, stream, alone=model.sole_input)
 
 
 def _inputs(model: Model) -> tuple[RequestForm, tuple[TensorSpec, ...]]:

@@ -8,12 +8,12 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, final
 
-from batchmaker.cells.model import Model
 from batchmaker.clock import RealClock
 from batchmaker.engine import DriverStats, Engine, StepSeen, Ticket
 from batchmaker.engine.cell_driver import CellDriver
 from batchmaker.engine.heartbeat import Heartbeat
 from batchmaker.engine.sequence import Sequence
+from batchmaker.model.model import Model
 from batchmaker.server.parameters import CallOptions
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from batchmaker.cells.model import Model
 from batchmaker.errors import BatchmakerError, ModelError, OptionError, said_by, unknown_name
+from batchmaker.model.model import Model
 
 
 def build(path: Path, options: Mapping[str, Any]) -> Model:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, final
 
-from batchmaker.cells.model import Model
 from batchmaker.errors import RAISED_BY_USERS, BatchmakerError, ModelError, OptionError, said_by
+from batchmaker.model.model import Model
 from batchmaker.server.engine_port import EngineOptions
 from batchmaker.server.faults import FaultKind, ServiceError, fault_of
 from batchmaker.server.limits import Limits

@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, nullcontext
 from typing import Any, Final, TypeVar, final
 
-from batchmaker.cells.model import Model
 from batchmaker.engine import StepSeen, Ticket
 from batchmaker.engine.sequence import Sequence
 from batchmaker.errors import BatchmakerError, InvalidRequestError, said_by
-from batchmaker.observe.chrome_trace import StepRing
+from batchmaker.model.model import Model
+from batchmaker.server.chrome_trace import StepRing
 from batchmaker.server.derive import signature_of
 from batchmaker.server.engine_port import EngineOptions, EnginePort
 from batchmaker.server.faults import FaultKind, ServiceError, fault_of

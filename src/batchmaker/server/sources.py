@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import re
 from collections.abc import Callable, Hashable, Mapping
@@ -9,11 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol, final
 
-from batchmaker import models
-from batchmaker.cells.model import Model
-from batchmaker.cells.saved import load
-from batchmaker.cells.saved.manifest import MANIFEST
 from batchmaker.errors import OptionError, unknown_name
+from batchmaker.model.model import Model
+from batchmaker.saved import load
+from batchmaker.saved.manifest import MANIFEST
 from batchmaker.server import model_files
 
 
@@ -35,6 +35,8 @@ _VERSION: Final = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 _ALIAS: Final = re.compile(r"([^=:/]+)=(.+)", re.DOTALL)
 _RESERVED: Final = {"stats"}
 """Names that are part of a route."""
+_ZOO: Final = "batchmaker.lab.zoo"
+"""Where the built-in networks are, loaded when a server is told of models by name."""
 
 
 class Source(Protocol):
@@ -55,7 +57,7 @@ class BuiltIn:
 
     def scan(self) -> Mapping[str, Versions]:
         stamp = (self.network, tuple(sorted(self.options.items())))
-        return {self.name: {"1": Version(lambda: models.make(self.network, **self.options), stamp)}}
+        return {self.name: {"1": Version(lambda: _zoo().make(self.network, **self.options), stamp)}}
 
 
 @final
@@ -97,6 +99,10 @@ class ModelFile:
         return {self.name: {"1": Version(lambda: model_files.build(self.path, self.options), stamp)}}
 
 
+def _zoo() -> Any:
+    return importlib.import_module(_ZOO)
+
+
 def is_name(name: str) -> bool:
     """Whether a model may have this name."""
     return _NAME.fullmatch(name) is not None and name not in _RESERVED
@@ -135,9 +141,10 @@ def parse_source(text: str, options: Mapping[str, Any] | None = None, name: str 
     if alias is not None:
         name, text = alias[1], alias[2]
     network, _, listed = text.partition(":")
-    if network in models.MODELS:
+    zoo = _zoo()
+    if network in zoo.MODELS:
         given = {**_options(text, listed), **(options or {})}
-        known = models.option_names(network)
+        known = zoo.option_names(network)
         for option in given:
             if option not in known:
                 raise unknown_name(f"option of model {network!r}", option, known)
@@ -149,7 +156,7 @@ def parse_source(text: str, options: Mapping[str, Any] | None = None, name: str 
         return ModelFile(_checked(name or Path(network).stem), Path(network), given)
     path = Path(text)
     if not path.is_dir():
-        raise unknown_name("model (and no directory of saved ones, and no .py file)", text, models.MODELS)
+        raise unknown_name("model (and no directory of saved ones, and no .py file)", text, zoo.MODELS)
     if options:
         raise OptionError(f"{text}: a saved model has its options in it; remove {', '.join(options)}")
     if name is not None or (path / MANIFEST).is_file() or _versions(path):

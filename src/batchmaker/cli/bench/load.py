@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from batchmaker.cli.bench.statistics import whole_steps
 from batchmaker.cli.workload import Workload
-from batchmaker.datasets import poisson_arrivals
 from batchmaker.engine.driver import DriverStats, StepSeen
 from batchmaker.engine.engine import Engine
-from batchmaker.engine.graph_driver import GraphDriver
 from batchmaker.engine.ticket import Ticket
 from batchmaker.errors import BatchmakerError
+from batchmaker.lab.baselines.driver import GraphDriver
+from batchmaker.lab.datasets import poisson_arrivals
 
 SWITCH_INTERVAL_S = 5e-4
 """Python's default of 5 ms makes a worker wait that long for the interpreter whenever another thread computes."""

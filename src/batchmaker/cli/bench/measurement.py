@@ -9,7 +9,6 @@ from typing import final
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from batchmaker import policies
-from batchmaker.cells.model import Model
 from batchmaker.cli import options
 from batchmaker.cli.bench import load as offering
 from batchmaker.cli.bench import report
@@ -19,6 +18,7 @@ from batchmaker.cli.bench.report import Result, Setting
 from batchmaker.cli.workload import UNPADDED, Workload
 from batchmaker.engine.engine import Engine
 from batchmaker.errors import OptionError
+from batchmaker.model.model import Model
 from batchmaker.policies.base import CellPolicy, GraphPolicy
 from batchmaker.policies.options import read_options
 
@@ -106,7 +106,7 @@ class Bench:
     def _made(self, policy: str) -> CellPolicy | GraphPolicy:
         """Return a new policy; one that pads takes --padded-batch unless its own text gives max_batch."""
         name, _, text = policy.partition(":")
-        kind = policies.POLICIES[name]
+        kind = policies.find(name)
         pads = not report.batches_cells(policy) and "max_batch" in inspect.signature(kind).parameters
         if pads and "max_batch" not in read_options(name, kind, text):
             return policies.make(policy, max_batch=self._plan.padded_batch)

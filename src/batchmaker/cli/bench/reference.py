@@ -13,8 +13,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from batchmaker.cells.model import Model
 from batchmaker.cli.workload import Workload
+from batchmaker.model.model import Model
 
 BATCHES: Final = (64, 256)
 BATCHES_ON_GPU: Final = (64, 256, 512, 1024)

@@ -65,7 +65,7 @@ def commit() -> str:
 
 def batches_cells(policy: str) -> bool:
     """Return whether a known policy, as it is given on the command line, batches cells rather than whole requests."""
-    return issubclass(policies.POLICIES[policy.partition(":")[0]], CellPolicy)
+    return issubclass(policies.find(policy.partition(":")[0]), CellPolicy)
 
 
 def result(setting: Setting, policy: str, max_batch: int, measured: Measured, reference: float) -> Result:

@@ -11,7 +11,6 @@ from rich.live import Live
 from rich.table import Table
 
 from batchmaker import policies
-from batchmaker.cells.model import Model
 from batchmaker.cli import options
 from batchmaker.cli.bench import load as offering
 from batchmaker.cli.bench.load import Measured
@@ -20,9 +19,10 @@ from batchmaker.cli.demo.panels import Side, side_by_side
 from batchmaker.cli.workload import Workload, make_workload
 from batchmaker.engine.driver import StepSeen
 from batchmaker.engine.engine import Engine
+from batchmaker.engine.timeline import Span, cell_spans, graph_spans
 from batchmaker.executor.cpu import default_threads
-from batchmaker.observe.plots import Lanes, draw_timeline
-from batchmaker.observe.timeline import Span, cell_spans, graph_spans
+from batchmaker.lab.plots.pictures import Lanes, draw_timeline
+from batchmaker.model.model import Model
 
 LOAD = 0.7
 """Share of the padded baseline's peak that is offered to both."""

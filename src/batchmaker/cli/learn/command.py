@@ -17,13 +17,13 @@ from batchmaker.cli.learn.graphs import Graphs, read_graphs
 from batchmaker.cli.learn.intended import saved_name
 from batchmaker.cli.learn.requests import LEARNABLE
 from batchmaker.errors import unknown_name
-from batchmaker.observe.sweeps import Line, Panel, draw_panels
+from batchmaker.lab.learners.comparison import Standing, compare
+from batchmaker.lab.learners.learning import Learnt, Samples
+from batchmaker.lab.learners.learning import learn as learn_table
+from batchmaker.lab.learners.qlearning import Settings
+from batchmaker.lab.plots.sweeps import Line, Panel, draw_panels
 from batchmaker.policies.learned import CellRow, LearntFrom, PolicyFile
-from batchmaker.policies.learned.comparison import Standing, compare
 from batchmaker.policies.learned.encodings import ENCODINGS, Encoding
-from batchmaker.policies.learned.learning import Learnt, Samples
-from batchmaker.policies.learned.learning import learn as learn_table
-from batchmaker.policies.learned.qlearning import Settings
 
 
 def learn(

@@ -9,8 +9,6 @@ from typing import Any, Final, Protocol, final
 
 import torch
 
-from batchmaker import models
-from batchmaker.cells.model import Model
 from batchmaker.cli import options
 from batchmaker.cli.learn.requests import is_saved, read_requests
 from batchmaker.cli.learn.saved import SavedRecording
@@ -19,7 +17,9 @@ from batchmaker.errors import DataError
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.mini_batch import MiniBatch, merged, unrolled
 from batchmaker.graph.spec import CellType
-from batchmaker.models.blueprint import blueprint
+from batchmaker.lab import zoo
+from batchmaker.lab.zoo.blueprint import blueprint
+from batchmaker.model.model import Model
 
 COUNTED: Final = 5
 """Mini-batches whose batches are counted: the first of the file."""
@@ -113,7 +113,7 @@ def _maker(name: str, given: Fitted, other: Fitted | None, seed: int) -> Callabl
     fitted: dict[str, Any] = dict(given.options)
     for option, value in ({} if other is None else other.options).items():
         fitted[option] = max(value, fitted[option]) if isinstance(value, int) else value
-    width = None if "heads" in models.option_names(name) else WIDTH
+    width = None if "heads" in zoo.option_names(name) else WIDTH
     return lambda: options.make_model(name, **fitted, hidden=width, seed=seed)
 
 

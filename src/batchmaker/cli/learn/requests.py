@@ -8,12 +8,12 @@ from typing import Any, Final, final
 
 import numpy as np
 
-from batchmaker import models
 from batchmaker.cli.requests import WORKLOADS, Fitted, fit, lattice_words_misplaced
 from batchmaker.cli.run import parse_json
 from batchmaker.cli.workload import ATTENTION, PLACES, TEXT_PLACES
-from batchmaker.datasets import read_lines
 from batchmaker.errors import DataError, OptionError, unknown_name
+from batchmaker.lab import zoo
+from batchmaker.lab.datasets import read_lines
 
 TEXTS: Final = ("lstm", "gru", "bert")
 """Networks that take lines of text."""
@@ -41,7 +41,7 @@ def is_saved(model: str) -> bool:
     """
     if model in LEARNABLE:
         return False
-    if model in models.MODELS:
+    if model in zoo.MODELS:
         raise OptionError(
             f"{model} has generated requests only, so there is none to learn from. A policy is learnt for "
             f"{', '.join(LEARNABLE)}, or for the directory of a saved model with its requests as JSON lines."

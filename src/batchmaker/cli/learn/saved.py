@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any, final
 
 import batchmaker
-from batchmaker.cells.registry import CellRegistry
-from batchmaker.cells.unfolding import Unfolding
 from batchmaker.cli.requests import Fitted
 from batchmaker.errors import DataError, InvalidRequestError, ModelError
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.spec import CellType
+from batchmaker.model.registry import CellRegistry
+from batchmaker.model.unfolding import Unfolding
 
 
 @final

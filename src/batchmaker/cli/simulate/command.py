@@ -12,11 +12,11 @@ from batchmaker.cli.learn.intended import warn_of_another_model
 from batchmaker.cli.simulate import device, tables, workload
 from batchmaker.cli.simulate.plan import Ask, make_study, run_study
 from batchmaker.errors import OptionError
-from batchmaker.models.blueprint import blueprint
-from batchmaker.observe.sweeps import draw_panels
-from batchmaker.simulator.cells import NO_OVERHEAD
-from batchmaker.simulator.costs import step_costs
-from batchmaker.simulator.run import Device
+from batchmaker.lab.plots.sweeps import draw_panels
+from batchmaker.lab.simulator.cells import NO_OVERHEAD
+from batchmaker.lab.simulator.costs import step_costs
+from batchmaker.lab.simulator.run import Device
+from batchmaker.lab.zoo.blueprint import blueprint
 
 DEFAULT_POLICIES: Final = ("serial", "graph", "cellular")
 MAX_BATCH: Final = 64

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from batchmaker.cli.simulate.workload import Workload
 from batchmaker.cost.latency import LatencyTable
 from batchmaker.cost.lengths import LengthProfile
-from batchmaker.cost.npu import Npu
 from batchmaker.cost.profile import CostProfile, PredictedLength, ProfileOptions
-from batchmaker.cost.systolic import dataflow_named
 from batchmaker.errors import OptionError
 from batchmaker.graph.work import work_of
-from batchmaker.models.blueprint import Blueprint
+from batchmaker.lab.npu.accelerator import Npu
+from batchmaker.lab.npu.systolic import dataflow_named
+from batchmaker.lab.zoo.blueprint import Blueprint
 
 DATAFLOW: Final = "tpu"
 """Weights are loaded ahead of their use, as in the accelerators that the paper's is like."""

@@ -15,9 +15,9 @@ from batchmaker.cli.simulate.study import Result, Study, jobs_of, play_all
 from batchmaker.cli.simulate.workload import Arrivals, Workload
 from batchmaker.cost.profile import CostProfile
 from batchmaker.errors import OptionError
-from batchmaker.models.blueprint import Blueprint
-from batchmaker.simulator.graphs import PaddedCost
-from batchmaker.simulator.run import Device
+from batchmaker.lab.simulator.graphs import PaddedCost
+from batchmaker.lab.simulator.run import Device
+from batchmaker.lab.zoo.blueprint import Blueprint
 
 
 @final

@@ -11,10 +11,10 @@ from typing import Any, Final, final
 from batchmaker import policies
 from batchmaker.cost.profile import CostProfile
 from batchmaker.engine.costs import wants_costs
+from batchmaker.lab.simulator.report import summarise
+from batchmaker.lab.simulator.run import Device, simulate
+from batchmaker.lab.simulator.workload import Offered, SimulatedModel, SimulatedRequest, Times
 from batchmaker.policies.base import CellPolicy, GraphPolicy
-from batchmaker.simulator.report import summarise
-from batchmaker.simulator.run import Device, simulate
-from batchmaker.simulator.workload import Offered, SimulatedModel, SimulatedRequest, Times
 
 Result = dict[str, Any]
 """One simulation under one SLA, as it is written to JSON."""

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from batchmaker.cli.simulate.study import Result
-from batchmaker.observe.sweeps import Line, Panel
-from batchmaker.simulator.report import Spread, paired_difference, spread
+from batchmaker.lab.plots.sweeps import Line, Panel
+from batchmaker.lab.simulator.report import Spread, paired_difference, spread
 
 _MS: Final = "{:.2f}"
 _COLUMNS: Final = (  # title, key, form, whether quartiles are shown

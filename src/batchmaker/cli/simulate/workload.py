@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.cli.workload import UNPADDED, make_workload
-from batchmaker.datasets import (
+from batchmaker.errors import BatchmakerError, DataError, OptionError, unknown_name
+from batchmaker.lab.datasets import (
     lazybatching_lengths,
     mmpp_arrivals,
     poisson_arrivals,
@@ -21,9 +22,8 @@ from batchmaker.datasets import (
     tokenize,
     trace_arrivals,
 )
-from batchmaker.errors import BatchmakerError, DataError, OptionError, unknown_name
-from batchmaker.models.blueprint import Blueprint
-from batchmaker.simulator.workload import SimulatedRequest
+from batchmaker.lab.simulator.workload import SimulatedRequest
+from batchmaker.lab.zoo.blueprint import Blueprint
 
 LENGTHS_STREAM: Final = 1
 """Number of the random stream that lengths are drawn from, beside the arrivals of the same seed."""

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from batchmaker.cells.recurrence import C, H, Recurrence
+from batchmaker.compile.recurrent_cells import C, H, Recurrence
 from batchmaker.executor.cuda.chains import Chains, chains_of
 from batchmaker.executor.cuda.device import HEADER_WORDS, CannotRecordError, Launch
 from batchmaker.executor.cuda.place import Place

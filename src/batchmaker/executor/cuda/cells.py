@@ -11,14 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from batchmaker.cells.binding import BoundCell
-from batchmaker.cells.export import torch_dtype
-from batchmaker.cells.recurrence import Recurrence
+from batchmaker.compile.binding import BoundCell
+from batchmaker.compile.export import torch_dtype
+from batchmaker.compile.recurrent_cells import Recurrence
 from batchmaker.executor.cuda.at_once import TaskProgram
 from batchmaker.executor.cuda.place import Place
 from batchmaker.executor.cuda.program import DeviceProgram
 from batchmaker.executor.cuda.tables import row_bytes
-from batchmaker.executor.stepping import HOISTED_SIZES
+from batchmaker.executor.task_steps import HOISTED_SIZES
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 
 Bind = Callable[[TypeId, torch.device], BoundCell]

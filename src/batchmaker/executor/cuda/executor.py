@@ -22,7 +22,7 @@ from batchmaker.executor.cuda.place import Place
 from batchmaker.executor.cuda.program import FETCH, KEEP, LANE, Block, DeviceProgram, Failures
 from batchmaker.executor.cuda.tables import DeviceTables
 from batchmaker.executor.cuda.watcher import Watcher
-from batchmaker.executor.stepping import MAX_HOISTED_ROWS
+from batchmaker.executor.task_steps import MAX_HOISTED_ROWS
 from batchmaker.graph.spec import CellType, TypeId
 from batchmaker.scheduler.commands import ZERO_TABLE, Lanes, Reserve, RunTask, Source, Step, TableId
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from batchmaker.cells.export import torch_dtype
+from batchmaker.compile.export import torch_dtype
 from batchmaker.executor.cuda.program import Block
 from batchmaker.executor.cuda.tables import row_bytes
 from batchmaker.graph.spec import ValueSpec

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from batchmaker.cells.export import torch_dtype
+from batchmaker.compile.export import torch_dtype
 from batchmaker.errors import RAISED_BY_USERS, said_by
 from batchmaker.executor.cuda.device import HEADER_WORDS, CannotRecordError, Device, DeviceLostError, Launch
 from batchmaker.executor.cuda.place import Bytes, Place

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from batchmaker.cells.export import torch_dtype
+from batchmaker.compile.export import torch_dtype
 from batchmaker.errors import DeviceError
 from batchmaker.executor.cuda.place import Place
 from batchmaker.graph.spec import ValueSpec

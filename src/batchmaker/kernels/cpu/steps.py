@@ -1,7 +1,7 @@
 """The steps of a task of LSTM, GRU or RNN chains, compiled: no Python between them, and no lock of the interpreter.
 
-Rows of weights and projected inputs come as `batchmaker.cells.recurrent` lays them out: what goes through tanh is
-scaled by two, so that every gate is tanh(x / 2) first. Sums, gates and c of a step are float32; bfloat16 state is
+Rows of weights and projected inputs come as `batchmaker.compile.projected_steps` lays them out: what goes through tanh
+is scaled by two, so that every gate is tanh(x / 2) first. Sums, gates and c of a step are float32; bfloat16 state is
 rounded when it is stored. bfloat16 arrays are int16 here.
 """
 

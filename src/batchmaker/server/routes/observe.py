@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from batchmaker.observe.chrome_trace import chrome_trace, trace_events
 from batchmaker.server.answers import encoded
+from batchmaker.server.chrome_trace import chrome_trace, trace_events
 from batchmaker.server.faults import invalid
 from batchmaker.server.metrics import CONTENT_TYPE
 from batchmaker.server.parts import Site

@@ -1,5 +1,0 @@
-"""Saved models: a directory with a manifest, each cell's graph and its weights; nothing in it is ever unpickled."""
-
-from batchmaker.cells.saved.directory import load, write
-
-__all__ = ["load", "write"]

@@ -1,0 +1,1 @@
+"""A module made fast: exported, folded, cut into what needs state and what does not, packed."""

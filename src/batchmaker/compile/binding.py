@@ -1,0 +1,366 @@
+"""Bind a module to its inputs: outputs inferred, identity known, and three fast ways to run it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol, final
+
+import torch
+from torch import Tensor, nn
+
+from batchmaker.compile.dataflow import CannotRewriteError, TracedCell, copied
+from batchmaker.compile.export import example_rows, export_cell, flat_module, flat_outputs, infer_outputs
+from batchmaker.compile.fold import fold_tokens
+from batchmaker.compile.identity import CellIdentity, canonical
+from batchmaker.compile.loops import ChainLoop, chain_loop
+from batchmaker.compile.lower import Packer
+from batchmaker.compile.opaque import Opaque, proved_outputs
+from batchmaker.compile.program import Program
+from batchmaker.compile.recurrent_cells import Recurrence, find_recurrence
+from batchmaker.compile.rewrite import cut_recurrent_cells, fold_constants, lift, token_limits
+from batchmaker.compile.split import Split, compile_whole, split_cell
+from batchmaker.errors import ModelError, ShapeError
+from batchmaker.graph.spec import ValueSpec
+from batchmaker.kernels.cpu.greedy import GreedyLoop
+from batchmaker.kernels.cpu.loop import RecurrentLoop
+
+CPU = torch.device("cpu")
+
+
+class Planned(Protocol):
+    """How to run a cell so that operations inside it run together."""
+
+    @property
+    def note(self) -> str:
+        """What was done, or why nothing was."""
+
+    @property
+    def graph(self) -> TracedCell:
+        """The graph to run: the cell's own where nothing was done, else one that is equal to it."""
+
+    def packer(self) -> Packer:
+        """Return what to compile the graph with."""
+
+    def unplanned(
+        self, cell: TracedCell, fold: Callable[[TracedCell], list[str]]
+    ) -> Callable[[int], TracedCell | None]:
+        """Return what gives, for so many sequence inputs, the graph to cut into hoisted part and step; None for this.
+
+        cell: as it was planned. fold: folds tokens in place; done in neither of the two graphs.
+        """
+
+
+Planner = Callable[[TracedCell], Planned]
+
+
+def bind(
+    module: nn.Module | torch.export.ExportedProgram,
+    inputs: tuple[ValueSpec, ...],
+    *,
+    name: str,
+    num_sequence_inputs: int | None = None,
+    fold_bytes: int = 1 << 30,
+    device: torch.device = CPU,
+    planner: Planner | None = None,
+) -> BoundCell:
+    """Check the module against its declared inputs, put it in eval mode and make it fast.
+
+    num_sequence_inputs: the first so many inputs are given step by step, the rest is state that the last
+    outputs feed; None if nothing is state (see BoundCell.split). fold_bytes: most that tables over a
+    vocabulary may take. device: where it is to run, on copies of the weights; the module itself is on the CPU.
+    planner: batches the operations inside the cell where that is measured to be faster. Raises ModelError or
+    ShapeError; a module that cannot be traced is not an error, `notes` say so.
+    """
+    where = f"cell {name!r}"
+    if isinstance(module, torch.export.ExportedProgram):
+        runnable: nn.Module = module.module(check_guards=False)
+    else:
+        runnable = flat_module(module)
+    if isinstance(runnable, Opaque):
+        outputs = proved_outputs(runnable, inputs, where)
+    else:
+        outputs = infer_outputs(runnable, inputs, where)
+    try:
+        program = module if isinstance(module, torch.export.ExportedProgram) else traced(runnable, inputs)
+        graph = lift(program)
+    except CannotRewriteError as error:
+        notes: tuple[str, ...] = (f"left as it is: {error}",)
+        itself = module if isinstance(module, nn.Module) else runnable
+        known_as = runnable.identity if isinstance(runnable, Opaque) else None
+        identity = CellIdentity(known_as or "", (inputs, outputs), module=None if known_as else itself)
+        core = _Core(_copy_on(runnable, device), None, where, outputs=outputs)
+        bound = BoundCell(name, inputs, outputs, identity, notes, core)
+    else:
+        text, weights = canonical(graph)
+        identity = CellIdentity(text if planner is None else f"{text}\noptimized", (inputs, outputs), weights)
+        limits = token_limits(graph)
+        known = tuple(
+            dataclasses.replace(spec, num_tokens=limits.get(node.name, spec.num_tokens))
+            for spec, node in zip(inputs, graph.inputs, strict=True)
+        )
+        graph.move_to(device)
+        with device:
+            cut = [f"{kind} cut into input projection and step" for kind in cut_recurrent_cells(graph)]
+        fold_constants(graph)
+        packer = Packer(fuse=device == CPU)
+        unplanned: Callable[[int], TracedCell | None] | None = None
+        if planner is not None and device == CPU:
+            plan = planner(graph)
+            packer, cut = plan.packer(), [*cut, plan.note]
+            if plan.graph is not graph:
+                unplanned = plan.unplanned(graph, partial(_fold, limits=limits, fold_bytes=fold_bytes))
+                graph = copied(plan.graph)
+        elif planner is not None:
+            cut.append(f"not planned: planning is for the CPU, this cell runs on {device}")
+        notes = (*cut, *_fold(graph, limits, fold_bytes))
+        bound = BoundCell(name, known, outputs, identity, notes, _Core(runnable, graph, where, packer, unplanned))
+    return bound if num_sequence_inputs is None else bound.split(num_sequence_inputs)
+
+
+def _copy_on(module: nn.Module, device: torch.device) -> nn.Module:
+    """Return the module itself if it is there, else a copy that is."""
+    return module if device == CPU else copy.deepcopy(module).to(device)
+
+
+def traced(module: nn.Module, inputs: tuple[ValueSpec, ...]) -> torch.export.ExportedProgram:
+    """Return the module as a program with a dynamic batch. CannotRewriteError if it cannot be traced."""
+    if isinstance(module, Opaque):
+        raise CannotRewriteError(f"{module.kind} is opaque")
+    try:
+        return export_cell(_with_shared_weights(module), inputs)
+    except Exception as error:  # torch.export raises whatever the module's code runs into
+        if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+            why = "torch.export does not take TorchScript: give the nn.Module that it was made of"
+            raise CannotRewriteError(why) from error
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CannotRewriteError(f"torch.export failed: {reason}") from error
+
+
+def _with_shared_weights(module: nn.Module) -> nn.Module:
+    """Return a copy with the very same weight tensors: tracing swaps them out for a while, and somebody may be running
+    the module."""
+    shared = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+    return copy.deepcopy(module, shared)
+
+
+def _fold(graph: TracedCell, limits: dict[str, int], fold_bytes: int) -> list[str]:
+    """Replace what depends on tokens alone by tables, in place, and return what was done."""
+    notes = [str(folded) for folded in fold_tokens(graph, limits, fold_bytes)]
+    graph.drop_unused_constants()
+    return notes
+
+
+class _Core:
+    """What all splits of one cell share: its graph, or the module itself where there is none.
+
+    outputs: rows that the module itself must give. unplanned: of a planned cell, gives the graph to cut for so many
+    sequence inputs instead, None to cut this one.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        graph: TracedCell | None,
+        where: str,
+        packer: Packer | None = None,
+        unplanned: Callable[[int], TracedCell | None] | None = None,
+        outputs: tuple[ValueSpec, ...] = (),
+    ) -> None:
+        self._module = module
+        self._graph = graph
+        self._where = where
+        self._packer = packer or Packer()
+        self._unplanned = unplanned
+        self._outputs = outputs
+        self._whole: Program | None = None
+
+    def whole(self) -> Program:
+        """Return the whole cell as a program, compiled at first use."""
+        if self._whole is None:
+            graph = self._graph
+            self._whole = self._run_module if graph is None else compile_whole(graph, self._packer)
+        return self._whole
+
+    def split(self, inputs: tuple[ValueSpec, ...], num_sequence_inputs: int) -> tuple[Split, tuple[str, ...]]:
+        """Return the cell in two parts, and a note on what was done."""
+        if self._graph is not None:
+            try:
+                split, notes = self._cut(self._graph, num_sequence_inputs)
+            except CannotRewriteError as error:
+                return self._all_in_step(inputs[:num_sequence_inputs]), (f"nothing hoisted: {error}",)
+            count = split.num_hoisted_calls
+            return split, (*notes, *((f"{count} operations hoisted out of the step",) if count else ()))
+        return self._all_in_step(inputs[:num_sequence_inputs]), ()
+
+    def _cut(self, graph: TracedCell, num_sequence_inputs: int) -> tuple[Split, tuple[str, ...]]:
+        other = None if self._unplanned is None else self._unplanned(num_sequence_inputs)
+        if other is None:
+            return split_cell(graph, num_sequence_inputs, self._packer), ()
+        return split_cell(other, num_sequence_inputs, Packer(fuse=True)), (
+            "not planned in runs: its steps were no faster",
+        )
+
+    def recurrence(self, num_sequence_inputs: int) -> Recurrence | None:
+        return None if self._graph is None else find_recurrence(self._graph, num_sequence_inputs)
+
+    def _all_in_step(self, sequence: tuple[ValueSpec, ...]) -> Split:
+        return Split(_hand_on, self.whole(), sequence, 0)
+
+    def _run_module(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Run the module on copies: nothing is known of it, so it may write into what it is given.
+
+        ShapeError where its outputs are others than at binding: they may depend on the values.
+        """
+        given = inputs if isinstance(self._module, Opaque) else tuple([value.clone() for value in inputs])
+        with torch.no_grad():
+            made = flat_outputs(self._module(*given), self._where)
+        for index, (output, spec) in enumerate(zip(made, self._outputs, strict=True)):
+            if output.shape != (len(inputs[0]), *spec.shape):
+                raise ShapeError(
+                    f"{self._where}, output {index}: got shape {tuple(output.shape)} for {len(inputs[0])} rows, "
+                    f"expected rows of {spec}, as at its first use. The shape of a row may not depend on its values."
+                )
+        return made
+
+
+def _hand_on(*inputs: Tensor) -> tuple[Tensor, ...]:
+    return inputs
+
+
+@final
+class BoundCell:
+    """A module with known rows, ready to run. Made by `bind`.
+
+    inputs, outputs: row specs; an integer input that indexes an embedding carries its num_tokens. hoisted:
+    row specs of what `hoist` returns. notes: what was done to make it fast, or why nothing was.
+
+    All calls take and return batches [n, *shape] on the device it was bound for and never modify what they
+    are given; an output may be an input handed through. The weights are those at binding time: later changes
+    of the module are not seen.
+    """
+
+    __slots__ = (
+        "_chain_loop", "_core", "_split", "_splits", "hoisted", "identity", "inputs", "name", "notes",
+        "num_sequence_inputs", "outputs",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        name: str,
+        inputs: tuple[ValueSpec, ...],
+        outputs: tuple[ValueSpec, ...],
+        identity: CellIdentity,
+        notes: tuple[str, ...],
+        core: _Core,
+    ) -> None:
+        self.name = name
+        self.inputs = inputs
+        self.outputs = outputs
+        self.identity = identity
+        self.notes = notes
+        self.hoisted: tuple[ValueSpec, ...] = ()
+        self.num_sequence_inputs: int | None = None
+        self._core = core
+        self._split: Split | None = None
+        self._chain_loop: ChainLoop | None = None
+        self._splits: dict[int, BoundCell] = {}
+
+    def split(self, num_sequence_inputs: int) -> BoundCell:
+        """Return the same cell with its first inputs given step by step and the rest as recurrent state.
+
+        Shares everything with this one, and is made once per number. Raises ModelError if the trailing
+        outputs do not have the rows of the state.
+        """
+        if num_sequence_inputs not in self._splits:
+            self._check_state(num_sequence_inputs)
+            split, notes = self._core.split(self.inputs, num_sequence_inputs)
+            made = BoundCell(self.name, self.inputs, self.outputs, self.identity, (*self.notes, *notes), self._core)
+            made.num_sequence_inputs, made._split, made.hoisted = num_sequence_inputs, split, split.hoisted
+            given, state = self.inputs[:num_sequence_inputs], self.inputs[num_sequence_inputs:]
+            made._chain_loop = chain_loop(split.looped, split.hoist, split.step, given, split.hoisted, state)
+            self._splits[num_sequence_inputs] = made
+        return self._splits[num_sequence_inputs]
+
+    @property
+    def num_hoisted_calls(self) -> int:
+        """Operations that `hoist` does; with none it hands its inputs on."""
+        return self._need_split().num_hoisted_calls
+
+    def call(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Run one step: inputs [n, *shape] -> outputs [n, *shape]."""
+        return self._core.whole()(*inputs)
+
+    def hoist(self, sequence: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Compute what needs no state for m rows at once: [m, *shape] -> hoisted values [m, ...]."""
+        return self._need_split().hoist(*sequence)
+
+    def step(self, hoisted: tuple[Tensor, ...], state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Compute the rest for n rows: returns all outputs of the cell, so call(x, s) = step(hoist(x), s)."""
+        return self._need_split().step(*hoisted, *state)
+
+    @property
+    def loop(self) -> RecurrentLoop | GreedyLoop | None:
+        """What runs all steps of a task in one call: those of a recurrent cell or a greedy decoder on the CPU."""
+        return None if self._chain_loop is None else self._chain_loop.loop
+
+    def loop_for(self, batch: int) -> RecurrentLoop | GreedyLoop | None:
+        """Return `loop` if it is faster than `step` for tasks whose largest step has so many rows, else None.
+
+        `warm_up` measures that; where it was not called, the first call here does.
+        """
+        return None if self._chain_loop is None else self._chain_loop.fastest(batch)
+
+    def recurrence(self, num_sequence_inputs: int) -> Recurrence | None:
+        """Return the cell as an LSTM or a GRU of so many inputs per step, None if it is anything else or more."""
+        return self._core.recurrence(num_sequence_inputs)
+
+    def warm_up(self, batch_sizes: Sequence[int], hoist_sizes: Sequence[int] = ()) -> None:
+        """Run every size once, so that no request waits while oneDNN builds what a new size needs; measure the loop.
+
+        batch_sizes: for `step`, or for `call` where the cell is not split. hoist_sizes: for `hoist`.
+        """
+        for size in batch_sizes:
+            if self.num_sequence_inputs is None:
+                self.call(example_rows(self.inputs, size))
+            else:
+                state = example_rows(self.inputs[self.num_sequence_inputs :], size)
+                self.step(example_rows(self.hoisted, size), state)
+        for size in hoist_sizes:
+            self.hoist(example_rows(self.inputs[: self.num_sequence_inputs], size))
+        if self._chain_loop is not None:
+            self._chain_loop.measure(batch_sizes, hoist_sizes)
+
+    def __repr__(self) -> str:
+        given, made = (", ".join(map(str, side)) for side in (self.inputs, self.outputs))
+        return f"BoundCell({self.name!r}: ({given}) -> ({made}))"
+
+    def _need_split(self) -> Split:
+        if self._split is None:
+            raise ModelError(
+                f"cell {self.name!r}: bound without num_sequence_inputs, so nothing is known to be state. "
+                "Use call(), or split(num_sequence_inputs) first."
+            )
+        return self._split
+
+    def _check_state(self, num_sequence_inputs: int) -> None:
+        if not 0 <= num_sequence_inputs <= len(self.inputs):
+            raise ModelError(
+                f"cell {self.name!r}: got {num_sequence_inputs} sequence inputs, expected 0 to "
+                f"{len(self.inputs)}, the inputs that it declares."
+            )
+        state = self.inputs[num_sequence_inputs:]
+        if len(state) > len(self.outputs):
+            raise ModelError(
+                f"cell {self.name!r}: {len(state)} inputs are state but it returns {len(self.outputs)} "
+                "outputs. Return the next state as the last outputs, in the order of the inputs."
+            )
+        fed = self.outputs[len(self.outputs) - len(state) :]
+        for index, (old, new) in enumerate(zip(state, fed, strict=True), start=num_sequence_inputs):
+            if old.row_signature != new.row_signature:
+                raise ModelError(
+                    f"cell {self.name!r}, input {index}: state rows are {old}, but the output that feeds "
+                    f"them is {new}. Return the next state as the last outputs, in the order of the inputs."
+                )

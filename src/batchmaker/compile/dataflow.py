@@ -1,0 +1,152 @@
+"""A cell as a graph of ATen calls and constants: which node depends on what, and cutting it apart."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import Tensor, fx
+
+from batchmaker.compile.export import spec_of_rows
+from batchmaker.errors import ModelError
+from batchmaker.graph.spec import ValueSpec
+
+BATCH: Final = "<batch>"
+"""Stands for the batch size among the names that a node depends on."""
+
+
+class CannotRewriteError(Exception):
+    """The graph holds something that these passes do not understand; the reason is the message."""
+
+
+_numbers = itertools.count()
+
+
+@dataclass(slots=True)
+class TracedCell:
+    """A functional graph: placeholders, get_attr of `constants`, calls, one output tuple of nodes."""
+
+    graph: fx.Graph
+    constants: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def inputs(self) -> list[fx.Node]:
+        return [node for node in self.graph.nodes if node.op == "placeholder"]
+
+    @property
+    def outputs(self) -> list[fx.Node]:
+        results: list[fx.Node] = list(self.graph.output_node().args[0])  # type: ignore[arg-type]
+        return results
+
+    def constant(self, tensor: Tensor) -> fx.Node:
+        """Add a constant and return its node, placed at the graph's insertion point."""
+        name = f"constant_{next(_numbers)}"
+        self.constants[name] = tensor.detach()
+        return self.graph.get_attr(name)
+
+    def move_to(self, device: torch.device) -> None:
+        """Move the constants to a device, and let calls that make tensors make them there."""
+        self.constants = {name: tensor.to(device) for name, tensor in self.constants.items()}
+        for node in self.graph.nodes:
+            if node.kwargs.get("device") is not None:
+                node.kwargs = {**node.kwargs, "device": device}
+
+    def drop_unused_constants(self) -> None:
+        """Forget the constants that no node reads any more."""
+        used = {str(node.target) for node in self.graph.nodes if node.op == "get_attr"}
+        self.constants = {name: tensor for name, tensor in self.constants.items() if name in used}
+
+    def value(self, node: Any) -> Tensor | None:
+        """Return the tensor behind a constant's node, None for anything else."""
+        if isinstance(node, fx.Node) and node.op == "get_attr":
+            return self.constants[str(node.target)]
+        return None
+
+
+def is_symbolic(node: fx.Node) -> bool:
+    """Whether the node's value is a number worked out from the batch size."""
+    return isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool)
+
+
+def dependencies(graph: fx.Graph) -> dict[fx.Node, frozenset[str]]:
+    """Return for each node the names of the placeholders that it depends on, BATCH for the batch size."""
+    found: dict[fx.Node, frozenset[str]] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            found[node] = frozenset((node.name,))
+        elif is_symbolic(node):
+            found[node] = frozenset((BATCH,))
+        else:
+            found[node] = frozenset().union(*(found[source] for source in node.all_input_nodes))
+    return found
+
+
+def row_spec(node: fx.Node, where: fx.Node) -> ValueSpec:
+    """Return the spec of one row of a node's value, whose dimension 0 must be `where`'s (a placeholder's).
+
+    Raises CannotRewriteError if the value has no batch dimension.
+    """
+    value, batch = node.meta.get("val"), where.meta["val"]
+    if not isinstance(value, Tensor) or value.dim() == 0 or str(value.shape[0]) != str(batch.shape[0]):
+        raise CannotRewriteError(f"{node.name} has no row per node")
+    if not all(isinstance(size, int) for size in value.shape[1:]):
+        raise CannotRewriteError(f"the rows of {node.name} change shape with the batch")
+    try:
+        return spec_of_rows(value)
+    except ModelError as error:
+        raise CannotRewriteError(str(error)) from None
+
+
+def extract(cell: TracedCell, inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> TracedCell:
+    """Copy what leads from `inputs` to `outputs` into a graph of its own that shares the constants.
+
+    Nodes that need constants or the batch size alone are copied with it; the batch size is then read off
+    the first input. Names of input nodes are kept. Raises CannotRewriteError if `outputs` need more than
+    `inputs`.
+    """
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in inputs:
+        copies[node] = graph.placeholder(node.name)
+        copies[node].meta = dict(node.meta)
+    first = copies[inputs[0]] if inputs else None
+    needed = _ancestors(outputs, stop=set(inputs))
+    for node in cell.graph.nodes:
+        if node not in needed or node in copies:
+            continue
+        if node.op == "placeholder":
+            raise CannotRewriteError(f"{node.name} is needed on both sides of the cut")
+        if node.target is torch.ops.aten.sym_size.int:
+            copies[node] = graph.call_function(torch.ops.aten.sym_size.int, (first, 0))
+            copies[node].meta = dict(node.meta)
+        else:
+            copies[node] = graph.node_copy(node, lambda source: copies[source])
+    graph.output(tuple(copies[node] for node in outputs))
+    return TracedCell(graph, cell.constants)
+
+
+def copied(cell: TracedCell) -> TracedCell:
+    """Return the same graph to change apart from this one; the tensors behind its constants are shared."""
+    made = extract(cell, cell.inputs, cell.outputs)
+    made.constants = dict(made.constants)
+    return made
+
+
+def _ancestors(outputs: Iterable[fx.Node], stop: set[fx.Node]) -> set[fx.Node]:
+    """Return the nodes that the outputs are computed from, themselves included, not looking behind `stop`.
+
+    The size of an input is not its value: sym_size does not lead on to its argument.
+    """
+    found: set[fx.Node] = set()
+    waiting = list(outputs)
+    while waiting:
+        node = waiting.pop()
+        if node in found:
+            continue
+        found.add(node)
+        if node not in stop and node.target is not torch.ops.aten.sym_size.int:
+            waiting.extend(node.all_input_nodes)
+    return found

@@ -1,0 +1,196 @@
+"""Modules as flat functions of rows: examples from specs, trial runs and `torch.export`."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import logging
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, redirect_stderr
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from batchmaker.compile.causes import cause_of, count_cause
+from batchmaker.compile.forward_signature import signature_of
+from batchmaker.errors import ModelError, ShapeError
+from batchmaker.graph.spec import ValueSpec
+
+_KINDS = "float32, bfloat16, float16, float64, int64, int32, int16, int8, uint8, bool"
+_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _KINDS.split(", ")}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+def torch_dtype(name: str, where: str = "a value") -> torch.dtype:
+    """Return the torch dtype of this short name; ModelError names the known ones."""
+    try:
+        return _DTYPES[name]
+    except KeyError:
+        raise ModelError(f"{where}: dtype {name!r} is not known; use one of {_KINDS}") from None
+
+
+def dtype_name(tensor: Tensor) -> str:
+    """Return the short name of a tensor's dtype."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def float_dtype(module: nn.Module) -> str:
+    """Return the dtype of the module's first floating weight, else float32."""
+    return next((dtype_name(weight) for weight in module.parameters() if weight.dtype.is_floating_point), "float32")
+
+
+def spec_of_rows(batch: Tensor) -> ValueSpec:
+    """Return the spec of one row of a batch [n, *shape]."""
+    name = _NAMES.get(batch.dtype)
+    if name is None:
+        raise ModelError(f"values of dtype {batch.dtype} cannot be kept in rows; use one of {_KINDS}")
+    return ValueSpec(tuple(int(size) for size in batch.shape[1:]), name)
+
+
+def example_rows(specs: Iterable[ValueSpec], num_rows: int, *, random: bool = False) -> tuple[Tensor, ...]:
+    """Return one batch [num_rows, *shape] per spec: zeros, or normal noise in the floating ones.
+
+    Integers are always zero, the one token that every embedding has.
+    """
+    batches = []
+    for spec in specs:
+        dtype = torch_dtype(spec.dtype)
+        shape = (num_rows, *spec.shape)
+        noisy = random and dtype.is_floating_point
+        batches.append(torch.randn(shape).to(dtype) if noisy else torch.zeros(shape, dtype=dtype))
+    return tuple(batches)
+
+
+class LSTMCellRows(nn.Module):
+    """nn.LSTMCell as a flat cell: (x, h, c) -> (h, c)."""
+
+    def __init__(self, cell: nn.LSTMCell) -> None:
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        state: tuple[Tensor, Tensor] = self.cell(x, (h, c))
+        return state
+
+
+def flat_module(module: nn.Module) -> nn.Module:
+    """Return the module, in eval mode, as one that takes and returns rows one by one."""
+    flat = LSTMCellRows(module) if isinstance(module, nn.LSTMCell) else module
+    return flat.eval()
+
+
+def flat_outputs(outputs: Any, where: str) -> tuple[Tensor, ...]:
+    """Flatten what a module returned into a tuple of tensors; ModelError if it holds anything else."""
+    leaves = pytree.tree_leaves(outputs)
+    for index, leaf in enumerate(leaves):
+        if not isinstance(leaf, Tensor):
+            raise ModelError(
+                f"{where}, output {index}: got {type(leaf).__name__}, expected a tensor with one row "
+                "per node. Return tensors only."
+            )
+    if not leaves:
+        raise ModelError(f"{where}: returned nothing, expected at least one tensor")
+    return tuple(leaves)
+
+
+def infer_outputs(module: nn.Module, inputs: tuple[ValueSpec, ...], where: str) -> tuple[ValueSpec, ...]:
+    """Return the outputs' row specs, seen by running two and three random rows.
+
+    Raises ModelError if the module refuses the declared inputs, ShapeError if an output does not keep the
+    batch in dimension 0 or changes its row shape with it.
+    """
+    if not inputs:
+        raise ModelError(f"{where}: declares no inputs, expected at least one. Its dimension 0 is the batch.")
+    seen: list[tuple[ValueSpec, ...]] = []
+    for num_rows in (2, 3):
+        rows = example_rows(inputs, num_rows, random=True)
+        try:
+            with torch.no_grad():
+                returned = module(*rows)
+        except Exception as error:
+            raise _refused(module, inputs, where, num_rows, error) from error
+        outputs = flat_outputs(returned, where)
+        for index, output in enumerate(outputs):
+            if output.dim() == 0 or output.shape[0] != num_rows:
+                raise ShapeError(
+                    f"{where}, output {index}: got shape {tuple(output.shape)} for a batch of {num_rows}, "
+                    f"expected ({num_rows}, ...). Keep the batch in dimension 0 of every output."
+                )
+        seen.append(tuple(spec_of_rows(output) for output in outputs))
+    if seen[0] != seen[1]:
+        raise ShapeError(
+            f"{where}: two rows gave ({', '.join(map(str, seen[0]))}), "
+            f"three rows ({', '.join(map(str, seen[1]))}). "
+            "The shape of a row may not depend on the batch."
+        )
+    return seen[0]
+
+
+def _refused(
+    module: nn.Module, inputs: tuple[ValueSpec, ...], where: str, num_rows: int, error: Exception
+) -> ModelError:
+    """Return the error for a module that raised when it was tried."""
+
+    def runs(specs: tuple[ValueSpec, ...]) -> bool:
+        try:
+            with torch.no_grad():
+                module(*example_rows(specs, 2))
+        except Exception:  # whatever the module's code runs into
+            return False
+        return True
+
+    declared = ", ".join(map(str, inputs))
+    count = count_cause(module, len(inputs))
+    if count is not None:
+        return ModelError(f"{where}: {count} ({declared}). Give a value for each: inputs first, then the state.")
+    cause = cause_of(module, inputs, runs)
+    if cause is not None:
+        return ShapeError(f"{where}, {cause}")
+    return ModelError(
+        f"{where}: a trial run of {num_rows} rows with {len(inputs)} inputs ({declared}) raised "
+        f"{type(error).__name__}: {error}. Declare one input per argument of forward(), with the "
+        "shape and dtype of one row."
+    )
+
+
+def said_first(error: BaseException) -> str:
+    """Return the class of an error and the first line of its message."""
+    return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
+
+
+def export_cell(
+    module: nn.Module, inputs: tuple[ValueSpec, ...], *, max_batch: int = 4096
+) -> torch.export.ExportedProgram:
+    """Trace the module to a graph whose inputs all share a dynamic dimension 0.
+
+    nn.LSTMCell is traced as (x, h, c) -> (h, c). max_batch bounds the range that the graph is checked for,
+    not what batchmaker may run. Whatever torch.export raises passes through.
+    """
+    batch = torch.export.Dim("batch", min=1, max=max(max_batch, 3))
+    flat = flat_module(module)
+    shapes: tuple[Any, ...] = tuple({0: batch} for _ in inputs)
+    kinds = [parameter.kind for parameter in signature_of(flat).parameters.values()]
+    if inspect.Parameter.VAR_POSITIONAL in kinds:  # torch.export counts *inputs as one argument, a tuple
+        first = kinds.index(inspect.Parameter.VAR_POSITIONAL)
+        shapes = (*shapes[:first], shapes[first:])
+    with warnings.catch_warnings(), _quiet_torch(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        return torch.export.export(flat, example_rows(inputs, 3), dynamic_shapes=shapes, strict=False)
+
+
+@contextmanager
+def _quiet_torch() -> Iterator[None]:
+    """Keep torch from logging and printing pages about a module that cannot be traced: the error says it."""
+    known = [logging.getLogger(name) for name in list(logging.root.manager.loggerDict) if name[:5] == "torch"]
+    loggers = [logger for logger in known if not logger.disabled]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        with redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        for logger in loggers:
+            logger.disabled = False

@@ -1,0 +1,280 @@
+"""Opaque modules: they compute batches of rows, and nobody looks into them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from batchmaker.compile.declaration import Declared
+from batchmaker.compile.export import dtype_name, example_rows, float_dtype, said_first, spec_of_rows
+from batchmaker.errors import ModelError, OptionError, ShapeError
+from batchmaker.graph.spec import ValueSpec
+
+Array = NDArray[Any]
+Size = int | None
+RowGiven = int | tuple[Size, ...] | tuple[tuple[Size, ...], str] | ValueSpec
+"""One row as users write it: 64, (2, 64), ((None, 64), "float32") or a ValueSpec."""
+
+DTYPES: Final = ("float32", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool")
+"""What NumPy and the state tables both have."""
+
+_TOLERANCE: Final = 0.02
+"""By how much a row may differ with its batch, as a share of its largest number: float16 sums in another order."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RowForm:
+    """What the rows of one input or output look like.
+
+    name: for messages and dicts. shape: of a row, without the batch; None for a size that each request may choose, and
+    in place of the whole shape where nothing is known of it. dtype: one of DTYPES.
+    """
+
+    name: str
+    shape: tuple[Size, ...] | None
+    dtype: str
+
+    @property
+    def spec(self) -> ValueSpec | None:
+        """The spec of its rows, None where a size is open."""
+        sizes = () if self.shape is None else tuple([size for size in self.shape if size is not None])
+        return ValueSpec(sizes, self.dtype) if self.shape is not None and len(sizes) == len(self.shape) else None
+
+    def takes(self, shape: Sequence[int], dtype: str) -> bool:
+        """Whether rows of this shape and dtype are such rows."""
+        if dtype != self.dtype:
+            return False
+        if self.shape is None:
+            return True
+        return len(shape) == len(self.shape) and all(b in (None, a) for a, b in zip(shape, self.shape, strict=True))
+
+    def __str__(self) -> str:
+        sizes = "..." if self.shape is None else ", ".join("?" if size is None else str(size) for size in self.shape)
+        return f"{self.dtype}[{sizes}]"
+
+
+class Opaque(nn.Module, ABC):
+    """A module that is called on whole batches and is never traced, compiled, folded or cut.
+
+    inputs, outputs: what its rows look like, in the order in which it takes and gives them. It computes on the CPU;
+    values of other devices are copied there and back.
+    """
+
+    def __init__(self, inputs: tuple[RowForm, ...], outputs: tuple[RowForm, ...]) -> None:
+        super().__init__()
+        self.inputs, self.outputs = inputs, outputs
+
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """What it is, in a few words, for messages."""
+
+    @property
+    @abstractmethod
+    def identity(self) -> str | None:
+        """A text that is equal for modules that compute the same; None if it is equal to itself alone."""
+
+    @abstractmethod
+    def compute(self, rows: list[Array]) -> Sequence[Array]:
+        """Return a batch [n, *shape] per output. rows: a batch per input, only to be read, and not to be kept."""
+
+    @property
+    def declared(self) -> Declared | None:
+        """The specs of its rows, None where a size is open."""
+        sides = [tuple([form.spec for form in forms]) for forms in (self.inputs, self.outputs)]
+        inputs, outputs = (tuple([spec for spec in side if spec is not None]) for side in sides)
+        return Declared(inputs, outputs) if (inputs, outputs) == tuple(sides) else None
+
+    @property
+    def float_dtype(self) -> str:
+        """Dtype of its first floating input, else float32."""
+        return next((form.dtype for form in self.inputs if form.dtype.startswith("float")), "float32")
+
+    def forward(self, *rows: Tensor) -> tuple[Tensor, ...]:
+        """Return a batch per output. ShapeError where `compute` gives others than it says."""
+        made = self.compute([row.detach().cpu().numpy() for row in rows])
+        if len(made) != len(self.outputs):
+            raise ShapeError(
+                f"got {len(made)} outputs, expected {len(self.outputs)}, as it says ({_named(self.outputs)})"
+            )
+        count = len(rows[0])
+        for form, array in zip(self.outputs, made, strict=True):
+            batch = array.shape[0] if array.ndim else None
+            if batch != count or not form.takes(array.shape[1:], array.dtype.name):
+                raise ShapeError(
+                    f"output {form.name!r}: got {array.dtype.name}{list(array.shape)} for {count} rows, expected rows "
+                    f"of {form}. Keep the batch in dimension 0, and return the shape and dtype that were said."
+                )
+        return tuple([torch.from_numpy(array).to(rows[0].device) for array in made])
+
+    def check_inputs(self, inputs: Sequence[ValueSpec], where: str) -> None:
+        """ModelError unless there is a value for each input, ShapeError unless they are such as it takes."""
+        if len(inputs) != len(self.inputs):
+            raise ModelError(
+                f"{where}: takes {len(self.inputs)} inputs ({_named(self.inputs)}), got {len(inputs)} "
+                f"({', '.join(map(str, inputs))}). Give a value for each: inputs first, then the state."
+            )
+        for index, (spec, form) in enumerate(zip(inputs, self.inputs, strict=True)):
+            if not form.takes(spec.shape, spec.dtype):
+                raise ShapeError(f"{where}, input {index} ({form.name!r}): got rows of {spec}, expected {form}")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # nothing in it changes
+
+
+def _named(forms: Iterable[RowForm]) -> str:
+    return ", ".join(f"{form.name}: {form}" for form in forms)
+
+
+def float_dtype_of(module: nn.Module) -> str:
+    """Return the dtype that floating data is converted to for a module: that of its first floating weight or input."""
+    return module.float_dtype if isinstance(module, Opaque) else float_dtype(module)
+
+
+# --- functions ------------------------------------------------------------------------------------------------------
+
+
+@final
+class OpaqueFunction(Opaque):
+    """A Python function over arrays. See `opaque`."""
+
+    def __init__(self, function: Callable[..., Any], inputs: tuple[RowForm, ...], outputs: tuple[RowForm, ...]) -> None:
+        super().__init__(inputs, outputs)
+        self.function = function
+
+    @property
+    def kind(self) -> str:
+        return f"the function {getattr(self.function, '__qualname__', None) or type(self.function).__name__}"
+
+    @property
+    def identity(self) -> None:
+        return None
+
+    def compute(self, rows: list[Array]) -> Sequence[Array]:
+        """Call the function on copies, which it may change or keep, and copy what it returns, which it may keep too."""
+        made = self.function(*[row.copy() for row in rows])
+        return [np.array(one, order="C") for one in (made if isinstance(made, tuple | list) else (made,))]
+
+
+def opaque(
+    function: Callable[..., Any],
+    *,
+    inputs: Mapping[str, RowGiven] | Sequence[RowGiven],
+    outputs: Mapping[str, RowGiven] | Sequence[RowGiven],
+) -> OpaqueFunction:
+    """Return a function over NumPy arrays as a module, for `Cell`: nobody looks into it, it is only called.
+
+    function: takes one array [n, *shape] per input and returns one per output, a single one or a tuple. Its rows must
+    not depend on each other. It may change what it is given. It is first called with zeros in place of integers and
+    random numbers in place of floats; with several workers, from several threads at once. inputs, outputs: one row
+    each, in order, by name if it is a dict: an int or a tuple of sizes, in float32; (sizes, dtype), such as
+    ((), "int64"); or a ValueSpec. A size that is None is chosen by each request. State comes last, as for any cell.
+    The cell cannot be saved. Raises ModelError, OptionError.
+    """
+    if isinstance(function, nn.Module):
+        raise ModelError(
+            f"bm.opaque takes a function over arrays; {type(function).__name__} is a module: bm.Cell(module)"
+        )
+    if not callable(function):
+        raise ModelError(f"bm.opaque takes a function over arrays, got {type(function).__name__}")
+    return OpaqueFunction(function, row_forms(inputs, "input"), row_forms(outputs, "output"))
+
+
+def row_forms(given: Mapping[str, RowGiven] | Sequence[RowGiven], kind: str) -> tuple[RowForm, ...]:
+    """Return what users wrote as forms. kind: of what, for messages. OptionError for what is no row."""
+    if not isinstance(given, Mapping | list | tuple) or not given:
+        raise OptionError(f"{kind}s must be a list of rows, or a dict of rows by name, at least one; got {given!r}")
+    named = given.items() if isinstance(given, Mapping) else ((f"{kind}{i}", row) for i, row in enumerate(given))
+    return tuple([_row_form(str(name), row) for name, row in named])
+
+
+def _row_form(name: str, given: Any) -> RowForm:
+    shape, dtype = given, "float32"
+    if isinstance(given, ValueSpec):
+        shape, dtype = given.shape, given.dtype
+    elif isinstance(given, tuple | list) and len(given) == 2 and isinstance(given[0], tuple | list | int | None):
+        if isinstance(given[1], torch.dtype):
+            shape, dtype = given[0], str(given[1]).removeprefix("torch.")
+        elif not isinstance(given[1], int | None):
+            shape, dtype = given[0], _dtype(given[1])
+    sizes = (shape,) if isinstance(shape, int) else shape
+    if not isinstance(sizes, tuple | list) or not all(s is None or (type(s) is int and s > 0) for s in sizes):
+        raise OptionError(
+            f"{name}: a row is written as its sizes, 64 or (2, 64), or with a dtype, ((), 'int64'), without the batch; "
+            f"None for a size that requests choose. Got {given!r}"
+        )
+    if dtype not in DTYPES:
+        raise OptionError(
+            f"{name}: dtype {dtype!r} is not one that arrays of rows have; use one of {', '.join(DTYPES)}"
+        )
+    return RowForm(name, tuple(sizes), dtype)
+
+
+def _dtype(given: Any) -> str:
+    try:
+        return str(np.dtype(given).name)
+    except TypeError:
+        return str(given)
+
+
+# --- proving --------------------------------------------------------------------------------------------------------
+
+
+def proved_outputs(module: Opaque, inputs: tuple[ValueSpec, ...], where: str) -> tuple[ValueSpec, ...]:
+    """Return the outputs' row specs, seen by running one, two and three rows.
+
+    Raises ModelError if the module does not take these inputs, and if a row's result depends on the other rows;
+    ShapeError if an output is another than it says, or changes its row shape with the batch.
+    """
+    module.check_inputs(inputs, where)
+    three = example_rows(inputs, 3, random=True)
+    seen = {count: _tried(module, tuple(row[:count] for row in three), where) for count in (2, 3)}
+    alone = _tried(module, tuple(row[2:] for row in three), where)
+    specs = {count: tuple(map(spec_of_rows, made)) for count, made in seen.items()}
+    if specs[2] != specs[3]:
+        two, more = (", ".join(map(str, specs[count])) for count in (2, 3))
+        raise ShapeError(
+            f"{where}: two rows gave ({two}), three rows ({more}). The shape of a row may not depend on the batch."
+        )
+    for form, together, single in zip(module.outputs, seen[3], alone, strict=True):
+        if not _alike(together[2:], single):
+            raise ModelError(
+                f"{where}, output {form.name!r}: the last of three rows gives other numbers than by itself. Rows must "
+                "not depend on each other, nor on chance: dimension 0 of every input and output is the batch (and not "
+                "time, with the batch in dimension 1), and training mode is off."
+            )
+    return specs[3]
+
+
+def _tried(module: Opaque, rows: tuple[Tensor, ...], where: str) -> tuple[Tensor, ...]:
+    try:
+        made: tuple[Tensor, ...] = module(*rows)
+    except ShapeError as error:
+        raise ShapeError(f"{where}, {error}") from None
+    except Exception as error:  # the user's own function, or ONNX Runtime
+        shown = ", ".join(
+            f"{form.name}: {dtype_name(row)}{list(row.shape)}" for form, row in zip(module.inputs, rows, strict=True)
+        )
+        raise ModelError(
+            f"{where}: a trial run with ({shown}) raised {said_first(error)}. Before the first request it is "
+            "called with zeros for integers and random numbers for floats, at every batch size, and must take them."
+        ) from error
+    return made
+
+
+def _alike(together: Tensor, alone: Tensor) -> bool:
+    """Whether floating numbers are the same, roughly; other numbers may jump where a float is nearly the same."""
+    if not together.is_floating_point() or together.shape != alone.shape:
+        return together.shape == alone.shape
+    a, b = together.double(), alone.double()
+    finite = a.isfinite() & b.isfinite()
+    largest = float(torch.where(finite, a.abs(), 0.0).amax()) if a.numel() else 0.0
+    return bool(((a - b).abs() <= _TOLERANCE * largest)[finite].all())

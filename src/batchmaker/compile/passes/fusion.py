@@ -1,0 +1,183 @@
+"""Pointwise operations between matrix products, put together into passes over the rows (see interpreter.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import getitem
+from typing import Final, TypeAlias, final
+
+import torch
+from torch import Tensor, fx
+
+from batchmaker.compile.dataflow import TracedCell
+from batchmaker.compile.passes.atoms import gate_by_gate
+from batchmaker.compile.passes.cheaper import cheaper_sums
+from batchmaker.compile.passes.interpreter import is_available
+from batchmaker.compile.passes.nodes import columns, is_pointwise, is_view, operands, shape_of, width_of
+from batchmaker.compile.passes.open_steps import open_steps
+from batchmaker.compile.passes.pointwise import Assembler, can_be_assembled
+from batchmaker.compile.projected_steps import GRUStep, LSTMStep, RNNStep
+
+_FEWEST_SAVED: Final = 3
+"""Calls that a pass takes the place of, beyond its results, at least: it starts in the time of two to three, and adding
+up a few values is no faster in it at any batch size. Measured on one core; slices count, since they are calls too."""
+_CALLS_OF_A_STEP: Final = 5
+_DTYPES: Final = (torch.float32, torch.bfloat16)
+
+_Stage: TypeAlias = tuple[int, int, str, torch.dtype]
+"""What the operations of one pass have in common: how many other calls come before it, width, rows and dtype."""
+
+
+def run_in_passes(cell: TracedCell) -> None:
+    """Rewrite the graph in place: steps of recurrent cells are written out, pointwise operations are taken apart where
+    they are read in slices, and all go into passes, if that leaves fewer calls."""
+    if not is_available():
+        return
+    made = gate_by_gate(open_steps(cell, layers=False), layers=False)
+    cheaper_sums(made)
+    fuse_pointwise(made)
+    if _num_calls(made) < _num_calls(cell):
+        cell.graph, cell.constants = made.graph, made.constants
+
+
+def _num_calls(cell: TracedCell) -> int:
+    """Count the calls that do something; the step of a recurrent cell is several."""
+    calls = [node for node in cell.graph.nodes if node.op == "call_function" and not is_view(node)]
+    return sum(_CALLS_OF_A_STEP if isinstance(node.target, LSTMStep | GRUStep | RNNStep) else 1 for node in calls)
+
+
+def fuse_pointwise(cell: TracedCell, fewest_saved: int = _FEWEST_SAVED) -> None:
+    """Rewrite the graph in place: pointwise operations on rows of one width and dtype become passes, one for all that
+    lie between the same products. What they are computed from and who reads them does not change."""
+    passes = _passes(cell, fewest_saved) if is_available() else []
+    if passes:
+        cell.graph = _Rewriting(cell, passes).write()
+
+
+def can_fuse(cell: TracedCell) -> bool:
+    """Whether there is anything to put together."""
+    return is_available() and bool(_passes(cell, _FEWEST_SAVED))
+
+
+def _passes(cell: TracedCell, fewest_saved: int) -> list[list[fx.Node]]:
+    """Return the operations of each pass, in graph order."""
+    stages = _stages(cell)
+    found: dict[_Stage, list[fx.Node]] = {}
+    for node in cell.graph.nodes:
+        if _can_be_fused(cell, node):
+            stage = (stages[node], width_of(node) or 0, str(shape_of(node)[0]), node.meta["val"].dtype)
+            found.setdefault(stage, []).append(node)
+    return [nodes for nodes in found.values() if _calls_saved(nodes) >= fewest_saved]
+
+
+def _calls_saved(nodes: Sequence[fx.Node]) -> int:
+    """Count the operations and the slices that they read, less the results."""
+    read = {operand for node in nodes for operand in operands(node)}
+    return len(nodes) + sum(columns(value)[0] is not value for value in read) - len(_results(nodes))
+
+
+def _results(nodes: Sequence[fx.Node]) -> list[fx.Node]:
+    """Return the nodes that others read as well."""
+    inside = set(nodes)
+    return [node for node in nodes if any(user not in inside for user in node.users)]
+
+
+def _stages(cell: TracedCell) -> dict[fx.Node, int]:
+    """Return for each node how many calls that are not pointwise must come before it, itself included.
+
+    Views count where they make rows of another form, so that within a stage rows only become narrower: else two passes
+    could wait for each other. What needs one value alone is put off to the stage in which it is first read: the value
+    need not be written and read again.
+    """
+    stages: dict[fx.Node, int] = {}
+    for node in cell.graph.nodes:
+        before = max((stages[source] for source in node.all_input_nodes), default=0)
+        works = node.op == "call_function" and not _can_be_fused(cell, node)
+        stages[node] = before + (works and (not is_view(node) or _reshapes(node)))
+    for node in reversed(cell.graph.nodes):
+        if not _can_be_fused(cell, node) or len([value for value in operands(node) if cell.value(value) is None]) > 1:
+            continue
+        if all(_can_be_fused(cell, user) for user in node.users):
+            stages[node] = max(stages[node], min((stages[user] for user in node.users), default=0))
+    return stages
+
+
+def _can_be_fused(cell: TracedCell, node: fx.Node) -> bool:
+    """Whether the machine knows the operation and all it reads: rows as wide as the result, or constants."""
+    if not is_pointwise(node) or not can_be_assembled(node) or node.meta["val"].dtype not in _DTYPES:
+        return False
+    width, dtype = width_of(node), node.meta["val"].dtype
+    for argument in operands(node):
+        constant = cell.value(argument)
+        if constant is not None:
+            if constant.dtype is not dtype or constant.numel() not in (1, width) or _is_column(constant, width):
+                return False
+        elif not _is_alike(argument, node):
+            return False
+    return True
+
+
+def _is_alike(value: fx.Node, node: fx.Node) -> bool:
+    its, mine = value.meta["val"], node.meta["val"]
+    return isinstance(its, Tensor) and its.dtype is mine.dtype and str(shape_of(value)) == str(shape_of(node))
+
+
+def _is_column(constant: Tensor, width: int | None) -> bool:
+    """Whether a constant of `width` elements is not one row."""
+    return constant.dim() > 0 and constant.numel() == width and constant.shape[-1] != width
+
+
+def _reshapes(view: fx.Node) -> bool:
+    """Whether a view makes rows [n, columns] of another form, and not by taking some of the columns."""
+    if width_of(view) is None or columns(view)[0] is not view:
+        return False
+    return str(shape_of(view)) != str(shape_of(view.all_input_nodes[0]))
+
+
+@final
+class _Rewriting:
+    """Copies a graph node by node, each after what it reads, with one node for the operations of a pass."""
+
+    def __init__(self, cell: TracedCell, passes: Sequence[Sequence[fx.Node]]) -> None:
+        self.cell = cell
+        self.made = fx.Graph()
+        self._pass_of = {node: nodes for nodes in passes for node in nodes}
+        self._copies: dict[fx.Node, fx.Node] = {}
+
+    def write(self) -> fx.Graph:
+        for node in self.cell.inputs:
+            self._copies[node] = self.made.node_copy(node)
+        self.made.output(tuple(self._copy(node) for node in self.cell.outputs))
+        return self.made
+
+    def _copy(self, node: fx.Node) -> fx.Node:
+        if node not in self._copies:
+            if node in self._pass_of:
+                self._write_pass(self._pass_of[node])
+            else:
+                self._copies[node] = self.made.node_copy(node, self._copy)
+        return self._copies[node]
+
+    def _write_pass(self, nodes: Sequence[fx.Node]) -> None:
+        inside, results = set(nodes), _results(nodes)
+        assembler = Assembler(width_of(nodes[0]) or 0, nodes[0].meta["val"].dtype)
+        arguments: dict[fx.Node, int] = {}
+        for node in nodes:
+            for operand in operands(node):
+                if operand in inside or assembler.knows(operand):
+                    continue
+                constant = self.cell.value(operand)
+                if constant is not None:
+                    assembler.constant(operand, constant)
+                    continue
+                source, column, _ = columns(operand)
+                assembler.argument(operand, arguments.setdefault(source, len(arguments)), source, column)
+            assembler.operation(node)
+        made = self.made.call_function(assembler.finished(results), tuple(self._copy(node) for node in arguments))
+        if len(results) == 1:
+            self._copies[results[0]] = made
+            made.meta = dict(results[0].meta)
+            return
+        for index, node in enumerate(results):
+            self._copies[node] = self.made.call_function(getitem, (made, index))
+            self._copies[node].meta = dict(node.meta)

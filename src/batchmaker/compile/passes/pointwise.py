@@ -1,0 +1,289 @@
+"""ATen's pointwise operations as programs of the interpreter, and such programs as calls in a graph."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias, final
+
+import numpy as np
+import torch
+from torch import Tensor, fx
+
+from batchmaker.compile.passes import interpreter as machine
+from batchmaker.compile.passes.nodes import width_of
+
+_aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Slot:
+    """A place that instructions read or write. argument: of the call, None for constants, results and registers.
+
+    column: where in the argument it begins. row: a constant's numbers. num_bytes: of one number.
+    """
+
+    argument: int | None = None
+    column: int = 0
+    argument_width: int = 0
+    row: Tensor | None = None
+    num_bytes: int = 4
+
+
+@dataclass(slots=True, eq=False)
+class _Instruction:
+    code: int
+    result: _Slot
+    operands: list[_Slot]
+
+
+Writer: TypeAlias = Callable[["Assembler", Sequence[_Slot], fx.Node], _Slot]
+
+
+@final
+class Pass:
+    """Several pointwise operations on rows [n, width] of float32 or bfloat16, done in one walk over the rows.
+
+    Calls take the values that it reads, [n, any columns], and return fresh results [n, width], a tensor if it is one.
+    """
+
+    __name__ = "pointwise_pass"
+    __slots__ = ("_constants", "_dtype", "_like", "_program", "_results", "_slots", "num_registers", "width")
+
+    def __init__(
+        self,
+        width: int,
+        dtype: torch.dtype,
+        slots: Sequence[_Slot],
+        results: Sequence[_Slot],
+        instructions: Sequence[_Instruction],
+    ) -> None:
+        given = [slot for slot in slots if slot.argument is not None]
+        rows = [slot for slot in slots if slot.row is not None]
+        numbers, self.num_registers = _registers(instructions, results)
+        place = {slot: index for index, slot in enumerate((*given, *rows, *results, *numbers))}
+        self.width = width
+        self._dtype = dtype
+        self._program = np.array(
+            [
+                [each.code, place[each.result], *_three([place[slot] for slot in each.operands])]
+                for each in instructions
+            ],
+            np.int64,
+        )
+        self._results = len(results)
+        self._like = next((slot.argument for slot in given if slot.argument_width == width), None)
+        self._constants = [slot.row for slot in rows if slot.row is not None]
+        arguments = 1 + max((slot.argument or 0 for slot in given), default=-1)
+        first = arguments + len(results)  # the bases are arguments, results, zero for constants, and the registers'
+        block = min(width, machine.BLOCK) * 4
+        self._slots = np.array(
+            [
+                *(
+                    [slot.argument, slot.num_bytes * slot.column, slot.num_bytes * slot.argument_width, slot.num_bytes]
+                    for slot in given
+                ),
+                *([first, row.data_ptr(), 0, 4] for row in self._constants),
+                *([arguments + index, 0, slot.num_bytes * width, slot.num_bytes] for index, slot in enumerate(results)),
+                *([first + 1, number * block, 0, 0] for number in numbers.values()),
+            ],
+            np.int64,
+        )
+
+    @property
+    def num_instructions(self) -> int:
+        return len(self._program)
+
+    def __call__(self, *values: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Return the results for a batch."""
+        values = tuple([value if value.is_contiguous() else value.contiguous() for value in values])
+        rows = len(values[0])
+        if self._like is None:
+            results = [torch.empty((rows, self.width), dtype=self._dtype) for _ in range(self._results)]
+        else:  # half the time of a call
+            like = values[self._like]
+            results = [torch.empty_like(like) for _ in range(self._results)]
+        bases = np.array([*[v.data_ptr() for v in values], *[r.data_ptr() for r in results], 0, 0], np.int64)
+        machine.interpret(self._program, self._slots, bases, self.num_registers, rows, self.width)
+        return results[0] if self._results == 1 else tuple(results)
+
+
+def _three(operands: list[int]) -> list[int]:
+    """Return slots for a, b and c: an instruction with fewer operands does not look at the others."""
+    return (operands + operands[:1] * 2)[:3]
+
+
+def _registers(instructions: Sequence[_Instruction], results: Sequence[_Slot]) -> tuple[dict[_Slot, int], int]:
+    """Return a register for each value that is no result, and how many there are.
+
+    A register is free again after the last instruction that reads it; none writes to one that it reads.
+    """
+    last = {slot: index for index, each in enumerate(instructions) for slot in each.operands}
+    kept = set(results)
+    numbers: dict[_Slot, int] = {}
+    free: list[int] = []
+    count = 0
+    for index, each in enumerate(instructions):
+        if each.result not in kept:
+            if not free:
+                free.append(count)
+                count += 1
+            numbers[each.result] = free.pop()
+        read = set(each.operands)
+        free += [numbers[slot] for slot in read if slot in numbers and last[slot] == index]
+    return numbers, count
+
+
+@final
+class Assembler:
+    """Collects the operations of one pass over rows of `width` numbers of a dtype, each after what it reads."""
+
+    def __init__(self, width: int, dtype: torch.dtype = torch.float32) -> None:
+        self.width, self.dtype = width, dtype
+        self._widened: dict[_Slot, _Slot] = {}
+        self._slots: dict[fx.Node, _Slot] = {}
+        self._instructions: list[_Instruction] = []
+        self._extra: list[_Slot] = []
+        self._numbers: dict[float, _Slot] = {}
+
+    def knows(self, node: fx.Node) -> bool:
+        return node in self._slots
+
+    def argument(self, node: fx.Node, argument: int, source: fx.Node, column: int) -> None:
+        """Let a node be columns, from `column` on, of the value that is argument number `argument` of the call."""
+        self._slots[node] = _Slot(argument, column, width_of(source) or 0, num_bytes=self.dtype.itemsize)
+
+    def constant(self, node: fx.Node, value: Tensor) -> None:
+        self._slots[node] = _Slot(row=value.float().reshape(-1).expand(self.width).contiguous())
+
+    def operation(self, node: fx.Node) -> None:
+        """Append a node's operation; what it reads is known."""
+        given = [self._operand(argument) for argument in node.args]
+        self._slots[node] = _WRITERS[node.target](self, given, node)
+
+    def finished(self, results: Sequence[fx.Node]) -> Pass:
+        """Return the program. results: the nodes whose values it returns."""
+        wanted = [self._returned(self._slots[node]) for node in results]
+        _join_products(self._instructions, set(wanted))
+        read = {slot for each in self._instructions for slot in each.operands}
+        slots = [slot for slot in (*self._slots.values(), *self._extra) if slot in read]
+        return Pass(self.width, self.dtype, slots, wanted, self._instructions)
+
+    def write(self, code: int, *operands: _Slot) -> _Slot:
+        """Append an instruction and return where its result lies."""
+        result = _Slot()
+        self._instructions.append(_Instruction(code, result, list(operands)))
+        return result
+
+    def number(self, value: float) -> _Slot:
+        """Return a row of one number."""
+        if value not in self._numbers:
+            self._numbers[value] = _Slot(row=torch.full((self.width,), value, dtype=torch.float32))
+            self._extra.append(self._numbers[value])
+        return self._numbers[value]
+
+    def _operand(self, argument: Any) -> _Slot:
+        if not isinstance(argument, fx.Node):
+            return self.number(float(argument))
+        slot = self._slots[argument]
+        if slot.num_bytes == 4:  # what is computed, or read as it lies
+            return slot
+        if slot not in self._widened:
+            self._widened[slot] = self.write(machine.WIDEN, slot)
+        return self._widened[slot]
+
+    def _returned(self, slot: _Slot) -> _Slot:
+        """Return the slot of a result in the pass's dtype."""
+        if self.dtype is torch.float32:
+            return slot
+        rounded = _Slot(num_bytes=self.dtype.itemsize)
+        self._instructions.append(_Instruction(machine.NARROW, rounded, [slot]))
+        return rounded
+
+
+def _join_products(instructions: list[_Instruction], wanted: set[_Slot]) -> None:
+    """Replace, in place, a product that is only added or subtracted once: a + b c is one instruction."""
+    reads = Counter(slot for each in instructions for slot in each.operands)
+    products = {
+        each.result: each
+        for each in instructions
+        if each.code == machine.MUL and reads[each.result] == 1 and each.result not in wanted
+    }
+    for each in list(instructions):
+        if each.code not in (machine.ADD, machine.SUB):
+            continue
+        first, second = each.operands
+        if each.code == machine.ADD and second not in products:
+            first, second = second, first
+        if second in products:
+            product = products[second]
+            each.code = machine.MULTIPLY_ADD if each.code == machine.ADD else machine.MULTIPLY_SUB
+            each.operands = [first, *product.operands]
+            instructions.remove(product)
+
+
+def can_be_assembled(node: fx.Node) -> bool:
+    """Whether there is a program for the node's operation with these options."""
+    if node.target not in _WRITERS or not all(isinstance(a, fx.Node | int | float) for a in node.args):
+        return False
+    return all(key in ("alpha", "value") and isinstance(value, int | float) for key, value in node.kwargs.items())
+
+
+def _plain(code: int) -> Writer:
+    return lambda assembler, given, _: assembler.write(code, *given)
+
+
+def _sum(code: int) -> Writer:
+    """Return a writer of a + alpha b or a - alpha b."""
+
+    def write(assembler: Assembler, given: Sequence[_Slot], node: fx.Node) -> _Slot:
+        a, b = given
+        alpha: Any = node.kwargs.get("alpha", 1)
+        return assembler.write(code, a, b if alpha == 1 else assembler.write(machine.MUL, b, assembler.number(alpha)))
+
+    return write
+
+
+def _reversed_sub(assembler: Assembler, given: Sequence[_Slot], node: fx.Node) -> _Slot:
+    """b - alpha a; alpha is the third argument, if it is there."""
+    a, b = given[:2]
+    alpha: Any = node.args[2] if len(node.args) > 2 else node.kwargs.get("alpha", 1)
+    return assembler.write(
+        machine.SUB, b, a if alpha == 1 else assembler.write(machine.MUL, a, assembler.number(alpha))
+    )
+
+
+def _add_product(assembler: Assembler, given: Sequence[_Slot], node: fx.Node) -> _Slot:
+    a, b, c = given
+    value: Any = node.kwargs.get("value", 1)
+    scaled = b if value == 1 else assembler.write(machine.MUL, b, assembler.number(value))
+    return assembler.write(machine.MULTIPLY_ADD, a, scaled, c)
+
+
+def _negative(assembler: Assembler, given: Sequence[_Slot], _: fx.Node) -> _Slot:
+    return assembler.write(machine.MUL, given[0], assembler.number(-1))
+
+
+def _silu(assembler: Assembler, given: Sequence[_Slot], _: fx.Node) -> _Slot:
+    return assembler.write(machine.MUL, given[0], assembler.write(machine.SIGMOID, given[0]))
+
+
+_WRITERS: Final[dict[Any, Writer]] = {
+    _aten.add.Tensor: _sum(machine.ADD),
+    _aten.sub.Tensor: _sum(machine.SUB),
+    _aten.rsub.Scalar: _reversed_sub,
+    _aten.mul.Tensor: _plain(machine.MUL),
+    _aten.div.Tensor: _plain(machine.DIV),
+    _aten.neg.default: _negative,
+    _aten.addcmul.default: _add_product,
+    _aten.lerp.Tensor: _plain(machine.LERP),
+    _aten.lerp.Scalar: _plain(machine.LERP),
+    _aten.sigmoid.default: _plain(machine.SIGMOID),
+    _aten.tanh.default: _plain(machine.TANH),
+    _aten.relu.default: _plain(machine.RELU),
+    _aten.abs.default: _plain(machine.ABS),
+    _aten.maximum.default: _plain(machine.MAXIMUM),
+    _aten.minimum.default: _plain(machine.MINIMUM),
+    _aten.silu.default: _silu,
+}

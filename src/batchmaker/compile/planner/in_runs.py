@@ -1,0 +1,62 @@
+"""Planning as binding asks for it: for the whole cell, and whether its steps in runs are better left unplanned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+from batchmaker.compile.dataflow import TracedCell, copied
+from batchmaker.compile.lower import Packer
+from batchmaker.compile.planner.plan import Plan, Way, fastest_in_runs, plan_cell
+
+
+def planner(cell: TracedCell) -> PlannedCell:
+    """Return how to run a cell: as `plan_cell` has measured it."""
+    return PlannedCell(plan_cell(cell))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PlannedCell:
+    """A plan as binding takes it; see `batchmaker.compile.binding.Planned`."""
+
+    plan: Plan
+
+    @property
+    def note(self) -> str:
+        return self.plan.note
+
+    @property
+    def graph(self) -> TracedCell:
+        return self.plan.way.graph
+
+    def packer(self) -> Packer:
+        return self.plan.way.packer()
+
+    def unplanned(
+        self, cell: TracedCell, fold: Callable[[TracedCell], list[str]]
+    ) -> Callable[[int], TracedCell | None]:
+        return Unplanned(cell, self.plan.way, fold).preferred
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Unplanned:
+    """What is left to choose for a planned cell: whether its steps are faster planned as well.
+
+    graph: the cell as bound without planning. way: as planned. In neither are tokens folded, `fold` does that in place.
+    """
+
+    graph: TracedCell
+    way: Way
+    fold: Callable[[TracedCell], list[str]]
+
+    def preferred(self, num_sequence_inputs: int) -> TracedCell | None:
+        """Return the graph to cut into hoisted part and step instead of the planned one, None if that is faster."""
+        itself = Way(self.graph, fused=True, reuse=False)
+        if fastest_in_runs([itself, self.way], num_sequence_inputs) == 1:
+            return None
+        graph = copied(self.graph)
+        self.fold(graph)
+        return graph

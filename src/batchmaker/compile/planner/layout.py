@@ -1,0 +1,178 @@
+"""Where the values inside a cell lie in memory, so that batched operations read and write slices (ED-Batch 3.2).
+
+A batch is one operation done on several values at once: position by position its operands go in and its results come
+out. Its positions have no order of their own, so the layout may permute them, but results and operands all in the same
+way. What cannot be had for all operands is given up where it costs least: such an operand is gathered, which means a
+copy before the operation and never another result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import pairwise
+
+from batchmaker.compile.planner.alignment import aligned_order
+from batchmaker.compile.planner.batches import Batch, Operand, Variable, check_batches, placed_only
+from batchmaker.compile.planner.demands import Demands, heaviest
+
+
+class Access(Enum):
+    """How a batch gets at an operand."""
+
+    VIEW = "view"
+    """A slice of the layout, in the batch's order."""
+    BROADCAST = "broadcast"
+    """One variable at every position: a slice of one variable, repeated without a copy."""
+    GATHER = "gather"
+    """Copied together before the operation, in the batch's order."""
+    EXTERNAL = "external"
+    """No position is placed: weights and inputs, which the caller brings into the batch's order."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedOperand:
+    """first: where in `Layout.order` the slice of a VIEW, or the variable of a BROADCAST, begins; else None."""
+
+    access: Access
+    first: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedBatch:
+    """Results are always a slice: `Layout.order[first : first + len(positions)]`.
+
+    positions: the batch's positions as they lie in memory; the i-th result there is `results[positions[i]]`. Gathered
+    and external operands must be brought into this order too.
+    """
+
+    first: int
+    positions: tuple[int, ...]
+    operands: tuple[PlacedOperand, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A place for every variable, and what each batch makes of it.
+
+    order: variables as they lie in memory. offsets: per variable, the elements per example that lie before it in its
+    region. batches: as they were given. gather_cost: sum over the operands that are gathered.
+    """
+
+    order: tuple[int, ...]
+    offsets: tuple[int, ...]
+    batches: tuple[PlacedBatch, ...]
+    gather_cost: float
+
+
+MOST_WORK = 20_000
+"""Sets of operands that are tried, times the variables, before the best set is no longer looked for."""
+
+
+def plan_layout(variables: Sequence[Variable], batches: Sequence[Batch]) -> Layout:
+    """Return a layout in which all results are slices, and so are the operands that cost most to gather.
+
+    The gather cost is the least that any such layout has, unless so many operands contradict each other that finding
+    out would take too long; even then it is never more than if the variables lay in the order given, where that has
+    all results in slices. Raises ModelError if a batch names a variable that is not there, computes one twice or in
+    several sizes or regions, or has operands of another length, and for costs below 0.
+    """
+    check_batches(variables, batches)
+    if not variables:
+        return Layout((), (), (), 0.0)
+    wishes = sorted(
+        (-_cost(variables, operand), number, which)
+        for number, batch in enumerate(batches)
+        for which, operand in enumerate(batch.operands)
+        if len(batch.results) > 1 and _can_be_slice(variables, operand.variables)
+    )
+    regions: dict[int, list[int]] = {}
+    for index, variable in enumerate(variables):
+        regions.setdefault(variable.region, []).append(index)
+
+    def order_with(kept: Demands) -> list[int] | None:
+        columns = [[batch.results] for batch in batches]
+        for _, number, which in (wishes[wish] for wish in kept):
+            columns[number].append(placed_only(batches[number].operands[which].variables))
+        return aligned_order(len(variables), [tuple(region) for region in regions.values()], columns)
+
+    weights = [-negative_cost for negative_cost, _, _ in wishes]
+    known = _slices_as_given(variables, batches, wishes)
+    kept = heaviest(weights, lambda demands: order_with(demands) is not None, known, MOST_WORK // len(variables))
+    order = order_with(kept)
+    assert order is not None  # `kept` can be met
+    return _layout(variables, batches, order)
+
+
+def _layout(variables: Sequence[Variable], batches: Sequence[Batch], order: Sequence[int]) -> Layout:
+    """Return what an order in which all results are slices makes of the batches. Nothing is taken on trust here."""
+    offsets, used = [0] * len(variables), dict.fromkeys((variable.region for variable in variables), 0)
+    for index in order:
+        variable = variables[index]
+        offsets[index] = used[variable.region]
+        used[variable.region] += variable.size
+    place = _places(order)
+    placed = tuple(_placed_batch(variables, place, batch) for batch in batches)
+    gathered = (
+        _cost(variables, operand)
+        for batch, found in zip(batches, placed, strict=True)
+        for operand, at in zip(batch.operands, found.operands, strict=True)
+        if at.access is Access.GATHER
+    )
+    return Layout(tuple(order), tuple(offsets), placed, float(sum(gathered)))
+
+
+def _placed_batch(variables: Sequence[Variable], place: Sequence[int], batch: Batch) -> PlacedBatch:
+    positions = tuple(sorted(range(len(batch.results)), key=lambda position: place[batch.results[position]]))
+    operands = []
+    for operand in batch.operands:
+        ordered = [operand.variables[position] for position in positions]
+        first = ordered[0]
+        if first is None and not placed_only(ordered):
+            operands.append(PlacedOperand(Access.EXTERNAL, None))
+        elif _can_be_slice(variables, ordered) and _is_slice(place, placed_only(ordered)):
+            operands.append(PlacedOperand(Access.VIEW, place[placed_only(ordered)[0]]))
+        elif first is not None and set(ordered) == {first}:
+            operands.append(PlacedOperand(Access.BROADCAST, place[first]))
+        else:
+            operands.append(PlacedOperand(Access.GATHER, None))
+    return PlacedBatch(place[batch.results[positions[0]]], positions, tuple(operands))
+
+
+def _slices_as_given(
+    variables: Sequence[Variable], batches: Sequence[Batch], wishes: Sequence[tuple[float, int, int]]
+) -> Demands:
+    """Return the wishes that come true if the variables lie in the order given; none if it scatters some results."""
+    place = range(len(variables))
+    if not all(_is_slice(place, sorted(batch.results)) for batch in batches):
+        return ()
+    placed = [_placed_batch(variables, place, batch) for batch in batches]
+    return tuple(
+        wish for wish, (_, number, which) in enumerate(wishes) if placed[number].operands[which].access is Access.VIEW
+    )
+
+
+def _places(order: Sequence[int]) -> list[int]:
+    """Return where each variable lies."""
+    place = [0] * len(order)
+    for number, variable in enumerate(order):
+        place[variable] = number
+    return place
+
+
+def _is_slice(place: Sequence[int], ordered: Sequence[int]) -> bool:
+    """Whether the variables lie one after the other, in this order."""
+    return all(place[after] == place[before] + 1 for before, after in pairwise(ordered))
+
+
+def _can_be_slice(variables: Sequence[Variable], wanted: Sequence[int | None]) -> bool:
+    """Whether some order of variables makes these a slice: all are placed, once, alike, in one region."""
+    placed = placed_only(wanted)
+    return len(set(placed)) == len(wanted) and len({variables[index] for index in placed}) == 1
+
+
+def _cost(variables: Sequence[Variable], operand: Operand) -> float:
+    if operand.gather_cost is not None:
+        return operand.gather_cost
+    return float(sum(variables[index].size for index in placed_only(operand.variables)))

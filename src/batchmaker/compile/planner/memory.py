@@ -1,0 +1,116 @@
+"""What a cell copies to run its batches: before, as its variables lie in the order in which they are written down, and
+after, in the graph that was planned.
+
+A memory kernel is one copy that brings an operand of a batch together, or takes its results apart: ED-Batch's measure
+(table 2). Before, every isomorphic batch needs one for each operand whose values do not lie next to each other in the
+batch's order, one for each value that all its operations share, and one for results that are scattered; parameters
+lie in the order of their use. After, it is what the graph does copy; a value that layers share is not copied, since
+they became one product.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, zip_longest
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from batchmaker.compile.dataflow import TracedCell
+from batchmaker.compile.passes.atoms import gate_by_gate
+from batchmaker.compile.passes.nodes import is_linear, is_pointwise, shape_of
+from batchmaker.compile.planner.cell_nodes import computing, schedule_of
+
+_aten = torch.ops.aten
+_COPIES = (_aten.cat.default, _aten.stack.default, _aten.clone.default)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What one run of a cell does at some batch size.
+
+    calls: calls that compute, a batch being one. kernels: calls that copy. copied_bytes: what these write.
+    """
+
+    calls: int
+    kernels: int
+    copied_bytes: int
+
+
+def memory_before(cell: TracedCell, batch: int) -> Memory:
+    """Return what batches of isomorphic operations need if every value lies where it stands in the program."""
+    gates = gate_by_gate(cell)
+    place = {node: index for index, node in enumerate(_as_written(gates))}
+    computed = computing(gates)
+    schedule = schedule_of(computed, lambda node: _isomorphic(gates, node))
+    kernels = copied = 0
+    for numbers in schedule.batches:
+        nodes = [computed[index] for index in numbers]
+        gathered = [nodes, *_columns(gates, nodes)] if len(nodes) > 1 else []
+        gathered = [column for column in gathered if not _lies_together(column, place)]
+        if nodes[0].target in _COPIES:
+            gathered = [[node] for node in nodes]
+        kernels += len(gathered)
+        copied += sum(_bytes(gates, node, batch) for column in gathered for node in column)
+    return Memory(len(schedule.batches), kernels, copied)
+
+
+def memory_after(graph: TracedCell, batch: int) -> Memory:
+    """Return what the calls of a graph copy."""
+    calls = [node for node in computing(graph) if node.target is not torch.unsafe_split_with_sizes]
+    copies = [node for node in calls if node.target in _COPIES]
+    copied = sum(_bytes(graph, node, batch) for node in copies)
+    return Memory(len(calls) - len(copies), len(copies), copied)
+
+
+def _as_written(cell: TracedCell) -> list[fx.Node]:
+    """Return inputs, parameters and results in the order in which a reader of the program meets them."""
+    inputs = cell.inputs
+    seen: dict[fx.Node, None] = dict.fromkeys(inputs)
+    for node in cell.graph.nodes:
+        if node.op == "call_function":
+            seen.update(dict.fromkeys(argument for argument in node.all_input_nodes if argument.op == "get_attr"))
+            seen[node] = None
+    return list(seen)
+
+
+def _isomorphic(cell: TracedCell, node: fx.Node) -> Hashable:
+    """Return what operations of one form and shape have in common; results that leave the cell are a form of their
+    own."""
+    leaves = any(user.op == "output" for user in node.users)
+    if is_linear(cell, node) or is_linear(cell, node, 3):
+        x: Any = node.args[0]
+        return node.target, shape_of(node)[1:], shape_of(x)[1:], leaves
+    if is_pointwise(node) or node.target is _aten.bmm.default:
+        shapes = fx.map_arg((node.args, node.kwargs), lambda a: str(shape_of(a)[1:]) + a.op[:3])
+        return node.target, repr(shapes), leaves
+    return node
+
+
+def _columns(cell: TracedCell, nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
+    """Return the operands of a batch: per argument, the nodes that its operations read."""
+    arguments = zip_longest(*((*node.args, *node.kwargs.values()) for node in nodes))
+    columns = [[a for a in column if isinstance(a, fx.Node) and _is_large(cell, a)] for column in arguments]
+    return [column for column in columns if len(column) > 1]
+
+
+def _is_large(cell: TracedCell, node: fx.Node) -> bool:
+    constant = cell.value(node)
+    return constant is None or constant.dim() > 0
+
+
+def _lies_together(column: Sequence[fx.Node], place: dict[fx.Node, int]) -> bool:
+    places = [place.get(node) for node in column]
+    return all(a is not None and b == a + 1 for a, b in pairwise(places))
+
+
+def _bytes(cell: TracedCell, node: fx.Node, batch: int) -> int:
+    """Return the bytes of a value at a batch size, of a constant at any."""
+    value = cell.value(node)
+    if value is not None:
+        return value.numel() * value.itemsize
+    row: Tensor = node.meta["val"]
+    return batch * math.prod(int(size) for size in row.shape[1:]) * row.itemsize

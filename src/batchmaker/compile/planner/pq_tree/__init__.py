@@ -1,0 +1,5 @@
+"""PQ-trees: all orders of some elements in which given sets of them are consecutive (Booth & Lueker, 1976)."""
+
+from batchmaker.compile.planner.pq_tree.tree import Part, PQTree
+
+__all__ = ["PQTree", "Part"]

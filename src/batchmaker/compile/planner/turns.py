@@ -1,0 +1,66 @@
+"""How nodes of a PQ-tree must be arranged relative to each other: a union-find whose edges carry permutations."""
+
+from __future__ import annotations
+
+from typing import final
+
+from batchmaker.compile.planner.pq_tree.nodes import Node
+from batchmaker.compile.planner.pq_tree.tree import Order
+
+
+def composed(outer: Order, inner: Order) -> Order:
+    """Return the permutation that applies `inner` and then `outer`."""
+    return tuple(outer[place] for place in inner)
+
+
+def inverted(order: Order) -> Order:
+    """Return the permutation that undoes this one."""
+    places = [0] * len(order)
+    for place, image in enumerate(order):
+        places[image] = place
+    return tuple(places)
+
+
+@final
+class Turns:
+    """Which arrangement of each node follows from that of the node that decides for it.
+
+    The arrangement of a node is `composed(turn, arrangement of its decider)`.
+    """
+
+    __slots__ = ("_decider",)
+
+    def __init__(self) -> None:
+        self._decider: dict[Node, tuple[Node, Order]] = {}
+
+    def tie(self, first: Node, second: Node, image: Order) -> bool:
+        """Demand that what lies at a place of `first` corresponds to what lies at the same place of `second`.
+
+        image: per child of `first`, the child of `second` that corresponds to it; for the direction of a chain (0, 1)
+        or (1, 0). Returns False, and demands nothing, if it contradicts what was demanded before.
+        """
+        first_root, first_turn = self._found(first, len(image))
+        second_root, second_turn = self._found(second, len(image))
+        wanted = composed(image, first_turn)
+        if first_root is second_root:
+            return wanted == second_turn
+        self._decider[second_root] = first_root, composed(inverted(second_turn), wanted)
+        return True
+
+    def orders(self) -> dict[Node, Order]:
+        """Return an arrangement of every node that was tied, such that all demands hold."""
+        return {node: self._found(node, len(turn))[1] for node, (_, turn) in list(self._decider.items())}
+
+    def _found(self, node: Node, degree: int) -> tuple[Node, Order]:
+        """Return the node that decides for `node`, and the turn from it, and shorten the way to it."""
+        way = []
+        root = node
+        while root in self._decider and self._decider[root][0] is not root:
+            way.append(root)
+            root = self._decider[root][0]
+        turn = tuple(range(degree))
+        self._decider.setdefault(root, (root, turn))
+        for passed in reversed(way):
+            turn = composed(self._decider[passed][1], turn)
+            self._decider[passed] = root, turn
+        return root, turn

@@ -1,0 +1,83 @@
+"""Which part of a cell needs no state: computed for all steps of a task at once, before the first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, fx
+
+from batchmaker.compile.concat import part_concatenations
+from batchmaker.compile.dataflow import BATCH, TracedCell, dependencies, extract, is_symbolic, row_spec
+from batchmaker.compile.fold import is_lookup
+from batchmaker.compile.lower import Packer, lower
+from batchmaker.compile.passes.nodes import put_together
+from batchmaker.compile.program import Program, compile_program
+from batchmaker.compile.recurrent_cells import LoopedStep, find_looped_step
+from batchmaker.graph.spec import ValueSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A cell in two programs.
+
+    hoist: the sequence inputs -> the hoisted values. step: hoisted values and state -> all outputs of the
+    cell. hoisted: row specs of the hoisted values. num_hoisted_calls: operations in `hoist`; with none it
+    hands its inputs on. looped: the step as a loop on the CPU computes it, None if it is anything else.
+    """
+
+    hoist: Program
+    step: Program
+    hoisted: tuple[ValueSpec, ...]
+    num_hoisted_calls: int
+    looped: LoopedStep | None = None
+
+
+def compile_whole(cell: TracedCell, packer: Packer) -> Program:
+    """Return the cell as one program."""
+    whole = extract(cell, cell.inputs, cell.outputs)
+    lower(whole, packer)
+    return compile_program(whole)
+
+
+def split_cell(cell: TracedCell, num_sequence_inputs: int, packer: Packer) -> Split:
+    """Cut the graph between what depends on the first inputs alone and the rest.
+
+    A lookup in a table is left to the step: handing on the token is cheaper than handing on the row.
+    Raises CannotRewriteError if a value that would be handed over has no batch dimension.
+    """
+    cell = extract(cell, cell.inputs, cell.outputs)  # a copy to take apart
+    sequence = cell.inputs[:num_sequence_inputs]
+    part_concatenations(cell, _needs_only(cell, sequence))
+    state = cell.inputs[num_sequence_inputs:]
+    handed = _handed_over(cell, sequence)
+    specs = tuple(row_spec(node, cell.inputs[0]) for node in handed)
+    before = extract(cell, sequence, handed)
+    after = extract(cell, [*handed, *state], cell.outputs)
+    num_calls = sum(node.op == "call_function" for node in before.graph.nodes)
+    looped = find_looped_step(after, len(handed))
+    lower(before, packer)
+    lower(after, packer)
+    return Split(compile_program(before), compile_program(after), specs, num_calls, looped)
+
+
+def _handed_over(cell: TracedCell, sequence: Sequence[fx.Node]) -> list[fx.Node]:
+    """Return the nodes that depend on the sequence inputs alone and are read by those that do not."""
+    needs_only = _needs_only(cell, sequence)
+    early = {n for n in cell.graph.nodes if n.op != "output" and not is_symbolic(n) and needs_only(n)}
+    handed: dict[fx.Node, None] = {}
+    for node in cell.graph.nodes:
+        if node not in early or all(user in early for user in node.users):
+            continue
+        if not isinstance(node.meta.get("val"), Tensor):
+            continue  # several outputs: the nodes that pick them are handed over
+        source = next((s for s in node.all_input_nodes if s.op == "placeholder"), node)
+        handed[source if is_lookup(node) else node] = None
+    return put_together(list(handed))
+
+
+def _needs_only(cell: TracedCell, sequence: Sequence[fx.Node]) -> Callable[[fx.Node], bool]:
+    """Return a test for nodes that depend on some of the sequence inputs and on no state."""
+    names = {node.name for node in sequence}
+    depends = dependencies(cell.graph)
+    return lambda node: bool(depends[node] & names) and depends[node] <= {*names, BATCH}

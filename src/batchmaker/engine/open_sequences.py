@@ -1,0 +1,218 @@
+"""The open sequences of an engine: whose chunk may begin, what falls with one that fails, who has been idle too long.
+
+A chunk is a request like any other, but one of a sequence begins when the one before it has been answered. A chunk
+without a result leaves the sequence in the state before it, and those sent after it, which count on it, fail with it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from collections.abc import Callable, Sequence
+from typing import final
+
+from batchmaker.clock import Clock
+from batchmaker.engine.option_checks import check_number
+from batchmaker.engine.ticket import Chunk, SequenceBook, Settled, Ticket
+from batchmaker.errors import CancelledError, DeadlineError, OptionError, SequenceError, SequenceLimitError
+from batchmaker.model.sequence_state import KeptState
+from batchmaker.scheduler.deadlines import Deadlines
+from batchmaker.scheduler.events import RequestId, SequenceId
+
+DEFAULT_MAX_SEQUENCES = 1024
+DEFAULT_IDLE_TIMEOUT_S = 60.0
+
+
+@final
+class Sequences:
+    """The open sequences. limit: how many there may be. give_up_late: see Scheduler.
+
+    settle: called with chunks that fail here. All but `make` and `uncount` is for the engine's thread.
+    """
+
+    def __init__(self, clock: Clock, *, limit: int = DEFAULT_MAX_SEQUENCES, give_up_late: bool = True) -> None:
+        if limit < 0:
+            raise OptionError(f"max_sequences must be at least 0, got {limit}")
+        self._clock = clock
+        self._limit = limit
+        self._give_up_late = give_up_late
+        self._ids = itertools.count()
+        self._lock = threading.Lock()
+        self._num_counted = 0
+        self._open: dict[SequenceId, SequenceBook] = {}
+        self._waiting: dict[RequestId, Ticket] = {}
+        self._due: list[Ticket] = []
+        self._closed: list[SequenceId] = []
+        self._idle: Deadlines[SequenceId] = Deadlines()
+        self._late: Deadlines[RequestId] = Deadlines()
+        self.settle: Callable[[Sequence[Settled]], None] = lambda _: None
+
+    # --- any thread --------------------------------------------------------------------------------------------
+
+    @property
+    def num_open(self) -> int:
+        """Sequences that count towards the limit."""
+        return self._num_counted
+
+    def make(self, idle_timeout_s: float) -> SequenceBook:
+        """Return a new sequence, for `open`. SequenceLimitError where there are as many as may be."""
+        check_number("idle_timeout_s", idle_timeout_s, above=0.0, hint=" (math.inf for none)")
+        with self._lock:
+            if self._num_counted >= self._limit:
+                raise SequenceLimitError(
+                    f"{self._num_counted} sequences are open, the most that this engine takes; close one, wait for one "
+                    "to end, or raise Engine(max_sequences=...)"
+                )
+            self._num_counted += 1
+            return SequenceBook(SequenceId(next(self._ids)), idle_timeout_s, self)
+
+    def uncount(self, book: SequenceBook) -> None:
+        """Let another take the sequence's place under the limit. Once is enough."""
+        with self._lock:
+            self._num_counted -= book.counted
+            book.counted = False
+
+    # --- chunks --------------------------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> list[Ticket]:
+        """Chunks taken and not begun."""
+        return [*self._waiting.values(), *self._due]
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting) + len(self._due)
+
+    def may_begin(self, ticket: Ticket, chunk: Chunk) -> bool:
+        """Take a chunk: True if it is its turn now; else it waits for the one before it, or has failed."""
+        book = chunk.sequence
+        if book.ended is not None:
+            self.settle([(ticket, None, SequenceError(f"the sequence has ended: {book.ended}"))])
+        elif book.counts_on_failed(chunk):
+            self.settle([(ticket, None, _after_failed(book.failed[chunk.era]))])
+        elif book.active is not None:
+            book.waiting[ticket.request_id] = self._waiting[ticket.request_id] = ticket
+            if ticket.deadline_s is not None and self._give_up_late:
+                self._late.add(ticket.deadline_s, ticket.request_id, self._waiting, len(self._waiting))
+        else:
+            book.active = ticket
+            return True
+        return False
+
+    def settled(self, ticket: Ticket, chunk: Chunk, error: BaseException | None) -> None:
+        """A chunk has its result or its error, wherever it was: see what follows for those behind it."""
+        book = chunk.sequence
+        book.outstanding.pop(ticket.request_id, None)
+        if error is not None:
+            book.failed[chunk.era] = min(chunk.number, book.failed.get(chunk.era, chunk.number))
+            doomed = [other for other in book.waiting.values() if other.chunk and book.counts_on_failed(other.chunk)]
+            for other in doomed:
+                self._stop_waiting(other)
+            for other in doomed:
+                self.settle([(other, None, _after_failed(chunk.number))])
+        if ticket is book.active:
+            book.active = None
+            if book.waiting:
+                _, book.active = book.waiting.popitem(last=False)
+                del self._waiting[book.active.request_id]
+                self._due.append(book.active)
+        if not book.outstanding:
+            book.idle_since_s = self._clock.now_s()
+            if len(book.failed) > 1:
+                last = max(book.failed)
+                book.failed = {last: book.failed[last]}
+            if book.closing:
+                self._end(book, "it was closed")
+
+    def cancel(self, request_id: RequestId) -> bool:
+        """Give up a chunk that waits; False if none of that number does."""
+        ticket = self._waiting.get(request_id)
+        if ticket is None:
+            return False
+        self._stop_waiting(ticket)
+        self.settle([(ticket, None, CancelledError(f"request {request_id}: cancelled by the caller"))])
+        return True
+
+    def cancel_all(self) -> None:
+        """Give up every chunk that waits."""
+        for request_id in list(self._waiting):
+            self.cancel(request_id)
+
+    def take_due(self) -> list[Ticket]:
+        """Return the chunks whose turn has come since the last call."""
+        due, self._due = self._due, []
+        return due
+
+    def _stop_waiting(self, ticket: Ticket) -> bool:
+        chunk = ticket.chunk
+        if chunk is None or self._waiting.pop(ticket.request_id, None) is None:
+            return False
+        del chunk.sequence.waiting[ticket.request_id]
+        return True
+
+    # --- sequences -----------------------------------------------------------------------------------------------
+
+    def open(self, book: SequenceBook) -> None:
+        """A sequence begins, idle."""
+        self._open[book.sequence_id] = book
+        book.idle_since_s = self._clock.now_s()
+        self._watch(book, book.idle_since_s)
+
+    def close(self, book: SequenceBook) -> None:
+        """End a sequence once its chunks are settled."""
+        book.closing = True
+        if not book.outstanding:
+            self._end(book, "it was closed")
+
+    def close_all(self, reason: str) -> None:
+        """End every sequence. None has a chunk in flight."""
+        for book in list(self._open.values()):
+            self._end(book, reason)
+
+    def take_closed(self) -> list[SequenceId]:
+        """Return the sequences that have ended since the last call."""
+        closed, self._closed = self._closed, []
+        return closed
+
+    def next_wakeup_s(self) -> float | None:
+        """When `expire` should be called at the latest."""
+        times = [time_s for time_s in (self._idle.next_s, self._late.next_s) if time_s is not None]
+        return min(times, default=None)
+
+    def expire(self, now_s: float) -> None:
+        """Give up chunks whose deadline has passed while they waited, and end sequences that were idle for too long."""
+        for _, request_id in self._late.passed(now_s):
+            ticket = self._waiting.get(request_id)
+            if ticket is not None and self._stop_waiting(ticket):
+                late = f"request {request_id}: its deadline passed while it waited for the chunk before it"
+                self.settle([(ticket, None, DeadlineError(late))])
+        for _, sequence_id in list(self._idle.passed(now_s)):
+            book = self._open.get(sequence_id)
+            if book is None:
+                continue
+            if book.outstanding:
+                self._watch(book, now_s)
+            elif book.idle_since_s + book.idle_timeout_s > now_s:
+                self._watch(book, book.idle_since_s)
+            else:
+                self._end(book, f"no chunk came for {book.idle_timeout_s:g} s")
+
+    def _watch(self, book: SequenceBook, since_s: float) -> None:
+        if book.idle_timeout_s != math.inf:
+            self._idle.add(since_s + book.idle_timeout_s, book.sequence_id, self._open, len(self._open))
+
+    def _end(self, book: SequenceBook, reason: str) -> None:
+        if self._open.pop(book.sequence_id, None) is None:
+            return
+        book.ended = reason
+        book.state = KeptState()
+        self._closed.append(book.sequence_id)
+        self.uncount(book)
+
+
+def _after_failed(number: int) -> SequenceError:
+    return SequenceError(
+        f"chunk {number} of the sequence, which was sent before, has no result, and the sequence is in the state from "
+        "before it. Call resume() and send on from there, or close the sequence"
+    )

@@ -1,0 +1,386 @@
+"""Running the steps of a task on tensors: rows in, cell, rows out."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from batchmaker.compile.binding import BoundCell
+from batchmaker.compile.export import example_rows
+from batchmaker.compiled import compiled
+from batchmaker.errors import RAISED_BY_USERS, said_by
+from batchmaker.executor.base import LoopTests, StepsResult
+from batchmaker.executor.tables import StateTables, as_array
+from batchmaker.executor.task_loop import run_in_loop
+from batchmaker.graph.spec import CellType, ValueSpec
+from batchmaker.model.cell import size_ladder
+from batchmaker.scheduler.commands import ZERO_TABLE, Rows, RunTask, Source, TableId, TaskLanes, within
+
+Outputs = tuple[Tensor, ...]
+Failures = list[tuple[int, str]]
+_NO_FLAGS: Final = np.zeros(0, np.bool_)
+
+MAX_HOISTED_ROWS = 2048
+HOISTED_SIZES = size_ladder(MAX_HOISTED_ROWS, exact=8, parts=4)
+"""Sizes at which the hoisted part of a cell runs; more rows are computed in blocks of the largest."""
+
+REPORT_S: Final = 1e-3
+"""Seconds of computing after which finished steps are told of, so that who needs nothing more need not wait for the
+rest of a long task."""
+
+
+@final
+class TaskRunner:
+    """Runs tasks on one set of state tables. Safe for several threads, whose tasks touch different rows."""
+
+    def __init__(self, types: Sequence[CellType], cells: Sequence[BoundCell], tables: StateTables) -> None:
+        self._types = types
+        self._cells = cells
+        self._tables = tables
+
+    def begin(self, task: RunTask, tests: LoopTests | None = None) -> RunningTask:
+        """Return a task of which no step has run. tests: applied between its steps, if it has loops."""
+        return RunningTask(task, self._types[task.type_id], self._cells[task.type_id], self._tables, tests)
+
+
+@final
+class RunningTask:
+    """A task while it is computed. num_finished: its steps that are."""
+
+    __slots__ = (
+        "_bad", "_cell", "_ends", "_fetched", "_hoisted", "_name", "_sizes", "_skipped", "_stopped", "_tables",
+        "_task", "_tests", "_watched", "num_finished",
+    )  # fmt: skip
+
+    def __init__(
+        self, task: RunTask, cell_type: CellType, cell: BoundCell, tables: StateTables, tests: LoopTests | None = None
+    ) -> None:
+        self._task = task
+        self._sizes = cell_type.batch_sizes
+        self._watched = cell_type.watched
+        self._name = cell_type.name
+        self._cell = cell
+        self._tables = tables
+        self._tests = tests
+        self._skipped: NDArray[np.bool_] = _NO_FLAGS
+        self._stopped: NDArray[np.bool_] = _NO_FLAGS
+        self._ends: list[int] = []
+        self._hoisted: Outputs | None = None
+        self._bad: dict[int, str] = {}
+        self._fetched: list[list[Tensor]] = [[] for _ in task.fetches]
+        self.num_finished = 0
+
+    def advance(self) -> StepsResult:
+        """Run steps for about REPORT_S, at least one, and return their result."""
+        task, first = self._task, self.num_finished
+        began = time.perf_counter()
+        if first == 0 and (looped := run_in_loop(task, self._cell, self._tables, self._tests)) is not None:
+            self.num_finished, busy_s = task.num_steps, time.perf_counter() - began
+            return StepsResult(task.task, 0, task.num_steps, looped.fetched, (), busy_s, looped.stopped, looped.skipped)
+        if not self._ends:
+            self._ends = task.ends.tolist()
+            if self._tests is not None:
+                self._skipped, self._stopped = np.zeros((2, len(task.nodes)), np.bool_)
+        failed: Failures = []
+        with torch.no_grad():
+            while True:
+                self._run_step(self.num_finished, failed)
+                self.num_finished += 1
+                busy_s = time.perf_counter() - began
+                if self.num_finished == len(self._ends) or busy_s >= REPORT_S:
+                    break
+        brought = tuple([parts[0] if len(parts) == 1 else torch.cat(parts) for parts in self._fetched])
+        self._fetched = [[] for _ in task.fetches]
+        result = StepsResult(task.task, first, self.num_finished, brought, tuple(failed), busy_s)
+        if self._tests is None:
+            return result
+        told = slice(task.begin_of(first), self._ends[self.num_finished - 1])
+        return replace(result, stopped=self._stopped[told], skipped=self._skipped[told])
+
+    def _run_step(self, number: int, failed: Failures) -> None:
+        """Run one step, and note at which positions of the task it failed."""
+        task, end = self._task, self._ends[number]
+        begin = self._ends[number - 1] if number else 0
+        lanes = task.lanes
+        if lanes is None or not lanes.used[number]:
+            outputs = self._run_nodes(begin, end, self._sizes[bisect_left(self._sizes, end - begin)], failed)
+            ran = None
+        else:
+            ran = self._running(begin, end)
+            if ran is not None and len(ran) == 0:
+                outputs = tuple([example_rows((spec,), 0)[0] for spec in self._cell.outputs])
+            else:
+                outputs = self._run_chains(number, lanes, begin, end, ran, failed)
+        for fetch, parts in zip(task.fetches, self._fetched, strict=True):
+            mine = within(fetch.positions, begin, end)
+            parts.append(self._fetch(outputs, fetch.output, fetch.positions[mine] - begin, begin, ran, failed))
+        keep = task.keep
+        if keep is not None and keep.positions is not None:
+            mine = within(keep.positions, begin, end)
+            places, rows = _among(keep.positions[mine] - begin, ran)
+            if len(rows):  # last, since outputs that are inputs handed through may lie in these rows
+                batch = end - begin if ran is None else len(ran)
+                self._keep(keep.tables, keep.rows[mine][places], rows, batch, outputs)
+
+    def _running(self, begin: int, end: int) -> Rows | None:
+        """Return which rows of a step run, ascending, if not all do: those of loops that have ended do not."""
+        if self._tests is None:
+            return None
+        running = self._tests.running(self._task.nodes[begin:end])
+        self._skipped[begin:end] = ~running
+        return None if running.all() else np.flatnonzero(running)
+
+    def _fetch(
+        self, outputs: Outputs, output: int, positions: Rows, begin: int, ran: Rows | None, failed: Failures
+    ) -> Tensor:
+        """Return an output of these positions of a step, and test the loops that watch it. ran: see _running."""
+        places, rows = _among(positions, ran)
+        taken = _taken(outputs[output], rows)
+        if self._tests is not None and output == self._watched and len(rows):
+            at = begin + positions[places]
+            good = ~np.isin(at, [position for position, _ in failed])
+            ended, untested = self._tests.apply(self._name, self._task.nodes[at[good]], taken[torch.from_numpy(good)])
+            self._stopped[at[good][ended]] = True
+            failed.extend((int(at[good][place]), reason) for place, reason in untested)
+        if ran is None:
+            return taken
+        values = taken.new_zeros((len(positions), *taken.shape[1:]))
+        values[torch.from_numpy(np.arange(len(positions))[places])] = taken
+        return values
+
+    # --- single nodes ------------------------------------------------------------------------------------------
+
+    def _run_nodes(self, begin: int, end: int, padded: int, failed: Failures) -> Outputs:
+        cell, task = self._cell, self._task
+        inputs = tuple(
+            [
+                self._gather(task.source_tables[port, begin:end], task.source_rows[port, begin:end], padded, spec)
+                for port, spec in enumerate(cell.inputs)
+            ]
+        )
+        try:
+            return cell.call(inputs)
+        except RAISED_BY_USERS:  # a cell may raise anything; find the rows that make it
+            found: Failures = []
+            outputs = _row_by_row(cell.name, cell.outputs, end - begin, inputs, lambda *row: cell.call(row), found)
+            failed.extend((begin + position, reason) for position, reason in found)
+            return outputs
+
+    def _gather(self, tables: Rows, rows: Rows, padded: int, spec: ValueSpec) -> Tensor:
+        """Return one input of a batch as [padded, *shape]; rows beyond those given are arbitrary but valid."""
+        if len(tables) == 1:
+            return self._tables.gather((Source(TableId(tables.item(0)), rows),), 1, padded, spec)
+        positions, grouped, parts = by_table(tables, rows)
+        if len(parts) == 1:
+            return self._tables.gather((Source(TableId(parts.item(0)), rows),), len(rows), padded, spec)
+        sources = [
+            Source(TableId(table), grouped[begin:end], positions[begin:end]) for table, begin, end in parts.tolist()
+        ]
+        return self._tables.gather(tuple(sources), len(rows), padded, spec)
+
+    # --- chains --------------------------------------------------------------------------------------------------
+
+    def _hoist(self, cell: BoundCell, num_sequence_inputs: int) -> Outputs:
+        """Compute what does not depend on state for all positions of the task at once.
+
+        Returns their rows, with room for the padding of each step, and notes the rows at which the cell raised.
+        """
+        if self._hoisted is not None:
+            return self._hoisted
+        task, sizes, total, room, begin = self._task, self._sizes, self._ends[-1], 0, 0
+        for end in self._ends:
+            room = max(room, begin + sizes[bisect_left(sizes, end - begin)])
+            begin = end
+        room = _hoisted_rows(room)
+        columns = tuple(
+            [
+                self._gather(task.source_tables[port], task.source_rows[port], room, spec)
+                for port, spec in enumerate(cell.inputs[:num_sequence_inputs])
+            ]
+        )
+        try:
+            blocks = [
+                cell.hoist(tuple([column[at : at + MAX_HOISTED_ROWS] for column in columns]))
+                for at in range(0, room, MAX_HOISTED_ROWS)
+            ]
+        except RAISED_BY_USERS:  # a cell may raise anything; find the rows that make it
+            found: Failures = []
+            made = _row_by_row(cell.name, cell.hoisted, total, columns, lambda *row: cell.hoist(row), found)
+            self._bad = dict(found)
+            self._hoisted = tuple([torch.cat((rows, rows[-1:].expand(room - total, *rows.shape[1:]))) for rows in made])
+            return self._hoisted
+        self._hoisted = blocks[0] if len(blocks) == 1 else tuple(map(torch.cat, zip(*blocks, strict=True)))
+        return self._hoisted
+
+    def _run_chains(
+        self, number: int, lanes: TaskLanes, begin: int, end: int, ran: Rows | None, failed: Failures
+    ) -> Outputs:
+        """Run a step of chains; those rows of it that `ran` says, in their order, if not all."""
+        num_state = len(lanes.tables)
+        cell = self._cell.split(len(self._cell.inputs) - num_state)
+        batch = end - begin if ran is None else len(ran)
+        padded = self._sizes[bisect_left(self._sizes, batch)]
+        hoisted = tuple([_chosen(rows, begin, padded, ran) for rows in self._hoist(cell, len(cell.inputs) - num_state)])
+        if self._bad:
+            failed.extend((position, self._bad[position]) for position in range(begin, end) if position in self._bad)
+        moves = within(lanes.move_at, begin, end)
+        if moves.stop > moves.start:
+            self._bring(lanes, moves)
+        tables = self._tables
+        rows = None if lanes.dense[number] and ran is None else lanes.rows[begin:end]
+        if rows is not None and ran is not None:
+            rows = rows[ran]
+        if rows is None:
+            state = tuple([tables[table].narrow(0, 0, padded) for table in lanes.tables])
+        else:
+            state = tuple([tables.copy(table, rows, padded) for table in lanes.tables])
+        try:
+            outputs = cell.step(hoisted, state)
+        except RAISED_BY_USERS:  # a cell may raise anything; find the rows that make it
+            size, found = len(hoisted), Failures()
+            outputs = _row_by_row(
+                cell.name,
+                cell.outputs,
+                batch,
+                (*hoisted, *state),
+                lambda *row: cell.step(row[:size], row[size:]),
+                found,
+            )
+            places = range(batch) if ran is None else ran.tolist()
+            failed.extend((begin + places[position], reason) for position, reason in found)
+        first = len(outputs) - num_state
+        stays = [i >= first and new is state[i - first] for i, new in enumerate(outputs)]  # handed through, in its lane
+        moving = [new for new, still in zip(outputs, stays, strict=True) if not still]
+        if any(tables.holds(table, new) for new in moving for table in lanes.tables):
+            # They are still to be kept and fetched.
+            outputs = tuple(new if still else new.clone() for new, still in zip(outputs, stays, strict=True))
+        at = slice(batch) if rows is None else rows
+        for table, new, still in zip(lanes.tables, outputs[first:], stays[first:], strict=True):
+            if not still:
+                tables.put(table, at, as_array(new)[:batch])
+        return outputs
+
+    def _bring(self, lanes: TaskLanes, moves: slice) -> None:
+        """Copy the state of chains that start or move into their lanes; all is read before any is written."""
+        places, brought = lanes.rows[lanes.move_at[moves]], []
+        for target, tables, rows in zip(
+            lanes.tables, lanes.move_tables[:, moves], lanes.move_rows[:, moves], strict=True
+        ):
+            for table in {tables.item(0)} if len(tables) == 1 else set(tables.tolist()):
+                mine = tables == table
+                value = None if table == ZERO_TABLE else self._tables.take(TableId(table), rows[mine])
+                brought.append((target, places[mine], value))
+        for target, at, value in brought:
+            if value is None:
+                self._tables.clear(target, at)
+            else:
+                self._tables.put(target, at, value)
+
+    # --- outputs -------------------------------------------------------------------------------------------------
+
+    def _keep(self, tables: tuple[TableId, ...], rows: Rows, positions: Rows, batch: int, outputs: Outputs) -> None:
+        kept = []
+        for values in outputs:
+            array = as_array(values)
+            if len(positions) < batch:
+                array = array.take(positions, 0)
+            else:
+                handed_through = any(self._tables.holds(table, values) for table in tables)
+                array = array[:batch].copy() if handed_through else array[:batch]
+            kept.append(array)
+        for table, array in zip(tables, kept, strict=True):
+            self._tables.put(table, rows, array)
+
+
+def _taken(values: Tensor, positions: Rows) -> Tensor:
+    """Return the values at some positions in memory of their own."""
+    taken = torch.from_numpy(as_array(values).take(positions, 0))
+    return taken.view(torch.bfloat16) if values.dtype == torch.bfloat16 else taken
+
+
+def _among(positions: Rows, ran: Rows | None) -> tuple[Rows | slice, Rows]:
+    """Return which of these positions of a step ran, and in which row of its outputs. ran: ascending, None for all."""
+    if ran is None:
+        return slice(None), positions
+    rows = np.searchsorted(ran, positions)
+    found = np.flatnonzero(np.isin(positions, ran, assume_unique=True))
+    return found, rows[found]
+
+
+def _chosen(rows: Tensor, begin: int, padded: int, ran: Rows | None) -> Tensor:
+    """Return what was hoisted for a step; those beyond its rows are arbitrary but valid."""
+    if ran is None:
+        return rows.narrow(0, begin, padded)
+    places = np.full(padded, begin)
+    places[: len(ran)] += ran
+    return rows[torch.from_numpy(places)]
+
+
+def _hoisted_rows(count: int) -> int:
+    """Round up to a size at which the hoisted part runs."""
+    if count > MAX_HOISTED_ROWS:
+        return -(-count // MAX_HOISTED_ROWS) * MAX_HOISTED_ROWS
+    return HOISTED_SIZES[bisect_left(HOISTED_SIZES, count)]
+
+
+def _row_by_row(
+    name: str,
+    specs: Sequence[ValueSpec],
+    count: int,
+    inputs: Outputs,
+    call: Callable[..., Outputs],
+    failed: Failures,
+) -> Outputs:
+    """Run a batch one row at a time, so that only the rows that make the cell raise fail; theirs are zeros.
+
+    failed: the positions at which it raised, and why, are added to it.
+    """
+    rows: list[Outputs] = []
+    for position in range(count):
+        try:
+            rows.append(call(*(value[position : position + 1] for value in inputs)))
+        except RAISED_BY_USERS as error:  # the cell's own; it is reported to the row's request
+            rows.append(example_rows(specs, 1))
+            failed.append((position, f"cell {name!r} raised {said_by(error)}"))
+    return tuple(torch.cat(column) for column in zip(*rows, strict=True))
+
+
+@compiled
+def by_table(tables: Rows, rows: Rows) -> tuple[Rows, Rows, Rows]:
+    """Group rows by the table that they are of; in each group they keep their order.
+
+    tables, rows: [n]. Returns positions, rows: [n], group after group, and [groups, 3]: table, and from where to where.
+    """
+    count = len(tables)
+    parts = np.empty((count, 3), np.int64)
+    group = np.empty(count, np.int64)
+    num_parts = part = 0
+    for i in range(count):
+        if num_parts == 0 or parts[part, 0] != tables[i]:
+            part = 0
+            while part < num_parts and parts[part, 0] != tables[i]:
+                part += 1
+            if part == num_parts:
+                parts[part, 0], parts[part, 2] = tables[i], 0
+                num_parts += 1
+        group[i] = part
+        parts[part, 2] += 1
+    begin = 0
+    for k in range(num_parts):
+        size = parts[k, 2]
+        parts[k, 1] = parts[k, 2] = begin
+        begin += size
+    positions, grouped = np.empty(count, np.int64), np.empty(count, np.int64)
+    for i in range(count):
+        at = parts[group[i], 2]
+        positions[at], grouped[at] = i, rows[i]
+        parts[group[i], 2] = at + 1
+    return positions, grouped, parts[:num_parts]

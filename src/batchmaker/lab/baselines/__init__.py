@@ -1,0 +1,14 @@
+"""Graph batching: whole requests, padded and computed together. What cellular batching is compared with."""
+
+from typing import Final
+
+from batchmaker.lab.baselines.orloj import OrlojPolicy
+from batchmaker.lab.baselines.padded import PaddedPolicy, SerialPolicy
+from batchmaker.lab.baselines.window import WindowPolicy
+from batchmaker.policies.base import GraphPolicy
+
+POLICIES: Final[dict[str, type[GraphPolicy]]] = {
+    policy.name: policy for policy in (OrlojPolicy, PaddedPolicy, SerialPolicy, WindowPolicy)
+}
+
+__all__ = ["POLICIES", "OrlojPolicy", "PaddedPolicy", "SerialPolicy", "WindowPolicy"]

@@ -1,0 +1,222 @@
+"""Drives graph batching: whole requests, padded and computed together by the model's own `batched`. The baselines."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+
+from batchmaker.clock import Clock
+from batchmaker.engine.driver import DriverStats, StepSeen, error_of
+from batchmaker.engine.ticket import Settled, Ticket
+from batchmaker.errors import RAISED_BY_USERS, BatchmakerError, CellError, InvalidRequestError, ModelError, said_by
+from batchmaker.lab.baselines.scheduler import BatchFinished, GraphEvent, GraphScheduler, RunBatch, WholeRequestArrived
+from batchmaker.policies.base import GraphPolicy
+from batchmaker.scheduler.commands import Fail, Reply
+from batchmaker.scheduler.events import RequestCancelled, RequestId, TimePassed
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """What a worker is given. tickets: those of `run.requests`, in order."""
+
+    run: RunBatch
+    tickets: list[Ticket]
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    batch: _Batch
+    outcomes: list[tuple[Any, BatchmakerError | None]]
+    begin_s: float
+    end_s: float
+
+
+@final
+class GraphDriver:
+    """Hands whole requests to a GraphScheduler and computes the batches that it asks for, on threads.
+
+    The same clock and tickets as cellular batching, so that the two can be compared.
+    """
+
+    def __init__(
+        self,
+        policy: GraphPolicy,
+        clock: Clock,
+        *,
+        num_workers: int = 1,
+        num_threads: int = 1,
+        give_up_late: bool = True,
+    ) -> None:
+        self._scheduler = GraphScheduler(policy, num_workers=num_workers, give_up_late=give_up_late)
+        self._clock = clock
+        self._num_threads = num_threads
+        self._tickets: dict[RequestId, Ticket] = {}
+        self._outcome: dict[RequestId, tuple[Any, BatchmakerError | None]] = {}  # computed and not answered
+        self._work: list[queue.SimpleQueue[_Batch | None]] = [queue.SimpleQueue() for _ in range(num_workers)]
+        self._threads: list[threading.Thread] = []
+        self._finished: deque[_Done] = deque()
+        self._settle: Callable[[Sequence[Settled]], None] = lambda _: None
+        self._notify: Callable[[], None] = lambda: None
+        self.stats = DriverStats()
+        self.observer: Callable[[StepSeen], None] | None = None
+
+    def start(self, notify: Callable[[], None], settle: Callable[[Sequence[Settled]], None]) -> None:
+        self._notify = notify
+        self._settle = settle
+        for number in range(len(self._work)):
+            thread = threading.Thread(target=self._run, args=(number,), name=f"batchmaker-worker-{number}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    @property
+    def wants_requests(self) -> bool:
+        return True
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._tickets)
+
+    def next_wakeup_s(self) -> float | None:
+        return self._scheduler.next_wakeup_s
+
+    def finish(self) -> None:
+        self.stop()
+        self.advance([])
+
+    def stop(self) -> None:
+        for work in self._work:
+            work.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    # --- requests ------------------------------------------------------------------------------------------------
+
+    def _accept(self, tickets: Sequence[Ticket], events: list[GraphEvent]) -> None:
+        for ticket in tickets:
+            if (over := ticket.over) is not None:  # perhaps while the length of others was asked for
+                self._settle([(ticket, None, over)])
+                continue
+            try:
+                ticket.num_cells = int(ticket.model.length(ticket.request))
+            except RAISED_BY_USERS as error:  # the model's own code; it is that request's error
+                self._settle([(ticket, None, _as_invalid(error))])
+                continue
+            self._tickets[ticket.request_id] = ticket
+            now_s = self._clock.now_s()
+            events.append(
+                WholeRequestArrived(
+                    ticket.request_id, ticket.num_cells, now_s, ticket.deadline_s, ticket.priority, ticket.model_id
+                )
+            )
+
+    def cancel(self, request_id: RequestId) -> None:
+        if request_id in self._tickets:
+            self._handle([RequestCancelled(request_id, self._clock.now_s())])
+
+    def cancel_all(self) -> None:
+        self._handle([RequestCancelled(request_id, self._clock.now_s()) for request_id in self._tickets])
+
+    def tickets(self) -> Sequence[Ticket]:
+        return list(self._tickets.values())
+
+    # --- work ------------------------------------------------------------------------------------------------------
+
+    def collect(self) -> None:
+        """Nothing to do: workers hand their results over themselves."""
+
+    def advance(self, tickets: Sequence[Ticket]) -> None:
+        events: list[GraphEvent] = []
+        while self._finished:
+            events.append(self._take_result(self._finished.popleft()))
+        self._accept(tickets, events)
+        self._handle(events or [TimePassed(self._clock.now_s())])
+
+    def _take_result(self, done: _Done) -> BatchFinished:
+        """Store what a batch gave and turn it into an event."""
+        run, lengths = done.batch.run, [ticket.num_cells for ticket in done.batch.tickets]
+        stats = self.stats
+        stats.steps += 1
+        stats.cells += sum(lengths)
+        stats.padded_cells += max(lengths) * len(lengths)
+        stats.busy_s += done.end_s - done.begin_s
+        if self.observer is not None:
+            self.observer(StepSeen(run.worker, "graph", done.begin_s, done.end_s, run.requests, len(lengths)))
+        failed = []
+        for ticket, outcome in zip(done.batch.tickets, done.outcomes, strict=True):
+            if ticket.request_id not in self._tickets:
+                continue  # cancelled meanwhile
+            ticket.started_s = done.begin_s
+            self._outcome[ticket.request_id] = outcome
+            if outcome[1] is not None:
+                failed.append((ticket.request_id, said_by(outcome[1])))
+        return BatchFinished(run.batch, self._clock.now_s(), tuple(failed))
+
+    def _handle(self, events: Sequence[GraphEvent]) -> None:
+        begin = time.perf_counter()
+        commands = self._scheduler.handle(*events)
+        self.stats.scheduler_s += time.perf_counter() - begin
+        settled: list[Settled] = []
+        for command in commands:
+            match command:
+                case RunBatch():
+                    self._submit(command)
+                case Reply():
+                    ticket, (result, _) = self._leave(command.request)
+                    if ticket.on_value is not None:
+                        ticket.on_value(result)
+                    settled.append((ticket, result, None))
+                case Fail():
+                    ticket, (_, error) = self._leave(command.request)
+                    settled.append((ticket, None, error or error_of(command)))
+        self._settle(settled)
+
+    def _submit(self, command: RunBatch) -> None:
+        self.stats.tasks += 1
+        tickets = [self._tickets[request] for request in command.requests]
+        now_s = self._clock.now_s()
+        for ticket in tickets:
+            ticket.started_s = now_s
+        self._work[command.worker].put(_Batch(command, tickets))
+
+    def _leave(self, request_id: RequestId) -> tuple[Ticket, tuple[Any, BatchmakerError | None]]:
+        return self._tickets.pop(request_id), self._outcome.pop(request_id, (None, None))
+
+    # --- in the workers' threads -------------------------------------------------------------------------------------
+
+    def _run(self, worker: int) -> None:
+        torch.set_num_threads(self._num_threads)
+        with torch.no_grad():
+            while (batch := self._work[worker].get()) is not None:
+                begin_s = self._clock.now_s()
+                outcomes = self._outcomes(batch.tickets)
+                self._finished.append(_Done(batch, outcomes, begin_s, self._clock.now_s()))
+                self._notify()
+
+    def _outcomes(self, tickets: list[Ticket]) -> list[tuple[Any, BatchmakerError | None]]:
+        """Compute a batch; if it raises, one request at a time, so that only the requests at fault fail."""
+        model = tickets[0].model  # that of all: a batch is of one model
+        try:
+            results = list(model.batched([ticket.request for ticket in tickets]))
+            if len(results) != len(tickets):
+                raise ModelError(
+                    f"{type(model).__name__}.batched gave {len(results)} results for {len(tickets)} requests"
+                )
+            return [(result, None) for result in results]
+        except RAISED_BY_USERS as error:  # the model's own code
+            if len(tickets) == 1:
+                return [(None, _as_invalid(error))]
+            return [outcome for ticket in tickets for outcome in self._outcomes([ticket])]
+
+
+def _as_invalid(error: BaseException) -> BatchmakerError:
+    if isinstance(error, BatchmakerError):
+        return error
+    invalid = isinstance(error, TypeError | ValueError | IndexError | KeyError)
+    return InvalidRequestError(said_by(error)) if invalid else CellError(said_by(error))

@@ -1,0 +1,174 @@
+"""Graph batching by deadlines and distributions of execution time, after Orloj."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmaker.errors import OptionError
+from batchmaker.lab.baselines.batch_latency import BatchLatency
+from batchmaker.policies.base import GraphPolicy
+
+Entry = tuple[int, float, int]
+"""Minus the priority, when the request is due, the request: sorted, the order in which requests are taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Where a request stands. firm: it has a deadline of its own and is dropped when that cannot be met."""
+
+    model: int
+    entry: Entry
+    firm: bool
+
+
+@final
+class _Queue:
+    """What waits for one model, in order. due_s, firm: [waiting] the same as arrays."""
+
+    __slots__ = ("_due_s", "_firm", "entries", "latency")
+
+    def __init__(self, latency: BatchLatency) -> None:
+        self.latency = latency
+        self.entries: list[Entry] = []
+        self._due_s: NDArray[np.float64] | None = None
+        self._firm: NDArray[np.bool_] | None = None
+
+    def changed(self) -> None:
+        self._due_s = None
+
+    def arrays(self, known: dict[int, _Known]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        if self._due_s is None or self._firm is None:
+            self._due_s = np.array([due_s for _, due_s, _ in self.entries])
+            self._firm = np.array([known[request].firm for _, _, request in self.entries], np.bool_)
+        return self._due_s, self._firm
+
+
+@final
+class OrlojPolicy(GraphPolicy):
+    """Choose the batch size and the requests that are worth most now; drop what cannot be met.
+
+    max_batch: most requests computed together; sizes are the powers of two up to it, and it. assumed_deadline_ms: after
+    its arrival, for a request without a deadline, which is never dropped. batch_seconds: what a batch of requests of
+    these lengths takes, computed together; without it that is learned from finished batches, per model.
+
+    How long a request takes is not looked at before it runs, only the distribution over requests of its model; that of
+    a batch is the maximum over its members (see BatchLatency). For every size k, the candidates are the requests whose
+    slack is at least the expected latency of k, the first due first. Computing a request now instead of after a delay
+    that is distributed exponentially with mean 1/b raises its chance of being in time by E[exp(-b (slack - latency));
+    latency <= slack]; that, divided by the expected latency, is its priority score (Chi et al., *Distribution-based
+    query scheduling*, VLDB 2013, on which Orloj builds). The size whose members' scores add up to most is computed.
+
+    After Yu, Qiu, Jin, Chowdhury, *Orloj: Predictably Serving Unpredictable DNNs* (arXiv 2209.00159): written from
+    descriptions of it, not from its code, so that details may differ. Known differences: the paper keeps a queue of
+    scores for each batch size and updates them as time passes; here they are computed afresh for each batch, in which
+    the order is that of deadlines, since requests of one model share one distribution. Its distributions are of
+    execution times, per application; here they come from lengths and a cost, per model. 1/b is the expected latency
+    of the largest batch. A batch that is not full is taken to last as long as the next larger size.
+    """
+
+    __slots__ = ("_assumed_s", "_batch_seconds", "_known", "_max_batch", "_queues", "_sizes")
+
+    name = "orloj"
+
+    def __init__(
+        self,
+        max_batch: int = 64,
+        assumed_deadline_ms: float = 1000.0,
+        batch_seconds: Callable[[Sequence[int]], float] | None = None,
+    ) -> None:
+        if max_batch < 1 or not assumed_deadline_ms > 0:
+            raise OptionError(
+                f"max_batch must be at least 1 and assumed_deadline_ms above 0, got {max_batch}, {assumed_deadline_ms}"
+            )
+        self._max_batch = max_batch
+        self._assumed_s = assumed_deadline_ms / 1e3
+        self._batch_seconds = batch_seconds
+        self._sizes = sorted({1 << i for i in range(max_batch.bit_length())} | {max_batch})
+        self._queues: dict[int, _Queue] = {}
+        self._known: dict[int, _Known] = {}
+
+    @property
+    def max_batch(self) -> int:
+        return self._max_batch
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def add(
+        self,
+        request: int,
+        length: int,
+        at_s: float,
+        deadline_s: float | None = None,
+        model: int = 0,
+        priority: int = 0,
+    ) -> None:
+        """A request has arrived. Its length is one more sample of what requests of the model are like."""
+        queue = self._queues.get(model)
+        if queue is None:
+            queue = self._queues[model] = _Queue(BatchLatency(self._sizes, self._batch_seconds))
+        entry = (-priority, at_s + self._assumed_s if deadline_s is None else deadline_s, request)
+        self._known[request] = _Known(model, entry, deadline_s is not None)
+        insort(queue.entries, entry)
+        queue.changed()
+        queue.latency.saw_length(length)
+
+    def discard(self, request: int) -> None:
+        """A waiting request was given up; unknown requests are ignored."""
+        if request in self._known:
+            known = self._known.pop(request)
+            queue = self._queues[known.model]
+            del queue.entries[bisect_left(queue.entries, known.entry)]
+            queue.changed()
+
+    def choose(self, now_s: float) -> Sequence[int]:
+        """Remove and return the batch that is worth most; empty only if nothing waits that can be met."""
+        best: tuple[float, int] = (-1.0, 0)
+        chosen: list[int] = []
+        for queue in self._queues.values():
+            if queue.entries:
+                worth, members = self._best_of(queue, now_s)
+                if members and (worth, len(members)) > best:
+                    best, chosen = (worth, len(members)), members
+        for request in chosen:
+            self.discard(request)
+        return chosen
+
+    def refuse(self, now_s: float) -> Sequence[int]:
+        """Remove and return the requests whose deadline is nearer than the expected latency of one alone."""
+        late: list[int] = []
+        for queue in self._queues.values():
+            if queue.entries:
+                due_s, firm = queue.arrays(self._known)
+                hopeless = firm & (due_s < now_s + queue.latency.mean_s(1))
+                late += [queue.entries[i][2] for i in np.flatnonzero(hopeless).tolist()]
+        for request in late:
+            self.discard(request)
+        return late
+
+    def batch_finished(self, model: int, lengths: Sequence[int], seconds: float) -> None:
+        """A batch of requests of these lengths took so long on its worker."""
+        if model in self._queues and self._batch_seconds is None:
+            self._queues[model].latency.saw_batch(lengths, seconds)
+
+    def _best_of(self, queue: _Queue, now_s: float) -> tuple[float, list[int]]:
+        """Return the worth of the best batch of one model, and its members."""
+        due_s, firm = queue.arrays(self._known)
+        latency = queue.latency
+        best: tuple[float, int] = (-1.0, 0)
+        members: NDArray[np.int64] = np.empty(0, np.int64)
+        for size in self._sizes:
+            possible = np.flatnonzero(~firm | (due_s >= now_s + latency.mean_s(size)))[:size]
+            if len(possible):
+                worth = latency.worth(size, due_s[possible] - now_s, firm[possible])
+                if (worth, len(possible)) > best:
+                    best, members = (worth, len(possible)), possible
+            if size >= len(due_s):
+                break
+        return best[0], [queue.entries[i][2] for i in members.tolist()]

@@ -1,0 +1,90 @@
+"""A closed mini-batch computed from beginning to end, to see how many batches a rule needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from batchmaker.errors import InvariantError, OptionError
+from batchmaker.graph.frontier import Frontier
+from batchmaker.graph.mini_batch import MiniBatch
+from batchmaker.lab.learners.rules import Rule, SufficientRule
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Nodes of one type that are computed together."""
+
+    type_id: int
+    nodes: tuple[int, ...]
+
+
+def schedule(frontier: Frontier, rule: Rule, max_batch: int | None = None) -> list[Batch]:
+    """Run a mini-batch from its beginning as the rule chooses and return the batches, in order.
+
+    Every batch holds all ready nodes of its type, as in ED-Batch's Algorithm 1, or those of the lowest depth where the
+    rule says so. max_batch: at most so many of them, what became ready first; None for no limit. Raises InvariantError
+    if the rule chooses a type without ready nodes.
+    """
+    if max_batch is not None and max_batch < 1:
+        raise OptionError(f"max_batch must be at least 1, got {max_batch}")
+    depths = frontier.mini_batch.depths.tolist() if rule.one_depth else None
+    frontier.reset()
+    rule.begin(frontier.mini_batch)
+    batches: list[Batch] = []
+    while frontier.num_left:
+        kind = rule.choose(frontier)
+        ready = frontier.ready[kind]
+        if not ready:
+            raise InvariantError(f"{type(rule).__name__} chose type {kind}, which has no ready node")
+        chosen = None
+        if depths is not None:
+            lowest = min(depths[node] for node in ready)
+            chosen = [node for node in ready if depths[node] == lowest][:max_batch]
+        elif max_batch is not None and len(ready) > max_batch:
+            chosen = ready[:max_batch]
+        nodes = frontier.run(kind, chosen)
+        rule.ran(kind, nodes)
+        batches.append(Batch(kind, tuple(nodes)))
+    return batches
+
+
+def num_batches(frontier: Frontier, rule: Rule) -> int:
+    """Return how many batches `schedule` makes, without limit, of a rule that asks for no depth."""
+    frontier.reset()
+    rule.begin(frontier.mini_batch)
+    count = 0
+    while frontier.num_left:
+        kind = rule.choose(frontier)
+        rule.ran(kind, frontier.run(kind))
+        count += 1
+    return count
+
+
+def schedule_from_sinks(mini_batch: MiniBatch, rule: Rule | None = None, max_batch: int | None = None) -> list[Batch]:
+    """Return the batches of a rule that looks at the mini-batch from its sinks, in the order in which they can run.
+
+    The rule, SufficientRule unless another is given, schedules the turned mini-batch; its batches are taken from the
+    last to the first. All that a node feeds was in batches before its own there, so here it is in later ones.
+    """
+    turned = schedule(Frontier(mini_batch.turned), rule or SufficientRule(), max_batch)
+    last = len(mini_batch) - 1
+    return [Batch(batch.type_id, tuple(sorted(last - node for node in batch.nodes))) for batch in reversed(turned)]
+
+
+def check_schedule(mini_batch: MiniBatch, batches: list[Batch]) -> None:
+    """Raise InvariantError unless the batches compute every node once, after its sources, with others of its type."""
+    done = [False] * len(mini_batch)
+    starts, sources = mini_batch.starts.tolist(), mini_batch.sources.tolist()
+    types = mini_batch.types.tolist()
+    for number, batch in enumerate(batches):
+        for node in batch.nodes:
+            if done[node] or types[node] != batch.type_id:
+                raise InvariantError(f"batch {number}, of type {batch.type_id}: node {node} has run or is of another")
+            if not all(done[source] for source in sources[starts[node] : starts[node + 1]]):
+                raise InvariantError(f"batch {number}: node {node} runs before something that feeds it")
+        for node in batch.nodes:
+            done[node] = True
+    if not all(done):
+        raise InvariantError(f"{done.count(False)} nodes are in no batch, the first of them {done.index(False)}")

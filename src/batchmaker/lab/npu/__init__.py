@@ -1,0 +1,29 @@
+"""A systolic-array accelerator: what a cell asks of it and what that costs (LazyBatching, HPCA 2021)."""
+
+from batchmaker.lab.npu.accelerator import (
+    Activations,
+    Npu,
+    Operation,
+    OwnGemm,
+    SharedGemm,
+    Streamed,
+    VectorWork,
+    Weights,
+)
+from batchmaker.lab.npu.systolic import Gemm, dataflow_named, scalesim_os, scalesim_ws, tpu
+
+__all__ = [
+    "Activations",
+    "Gemm",
+    "Npu",
+    "Operation",
+    "OwnGemm",
+    "SharedGemm",
+    "Streamed",
+    "VectorWork",
+    "Weights",
+    "dataflow_named",
+    "scalesim_os",
+    "scalesim_ws",
+    "tpu",
+]

@@ -1,0 +1,135 @@
+"""The cellular scheduler in virtual time: every step takes what a table of seconds says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmaker.cost.profile import Overhead
+from batchmaker.errors import OptionError
+from batchmaker.lab.simulator.driver import Observe, Simulation
+from batchmaker.lab.simulator.workload import Offered, SimulatedModel
+from batchmaker.policies.base import CellPolicy
+from batchmaker.scheduler.commands import Admit, Fail, Reply, RunTask
+from batchmaker.scheduler.core import Scheduler
+from batchmaker.scheduler.events import CellTypeAdded, Event, RequestArrived, RequestId, StepsFinished, TimePassed
+
+NO_OVERHEAD: Final = Overhead()
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step that was submitted. seconds: that it takes, as policies are told."""
+
+    task: RunTask
+    number: int
+    seconds: float
+
+
+@final
+class CellSimulation(Simulation[_Step]):
+    """One simulation of a cell policy. seconds: [cells, max_batch + 1], see `costs.step_seconds`.
+
+    run_ahead, take_turns, give_up_late, plan_rows: see Scheduler. A run that may end has as many steps as its graph
+    says, and the scheduler learns so only when the last of them is done. overhead: each step ends so much later, and
+    the first step that is submitted after a request arrived begins later by `request_s`.
+    """
+
+    def __init__(
+        self,
+        model: SimulatedModel,
+        policy: CellPolicy,
+        offered: Offered,
+        seconds: NDArray[np.float64],
+        *,
+        sla_s: float | None = None,
+        num_workers: int = 1,
+        run_ahead: int = 0,
+        take_turns: bool = False,
+        overhead: Overhead = NO_OVERHEAD,
+        give_up_late: bool = False,
+        plan_rows: bool = False,
+        observe: Observe | None = None,
+    ) -> None:
+        super().__init__(offered, sla_s, num_workers, policy.name, observe, give_up_late=give_up_late)
+        largest = max(cell.max_batch for cell in model.cells)
+        if seconds.shape[0] != len(model.cells) or seconds.shape[1] <= largest:
+            raise OptionError(
+                f"model {model.name!r} has {len(model.cells)} cells and batches of up to {largest}; got seconds of "
+                f"shape {list(seconds.shape)}, expected [{len(model.cells)}, {largest + 1}]"
+            )
+        policy.check_cells(model.cells)
+        self.scheduler = Scheduler(
+            policy, num_workers=num_workers, run_ahead=run_ahead, take_turns=take_turns, give_up_late=give_up_late,
+            plan_rows=plan_rows,
+        )  # fmt: skip
+        self._model = model
+        self._requests = offered.requests
+        self._seconds: list[list[float]] = seconds.tolist()
+        self._run_ahead = run_ahead
+        self._overhead = overhead
+        self._num_new = 0  # requests that arrived since a step was submitted
+        self._free_s = [0.0] * num_workers
+        self._by_slot: NDArray[np.int64] = np.zeros(256, np.int64)
+
+    def _begin(self) -> None:
+        self.scheduler.handle(*(CellTypeAdded(cell, 0.0) for cell in self._model.cells))
+
+    def _may_submit(self) -> bool:
+        return min(self._unfinished) <= self._run_ahead
+
+    def _wakeup_s(self) -> float | None:
+        return self.scheduler.next_deadline_s
+
+    def _num_left(self) -> int:
+        return self.scheduler.num_requests
+
+    def _handle(self, arrivals: Sequence[int], ended: Sequence[_Step], now_s: float) -> int:
+        events: list[Event] = [
+            RequestArrived(
+                RequestId(i),
+                self._requests[i].graph,
+                self._arrived_s[i],
+                self._deadline_s(i),
+                model=self._requests[i].model,
+            )
+            for i in arrivals
+        ]
+        self._num_new += len(arrivals)
+        for step in ended:
+            self._unfinished[step.task.worker] -= 1
+            events.append(StepsFinished(step.task.task, step.number, step.number + 1, now_s, busy_s=step.seconds))
+        commands = self.scheduler.handle(*(events or (TimePassed(now_s),)))
+        for command in commands:
+            match command:
+                case RunTask():
+                    self._start(command, now_s)
+                case Admit():
+                    self._note_slot(command)
+                case Reply() | Fail():
+                    self._end(command, now_s)
+        return len(commands)
+
+    def _note_slot(self, command: Admit) -> None:
+        if command.slot >= len(self._by_slot):
+            self._by_slot = np.concatenate((self._by_slot, np.zeros(command.slot + 1, np.int64)))
+        self._by_slot[command.slot] = command.request
+
+    def _start(self, task: RunTask, now_s: float) -> None:
+        worker, seconds, what = task.worker, self._seconds[task.type_id], self._model.cells[task.type_id].name
+        overhead = self._overhead
+        begin_s = max(self._free_s[worker], now_s) + self._num_new * overhead.request_s
+        self._num_new = 0
+        requests_of_all, begin = self._by_slot[self.scheduler.slots(task.nodes)], 0
+        for number, end in enumerate(task.ends.tolist()):
+            taken_s = seconds[end - begin] + overhead.step_s + (end - begin) * overhead.row_s
+            requests = requests_of_all[begin:end]
+            begin = end
+            until_next_s = taken_s + overhead.turn_s
+            self._submit(_Step(task, number, taken_s), worker, what, begin_s, until_next_s, requests)
+            begin_s += until_next_s
+        self._free_s[worker] = begin_s

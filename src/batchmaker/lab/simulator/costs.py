@@ -1,0 +1,55 @@
+"""Seconds of a step of each cell at each batch size, from a latency table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmaker.cost.latency import LatencyTable, Quantile
+from batchmaker.errors import DataError
+from batchmaker.lab.simulator.workload import SimulatedModel
+
+
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """seconds: [cells, most + 1], by type id and rows. More rows take whole calls of `most` and one for the rest."""
+
+    seconds: NDArray[np.float64]
+
+    def of(self, types: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return seconds of one step of each type with so many rows."""
+        most = self.seconds.shape[1] - 1
+        if int(rows.max(initial=0)) <= most:
+            found: NDArray[np.float64] = self.seconds[types, rows]
+            return found
+        whole, rest = np.divmod(rows, most)
+        return np.asarray(whole * self.seconds[types, most] + self.seconds[types, rest], np.float64)
+
+
+def step_costs(
+    model: SimulatedModel, table: LatencyTable, *, quantile: Quantile = "median", padded: bool = True
+) -> StepCosts:
+    """Return what every step of the model costs.
+
+    padded: a step with a batch between two of its cell's batch_sizes costs as much as the larger, as on the CPU, whose
+    executor pads it up; without, what the table says for just so many rows. Sizes that the table lacks are
+    interpolated, and below its smallest and above its largest as LatencyTable says.
+    Raises DataError naming the cells that the table does not have.
+    """
+    known = {cell.name for cell in table.cells}
+    missing = [cell.name for cell in model.cells if cell.name not in known]
+    if missing:
+        raise DataError(
+            f"the latency table has no cell {', '.join(map(repr, missing))} of model {model.name!r}; it has "
+            f"{', '.join(sorted(known))}. Measure this model with `batchmaker profile`, or give --npu."
+        )
+    most = max(cell.max_batch for cell in model.cells)
+    seconds = table.dense([cell.name for cell in model.cells], most, quantile)
+    if padded:
+        for cell in model.cells:
+            sizes = np.array(cell.batch_sizes)
+            rows = np.arange(1, cell.max_batch + 1)
+            seconds[cell.type_id, 1 : cell.max_batch + 1] = seconds[cell.type_id, sizes[np.searchsorted(sizes, rows)]]
+    return StepCosts(seconds)

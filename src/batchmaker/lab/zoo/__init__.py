@@ -1,0 +1,92 @@
+"""The networks of the papers as cells and unfold functions, by name; each is loaded when it is first asked for."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+
+from batchmaker.errors import unknown_name
+
+if TYPE_CHECKING:
+    from batchmaker.model.model import Model
+
+
+class _Network(NamedTuple):
+    """Where the class of a network is, and options of it that the name stands for."""
+
+    module: str
+    name: str
+    options: Mapping[str, Any]
+
+
+def _network(module: str, name: str, **options: Any) -> _Network:
+    return _Network(module, name, options)
+
+
+_NETWORKS: Final = {
+    "lstm": _network("recurrent", "LstmModel"),
+    "gru": _network("recurrent", "GruModel"),
+    "seq2seq": _network("seq2seq", "Seq2SeqModel"),
+    # ED-Batch's code has a layer between a word's embedding and its LSTM: for inference, another table of embeddings.
+    "lstm-nmt": _network("seq2seq", "Seq2SeqModel", vocabulary_size=17_191, hidden=256),
+    "bilstm-tagger": _network("tagger", "BiLstmTaggerModel"),
+    "bilstm-tagger-char": _network("tagger", "BiLstmTaggerModel", characters=True),
+    "treelstm": _network("treelstm", "TreeLstmModel"),
+    "treelstm-2type": _network("treelstm", "TreeLstm2TypeModel"),
+    "treegru": _network("treegru", "TreeGruModel"),
+    "mvrnn": _network("mvrnn", "MvRnnModel"),
+    "latticelstm": _network("lattice", "LatticeLstmModel"),
+    "latticegru": _network("lattice", "LatticeGruModel"),
+    "resnet50": _network("vision", "ResNet50Model"),
+    "vgg16": _network("vision", "Vgg16Model"),
+    "mobilenet": _network("vision", "MobileNetModel"),
+    "bert": _network("bert", "BertModel"),
+    "deepspeech2": _network("deepspeech2", "DeepSpeech2Model"),
+    "gnmt": _network("gnmt", "GnmtModel"),
+    "las": _network("las", "LasModel"),
+    "transformer": _network("transformer", "TransformerModel"),
+}
+
+
+@final
+class _Networks(Mapping[str, Callable[..., "Model"]]):
+    """What makes each network, by its name."""
+
+    def __getitem__(self, name: str) -> Callable[..., Model]:
+        module, kind, options = _NETWORKS[name]
+        make: Callable[..., Model] = getattr(importlib.import_module(f"{__name__}.{module}"), kind)
+        return partial(make, **options) if options else make
+
+    def __contains__(self, name: object) -> bool:
+        return name in _NETWORKS
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_NETWORKS)
+
+    def __len__(self) -> int:
+        return len(_NETWORKS)
+
+
+MODELS: Final[Mapping[str, Callable[..., Model]]] = _Networks()
+
+
+def option_names(name: str) -> tuple[str, ...]:
+    """Return the options of a model in order of definition. OptionError for an unknown name."""
+    if name not in MODELS:
+        raise unknown_name("model", name, MODELS)
+    return tuple(inspect.signature(MODELS[name]).parameters)
+
+
+def make(name: str, **options: Any) -> Model:
+    """Return a new model by name. OptionError names the nearest if the name or an option is not known."""
+    known = option_names(name)
+    for option in options:
+        if option not in known:
+            raise unknown_name(f"option of model {name!r}", option, known)
+    return MODELS[name](**options)
+
+
+__all__ = ["MODELS", "make", "option_names"]

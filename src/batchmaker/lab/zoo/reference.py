@@ -1,0 +1,163 @@
+"""The oracle: one request alone, at batch 1, through the network or the cells' own modules. Nothing is rewritten."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, NoReturn, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from batchmaker.compile.export import flat_module, flat_outputs, infer_outputs
+from batchmaker.errors import ShapeError
+from batchmaker.graph.cell_graph import HOST, ZERO, CellGraph, NodeBlock, Run
+from batchmaker.graph.spec import CellType, TypeId, ValueSpec
+from batchmaker.model.cell import Cell
+from batchmaker.model.initial_state import initial_state
+from batchmaker.model.model import Model
+from batchmaker.model.scope import OpenLoop
+from batchmaker.model.unfolding import Unfolding, end_of_loop
+
+
+def reference(model: Model, request: Any) -> Any:
+    """Return what `model.unfold(request)` means: the result that every policy must give, in plain eager PyTorch.
+
+    That is the network itself where the model has it (`Model.alone`), else its cells one after the other.
+    """
+    return interpreted(model, request) if type(model).alone is Model.alone else model.alone(request)
+
+
+def interpreted(model: Model, request: Any) -> Any:
+    """Return what the cell graph of a request gives, node by node, through the cells' own modules."""
+    types = _types.setdefault(model, PlainTypes())
+    unfolding = Unfolding(model, types, request)
+    values = _Values(types)
+    with torch.no_grad():
+        try:
+            unfolding.start()
+            values.compute(unfolding.graph, unfolding.loops)
+            while unfolding.open:
+                unfolding.resume(values.lookup)
+                values.compute(unfolding.graph, unfolding.loops)
+            return unfolding.result(values.lookup)
+        finally:
+            unfolding.close()
+
+
+@final
+class PlainTypes:
+    """Gives each cell a type of its own, found by running its module; nothing is traced."""
+
+    def __init__(self) -> None:
+        self._known: dict[Cell, CellType] = {}
+        self.types: list[CellType] = []
+        self.modules: list[nn.Module] = []
+
+    def known(self, cell: Cell) -> CellType | None:
+        return self._known.get(cell)
+
+    def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...]) -> CellType:
+        """Give a cell a type of its own for these inputs, its outputs found by running its module."""
+        name = cell.name or type(cell.module).__name__
+        module = flat_module(cell.module)
+        outputs = infer_outputs(module, inputs, f"cell {name!r}")
+        number = TypeId(len(self.types))
+        made = CellType(number, name, inputs, outputs, cell.batch_sizes, cell.priority, cell.host_outputs)
+        self.types.append(made)
+        self.modules.append(module)
+        self._known[cell] = made
+        return made
+
+    def other(self, cell: Cell, inputs: tuple[ValueSpec, ...], error: ShapeError) -> NoReturn:
+        """Raise the error: one shape of a cell's inputs does here."""
+        raise error
+
+    def use_in_runs(self, cell: CellType, num_sequence_inputs: int) -> None:
+        """Any number does here."""
+
+    def zero_state(self, cell: Cell, sequence: tuple[ValueSpec, ...]) -> tuple[ValueSpec, ...]:
+        return initial_state(cell, sequence)
+
+
+_types: weakref.WeakKeyDictionary[Model, PlainTypes] = weakref.WeakKeyDictionary()
+
+
+@final
+class _Values:
+    """The outputs of one request's nodes, each [1, *shape], computed in order of number."""
+
+    def __init__(self, types: PlainTypes) -> None:
+        self._types = types
+        self._rows: dict[tuple[int, int], Tensor] = {}
+        self._ends: dict[int, int] = {}  # last node of a loop that ended early -> the node at which it did
+
+    def lookup(self, node: int, output: int) -> Any:
+        """Return one value: a number, or a tensor [*shape]. KeyError for a step that a loop did not take."""
+        if node < 0:
+            node = self._ends.get(end_of_loop(node), end_of_loop(node))
+        row = self._rows[node, output][0]
+        return row.item() if row.dim() == 0 else row
+
+    def compute(self, graph: CellGraph, loops: dict[int, OpenLoop]) -> None:
+        host: dict[tuple[int, int], Tensor] = {}
+        for given in graph.host_inputs:
+            values = given.values.copy() if isinstance(given.values, np.ndarray) else given.values
+            for i, node in enumerate(np.r_[given.rows(0)].tolist()):
+                host[node, given.port] = torch.as_tensor(values[i : i + 1])
+        parts: list[NodeBlock | Run] = [*graph.blocks, *graph.runs]
+        for part in sorted(parts, key=lambda part: part.first):
+            if isinstance(part, Run):
+                self._run(part, host, loops[part.first].until if part.open_ended else None)
+            else:
+                self._block(part, host)
+
+    def _block(self, block: NodeBlock, host: dict[tuple[int, int], Tensor]) -> None:
+        for i, number in enumerate(block.types.tolist()):
+            node = block.first + i
+            inputs = [
+                self._given(int(block.sources[port, i]), int(block.outputs[port, i]), host, (node, port))
+                for port in range(len(self._types.types[number].inputs))
+            ]
+            self._call(number, node, inputs)
+
+    def _run(self, run: Run, host: dict[tuple[int, int], Tensor], until: Any) -> None:
+        cell = self._types.types[run.type_id]
+        state = [self._start(run, cell, i, host) for i in range(len(run.init))]
+        watched = cell.watched
+        for step in range(run.length):
+            node = run.first + step
+            inputs = []
+            for port, column in enumerate(run.sequences):
+                if column is None:
+                    inputs.append(host[node, port])
+                else:
+                    inputs.append(self._given(int(column[0][step]), column[1], host, (node, port)))
+            outputs = self._call(run.type_id, node, inputs + state)
+            state = list(outputs[len(outputs) - len(state) :])
+            if run.open_ended and _has_ended(until, outputs[watched]):
+                self._ends[run.last] = node
+                break
+
+    def _start(self, run: Run, cell: CellType, index: int, host: dict[tuple[int, int], Tensor]) -> Tensor:
+        source, output = run.init[index]
+        port = len(run.sequences) + index
+        if source == ZERO:
+            spec = cell.inputs[port]
+            return torch.zeros((1, *spec.shape), dtype=getattr(torch, spec.dtype))
+        return self._given(source, output, host, (run.first, port))
+
+    def _given(self, source: int, output: int, host: dict[tuple[int, int], Tensor], place: tuple[int, int]) -> Tensor:
+        return host[place] if source == HOST else self._rows[self._ends.get(source, source), output]
+
+    def _call(self, number: int, node: int, inputs: list[Tensor]) -> tuple[Tensor, ...]:
+        outputs = flat_outputs(self._types.modules[number](*inputs), self._types.types[number].name)
+        for output, row in enumerate(outputs):
+            self._rows[node, output] = row
+        return outputs
+
+
+def _has_ended(until: Any, value: Tensor) -> bool:
+    test: Callable[[Any], Any] = until if callable(until) else lambda values: values == until
+    return bool(np.all(test(value.numpy())))

@@ -1,0 +1,111 @@
+"""What an unfold function gives to cells: values and sequences of values, or data, which is laid out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from batchmaker.compile.declaration import Declared
+from batchmaker.compiled import int64s
+from batchmaker.errors import InvalidRequestError
+from batchmaker.graph.fitting import foreign
+from batchmaker.graph.recorder import Argument
+from batchmaker.graph.spec import CellType, ValueSpec
+from batchmaker.graph.trees import SequenceArgument
+from batchmaker.graph.values import HostValues, Value, ValueSequence
+from batchmaker.model.host_values import host_sequence, host_value, rows_as_declared
+from batchmaker.model.stand_ins import StandIn
+
+
+class CalledCell(Protocol):
+    """A cell as its arguments are looked at; see `batchmaker.model.cell.Cell`."""
+
+    @property
+    def name(self) -> str | None: ...
+
+    @property
+    def module(self) -> Any: ...
+
+    @property
+    def declared(self) -> Declared | None: ...
+
+    def data_dtype(self, port: int) -> str: ...
+
+
+def where(cell: CalledCell, port: int | None = None) -> str:
+    """Name a cell, or one of its inputs, for messages."""
+    name = f"cell {cell.name or type(cell.module).__name__!r}"
+    return name if port is None else f"{name}, input {port}"
+
+
+def single(cell: CalledCell, argument: Any, known: CellType | None, port: int) -> Argument:
+    """Return one value for an input. known: the cell's type, None at first use."""
+    if type(argument) is Value:
+        return argument
+    return host_value(argument, _declared(cell, known, port), cell.data_dtype(port), where(cell, port))
+
+
+def column(cell: CalledCell, sequence: Any, known: CellType | None, port: int) -> SequenceArgument:
+    """Return a sequence for an input, one element per call. known: the cell's type, None at first use."""
+    if type(sequence) is ValueSequence:
+        if sequence.open_ended:
+            len(sequence)  # an open-ended loop's steps have no length yet, which is an error here
+        return sequence
+    if type(sequence) is np.ndarray and known is not None and port < len(known.inputs):
+        rows = rows_as_declared(sequence, known.inputs[port])
+        if rows is not None:
+            return rows
+    if type(sequence) is not StandIn and isinstance(sequence, list | tuple) and set(map(type, sequence)) == {Value}:
+        return sequence_of(sequence, where(cell, port))
+    return host_sequence(sequence, _declared(cell, known, port), cell.data_dtype(port), where(cell, port))
+
+
+def integers(cell: CalledCell, given: Any, what: str) -> NDArray[np.int64]:
+    """Return a writable array of integers. InvalidRequestError for anything else, with what they must be."""
+    try:
+        array = np.asarray(given)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(f"{where(cell)}: {what} ({error})") from None
+    if array.size and array.dtype.kind not in "iu":
+        raise InvalidRequestError(f"{where(cell)}: {what}, got {array.dtype} of shape {array.shape}")
+    return int64s(array)
+
+
+def is_several(parts: tuple[Any, ...]) -> bool:
+    """Whether a tuple holds several sequences rather than the elements of one."""
+    return all(
+        part.is_sequence
+        if type(part) is StandIn
+        else isinstance(part, ValueSequence | list | tuple)
+        or (isinstance(part, np.ndarray | torch.Tensor) and part.ndim > 0)
+        or (isinstance(part, HostValues))
+        for part in parts
+    )
+
+
+def reversed_data(sequence: Any) -> Any:
+    """Return data or a sequence of values from its end to its start."""
+    if type(sequence) is StandIn:
+        is_tensor = isinstance(sequence.codes, torch.Tensor)
+    else:
+        is_tensor = isinstance(sequence, torch.Tensor)
+    return sequence.flip(0) if is_tensor else sequence[::-1]
+
+
+def _declared(cell: CalledCell, known: CellType | None, port: int) -> ValueSpec | None:
+    inputs = known.inputs if known is not None else cell.declared.inputs if cell.declared is not None else ()
+    return inputs[port] if port < len(inputs) else None
+
+
+def sequence_of(values: Sequence[Value], where: str) -> ValueSequence:
+    """Make a sequence of values of one output. The values stay alive with it."""
+    kinds = {value.of for value in values}
+    if len({id(of.origin) for of in kinds}) > 1:
+        raise foreign(where)
+    if len({(of.index, of.spec.row_signature) for of in kinds}) > 1:
+        raise InvalidRequestError(f"{where}: the values of a sequence must all be the same output of like cells")
+    return ValueSequence(np.array([value.node for value in values]), values[0].of, holds=tuple(values))

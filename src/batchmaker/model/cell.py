@@ -1,0 +1,360 @@
+"""A cell: an nn.Module that can be batched over its first dimension, and how an unfold function calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Any, Final, final
+
+import numpy as np
+import torch
+from torch import nn
+
+from batchmaker.compile.binding import traced
+from batchmaker.compile.declaration import Declared, checked_module, declared_by, state_specs
+from batchmaker.compile.export import flat_module
+from batchmaker.compile.opaque import Opaque, float_dtype_of
+from batchmaker.compile.programs import Programs
+from batchmaker.errors import InvalidRequestError, ModelError, OptionError, ShapeError
+from batchmaker.graph.calls import Calls
+from batchmaker.graph.fitting import misfit
+from batchmaker.graph.recorder import Argument
+from batchmaker.graph.spec import CellType, ValueSpec
+from batchmaker.graph.trees import SequenceArgument
+from batchmaker.graph.values import HostValues, Value, ValueSequence
+from batchmaker.model.arguments import column, is_several, single, where
+from batchmaker.model.elements import INDEX, Element
+from batchmaker.model.host_values import CallData
+from batchmaker.model.scope import OpenLoop, UnfoldingScope, current_scope, scope_of
+from batchmaker.model.stand_ins import StandIn
+from batchmaker.model.trees import TreeCalls, tree
+
+DEFAULT_MAX_BATCH = 256
+DEFAULT_MAX_SHAPES = 8
+
+
+def size_ladder(largest: int, *, exact: int, parts: int) -> tuple[int, ...]:
+    """Return sizes from 1 to `largest`: each one up to `exact`, then `parts` (a power of two) to every doubling."""
+    sizes = {*range(1, min(largest, exact) + 1), largest}
+    size = exact
+    while size < largest:
+        size += max(1, (1 << (size.bit_length() - 1)) // parts)
+        sizes.add(min(size, largest))
+    return tuple(sorted(sizes))
+
+
+def default_batch_sizes(max_batch: int) -> tuple[int, ...]:
+    """Return the sizes at which a cell is materialised: padding adds less than an eighth."""
+    return size_ladder(max_batch, exact=32, parts=8)
+
+
+@final
+class Cell:
+    """An nn.Module as a unit of batching: dimension 0 of every input and output is the batch.
+
+    max_batch: most rows in one call (`batchmaker profile` finds a good one). batch_sizes: the only sizes at which the
+    module is ever called; a batch in between is padded up. Default: every size to 32, then coarser up to max_batch.
+    priority: larger is preferred when several cells could run; give later parts of a network more (decoder over
+    encoder, inner nodes over leaves). host_outputs: outputs that steer, such as a word: the first is what `until` of a
+    loop looks at.
+    name: for messages and reports; a Model names its cells after their attributes.
+    module may be what `bm.onnx` and `bm.opaque` give, or an exported program with a dynamic dimension 0. declared: what
+    the program takes and gives, proved against the program here and against the requests at first use. state: shapes of
+    the state's parts in order, an int for one dimension, where chains start from zeros and the module does not tell:
+    `state=(64, 128, 128)`; in the dtype of the module's weights, any other as a ValueSpec. max_shapes: with how many
+    shapes of its inputs the cell may be called, such as pictures of several widths; rows of one shape alone are
+    batched. optimize: plan the operations inside the cell when it is first used, and run them in batches where that is
+    measured to be faster (see `batchmaker plan`).
+
+    The methods are for use inside `Model.unfold`.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module | torch.export.ExportedProgram | Programs,
+        *,
+        max_batch: int | None = None,
+        batch_sizes: Iterable[int] | None = None,
+        priority: int = 0,
+        host_outputs: Iterable[int] = (),
+        name: str | None = None,
+        declared: Declared | None = None,
+        state: Iterable[int | tuple[int, ...] | ValueSpec] | None = None,
+        max_shapes: int = DEFAULT_MAX_SHAPES,
+        optimize: bool = False,
+    ) -> None:
+        if isinstance(module, torch.export.ExportedProgram):
+            module = Programs(((declared_by(module, declared), module),))
+        self.programs = module if isinstance(module, Programs) else None
+        if isinstance(module, Programs):
+            declared, module = module.declared, module.first.module(check_guards=False)
+        if batch_sizes is None:
+            max_batch = DEFAULT_MAX_BATCH if max_batch is None else max_batch
+            if max_batch < 1:
+                raise OptionError(f"max_batch must be at least 1, got {max_batch}")
+            sizes = default_batch_sizes(max_batch)
+        else:
+            sizes = tuple(sorted(set(batch_sizes)))
+            if not sizes or sizes[0] < 1:
+                raise OptionError(f"batch_sizes must be positive numbers, got {sizes}")
+            if max_batch is not None and max_batch != sizes[-1]:
+                raise OptionError(f"max_batch is {max_batch} but the largest of batch_sizes is {sizes[-1]}")
+        if max_shapes < 1:
+            raise OptionError(f"max_shapes must be at least 1, got {max_shapes}")
+        if not isinstance(optimize, bool):
+            raise OptionError(f"optimize must be True or False, got {optimize!r}")
+        self.module = checked_module(module)
+        self.declared = self.module.declared if declared is None and isinstance(self.module, Opaque) else declared
+        self.batch_sizes = sizes
+        self.priority = priority
+        self.state = None if state is None else state_specs(state, self.float_dtype)
+        self.max_shapes = max_shapes
+        self.host_outputs = tuple(host_outputs)
+        self.name = name
+        self.optimize = optimize
+
+    @property
+    def max_batch(self) -> int:
+        return self.batch_sizes[-1]
+
+    @cached_property
+    def float_dtype(self) -> str:
+        """Dtype of the module's first floating weight, else float32: what floating request data is converted to."""
+        return float_dtype_of(self.module)
+
+    @cached_property
+    def _data_dtypes(self) -> tuple[str, ...]:
+        """Dtypes of the inputs, as far as they are known before the first use."""
+        if isinstance(self.module, Opaque):
+            return tuple([form.dtype for form in self.module.inputs])
+        return () if self.programs is None else tuple([spec.dtype for spec in self.programs.forms[0][0].inputs])
+
+    def data_dtype(self, port: int) -> str:
+        """Return the dtype of request data for an input, if it is of that kind, before the cell is first used."""
+        return self._data_dtypes[port] if port < len(self._data_dtypes) else self.float_dtype
+
+    def source(self, inputs: tuple[ValueSpec, ...]) -> nn.Module | torch.export.ExportedProgram:
+        """Return what computes these inputs: the module, or a program. ShapeError if no program is for them."""
+        return self.module if self.programs is None else self.programs.form(inputs)[1]
+
+    def module_for(self, inputs: tuple[ValueSpec, ...]) -> nn.Module:
+        """Return the module that computes these inputs. ShapeError as `source`."""
+        source = self.source(inputs)
+        if isinstance(source, nn.Module):
+            return source
+        first = self.programs is not None and source is self.programs.first
+        return self.module if first else source.module(check_guards=False)
+
+    def declared_for(self, inputs: tuple[ValueSpec, ...]) -> Declared | None:
+        """Return what the cell declares where it is given these inputs, None if nothing is known before it is bound."""
+        return self.declared if self.programs is None else self.programs.form(inputs)[0]
+
+    def exported(self, inputs: tuple[ValueSpec, ...]) -> torch.export.ExportedProgram:
+        """Return the cell as a program with a dynamic batch. CannotRewriteError if it cannot be traced."""
+        source = self.source(inputs)
+        return source if isinstance(source, torch.export.ExportedProgram) else traced(flat_module(source), inputs)
+
+    # --- inside an unfold function ----------------------------------------------------------------------------
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Add one node. Arguments are values of other cells or data of this request (one row, without batch).
+
+        Returns the cell's output, or a tuple of its outputs.
+        """
+        scope = current_scope.get() or scope_of(self)
+        calls = scope.calls.get(self) or self._first_call(scope, arguments)
+        try:
+            outputs = calls.add(arguments)
+        except ShapeError as error:
+            outputs = self._other_calls(scope, arguments, error).add(arguments)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def run(self, sequence: Any, init: Any = None) -> Any:
+        """Add a chain: the cell is called once per element, its last outputs fed back as its last inputs.
+
+        sequence: data [steps, *shape], a sequence of values, or one value of shape [steps, *shape] that a cell gives; a
+        tuple of those for a cell that takes several inputs per step. init: the initial state, one value or a tuple;
+        zeros if omitted, as are those of its parts that are None. Returns the last step's output (or a tuple of
+        outputs); `.steps` of each is the sequence over all steps.
+        """
+        scope = scope_of(self)
+        is_tuple = type(sequence) is not StandIn and isinstance(sequence, tuple)
+        parts = sequence if is_tuple and is_several(sequence) else (sequence,)
+        known, columns, error = self._columns(scope, parts)
+        return self._chain(scope, known, columns, init, None, None, error)
+
+    def loop(self, init: Any, *, until: Any = None, max_steps: int) -> Any:
+        """Add a chain that feeds all its inputs from its own last outputs, starting with `init`, as in `run`.
+
+        It ends after max_steps steps, or after the step at which the first of the cell's host_outputs (the first output
+        where none is declared) equals `until`; `until` may also be a function that takes an array of such values, one
+        per request, and returns an array of bools. Returns what `run` returns.
+        """
+        scope = scope_of(self)
+        return self._chain(scope, scope.types.known(self), [], init, max_steps, until)
+
+    def map(self, *sequences: Any) -> Any:
+        """Add one node per element, without recurrence. Returns the output as a sequence, or a tuple of sequences."""
+        scope = current_scope.get() or scope_of(self)
+        known, columns, error = self._columns(scope, sequences)
+        cell = known or self._type_of(scope, tuple([column.spec for column in columns]), error)
+        if len(columns) != len(cell.inputs):
+            raise InvalidRequestError(f"{where(self)} takes {len(cell.inputs)} inputs, got {len(columns)} sequences")
+        return _one_or_all(scope.recorder.map(cell, columns))
+
+    def tree(self, children: Any, leaves: Any, *inputs: Any) -> Any:
+        """Add the inner nodes of a tree or DAG, all of them calls of this cell.
+
+        children: integers [num_nodes, arity], children before parents: an entry below the number of leaves is a leaf,
+        any other is inner node `entry - number of leaves`. leaves: a sequence, of values or data, or a tuple of
+        sequences if a node's state has several parts. inputs: optional sequences with one element per inner node. The
+        module is called with the inputs, then each child's state in order: forward(h_left, c_left, h_right, c_right).
+        Returns the outputs as sequences over the inner nodes; the root of a tree is the last: `h[-1]`.
+        """
+        return tree(leaves, TreeCalls(self, slice(None), children, inputs))
+
+    def at(self, places: Any, children: Any, *inputs: Any) -> TreeCalls:
+        """Return the nodes of a tree of several cells that are calls of this one, for `bm.tree`.
+
+        places: integers [count], which of the tree's nodes they are. children: integers [count, arity] as for `tree`,
+        where inner nodes are those of the whole tree. inputs: optional sequences with one element per place.
+        """
+        return TreeCalls(self, places, children, inputs)
+
+    # --- inside -------------------------------------------------------------------------------------------------
+
+    def _columns(
+        self, scope: UnfoldingScope, sequences: tuple[Any, ...]
+    ) -> tuple[CellType | None, list[SequenceArgument], ShapeError | None]:
+        """Return sequences for the first inputs, one element per call, and the type that takes them if it is known.
+
+        Where it takes other shapes: what is wrong with these, and None in its place.
+        """
+        known = scope.types.known(self)
+        if Value in map(type, sequences):
+            sequences = tuple([elements(scope, x) if type(x) is Value and x.spec.shape else x for x in sequences])
+        columns: list[SequenceArgument] = []
+        try:
+            for port, sequence in enumerate(sequences):
+                given = column(self, sequence, known, port)
+                if known is not None and port < len(known.inputs) and not given.spec.is_like(known.inputs[port]):
+                    raise misfit(known, port, given.spec)
+                columns.append(given)
+        except ShapeError as error:
+            return None, [column(self, sequence, None, port) for port, sequence in enumerate(sequences)], error
+        return known, columns, None
+
+    def _type_of(self, scope: UnfoldingScope, inputs: tuple[ValueSpec, ...], error: ShapeError | None) -> CellType:
+        """Return a new type. error: of the one that the cell has already, whose shapes these are not."""
+        return scope.types.learn(self, inputs) if error is None else scope.types.other(self, inputs, error)
+
+    def _other_calls(self, scope: UnfoldingScope, arguments: tuple[Any, ...], error: ShapeError) -> Calls:
+        """Return what adds this request's calls with these shapes."""
+        given = [single(self, argument, None, port) for port, argument in enumerate(arguments)]
+        known = scope.types.other(self, tuple([argument.spec for argument in given]), error)
+        calls = scope.other_calls.get(known.type_id)
+        if calls is None:
+            layout = CallData(known.inputs, self.float_dtype, lambda port: where(self, port))
+            calls = scope.other_calls[known.type_id] = scope.recorder.calls(known, layout)
+        return calls
+
+    def _first_call(self, scope: UnfoldingScope, arguments: tuple[Any, ...]) -> Calls:
+        """Return what adds this request's calls, now that there is one."""
+        known = scope.types.known(self)
+        if known is None:
+            given = [single(self, argument, None, port) for port, argument in enumerate(arguments)]
+            known = scope.types.learn(self, tuple([argument.spec for argument in given]))
+        layout = CallData(known.inputs, self.float_dtype, lambda port: where(self, port))
+        calls = scope.calls[self] = scope.recorder.calls(known, layout)
+        return calls
+
+    def _chain(
+        self,
+        scope: UnfoldingScope,
+        known: CellType | None,
+        columns: list[SequenceArgument],
+        init: Any,
+        max_steps: int | None,
+        until: Any,
+        error: ShapeError | None = None,
+    ) -> Any:
+        state: list[Argument | None] | None = None
+        if init is not None:
+            parts = init if type(init) is not StandIn and isinstance(init, tuple | list) else (init,)
+            state = [
+                None if part is None else single(self, part, known, len(columns) + i) for i, part in enumerate(parts)
+            ]
+        if known is None:
+            sequence_specs = tuple(column.spec for column in columns)
+            given = None if state is None else [None if value is None else value.spec for value in state]
+            if given is None or None in given:
+                zeros = self._zeros(scope, sequence_specs, error)
+                given = list(zeros) if given is None else [a or b for a, b in zip(given, zeros, strict=False)]
+            known = self._learned(scope, sequence_specs, tuple([spec for spec in given if spec is not None]), error)
+        outputs = scope.recorder.run(known, columns, state, max_steps=max_steps, open_ended=until is not None)
+        scope.types.use_in_runs(known, len(columns))
+        if until is not None:
+            watched = self.host_outputs[0] if self.host_outputs else 0
+            first = int(outputs[watched].steps.nodes[0])  # asking for the steps brings them to the host
+            scope.loops[first] = OpenLoop(first, outputs[0].node, until)
+        return _one_or_all(outputs)
+
+    def _zeros(
+        self, scope: UnfoldingScope, sequence: tuple[ValueSpec, ...], error: ShapeError | None
+    ) -> tuple[ValueSpec, ...]:
+        """Return the state that starts from zeros. error: raised where there is none for these shapes."""
+        try:
+            return scope.types.zero_state(self, sequence)
+        except ModelError:
+            if error is not None:
+                raise error from None
+            raise
+
+    def _learned(
+        self,
+        scope: UnfoldingScope,
+        sequence: tuple[ValueSpec, ...],
+        state: tuple[ValueSpec, ...],
+        error: ShapeError | None,
+    ) -> CellType:
+        """Return the type of a chain's cell. ShapeError where the state is another than the cell gives back."""
+        try:
+            known = self._type_of(scope, (*sequence, *state), error)
+            if error is not None:
+                scope.types.use_in_runs(known, len(sequence))  # raises where the state does not come back as it is
+            return known
+        except ModelError:
+            if error is not None:
+                raise error from None
+            try:
+                zeros = scope.types.zero_state(self, sequence)
+            except ModelError:  # it cannot be told
+                zeros = state
+            if [part.row_signature for part in state] != [part.row_signature for part in zeros]:
+                given, wanted = ("(" + ", ".join(map(str, parts)) + ")" for parts in (state, zeros))
+                raise ShapeError(
+                    f"{where(self)}: the initial state has rows of {given}, expected {wanted}; give init= as many "
+                    "values, each one row without a batch, or leave it out for zeros"
+                ) from None
+            raise
+
+    def __repr__(self) -> str:
+        return f"Cell({self.name or type(self.module).__name__}, max_batch={self.max_batch}, priority={self.priority})"
+
+
+def elements(scope: UnfoldingScope, value: Value) -> ValueSequence:
+    """Return a value of shape [n, *shape] as a sequence of n values: each is copied out by a node of its own."""
+    spec, count = value.spec, value.spec.shape[0]
+    cell = _ELEMENTS.get(spec) or _ELEMENTS.setdefault(spec, Cell(Element(), name="element"))
+    known = scope.types.known(cell) or scope.types.learn(cell, (spec, INDEX))
+    repeated = ValueSequence(np.full(count, value.node), value.of, holds=value)
+    (sequence,) = scope.recorder.map(known, [repeated, HostValues(np.arange(count), count, INDEX)])
+    return sequence
+
+
+_ELEMENTS: Final[dict[ValueSpec, Cell]] = {}
+"""What copies elements out of values of each spec: the same for all models of the process."""
+
+
+def _one_or_all(outputs: tuple[Any, ...]) -> Any:
+    return outputs[0] if len(outputs) == 1 else outputs

@@ -1,0 +1,196 @@
+"""Values that come with a request: checked, converted to the declared dtype and laid out as one array."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from batchmaker.compile.export import torch_dtype
+from batchmaker.compiled import compiled
+from batchmaker.errors import InvalidRequestError, RequestShapeError
+from batchmaker.graph.spec import ValueSpec
+from batchmaker.graph.values import HostValues
+from batchmaker.model.stand_ins import StandIn, holds_stand_ins, standing_in
+
+
+def host_sequence(data: Any, spec: ValueSpec | None, float_dtype: str, where: str) -> HostValues:
+    """Lay out one value per node.
+
+    data: a list, NumPy array or tensor [count, *shape]. spec: what the input declares, None at first use. float_dtype:
+    dtype for floating data where nothing is declared; where it is one of integers or bools, for those. Returns values
+    [count, *shape] in the declared dtype; floats convert to floats and integers to integers, nothing else. Raises
+    InvalidRequestError or RequestShapeError, which name `where`.
+    """
+    stand_ins = standing_in.get()
+    if stand_ins is not None and holds_stand_ins(data):
+        return stand_ins.rows(data, spec)
+    array = _as_array(data, where)
+    if array.ndim == 0:
+        raise InvalidRequestError(f"{where}: got a single value, expected a sequence [count, *shape]")
+    count = int(array.shape[0])
+    if count == 0:
+        raise InvalidRequestError(f"{where}: the sequence is empty; at least one element is needed")
+    shape = tuple(array.shape[1:])
+    if spec is None:
+        spec = ValueSpec(shape, _default_dtype(array, float_dtype))
+    elif shape != spec.shape:
+        raise _other_shape(shape, spec, where)
+    values = converted(array, spec, where)
+    if spec.num_tokens is not None:
+        _check_tokens(values, spec.num_tokens, where)
+    return HostValues(values, count, spec)
+
+
+def _other_shape(shape: tuple[int, ...], spec: ValueSpec, where: str) -> RequestShapeError:
+    has_batch = len(shape) == len(spec.shape) + 1 and shape[1:] == spec.shape
+    advice = "; a dimension too many: a request has no batch" if has_batch else ""
+    return RequestShapeError(f"{where}: got rows of shape {shape}, expected {spec.shape}{advice}")
+
+
+def rows_as_declared(array: NDArray[Any], spec: ValueSpec) -> HostValues | None:
+    """Return an array that is just what an input declares as one value per node; None for any other, also if wrong."""
+    dtype = array.dtype
+    if dtype is not _DTYPES.get(spec.dtype) or array.shape[1:] != spec.shape or not array.flags.carray:
+        return None
+    count = len(array) if array.ndim else 0
+    if count == 0 or (spec.num_tokens is not None and (dtype is not _INT64 or not _are_below(array, spec.num_tokens))):
+        return None
+    return HostValues(array, count, spec)
+
+
+_INT64: Final = np.dtype(np.int64)
+_DTYPES: Final = {name: np.dtype(name) for name in ("int64", "int32", "float32", "float64", "bool")}
+
+
+@compiled
+def _are_below(numbers: NDArray[np.int64], limit: int) -> bool:
+    """Whether all numbers are at least 0 and below a limit."""
+    outside = 0
+    for number in numbers.flat:
+        outside += not 0 <= number < limit
+    return outside == 0
+
+
+def host_value(data: Any, spec: ValueSpec | None, float_dtype: str, where: str) -> HostValues:
+    """Lay out a single value (shape `spec.shape`) as an array [1, *shape]; as host_sequence otherwise."""
+    stand_ins = standing_in.get()
+    if stand_ins is not None and holds_stand_ins(data):
+        return stand_ins.rows([data], spec)
+    array = _as_array(data, where)
+    return host_sequence(array[None], spec, float_dtype, where)
+
+
+@final
+class CallData:
+    """Lays out the data that comes with calls of one cell, one by one: see `graph.calls.Layout`.
+
+    inputs: what the cell declares. where: names an input in messages.
+    """
+
+    def __init__(self, inputs: Sequence[ValueSpec], float_dtype: str, where: Callable[[int], str]) -> None:
+        self._inputs = inputs
+        self._float_dtype = float_dtype
+        self._where = where
+
+    def kept(self, data: Any, port: int) -> Any:
+        """Return a number as it is, and of anything else a copy, which the unfold function does not change."""
+        if type(data) is StandIn:
+            return data
+        if isinstance(data, int | float | np.generic):
+            return data
+        if holds_stand_ins(data):
+            return host_value(data, self._inputs[port], self._float_dtype, self._where(port)).values[0]
+        array = _as_array(data, self._where(port))
+        if tuple(array.shape) != self._inputs[port].shape:
+            raise _other_shape(tuple(array.shape), self._inputs[port], self._where(port))
+        if isinstance(array, torch.Tensor):
+            return array.clone()
+        return array.copy() if array is data or array.base is not None else array
+
+    def laid_out(self, data: Sequence[Any], port: int) -> HostValues:
+        """Return one value per call, as `host_value` does for each; at once where they are all of one kind."""
+        spec, where = self._inputs[port], self._where(port)
+        if holds_stand_ins(data):
+            return host_sequence(data, spec, self._float_dtype, where)
+        rows = _stacked(data)
+        if rows is not None:
+            with suppress(InvalidRequestError):  # which says what is wrong with all; below, with the first at fault
+                return host_sequence(rows, spec, self._float_dtype, where)
+        values = [host_value(one, spec, self._float_dtype, where).values for one in data]
+        return HostValues(torch.cat([torch.as_tensor(one) for one in values]), len(data), spec)
+
+
+def _stacked(data: Sequence[Any]) -> Any:
+    """Return values of one type, and of one dtype and shape, as the rows of one array; None if they are not."""
+    if len(set(map(type, data))) > 1:
+        return None
+    if not isinstance(data[0], np.ndarray | torch.Tensor):
+        return np.array(data)
+    if len({(row.dtype, row.shape) for row in data}) > 1:
+        return None
+    return torch.stack(list(data)) if isinstance(data[0], torch.Tensor) else np.stack(data)
+
+
+def _as_array(data: Any, where: str) -> Any:
+    if isinstance(data, torch.Tensor):
+        return data.detach().cpu()
+    if isinstance(data, np.ndarray):
+        return data
+    if isinstance(data, Sequence) and len(data) and isinstance(data[0], torch.Tensor):
+        return torch.stack([torch.as_tensor(row).detach().cpu() for row in data])
+    try:
+        return np.asarray(data)
+    except ValueError as error:
+        raise RequestShapeError(f"{where}: the rows do not have one shape ({error})") from None
+
+
+_KINDS: Final = {"f": "f", "i": "i", "u": "i", "b": "b"}
+
+
+def _kind(array: Any) -> str:
+    """Return f, i or b; O for anything that is not a number."""
+    if isinstance(array, torch.Tensor):
+        return "f" if array.dtype.is_floating_point else "b" if array.dtype == torch.bool else "i"
+    return _KINDS.get(array.dtype.kind, "O")
+
+
+def _default_dtype(array: Any, dtype: str) -> str:
+    """Return the dtype if it is of the array's kind, else the usual one of that kind."""
+    kind = _kind(array)
+    return dtype if kind == _dtype_kind(torch_dtype(dtype)) else {"f": "float32", "b": "bool"}.get(kind, "int64")
+
+
+def _dtype_kind(dtype: torch.dtype) -> str:
+    return "f" if dtype.is_floating_point else "b" if dtype == torch.bool else "i"
+
+
+def converted(array: Any, spec: ValueSpec, where: str) -> Any:
+    """Return an array or tensor in the dtype of a spec; RequestShapeError if its values are of another kind."""
+    kind = _kind(array)
+    wanted = torch_dtype(spec.dtype, where)
+    if kind != _dtype_kind(wanted):
+        got = "objects" if kind == "O" else str(array.dtype)
+        raise RequestShapeError(f"{where}: got values of dtype {got}, expected {spec.dtype}; convert them first")
+    if isinstance(array, torch.Tensor):
+        return array.to(wanted)
+    if spec.dtype == "bfloat16":
+        return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)).to(torch.bfloat16)
+    return np.ascontiguousarray(array, dtype=spec.dtype)
+
+
+def _check_tokens(values: Any, num_tokens: int, where: str) -> None:
+    if isinstance(values, np.ndarray) and values.dtype == np.int64:
+        fits = int(values.view(np.uint64).max()) < num_tokens  # a negative number is a large one without its sign
+    else:
+        fits = int(values.min()) >= 0 and int(values.max()) < num_tokens
+    if not fits:
+        flat = values.reshape(-1).tolist()
+        position = next(i for i, token in enumerate(flat) if not 0 <= token < num_tokens)
+        raise InvalidRequestError(
+            f"{where}: token {flat[position]} at position {position} is outside the vocabulary 0..{num_tokens - 1}"
+        )

@@ -1,0 +1,186 @@
+"""The recurrent state of a module whose initial value the user left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice, product
+from typing import Final, final
+
+import torch
+from torch import nn
+
+from batchmaker.compile.causes import cause_of, parameter_sizes
+from batchmaker.compile.export import example_rows, flat_module, flat_outputs, float_dtype, said_first, spec_of_rows
+from batchmaker.compile.forward_signature import signature_of
+from batchmaker.compile.opaque import Opaque
+from batchmaker.errors import ModelError, ShapeError
+from batchmaker.graph.spec import ValueSpec
+from batchmaker.model.cell import Cell
+
+State = tuple[ValueSpec, ...]
+
+_MAX_TRIES: Final = 512
+"""States with parts of different widths that are tried."""
+_STEPS: Final = nn.LSTMCell | nn.GRUCell | nn.RNNCell
+
+
+def initial_state(cell: Cell, sequence: State) -> State:
+    """Return the specs of a chain's initial state where the unfold function gives none: declared, or found."""
+    if cell.declared is not None:
+        return cell.declared.inputs[len(sequence) :]
+    if cell.state is not None:
+        return cell.state
+    if cell.programs is not None:
+        return cell.programs.state_after(sequence)
+    if isinstance(cell.module, Opaque):
+        return _state_of_opaque(cell.module, len(sequence))
+    return zero_state_specs(cell.module, sequence)
+
+
+def _state_of_opaque(module: Opaque, num_sequence_inputs: int) -> State:
+    """Return the inputs that come after these. ModelError where their sizes are open."""
+    specs = []
+    for form in module.inputs[num_sequence_inputs:]:
+        if form.spec is None:
+            raise ModelError(
+                f"the state {form.name!r} is {form}, with a size that is open, so there are no zeros to start from. "
+                "Declare its shapes with bm.Cell(module, state=(64, 128)), or give init=."
+            )
+        specs.append(form.spec)
+    return tuple(specs)
+
+
+def zero_state_specs(module: nn.Module, sequence: State) -> State:
+    """Return the row specs of the state that `module` takes after its sequence inputs, all to start at zero.
+
+    The shapes are those at which the module's last outputs have exactly the rows of its state. Tried in order: the
+    states of the recurrent cells in it; one width for all parts, those that a `hidden_size` names before every size of
+    a parameter; parts of different widths among these; and of each the widths that the module gives back. Raises
+    ModelError where none fits or more than one does, ShapeError where one would fit other inputs.
+    """
+    name = type(module).__name__
+    if isinstance(module, _STEPS):
+        return _state_of(module, float_dtype(module))
+    num_states = num_inputs(module) - len(sequence)
+    if num_states < 0:
+        raise ModelError(
+            f"{name}: forward() takes {num_states + len(sequence)} inputs, got {len(sequence)} per step. "
+            "Give as many values per step as forward() takes before its state."
+        )
+    if num_states == 0:
+        return ()
+    search = _Search(module, num_states)
+    found = search.found(sequence, different=True)
+    if found is not None:
+        return found
+    why = cause_of(module, sequence, lambda other: search.found(other) is not None)
+    if why is not None:
+        raise ShapeError(f"{name}, {why}")
+    raise ModelError(
+        f"{name}: no width found at which its last {num_states} outputs have the rows of its state"
+        f"{search.said(sequence)}. Return the next state as the last outputs, in the order of the inputs, and declare "
+        "its widths with bm.Cell(module, state=(64, 128)), or give init=, one row for each part, without a batch."
+    )
+
+
+def num_inputs(module: nn.Module) -> int:
+    """Return how many values forward() needs. ModelError where its signature does not tell."""
+    parameters = signature_of(module).parameters.values()
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        raise ModelError(
+            f"{type(module).__name__}: forward() takes any number of inputs, so its state cannot be told. Declare its "
+            "widths with bm.Cell(module, state=(64, 128)), or give init=."
+        )
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return sum(p.default is p.empty for p in positional)
+
+
+def _state_of(cell: nn.LSTMCell | nn.GRUCell | nn.RNNCell, dtype: str) -> State:
+    return (ValueSpec((cell.hidden_size,), dtype),) * (2 if isinstance(cell, nn.LSTMCell) else 1)
+
+
+@final
+class _Search:
+    """Looks for the states, of so many parts, that a module gives back as it takes them."""
+
+    def __init__(self, module: nn.Module, num_states: int) -> None:
+        self._module, self._flat, self._num_states = module, flat_module(module), num_states
+        self._dtype = float_dtype(module)
+
+    def found(self, sequence: State, *, different: bool = False) -> State | None:
+        """Return the state for these inputs, None if there is none. ModelError if there are several.
+
+        different: try parts of different widths too.
+        """
+        sizes = [part.hidden_size for part in self._module.modules() if isinstance(part, _STEPS)]
+        named = (getattr(part, "hidden_size", None) for part in self._module.modules())
+        hidden = list(dict.fromkeys([*sizes, *(size for size in named if isinstance(size, int))]))
+        every = parameter_sizes(self._module)
+        groups: list[Iterable[State]] = [self._of_cells(), self._alike(hidden), self._alike(every)]
+        if different:
+            widths = [*hidden, *(size for size in every if size not in hidden)]
+            groups.append(self._different(widths))
+        for group in groups:
+            fitting: list[State] = []
+            for tried in group:
+                fit = self._fixed_point(sequence, tried)
+                if fit is not None and fit not in fitting:
+                    fitting.append(fit)
+                if len(fitting) > 1 and group is groups[-1] and different:
+                    break
+            if len(fitting) == 1:
+                return fitting[0]
+            if fitting:
+                several = " or ".join(sorted(f"({', '.join(map(str, specs))})" for specs in fitting))
+                raise ModelError(
+                    f"{type(self._module).__name__}: its state could be {several}. Declare its widths with "
+                    "bm.Cell(module, state=...), or give init=."
+                )
+        return None
+
+    def said(self, sequence: State) -> str:
+        """Return what the module says to the likeliest state, for a message."""
+        for tried in chain(self._of_cells(), self._alike(parameter_sizes(self._module)[-1:])):
+            shown = ", ".join(map(str, tried))
+            try:
+                return f": it gives ({', '.join(map(str, self._run(sequence, tried)))}) for a state of ({shown})"
+            except Exception as error:  # the module's own
+                return f": with a state of ({shown}) it raised {said_first(error)}"
+        return ""
+
+    def _of_cells(self) -> Iterator[State]:
+        """Yield the states of the recurrent cells in the module: cell by cell, then all h before all c."""
+        parts = [_state_of(part, self._dtype) for part in self._module.modules() if isinstance(part, _STEPS)]
+        by_cell = tuple(chain.from_iterable(parts))
+        if len(by_cell) == self._num_states:
+            yield by_cell
+            yield (*(part[0] for part in parts), *(part[1] for part in parts if len(part) > 1))
+
+    def _alike(self, widths: Iterable[int]) -> Iterator[State]:
+        for width in widths:
+            yield (ValueSpec((width,), self._dtype),) * self._num_states
+
+    def _different(self, widths: list[int]) -> Iterator[State]:
+        if self._num_states > 1:
+            for chosen in islice(product(widths, repeat=self._num_states), _MAX_TRIES):
+                yield tuple([ValueSpec((width,), self._dtype) for width in chosen])
+
+    def _run(self, sequence: State, state: State) -> State:
+        with torch.no_grad():
+            returned = self._flat(*example_rows(sequence, 2), *example_rows(state, 2))
+        return tuple(map(spec_of_rows, flat_outputs(returned, "")))
+
+    def _fixed_point(self, sequence: State, state: State) -> State | None:
+        """Return a state that comes back with the same specs: this one, or that of the widths that come back for it."""
+        for _ in range(2):
+            try:
+                outputs = self._run(sequence, state)
+            except Exception:  # a wrong width makes the module raise whatever it likes
+                return None
+            made = outputs[len(outputs) - self._num_states :]
+            if [spec.row_signature for spec in made] == [spec.row_signature for spec in state]:
+                return state
+            if len(made) < self._num_states or any(len(spec.shape) != 1 for spec in made):
+                return None
+            state = made
+        return None

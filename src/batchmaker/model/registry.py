@@ -1,0 +1,259 @@
+"""Cell types of an engine: cells bound at first use, equal cells sharing one type."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, final
+
+import torch
+from torch import nn
+
+from batchmaker.compile.binding import BoundCell, Planner, bind
+from batchmaker.compile.declaration import Declared
+from batchmaker.errors import ModelError, ShapeError
+from batchmaker.graph.spec import CellType, TypeId, ValueSpec
+from batchmaker.model.cell import Cell
+from batchmaker.model.initial_state import initial_state
+from batchmaker.model.scope import CellTypes
+
+_TRACING = threading.Lock()
+"""torch.export puts stand-ins into the module that it traces: one at a time in a process, for models may share one."""
+
+
+_MAX_REFUSED: Final = 64
+"""Shapes that a cell is tried with in vain, after which no other is tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shapes:
+    """Of one cell: its types for other shapes of its inputs than those at first, and shapes that it does not take."""
+
+    types: dict[tuple[tuple[int, ...], ...], CellType]
+    refused: set[tuple[tuple[int, ...], ...]]
+
+
+def _planner() -> Planner:
+    """Return the planner, which is large; most engines plan nothing and do not load it."""
+    from batchmaker.compile.planner.in_runs import planner
+
+    return planner
+
+
+@final
+class CellRegistry:
+    """Types and bound modules by type id. Grows as cells are used for the first time; nothing is ever removed.
+
+    on_new: called with each new type, before any graph that uses it exists.
+    """
+
+    def __init__(self, on_new: Callable[[CellType], None] | None = None, *, fold_bytes: int = 1 << 30) -> None:
+        self._types: dict[Cell, CellType] = {}
+        self._shapes: dict[Cell, _Shapes] = {}
+        self._on_new = on_new
+        self._fold_bytes = fold_bytes
+        self.types: list[CellType] = []
+        self.bound: list[BoundCell] = []
+        self.modules: list[nn.Module] = []
+        self._cells: list[Cell] = []
+        self.num_sequence_inputs: dict[TypeId, int] = {}
+        self._apart: dict[TypeId, tuple[str, ...]] = {}
+
+    def known(self, cell: Cell) -> CellType | None:
+        """Return the type of a cell that has been used before."""
+        return self._types.get(cell)
+
+    @property
+    def notes(self) -> dict[str, tuple[str, ...]]:
+        """What was done to make each cell fast on the CPU, or why nothing was, by the names of the cell types.
+
+        Cells that are equal share a type, under the name of the first; those kept apart by an option alone say so.
+        Cells that were not used yet are missing.
+        """
+        found = {}
+        for cell_type, bound in zip(self.types, self.bound, strict=False):  # both may be growing
+            count = self.num_sequence_inputs.get(cell_type.type_id)
+            notes = bound.notes if count is None else bound.split(count).notes
+            found[cell_type.name] = (*notes, *self._apart.get(cell_type.type_id, ()))
+        return found
+
+    def prefixed(self, prefix: str) -> CellTypes[Cell]:
+        """Return this registry for one of several models: the names of its cell types begin with `prefix`."""
+        return _Prefixed(self, prefix)
+
+    def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...], prefix: str = "") -> CellType:
+        """Bind a cell to its inputs' specs and give it a type, that of an equal cell if there is one."""
+        known = self._types[cell] = self._learned(cell, inputs, prefix + (cell.name or type(cell.module).__name__))
+        return known
+
+    def types_of(self, cell: Cell) -> list[CellType]:
+        """Return the types of a cell, one for each shape of its inputs that it has been called with, in order."""
+        others = self._shapes[cell].types.values() if cell in self._shapes else ()
+        return [self._types[cell], *others] if cell in self._types else []
+
+    def other(self, cell: Cell, inputs: tuple[ValueSpec, ...], error: ShapeError, prefix: str = "") -> CellType:
+        """Return the type of a cell that is called with other shapes than at first, bound now if they are new.
+
+        Raises `error` where the cell does not take them, or other dtypes or numbers of dimensions than at first; one
+        like it beyond the cell's `max_shapes`.
+        """
+        first = self._types[cell].inputs
+        alike = [(spec.dtype, len(spec.shape)) for spec in inputs] == [(spec.dtype, len(spec.shape)) for spec in first]
+        if cell.declared is not None or not alike:
+            raise error
+        shapes = self._shapes.setdefault(cell, _Shapes({}, set()))
+        key = tuple([spec.shape for spec in inputs])
+        if key in shapes.types:
+            return shapes.types[key]
+        if cell.programs is not None and not cell.programs.have(inputs):
+            raise type(error)(
+                f"{error}; cell {cell.name!r} was saved for {cell.programs}: save it with examples of others"
+            )
+        if key in shapes.refused or len(shapes.refused) >= _MAX_REFUSED:
+            raise error
+        name = prefix + (cell.name or type(cell.module).__name__)
+        if len(shapes.types) + 1 >= cell.max_shapes:
+            known = " ".join(str(list(spec.shape)) for spec in first)
+            raise type(error)(
+                f"{error}; cell {name!r} has been called with {cell.max_shapes} shapes of its inputs, {known} at "
+                "first, and each is a type of its own, compiled and batched by itself. Pad inputs to a few sizes, "
+                "such as the next multiple of 32, or allow more with bm.Cell(..., max_shapes=)"
+            )
+        try:
+            known_as = f"{name} {' '.join(str(list(spec.shape)) for spec in inputs)}"
+            found = shapes.types[key] = self._learned(cell, inputs, known_as)
+        except ModelError:
+            shapes.refused.add(key)
+            raise error from None
+        return found
+
+    def _learned(self, cell: Cell, inputs: tuple[ValueSpec, ...], name: str) -> CellType:
+        """Bind a cell and return its type, a new one or that of an equal cell.
+
+        A type has one set of batch sizes and one priority, which policies go by, and one set of host outputs, by which
+        loops stop. So cells that differ in one of these have types of their own, and do not run in one batch.
+        """
+        try:
+            source, declared = cell.source(inputs), cell.declared_for(inputs)
+        except ShapeError as error:
+            raise ShapeError(f"cell {name!r}: {error}") from None
+        if declared is not None:
+            _check_side(name, "input", inputs, declared.inputs)
+        with _TRACING:
+            planner = _planner() if cell.optimize else None
+            bound = bind(source, inputs, name=name, fold_bytes=self._fold_bytes, planner=planner)
+        if declared is not None:
+            _check_declared(declared, bound)
+        for output in cell.host_outputs:
+            if not 0 <= output < len(bound.outputs):
+                raise ModelError(
+                    f"cell {name!r}: host_outputs names output {output}, the cell has {len(bound.outputs)}"
+                )
+        equal = [t for t, other in zip(self.types, self.bound, strict=True) if other.identity == bound.identity]
+        for known in equal:
+            if not _differences(known, cell):
+                return known
+        type_id = TypeId(len(self.types))
+        if equal:
+            self._apart[type_id] = tuple(
+                f"not batched with {known.name!r}, which is the same cell but for its {_differences(known, cell)}"
+                for known in equal
+            )
+        cell_type = CellType(
+            type_id,
+            name,
+            bound.inputs,
+            bound.outputs,
+            cell.batch_sizes,
+            cell.priority,
+            cell.host_outputs,
+        )
+        self.types.append(cell_type)
+        self.bound.append(bound)
+        self.modules.append(cell.module_for(inputs))
+        self._cells.append(cell)
+        if self._on_new is not None:
+            self._on_new(cell_type)
+        return cell_type
+
+    def bind_on(self, type_id: TypeId, device: torch.device) -> BoundCell:
+        """Return a cell type's module bound for another device, with weights of its own there."""
+        cell, cell_type = self._cells[type_id], self.types[type_id]
+        with _TRACING:
+            return bind(
+                cell.source(cell_type.inputs),
+                cell_type.inputs,
+                name=cell_type.name,
+                fold_bytes=self._fold_bytes,
+                device=device,
+            )
+
+    def use_in_runs(self, cell: CellType, num_sequence_inputs: int) -> None:
+        """Note that chains of this cell take so many inputs per step; ModelError if others take another number."""
+        known = self.num_sequence_inputs.get(cell.type_id)
+        if known == num_sequence_inputs:
+            return
+        if known is not None:
+            raise ModelError(
+                f"cell {cell.name!r} is run with {num_sequence_inputs} inputs per step here and {known} elsewhere; "
+                "wrap a copy of the module in a second bm.Cell for the other use"
+            )
+        self.bound[cell.type_id].split(num_sequence_inputs)
+        self.num_sequence_inputs[cell.type_id] = num_sequence_inputs
+
+    def zero_state(self, cell: Cell, sequence: tuple[ValueSpec, ...]) -> tuple[ValueSpec, ...]:
+        """Return the specs of a chain's initial state where the unfold function gives none."""
+        return initial_state(cell, sequence)
+
+
+@final
+class _Prefixed:
+    """A registry as the cells of one of several models see it."""
+
+    def __init__(self, registry: CellRegistry, prefix: str) -> None:
+        self._registry = registry
+        self._prefix = prefix
+        self.known = registry.known
+        self.use_in_runs = registry.use_in_runs
+        self.zero_state = registry.zero_state
+
+    def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...]) -> CellType:
+        """As the registry's, with a name of the model's own."""
+        return self._registry.learn(cell, inputs, self._prefix)
+
+    def other(self, cell: Cell, inputs: tuple[ValueSpec, ...], error: ShapeError) -> CellType:
+        """As the registry's, with a name of the model's own."""
+        return self._registry.other(cell, inputs, error, self._prefix)
+
+
+def _differences(known: CellType, cell: Cell) -> str:
+    """Return the options by which an otherwise equal cell is of another type, "" if there are none."""
+    options = {
+        "batch sizes": (known.batch_sizes, cell.batch_sizes),
+        "priority": (known.priority, cell.priority),
+        "host outputs": (known.host_outputs, cell.host_outputs),
+    }
+    return " and ".join(name for name, (one, other) in options.items() if one != other)
+
+
+def _check_declared(declared: Declared, bound: BoundCell) -> None:
+    """ShapeError unless a cell that declares its rows was bound to just these."""
+    _check_side(bound.name, "output", bound.outputs, declared.outputs)
+    for index, (got, wanted) in enumerate(zip(bound.inputs, declared.inputs, strict=True)):
+        if wanted.num_tokens not in (None, got.num_tokens):
+            raise ShapeError(
+                f"cell {bound.name!r}, input {index}: takes {got.num_tokens} tokens, declared for {wanted.num_tokens}"
+            )
+
+
+def _check_side(name: str, kind: str, found: tuple[ValueSpec, ...], declared: tuple[ValueSpec, ...]) -> None:
+    """ShapeError unless rows are those that a cell declares."""
+    if len(found) != len(declared):
+        raise ShapeError(f"cell {name!r}: got {len(found)} {kind}s, expected {len(declared)}, as the cell declares")
+    for index, (got, wanted) in enumerate(zip(found, declared, strict=True)):
+        if got.row_signature != wanted.row_signature:
+            raise ShapeError(
+                f"cell {name!r}, {kind} {index}: got rows of {got}, expected {wanted}, as the cell declares. "
+                "Match the shape and dtype."
+            )

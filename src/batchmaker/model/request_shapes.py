@@ -1,0 +1,69 @@
+"""The shape of a request: what an unfold function may use that looks at no value."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from batchmaker.model.stand_ins import Kind
+
+MAX_VALUES: Final = 1 << 20
+"""Requests with more values than this have no shape here, and neither have those in more than MAX_PARTS parts."""
+MAX_PARTS: Final = 4096
+
+Leaf = tuple[Kind, Any]
+"""Numbers that lie together: their kind, and the list, the array or tensor, or the number itself."""
+
+
+def shape_of(request: Any, leaves: list[Leaf]) -> Hashable | None:
+    """Return what requests have in common that differ in nothing but their values; None where there is no telling.
+
+    It takes about a microsecond for a list of 25 numbers. leaves: what holds the values is added to it, in order.
+    """
+    kind = type(request)
+    if kind is list:
+        kinds = set(map(type, request))
+        if len(kinds) == 1:
+            (only,) = kinds
+            if only is int or only is float:
+                leaves.append((only, request))
+                return (only, len(request))
+        return _of_parts(kind, request, leaves)
+    if kind is np.ndarray:
+        if request.dtype.kind not in "iufb" or not 0 < request.size <= MAX_VALUES:
+            return None
+        leaves.append((request.dtype.str, request))
+        return (request.dtype.str, request.shape)
+    if kind is torch.Tensor:
+        if request.device.type != "cpu" or request.layout is not torch.strided or request.is_complex():
+            return None
+        if request.is_quantized or not 0 < request.numel() <= MAX_VALUES:
+            return None
+        leaves.append((request.dtype, request))
+        return (request.dtype, request.shape)
+    if kind is tuple:
+        return _of_parts(kind, request, leaves)
+    if kind is dict:
+        if set(map(type, request)) != {str}:
+            return None
+        parts = _of_parts(kind, request.values(), leaves)
+        return None if parts is None else (tuple(request), parts)
+    if kind is int or kind is float:
+        leaves.append((kind, request))
+        return (kind,)
+    return (kind, request) if request is None or kind is bool else None
+
+
+def _of_parts(kind: type, parts: Any, leaves: list[Leaf]) -> Hashable | None:
+    if not 0 < len(parts) <= MAX_PARTS:
+        return None
+    shapes = []
+    for part in parts:
+        shape = shape_of(part, leaves)
+        if shape is None or len(leaves) > MAX_PARTS:
+            return None
+        shapes.append(shape)
+    return (kind, *shapes)

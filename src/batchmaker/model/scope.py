@@ -1,0 +1,69 @@
+"""Where the calls of cells go while an unfold function runs."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, final
+
+from batchmaker.errors import ModelError, ShapeError
+from batchmaker.graph.calls import Calls
+from batchmaker.graph.recorder import Recorder
+from batchmaker.graph.spec import CellType, TypeId, ValueSpec
+from batchmaker.model.arguments import CalledCell, where
+
+C = TypeVar("C", contravariant=True)
+
+
+class CellTypes(Protocol[C]):
+    """Gives cells their types; an unfolding asks it at every call."""
+
+    def known(self, cell: C) -> CellType | None:
+        """Return the type of a cell that has been used before."""
+
+    def learn(self, cell: C, inputs: tuple[ValueSpec, ...]) -> CellType:
+        """Bind a cell to its inputs' specs, prove its outputs, and give it a type."""
+
+    def other(self, cell: C, inputs: tuple[ValueSpec, ...], error: ShapeError) -> CellType:
+        """Return the type of a cell for other shapes than at first. Raises `error` if it does not take them."""
+
+    def use_in_runs(self, cell: CellType, num_sequence_inputs: int) -> None:
+        """Note that chains of this cell take so many inputs per step; ModelError if others take another number."""
+
+    def zero_state(self, cell: C, sequence: tuple[ValueSpec, ...]) -> tuple[ValueSpec, ...]:
+        """Return the specs of a chain's initial state where the unfold function gives none."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLoop:
+    """A loop that a value ends. first, last: its nodes, if it takes all its steps. until: see Cell.loop."""
+
+    first: int
+    last: int
+    until: Any
+
+
+@final
+class UnfoldingScope:
+    """What cell calls inside a running unfold function write to. loops: by first node. calls: those made one by one;
+    other_calls: those of cells called with other shapes than at first, by type."""
+
+    __slots__ = ("calls", "loops", "other_calls", "recorder", "types")
+
+    def __init__(self, recorder: Recorder, types: CellTypes[Any]) -> None:
+        self.recorder = recorder
+        self.types = types
+        self.loops: dict[int, OpenLoop] = {}
+        self.calls: dict[Any, Calls] = {}
+        self.other_calls: dict[TypeId, Calls] = {}
+
+
+current_scope: ContextVar[UnfoldingScope | None] = ContextVar("batchmaker_unfolding", default=None)
+
+
+def scope_of(cell: CalledCell) -> UnfoldingScope:
+    """Return the scope of the unfold function that calls a cell; ModelError where none does."""
+    scope = current_scope.get()
+    if scope is None:
+        raise ModelError(f"{where(cell)} was called outside Model.unfold; hand the request to an Engine instead")
+    return scope

@@ -1,0 +1,73 @@
+"""The state of a sequence between two chunks: what `unfold_chunk` gave back, without its request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from batchmaker.errors import ModelError
+from batchmaker.graph.fitting import foreign
+from batchmaker.graph.recorder import Recorder
+from batchmaker.graph.spec import ValueSpec
+from batchmaker.graph.values import NodeArray, Output, Value, ValueSequence
+from batchmaker.model.structure import handles, replaced
+
+
+@dataclass(frozen=True, slots=True)
+class KeptHandle:
+    """Stands for a handle. places: of its nodes among those that are kept, one number or several."""
+
+    places: int | NodeArray
+    output: int
+    spec: ValueSpec
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class KeptState:
+    """A structure with places of kept nodes for its handles; all else in it is as the function gave it.
+
+    num_nodes: how many nodes are kept, whose outputs rest on the device.
+    """
+
+    structure: Any = None
+    num_nodes: int = 0
+
+    def handles_in(self, recorder: Recorder) -> Any:
+        """Return the structure with handles for the next request, whose recorder begins with the kept nodes."""
+
+        def handle(kept: KeptHandle) -> Value | ValueSequence:
+            output = Output(kept.output, kept.spec, recorder)
+            if isinstance(kept.places, int):
+                return Value(kept.places, output)
+            return ValueSequence(kept.places, output)
+
+        return replaced(self.structure, (KeptHandle,), handle)
+
+
+NOTHING_KEPT = KeptState()
+
+
+def keep(structure: Any, recorder: Recorder) -> KeptState:
+    """Mark what the structure's handles stand for as kept, and return it without them.
+
+    ModelError for the steps of a loop that a value ends: how many there are is not known.
+    """
+    found = list(handles(structure))
+    for handle in found:
+        if handle.origin is not recorder:
+            raise foreign("the state that unfold_chunk returned")
+        if isinstance(handle, ValueSequence) and handle.open_ended:
+            raise ModelError("the steps of a loop with `until` cannot be kept for the next chunk; keep its last output")
+    parts = [handle.nodes if isinstance(handle, ValueSequence) else np.array([handle.node]) for handle in found]
+    nodes = np.unique(np.concatenate(parts)) if parts else np.empty(0, np.int64)
+    recorder.keep(nodes)
+
+    def kept(handle: Value | ValueSequence) -> KeptHandle:
+        if isinstance(handle, Value):
+            return KeptHandle(int(np.searchsorted(nodes, handle.node)), handle.output, handle.spec)
+        return KeptHandle(np.searchsorted(nodes, handle.nodes), handle.output, handle.spec)
+
+    return KeptState(replaced(structure, (Value, ValueSequence), kept), len(nodes))

@@ -1,0 +1,241 @@
+"""Which requests have templates: kept by shape, proved at second sight, and compared with a recording now and then."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from typing import Any, Final, final
+
+from batchmaker.graph.spec import CellType
+from batchmaker.model.cell import Cell
+from batchmaker.model.guards import Guard, UnprovenError
+from batchmaker.model.model import Model
+from batchmaker.model.request_shapes import Leaf, shape_of
+from batchmaker.model.scope import CellTypes
+from batchmaker.model.sequence_state import NOTHING_KEPT, KeptHandle, KeptState
+from batchmaker.model.stand_ins import Looked
+from batchmaker.model.template_values import gather
+from batchmaker.model.templates import Template, differs, prove
+from batchmaker.model.unfolding import Unfolding
+
+MAX_TEMPLATES: Final = 2048
+MAX_NODES: Final = 1 << 18
+MAX_SHAPES: Final = 8192
+"""Templates that are kept, their nodes in all, and shapes of which something is known. The least used go first."""
+REFUSALS: Final = 16
+"""Shapes without a template after which a model is asked no more, if none of its shapes has had one."""
+MISSES: Final = 256
+"""Requests of a model in a row without a template after which it is asked for few; a refusal is as many as PER_REFUSAL.
+"""
+PER_REFUSAL: Final = 8
+ASKED: Final = 64
+"""Then it is asked for one in so many, until one of them has a template."""
+EARLY: Final = frozenset((1, 4, 16, 64, 256))
+COMPARED: Final = 1024
+"""Uses at which a template is compared with a recording, and every so many."""
+
+_SEEN: Final = "seen"
+_REFUSED: Final = "refused"
+
+_log: Final = logging.getLogger(__name__)
+
+
+@final
+class Sight:
+    """A request as templates know it. shape: with its model and the state before it. template: None if there is none.
+
+    compares: whether the request is to be unfolded all the same and compared with it.
+    """
+
+    __slots__ = ("compares", "leaves", "shape", "template")
+
+    def __init__(self, shape: Hashable, leaves: list[Leaf], template: Template | None, compares: bool) -> None:
+        self.shape = shape
+        self.leaves = leaves
+        self.template = template
+        self.compares = compares
+
+
+@final
+class TemplateBook:
+    """The templates of an engine's models. cells: by type, growing. max_nodes: of one request."""
+
+    def __init__(self, cells: Sequence[CellType], max_nodes: int) -> None:
+        self._cells = cells
+        self._max_nodes = max_nodes
+        self._known: OrderedDict[Hashable, Template | str] = OrderedDict()  # by shape, the least used first
+        self._num_templates = 0
+        self._num_nodes = 0
+        self._refusals: dict[int, int] = {}  # by model, until it has had a template
+        self._misses: dict[int, int] = {}  # by model, since a request had a template
+        self._without: set[int] = set()  # models that are asked no more
+        self._proven: set[int] = set()
+        self._guards: dict[Hashable, Guard] = {}
+        self._forms: dict[Hashable, object] = {}  # each has one object, which is found faster
+        self._held: dict[int, bool] = {}  # guards that were looked at in this turn
+        self._states: OrderedDict[Hashable, KeptState] = OrderedDict()
+
+    @property
+    def num_templates(self) -> int:
+        return self._num_templates
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of all templates that are kept."""
+        return self._num_nodes
+
+    def new_turn(self) -> None:
+        """What models read may have changed since."""
+        self._held.clear()
+
+    def look(self, model_id: int, request: Any, before: KeptState | None) -> Sight | None:
+        """Return what is known of a request's shape; None where its requests are always unfolded.
+
+        before: see Unfolding; a state that `canonical` has returned.
+        """
+        if model_id in self._without:
+            return None
+        misses = self._misses.get(model_id, 0)
+        self._misses[model_id] = misses + 1
+        if misses >= MISSES and misses % ASKED:
+            return None
+        leaves: list[Leaf] = []
+        shape = shape_of(request, leaves)
+        if shape is None:
+            return None
+        key = (model_id, id(before), shape)
+        known = self._known.get(key)
+        if type(known) is not Template:
+            return None if known is _REFUSED else Sight(key, leaves, None, False)
+        if not self._holds(known.guard):
+            self._forget(key)
+            return Sight(key, leaves, None, False)
+        self._known.move_to_end(key)
+        self._misses[model_id] = 0
+        uses = known.num_uses = known.num_uses + 1
+        return Sight(key, leaves, known, uses in EARLY or uses % COMPARED == 0)
+
+    def recorded(
+        self, sight: Sight, model: Model, model_id: int, types: CellTypes[Cell], request: Any, before: KeptState | None,
+        unfolding: Unfolding,
+    ) -> None:  # fmt: skip
+        """A request that `look` knew was unfolded. The second of a shape proves its template, if it has one."""
+        if model_id in self._without or self._known.get(sight.shape) is _REFUSED:  # since this turn began
+            return
+        if unfolding.waits:
+            self._refuse(sight.shape, model, model_id, "it is a generator function")
+            return
+        if sight.template is None and self._known.get(sight.shape) is None:
+            self._note(sight.shape, _SEEN)
+            return
+        try:
+            template = sight.template or prove(model, types, self._cells, request, self._max_nodes, before)
+            difference = self._difference(template, sight, unfolding)
+        except (UnprovenError, Looked) as error:
+            self._refuse(sight.shape, model, model_id, str(error) or "a value of the request is part of its graph")
+        except Exception as error:  # whatever the user's objects do when they are looked at
+            self._give_up(model, model_id, f"{type(error).__name__}: {error}")
+        else:
+            if difference is not None:
+                self._give_up(model, model_id, f"{difference} was another for a request of the same shape")
+            elif sight.template is None:
+                self._keep(sight.shape, model_id, template)
+
+    def canonical(self, state: KeptState) -> KeptState:
+        """Return the one object that stands for all states that are the same; the state itself if it could change."""
+        if state.structure is None and state.num_nodes == 0:
+            return NOTHING_KEPT
+        key = _signature(state.structure)
+        if key is None:
+            return state
+        if len(self._states) >= MAX_TEMPLATES:
+            self._states.popitem(last=False)
+        return self._states.setdefault((state.num_nodes, key), state)
+
+    # --- inside ------------------------------------------------------------------------------------------------
+
+    def _holds(self, guard: Guard) -> bool:
+        held = self._held.get(id(guard))
+        if held is None:
+            held = self._held[id(guard)] = guard.holds()
+        return held
+
+    def _difference(self, template: Template, sight: Sight, unfolding: Unfolding) -> str | None:
+        given, wrong = gather([template], [sight.leaves])
+        if given is None or wrong:
+            return "what the request gives"
+        values = [given.rows(feed, (0,), (0,))[1] for feed in range(len(template.feeds))]
+        return differs(template, unfolding, values)
+
+    def _keep(self, shape: Hashable, model_id: int, template: Template) -> None:
+        if template.num_nodes > MAX_NODES // 4:
+            self._note(shape, _REFUSED)
+            return
+        known = self._guards.get(template.guard.key)
+        if known is not None and known.holds():
+            template.guard = known
+        else:
+            if len(self._guards) >= MAX_TEMPLATES:
+                self._guards.clear()
+            self._guards[template.guard.key] = template.guard
+        template.after = self.canonical(template.after)
+        self._refusals.pop(model_id, None)
+        self._misses[model_id] = 0
+        self._proven.add(model_id)
+        if len(self._forms) > MAX_TEMPLATES:
+            self._forms.clear()
+        template.form = self._forms.setdefault(template.form, object())
+        self._note(shape, template)
+        self._num_templates += 1
+        self._num_nodes += template.num_nodes
+        while self._num_templates > MAX_TEMPLATES or self._num_nodes > MAX_NODES:
+            oldest = next(key for key, one in self._known.items() if type(one) is Template)
+            self._forget(oldest)
+
+    def _note(self, shape: Hashable, what: Template | str) -> None:
+        self._forget(shape)
+        self._known[shape] = what
+        if len(self._known) > MAX_SHAPES:
+            self._forget(next(iter(self._known)))
+
+    def _forget(self, shape: Hashable) -> None:
+        known = self._known.pop(shape, None)
+        if type(known) is Template:
+            self._num_templates -= 1
+            self._num_nodes -= known.num_nodes
+
+    def _refuse(self, shape: Hashable, model: Model, model_id: int, why: str) -> None:
+        _log.debug("%s: requests of a shape are unfolded each: %s", type(model).__name__, why)
+        self._note(shape, _REFUSED)
+        misses = self._misses.get(model_id, 0)
+        if misses < MISSES:
+            self._misses[model_id] = min(misses + PER_REFUSAL, MISSES)
+        if model_id in self._proven:
+            return
+        self._refusals[model_id] = self._refusals.get(model_id, 0) + 1
+        if self._refusals[model_id] >= REFUSALS:
+            self._give_up(model, model_id, why)
+
+    def _give_up(self, model: Model, model_id: int, why: str) -> None:
+        _log.debug("%s: every request is unfolded from now on: %s", type(model).__name__, why)
+        self._without.add(model_id)
+        for shape in [shape for shape in self._known if shape[0] == model_id]:  # type: ignore[index]
+            self._forget(shape)
+
+
+def _signature(structure: Any) -> Hashable | None:
+    """Return what two structures share that are the same; None where something in it could change."""
+    if type(structure) is KeptHandle:
+        places = structure.places if isinstance(structure.places, int) else structure.places.tobytes()
+        return (KeptHandle, places, structure.output, structure.spec)
+    if structure is None or type(structure) in (bool, int, float, str, bytes):
+        return (type(structure), structure)
+    if type(structure) is dict:
+        parts = [_signature(part) for part in structure.values()]
+        known = all(type(name) is str for name in structure)
+        return None if None in parts or not known else (dict, tuple(structure), *parts)
+    if type(structure) in (list, tuple):
+        parts = [_signature(part) for part in structure]
+        return None if None in parts else (type(structure), *parts)
+    return None

@@ -1,0 +1,270 @@
+"""Templates: the graph of every request of one shape, where the unfold function looks at no value.
+
+A template is proved, not declared: the function runs on stand-ins (`stand_ins`), under a watch of what else it reads
+(`guards`), and what it records is compared with what it recorded for a request of that shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import FunctionType
+from typing import Any, Final, final
+
+import numpy as np
+import torch
+
+from batchmaker.errors import BatchmakerError
+from batchmaker.graph.cell_graph import CellGraph, HostInput
+from batchmaker.graph.spec import CellType, ValueSpec
+from batchmaker.graph.values import Value, ValueSequence
+from batchmaker.model.cell import Cell
+from batchmaker.model.guards import Guard, Reads, UnprovenError, noting
+from batchmaker.model.model import Model
+from batchmaker.model.scope import CellTypes
+from batchmaker.model.sequence_state import KeptHandle, KeptState
+from batchmaker.model.stand_ins import CONSTANT, Codes, Kind, Looked, StandIn, StandIns, standing_in
+from batchmaker.model.unfolding import Lookup, Rows, Unfolding, resolved
+
+_PLAIN: Final = (type(None), bool, int, float, complex, str, bytes)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Which values of a request one host input takes.
+
+    host: the input; it has no values. spec: what one of them is. kind: of the request's values, all of which, in order,
+    are flat in one array, followed by `constants`. codes: which of them, flat; None where it is all of them in order.
+    fixed: [count, *shape], where the values do not come from the request at all.
+    """
+
+    host: HostInput
+    spec: ValueSpec
+    kind: Kind | None
+    codes: Codes | None
+    constants: Any
+    fixed: Any
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Some of a request's values, by their codes or all of them, must be at least 0 and below `limit`."""
+
+    kind: Kind
+    codes: Codes | None
+    limit: int
+
+
+@final
+class Template:
+    """What unfolding any request of one shape gives, but for its values. It takes the place of an ended `Unfolding`.
+
+    graph: shared by all. feeds: one for each of its host inputs. checks: without them a request must be unfolded, for
+    it is wrong. kinds: of its values. guard: while it holds, the function would still give this. form: templates of one
+    form take the values of their requests alike, all of them in order, so that those of many are laid end to end.
+    spans: the first nodes of all feeds, then how many each has.
+    """
+
+    __slots__ = (
+        "_result", "after", "before", "checks", "feeds", "form", "graph", "guard", "handles", "kinds", "loops",
+        "num_nodes", "num_uses", "returns_kept", "spans", "streamed_sequence", "streams_result",
+    )  # fmt: skip
+
+    open = False
+    awaited = ()
+
+    def __init__(
+        self,
+        unfolding: Unfolding,
+        before: KeptState | None,
+        feeds: tuple[Feed, ...],
+        checks: tuple[Check, ...],
+        kinds: tuple[Kind, ...],
+        guard: Guard,
+    ) -> None:
+        graph = unfolding.graph
+        self.graph = CellGraph(
+            graph.first, graph.num_nodes, graph.blocks, graph.runs, [feed.host for feed in feeds], graph.fetches,
+            graph.plain, kept=graph.kept, shared=True,
+        )  # fmt: skip
+        self.num_nodes = graph.num_nodes
+        self.before = before
+        self.after = unfolding.after
+        self.loops = dict(unfolding.loops)
+        self.feeds = feeds
+        self.checks = checks
+        self.kinds = kinds
+        self.guard = guard
+        self.streamed_sequence = unfolding.streamed_sequence
+        self.streams_result = unfolding.streams_result
+        self._result = unfolding.returned
+        self.handles = unfolding.handles
+        self.returns_kept = unfolding.returns_kept
+        self.num_uses = 0
+        takes_all = all(feed.codes is None for feed in feeds) and all(check.codes is None for check in checks)
+        in_order = takes_all and all(feed.host.nodes is None and feed.fixed is None for feed in feeds)
+        fed = tuple([(feed.host.type_id, feed.host.port, feed.kind) for feed in feeds])
+        self.form: Hashable = (kinds, fed, checks) if in_order else id(self)
+        self.spans = [*[feed.host.first for feed in feeds], *[feed.host.count for feed in feeds]]
+
+    def result(self, lookup: Lookup, rows: Rows = lambda _: None) -> Any:
+        """Return a request's result; everything fetched must be there."""
+        return resolved(self._result, lookup, rows)
+
+    def close(self) -> None:
+        """There is no function to clean up."""
+
+
+def prove(
+    model: Model,
+    types: CellTypes[Cell],
+    cells: Sequence[CellType],
+    request: Any,
+    max_nodes: int,
+    before: KeptState | None,
+) -> Template:
+    """Return the template of a request's shape, all of whose cells have their types. cells: by type.
+
+    UnprovenError says why there is none.
+    """
+    with StandIns() as stand_ins:
+        reads, stand_in = Reads(model), stand_ins.of(request)
+        token = standing_in.set(stand_ins)
+        try:
+            with noting(model, "unfold" if before is None else "unfold_chunk", reads) as function:
+                unfolding = Unfolding(model, types, stand_in, max_nodes, before=before, function=function)
+                unfolding.start()
+        except (Looked, BatchmakerError, RecursionError) as error:
+            why = "it looks at values of the request" if stand_ins.looked else f"on stand-ins it fails: {error}"
+            raise UnprovenError(why) from None
+        finally:
+            standing_in.reset(token)
+        if stand_ins.looked:
+            raise UnprovenError("it looks at values of the request")
+        if unfolding.waits:
+            unfolding.close()
+            raise UnprovenError("it is a generator function")
+        for loop in unfolding.loops.values():
+            if type(loop.until) is FunctionType:
+                reads.value(loop.until)
+            elif type(loop.until) not in _PLAIN:
+                raise UnprovenError(f"a loop ends by a {type(loop.until).__name__}")
+        if not (_is_plain(unfolding.returned) and _is_plain(unfolding.after.structure)):
+            raise UnprovenError("it returns something that could be changed later")
+        guard = reads.guard()
+        feeds = tuple(
+            [_feed(host, cells[host.type_id].inputs[host.port], stand_ins) for host in unfolding.graph.host_inputs]
+        )
+        return Template(unfolding, before, feeds, _checks(feeds, stand_ins), tuple(stand_ins.sizes), guard)
+
+
+def _checks(feeds: Sequence[Feed], stand_ins: StandIns) -> tuple[Check, ...]:
+    """Return what must be checked of each request: what the function wants to be, and what its cells take."""
+    wanted = [(kind, _all_of(codes, stand_ins.sizes[kind]), limit) for kind, codes, limit in stand_ins.checks]
+    wanted += [
+        (feed.kind, feed.codes, feed.spec.num_tokens)
+        for feed in feeds
+        if feed.kind is not None and feed.spec.num_tokens is not None
+    ]
+    of_all: dict[Kind, int] = {}
+    for kind, codes, limit in wanted:
+        if codes is None:
+            of_all[kind] = min(limit, of_all.get(kind, limit))
+    others = [Check(kind, codes, limit) for kind, codes, limit in wanted if codes is not None]
+    return (*(Check(kind, None, limit) for kind, limit in of_all.items()), *others)
+
+
+def _is_plain(returned: Any) -> bool:
+    """Whether what a function returned consists of handles, in lists, tuples and dicts, and of what cannot change."""
+    if type(returned) in (Value, ValueSequence, KeptHandle, *_PLAIN):
+        return True
+    if type(returned) is dict:
+        return all(type(key) in _PLAIN for key in returned) and all(map(_is_plain, returned.values()))
+    is_tuple = issubclass(type(returned), tuple) and (type(returned) is tuple or hasattr(returned, "_fields"))
+    return (is_tuple or type(returned) is list) and all(map(_is_plain, returned))
+
+
+def _feed(host: HostInput, spec: ValueSpec, stand_ins: StandIns) -> Feed:
+    if type(host.values) is not StandIn:
+        return Feed(replace(host, values=None), spec, None, None, None, host.values)
+    kind, codes = host.values.kind, np.array(host.values.codes, np.int64).reshape(-1)
+    size, given = stand_ins.sizes[kind], stand_ins.constants.get(kind, [])
+    constants = None
+    if (codes >= CONSTANT).any():
+        codes[codes >= CONSTANT] += size - CONSTANT
+        constants = np.array(given, np.int64 if kind is int else np.float64)
+    return Feed(replace(host, values=None), spec, kind, _all_of(codes, size), constants, None)
+
+
+def _all_of(codes: Codes, size: int) -> Codes | None:
+    """Return None for codes that are of all values in order."""
+    codes = codes.reshape(-1)
+    return None if len(codes) == size and bool((codes == np.arange(size)).all()) else codes
+
+
+# --- whether two unfoldings are the same ----------------------------------------------------------------------------
+
+
+def differs(template: Template, recorded: Unfolding, values: list[Any]) -> str | None:
+    """Return what a request's unfolding has that its template has not; None if they are the same.
+
+    values: what the template's feeds give for the request.
+    """
+    one, other = template.graph, recorded.graph
+    if (one.first, one.num_nodes, one.plain) != (other.first, other.num_nodes, other.plain) or not (
+        _same(one.blocks, other.blocks) and _same(one.runs, other.runs) and _same(one.kept, other.kept)
+    ):
+        return "the graph"
+    if not _same(one.fetches, other.fetches):
+        return "what is fetched"
+    if len(one.host_inputs) != len(other.host_inputs):
+        return "what the request gives"
+    for mine, given, theirs in zip(one.host_inputs, values, other.host_inputs, strict=True):
+        if not _same(mine, replace(theirs, values=None)) or not _same_values(given, theirs.values):
+            return "what the request gives"
+    if not _same(template.loops, recorded.loops):
+        return "how loops end"
+    if not _same(template._result, recorded.returned):
+        return "the result"
+    if template.after.num_nodes != recorded.after.num_nodes or not _same(
+        template.after.structure, recorded.after.structure
+    ):
+        return "the state that is kept"
+    return None
+
+
+def _same_values(one: Any, other: Any) -> bool:
+    one, other = (torch.from_numpy(x.copy()) if isinstance(x, np.ndarray) else x for x in (one, other))
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    if one.dtype.is_floating_point and not torch.equal(one.isnan(), other.isnan()):
+        return False
+    return bool(torch.equal(torch.nan_to_num(one), torch.nan_to_num(other)))
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Deep equality of what unfold functions give: handles are the same if they stand for the same values."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    if isinstance(one, Value):
+        return (one.node, one.output, one.spec, one.ends_open_loop) == (
+            other.node, other.output, other.spec, other.ends_open_loop
+        )  # fmt: skip
+    if isinstance(one, ValueSequence):
+        return (one.output, one.spec, one.open_ended) == (other.output, other.spec, other.open_ended) and _same(
+            one.nodes, other.nodes
+        )
+    if isinstance(one, Mapping):
+        return list(one) == list(other) and all(map(_same, one.values(), other.values()))
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, FunctionType):
+        return one.__code__ is other.__code__
+    if isinstance(one, _PLAIN):
+        return bool(one == other) or one != one
+    fields = getattr(type(one), "__dataclass_fields__", None)
+    return fields is not None and all(_same(getattr(one, name), getattr(other, name)) for name in fields)

@@ -1,0 +1,67 @@
+"""Trees and other graphs without cycles as arrays of children: what an unfold function gives of each cell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+from batchmaker.errors import InvalidRequestError
+from batchmaker.graph.spec import CellType
+from batchmaker.graph.trees import SequenceArgument, TreePart
+from batchmaker.graph.values import NodeArray
+from batchmaker.model.arguments import CalledCell, column, integers
+from batchmaker.model.scope import UnfoldingScope, scope_of
+from batchmaker.model.stand_ins import StandIn
+
+CHILDREN: Final = "children must be integers [num_nodes, arity]"
+
+
+@final
+@dataclass(slots=True)
+class TreeCalls:
+    """Calls of one cell among the nodes of a tree; see `Cell.at`. places: a slice where they are all nodes."""
+
+    cell: CalledCell
+    places: Any
+    children: Any
+    inputs: tuple[Any, ...]
+
+
+def tree(leaves: Any, *parts: TreeCalls) -> Any:
+    """Add the inner nodes of a tree or DAG that call several cells.
+
+    leaves: as for `Cell.tree`. parts: `cell.at(places, children, ...)` of each cell, which together have one place for
+    each inner node, from 0 on. Children come before parents, whichever cells they call. The cells give alike, the parts
+    of a node's state last. A part without places is left out.
+    Returns the outputs as sequences over all inner nodes, in order of their places.
+    """
+    if not parts:
+        raise InvalidRequestError("a tree has no parts; give cell.at(places, children) of at least one cell")
+    scope = scope_of(parts[0].cell)
+    given = [(part, integers(part.cell, part.children, CHILDREN)) for part in parts]
+    if len(given) > 1:
+        given = [(part, children) for part, children in given if children.shape[:1] != (0,)] or given[:1]
+    states = _states(scope, leaves, given[0][0])
+    outputs = scope.recorder.mixed_tree(states, [_part(scope, part, children, states) for part, children in given])
+    return outputs[0] if len(outputs) == 1 else outputs
+
+
+def _states(scope: UnfoldingScope, leaves: Any, first: TreeCalls) -> list[SequenceArgument]:
+    """Return the leaves as one sequence for each part of a state."""
+    parts = leaves if type(leaves) is not StandIn and isinstance(leaves, tuple) else (leaves,)
+    known = scope.types.known(first.cell)
+    return [column(first.cell, part, known, len(first.inputs) + k) for k, part in enumerate(parts)]
+
+
+def _part(scope: UnfoldingScope, part: TreeCalls, children: NodeArray, states: Sequence[SequenceArgument]) -> TreePart:
+    cell, places = part.cell, part.places
+    known: CellType | None = scope.types.known(cell)
+    if not isinstance(places, slice):
+        places = integers(cell, places, "places must be integers [num_nodes]")
+    inputs = [column(cell, sequence, known, port) for port, sequence in enumerate(part.inputs)]
+    if known is None:
+        arity = children.shape[1] if children.ndim == 2 else 0
+        specs = (*[given.spec for given in inputs], *[state.spec for state in states] * arity)
+        known = scope.types.learn(cell, specs)
+    return TreePart(known, places, children, inputs)

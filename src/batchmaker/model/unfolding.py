@@ -1,0 +1,300 @@
+"""One request's unfold function while it runs: graphs out, values in, a result at the end."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Generator, Mapping
+from functools import lru_cache
+from typing import Any, Final, final
+
+import numpy as np
+import torch
+
+from batchmaker.errors import BatchmakerError, InvalidRequestError, ModelError, NodeLimitError, said_by
+from batchmaker.graph.cell_graph import CellGraph
+from batchmaker.graph.recorder import DEFAULT_MAX_NODES, Recorder
+from batchmaker.graph.values import Value, ValueSequence
+from batchmaker.model.cell import Cell
+from batchmaker.model.model import Model
+from batchmaker.model.scope import CellTypes, OpenLoop, UnfoldingScope, current_scope
+from batchmaker.model.sequence_state import NOTHING_KEPT, KeptState, keep
+from batchmaker.model.stand_ins import StandIn
+from batchmaker.model.structure import Handle, handles, replaced
+
+Lookup = Callable[[int, int], Any]
+"""(local node, output) -> the value, which must have been fetched."""
+
+Rows = Callable[[Handle], torch.Tensor | None]
+"""A handle -> a tensor of what it stands for, None where that must be looked up value by value."""
+
+
+_RESULTS: Final = frozenset((Value, ValueSequence, tuple, list, dict))
+"""What most functions return that do not wait."""
+_EMPTY: Final = CellGraph(0, 0)
+_NO_DICTS: Final = frozenset((StandIn, list, tuple, np.ndarray, str, int, float))
+
+
+@final
+class Unfolding:
+    """Runs `model.unfold(request)` and collects what it records; `model.unfold_chunk(request, state)` in a sequence.
+
+    before: the sequence's state, from which it goes on; None where the request stands for itself. function: what is
+    called in the place of the model's own.
+    After `start` and each `resume`: `graph` is what was added, `open` tells whether the function waits, `awaited` lists
+    the (node, output) it waits for, `dropped` the nodes it can no longer use. `after`, once it has ended: the
+    sequence's state if this request is answered.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        types: CellTypes[Cell],
+        request: Any,
+        max_nodes: int = DEFAULT_MAX_NODES,
+        *,
+        before: KeptState | None = None,
+        function: Callable[..., Any] | None = None,
+    ) -> None:
+        self._call_as = function
+        self._model = model
+        self._request = request
+        self._max_yields = max_nodes
+        self._generator: Generator[Any, Any, Any] | None = None
+        self._before = before
+        self._function = "unfold" if before is None else "unfold_chunk"
+        waits = _waits(getattr(type(model), self._function))
+        self._recorder = Recorder(max_nodes, holds_values=waits, num_kept=0 if before is None else before.num_nodes)
+        self._scope = UnfoldingScope(self._recorder, types)
+        self._yielded: Any = None
+        self._streamed: list[Any] = []
+        self._result: Any = None
+        self.graph = _EMPTY
+        self.open = False
+        self.awaited: list[tuple[int, int]] = []
+        self.after = NOTHING_KEPT
+
+    @property
+    def loops(self) -> dict[int, OpenLoop]:
+        """The loops that a value ends, by first local node."""
+        return self._scope.loops
+
+    def take_dropped(self) -> tuple[tuple[int, int], ...]:
+        """Return (first node, count) of handles dropped since the last call."""
+        dropped = tuple(self._recorder.dropped)
+        self._recorder.dropped.clear()
+        return dropped
+
+    def start(self) -> None:
+        """Call the unfold function, up to its first `yield` if it has one. Raises what it raises."""
+        try:
+            result = self._enter(self._call)
+        except StopIteration as error:  # a `next` in a function that is no generator
+            raise InvalidRequestError(f"{self._name} raised StopIteration") from error
+        if type(result) in _RESULTS:
+            self._finish(result)
+        elif inspect.isgenerator(result):
+            self._generator = result
+            self._advance(lambda: next(result))
+        elif inspect.iscoroutine(result) or inspect.isasyncgen(result):
+            if inspect.iscoroutine(result):
+                result.close()
+            raise ModelError(
+                f"{self._name} returned {type(result).__name__}; nobody awaits it. It must be no `async def`"
+            )
+        else:
+            self._finish(result)
+
+    def resume(self, lookup: Lookup) -> Any:
+        """Hand the function what it waited for and run it on. Returns what it was handed."""
+        generator = self._generator
+        assert generator is not None
+        sent = _resolve(self._yielded, lambda handle: _computed(handle, lookup, scalars=True))
+        self._streamed.append(sent)
+        self._yielded = None
+        if len(self._streamed) > self._max_yields:  # values already there can be waited for without a new node
+            raise NodeLimitError(
+                f"{self._name} yielded more than {self._max_yields} times; does it end? Raise max_nodes if it should"
+            )
+        self._advance(lambda: generator.send(sent))
+        return sent
+
+    def result(self, lookup: Lookup, rows: Rows = lambda _: None) -> Any:
+        """Return the request's result; everything fetched must be there."""
+        if self._generator is not None and self._result is None:
+            return self._streamed
+        return resolved(self._result, lookup, rows)
+
+    @property
+    def returned(self) -> Any:
+        """What the function returned, with its handles; of a chunk the result alone."""
+        return self._result
+
+    @property
+    def handles(self) -> tuple[Handle, ...]:
+        """The handles in what the function returned, in order."""
+        return tuple(handles(self._result))
+
+    @property
+    def returns_kept(self) -> bool:
+        """Whether the result has values that were kept from an earlier request of the sequence."""
+        if self._before is None or self._before.num_nodes == 0:
+            return False
+        first = self._before.num_nodes
+        return any(
+            (handle.node if isinstance(handle, Value) else int(handle.nodes.min())) < first for handle in self.handles
+        )
+
+    @property
+    def waits(self) -> bool:
+        """Whether the function is one that can wait for values."""
+        return self._generator is not None
+
+    @property
+    def streamed_sequence(self) -> ValueSequence | None:
+        """The sequence whose elements stream to the caller as they are computed, where the result is one."""
+        return self._result if isinstance(self._result, ValueSequence) else None
+
+    @property
+    def streams_result(self) -> bool:
+        """Whether nothing streams before the end, so that a stream consists of the result alone."""
+        return self._generator is None and self.streamed_sequence is None
+
+    def close(self) -> None:
+        """Let the function clean up, if it waits."""
+        if self._generator is not None:
+            self._generator.close()
+
+    def _advance(self, step: Callable[[], Any]) -> None:
+        try:
+            self._yielded = self._enter(step)
+        except StopIteration as stop:
+            self._finish(stop.value)
+            return
+        self.awaited = []
+        for handle in handles(self._yielded):
+            self._recorder.fetch(handle)
+            self._note_awaited(handle)
+        if not self.awaited:
+            raise InvalidRequestError(f"{self._name} yielded {type(self._yielded).__name__}; yield a value of a cell")
+        self.open = True
+        self.graph = self._recorder.take()
+
+    def _note_awaited(self, handle: Handle) -> None:
+        if isinstance(handle, Value):
+            self.awaited.append((_place(handle), handle.output))
+        else:
+            len(handle)  # an open-ended loop has none: an error with advice
+            self.awaited.extend((int(node), handle.output) for node in handle.nodes)
+
+    def _finish(self, result: Any) -> None:
+        if self._before is not None:
+            if not isinstance(result, tuple) or len(result) != 2:
+                raise ModelError(
+                    f"{self._name} returned {type(result).__name__}; it returns (result, state), a tuple of two: the "
+                    "chunk's result, and what the next chunk gets as its state"
+                )
+            result, state = result
+            self.after = keep(state, self._recorder)
+        self._result = result
+        if type(result) is Value or type(result) is ValueSequence:
+            self._recorder.fetch(result)
+        else:
+            for handle in handles(result):
+                self._recorder.fetch(handle)
+        self.open = False
+        self.awaited = []
+        self.graph = self._recorder.take_last()
+
+    @property
+    def _name(self) -> str:
+        return f"{type(self._model).__name__}.{self._function}"
+
+    def _call(self) -> Any:
+        """Call the function; a dict fills several parameters by name."""
+        function, request = self._call_as or getattr(self._model, self._function), self._request
+        state = {} if self._before is None else {"state": self._before.handles_in(self._recorder)}
+        kind = type(request)
+        is_dict = kind is dict or (kind not in _NO_DICTS and isinstance(request, Mapping))
+        if is_dict and _num_parameters(type(self._model), self._function) > 1 + len(state):
+            try:
+                inspect.signature(function).bind(**request, **state)
+            except TypeError as error:
+                raise InvalidRequestError(f"{self._name} does not take this request: {error}") from None
+            return function(**request, **state)
+        return function(request, **state)
+
+    def _enter(self, call: Callable[[], Any]) -> Any:
+        token = current_scope.set(self._scope)
+        try:
+            return call()
+        except (BatchmakerError, StopIteration):
+            raise
+        except Exception as error:
+            said = said_by(error)
+            hint = "; a tensor is reversed by x.flip(0)" if "step must be greater than zero" in said else ""
+            raise InvalidRequestError(f"{self._name} raised {said}{hint}") from error
+        finally:
+            current_scope.reset(token)
+
+
+@lru_cache(maxsize=256)
+def _waits(function: Callable[..., Any]) -> bool:
+    return inspect.isgeneratorfunction(function)
+
+
+@lru_cache(maxsize=256)
+def _num_parameters(model: type[Model], function: str) -> int:
+    return len(inspect.signature(getattr(model, function)).parameters) - 1
+
+
+def end_of_loop(node: int) -> int:
+    """Return the number under which the final outputs of a loop are looked up, wherever it ended. node: its last."""
+    return -1 - node
+
+
+def _place(value: Value) -> int:
+    return end_of_loop(value.node) if value.ends_open_loop else value.node
+
+
+def resolved(structure: Any, lookup: Lookup, rows: Rows) -> Any:
+    """Return what an unfold function returned with what was computed in place of its handles."""
+
+    def computed(handle: Handle) -> Any:
+        found = rows(handle)
+        return _computed(handle, lookup, scalars=False) if found is None else found
+
+    return _resolve(structure, computed)
+
+
+def _resolve(structure: Any, computed: Callable[[Handle], Any]) -> Any:
+    """Replace every handle by what was computed."""
+    if isinstance(structure, Value):
+        return computed(structure)
+    return replaced(structure, (Value, ValueSequence), computed)
+
+
+def _computed(handle: Handle, lookup: Lookup, *, scalars: bool) -> Any:
+    """Return what a handle stands for. scalars: single numbers as Python numbers, else as tensors."""
+    single = handle.spec.shape == ()
+    if isinstance(handle, Value):
+        value = lookup(_place(handle), handle.output)
+        return value if scalars or not single else torch.tensor(value, dtype=_dtype(handle.spec.dtype))
+    values = _sequence_values(handle, lookup)
+    return torch.tensor(values, dtype=_dtype(handle.spec.dtype)) if single else torch.stack(values)
+
+
+def _sequence_values(sequence: ValueSequence, lookup: Lookup) -> list[Any]:
+    values = []
+    for node in sequence.nodes.tolist():
+        try:
+            values.append(lookup(node, sequence.output))
+        except KeyError:
+            if not sequence.open_ended:
+                raise
+            break
+    return values
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype

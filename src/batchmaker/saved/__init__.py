@@ -1,0 +1,5 @@
+"""Saved models: a directory with a manifest, each cell's graph and its weights; nothing in it is ever unpickled."""
+
+from batchmaker.saved.directory import load, write
+
+__all__ = ["load", "write"]

@@ -1,0 +1,156 @@
+"""One cell's graph as a `torch.export` archive without weights and without pickles, and its weights as safetensors."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import warnings
+import zipfile
+from typing import Any, Final
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from batchmaker.errors import SavedModelError
+from batchmaker.saved.graph_check import RefusedError, check_calls, check_graph
+
+_MEMBERS: Final = ("archive_format", "archive_version", "byteorder", "models/model.json")
+_MAX_GRAPH_BYTES: Final = 64 << 20
+_WEIGHT, _CONSTANT = "state_dict.", "constants."
+
+
+def dump_graph(program: ExportedProgram, where: str) -> bytes:
+    """Return the program as a .pt2 archive of torch's layout: its graph alone. SavedModelError if it cannot be."""
+    from torch._export.serde import serialize  # half of what every command would import, for those that save
+
+    try:
+        artifact = serialize.serialize(
+            program, serialize_state_dict=False, serialize_constants=False, serialize_example_inputs=False
+        )
+        graph = json.loads(artifact.exported_program)
+        _strip(graph)
+        check_graph(graph)
+    except RefusedError as error:
+        raise SavedModelError(f"{where}: cannot be saved: its graph has {error}") from None
+    except Exception as error:  # torch's serialiser raises whatever it runs into
+        raise SavedModelError(f"{where}: cannot be saved: {type(error).__name__}: {error}") from error
+    contents = (b"pt2", b"0", sys.byteorder.encode(), json.dumps(graph).encode())
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for member, content in zip(_MEMBERS, contents, strict=True):
+            archive.writestr(zipfile.ZipInfo(f"cell/{member}"), content)  # no date: the same cell, the same bytes
+    return stream.getvalue()
+
+
+def _strip(graph: dict[str, Any]) -> None:
+    """Remove what is not needed to run the graph: traces, guards, the calls of inner modules."""
+    graph["guards_code"] = []
+    module = graph["graph_module"]
+    module["metadata"], module["treespec_namedtuple_fields"] = {}, {}
+    module["module_call_graph"] = module["module_call_graph"][:1]
+    for node in module["graph"]["nodes"]:
+        node["metadata"] = {}
+
+
+def dump_weights(program: ExportedProgram, where: str) -> tuple[bytes, dict[str, str]]:
+    """Return the weights and constants as safetensors, each tensor once, and the names of those left out as aliases."""
+    tensors: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
+    seen: dict[tuple[Any, ...], str] = {}
+    named = [(_WEIGHT + name, value) for name, value in program.state_dict.items()]
+    named += [(_CONSTANT + name, value) for name, value in program.constants.items()]
+    for name, value in named:
+        if not isinstance(value, Tensor) or value.layout != torch.strided:
+            raise SavedModelError(f"{where}: {name} is a {type(value).__name__}; only dense tensors can be saved")
+        tensor = value.detach()
+        key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+        if tensor.numel() and key in seen:
+            aliases[name] = seen[key]
+            continue
+        seen[key] = name
+        tensors[name] = tensor.cpu().contiguous().clone()
+    return safetensors.torch.save(tensors), aliases
+
+
+def load_weights(content: bytes, aliases: dict[str, str], where: str) -> dict[str, Tensor]:
+    """Return the tensors by name, aliases included."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tensors = dict(safetensors.torch.load(content))
+        tensors.update({name: tensors[source] for name, source in aliases.items()})
+    except Exception as error:  # SafetensorError is not alone: a bad header can raise nearly anything
+        raise SavedModelError(f"{where}: cannot be read ({type(error).__name__}: {error}). Save it again.") from None
+    return tensors
+
+
+def load_program(archive: bytes, tensors: dict[str, Tensor], where: str) -> ExportedProgram:
+    """Return the program with these weights. SavedModelError if the archive holds more than a harmless graph."""
+    from torch._export.serde import schema, serialize  # see dump_graph
+
+    try:
+        raw = json.loads(_graph_json(archive, where))
+        check_graph(raw)
+        weights = {name.removeprefix(_WEIGHT): t for name, t in tensors.items() if name.startswith(_WEIGHT)}
+        for spec in raw["graph_module"]["signature"]["input_specs"]:
+            name = spec.get("parameter", {}).get("parameter_name")
+            if name in weights:
+                weights[name] = nn.Parameter(weights[name], requires_grad=False)
+        constants = {name.removeprefix(_CONSTANT): t for name, t in tensors.items() if name.startswith(_CONSTANT)}
+        parsed = serialize._dict_to_dataclass(schema.ExportedProgram, raw)  # type: ignore[no-untyped-call]
+        program: ExportedProgram = serialize.ExportedProgramDeserializer().deserialize(parsed, weights, constants)
+        check_calls(program.graph)
+        _check_weights(program)
+    except SavedModelError:
+        raise
+    except RefusedError as error:
+        raise SavedModelError(f"{where}: refused, its graph has {error}. Do not trust where it comes from.") from None
+    except Exception as error:  # what is wrong with a malformed graph comes out as anything
+        raise SavedModelError(f"{where}: malformed graph ({type(error).__name__}: {error}). Save it again.") from error
+    return program
+
+
+def _graph_json(content: bytes, where: str) -> bytes:
+    """Return the graph of an archive that has exactly the members that `dump_graph` writes."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            entries = archive.infolist()
+            names = [entry.filename.partition("/")[2] for entry in entries]
+            extra = sorted(set(names) - set(_MEMBERS))
+            if extra:
+                raise SavedModelError(
+                    f"{where}: refused: it holds {extra[0]!r}, which a saved cell does not have and which may be a "
+                    "pickle. Archives of torch.export.save are not accepted; write the model with batchmaker.save."
+                )
+            if sorted(names) != sorted(_MEMBERS):
+                raise SavedModelError(f"{where}: malformed: it holds {', '.join(names)}. Save the model again.")
+            if any(entry.file_size > _MAX_GRAPH_BYTES for entry in entries):
+                raise SavedModelError(f"{where}: refused: its graph is larger than {_MAX_GRAPH_BYTES} bytes")
+            members = {name: archive.read(entry) for name, entry in zip(names, entries, strict=True)}
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, ValueError) as error:
+        raise SavedModelError(f"{where}: not an archive ({error}). Save the model again.") from None
+    if (members["archive_format"], members["archive_version"]) != (b"pt2", b"0"):
+        raise SavedModelError(f"{where}: archive version {members['archive_version']!r}; this torch reads b'0'")
+    return members["models/model.json"]
+
+
+def _check_weights(program: ExportedProgram) -> None:
+    """Every tensor that the graph reads is there, with the shape and dtype that the graph was made for."""
+    placeholders = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
+    for spec in program.graph_signature.input_specs:
+        if spec.kind is InputKind.USER_INPUT:
+            continue
+        wanted, name = placeholders[spec.arg.name], str(spec.target)
+        in_weights = spec.kind is InputKind.PARAMETER or (spec.kind is InputKind.BUFFER and bool(spec.persistent))
+        held = program.state_dict if in_weights else program.constants
+        got = held.get(name)
+        if not isinstance(got, Tensor):
+            raise RefusedError(f"no tensor for {name!r} among its weights")
+        if got.shape != wanted.shape or got.dtype != wanted.dtype:
+            raise RefusedError(
+                f"weight {name!r} of {got.dtype}{list(got.shape)}, made for {wanted.dtype}{wanted.shape}"
+            )

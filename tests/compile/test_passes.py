@@ -1,0 +1,221 @@
+"""Pointwise operations in passes over the rows compute what PyTorch computes one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from batchmaker.compile.binding import bind
+from batchmaker.compile.dataflow import TracedCell
+from batchmaker.compile.export import example_rows
+from batchmaker.compile.passes import fusion
+from batchmaker.compile.passes.fusion import can_fuse, fuse_pointwise
+from batchmaker.compile.passes.interpreter import BLOCK, is_available
+from batchmaker.compile.passes.pointwise import Pass
+from batchmaker.compile.planner.in_runs import planner, traced
+from batchmaker.compile.program import compile_program
+from batchmaker.compile.rewrite import fold_constants, lift
+from batchmaker.graph.spec import ValueSpec
+
+pytestmark = pytest.mark.skipif(not is_available(), reason="without a compiler nothing is done in passes")
+
+OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "a sum": lambda a, b: a + b,
+    "a scaled sum": lambda a, b: torch.add(a, b, alpha=0.5),
+    "a difference": lambda a, b: torch.sub(a, b, alpha=3),
+    "one minus": lambda a, b: (1 - a) - torch.rsub(b, 2, alpha=0.5),
+    "a product": lambda a, b: a * b * 0.5,
+    "a quotient": lambda a, b: a / (b * b + 1),
+    "a product added": lambda a, b: torch.addcmul(a, a, b, value=-2),
+    "a product taken away": lambda a, b: a - a * b,
+    "a mean": lambda a, b: torch.lerp(a, b, torch.sigmoid(a)) + torch.lerp(a, b, 0.25),
+    "gates": lambda a, b: torch.sigmoid(a) * torch.tanh(b),
+    "silu": lambda a, b: nn.functional.silu(a) + b,
+    "bounds": lambda a, b: torch.maximum(a, b) - torch.minimum(-a, b.relu()) + a.abs(),
+    "a number read twice": lambda a, b: (a + a) * (b * b),
+}
+
+
+class Pointwise(nn.Module):
+    """One operation and one more, so that there is something to put together, with a row of its own."""
+
+    def __init__(self, operation: Callable[[Tensor, Tensor], Tensor], width: int) -> None:
+        super().__init__()
+        self.operation = operation
+        self.row = nn.Parameter(torch.rand(width))
+
+    def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        made = self.operation(a, b)
+        return made, made * self.row + 1
+
+
+def fused(module: nn.Module, *shapes: tuple[int, ...], dtype: str = "float32") -> TracedCell:
+    """The module's graph with passes in it, small ones too, if there are any."""
+    graph = lift(traced(module.eval(), tuple(ValueSpec(shape, dtype) for shape in shapes)))
+    fold_constants(graph)
+    fuse_pointwise(graph, fewest_saved=1)
+    return graph
+
+
+def passes(graph: TracedCell) -> list[Pass]:
+    return [node.target for node in graph.graph.nodes if isinstance(node.target, Pass)]
+
+
+@pytest.mark.parametrize("width", [1, 7, BLOCK + 100])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_pass_equals_its_operations(name, width):
+    torch.manual_seed(0)
+    module = Pointwise(OPERATIONS[name], width)
+    graph = fused(module, (width,), (width,))
+    assert len(passes(graph)) == 1
+    program = compile_program(graph)
+    for num_rows in (0, 1, 9):
+        a, b = 4 * torch.randn(num_rows, width), 4 * torch.randn(num_rows, width)
+        kept = a.clone(), b.clone()
+        with torch.no_grad():
+            torch.testing.assert_close(program(a, b), module(a, b), rtol=1e-5, atol=1e-5)
+        assert torch.equal(a, kept[0])
+        assert torch.equal(b, kept[1])
+
+
+def test_values_that_are_no_numbers_or_too_large_stay_so():
+    program = compile_program(fused(Pointwise(lambda a, b: torch.sigmoid(a) + torch.tanh(b), 5), (5,), (5,)))
+    a = torch.tensor([[float("nan"), float("inf"), -float("inf"), 500.0, -500.0]])
+    total, _ = program(a, a)
+    torch.testing.assert_close(total, torch.sigmoid(a) + torch.tanh(a), equal_nan=True)
+    bounds = compile_program(fused(Pointwise(lambda a, b: torch.maximum(a, b).relu(), 2), (2,), (2,)))
+    one, nan = torch.ones(1, 2), torch.full((1, 2), float("nan"))
+    assert bounds(one, nan)[0].isnan().all()
+    assert bounds(nan, one)[0].isnan().all()
+
+
+def test_rows_that_lie_apart_in_memory_are_read_as_they_are():
+    module = Pointwise(OPERATIONS["gates"], 6)
+    program = compile_program(fused(module, (6,), (6,)))
+    wide, turned = torch.randn(4, 20), torch.randn(6, 4).t()
+    with torch.no_grad():
+        wanted = module(wide[:, 3:9], turned)
+    torch.testing.assert_close(program(wide[:, 3:9], turned), wanted)
+
+
+class Gates(nn.Module):
+    """Two gates out of one layer, and a layer over what they make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates, self.out = nn.Linear(8, 16), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        first, second = self.gates(x).narrow(1, 0, 8), self.gates(x).narrow(1, 8, 8)
+        kept = torch.sigmoid(second)
+        made = torch.tanh(self.out(torch.sigmoid(first) * x + 1))
+        return made * kept + x, made
+
+
+def test_what_lies_between_two_layers_is_one_pass_and_reads_slices_without_taking_them():
+    module, x = Gates(), torch.randn(5, 8)
+    graph = fused(module, (8,))
+    before, after = passes(graph)
+    assert before.num_instructions == 2  # the other gate is computed where it is read, in the second pass
+    assert after.num_instructions == 3
+    assert not any("narrow" in str(node.target) for node in graph.graph.nodes)
+    with torch.no_grad():
+        torch.testing.assert_close(compile_program(graph)(x), module(x))
+
+
+class Attending(nn.Module):
+    """One column of a value weighs all of them."""
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        value = torch.tanh(a) * b + a
+        weight = torch.sigmoid(value[:, :1] * 2)
+        return value * weight.expand(-1, 8) + b
+
+
+def test_a_pass_does_not_wait_for_one_that_waits_for_it():
+    graph, a, b = fused(Attending(), (8,), (8,)), torch.randn(5, 8), torch.randn(5, 8)
+    assert [each.width for each in passes(graph)] == [8, 1, 8]
+    torch.testing.assert_close(compile_program(graph)(a, b), (Attending()(a, b),))
+
+
+def test_float64_does_not_run_in_passes():
+    assert passes(fused(Pointwise(OPERATIONS["gates"], 8).double(), (8,), (8,), dtype="float64")) == []
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_bfloat16_is_rounded_only_where_it_leaves_a_pass(name):
+    torch.manual_seed(0)
+    module = Pointwise(OPERATIONS[name], 37).bfloat16()
+    graph = fused(module, (37,), (37,), dtype="bfloat16")
+    assert len(passes(graph)) == 1
+    a, b = (4 * torch.randn(9, 37)).bfloat16(), (4 * torch.randn(9, 37)).bfloat16()
+    with torch.no_grad():
+        wide = [each.bfloat16() for each in module.float()(a.float(), b.float())]
+    for result, wanted in zip(compile_program(graph)(a, b), wide, strict=True):
+        torch.testing.assert_close(result, wanted, rtol=2**-8, atol=1e-5)  # where one rounds up, the other may not
+
+
+def test_bfloat16_keeps_what_is_no_number_or_too_large():
+    program = compile_program(fused(Pointwise(lambda a, b: a * b, 4).bfloat16(), (4,), (4,), dtype="bfloat16"))
+    a = torch.tensor([[float("nan"), float("inf"), 3e38, -3e38]], dtype=torch.bfloat16)
+    product, _ = program(a, torch.full_like(a, 2))
+    torch.testing.assert_close(product, a * 2, equal_nan=True)
+
+
+def test_a_single_operation_and_rows_of_matrices_stay_as_they_are():
+    class Alone(nn.Module):
+        def forward(self, a: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
+            return torch.sigmoid(a), torch.tanh(m) * m + 1
+
+    assert passes(fused(Alone(), (8,), (4, 4))) == []
+
+
+def test_a_pass_that_would_save_few_calls_is_left_as_it_is():
+    graph = lift(traced(Pointwise(OPERATIONS["a sum"], 8), (ValueSpec((8,), "float32"),) * 2))
+    fuse_pointwise(graph)
+    assert passes(graph) == []
+
+
+def test_without_a_compiler_nothing_is_put_together(monkeypatch):
+    monkeypatch.setattr(fusion, "is_available", lambda: False)
+    graph = lift(traced(Gates().eval(), (ValueSpec((8,), "float32"),)))
+    assert not can_fuse(graph)
+    fuse_pointwise(graph)
+    assert passes(graph) == []
+
+
+class Recurrent(nn.Module):
+    """torch's own cells, one feeding the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.gru = nn.LSTMCell(6, 8), nn.GRUCell(8, 8, bias=False)
+
+    def forward(self, x: Tensor, h: Tensor, c: Tensor, other: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        h, c = self.lstm(x, (h, c))
+        return h, c, self.gru(h, other)
+
+
+def bound_recurrent(monkeypatch, module: nn.Module, in_runs: int):
+    """The module planned in passes, and cut for runs as it is (0) or planned (1)."""
+    monkeypatch.setattr("batchmaker.compile.planner.plan.fastest", lambda ways: len(ways) - 2)
+    monkeypatch.setattr("batchmaker.compile.planner.in_runs.fastest_in_runs", lambda ways, num_sequence_inputs: in_runs)
+    specs = tuple(ValueSpec((width,), "float32") for width in (6, 8, 8, 8))
+    return bind(module.eval(), specs, name="recurrent", num_sequence_inputs=1, planner=planner)
+
+
+@pytest.mark.parametrize("in_runs", [0, 1])
+def test_torchs_recurrent_cells_are_planned_from_inside_and_still_cut_for_runs(monkeypatch, in_runs):
+    torch.manual_seed(0)
+    module = Recurrent()
+    bound = bound_recurrent(monkeypatch, module, in_runs)
+    x, *state = example_rows(bound.inputs, 5, random=True)
+    with torch.no_grad():
+        wanted = module(x, *state)
+    torch.testing.assert_close(bound.call((x, *state)), wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(bound.step(bound.hoist((x,)), tuple(state)), wanted, rtol=1e-5, atol=1e-5)
+    assert [spec.shape for spec in bound.hoisted] == [(32,)]
+    assert ("not planned in runs: its steps were no faster" in bound.notes) is (in_runs == 0)

@@ -1,0 +1,203 @@
+"""Cells get types: equal cells share one, and only equal cells do."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import batchmaker as bm
+from batchmaker.compile.declaration import Declared
+from batchmaker.errors import ModelError, ShapeError
+from batchmaker.graph.spec import CellType, ValueSpec
+from batchmaker.model.registry import CellRegistry
+
+
+def rows(*widths: int, dtype: str = "float32") -> tuple[ValueSpec, ...]:
+    return tuple(ValueSpec((width,), dtype) for width in widths)
+
+
+class Branching(nn.Module):
+    """Cannot be traced, so nothing is known of its graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.linear(-x if float(x.sum()) > 1e9 else x)
+        return result
+
+
+def test_types_are_numbered_in_order_of_first_use_and_told_once_each() -> None:
+    told: list[CellType] = []
+    registry = CellRegistry(told.append)
+    first, second = bm.Cell(nn.ReLU(), name="first"), bm.Cell(nn.Tanh())
+    assert registry.known(first) is None
+    types = [registry.learn(first, rows(3)), registry.learn(second, rows(3)), registry.learn(first, rows(3))]
+    assert [cell.type_id for cell in types] == [0, 1, 0]
+    assert [cell.name for cell in types] == ["first", "Tanh", "first"]
+    assert registry.known(first) is types[0]
+    assert told == registry.types == types[:2]
+    assert len(registry.bound) == len(registry.modules) == 2
+
+
+def test_cells_with_the_same_graph_weights_and_rows_share_a_type() -> None:
+    registry = CellRegistry()
+    module = nn.GRUCell(3, 4)
+    one = registry.learn(bm.Cell(module), rows(3, 4))
+    assert registry.learn(bm.Cell(module), rows(3, 4)) is one
+    assert registry.learn(bm.Cell(copy.deepcopy(module)), rows(3, 4)) is one
+    assert len(registry.types) == len(registry.bound) == 1
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "inputs"),
+    [
+        (nn.GRUCell(3, 4), nn.GRUCell(3, 4), (rows(3, 4), rows(3, 4))),
+        (nn.ReLU(), nn.Tanh(), (rows(3), rows(3))),
+        (nn.ReLU(), nn.ReLU(), (rows(3), rows(4))),
+        (nn.ReLU(), nn.ReLU(), (rows(3), rows(3, dtype="bfloat16"))),
+        (Branching(), Branching(), (rows(3), rows(3))),
+    ],
+    ids=["weights", "graph", "row shape", "dtype", "untraceable"],
+)
+def test_cells_that_differ_in_anything_have_types_of_their_own(
+    one: nn.Module, other: nn.Module, inputs: tuple[tuple[ValueSpec, ...], ...]
+) -> None:
+    registry = CellRegistry()
+    types = [registry.learn(bm.Cell(module), specs) for module, specs in zip((one, other), inputs, strict=True)]
+    assert [cell.type_id for cell in types] == [0, 1]
+    assert [cell.inputs for cell in types] == list(inputs)
+
+
+def test_a_module_that_cannot_be_traced_shares_a_type_with_itself() -> None:
+    registry = CellRegistry()
+    module = Branching()
+    assert registry.learn(bm.Cell(module), rows(3)) is registry.learn(bm.Cell(module), rows(3))
+
+
+def test_one_weight_that_differs_makes_another_type() -> None:
+    registry = CellRegistry()
+    module = nn.Linear(3, 3)
+    twin = copy.deepcopy(module)
+    before = registry.learn(bm.Cell(module), rows(3))
+    with torch.no_grad():
+        twin.weight[0, 0] += 1
+    assert registry.learn(bm.Cell(twin), rows(3)) is not before
+
+
+def test_equal_cells_that_steer_by_other_outputs_have_types_of_their_own() -> None:
+    """A type has one set of host outputs, and the stop test of a loop looks at the first."""
+    registry = CellRegistry()
+    module = nn.LSTMCell(3, 3)
+    types = [registry.learn(bm.Cell(module, host_outputs=(output,)), rows(3, 3, 3)) for output in (0, 1)]
+    assert [cell.host_outputs for cell in types] == [(0,), (1,)]
+
+
+@pytest.mark.parametrize(
+    ("options", "difference"),
+    [
+        ({"max_batch": 8}, "batch sizes"),
+        ({"batch_sizes": (1, 256)}, "batch sizes"),
+        ({"priority": 2}, "priority"),
+        ({"max_batch": 8, "priority": -1}, "batch sizes and priority"),
+    ],
+)
+def test_equal_cells_with_other_options_have_types_of_their_own_and_say_so(
+    options: dict[str, Any], difference: str
+) -> None:
+    """Merged, one of the two would lose what it was given."""
+    registry = CellRegistry()
+    module = nn.Linear(3, 3)
+    first = registry.learn(bm.Cell(module, name="first"), rows(3))
+    second = registry.learn(bm.Cell(module, name="second", **options), rows(3))
+    third = registry.learn(bm.Cell(module, name="third", **options), rows(3))
+    assert [cell.type_id for cell in (first, second, third)] == [0, 1, 1]
+    assert second.priority == options.get("priority", 0)
+    assert (second.batch_sizes == first.batch_sizes) == ("batch sizes" not in difference)
+    assert registry.notes["second"][-1] == f"not batched with 'first', which is the same cell but for its {difference}"
+    assert not any("not batched" in note for note in registry.notes["first"])
+
+
+def test_a_host_output_that_the_cell_does_not_have_is_refused() -> None:
+    registry = CellRegistry()
+    cell = bm.Cell(nn.Linear(3, 3), host_outputs=(1,), name="out")
+    with pytest.raises(ModelError, match="'out': host_outputs names output 1, the cell has 1"):
+        registry.learn(cell, rows(3))
+    assert registry.known(cell) is None
+    assert registry.types == []
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        (Declared(rows(4), rows(3)), r"'lin', input 0: got rows of float32\[3\].*expected float32\[4\]"),
+        (Declared(rows(3), rows(2)), r"'lin', output 0: got rows of float32\[3\].*expected float32\[2\]"),
+    ],
+)
+def test_a_cell_bound_to_other_rows_than_it_declares_is_refused(declared: Declared, message: str) -> None:
+    registry = CellRegistry()
+    with pytest.raises(ShapeError, match=message):
+        registry.learn(bm.Cell(nn.Linear(3, 3), name="lin", declared=declared), rows(3))
+    assert registry.types == []
+
+
+def test_a_type_is_run_with_one_number_of_inputs_per_step() -> None:
+    registry = CellRegistry()
+    cell = registry.learn(bm.Cell(nn.GRUCell(4, 4), name="gru"), rows(4, 4))
+    registry.use_in_runs(cell, 1)
+    registry.use_in_runs(cell, 1)
+    with pytest.raises(ModelError, match="'gru' is run with 2 inputs per step here and 1 elsewhere"):
+        registry.use_in_runs(cell, 2)
+    assert registry.num_sequence_inputs == {cell.type_id: 1}
+
+
+def test_a_cell_without_room_for_its_state_is_not_noted_as_run() -> None:
+    registry = CellRegistry()
+    cell = registry.learn(bm.Cell(nn.GRUCell(3, 4), name="gru"), rows(3, 4))
+    with pytest.raises(ModelError, match="'gru'"):
+        registry.use_in_runs(cell, 0)
+    assert registry.num_sequence_inputs == {}
+
+
+def test_zero_state_is_what_the_cell_declares_or_its_module_tells() -> None:
+    registry = CellRegistry()
+    assert registry.zero_state(bm.Cell(nn.LSTMCell(3, 5)), rows(3)) == rows(5, 5)
+    declaring = bm.Cell(nn.Identity(), declared=Declared(rows(3, 7), rows(7)))
+    assert registry.zero_state(declaring, rows(3)) == rows(7)
+
+
+class Fan(nn.Module):
+    """As many outputs as asked for: the input times 1, 2, 3, ..."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.outputs = outputs
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(x * (i + 1) for i in range(self.outputs))
+
+
+class Fanned(bm.Model):
+    example_request = torch.ones(2)
+
+    def __init__(self, outputs: int) -> None:
+        self.fan = bm.Cell(Fan(outputs), max_batch=4)
+
+    def unfold(self, x):
+        return list(self.fan(x))
+
+
+def test_a_cell_may_have_many_outputs_and_all_of_them_can_be_fetched() -> None:
+    with bm.Engine(Fanned(40)) as engine:
+        (found,) = engine.map([torch.ones(2)], progress=False)
+    assert [float(value[0]) for value in found] == [float(i + 1) for i in range(40)]
+
+
+def test_more_outputs_than_can_be_told_apart_are_refused() -> None:
+    with pytest.raises(ModelError, match=r"63 outputs, at most 62"):
+        CellRegistry().learn(bm.Cell(Fan(63), name="fan"), rows(2))
