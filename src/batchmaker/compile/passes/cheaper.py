@@ -1,8 +1,8 @@
 """Cheaper operations for the same numbers, before batches are chosen.
 
-tanh costs five times as much as sigmoid on a CPU, and tanh(x) = 2 sigmoid(2x) - 1 (see compile/projected_steps.py). Doubling
-is exact, so the weights before a gate take it; such a gate is then one more sigmoid and can share their batch. Products
-that are added up, and means with complementary weights, are one operation each.
+tanh costs five times as much as sigmoid on a CPU, and tanh(x) = 2 sigmoid(2x) - 1 (see compile/projected_steps.py).
+Doubling is exact, so the weights before a gate take it; such a gate is then one more sigmoid and can share their batch.
+Products that are added up, and means with complementary weights, are one operation each.
 """
 
 from __future__ import annotations
