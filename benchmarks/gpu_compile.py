@@ -12,7 +12,7 @@ from batchmaker.kernels.cache import CacheDirectory, default_directory
 from batchmaker.kernels.compiling import CachedCompiler, Nvrtc
 from batchmaker.kernels.configuration import Problem, candidates
 from batchmaker.kernels.cost import ranked
-from batchmaker.kernels.devices import Device
+from batchmaker.kernels.devices import DeviceSpec
 from batchmaker.kernels.found import found_device
 from batchmaker.kernels.source import kernel_source
 from batchmaker.kernels.template import CELL_KINDS
@@ -71,7 +71,7 @@ def jobs() -> list[Job]:
     return [*((problem, 0, 0) for problem in dict.fromkeys(found)), *searched]
 
 
-def compile_job(job: Job, device: Device, arch: str) -> int:
+def compile_job(job: Job, device: DeviceSpec, arch: str) -> int:
     """Compile one job into the cache; return how many kernels were not there."""
     problem, first, end = job
     compiler = CachedCompiler(Nvrtc(), CacheDirectory(default_directory()))

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from batchmaker.cli import options
-from batchmaker.cli.bench.measurement import Bench, Plan, measure_all
+from batchmaker.cli.bench.measurement import Bench, BenchPlan, measure_all
 from batchmaker.cli.bench.report import Setting, result
 from batchmaker.cli.workload import Workload, make_workload
 from batchmaker.engine.engine import Engine
@@ -103,9 +103,9 @@ def served(name: str, dtype: str, seconds: float, *, hidden: int, max_batch: int
     begin_s = time.perf_counter()
     model = options.make_model(name, **sizes, hidden=hidden, dtype=dtype, max_batch=max_batch, seed=0)
     setting = Setting(name, hidden, 1, dtype, 1, 1, workload.source, None, device=DEVICE)
-    (peak,) = measure_all(model, workload, setting, Plan(("cellular",), window_s, None, None, None, 64, 0))
+    (peak,) = measure_all(model, workload, setting, BenchPlan(("cellular",), window_s, None, None, None, 64, 0))
     rate = LOAD * peak["served_rps"]
-    bench = Bench(model, workload, setting, Plan(("cellular",), window_s, None, rate, None, 64, 0), Progress())
+    bench = Bench(model, workload, setting, BenchPlan(("cellular",), window_s, None, rate, None, 64, 0), Progress())
     loaded = result(  # the reference takes seconds, and one is enough
         setting, "cellular", max_batch, bench.measure("cellular", rate), peak["reference_cells_per_s"]
     )

@@ -27,7 +27,7 @@ from batchmaker.cli.simulate.study import Job, Study, make_policy, play_all
 from batchmaker.cost.profile import CostProfile
 from batchmaker.graph.work import work_of
 from batchmaker.lab.simulator.costs import step_costs
-from batchmaker.lab.simulator.run import Device, simulate
+from batchmaker.lab.simulator.run import SimulatedDevice, simulate
 from batchmaker.lab.simulator.together import Together
 from batchmaker.lab.simulator.workload import Offered, SimulatedModel, SimulatedRequest
 from batchmaker.lab.zoo.blueprint import blueprint
@@ -128,7 +128,7 @@ def network(name: str, *, calibrated: bool) -> Network:
         factor = SINGLE_MS[name] / float(alone_ms(profile.latency).mean())
         profile = replace(profile, latency=profile.latency.with_error(factor))
     alone = alone_ms(profile.latency)
-    machine_ = Device(step_costs(plan.model, profile.latency, padded=False))
+    machine_ = SimulatedDevice(step_costs(plan.model, profile.latency, padded=False))
     offered = Offered(requests, np.zeros(len(requests)))
     records = simulate(plan.model, make_policy(IMPROVED, profile), offered, machine_)
     capacity = len(requests) / float(records.finished_s.max())
@@ -166,7 +166,7 @@ def play(part: Part, name: str, net: Network, seeds: int, requests: int, jobs: i
     requests = requests // 5 if part.few else requests
     drawn = {seed: net.work.draw(seed, requests) for seed in range(seeds)}
     arrivals = {(rate, seed): coming.times_s(rate, seed, requests) for rate in rates for seed in range(seeds)}
-    device_ = Device(step_costs(net.model, net.profile.latency, padded=False))
+    device_ = SimulatedDevice(step_costs(net.model, net.profile.latency, padded=False))
     slas_s = tuple(sla / 1e3 for sla in part.slas_ms)
     study = Study(net.model, device_, believed(net.profile, part), slas_s, drawn, arrivals, False, {})
     blind = (SERIAL, *WINDOWS, CELLULAR, GREEDY)
@@ -194,7 +194,7 @@ def play(part: Part, name: str, net: Network, seeds: int, requests: int, jobs: i
 def latency_curves(net: Network, name: str, rate: float, sla_s: float) -> Iterator[dict[str, Any]]:
     """Figure 14: quantiles of latency under high load, one seed."""
     requests, times = net.work.draw(0, 2000), workload.Arrivals("poisson").times_s(rate, 0, 2000)
-    device_ = Device(step_costs(net.model, net.profile.latency, padded=False))
+    device_ = SimulatedDevice(step_costs(net.model, net.profile.latency, padded=False))
     for policy in (*WINDOWS, OLDEST, CELLULAR, IMPROVED):
         chosen = make_policy(policy, net.profile)
         records = simulate(net.model, chosen, Offered(requests, times), device_, sla_s=sla_s)
@@ -215,7 +215,7 @@ def simulation_speed(net: Network, requests: int = 4000) -> list[dict[str, Any]]
     """Requests simulated per second of wall time at high load, in this process alone."""
     rows = []
     times = workload.Arrivals("poisson").times_s(0.95 * net.capacity_rps, 0, requests)
-    device_ = Device(step_costs(net.model, net.profile.latency, padded=False))
+    device_ = SimulatedDevice(step_costs(net.model, net.profile.latency, padded=False))
     drawn = net.work.draw(0, requests)
     for policy in (WINDOWS[0], CELLULAR, IMPROVED):
         begin = time.perf_counter()

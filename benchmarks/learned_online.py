@@ -38,7 +38,7 @@ from batchmaker.lab.learners.learning import Samples, learn
 from batchmaker.lab.learners.qlearning import Settings
 from batchmaker.lab.plots.sweeps import Line, Panel, draw_panels
 from batchmaker.lab.simulator.costs import step_costs
-from batchmaker.lab.simulator.run import Device, simulate
+from batchmaker.lab.simulator.run import SimulatedDevice, simulate
 from batchmaker.lab.simulator.workload import Offered, Records, SimulatedModel, SimulatedRequest
 from batchmaker.lab.zoo.blueprint import Blueprint
 from batchmaker.model.model import Model
@@ -81,9 +81,9 @@ class Prepared:
     about: dict[str, Any]
 
     @property
-    def device(self) -> Device:
+    def device(self) -> SimulatedDevice:
         costs = step_costs(self.network, self.profile.latency)
-        return Device(costs, take_turns=True, overhead=self.profile.overhead or Overhead())
+        return SimulatedDevice(costs, take_turns=True, overhead=self.profile.overhead or Overhead())
 
     def policy(self, text: str) -> str:
         name = text.partition(",")[0]

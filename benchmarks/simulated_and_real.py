@@ -44,7 +44,7 @@ from batchmaker.lab import zoo
 from batchmaker.lab.datasets import poisson_arrivals
 from batchmaker.lab.plots.sweeps import Line, Panel, draw_panels
 from batchmaker.lab.simulator.costs import step_costs
-from batchmaker.lab.simulator.run import Device, simulate
+from batchmaker.lab.simulator.run import SimulatedDevice, simulate
 from batchmaker.lab.simulator.workload import Offered, SimulatedModel, SimulatedRequest
 from batchmaker.model.model import Model
 from batchmaker.model.registry import CellRegistry
@@ -169,7 +169,7 @@ def simulated(
     sla_s: float,
 ) -> Seen:
     """Play what was offered again, under a virtual clock."""
-    device = Device(step_costs(network, profile.latency), take_turns=True, overhead=overhead)
+    device = SimulatedDevice(step_costs(network, profile.latency), take_turns=True, overhead=overhead)
     play = list(itertools.islice(itertools.cycle(requests), len(seen.arrived_s)))
     records = simulate(
         network, make_policy(policy, profile), Offered(play, seen.arrived_s), device,

@@ -20,7 +20,7 @@ import numpy as np
 from batchmaker.cli.bench.report import commit, machine
 from batchmaker.cli.simulate.device import predicted_lengths
 from batchmaker.cli.simulate.study import make_policy
-from batchmaker.cli.simulate.workload import Workload, make
+from batchmaker.cli.simulate.workload import SimulatedWorkload, make
 from batchmaker.cost import CellLatency, CostProfile, LatencyTable, ProfileOptions
 from batchmaker.graph.recorder import Recorder
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
@@ -29,7 +29,7 @@ from batchmaker.lab import zoo
 from batchmaker.lab.datasets import lazybatching_lengths, poisson_arrivals
 from batchmaker.lab.npu import Npu, dataflow_named
 from batchmaker.lab.simulator.costs import step_costs
-from batchmaker.lab.simulator.run import Device, simulate
+from batchmaker.lab.simulator.run import SimulatedDevice, simulate
 from batchmaker.lab.simulator.workload import Offered, SimulatedModel, SimulatedRequest
 from batchmaker.lab.zoo.blueprint import blueprint
 
@@ -69,7 +69,7 @@ def four_runs(count: int) -> tuple[SimulatedModel, list[SimulatedRequest], CostP
 def layers(count: int) -> tuple[SimulatedModel, list[SimulatedRequest], CostProfile]:
     """GNMT as this project serves it, on the NPU."""
     network = blueprint("gnmt", partial(zoo.make, "gnmt", max_batch=MAX_BATCH))
-    workload: Workload = make("gnmt", network, (), count)
+    workload: SimulatedWorkload = make("gnmt", network, (), count)
     table = Npu().latency_table(network.operations, MAX_BATCH, dataflow_named("tpu"))
     lengths = predicted_lengths(network, workload)
     profile = CostProfile("gnmt", ProfileOptions("int8", 1, "NPU", ""), table, lengths)
@@ -84,7 +84,7 @@ def main() -> None:
     rows = []
     for form, rate in ((four_runs, 3500.0), (layers, 2000.0)):
         model, requests, profile = form(options.requests)
-        device = Device(step_costs(model, profile.latency, padded=False))
+        device = SimulatedDevice(step_costs(model, profile.latency, padded=False))
         offered = Offered(requests, poisson_arrivals(rate, 0, count=options.requests))
         for policy in POLICIES:
             begin_s = time.process_time()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import runpy
 from pathlib import Path
@@ -69,3 +70,15 @@ def test_no_or_two_test_commands_are_refused(command_in, blocks):
 def test_this_readme_has_one_test_command(command_in):
     command = command_in((REPOSITORY / "README.md").read_text(encoding="utf-8"))
     assert ".[dev]" in command
+
+
+def test_a_class_has_a_name_of_its_own():
+    """But for the layers of the papers' networks, whose papers call them alike."""
+    homes: dict[str, list[str]] = {}
+    for path in SOURCES:
+        if path.parent.name == "zoo":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(str(path.relative_to(REPOSITORY)))
+    assert {name: where for name, where in homes.items() if len(where) > 1} == {}

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchmaker.executor.cuda.chains import Chains, chains_of
-from batchmaker.scheduler.commands import ZERO_TABLE, Keep, Lanes, Source, Step, TableId
+from batchmaker.scheduler.commands import ZERO_TABLE, Keep, Lanes, RowSource, Step, TableId
 
 H_LANES, C_LANES, H_ROWS, C_ROWS = (TableId(number) for number in (3, 4, 5, 6))
 
@@ -20,9 +20,9 @@ def step(
 ) -> Step:
     """One step. arriving: (table of h, row, position); of c the like, unless said otherwise. keep: (row, position)."""
 
-    def sources(parts: Any, of_c: bool) -> tuple[Source, ...]:
+    def sources(parts: Any, of_c: bool) -> tuple[RowSource, ...]:
         return tuple(
-            Source(TableId(table + 1) if of_c and table else table, np.array([row]), np.array([position]))
+            RowSource(TableId(table + 1) if of_c and table else table, np.array([row]), np.array([position]))
             for table, row, position in parts
         )
 

@@ -10,7 +10,7 @@ import torch
 
 from batchmaker.executor.tables import StateTables
 from batchmaker.graph.spec import ValueSpec
-from batchmaker.scheduler.commands import ZERO_TABLE, Reserve, Source, TableId, TableSpec
+from batchmaker.scheduler.commands import ZERO_TABLE, Reserve, RowSource, TableId, TableSpec
 
 TABLE = TableId(1)
 
@@ -28,7 +28,7 @@ def rows(*numbers: int) -> np.ndarray:
 
 def test_consecutive_rows_come_back_as_a_view() -> None:
     made = tables()
-    batch = made.gather((Source(TABLE, rows(2, 3, 4)),), 3, 4, ValueSpec((2,), "float32"))
+    batch = made.gather((RowSource(TABLE, rows(2, 3, 4)),), 3, 4, ValueSpec((2,), "float32"))
     assert batch.shape == (4, 2)
     assert batch.data_ptr() == made[TABLE][2].data_ptr()
     assert batch[:3].tolist() == made[TABLE][2:5].tolist()
@@ -37,7 +37,7 @@ def test_consecutive_rows_come_back_as_a_view() -> None:
 @pytest.mark.parametrize("numbers", [(4, 3, 2), (2, 2, 2), (2, 4, 4), (2, 4, 3, 5), (5, 6, 7), (7,)])
 def test_other_rows_come_back_as_a_copy_in_their_order(numbers: tuple[int, ...]) -> None:
     made = tables()
-    batch = made.gather((Source(TABLE, rows(*numbers)),), len(numbers), len(numbers) + 1, ValueSpec((2,), "float32"))
+    batch = made.gather((RowSource(TABLE, rows(*numbers)),), len(numbers), len(numbers) + 1, ValueSpec((2,), "float32"))
     assert batch.shape == (len(numbers) + 1, 2)
     assert batch.untyped_storage().data_ptr() != made[TABLE].untyped_storage().data_ptr()
     assert batch[: len(numbers)].tolist() == [made[TABLE][i].tolist() for i in numbers]
@@ -45,7 +45,7 @@ def test_other_rows_come_back_as_a_copy_in_their_order(numbers: tuple[int, ...])
 
 def test_several_sources_and_zeros_meet_in_one_batch() -> None:
     made = tables()
-    sources = (Source(TABLE, rows(7, 1), rows(3, 0)), Source(ZERO_TABLE, rows(0, 0), rows(1, 2)))
+    sources = (RowSource(TABLE, rows(7, 1), rows(3, 0)), RowSource(ZERO_TABLE, rows(0, 0), rows(1, 2)))
     batch = made.gather(sources, 4, 6, ValueSpec((2,), "float32"))
     assert batch[:4].tolist() == [[2, 3], [0, 0], [0, 0], [14, 15]]
     assert len(batch) == 6

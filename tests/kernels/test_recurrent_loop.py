@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recurrent_tasks import KINDS, NUM_TOKENS, Given, Made, as_tensor, expected, made, random_task
 
-from batchmaker.kernels.cpu.loop import Plan, StepKind
+from batchmaker.kernels.cpu.loop import LoopPlan, StepKind
 from batchmaker.kernels.cpu.products import Library, library
 from batchmaker.kernels.cpu.steps import BLOCK, OWN, TILED, half_tanh, run_steps
 from batchmaker.kernels.cpu.tiles import TILE_ROWS
@@ -25,8 +25,8 @@ def check(of: Made, one: Given) -> None:
     """Run the task in every way to multiply, and compare all that is written with torch's cell."""
     wanted = expected(of, one)
     ways, most = of.loop.products.ways, np.zeros(1, np.bool_)
-    plans = [Plan(np.full(BLOCK + 1, way), most, ()) for way in ways]
-    for plan in (*plans, Plan(plans[0].ways, ~most, (1, 4, 16))):
+    plans = [LoopPlan(np.full(BLOCK + 1, way), most, ()) for way in ways]
+    for plan in (*plans, LoopPlan(plans[0].ways, ~most, (1, 4, 16))):
         mine = one.copied()
         of.loop.plan = plan
         assert of.loop.run(mine.task)
@@ -88,7 +88,7 @@ def test_a_step_without_lanes_leaves_everything_as_it_was() -> None:
 def leaves_all_as_it_was(of: Made, one: Given) -> None:
     before = one.copied()
     for by_product in (False, True):
-        of.loop.plan = Plan(of.loop.plan.ways, np.full(1, by_product), (1, 16) if by_product else ())
+        of.loop.plan = LoopPlan(of.loop.plan.ways, np.full(1, by_product), (1, 16) if by_product else ())
         assert not of.loop.run(one.task)
         for mine, was in ((one.task.state, before.task.state), (one.kept, before.kept)):
             for rows, old in zip(mine, was, strict=True):

@@ -21,7 +21,7 @@ from torch import nn
 import batchmaker as bm
 from batchmaker.errors import ModelError, SavedModelError
 from batchmaker.saved import plain
-from batchmaker.saved.graph_check import RefusedError, check_graph
+from batchmaker.saved.graph_check import RefusedGraphError, check_graph
 
 sys.path.insert(0, str(Path(__file__).parent))  # the models' classes must be importable, as a user's are
 import saved_models as models
@@ -251,7 +251,7 @@ def test_the_check_accepts_what_was_saved(saved: Path) -> None:
     graph = graph_of(saved / "0_lstm.pt2")
     check_graph(graph)
     graph["guards_code"] = ["1"]
-    with pytest.raises(RefusedError, match="guards_code"):
+    with pytest.raises(RefusedGraphError, match="guards_code"):
         check_graph(graph)
 
 

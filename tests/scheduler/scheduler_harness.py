@@ -21,7 +21,7 @@ from batchmaker.graph.spec import CellType, ValueSpec
 from batchmaker.graph.values import HostValues, Output, Value, ValueSequence
 from batchmaker.policies.ageing import PATIENCE
 from batchmaker.policies.cellular import CellularPolicy
-from batchmaker.scheduler.commands import ZERO_TABLE, Admit, Fail, Read, Reply, Reserve, RunTask, Source, Step
+from batchmaker.scheduler.commands import ZERO_TABLE, Admit, Fail, Read, Reply, Reserve, RowSource, RunTask, Step
 from batchmaker.scheduler.core import Scheduler
 from batchmaker.scheduler.events import (
     CellTypeAdded,
@@ -597,13 +597,13 @@ class Harness:
                 mine = runs[positions]
                 self._tables[table][step.keep.rows[mine]] = values[positions[mine]]
 
-    def _gather(self, sources: tuple[Source, ...], count: int) -> np.ndarray:
+    def _gather(self, sources: tuple[RowSource, ...], count: int) -> np.ndarray:
         column = np.full(count, GARBAGE)
         for source in sources:
             column[slice(None) if source.positions is None else source.positions] = self._values(source)
         return column
 
-    def _values(self, source: Source) -> np.ndarray:
+    def _values(self, source: RowSource) -> np.ndarray:
         if source.table == ZERO_TABLE:
             return np.zeros(len(source.rows), np.uint64)
         assert (source.rows >= 0).all(), "a source has no row"

@@ -15,7 +15,7 @@ from batchmaker.errors import DeviceError
 from batchmaker.kernels.cache import CacheDirectory, default_directory
 from batchmaker.kernels.compiling import CachedCompiler, Nvrtc
 from batchmaker.kernels.configuration import Problem, fallback_reason
-from batchmaker.kernels.devices import Device, modelled
+from batchmaker.kernels.devices import DeviceSpec, modelled
 from batchmaker.kernels.found import FoundDevice, found_device
 from batchmaker.kernels.launch import prepared_call
 from batchmaker.kernels.source import kernel_source
@@ -87,7 +87,7 @@ def tune_command(
         draw_tuning(png, [_bar(tuning, trial) for trial in tuning.trials], _about(tuning))
 
 
-def _target(arch: str | None) -> tuple[Device, str, Timer | None, str | None]:
+def _target(arch: str | None) -> tuple[DeviceSpec, str, Timer | None, str | None]:
     """Return the device whose numbers the model takes, the architecture, and what measures, or why nothing does."""
     try:
         found: FoundDevice | None = found_device()

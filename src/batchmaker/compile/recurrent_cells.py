@@ -15,7 +15,7 @@ from batchmaker.compile.fold import is_lookup
 from batchmaker.compile.lower import Packer, lower
 from batchmaker.compile.program import Program, compile_program
 from batchmaker.compile.projected_steps import GRUStep, LSTMStep, RecurrentStep, RNNStep, gru_gates, lstm_gates
-from batchmaker.kernels.cpu.greedy import TOKEN, Scores
+from batchmaker.kernels.cpu.greedy import TOKEN, ScoreWeights
 from batchmaker.kernels.cpu.loop import StepKind
 from batchmaker.kernels.layer import LayerWeights
 
@@ -52,7 +52,7 @@ class LoopedStep:
     table: Tensor | None
     state: tuple[int, ...]
     outputs: tuple[int, ...]
-    scores: Scores | None = None
+    scores: ScoreWeights | None = None
 
     @property
     def kind(self) -> StepKind:
@@ -62,7 +62,7 @@ class LoopedStep:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _FoundStep:
     """The one recurrent step of a graph; state, outputs: for each state input and each output, H or C."""
 
     node: fx.Node
@@ -97,7 +97,7 @@ def find_looped_step(step: TracedCell, num_hoisted: int) -> LoopedStep | None:
     return LoopedStep(target, hoisted.index(projected), table, found.state, found.outputs)
 
 
-def _find(cell: TracedCell, num_given: int) -> _Found | None:
+def _find(cell: TracedCell, num_given: int) -> _FoundStep | None:
     """Return the step that makes all outputs of the state and what is given; None if they are anything else."""
     steps = [node for node in cell.graph.nodes if isinstance(node.target, LSTMStep | GRUStep | RNNStep)]
     given, fed = cell.inputs[num_given:], cell.outputs
@@ -108,7 +108,7 @@ def _find(cell: TracedCell, num_given: int) -> _Found | None:
     outputs = tuple(_part(value, node) for value in fed)
     if None in outputs or outputs[len(outputs) - len(state) :] != state:
         return None
-    return _Found(node, state, tuple(part for part in outputs if part is not None))
+    return _FoundStep(node, state, tuple(part for part in outputs if part is not None))
 
 
 def _find_greedy(step: TracedCell) -> LoopedStep | None:
@@ -131,7 +131,7 @@ def _find_greedy(step: TracedCell) -> LoopedStep | None:
     return LoopedStep(target, 0, table, state, tuple(part for part in outputs if part is not None), scores)
 
 
-def _scores(step: TracedCell, choices: set[fx.Node], recurrent: fx.Node) -> Scores | None:
+def _scores(step: TracedCell, choices: set[fx.Node], recurrent: fx.Node) -> ScoreWeights | None:
     """Return what the one choice is by: all of a linear layer of the new h; None if it is anything else."""
     (choice,) = choices
     linear, *dim = choice.args
@@ -145,7 +145,7 @@ def _scores(step: TracedCell, choices: set[fx.Node], recurrent: fx.Node) -> Scor
     target: Any = recurrent.target
     if weights is None or weights.dtype != target.weight_hh.dtype or None in biases:
         return None
-    return Scores(weights, biases[0] if biases else None)
+    return ScoreWeights(weights, biases[0] if biases else None)
 
 
 def _part(value: fx.Node, step: fx.Node) -> int | None:

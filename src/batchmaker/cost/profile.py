@@ -113,7 +113,7 @@ class CostProfile:
             raw = Path(path).read_bytes()
         except OSError as error:
             raise DataError(f"{path}: cannot be read ({error.strerror or error}). {_ADVICE}") from error
-        version = _checked(path, lambda: msgspec.json.decode(raw, type=_Version).version)
+        version = _checked(path, lambda: msgspec.json.decode(raw, type=_ProfileVersion).version)
         if version != VERSION:
             raise DataError(f"{path}: field 'version' is {version}, this batchmaker reads {VERSION}. {_ADVICE}")
         return _checked(path, lambda: _loaded(msgspec.json.decode(raw, type=_SavedProfile)))
@@ -122,7 +122,7 @@ class CostProfile:
 _ADVICE: Final = "Write it again with `batchmaker profile MODEL --out profile.json`."
 
 
-class _Version(msgspec.Struct):
+class _ProfileVersion(msgspec.Struct):
     version: int
 
 

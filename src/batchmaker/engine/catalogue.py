@@ -22,7 +22,7 @@ def said_kind(value: object) -> str:
 
 @final
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class CatalogueEntry:
     """One model. model_id: its number, which the scheduler uses. cells: where its cells get their types. prefix: of
     their names, empty where the engine has one model. deadline_ms: of requests that bring none."""
 
@@ -61,7 +61,7 @@ class Catalogue:
         named = {type(models).__name__: models} if isinstance(models, Model) else dict(models)
         if not named:
             raise OptionError("an engine needs a model, got an empty mapping")
-        self._models: dict[str, ServedModel] = {}
+        self._models: dict[str, CatalogueEntry] = {}
         for name, model in named.items():
             if not isinstance(model, Model):
                 raise ModelError(f"model {name!r}: an engine serves a batchmaker.Model, got {type(model).__name__}")
@@ -73,9 +73,9 @@ class Catalogue:
             name_cells(vars(model))
             prefix = f"{name}/" if len(named) > 1 else ""
             cells = registry.prefixed(prefix) if prefix else registry
-            self._models[name] = ServedModel(len(self._models), name, model, cells, prefix, own_ms)
+            self._models[name] = CatalogueEntry(len(self._models), name, model, cells, prefix, own_ms)
 
-    def __iter__(self) -> Iterator[ServedModel]:
+    def __iter__(self) -> Iterator[CatalogueEntry]:
         return iter(self._models.values())
 
     def __len__(self) -> int:
@@ -86,7 +86,7 @@ class Catalogue:
         """Whether some model's requests have a deadline without asking for one."""
         return any(served.deadline_ms not in (None, math.inf) for served in self)
 
-    def find(self, name: str | None) -> ServedModel:
+    def find(self, name: str | None) -> CatalogueEntry:
         """Return a model by name. OptionError for an unknown one, and for none where there are several."""
         if name is not None and not isinstance(name, str):
             raise OptionError(f"model must be the name of a model, a text, got {said_of(name)}")

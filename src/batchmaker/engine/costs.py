@@ -16,7 +16,7 @@ from batchmaker.compile.binding import BoundCell
 from batchmaker.compile.export import example_rows
 from batchmaker.cost.latency import CellLatency, LatencyTable
 from batchmaker.cost.profile import CostProfile, PredictedLength, ProfileOptions
-from batchmaker.engine.catalogue import Catalogue, ServedModel
+from batchmaker.engine.catalogue import Catalogue, CatalogueEntry
 from batchmaker.graph.spec import CellType
 from batchmaker.model.registry import CellRegistry
 
@@ -63,7 +63,7 @@ def cost_profile(catalogue: Catalogue, registry: CellRegistry, threads: int | No
     return CostProfile(name, options, LatencyTable(tuple(cells.values())), tuple(lengths.values()))
 
 
-def _under_its_names(served: ServedModel, profile: CostProfile) -> CostProfile:
+def _under_its_names(served: CatalogueEntry, profile: CostProfile) -> CostProfile:
     """Return a stored profile with the names that the cells have in this engine."""
     if not served.prefix:
         return profile

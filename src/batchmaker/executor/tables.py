@@ -12,7 +12,7 @@ from torch import Tensor
 
 from batchmaker.compile.export import torch_dtype
 from batchmaker.graph.spec import ValueSpec
-from batchmaker.scheduler.commands import ZERO_TABLE, Reserve, Source, TableId
+from batchmaker.scheduler.commands import ZERO_TABLE, Reserve, RowSource, TableId
 
 Rows = NDArray[np.int64]
 
@@ -100,7 +100,7 @@ class StateTables:
         taken: NDArray[Any] = self._tables[table].array.take(rows, 0)
         return taken
 
-    def gather(self, sources: tuple[Source, ...], count: int, padded: int, spec: ValueSpec) -> Tensor:
+    def gather(self, sources: tuple[RowSource, ...], count: int, padded: int, spec: ValueSpec) -> Tensor:
         """Return one input of a batch as [padded, *shape]; rows from `count` on are arbitrary but valid.
 
         Consecutive rows of one table come back as a view of it, anything else as a copy.

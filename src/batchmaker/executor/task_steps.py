@@ -22,7 +22,7 @@ from batchmaker.executor.tables import StateTables, as_array
 from batchmaker.executor.task_loop import run_in_loop
 from batchmaker.graph.spec import CellType, ValueSpec
 from batchmaker.model.cell import size_ladder
-from batchmaker.scheduler.commands import ZERO_TABLE, Rows, RunTask, Source, TableId, TaskLanes, within
+from batchmaker.scheduler.commands import ZERO_TABLE, Rows, RowSource, RunTask, TableId, TaskLanes, within
 
 Outputs = tuple[Tensor, ...]
 Failures = list[tuple[int, str]]
@@ -177,12 +177,12 @@ class RunningTask:
     def _gather(self, tables: Rows, rows: Rows, padded: int, spec: ValueSpec) -> Tensor:
         """Return one input of a batch as [padded, *shape]; rows beyond those given are arbitrary but valid."""
         if len(tables) == 1:
-            return self._tables.gather((Source(TableId(tables.item(0)), rows),), 1, padded, spec)
+            return self._tables.gather((RowSource(TableId(tables.item(0)), rows),), 1, padded, spec)
         positions, grouped, parts = by_table(tables, rows)
         if len(parts) == 1:
-            return self._tables.gather((Source(TableId(parts.item(0)), rows),), len(rows), padded, spec)
+            return self._tables.gather((RowSource(TableId(parts.item(0)), rows),), len(rows), padded, spec)
         sources = [
-            Source(TableId(table), grouped[begin:end], positions[begin:end]) for table, begin, end in parts.tolist()
+            RowSource(TableId(table), grouped[begin:end], positions[begin:end]) for table, begin, end in parts.tolist()
         ]
         return self._tables.gather(tuple(sources), len(rows), padded, spec)
 

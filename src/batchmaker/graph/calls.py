@@ -14,7 +14,7 @@ from batchmaker.graph.spec import CellType, ValueSpec
 from batchmaker.graph.values import Hold, HostValues, NodeArray, Output, Value
 
 
-class Layout(Protocol):
+class DataLayout(Protocol):
     """What makes rows of data that comes with calls. Opaque to the graph."""
 
     def kept(self, data: Any, port: int) -> Any:
@@ -53,7 +53,7 @@ class Calls:
 
     __slots__ = ("_accepted", "_layout", "_nodes", "_outputs", "_recorder", "_rows", "cell")
 
-    def __init__(self, cell: CellType, recorder: Recording, layout: Layout) -> None:
+    def __init__(self, cell: CellType, recorder: Recording, layout: DataLayout) -> None:
         self.cell = cell
         self._recorder = recorder
         self._layout = layout
@@ -137,7 +137,7 @@ class _LaidOut:
         return HostValues(values, len(data), data[0].spec)
 
 
-LAID_OUT: Final[Layout] = _LaidOut()
+LAID_OUT: Final[DataLayout] = _LaidOut()
 
 
 def host_input(cell: CellType, port: int, nodes: int | NodeArray, values: HostValues) -> HostInput:

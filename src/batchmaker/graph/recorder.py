@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.errors import InvalidRequestError, ModelError, NodeLimitError
-from batchmaker.graph.calls import LAID_OUT, Calls, Layout, host_input
+from batchmaker.graph.calls import LAID_OUT, Calls, DataLayout, host_input
 from batchmaker.graph.cell_graph import HOST, ZERO, CellGraph, Fetch, HostInput, NodeBlock, Run
 from batchmaker.graph.constants import ascending, from_host, nodes_of, of_type
 from batchmaker.graph.fitting import common_length, foreign, misfit
@@ -63,7 +63,7 @@ class Recorder:
 
     # --- what an unfold function calls ---------------------------------------------------------------------
 
-    def calls(self, cell: CellType, layout: Layout) -> Calls:
+    def calls(self, cell: CellType, layout: DataLayout) -> Calls:
         """Return what adds nodes that call this cell one by one. layout: for the data that comes with the calls."""
         calls = Calls(cell, self, layout)
         self._calls.append(calls)

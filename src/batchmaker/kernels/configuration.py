@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final, final
 
 from batchmaker.errors import OptionError, unknown_name
-from batchmaker.kernels.devices import Device
+from batchmaker.kernels.devices import DeviceSpec
 from batchmaker.kernels.template import (
     CELL_KINDS,
     KERNEL_TYPES,
@@ -74,12 +74,12 @@ def estimated_registers(config: KernelConfig) -> int:
     return config.weight_registers + sums + loaded + units * (config.gates + 3) + _OTHER_REGISTERS
 
 
-def register_limit(config: KernelConfig, device: Device) -> int:
+def register_limit(config: KernelConfig, device: DeviceSpec) -> int:
     """Return how many registers the compiler may give a thread; they are handed out in eights."""
     return min(device.max_registers_per_thread, device.registers // config.num_threads // 8 * 8)
 
 
-def why_not(config: KernelConfig, device: Device) -> str | None:
+def why_not(config: KernelConfig, device: DeviceSpec) -> str | None:
     """Return why the configuration cannot run on the device, None if it can."""
     try:
         config.check()
@@ -96,7 +96,7 @@ def why_not(config: KernelConfig, device: Device) -> str | None:
     return None
 
 
-def candidates(problem: Problem, device: Device) -> Iterator[KernelConfig]:
+def candidates(problem: Problem, device: DeviceSpec) -> Iterator[KernelConfig]:
     """Yield the configurations that can run, each once. None: the layer needs the fallback, see `FALLBACK`.
 
     Weights are kept in registers as far as they fit, the rest in shared memory. Of groups that give a tile the same
@@ -116,7 +116,7 @@ def candidates(problem: Problem, device: Device) -> Iterator[KernelConfig]:
                     yield config
 
 
-def fallback_reason(problem: Problem, device: Device) -> str:
+def fallback_reason(problem: Problem, device: DeviceSpec) -> str:
     """Say why no configuration can run, and what runs instead."""
     need, have = problem.weight_bytes / 2**20, device.on_chip_bytes / 2**20
     if need > have:
@@ -128,7 +128,7 @@ def fallback_reason(problem: Problem, device: Device) -> str:
     return f"{problem}: no persistent kernel fits ({why}); it is computed by {FALLBACK}."
 
 
-def _shapes(problem: Problem, device: Device, regime: Regime) -> Iterator[KernelConfig]:
+def _shapes(problem: Problem, device: DeviceSpec, regime: Regime) -> Iterator[KernelConfig]:
     """Yield what is the same for all heights: widths, groups and their sizes."""
     tensor = problem.dtype != "float32"
     most_blocks = {"block": 1, "cluster": MAX_CLUSTER, "grid": device.sms}[regime]
@@ -181,7 +181,7 @@ def _heights(problem: Problem) -> Iterator[tuple[int, int]]:
                 yield height, row_step
 
 
-def _placed(config: KernelConfig, device: Device) -> KernelConfig | None:
+def _placed(config: KernelConfig, device: DeviceSpec) -> KernelConfig | None:
     """Return the configuration with as few of its weights in shared memory as registers allow, None if none may be."""
     per_step = 4 * config.chunks_per_step
     left = register_limit(config, device) - (estimated_registers(config) - config.weight_registers)

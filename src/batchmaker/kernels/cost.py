@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import final
 
 from batchmaker.kernels.configuration import Problem
-from batchmaker.kernels.devices import Device, Timings
+from batchmaker.kernels.devices import DeviceSpec, Timings
 from batchmaker.kernels.template import CHUNK_BYTES, WARP, KernelConfig
 
 SCHEDULERS = 4
@@ -22,7 +22,7 @@ RECORDED_OPERATIONS = 10
 
 @final
 @dataclass(frozen=True, slots=True)
-class StepCost:
+class KernelStepCost:
     """The phases of one step of one batch tile, in clocks.
 
     multiply: h times the weights, and sums brought together. gates: what follows for each unit. exchange: h to all
@@ -45,13 +45,13 @@ class Cost:
     """A whole call. tiles_in_turn: batch tiles that a team of blocks takes one after another. start_s: launch, and
     weights brought onto the chip. seconds: all of it, for rows that all have the problem's steps."""
 
-    step: StepCost
+    step: KernelStepCost
     tiles_in_turn: int
     start_s: float
     seconds: float
 
 
-def cost(problem: Problem, config: KernelConfig, device: Device) -> Cost:
+def cost(problem: Problem, config: KernelConfig, device: DeviceSpec) -> Cost:
     """Return what the model predicts for a configuration that can run on the device."""
     tiles = math.ceil(problem.batch / config.tile_height)
     most = device.resident(config.blocks_per_tile, cluster=config.regime == "cluster")
@@ -67,7 +67,7 @@ def cost(problem: Problem, config: KernelConfig, device: Device) -> Cost:
     return Cost(step, in_turn, start_s, seconds)
 
 
-def recorded_step_s(problem: Problem, device: Device) -> float:
+def recorded_step_s(problem: Problem, device: DeviceSpec) -> float:
     """Return what the model predicts for one step of the layer as a recording of a library's product and pointwise
     operations: launches, and the product by arithmetic or by its weights' way onto the chip."""
     timings = device.timings
@@ -81,7 +81,7 @@ def recorded_step_s(problem: Problem, device: Device) -> float:
     return RECORDED_OPERATIONS * timings.recorded_launch_s + max(multiplying_s, loading_s)
 
 
-def least_steps(problem: Problem, config: KernelConfig, device: Device) -> int | None:
+def least_steps(problem: Problem, config: KernelConfig, device: DeviceSpec) -> int | None:
     """Return from how many steps on one call is taken to be faster than a recording for each step, at least 2.
 
     None if it never is.
@@ -92,14 +92,14 @@ def least_steps(problem: Problem, config: KernelConfig, device: Device) -> int |
     return None if saved <= 0 else max(2, math.ceil(one.start_s / saved))
 
 
-def _step(problem: Problem, config: KernelConfig, rows: int, blocks: int, device: Device) -> StepCost:
+def _step(problem: Problem, config: KernelConfig, rows: int, blocks: int, device: DeviceSpec) -> KernelStepCost:
     timings = device.timings
     multiply = (_tensor_products if config.uses_tensor_cores else _scalar_products)(config, rows, timings)
     multiply += config.exchanges_per_step * _block_barrier(config, timings)
     gates = _gates(config, rows, timings)
     exchange = config.exchanges_per_step * _exchange(config, rows, blocks, timings)
     waited = _exposed_input(problem, config, rows, blocks, exchange + multiply, device)
-    return StepCost(multiply, gates, exchange, waited)
+    return KernelStepCost(multiply, gates, exchange, waited)
 
 
 def _scalar_products(config: KernelConfig, rows: int, timings: Timings) -> float:
@@ -185,7 +185,7 @@ def _block_barrier(config: KernelConfig, timings: Timings) -> float:
 
 
 def _exposed_input(
-    problem: Problem, config: KernelConfig, rows: int, blocks: int, hidden_behind: float, device: Device
+    problem: Problem, config: KernelConfig, rows: int, blocks: int, hidden_behind: float, device: DeviceSpec
 ) -> float:
     """The next step's inputs come while h is exchanged and multiplied; what takes longer is waited for.
 
@@ -207,7 +207,7 @@ def _l2_share(blocks: int, timings: Timings) -> float:
     return min(timings.l2_bytes_per_clock, timings.l2_total_bytes_per_clock / blocks)
 
 
-def ranked(problem: Problem, found: list[KernelConfig], device: Device) -> list[tuple[KernelConfig, Cost]]:
+def ranked(problem: Problem, found: list[KernelConfig], device: DeviceSpec) -> list[tuple[KernelConfig, Cost]]:
     """Return configurations with their costs, the cheapest first.
 
     Of those that all wait for their inputs, and so take equally long, the one with the least to do is first, for the

@@ -49,7 +49,7 @@ class Timings:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class DeviceSpec:
     """One kind of GPU.
 
     shared_bytes: dynamic shared memory that a block can ask for. processor_clusters: SMs of each GPC, within which a
@@ -82,7 +82,7 @@ class Device:
         return self.sms * (4 * self.registers + self.shared_bytes)
 
 
-A100: Final = Device(
+A100: Final = DeviceSpec(
     name="A100",
     arch="sm_80",
     sms=108,
@@ -97,7 +97,7 @@ A100: Final = Device(
         dram_latency=623,  # [P] L25
     ),
 )
-H200: Final = Device(
+H200: Final = DeviceSpec(
     name="H200",
     arch="sm_90",
     sms=132,
@@ -116,7 +116,7 @@ H200: Final = Device(
 _MODELLED: Final = {device.arch: device for device in (A100, H200)}
 
 
-def modelled(arch: str) -> Device:
+def modelled(arch: str) -> DeviceSpec:
     """Return the device by whose numbers kernels for `arch` are chosen; sm_90a is sm_90 with more instructions.
 
     OptionError for an architecture that the cost model has no numbers for.

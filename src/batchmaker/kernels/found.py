@@ -7,7 +7,7 @@ from typing import Any, Final, final
 
 from batchmaker.errors import DeviceError
 from batchmaker.kernels.compiling import EXTRA
-from batchmaker.kernels.devices import A100, H200, Device
+from batchmaker.kernels.devices import A100, H200, DeviceSpec
 from batchmaker.kernels.tuner import DeviceIdentity
 
 OLDEST_DRIVER: Final = (13, 0)
@@ -21,7 +21,7 @@ class FoundDevice:
 
     identity: DeviceIdentity
     arch: str
-    device: Device
+    device: DeviceSpec
 
 
 def found_device(ordinal: int = 0, driver: Any = None, release: str | None = None) -> FoundDevice:
@@ -85,7 +85,7 @@ def _described(driver: Any, handle: Any, release: str) -> FoundDevice:
     return FoundDevice(DeviceIdentity(name, sms, release), device.arch, device)
 
 
-def _even(nearest: Device, sms: int) -> tuple[int, ...]:
+def _even(nearest: DeviceSpec, sms: int) -> tuple[int, ...]:
     """Return the SMs of each GPC if they have as many as those of `nearest`, which the driver does not tell."""
     if not nearest.processor_clusters:
         return ()

@@ -17,12 +17,12 @@ from batchmaker.kernels.cache import CacheDirectory, default_directory
 from batchmaker.kernels.compiling import CachedCompiler, Compiled, KernelCompiler, Nvrtc
 from batchmaker.kernels.configuration import Problem, fallback_reason
 from batchmaker.kernels.cost import least_steps
-from batchmaker.kernels.devices import Device
+from batchmaker.kernels.devices import DeviceSpec
 from batchmaker.kernels.found import FoundDevice, found_device
 from batchmaker.kernels.layer import CallBuffers, LayerWeights, RecurrentLayer
 from batchmaker.kernels.rows import CallRows, call_rows
 from batchmaker.kernels.source import kernel_source
-from batchmaker.kernels.stepped import RecordedLayer, Recorder
+from batchmaker.kernels.stepped import RecordedLayer, StepRecorder
 from batchmaker.kernels.template import KERNEL_TYPES, KernelConfig, KernelType
 from batchmaker.kernels.tiling import weight_index
 from batchmaker.kernels.tuner import batch_bucket, best_ranked, compiled_best, recalled
@@ -153,7 +153,9 @@ class LoadedKernel:
 class CudaLayers:
     """Makes layers on one GPU. Kernels are chosen by the tuner's cache, else by the cost model, and compiled once."""
 
-    def __init__(self, found: FoundDevice, compiler: KernelCompiler, cache: CacheDirectory, recorder: Recorder) -> None:
+    def __init__(
+        self, found: FoundDevice, compiler: KernelCompiler, cache: CacheDirectory, recorder: StepRecorder
+    ) -> None:
         """recorder: of the steps of layers that no configuration fits."""
         self._found = found
         self._compiler = compiler
@@ -239,7 +241,7 @@ class CudaLayer(RecurrentLayer):
 
 @final
 class StreamRecorder:
-    """Records work of torch's current stream as CUDA graphs; see Recorder."""
+    """Records work of torch's current stream as CUDA graphs; see StepRecorder."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -264,7 +266,7 @@ class StreamRecorder:
         return replay
 
 
-def _pays(problem: Problem, config: KernelConfig, device: Device) -> int | None:
+def _pays(problem: Problem, config: KernelConfig, device: DeviceSpec) -> int | None:
     """Return from how many steps on a call is faster than recorded steps, None if it is not at the problem's."""
     least = least_steps(problem, config, device)
     return None if least is None or least > problem.steps else least

@@ -137,7 +137,7 @@ class RecurrentLayer(ABC):
         )
 
 
-class RecurrentLayers(Protocol):
+class KernelLayers(Protocol):
     """Makes layers: on a GPU with persistent kernels, or with plain operations."""
 
     def layer(self, weights: LayerWeights) -> RecurrentLayer:

@@ -13,8 +13,8 @@ from torch.nn.utils.rnn import PackedSequence
 
 from batchmaker.errors import ModelError, OptionError, ShapeError
 from batchmaker.kernels.launch import CudaLayers
-from batchmaker.kernels.layer import LayerWeights, RecurrentLayer, RecurrentLayers
-from batchmaker.kernels.sequences import Sequences, rows_tensor, sequences_of
+from batchmaker.kernels.layer import KernelLayers, LayerWeights, RecurrentLayer
+from batchmaker.kernels.sequences import KernelSequences, rows_tensor, sequences_of
 from batchmaker.kernels.template import CellKind
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -39,7 +39,7 @@ class PersistentRecurrent(nn.Module, ABC):
 
     source_type: ClassVar[type[nn.RNNBase]]
 
-    def __init__(self, module: nn.RNNBase, cell: CellKind, layers: RecurrentLayers | None) -> None:
+    def __init__(self, module: nn.RNNBase, cell: CellKind, layers: KernelLayers | None) -> None:
         super().__init__()
         _check_module(module, self.source_type)
         weight: Tensor = module.weight_hh_l0  # type: ignore[assignment]
@@ -75,7 +75,7 @@ class PersistentRecurrent(nn.Module, ABC):
         last = _given_back(h, sequences)
         return sequences.outputs(x), last, None if c is None else _given_back(c.to(self._dtype), sequences)
 
-    def _run_layer(self, number: int, x: Tensor, sequences: Sequences, h: Tensor, c: Tensor | None) -> Tensor:
+    def _run_layer(self, number: int, x: Tensor, sequences: KernelSequences, h: Tensor, c: Tensor | None) -> Tensor:
         """Return one layer's outputs [rows, directions * hidden]; its state in h and c is changed in place."""
         y = x.new_empty(len(x), self._directions * self.hidden_size)
         for direction in range(self._directions):
@@ -99,7 +99,7 @@ class PersistentRecurrent(nn.Module, ABC):
                 columns.copy_(target.index_select(0, backward))
         return y
 
-    def _initial(self, name: str, given: Tensor | None, sequences: Sequences) -> Tensor:
+    def _initial(self, name: str, given: Tensor | None, sequences: KernelSequences) -> Tensor:
         """Return a fresh [layers * directions, batch, hidden]: zeros, or what the caller gave."""
         shape = (self.num_layers * self._directions, sequences.batch, self.hidden_size)
         if given is None:
@@ -125,7 +125,7 @@ class PersistentLSTM(PersistentRecurrent):
     source_type = nn.LSTM
 
     @classmethod
-    def from_module(cls, module: nn.LSTM, *, layers: RecurrentLayers | None = None) -> Self:
+    def from_module(cls, module: nn.LSTM, *, layers: KernelLayers | None = None) -> Self:
         """Return a copy of an LSTM on the GPU that its weights are on.
 
         layers: what computes the layers; default: persistent kernels.
@@ -155,7 +155,7 @@ class PersistentGRU(PersistentRecurrent):
     source_type = nn.GRU
 
     @classmethod
-    def from_module(cls, module: nn.GRU, *, reset_after: bool = True, layers: RecurrentLayers | None = None) -> Self:
+    def from_module(cls, module: nn.GRU, *, reset_after: bool = True, layers: KernelLayers | None = None) -> Self:
         """Return a copy of a GRU on the GPU that its weights are on; see PersistentLSTM.from_module.
 
         reset_after: the reset gate acts on the product with h, as in PyTorch; False: on h before the product, as in the
@@ -190,7 +190,7 @@ def _check_module(module: nn.RNNBase, wanted: type[nn.RNNBase]) -> None:
         )
 
 
-def _projected(module: nn.RNNBase, suffix: str, cell: CellKind, layers: RecurrentLayers) -> _Projected:
+def _projected(module: nn.RNNBase, suffix: str, cell: CellKind, layers: KernelLayers) -> _Projected:
     """Return one direction of one layer. All biases but one are added to the inputs: sums of them are rounded once."""
     w_ih, w_hh = (getattr(module, name + suffix).detach().clone() for name in ("weight_ih", "weight_hh"))
     bias, bias_n = None, None
@@ -203,11 +203,11 @@ def _projected(module: nn.RNNBase, suffix: str, cell: CellKind, layers: Recurren
     return _Projected(w_ih, bias, layers.layer(LayerWeights(cell, w_hh, bias_n)))
 
 
-def _is_unbatched(sequences: Sequences) -> bool:
+def _is_unbatched(sequences: KernelSequences) -> bool:
     return isinstance(sequences.source, Tensor) and sequences.source.ndim == 2
 
 
-def _given_back(state: Tensor, sequences: Sequences) -> Tensor:
+def _given_back(state: Tensor, sequences: KernelSequences) -> Tensor:
     """Return a final state in the order and shape of the caller's."""
     if isinstance(sequences.source, PackedSequence) and sequences.source.unsorted_indices is not None:
         return state.index_select(1, sequences.source.unsorted_indices)

@@ -18,7 +18,7 @@ Places = NDArray[np.int64]
 
 @final
 @dataclass(frozen=True, slots=True)
-class Sequences:
+class KernelSequences:
     """A batch of sequences as rows of one matrix: step t of sequence b is row offset[b] + step_offset[t].
 
     data: [rows, width]. lengths, offset: [batch]. step_offset: [longest]. source: what it was made from, whose form
@@ -51,7 +51,7 @@ class Sequences:
         return y.view(*self.source.shape[:-1], y.shape[1])
 
 
-def sequences_of(source: Tensor | PackedSequence, width: int, batch_first: bool) -> Sequences:
+def sequences_of(source: Tensor | PackedSequence, width: int, batch_first: bool) -> KernelSequences:
     """Return the sequences of an input as nn.LSTM takes it: [T, B, width], with batch_first [B, T, width], [T, width],
     or packed, whose sequences come sorted by length.
 
@@ -62,14 +62,14 @@ def sequences_of(source: Tensor | PackedSequence, width: int, batch_first: bool)
         _check_width(data, 2, width, "packed data of shape (steps, {width})")
         lengths = (sizes[:, None] > np.arange(sizes[0])).sum(axis=0)
         step_offset = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-        return Sequences(data, lengths, np.arange(sizes[0]), step_offset, source, batch_first)
+        return KernelSequences(data, lengths, np.arange(sizes[0]), step_offset, source, batch_first)
     _check_width(source, 2 if source.ndim == 2 else 3, width, "3 dimensions, or 2 without a batch, the last {width}")
     shape = (len(source), 1) if source.ndim == 2 else source.shape[:2]
     steps, batch = shape if not batch_first or source.ndim == 2 else (shape[1], shape[0])
     if not steps or not batch:
         raise ShapeError(f"recurrent module: input of shape {tuple(source.shape)} holds no step; wanted at least one.")
     row, step = (steps, 1) if batch_first and source.ndim == 3 else (1, batch)
-    return Sequences(
+    return KernelSequences(
         source.reshape(steps * batch, width),
         np.full(batch, steps),
         np.arange(batch) * row,

@@ -92,7 +92,7 @@ class SteppedLayer(RecurrentLayer):
         return (n + z * (h.float() - n)).to(h.dtype)
 
 
-class Recorder(Protocol):
+class StepRecorder(Protocol):
     """What records work of a device and does it again; the executor's devices are such."""
 
     def compute(self, work: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
@@ -107,7 +107,7 @@ class RecordedLayer(RecurrentLayer):
     """See RecurrentLayer. Steps are replayed from a recording, made once for each number of rows and of steps, both
     rounded up to powers of two; what cannot be recorded runs step by step, and the log says so once."""
 
-    def __init__(self, weights: LayerWeights, recorder: Recorder) -> None:
+    def __init__(self, weights: LayerWeights, recorder: StepRecorder) -> None:
         super().__init__(weights)
         self._stepped = SteppedLayer(weights)
         self._recorder = recorder

@@ -15,7 +15,7 @@ from batchmaker.kernels.cache import CacheDirectory
 from batchmaker.kernels.compiling import Compiled, KernelCompiler
 from batchmaker.kernels.configuration import Problem, candidates, why_not
 from batchmaker.kernels.cost import Cost, ranked
-from batchmaker.kernels.devices import Device
+from batchmaker.kernels.devices import DeviceSpec
 from batchmaker.kernels.template import KernelConfig
 
 TOP: Final = 5
@@ -67,7 +67,7 @@ class Tuning:
     """What `tune` has found. trials: by rank; none if no configuration fits. measured_on: None without a device."""
 
     problem: Problem
-    device: Device
+    device: DeviceSpec
     arch: str
     num_candidates: int
     trials: tuple[Trial, ...]
@@ -91,7 +91,7 @@ class Tuning:
 
 def tune(
     problem: Problem,
-    device: Device,
+    device: DeviceSpec,
     source: str,
     compiler: KernelCompiler,
     *,
@@ -150,7 +150,7 @@ def winner_name(problem: Problem, identity: DeviceIdentity, source: str) -> str:
 
 
 def recalled(
-    problem: Problem, device: Device, identity: DeviceIdentity, source: str, cache: CacheDirectory
+    problem: Problem, device: DeviceSpec, identity: DeviceIdentity, source: str, cache: CacheDirectory
 ) -> KernelConfig | None:
     """Return the configuration that was measured to be best, None if none was or it is not one for this problem."""
     entry = cache.read(winner_name(problem, identity, source))
@@ -165,13 +165,13 @@ def recalled(
 
 
 @lru_cache(maxsize=256)
-def best_ranked(problem: Problem, device: Device) -> tuple[tuple[KernelConfig, Cost], ...]:
+def best_ranked(problem: Problem, device: DeviceSpec) -> tuple[tuple[KernelConfig, Cost], ...]:
     """Return the model's `TOP`, the best first; known from then on, for a start asks for the same few again."""
     return tuple(ranked(problem, list(candidates(problem, device)), device)[:TOP])
 
 
 def compiled_best(
-    problem: Problem, device: Device, source: str, compiler: KernelCompiler, *, arch: str | None = None
+    problem: Problem, device: DeviceSpec, source: str, compiler: KernelCompiler, *, arch: str | None = None
 ) -> tuple[KernelConfig, Compiled] | None:
     """Return the first of the model's `TOP` that does not spill, and no more compiled than that needs.
 

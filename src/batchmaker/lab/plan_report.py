@@ -18,7 +18,7 @@ from batchmaker.compile.binding import bind
 from batchmaker.compile.dataflow import CannotRewriteError, TracedCell
 from batchmaker.compile.export import example_rows, flat_module
 from batchmaker.compile.linear import Linear
-from batchmaker.compile.planner.memory import Memory, memory_after, memory_before
+from batchmaker.compile.planner.memory import CellMemory, memory_after, memory_before
 from batchmaker.compile.planner.plan import plan_cell
 from batchmaker.compile.planner.timing import times_in_turn_s
 from batchmaker.compile.program import compile_program
@@ -58,8 +58,8 @@ class CellReport:
     written: tuple[str, ...]
     planned: tuple[str, ...]
     widths: dict[str, int]
-    before: Memory
-    after: Memory
+    before: CellMemory
+    after: CellMemory
     eager_us: float
     bound_us: float
     planned_us: float
@@ -74,7 +74,7 @@ def report_on(cell: Cell, inputs: tuple[ValueSpec, ...], name: str, batch: int, 
     bound = bind(source, inputs, name=name, fold_bytes=0)
     rows = example_rows(inputs, batch, random=True)
     module = flat_module(source) if isinstance(source, torch.nn.Module) else cell.module_for(inputs)
-    nothing = Memory(0, 0, 0)
+    nothing = CellMemory(0, 0, 0)
     try:
         graph = lift(cell.exported(inputs))
     except CannotRewriteError as error:

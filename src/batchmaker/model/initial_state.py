@@ -69,7 +69,7 @@ def zero_state_specs(module: nn.Module, sequence: State) -> State:
         )
     if num_states == 0:
         return ()
-    search = _Search(module, num_states)
+    search = _StateSearch(module, num_states)
     found = search.found(sequence, different=True)
     if found is not None:
         return found
@@ -100,7 +100,7 @@ def _state_of(cell: nn.LSTMCell | nn.GRUCell | nn.RNNCell, dtype: str) -> State:
 
 
 @final
-class _Search:
+class _StateSearch:
     """Looks for the states, of so many parts, that a module gives back as it takes them."""
 
     def __init__(self, module: nn.Module, num_states: int) -> None:

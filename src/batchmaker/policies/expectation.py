@@ -95,7 +95,7 @@ class StepsLeft:
 
 
 @final
-class StepTimes:
+class ExpectedStepTimes:
     """Seconds per step of each type and batch size: profiled, and corrected by what steps take while serving.
 
     A cell that the profile does not know takes as long as its steps have taken so far, whatever their size; before its

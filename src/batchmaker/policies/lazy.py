@@ -19,7 +19,7 @@ from batchmaker.cost.profile import CostProfile
 from batchmaker.errors import OptionError
 from batchmaker.graph.spec import CellType, TypeId
 from batchmaker.policies.base import Admission, CellPolicy, ReadyView
-from batchmaker.policies.expectation import Lengths, StepsLeft, StepTimes
+from batchmaker.policies.expectation import ExpectedStepTimes, Lengths, StepsLeft
 from batchmaker.policies.requests import RequestTable, Slots
 from batchmaker.policies.slack import EquationTwo, NoSlack, ReplaySlack, Situation, SlackTest, largest_prefix
 
@@ -94,7 +94,7 @@ class LazyPolicy(CellPolicy):
         self._drop = hopeless == "drop"
         self._recent = stack == "recent"
         self._left = StepsLeft(lengths, quantile, percent)
-        self._times = StepTimes(correct=lengths != "true")
+        self._times = ExpectedStepTimes(correct=lengths != "true")
         self._test = _slack_test(slack, from_table=estimate == "table", veto=hopeless == "veto")
         self._rejected_at: int | None = None
         self._num_types = 0

@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from batchmaker.errors import SavedModelError
-from batchmaker.saved.graph_check import RefusedError, check_calls, check_graph
+from batchmaker.saved.graph_check import RefusedGraphError, check_calls, check_graph
 
 _MEMBERS: Final = ("archive_format", "archive_version", "byteorder", "models/model.json")
 _MAX_GRAPH_BYTES: Final = 64 << 20
@@ -34,7 +34,7 @@ def dump_graph(program: ExportedProgram, where: str) -> bytes:
         graph = json.loads(artifact.exported_program)
         _strip(graph)
         check_graph(graph)
-    except RefusedError as error:
+    except RefusedGraphError as error:
         raise SavedModelError(f"{where}: cannot be saved: its graph has {error}") from None
     except Exception as error:  # torch's serialiser raises whatever it runs into
         raise SavedModelError(f"{where}: cannot be saved: {type(error).__name__}: {error}") from error
@@ -107,7 +107,7 @@ def load_program(archive: bytes, tensors: dict[str, Tensor], where: str) -> Expo
         _check_weights(program)
     except SavedModelError:
         raise
-    except RefusedError as error:
+    except RefusedGraphError as error:
         raise SavedModelError(f"{where}: refused, its graph has {error}. Do not trust where it comes from.") from None
     except Exception as error:  # what is wrong with a malformed graph comes out as anything
         raise SavedModelError(f"{where}: malformed graph ({type(error).__name__}: {error}). Save it again.") from error
@@ -149,8 +149,8 @@ def _check_weights(program: ExportedProgram) -> None:
         held = program.state_dict if in_weights else program.constants
         got = held.get(name)
         if not isinstance(got, Tensor):
-            raise RefusedError(f"no tensor for {name!r} among its weights")
+            raise RefusedGraphError(f"no tensor for {name!r} among its weights")
         if got.shape != wanted.shape or got.dtype != wanted.dtype:
-            raise RefusedError(
+            raise RefusedGraphError(
                 f"weight {name!r} of {got.dtype}{list(got.shape)}, made for {wanted.dtype}{wanted.shape}"
             )

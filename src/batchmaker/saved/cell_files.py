@@ -42,13 +42,13 @@ def write_cells(model: Model, directory: Path, registry: CellRegistry) -> tuple[
 
     registry: has bound every cell. Raises SavedModelError.
     """
-    writer = _Writer(directory, registry)
+    writer = _CellWriter(directory, registry)
     return tuple([writer.cell(attribute, cell) for attribute, cell in model.cells.items()])
 
 
 @final
 @dataclass(slots=True)
-class _Writer:
+class _CellWriter:
     """What has been written so far: programs by cell type, and files by their hash. count: of names given."""
 
     directory: Path
@@ -146,7 +146,7 @@ class _Writer:
 
 def load_cells(path: Path, manifest: Manifest) -> dict[str, Cell]:
     """Return the cells of a saved model by their paths. Raises SavedModelError."""
-    reader = _Reader(path)
+    reader = _CellReader(path)
     cells: dict[str, Cell] = {}
     for saved in manifest.cells:
         where = f"{path / MANIFEST}: cell {saved.attribute!r}"
@@ -164,7 +164,7 @@ def load_cells(path: Path, manifest: Manifest) -> dict[str, Cell]:
 
 @final
 @dataclass(slots=True)
-class _Reader:
+class _CellReader:
     """What has been read so far, by the names of its files."""
 
     path: Path

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 
-class RefusedError(Exception):
+class RefusedGraphError(Exception):
     """The graph holds something that it may not hold; the message says what."""
 
 
@@ -53,39 +53,39 @@ _EMPTY = frozenset({"guards_code", "metadata", "custom_obj_values", "treespec_na
 
 
 def check_graph(program: Any) -> None:
-    """RefusedError unless the serialised program (parsed JSON) holds tensors, numbers and ATen calls alone."""
+    """RefusedGraphError unless the serialised program (parsed JSON) holds tensors, numbers and ATen calls alone."""
     _walk(program, "program")
     graph_module = program["graph_module"]
     for side in ("input_specs", "output_specs"):
         for spec in graph_module["signature"][side]:
             if not spec.keys() <= _SIGNATURE:
-                raise RefusedError(f"{side} of kind {', '.join(spec)}; a cell may not change what it holds")
+                raise RefusedGraphError(f"{side} of kind {', '.join(spec)}; a cell may not change what it holds")
     if not {"TRAINING", "ATEN", ""}.issuperset(program["verifiers"]):
-        raise RefusedError(f"dialect {program['verifiers']}")
+        raise RefusedGraphError(f"dialect {program['verifiers']}")
     if [call["fqn"] for call in graph_module["module_call_graph"]] != [""]:
-        raise RefusedError("calls of inner modules")
+        raise RefusedGraphError("calls of inner modules")
 
 
 def check_calls(graph: fx.Graph) -> None:
-    """RefusedError unless every node calls an ATen operator or does arithmetic on sizes."""
+    """RefusedGraphError unless every node calls an ATen operator or does arithmetic on sizes."""
     for node in graph.nodes:
         target = node.target
         aten = isinstance(target, torch._ops.OpOverload) and target.namespace == "aten"
         if node.op == "call_function" and not aten and target not in _SCALAR.values():
-            raise RefusedError(f"node {node.name} calls {target}")
+            raise RefusedGraphError(f"node {node.name} calls {target}")
         if node.op not in ("placeholder", "call_function", "output"):
-            raise RefusedError(f"node {node.name} is a {node.op}")
+            raise RefusedGraphError(f"node {node.name} is a {node.op}")
 
 
 def _walk(value: Any, key: str) -> None:
     if isinstance(value, dict):
         for name, item in value.items():
             if not _PATH.fullmatch(name):
-                raise RefusedError(f"key {name!r} in {key}")
+                raise RefusedGraphError(f"key {name!r} in {key}")
             if name.startswith("as_") and name not in _ARGUMENTS:
-                raise RefusedError(f"an argument of kind {name}")
+                raise RefusedGraphError(f"an argument of kind {name}")
             if name in _EMPTY and item:
-                raise RefusedError(f"{name} that is not empty")
+                raise RefusedGraphError(f"{name} that is not empty")
             _walk(item, name)
     elif isinstance(value, list):
         for item in value:
@@ -96,28 +96,28 @@ def _walk(value: Any, key: str) -> None:
 
 def _check_path(text: str) -> None:
     if not _PATH.fullmatch(text):
-        raise RefusedError(f"the string {text[:80]!r}")
+        raise RefusedGraphError(f"the string {text[:80]!r}")
 
 
 def _check_name(text: str) -> None:
     if text and (not _NAME.fullmatch(text) or keyword.iskeyword(text)):
-        raise RefusedError(f"the name {text[:80]!r}")
+        raise RefusedGraphError(f"the name {text[:80]!r}")
 
 
 def _check_text(text: str) -> None:
     if not _TEXT.fullmatch(text):
-        raise RefusedError(f"the string argument {text[:80]!r}")
+        raise RefusedGraphError(f"the string argument {text[:80]!r}")
 
 
 def _check_version(text: str) -> None:
     if not _VERSION.fullmatch(text):
-        raise RefusedError(f"the version {text[:80]!r}")
+        raise RefusedGraphError(f"the version {text[:80]!r}")
 
 
 def _check_target(text: str) -> None:
     aten = _ATEN.fullmatch(text)
     if text not in _SCALAR and (aten is None or aten[1] in _FILES):
-        raise RefusedError(f"the operator {text[:80]!r}; cells may call ATen operators only")
+        raise RefusedGraphError(f"the operator {text[:80]!r}; cells may call ATen operators only")
 
 
 def _check_tree(text: str) -> None:
@@ -127,29 +127,29 @@ def _check_tree(text: str) -> None:
         while trees:
             tree = trees.pop()
             if tree["type"] not in _TREES:
-                raise RefusedError(f"inputs or outputs in a {tree['type']}; use tensors, tuples, lists or dicts")
+                raise RefusedGraphError(f"inputs or outputs in a {tree['type']}; use tensors, tuples, lists or dicts")
             trees.extend(tree["children_spec"])
             if isinstance(tree["context"], str):
                 _check_context(json.loads(tree["context"]))
     except (ValueError, KeyError, TypeError) as error:
-        raise RefusedError(f"a malformed tree of inputs or outputs ({error})") from None
+        raise RefusedGraphError(f"a malformed tree of inputs or outputs ({error})") from None
     if protocol != 1:
-        raise RefusedError(f"tree protocol {protocol}")
+        raise RefusedGraphError(f"tree protocol {protocol}")
 
 
 def _check_context(context: Any) -> None:
     if context is not None and not (isinstance(context, list) and all(isinstance(key, str | int) for key in context)):
-        raise RefusedError(f"the context {context!r:.80} of a tree")
+        raise RefusedGraphError(f"the context {context!r:.80} of a tree")
 
 
 def _check_size(text: str) -> None:
-    """RefusedError unless the text builds a size from symbols and numbers: sympy evaluates it as Python."""
+    """RefusedGraphError unless the text builds a size from symbols and numbers: sympy evaluates it as Python."""
     try:
         tree = ast.parse(text, mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise RefusedError(f"the size {text[:80]!r}") from None
+        raise RefusedGraphError(f"the size {text[:80]!r}") from None
     if len(text) > 2000 or not _is_size(tree.body):
-        raise RefusedError(f"the size {text[:80]!r}")
+        raise RefusedGraphError(f"the size {text[:80]!r}")
 
 
 def _is_size(node: ast.expr) -> bool:

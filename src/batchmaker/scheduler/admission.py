@@ -45,7 +45,7 @@ class Admitted:
     units: list[int] = field(default_factory=list)
 
 
-class Admission:
+class GraphAdmission:
     """Writes graphs into the arena. One per scheduler.
 
     plan_rows: note where each input will be found. value_ports: per cell type, the inputs that other nodes have ever

@@ -32,9 +32,9 @@ from batchmaker.scheduler.steps import (
     NUM_FACTS,
     POSITIONS,
     STEERS,
-    Limits,
     Places,
     Steps,
+    TaskLimits,
 )
 
 NONE: Final[Rows] = np.empty(0, np.int64)
@@ -62,9 +62,9 @@ class Formed:
 class Batcher:
     """Forms tasks from the books. Keeps nothing of its own.
 
-    max_steps, budget_s: of a task; see CellPolicy. loops_ahead: see Limits. patience: given where a batch may hold only
-    nodes of one depth: how many batches in a row may leave the first in the queue behind (see `_one_depth`); then a
-    task has one step.
+    max_steps, budget_s: of a task; see CellPolicy. loops_ahead: see TaskLimits. patience: given where a batch may hold
+    only nodes of one depth: how many batches in a row may leave the first in the queue behind (see `_one_depth`);
+    then a task has one step.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Batcher:
         budget_s = self._budget_s
         if ranks is None and len(candidates) == BATCHES_AHEAD * cell.max_batch and self._is_alone(book):
             budget_s *= SATURATED_BUDGETS
-        limits = Limits(
+        limits = TaskLimits(
             cell.max_batch, cell.min_batch, self._max_steps, budget_s, len(book.ready) > 0, self._loops_ahead
         )
         batch = min(len(candidates), cell.max_batch)

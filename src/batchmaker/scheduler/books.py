@@ -17,11 +17,11 @@ from batchmaker.graph.spec import CellType, TypeId
 from batchmaker.policies.base import CellPolicy
 from batchmaker.policies.line import WaitingLine
 from batchmaker.policies.requests import RequestTable
-from batchmaker.scheduler.admission import Admission
+from batchmaker.scheduler.admission import GraphAdmission
 from batchmaker.scheduler.arena import Arena, Extents
 from batchmaker.scheduler.depths import DepthBook
 from batchmaker.scheduler.events import GraphExtended, RequestArrived, RequestId, SequenceId, TaskId, WorkerId
-from batchmaker.scheduler.frontiers import FrontierBook, InFlight
+from batchmaker.scheduler.frontiers import FrontierBook, FrontierCounts
 from batchmaker.scheduler.lanes import LaneMap
 from batchmaker.scheduler.numbering import Extent, LocalNumbers
 from batchmaker.scheduler.placing import vacate
@@ -189,7 +189,7 @@ class Books:
         self.observed = policy.watches_requests or policy.needs_depth or policy.needs_frontiers
         self.priorities = Priorities(self.arena)
         self.tables = Tables()
-        self.admission = Admission(self.arena, self.tables, plan_rows=plan_rows, node_by_node=policy.node_by_node)
+        self.admission = GraphAdmission(self.arena, self.tables, plan_rows=plan_rows, node_by_node=policy.node_by_node)
         self.types: list[TypeBook] = []
         self.slots = Extents()
         self.left: NDArray[np.int64] = np.zeros(256, np.int64)
@@ -266,14 +266,14 @@ class Books:
             if kept is not None:
                 kept.add_type()
 
-    def in_flight(self) -> InFlight:
+    def in_flight(self) -> FrontierCounts:
         """Return what living requests have in the arena. Costs a look at each of them."""
         alive = [book for book in self.by_slot.values() if book.alive]
         edges = [self.attached[book.request].edges for book in alive if book.request in self.attached]
         late_edges = [(node, fed) for late in edges for node, consumers in late.items() for fed in consumers]
         steps = [task.unfinished for task in self.tasks.values()]
         on_workers = np.concatenate(steps) if steps else np.empty(0, np.int64)
-        return InFlight([extent for book in alive for extent in book.extents], late_edges, on_workers)
+        return FrontierCounts([extent for book in alive for extent in book.extents], late_edges, on_workers)
 
     def submitted(self, type_id: TypeId, nodes: Nodes, subgraphs: Nodes) -> None:
         """These nodes of one type are on a worker. Only where something is observed."""

@@ -59,7 +59,7 @@ class Admit:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class RowSource:
     """Where some positions of a batch find one input.
 
     table, rows: [n] rows of that table (ignored for ZERO_TABLE). positions: [n] places in the batch, or None for
@@ -83,7 +83,7 @@ class Lanes:
     tables: tuple[TableId, ...]
     count: int
     rows: Rows | None
-    arriving: tuple[tuple[Source, ...], ...]
+    arriving: tuple[tuple[RowSource, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Step:
     """
 
     nodes: Rows
-    inputs: tuple[tuple[Source, ...], ...]
+    inputs: tuple[tuple[RowSource, ...], ...]
     lanes: Lanes | None
     keep: Keep | None
     fetches: tuple[FetchOutput, ...]
@@ -253,14 +253,14 @@ def within(positions: Rows, begin: int, end: int) -> slice:
     return slice(first, last)
 
 
-def _sources(tables: Rows, rows: Rows, positions: Rows | None = None) -> tuple[Source, ...]:
+def _sources(tables: Rows, rows: Rows, positions: Rows | None = None) -> tuple[RowSource, ...]:
     """Return sources by table. tables, rows: [n]. positions: [n] in the batch; None where they are the batch."""
     distinct = np.unique(tables)
     if positions is None and len(distinct) == 1:
-        return (Source(TableId(int(distinct[0])), rows),)
+        return (RowSource(TableId(int(distinct[0])), rows),)
     places = np.arange(len(tables)) if positions is None else positions
     masks = [(table, tables == table) for table in distinct.tolist()]
-    return tuple(Source(TableId(table), rows[mask], places[mask]) for table, mask in masks)
+    return tuple(RowSource(TableId(table), rows[mask], places[mask]) for table, mask in masks)
 
 
 def _lanes_of(lanes: TaskLanes | None, step: int, begin: int, end: int) -> Lanes | None:

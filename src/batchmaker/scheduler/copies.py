@@ -60,7 +60,7 @@ _FORM, _SLOT, _BASE, _FIRST_SUBGRAPH, _CONSUMERS, _KEPT = range(6)
 
 
 @final
-class _Table:
+class _CopyTable:
     """Columns that are only ever added. Those of form i are from `begins[i]` to before `begins[i + 1]`."""
 
     __slots__ = ("begins", "columns", "count")
@@ -121,11 +121,11 @@ class GraphCopies:
 
     def _forget(self) -> None:
         self._forms: dict[int, _Form] = {}
-        self._nodes = _Table(6)
-        self._subgraphs = _Table(7)
-        self._edges = _Table(1)
-        self._sources = _Table(4)
-        self._ready = _Table(1)
+        self._nodes = _CopyTable(6)
+        self._subgraphs = _CopyTable(7)
+        self._edges = _CopyTable(1)
+        self._sources = _CopyTable(4)
+        self._ready = _CopyTable(1)
 
     def of(self, graph: CellGraph, kept_base: int = 0) -> _Form | None:
         """Return what is remembered of a graph, None if it must be taken in as if it were new.
@@ -244,7 +244,7 @@ def _write(
 ) -> Ids:
     """Write graphs as their forms say; return the subgraphs that wait for no other, in order.
 
-    where: [6, graphs]. Columns and begins: see _Table. The rest are the arena's, which the loops change.
+    where: [6, graphs]. Columns and begins: see _CopyTable. The rest are the arena's, which the loops change.
     """
     num_ready = 0
     for i in range(where.shape[1]):

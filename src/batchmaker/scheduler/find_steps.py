@@ -47,9 +47,9 @@ from batchmaker.scheduler.steps import (
     NUM_FLAGS,
     POSITIONS,
     STEERS,
-    Limits,
     Places,
     Steps,
+    TaskLimits,
 )
 
 Ids = NDArray[np.int64]
@@ -253,7 +253,7 @@ def find_steps(
     occupant: Ids,
     lane_tables: Ids,
     places: Places,
-    limits: Limits,
+    limits: TaskLimits,
     seconds: NDArray[np.float64],
     candidates: Keys,
     ranks: Ids,

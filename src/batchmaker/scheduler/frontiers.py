@@ -19,7 +19,7 @@ NONE: Nodes = np.empty(0, np.int64)
 
 @final
 @dataclass(frozen=True, slots=True)
-class InFlight:
+class FrontierCounts:
     """What living requests have in the arena.
 
     extents: a request's in their order. late_edges: (node, one that it feeds in a later extent) where the first is not
@@ -59,7 +59,7 @@ class FrontierBook:
         "left",
     )
 
-    def __init__(self, arena: Arena, look: Callable[[], InFlight]) -> None:
+    def __init__(self, arena: Arena, look: Callable[[], FrontierCounts]) -> None:
         self._arena = arena
         self._look = look
         self.kept = False
@@ -85,7 +85,7 @@ class FrontierBook:
         self.counts = np.append(self.counts, 0)
 
     def admit(self, extents: Sequence[Extent], late_edges: Sequence[tuple[int, int]]) -> None:
-        """Requests have got these nodes. late_edges: as of InFlight, into them."""
+        """Requests have got these nodes. late_edges: as of FrontierCounts, into them."""
         if self.kept:
             self._enter(extents, late_edges, NONE, counted=True)
 

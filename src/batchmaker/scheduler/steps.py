@@ -32,7 +32,7 @@ STEERS: Final = 3
 NUM_FLAGS: Final = 4
 
 
-class Limits(NamedTuple):
+class TaskLimits(NamedTuple):
     """What bounds a task.
 
     max_batch, min_batch: rows of a step; a smaller one than min_batch begins no further step. max_steps: at least 1.

@@ -57,7 +57,7 @@ class LogQueue(QueueHandler):
         self.setFormatter(JsonFormatter())
         self.num_dropped = 0
         self._num_told = 0
-        self._listener = QueueListener(self.queue, _Writer(stream))
+        self._listener = QueueListener(self.queue, _LogWriter(stream))
         self._listener.start()
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
@@ -83,7 +83,7 @@ class LogQueue(QueueHandler):
 
 
 @final
-class _Writer(logging.StreamHandler[Any]):
+class _LogWriter(logging.StreamHandler[Any]):
     """Writes for one thread, and so without a lock, for which the end of the process would wait."""
 
     def createLock(self) -> None:  # noqa: N802

@@ -33,7 +33,7 @@ _INFERRING: Final = (*_READING, 404, 500, 501, 504)
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _ApiCall:
     """One method of one path. body: its schema, None where none is read. answer: the schema of its answer.
 
     media: the type of the answer, "" for no body. errors: statuses besides 401 and 429, which every call can get.
@@ -139,31 +139,31 @@ _SCHEMAS: Final[dict[str, Any]] = {
 
 _M: Final = "/v2/models/{model}"
 _CALLS: Final = (
-    _Call("get", "/", "The page that shows what is running now", _TEXT, "text/html"),
-    _Call("get", "/page", "The page of the server's owner", _TEXT, "text/html", errors=(404,)),
-    _Call("get", "/openapi.json", "This description", _FREE),
-    _Call("get", "/metrics", "Metrics for Prometheus", _TEXT, "text/plain"),
-    _Call("get", "/v2", "Name, version and extensions", _ref("Server")),
-    _Call("get", "/v2/health/live", "Whether the server runs", {}, ""),
-    _Call("get", "/v2/health/ready", "Whether requests are taken", {}, "", silent=(503,)),
-    _Call("get", f"{_M}/ready", "Whether a model takes requests", {}, "", silent=(404, 503), versioned=True),
-    _Call("get", "/v2/models/stats", "Counts and times of all models", _ref("Statistics")),
-    _Call("get", _M, "Inputs and outputs of a model", _ref("Model"), errors=(404,), versioned=True),
-    _Call("get", f"{_M}/config", "Configuration of a model", _ref("Config"), errors=(404,), versioned=True),
-    _Call("get", f"{_M}/stats", "Counts and times of a model", _ref("Statistics"), errors=(404,), versioned=True),
-    _Call(
+    _ApiCall("get", "/", "The page that shows what is running now", _TEXT, "text/html"),
+    _ApiCall("get", "/page", "The page of the server's owner", _TEXT, "text/html", errors=(404,)),
+    _ApiCall("get", "/openapi.json", "This description", _FREE),
+    _ApiCall("get", "/metrics", "Metrics for Prometheus", _TEXT, "text/plain"),
+    _ApiCall("get", "/v2", "Name, version and extensions", _ref("Server")),
+    _ApiCall("get", "/v2/health/live", "Whether the server runs", {}, ""),
+    _ApiCall("get", "/v2/health/ready", "Whether requests are taken", {}, "", silent=(503,)),
+    _ApiCall("get", f"{_M}/ready", "Whether a model takes requests", {}, "", silent=(404, 503), versioned=True),
+    _ApiCall("get", "/v2/models/stats", "Counts and times of all models", _ref("Statistics")),
+    _ApiCall("get", _M, "Inputs and outputs of a model", _ref("Model"), errors=(404,), versioned=True),
+    _ApiCall("get", f"{_M}/config", "Configuration of a model", _ref("Config"), errors=(404,), versioned=True),
+    _ApiCall("get", f"{_M}/stats", "Counts and times of a model", _ref("Statistics"), errors=(404,), versioned=True),
+    _ApiCall(
         "post", f"{_M}/infer", "Tensors in, tensors out; binary tensors may follow the JSON of either",
         _ref("InferResponse"), body=_ref("InferRequest"), errors=_INFERRING, versioned=True,
     ),
-    _Call(
+    _ApiCall(
         "post", f"{_M}/generate", "Plain JSON in, plain JSON out",
         _ref("GenerateResponse"), body=_ref("GenerateRequest"), errors=_INFERRING, versioned=True,
     ),
-    _Call(
+    _ApiCall(
         "post", f"{_M}/generate_stream", "Plain JSON in; each value as an event as soon as it is computed",
         _TEXT, _EVENTS, _ref("GenerateRequest"), errors=_INFERRING, versioned=True,
     ),
-    _Call(
+    _ApiCall(
         "get", f"{_M}/sequence", "A WebSocket: each message a chunk of one sequence, each answered by one", _FREE, "",
         query=(
             _query("answers", "What answers hold", {"type": "string", "enum": ["json", "binary"]}),
@@ -173,22 +173,22 @@ _CALLS: Final = (
         ),
         errors=(400, 403, 404, 426, 503), status=101, versioned=True,
     ),
-    _Call(
+    _ApiCall(
         "post", "/v2/repository/index", "What is loaded and what could be",
         _ref("Index"), body=_ref("IndexRequest"), body_required=False, errors=_READING,
     ),
     *(
-        _Call(
+        _ApiCall(
             "post", f"/v2/repository/models/{{model}}/{what}", summary,
             _FREE, body=_FREE, body_required=False, errors=(*_READING, 403, 404, 500, 501),
         )
         for what, summary in (("load", "Load a model anew"), ("unload", "Unload a model"))
     ),
-    _Call(
+    _ApiCall(
         "get", "/v2/trace", "The last seconds in Chrome's trace format", _ref("Trace"), errors=(400,),
         query=(_query("seconds", "How many", {"type": "number", "exclusiveMinimum": 0, "maximum": 60}),),
     ),
-    _Call(
+    _ApiCall(
         "get", "/v2/live", "What a model is doing now, as the page shows it", _ref("LiveView"), errors=(400, 404),
         query=(
             _query("model", "Its name, by default the first", _TEXT),
@@ -224,7 +224,7 @@ def openapi_description() -> dict[str, Any]:
     }
 
 
-def _operation(call: _Call, path: str) -> dict[str, Any]:
+def _operation(call: _ApiCall, path: str) -> dict[str, Any]:
     named = [{"name": name, "in": "path", "required": True, "schema": _TEXT} for name in re.findall(r"\{(\w+)\}", path)]
     answer: dict[str, Any] = {"description": call.summary}
     if call.media:

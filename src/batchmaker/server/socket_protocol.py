@@ -18,11 +18,11 @@ _PIECE: Final = 16_384
 def limited_socket_protocol(budget: BodyBudget) -> type[WebSocketsSansIOProtocol]:
     """Return the protocol for uvicorn, which makes one for each connection."""
 
-    class Protocol(LimitedSocketProtocol):
+    class SocketProtocol(LimitedSocketProtocol):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(budget, *args, **kwargs)
 
-    return Protocol
+    return SocketProtocol
 
 
 class LimitedSocketProtocol(WebSocketsSansIOProtocol):

@@ -11,7 +11,7 @@ from batchmaker.errors import InvariantError, OptionError
 from batchmaker.graph.bound import lower_bound
 from batchmaker.graph.frontier import Frontier
 from batchmaker.graph.mini_batch import MiniBatch, merged, mini_batch
-from batchmaker.lab.learners.closed import Batch, check_schedule, num_batches, schedule, schedule_from_sinks
+from batchmaker.lab.learners.closed import ClosedBatch, check_schedule, num_batches, schedule, schedule_from_sinks
 from batchmaker.lab.learners.comparison import compare
 from batchmaker.lab.learners.rules import AgendaRule, DepthRule, Rule, SufficientRule, TableRule
 from batchmaker.policies.learned.encodings import encode_base, encode_max, encode_sort
@@ -43,7 +43,7 @@ def parse_tree() -> MiniBatch:
     return mini_batch(types, [*inner, *outputs, list(range(len(inner), len(inner) + len(outputs)))], 3)
 
 
-def kinds(batches: list[Batch]) -> str:
+def kinds(batches: list[ClosedBatch]) -> str:
     return "".join("IOR"[batch.type_id] for batch in batches)
 
 
@@ -116,10 +116,10 @@ def test_a_rule_that_chooses_what_is_not_ready_is_a_defect():
 @pytest.mark.parametrize(
     ("batches", "says"),
     [
-        ([Batch(0, (0,)), Batch(1, (1,))], "1 nodes are in no batch, the first of them 2"),
-        ([Batch(1, (1,)), Batch(0, (0, 2))], "batch 0: node 1 runs before"),
-        ([Batch(0, (0, 2)), Batch(0, (1,))], "batch 1, of type 0: node 1"),
-        ([Batch(0, (0, 2)), Batch(1, (1,)), Batch(0, (2,))], "batch 2, of type 0: node 2 has run"),
+        ([ClosedBatch(0, (0,)), ClosedBatch(1, (1,))], "1 nodes are in no batch, the first of them 2"),
+        ([ClosedBatch(1, (1,)), ClosedBatch(0, (0, 2))], "batch 0: node 1 runs before"),
+        ([ClosedBatch(0, (0, 2)), ClosedBatch(0, (1,))], "batch 1, of type 0: node 1"),
+        ([ClosedBatch(0, (0, 2)), ClosedBatch(1, (1,)), ClosedBatch(0, (2,))], "batch 2, of type 0: node 2 has run"),
     ],
 )
 def test_a_schedule_that_cannot_run_is_found_out(batches, says):

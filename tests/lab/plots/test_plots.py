@@ -6,13 +6,13 @@ import pytest
 
 from batchmaker.engine.timeline import Span
 from batchmaker.errors import DataError
-from batchmaker.lab.plots.pictures import Curve, Lanes, draw_profile, draw_timeline
+from batchmaker.lab.plots.pictures import Curve, DrawnLanes, draw_profile, draw_timeline
 
 CURVE = Curve("cell", [1, 2, 4], [1.0, 1.1, 2.0], [1000.0, 1818.0, 2000.0], 4)
 
 
 def test_a_timeline_is_written_even_where_nothing_ran(tmp_path):
-    lanes = [Lanes("one", "note", [Span(1, 0, 0.0, 1.0, 0.5)]), Lanes("two", "nothing", [])]
+    lanes = [DrawnLanes("one", "note", [Span(1, 0, 0.0, 1.0, 0.5)]), DrawnLanes("two", "nothing", [])]
     draw_timeline(tmp_path / "a.png", lanes, [0.0, 0.0], 1.0, "subtitle")
     assert (tmp_path / "a.png").stat().st_size > 1000
 

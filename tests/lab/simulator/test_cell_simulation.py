@@ -15,7 +15,7 @@ from simulated_models import CHAIN, PAIR, chain, costs, offered, pair, random_ar
 from batchmaker.errors import InvariantError, OptionError
 from batchmaker.lab.simulator.costs import StepCosts
 from batchmaker.lab.simulator.driver import Computed
-from batchmaker.lab.simulator.run import Device, simulate
+from batchmaker.lab.simulator.run import SimulatedDevice, simulate
 from batchmaker.lab.simulator.workload import GIVEN_UP, REFUSED, Offered, Records
 from batchmaker.policies.base import Admission, CellPolicy
 from batchmaker.policies.cellular import CellularPolicy
@@ -25,7 +25,7 @@ from batchmaker.policies.lazy import LazyPolicy
 def run(requests: Any, arrived_s: Any, policy: CellPolicy | None = None, model: Any = CHAIN, **options: Any) -> Any:
     """Records and every batched call."""
     calls: list[Computed] = []
-    device = Device(costs(model.cells), options.pop("workers", 1), options.pop("run_ahead", 0))
+    device = SimulatedDevice(costs(model.cells), options.pop("workers", 1), options.pop("run_ahead", 0))
     play = offered(requests, arrived_s)
     return simulate(model, policy or CellularPolicy(1), play, device, observe=calls.append, **options), calls
 
@@ -44,7 +44,7 @@ def test_a_late_request_joins_the_next_step() -> None:
 
 
 def test_a_step_costs_what_its_batch_costs() -> None:
-    device = Device(costs(CHAIN.cells, fixed_s=1.0, per_row_s=0.5))
+    device = SimulatedDevice(costs(CHAIN.cells, fixed_s=1.0, per_row_s=0.5))
     records = simulate(CHAIN, CellularPolicy(1), offered([chain(1)] * 3, [0.0] * 3), device)
     assert records.finished_s.tolist() == [2.5] * 3
 
@@ -126,7 +126,7 @@ def test_an_impossible_sla_is_refused(sla_s: float) -> None:
 
 def test_costs_must_reach_the_largest_batch() -> None:
     with pytest.raises(OptionError, match="batches of up to 4"):
-        simulate(CHAIN, CellularPolicy(), offered([chain(1)], [0.0]), Device(StepCosts(np.ones((1, 3)))))
+        simulate(CHAIN, CellularPolicy(), offered([chain(1)], [0.0]), SimulatedDevice(StepCosts(np.ones((1, 3)))))
 
 
 def random_case(seed: int) -> tuple[list[Any], list[float], dict[str, Any]]:

@@ -20,7 +20,7 @@ from batchmaker.lab.baselines.window import WindowPolicy
 from batchmaker.lab.datasets import poisson_arrivals
 from batchmaker.lab.simulator.driver import Computed
 from batchmaker.lab.simulator.graphs import PaddedCost
-from batchmaker.lab.simulator.run import Device, simulate
+from batchmaker.lab.simulator.run import SimulatedDevice, simulate
 from batchmaker.lab.simulator.workload import GIVEN_UP, SimulatedModel, SimulatedRequest
 from batchmaker.policies.base import GraphPolicy
 
@@ -37,7 +37,7 @@ def tree(num_leaves: int) -> SimulatedRequest:
 
 def run(requests: Any, arrived_s: Any, policy: GraphPolicy, model: Any = CHAIN, **options: Any) -> Any:
     calls: list[Computed] = []
-    device = Device(options.pop("costs", costs(model.cells)), options.pop("workers", 1))
+    device = SimulatedDevice(options.pop("costs", costs(model.cells)), options.pop("workers", 1))
     return simulate(model, policy, offered(requests, arrived_s), device, observe=calls.append, **options), calls
 
 

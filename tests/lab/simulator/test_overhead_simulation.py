@@ -10,14 +10,14 @@ from simulated_models import CHAIN, PAIR, chain, costs, offered, pair
 from batchmaker.cost.profile import Overhead
 from batchmaker.errors import OptionError
 from batchmaker.lab.simulator.driver import Computed
-from batchmaker.lab.simulator.run import Device, simulate
+from batchmaker.lab.simulator.run import SimulatedDevice, simulate
 from batchmaker.policies.base import CellPolicy
 from batchmaker.policies.cellular import CellularPolicy
 
 
 def test_an_engine_needs_time_beside_its_cells() -> None:
     overhead = Overhead(step_s=0.25, row_s=0.125, turn_s=0.5, request_s=4.0)
-    device = Device(costs(CHAIN.cells), overhead=overhead)
+    device = SimulatedDevice(costs(CHAIN.cells), overhead=overhead)
     calls: list[Computed] = []
     records = simulate(CHAIN, CellularPolicy(1), offered([chain(2)] * 2, [0.0, 1.0]), device, observe=calls.append)
     # The first is unfolded from 0 to 4; the second, which came meanwhile, when the first step has ended.
@@ -41,14 +41,14 @@ def test_policies_are_told_of_the_copies_in_a_step_and_not_of_the_turn_after_it(
         def step_finished(self, type_id: Any, batch: int, seconds: float) -> None:
             told.append(seconds)
 
-    device = Device(costs(CHAIN.cells), overhead=Overhead(0.25, 0.125, 0.5, 4.0))
+    device = SimulatedDevice(costs(CHAIN.cells), overhead=Overhead(0.25, 0.125, 0.5, 4.0))
     simulate(CHAIN, Listening(), offered([chain(1)] * 2, [0.0, 0.0]), device)
     assert told == [1.5]
 
 
 def test_overhead_is_that_of_an_engine_with_one_worker() -> None:
     with pytest.raises(OptionError, match="got 2 workers"):
-        Device(costs(CHAIN.cells), workers=2, overhead=Overhead(turn_s=1e-4))
+        SimulatedDevice(costs(CHAIN.cells), workers=2, overhead=Overhead(turn_s=1e-4))
 
 
 def test_types_take_turns_where_the_device_does() -> None:
@@ -56,7 +56,7 @@ def test_types_take_turns_where_the_device_does() -> None:
 
     def order(*, take_turns: bool) -> list[str]:
         calls: list[Computed] = []
-        device = Device(costs(PAIR.cells), take_turns=take_turns)
+        device = SimulatedDevice(costs(PAIR.cells), take_turns=take_turns)
         simulate(PAIR, CellularPolicy(1), offered(requests, arrived_s), device, observe=calls.append)
         return [call.what[0] for call in calls]
 

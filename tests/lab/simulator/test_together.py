@@ -15,7 +15,7 @@ from batchmaker.errors import OptionError
 from batchmaker.graph.work import work_of
 from batchmaker.lab.baselines.window import WindowPolicy
 from batchmaker.lab.simulator.driver import Computed
-from batchmaker.lab.simulator.run import Device, simulate
+from batchmaker.lab.simulator.run import SimulatedDevice, simulate
 from batchmaker.lab.simulator.together import Together
 from batchmaker.lab.simulator.workload import Offered, SimulatedModel
 from batchmaker.policies.lazy import LazyPolicy
@@ -51,7 +51,7 @@ def test_every_request_of_every_model_is_answered_and_models_never_share_a_batch
     if isinstance(policy, LazyPolicy):
         policy.use_profile(BOTH.profile([profile_of(CHAIN), profile_of(PAIR)]))
     arrived_s = np.array([float(at_s) for _, _, at_s in requests])
-    device = Device(costs(BOTH.model.cells))
+    device = SimulatedDevice(costs(BOTH.model.cells))
     records = simulate(BOTH.model, policy, Offered(shapes, arrived_s), device, sla_s=1000.0, observe=calls.append)
     assert records.answered.all()
     for call in calls:
@@ -67,7 +67,12 @@ def test_the_model_with_the_least_slack_goes_first() -> None:
     calls: list[Computed] = []
     policy = LazyPolicy(BOTH.profile([profile_of(CHAIN), profile_of(PAIR)]), benefit=False, slack="none")
     simulate(
-        BOTH.model, policy, Offered(both, np.zeros(2)), Device(costs(BOTH.model.cells)), sla_s=9.0, observe=calls.append
+        BOTH.model,
+        policy,
+        Offered(both, np.zeros(2)),
+        SimulatedDevice(costs(BOTH.model.cells)),
+        sla_s=9.0,
+        observe=calls.append,
     )
     assert calls[0].requests.tolist() == [1]  # four steps to go leave it less slack than three
 
@@ -76,7 +81,7 @@ def test_windows_of_graph_batching_are_per_model() -> None:
     requests = [BOTH.request(0, chain(1)), BOTH.request(1, pair(1, 1)), BOTH.request(0, chain(1))]
     calls: list[Computed] = []
     simulate(
-        BOTH.model, WindowPolicy(window_ms=500.0), Offered(requests, np.zeros(3)), Device(costs(BOTH.model.cells)),
-        observe=calls.append,
+        BOTH.model, WindowPolicy(window_ms=500.0), Offered(requests, np.zeros(3)),
+        SimulatedDevice(costs(BOTH.model.cells)), observe=calls.append,
     )  # fmt: skip
     assert sorted(call.requests.tolist() for call in calls) == [[0, 2], [1]]

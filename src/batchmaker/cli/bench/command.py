@@ -9,7 +9,7 @@ import typer
 
 from batchmaker.cli import options
 from batchmaker.cli.bench import report
-from batchmaker.cli.bench.measurement import Plan, measure_all
+from batchmaker.cli.bench.measurement import BenchPlan, measure_all
 from batchmaker.cli.bench.report import Setting
 from batchmaker.cli.workload import UNPADDED, make_workload
 from batchmaker.errors import OptionError
@@ -69,7 +69,7 @@ def bench(
     batchmaker bench lstm --hidden 1024 --device cuda --dtype bfloat16
     """
     workers = workers if device == "cpu" else len(device_numbers(device))
-    plan = Plan(_policies_for(model, policy, device), seconds, requests, rate, load, padded_batch, seed)
+    plan = BenchPlan(_policies_for(model, policy, device), seconds, requests, rate, load, padded_batch, seed)
     options.check_writable(json)
     made_options = {"hidden": hidden, "layers": layers, "dtype": dtype, "max_batch": max_batch, "seed": seed}
     options.check_model(model, **made_options)

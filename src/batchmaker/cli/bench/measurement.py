@@ -25,7 +25,7 @@ from batchmaker.policies.options import read_options
 
 @final
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BenchPlan:
     """What to measure, and how. OptionError for policies that do not exist and loads that contradict each other.
 
     requests: offer so many at once; else rate_rps, or load, a share of the baseline's peak; else a backlog for
@@ -54,7 +54,7 @@ class Plan:
 class Bench:
     """One model and workload, measured under any policy."""
 
-    def __init__(self, model: Model, workload: Workload, setting: Setting, plan: Plan, bar: Progress) -> None:
+    def __init__(self, model: Model, workload: Workload, setting: Setting, plan: BenchPlan, bar: Progress) -> None:
         self._model = model
         self._workload = workload
         self._setting = setting
@@ -128,7 +128,7 @@ class Bench:
         return tell
 
 
-def measure_all(model: Model, workload: Workload, setting: Setting, plan: Plan) -> list[Result]:
+def measure_all(model: Model, workload: Workload, setting: Setting, plan: BenchPlan) -> list[Result]:
     """Return one result per policy of the plan, in order, with a progress bar on a terminal.
 
     The reference is measured before and after everything else: the better one counts, so that a busy moment does not.
@@ -142,7 +142,7 @@ def measure_all(model: Model, workload: Workload, setting: Setting, plan: Plan) 
         return _results(Bench(model, workload, setting, plan, bar), setting, plan)
 
 
-def _results(bench: Bench, setting: Setting, plan: Plan) -> list[Result]:
+def _results(bench: Bench, setting: Setting, plan: BenchPlan) -> list[Result]:
     before = bench.reference()
     rate_rps = plan.rate_rps
     if plan.load is not None:

@@ -21,7 +21,7 @@ from batchmaker.engine.driver import StepSeen
 from batchmaker.engine.engine import Engine
 from batchmaker.engine.timeline import Span, cell_spans, graph_spans
 from batchmaker.executor.cpu import default_threads
-from batchmaker.lab.plots.pictures import Lanes, draw_timeline
+from batchmaker.lab.plots.pictures import DrawnLanes, draw_timeline
 from batchmaker.model.model import Model
 
 LOAD = 0.7
@@ -140,7 +140,7 @@ def _draw(png: Path, sides: list[Side], results: list[Result], subtitle: str) ->
     for side, line in zip(sides, results, strict=True):
         steps = side.timeline.steps
         begin_s = side.begin_s + offset_s if steps else 0.0
-        lanes.append(Lanes(_title(line), notes[side.name], _spans(side, begin_s, begin_s + seconds)))
+        lanes.append(DrawnLanes(_title(line), notes[side.name], _spans(side, begin_s, begin_s + seconds)))
         begins.append(begin_s)
     draw_timeline(png, lanes, begins, seconds, subtitle)
 

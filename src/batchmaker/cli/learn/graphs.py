@@ -61,7 +61,9 @@ def read_graphs(
             f"are counted{'' if other else f' and at least {batch} other requests learnt from'}. Give a smaller "
             f"--batch{'' if other else ', or other requests with --train-data'}."
         )
-    recording: Recording = SavedRecording(Path(name)) if saved else _BuiltIn(name, _maker(name, given, other, seed))
+    recording: RecordedGraphs = (
+        SavedRecording(Path(name)) if saved else _BuiltIn(name, _maker(name, given, other, seed))
+    )
     first = _recorded(recording, given, slice(0, num_counted))
     if other is None:
         rest = _recorded(recording, given, slice(num_counted, num_counted + MOST))
@@ -80,7 +82,7 @@ def read_graphs(
     )
 
 
-class Recording(Protocol):
+class RecordedGraphs(Protocol):
     """A model whose requests are unfolded one after another. cells: those used so far, by type id."""
 
     @property
@@ -117,5 +119,5 @@ def _maker(name: str, given: Fitted, other: Fitted | None, seed: int) -> Callabl
     return lambda: options.make_model(name, **fitted, hidden=width, seed=seed)
 
 
-def _recorded(recording: Recording, fitted: Fitted, part: slice) -> list[CellGraph]:
+def _recorded(recording: RecordedGraphs, fitted: Fitted, part: slice) -> list[CellGraph]:
     return [recording.graph(fitted, item) for item in fitted.items[part]]

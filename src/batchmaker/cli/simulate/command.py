@@ -15,7 +15,7 @@ from batchmaker.errors import OptionError
 from batchmaker.lab.plots.sweeps import draw_panels
 from batchmaker.lab.simulator.cells import NO_OVERHEAD
 from batchmaker.lab.simulator.costs import step_costs
-from batchmaker.lab.simulator.run import Device
+from batchmaker.lab.simulator.run import SimulatedDevice
 from batchmaker.lab.zoo.blueprint import blueprint
 
 DEFAULT_POLICIES: Final = ("serial", "graph", "cellular")
@@ -68,7 +68,7 @@ def simulate(
         options.check_writable(path)
     if seed and seeds:
         raise OptionError("give --seed or --seeds, not both")
-    coming = workload.Arrivals(arrivals, trace)
+    coming = workload.SimulatedArrivals(arrivals, trace)
     ask = Ask(
         tuple(policy or DEFAULT_POLICIES), tuple(rate or coming.default_rates), tuple(sla_ms or (100.0,)),
         tuple(seed or range(seeds or 1)), requests, give_up,
@@ -79,7 +79,9 @@ def simulate(
     profile, costs = device.cost_profile(plan, work, npu=npu, dataflow=dataflow, table=latency_table)
     as_inline = not npu and workers == 1  # then the engine computes in its own thread, and its types take turns
     overhead = profile.overhead if as_inline and profile.overhead is not None else NO_OVERHEAD
-    machine = Device(step_costs(plan.model, profile.latency, padded=not npu), workers, run_ahead, as_inline, overhead)
+    machine = SimulatedDevice(
+        step_costs(plan.model, profile.latency, padded=not npu), workers, run_ahead, as_inline, overhead
+    )
     about = {"workload": work.source, "arrivals": str(coming), "costs": costs, "workers": workers}
     study = make_study(ask, plan, work, coming, profile, machine, about)
     results = run_study(study, ask, jobs)

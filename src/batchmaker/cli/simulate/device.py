@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.cli.simulate.workload import Workload
+from batchmaker.cli.simulate.workload import SimulatedWorkload
 from batchmaker.cost.latency import LatencyTable
 from batchmaker.cost.lengths import LengthProfile
 from batchmaker.cost.profile import CostProfile, PredictedLength, ProfileOptions
@@ -24,7 +24,7 @@ DATAFLOW: Final = "tpu"
 
 
 def cost_profile(
-    blueprint: Blueprint, workload: Workload, *, npu: bool, dataflow: str, table: Path | None
+    blueprint: Blueprint, workload: SimulatedWorkload, *, npu: bool, dataflow: str, table: Path | None
 ) -> tuple[CostProfile, str]:
     """Return what steps cost and what policies may know of lengths, and where the costs are from.
 
@@ -47,7 +47,7 @@ def cost_profile(
     return CostProfile(blueprint.model.name, about, latency, lengths), f"npu:{dataflow}"
 
 
-def predicted_lengths(blueprint: Blueprint, workload: Workload) -> tuple[PredictedLength, ...]:
+def predicted_lengths(blueprint: Blueprint, workload: SimulatedWorkload) -> tuple[PredictedLength, ...]:
     """Return how the steps of every run that may end follow from those of a cell with one step for each element."""
     source, words = 7, 5
     graph, cells = blueprint.sized(source, words).graph, blueprint.model.cells
@@ -64,7 +64,7 @@ def predicted_lengths(blueprint: Blueprint, workload: Workload) -> tuple[Predict
     return tuple(found)
 
 
-def _lengths(workload: Workload, given: int | None, end: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _lengths(workload: SimulatedWorkload, given: int | None, end: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the nodes of type `given` (0 for None) and of type `end` of the samples that have any of the latter."""
     counts = [dict(zip(work.types.tolist(), work.nodes.tolist(), strict=True)) for work in (
         work_of(request.graph) for request in workload.samples)]  # fmt: skip

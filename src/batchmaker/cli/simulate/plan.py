@@ -12,11 +12,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from batchmaker.cli import options
 from batchmaker.cli.simulate.study import Result, Study, jobs_of, play_all
-from batchmaker.cli.simulate.workload import Arrivals, Workload
+from batchmaker.cli.simulate.workload import SimulatedArrivals, SimulatedWorkload
 from batchmaker.cost.profile import CostProfile
 from batchmaker.errors import OptionError
 from batchmaker.lab.simulator.graphs import PaddedCost
-from batchmaker.lab.simulator.run import Device
+from batchmaker.lab.simulator.run import SimulatedDevice
 from batchmaker.lab.zoo.blueprint import Blueprint
 
 
@@ -51,10 +51,10 @@ class Ask:
 def make_study(
     ask: Ask,
     plan: Blueprint,
-    work: Workload,
-    coming: Arrivals,
+    work: SimulatedWorkload,
+    coming: SimulatedArrivals,
     profile: CostProfile,
-    device: Device,
+    device: SimulatedDevice,
     about: Mapping[str, Any],
 ) -> Study:
     """Draw all requests and arrivals; say so where an SLA is shorter than any request alone."""

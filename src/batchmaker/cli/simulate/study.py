@@ -12,7 +12,7 @@ from batchmaker import policies
 from batchmaker.cost.profile import CostProfile
 from batchmaker.engine.costs import wants_costs
 from batchmaker.lab.simulator.report import summarise
-from batchmaker.lab.simulator.run import Device, simulate
+from batchmaker.lab.simulator.run import SimulatedDevice, simulate
 from batchmaker.lab.simulator.workload import Offered, SimulatedModel, SimulatedRequest, Times
 from batchmaker.policies.base import CellPolicy, GraphPolicy
 
@@ -33,7 +33,7 @@ class Study:
     """
 
     model: SimulatedModel
-    device: Device
+    device: SimulatedDevice
     profile: CostProfile
     slas_s: tuple[float, ...]
     requests: dict[int, Sequence[SimulatedRequest]]

@@ -36,7 +36,7 @@ Draw = Callable[[int, int], Sequence[SimulatedRequest]]
 
 @final
 @dataclass(frozen=True, slots=True)
-class Workload:
+class SimulatedWorkload:
     """draw: requests of one seed. source: in words. What policies may know of lengths: lengths, (source, words) [n]
     each, where it is drawn from such pairs; or else samples."""
 
@@ -46,7 +46,7 @@ class Workload:
     samples: Sequence[SimulatedRequest] = ()
 
 
-def make(name: str, blueprint: Blueprint, files: Sequence[Path], count: int) -> Workload:
+def make(name: str, blueprint: Blueprint, files: Sequence[Path], count: int) -> SimulatedWorkload:
     """Return the workload of a model. Raises DataError, naming file and line, for what cannot be read or unfolded."""
     if files:
         found = _from_files(name, blueprint, files)
@@ -55,18 +55,18 @@ def make(name: str, blueprint: Blueprint, files: Sequence[Path], count: int) -> 
             order = np.resize(np.random.default_rng((seed, LENGTHS_STREAM)).permutation(len(found)), count)
             return [found[i] for i in order.tolist()]
 
-        return Workload(shuffled, ", ".join(path.name for path in files), samples=found)
+        return SimulatedWorkload(shuffled, ", ".join(path.name for path in files), samples=found)
     if name in UNPADDED:
         drawn_once = make_workload(name, count=min(count, 2048))
         shapes = [blueprint.request(request) for request in drawn_once.requests]
-        return Workload(
+        return SimulatedWorkload(
             lambda seed, count: [shapes[i] for i in np.random.default_rng((seed, LENGTHS_STREAM)).integers(
                 0, len(shapes), size=count).tolist()],
             drawn_once.source,
         )  # fmt: skip
     if blueprint.sized(2) is blueprint.sized(3):
         alone = blueprint.sized(1)
-        return Workload(lambda seed, count: [alone] * count, "requests that are all alike")
+        return SimulatedWorkload(lambda seed, count: [alone] * count, "requests that are all alike")
 
     def drawn(seed: int, count: int) -> list[SimulatedRequest]:
         source, words = lazybatching_lengths(count, np.random.default_rng((seed, LENGTHS_STREAM)))
@@ -74,7 +74,9 @@ def make(name: str, blueprint: Blueprint, files: Sequence[Path], count: int) -> 
         return [blueprint.sized(n, m) for n, m in zip(source.tolist(), words.tolist(), strict=True)]
 
     # What a policy may learn of lengths beforehand comes from a stream of its own, never from the simulated requests.
-    return Workload(drawn, "generated pairs (LazyBatching's lengths)", lazybatching_lengths(30_000, _training()))
+    return SimulatedWorkload(
+        drawn, "generated pairs (LazyBatching's lengths)", lazybatching_lengths(30_000, _training())
+    )
 
 
 def _training() -> np.random.Generator:
@@ -126,7 +128,7 @@ def _read_line(line: str, as_json: bool) -> tuple[tuple[int, int] | None, Any]:
 
 
 @final
-class Arrivals:
+class SimulatedArrivals:
     """When requests come. kind: poisson, mmpp, or trace, which needs the path of one.
 
     OptionError for anything else, DataError for bad files.

@@ -25,7 +25,7 @@ def open_steps(cell: TracedCell, *, layers: bool = True) -> TracedCell:
         step: Any = node.target
         if isinstance(step, LSTMStep | GRUStep) or (isinstance(step, RNNStep) and not layers and not step.relu):
             with opened.graph.inserting_before(node):
-                for index, result in enumerate(_Writer(opened, node, layers).step(step)):
+                for index, result in enumerate(_StepWriter(opened, node, layers).step(step)):
                     _replace(node, index, result)
     opened.graph.eliminate_dead_code()
     return opened
@@ -40,7 +40,7 @@ def _replace(step: fx.Node, index: int, result: fx.Node) -> None:
         user.replace_all_uses_with(result)
 
 
-class _Writer:
+class _StepWriter:
     """Writes one step before its node. Rows that go through tanh are scaled by two (see compile/projected_steps.py)."""
 
     def __init__(self, cell: TracedCell, step: fx.Node, layers: bool) -> None:

@@ -23,7 +23,7 @@ def write_batches(cell: TracedCell, plan: Batched) -> TracedCell:
     A pointwise batch whose operands lie in several places becomes one call for each stretch of them: that is never
     slower than to copy them together first, for the copy is a call as well.
     """
-    writer = _Writer(cell)
+    writer = _BatchWriter(cell)
     for batch, placed in zip(plan.batches, plan.layout.batches, strict=True):
         writer.batch([batch[position] for position in placed.positions])
     writer.finish()
@@ -31,7 +31,7 @@ def write_batches(cell: TracedCell, plan: Batched) -> TracedCell:
 
 
 @final
-class _Writer:
+class _BatchWriter:
     """places: per operation that was written, the node whose value holds its own, and the column where it begins."""
 
     def __init__(self, cell: TracedCell) -> None:

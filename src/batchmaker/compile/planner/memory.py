@@ -29,7 +29,7 @@ _COPIES = (_aten.cat.default, _aten.stack.default, _aten.clone.default)
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class CellMemory:
     """What one run of a cell does at some batch size.
 
     calls: calls that compute, a batch being one. kernels: calls that copy. copied_bytes: what these write.
@@ -40,7 +40,7 @@ class Memory:
     copied_bytes: int
 
 
-def memory_before(cell: TracedCell, batch: int) -> Memory:
+def memory_before(cell: TracedCell, batch: int) -> CellMemory:
     """Return what batches of isomorphic operations need if every value lies where it stands in the program."""
     gates = gate_by_gate(cell)
     place = {node: index for index, node in enumerate(_as_written(gates))}
@@ -55,15 +55,15 @@ def memory_before(cell: TracedCell, batch: int) -> Memory:
             gathered = [[node] for node in nodes]
         kernels += len(gathered)
         copied += sum(_bytes(gates, node, batch) for column in gathered for node in column)
-    return Memory(len(schedule.batches), kernels, copied)
+    return CellMemory(len(schedule.batches), kernels, copied)
 
 
-def memory_after(graph: TracedCell, batch: int) -> Memory:
+def memory_after(graph: TracedCell, batch: int) -> CellMemory:
     """Return what the calls of a graph copy."""
     calls = [node for node in computing(graph) if node.target is not torch.unsafe_split_with_sizes]
     copies = [node for node in calls if node.target in _COPIES]
     copied = sum(_bytes(graph, node, batch) for node in copies)
-    return Memory(len(calls) - len(copies), len(copies), copied)
+    return CellMemory(len(calls) - len(copies), len(copies), copied)
 
 
 def _as_written(cell: TracedCell) -> list[fx.Node]:

@@ -22,20 +22,20 @@ from batchmaker.executor.cuda.device import HEADER_WORDS, CannotRecordError, Lau
 from batchmaker.executor.cuda.place import Place
 from batchmaker.executor.cuda.program import Block, described
 from batchmaker.kernels.layer import CallBuffers
-from batchmaker.scheduler.commands import FetchOutput, Rows, Source, Step, TableId
+from batchmaker.scheduler.commands import FetchOutput, Rows, RowSource, Step, TableId
 
 MOST_STEPS: Final = 8
 """Of a task that runs in one launch; MaxTasksToSubmit is 5 in BatchMaker."""
 
 Addresses = NDArray[np.int64]
-Find = Callable[[tuple[Source, ...], int], Addresses]
+Find = Callable[[tuple[RowSource, ...], int], Addresses]
 """(sources, batch) -> where each position finds one input."""
 Aim = Callable[[TableId, Rows], Addresses]
 """(table, rows) -> where these rows are written."""
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedTask:
     """A task that can run at once: its chains, and what is recorded for it: so many rows, and whether c is wanted of
     every step."""
 
@@ -93,7 +93,7 @@ class _Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class _Recording:
+class _TaskRecording:
     """A launch for one number of rows, the block on the device that it reads, and what else must stay for it."""
 
     launch: Launch
@@ -116,7 +116,7 @@ class TaskProgram:
         self._sizes = sizes
         weights, device = cell.weights, place.device
         self._kernels = {size: device.recurrent(weights, size, MOST_STEPS) for size in sizes}
-        self._recordings: dict[tuple[int, bool], _Recording] = {}
+        self._recordings: dict[tuple[int, bool], _TaskRecording] = {}
         self.note: str | None = None
         most, dtype = max((size for size in sizes if self._kernels[size]), default=0), weights.w_hh.dtype
         self.px = device.zeros((most * MOST_STEPS, weights.gates * weights.hidden), dtype)
@@ -142,7 +142,7 @@ class TaskProgram:
                 if kernel is not None and self.note is None:
                     self._recording(size, every_c)
 
-    def plan(self, steps: Sequence[Step]) -> Planned | None:
+    def plan(self, steps: Sequence[Step]) -> PlannedTask | None:
         """Return how a task of chains runs at once, None if its steps should run one by one.
 
         They should where that is taken to be faster, and where the task branches (see chains_of).
@@ -153,15 +153,15 @@ class TaskProgram:
         if chains is None or not self._pays(len(chains.length), len(steps)):
             return None
         every_c = C in self._cell.outputs and not all(self._keeps_last(chains, *each) for each in enumerate(steps))
-        planned = Planned(chains, self._sizes[bisect_left(self._sizes, len(chains.length))], every_c)
+        planned = PlannedTask(chains, self._sizes[bisect_left(self._sizes, len(chains.length))], every_c)
         return planned if self._recording(planned.rows, every_c) is not None else None
 
-    def new_block(self, planned: Planned, extra_bytes: int) -> Block:
+    def new_block(self, planned: PlannedTask, extra_bytes: int) -> Block:
         """Return an empty block; what is not filled in is zero rows without steps, and goes nowhere."""
         num_words = self._layout(planned.rows, planned.every_c).num_words
         return Block(self._place.take(8 * (HEADER_WORDS + num_words + 2) + 16 + extra_bytes), 1, 0, num_words, 1)
 
-    def fill(self, block: Block, planned: Planned, steps: Sequence[Step], find: Find, aim: Aim) -> None:
+    def fill(self, block: Block, planned: PlannedTask, steps: Sequence[Step], find: Find, aim: Aim) -> None:
         """Let the launch find the chains' state, and leave it in their lanes and what is kept in its rows."""
         layout, chains = self._layout(planned.rows, planned.every_c), planned.chains
         words = block.words[HEADER_WORDS:]
@@ -178,12 +178,12 @@ class TaskProgram:
                     places, column = self._column(block, planned, number, output, 0)
                     column[places[positions]] = aim(table, step.keep.rows)
 
-    def fetch(self, block: Block, planned: Planned, number: int, fetch: FetchOutput, addresses: Addresses) -> None:
+    def fetch(self, block: Block, planned: PlannedTask, number: int, fetch: FetchOutput, addresses: Addresses) -> None:
         """Let what a step fetches of one output go to addresses."""
         places, column = self._column(block, planned, number, fetch.output, 1)
         column[places[fetch.positions]] = addresses
 
-    def submit(self, block: Block, planned: Planned) -> None:
+    def submit(self, block: Block, planned: PlannedTask) -> None:
         """Submit a task whose block is full and whose projected inputs are in `px`."""
         recording = self._recordings[planned.rows, planned.every_c]
         self._place.device.upload(recording.block, block.words)
@@ -207,7 +207,9 @@ class TaskProgram:
         outputs = self._cell.outputs
         return _Layout(rows, len(self._cell.state), outputs.count(H), outputs.count(C), every_c)
 
-    def _column(self, block: Block, planned: Planned, number: int, output: int, kind: int) -> tuple[Rows, Addresses]:
+    def _column(
+        self, block: Block, planned: PlannedTask, number: int, output: int, kind: int
+    ) -> tuple[Rows, Addresses]:
         """Return where the positions of a step are in a column of targets, and the column. kind: 0 kept, 1 fetched."""
         layout, part = self._layout(planned.rows, planned.every_c), self._cell.outputs[output]
         column, words = 2 * self._cell.outputs[:output].count(part) + kind, block.words[HEADER_WORDS:]
@@ -216,7 +218,7 @@ class TaskProgram:
         places = planned.places(number) if planned.every_c else planned.chains.row[number]
         return places, words[layout.c + column * layout.c_size :][: layout.c_size]
 
-    def _recording(self, rows: int, every_c: bool) -> _Recording | None:
+    def _recording(self, rows: int, every_c: bool) -> _TaskRecording | None:
         if (rows, every_c) not in self._recordings:
             try:
                 self._recordings[rows, every_c] = self._record(rows, every_c)
@@ -224,7 +226,7 @@ class TaskProgram:
                 self.note = f"tasks of cell {self._name!r} do not run at once: {reason}"
         return self._recordings.get((rows, every_c))
 
-    def _record(self, rows: int, every_c: bool) -> _Recording:
+    def _record(self, rows: int, every_c: bool) -> _TaskRecording:
         device, layout, kernel = self._place.device, self._layout(rows, every_c), self._kernels[rows]
         assert kernel is not None
         block = device.zeros((HEADER_WORDS + layout.num_words,), torch.int64)
@@ -254,7 +256,7 @@ class TaskProgram:
             device.move_rows(block, HEADER_WORDS + layout.lanes, lanes, rows, to_addresses=True)
             device.signal(block)
 
-        return _Recording(device.record(work), block, (lanes, h_columns, c_columns, steps))
+        return _TaskRecording(device.record(work), block, (lanes, h_columns, c_columns, steps))
 
     def _buffers(self, layout: _Layout) -> tuple[CallBuffers, list[tuple[Tensor, Tensor]]]:
         """Return the kernel's buffers, and those of them in float32 that others have in the cell's type beside that: of

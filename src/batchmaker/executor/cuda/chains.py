@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.scheduler.commands import Keep, Lanes, Rows, Source, Step, TableId
+from batchmaker.scheduler.commands import Keep, Lanes, Rows, RowSource, Step, TableId
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Chains:
     length: Rows
     row: tuple[Rows, ...]
     number: tuple[Rows, ...]
-    begin: tuple[tuple[Source, ...], ...]
+    begin: tuple[tuple[RowSource, ...], ...]
     lane: Rows
     lane_row: Rows
 
@@ -64,7 +64,7 @@ class _Book:
         self._kept_in: tuple[TableId, ...] = ()
         self._row: list[Rows] = []
         self._number: list[Rows] = []
-        self._begin: list[list[Source]] = [[] for _ in _lanes(steps[0]).tables]
+        self._begin: list[list[RowSource]] = [[] for _ in _lanes(steps[0]).tables]
 
     def add(self, step: Step) -> None:
         lanes = _lanes(step)
@@ -105,7 +105,7 @@ class _Book:
             raise _ForkedError
         return chain
 
-    def _refuse_written(self, source: Source) -> None:
+    def _refuse_written(self, source: RowSource) -> None:
         if source.table in self._kept_in and any(np.isin(source.rows, rows).any() for rows in self._kept):
             raise _ForkedError
 
@@ -127,15 +127,15 @@ class _Book:
             length[order],
             tuple(rank[chain] for chain in self._row),
             tuple(self._number),
-            tuple(tuple(Source(s.table, s.rows, rank[s.positions]) for s in part) for part in self._begin),
+            tuple(tuple(RowSource(s.table, s.rows, rank[s.positions]) for s in part) for part in self._begin),
             lane[holds],
             rank[owner[holds]],
         )
 
 
 def _beginnings(
-    arriving: tuple[Source, ...], table: TableId, rows: Rows, chain: Rows, fresh: NDArray[np.bool_]
-) -> list[Source]:
+    arriving: tuple[RowSource, ...], table: TableId, rows: Rows, chain: Rows, fresh: NDArray[np.bool_]
+) -> list[RowSource]:
     """Return where those positions find their state that begin: positions are chains."""
     found, stays = [], fresh.copy()
     for source in arriving:
@@ -143,9 +143,9 @@ def _beginnings(
         stays[positions] = False
         begins = fresh[positions]
         if begins.any():
-            found.append(Source(source.table, source.rows[begins], chain[positions[begins]]))
+            found.append(RowSource(source.table, source.rows[begins], chain[positions[begins]]))
     if stays.any():
-        found.append(Source(table, rows[stays], chain[stays]))
+        found.append(RowSource(table, rows[stays], chain[stays]))
     return found
 
 

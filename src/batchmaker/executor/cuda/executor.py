@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from batchmaker.errors import RAISED_BY_USERS, OptionError
 from batchmaker.executor.base import StepsResult, failed_result
-from batchmaker.executor.cuda.at_once import Planned
+from batchmaker.executor.cuda.at_once import PlannedTask
 from batchmaker.executor.cuda.cells import Bind, DeviceCells, HoistedRows, TaskForm
 from batchmaker.executor.cuda.device import Device, DeviceLostError
 from batchmaker.executor.cuda.fetching import Fetched, fetched, in_task, of_task
@@ -24,7 +24,7 @@ from batchmaker.executor.cuda.tables import DeviceTables
 from batchmaker.executor.cuda.watcher import Watcher
 from batchmaker.executor.task_steps import MAX_HOISTED_ROWS
 from batchmaker.graph.spec import CellType, TypeId
-from batchmaker.scheduler.commands import ZERO_TABLE, Lanes, Reserve, RunTask, Source, Step, TableId
+from batchmaker.scheduler.commands import ZERO_TABLE, Lanes, Reserve, RowSource, RunTask, Step, TableId
 
 Addresses = NDArray[np.int64]
 
@@ -274,7 +274,7 @@ class CudaExecutor:
             begun = None
 
     def _run_at_once(
-        self, place: Place, task: RunTask, steps: Sequence[Step], form: TaskForm, planned: Planned
+        self, place: Place, task: RunTask, steps: Sequence[Step], form: TaskForm, planned: PlannedTask
     ) -> None:
         """Submit all steps of a task of chains as one launch."""
         program = form.program
@@ -351,7 +351,7 @@ class CudaExecutor:
             for source in lanes.arriving[i]:
                 stays[slice(None) if source.positions is None else source.positions] = False
             own = np.flatnonzero(stays)
-            sources = (Source(table, rows[own], own), *lanes.arriving[i]) if len(own) else lanes.arriving[i]
+            sources = (RowSource(table, rows[own], own), *lanes.arriving[i]) if len(own) else lanes.arriving[i]
             port = program.num_inputs - len(lanes.tables) + i
             block.source(port)[: lanes.count] = self._sources(place, sources, lanes.count, failed)
         first = num_outputs - len(lanes.tables)
@@ -359,7 +359,7 @@ class CudaExecutor:
             block.target(first + i, LANE)[: lanes.count] = self._tables.targets(place, table, rows)
 
     def _sources(
-        self, place: Place, sources: tuple[Source, ...], batch: int, failed: dict[int, str], first: int = 0
+        self, place: Place, sources: tuple[RowSource, ...], batch: int, failed: dict[int, str], first: int = 0
     ) -> Addresses:
         """Return where each position finds one input. Positions whose row is missing fail, counted from `first`."""
         found = np.zeros(batch, np.int64)

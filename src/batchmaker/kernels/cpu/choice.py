@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.kernels.cpu.greedy import GreedyLoop
-from batchmaker.kernels.cpu.loop import LoopTask, Plan, RecurrentLoop
+from batchmaker.kernels.cpu.loop import LoopPlan, LoopTask, RecurrentLoop
 from batchmaker.kernels.cpu.steps import BLOCK, OWN, TILED
 from batchmaker.kernels.cpu.tiled import Rows
 
@@ -36,7 +36,7 @@ def choose(
     """
     largest = batch_sizes[-1]
     ways = np.full(BLOCK + 1, loop.products.ways[-1], np.int64)
-    loop.plan = Plan(ways, np.zeros(1, np.bool_), batch_sizes)
+    loop.plan = LoopPlan(ways, np.zeros(1, np.bool_), batch_sizes)
     _compile(loop)
     measured: dict[int, _Times] = {}
     end_s = time.thread_time() + _ALL_S
@@ -51,7 +51,7 @@ def choose(
     times = np.array([[measured[n].compiled_s, measured[n].products_s, measured[n].step_s] for n in sizes])
     times = np.maximum(times, 1e-9)  # a clock may stand still between two looks
     by_product = np.interp(every, sizes, times[:, 1] / times[:, 0]) < 1
-    loop.plan = Plan(ways, by_product, batch_sizes if by_product.any() else ())
+    loop.plan = LoopPlan(ways, by_product, batch_sizes if by_product.any() else ())
     faster: NDArray[np.bool_] = np.interp(every, sizes, times[:, :2].min(1) / times[:, 2]) < 1
     return faster
 

@@ -40,7 +40,7 @@ class _NoEnds:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Scores:
+class ScoreWeights:
     """The token is that of the greatest of h @ weights.T + bias. weights: [tokens, hidden]; bias: [tokens], if any."""
 
     weights: Tensor
@@ -56,7 +56,7 @@ class GreedyLoop:
     """
 
     def __init__(
-        self, recurrent: RecurrentLoop, scores: Scores, state: tuple[int, ...], outputs: tuple[int, ...]
+        self, recurrent: RecurrentLoop, scores: ScoreWeights, state: tuple[int, ...], outputs: tuple[int, ...]
     ) -> None:
         assert recurrent.table is not None
         self.recurrent, self._table = recurrent, recurrent.table

@@ -100,7 +100,7 @@ class LoopCell:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LoopPlan:
     """How tasks are computed.
 
     ways: how n rows are multiplied in the compiled call, for n up to BLOCK. by_product: for tasks whose largest step
@@ -133,7 +133,7 @@ class RecurrentLoop:
         self.width, self.hidden = cell.weights.shape
         self.num_state = len(cell.state)
         self.products = Products(cell.weights, library() if functions is None else functions)
-        self.plan = Plan(np.full(BLOCK + 1, self.products.ways[-1], np.int64), np.zeros(1, np.bool_), ())
+        self.plan = LoopPlan(np.full(BLOCK + 1, self.products.ways[-1], np.int64), np.zeros(1, np.bool_), ())
         bias = torch.zeros(self.width) if cell.bias is None else cell.bias.detach().float()
         self.bias: Floats = bias.contiguous().numpy()
         self._no_bias: Floats = np.zeros(self.width, np.float32)

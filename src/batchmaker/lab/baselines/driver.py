@@ -23,7 +23,7 @@ from batchmaker.scheduler.events import RequestCancelled, RequestId, TimePassed
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
+class _ComputedBatch:
     """What a worker is given. tickets: those of `run.requests`, in order."""
 
     run: RunBatch
@@ -32,7 +32,7 @@ class _Batch:
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    batch: _Batch
+    batch: _ComputedBatch
     outcomes: list[tuple[Any, BatchmakerError | None]]
     begin_s: float
     end_s: float
@@ -59,7 +59,7 @@ class GraphDriver:
         self._num_threads = num_threads
         self._tickets: dict[RequestId, Ticket] = {}
         self._outcome: dict[RequestId, tuple[Any, BatchmakerError | None]] = {}  # computed and not answered
-        self._work: list[queue.SimpleQueue[_Batch | None]] = [queue.SimpleQueue() for _ in range(num_workers)]
+        self._work: list[queue.SimpleQueue[_ComputedBatch | None]] = [queue.SimpleQueue() for _ in range(num_workers)]
         self._threads: list[threading.Thread] = []
         self._finished: deque[_Done] = deque()
         self._settle: Callable[[Sequence[Settled]], None] = lambda _: None
@@ -183,7 +183,7 @@ class GraphDriver:
         now_s = self._clock.now_s()
         for ticket in tickets:
             ticket.started_s = now_s
-        self._work[command.worker].put(_Batch(command, tickets))
+        self._work[command.worker].put(_ComputedBatch(command, tickets))
 
     def _leave(self, request_id: RequestId) -> tuple[Ticket, tuple[Any, BatchmakerError | None]]:
         return self._tickets.pop(request_id), self._outcome.pop(request_id, (None, None))

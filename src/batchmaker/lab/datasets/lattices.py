@@ -66,14 +66,14 @@ def read_lattices(path: str | PathLike[str]) -> list[Lattice]:
     other node has its character first.
     Raises DataError, naming file and line, for what is not such a file, or one without lattices.
     """
-    numbers = _Numbers(path)
+    numbers = _NumberedLines(path)
     count = numbers.next("the number of lattices", least=1)
     lattices = [_read_lattice(numbers, f"lattice {i + 1} of {count}") for i in range(count)]
     numbers.end(f"{count} lattices")
     return lattices
 
 
-def _read_lattice(numbers: _Numbers, which: str) -> Lattice:
+def _read_lattice(numbers: _NumberedLines, which: str) -> Lattice:
     num_nodes = numbers.next(f"{which}: its number of nodes", least=1)
     labels = [numbers.next(f"{which}: the label of node {node}") for node in range(num_nodes)]
     arcs: list[tuple[int, int, int]] = []
@@ -85,7 +85,7 @@ def _read_lattice(numbers: _Numbers, which: str) -> Lattice:
 
 
 @final
-class _Numbers:
+class _NumberedLines:
     """The numbers of a file one by one, each with the line that it stands on."""
 
     def __init__(self, path: str | PathLike[str]) -> None:

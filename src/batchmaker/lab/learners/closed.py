@@ -13,14 +13,14 @@ from batchmaker.lab.learners.rules import Rule, SufficientRule
 
 @final
 @dataclass(frozen=True, slots=True)
-class Batch:
+class ClosedBatch:
     """Nodes of one type that are computed together."""
 
     type_id: int
     nodes: tuple[int, ...]
 
 
-def schedule(frontier: Frontier, rule: Rule, max_batch: int | None = None) -> list[Batch]:
+def schedule(frontier: Frontier, rule: Rule, max_batch: int | None = None) -> list[ClosedBatch]:
     """Run a mini-batch from its beginning as the rule chooses and return the batches, in order.
 
     Every batch holds all ready nodes of its type, as in ED-Batch's Algorithm 1, or those of the lowest depth where the
@@ -32,7 +32,7 @@ def schedule(frontier: Frontier, rule: Rule, max_batch: int | None = None) -> li
     depths = frontier.mini_batch.depths.tolist() if rule.one_depth else None
     frontier.reset()
     rule.begin(frontier.mini_batch)
-    batches: list[Batch] = []
+    batches: list[ClosedBatch] = []
     while frontier.num_left:
         kind = rule.choose(frontier)
         ready = frontier.ready[kind]
@@ -46,7 +46,7 @@ def schedule(frontier: Frontier, rule: Rule, max_batch: int | None = None) -> li
             chosen = ready[:max_batch]
         nodes = frontier.run(kind, chosen)
         rule.ran(kind, nodes)
-        batches.append(Batch(kind, tuple(nodes)))
+        batches.append(ClosedBatch(kind, tuple(nodes)))
     return batches
 
 
@@ -62,7 +62,9 @@ def num_batches(frontier: Frontier, rule: Rule) -> int:
     return count
 
 
-def schedule_from_sinks(mini_batch: MiniBatch, rule: Rule | None = None, max_batch: int | None = None) -> list[Batch]:
+def schedule_from_sinks(
+    mini_batch: MiniBatch, rule: Rule | None = None, max_batch: int | None = None
+) -> list[ClosedBatch]:
     """Return the batches of a rule that looks at the mini-batch from its sinks, in the order in which they can run.
 
     The rule, SufficientRule unless another is given, schedules the turned mini-batch; its batches are taken from the
@@ -70,10 +72,12 @@ def schedule_from_sinks(mini_batch: MiniBatch, rule: Rule | None = None, max_bat
     """
     turned = schedule(Frontier(mini_batch.turned), rule or SufficientRule(), max_batch)
     last = len(mini_batch) - 1
-    return [Batch(batch.type_id, tuple(sorted(last - node for node in batch.nodes))) for batch in reversed(turned)]
+    return [
+        ClosedBatch(batch.type_id, tuple(sorted(last - node for node in batch.nodes))) for batch in reversed(turned)
+    ]
 
 
-def check_schedule(mini_batch: MiniBatch, batches: list[Batch]) -> None:
+def check_schedule(mini_batch: MiniBatch, batches: list[ClosedBatch]) -> None:
     """Raise InvariantError unless the batches compute every node once, after its sources, with others of its type."""
     done = [False] * len(mini_batch)
     starts, sources = mini_batch.starts.tolist(), mini_batch.sources.tolist()

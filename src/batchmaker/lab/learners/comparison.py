@@ -30,7 +30,7 @@ class Standing:
 
 
 @final
-class _Timed(Rule):
+class _TimedSchedule(Rule):
     """A rule whose choices are timed. one_depth is the rule's."""
 
     def __init__(self, rule: Rule) -> None:
@@ -73,7 +73,7 @@ def compare(
     for name, rule in rules.items():
         counts, each_us = [], []
         for mini_batch in mini_batches:
-            timed = _Timed(rule)
+            timed = _TimedSchedule(rule)
             if name == "heuristic-backward":
                 batches = schedule_from_sinks(mini_batch, timed, max_batch)
             else:

@@ -20,7 +20,7 @@ _NORM_PASSES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class AtenCall:
     """One ATen call for a batch of one row.
 
     target: the overload. args: as given. out: its first output. is_shared: whether a tensor is a weight, or made of
@@ -54,7 +54,7 @@ class Call:
         return Activations(sum(tensor.numel() for tensor in self.own), self.out.numel())
 
 
-def operations_of_call(call: Call) -> list[Operation]:
+def operations_of_call(call: AtenCall) -> list[Operation]:
     """Return what the call does for one request. ModelError for an operator that applies weights in an unknown way."""
     name = call.name
     if name in _FREE or name.startswith(("new_", "sym_")) or name.endswith("_like"):
@@ -89,7 +89,7 @@ _FREE: Final = frozenset(
 """Views, and tensors that are the same for every request."""
 
 
-def _product(call: Call) -> list[Operation]:
+def _product(call: AtenCall) -> list[Operation]:
     """mm, bmm, mv and their forms that add a third argument first."""
     left, right = call.args[-2:] if call.name in ("mm", "bmm", "mv") else call.args[1:3]
     k = left.shape[-1]
@@ -106,7 +106,7 @@ def _product(call: Call) -> list[Operation]:
     return [gemm, *call.weights(), call.moved()]
 
 
-def _convolution(call: Call) -> list[Operation]:
+def _convolution(call: AtenCall) -> list[Operation]:
     given, weight = call.args[:2]
     transposed, groups = call.args[6], call.args[8]
     window = math.prod(weight.shape[2:])
@@ -124,7 +124,7 @@ def _convolution(call: Call) -> list[Operation]:
     return [OwnGemm(groups, pixels, k, n), *rest]
 
 
-def _attention(call: Call) -> list[Operation]:
+def _attention(call: AtenCall) -> list[Operation]:
     """Scaled dot products with softmax: keys and values belong to the request, so nothing is shared."""
     query, key, value = call.args[:3]
     count = math.prod(query.shape[:-2])
@@ -135,13 +135,13 @@ def _attention(call: Call) -> list[Operation]:
     return [*products, softmax, call.moved()]
 
 
-def _look_up(call: Call) -> list[Operation]:
+def _look_up(call: AtenCall) -> list[Operation]:
     """Rows of a table: only those that are asked for move."""
     table, values = call.args[0], call.out.numel()
     return [Streamed(values)] if call.is_shared(table) else [Activations(values, values)]
 
 
-def _write_into(call: Call) -> list[Operation]:
+def _write_into(call: AtenCall) -> list[Operation]:
     """Values put at places of a larger tensor: only they move, whatever is returned."""
     arguments = call.target._schema.arguments
     given = {argument.name: value for argument, value in zip(arguments, call.args, strict=False)}
@@ -151,22 +151,24 @@ def _write_into(call: Call) -> list[Operation]:
     return [Activations(values, values)]
 
 
-def _copy(call: Call) -> list[Operation]:
+def _copy(call: AtenCall) -> list[Operation]:
     return [Activations(call.out.numel(), call.out.numel())]
 
 
-def _pool(call: Call) -> list[Operation]:
+def _pool(call: AtenCall) -> list[Operation]:
     kernel = call.args[1]
     dimensions = call.out.dim() - 2
     window = math.prod(kernel if len(kernel) == dimensions else [kernel[0]] * dimensions)
     return [VectorWork(call.out.numel() * window), call.moved()]
 
 
-def _all_of(names: str, rule: Callable[[Call], list[Operation]]) -> dict[str, Callable[[Call], list[Operation]]]:
+def _all_of(
+    names: str, rule: Callable[[AtenCall], list[Operation]]
+) -> dict[str, Callable[[AtenCall], list[Operation]]]:
     return dict.fromkeys(names.split(), rule)
 
 
-_RULES: Final[dict[str, Callable[[Call], list[Operation]]]] = {
+_RULES: Final[dict[str, Callable[[AtenCall], list[Operation]]]] = {
     **_all_of("mm bmm mv addmm addbmm baddbmm addmv", _product),
     **_all_of("convolution", _convolution),
     **_all_of("embedding index index_select gather take", _look_up),

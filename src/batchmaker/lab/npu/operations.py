@@ -21,7 +21,7 @@ from batchmaker.compile.export import example_rows, flat_module, flat_outputs, s
 from batchmaker.errors import BatchmakerError, ModelError, ShapeError
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.lab.npu.accelerator import Operation, Weights
-from batchmaker.lab.npu.arithmetic import Call, merged, operations_of_call
+from batchmaker.lab.npu.arithmetic import AtenCall, merged, operations_of_call
 from batchmaker.model.cell import Cell
 from batchmaker.model.initial_state import initial_state
 from batchmaker.model.registry import CellRegistry
@@ -175,7 +175,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
         self._kept += [*given, *made]
         if made and not all(map(self._is_shared, given)):
-            call = Call(func, args, tuple(given), made[0], self._is_shared, self._weights)
+            call = AtenCall(func, args, tuple(given), made[0], self._is_shared, self._weights)
             self.operations += operations_of_call(call)
             self._own.update(map(_storage, made))
         return result

@@ -17,7 +17,7 @@ ORANGE = "#d9730d"
 
 
 @dataclass(frozen=True, slots=True)
-class Lanes:
+class DrawnLanes:
     """One policy's stretch of time. title: its name and what it achieved; note: what to see."""
 
     title: str
@@ -36,7 +36,9 @@ class Curve:
     best: int
 
 
-def draw_timeline(path: Path, lanes: Sequence[Lanes], begin_s: Sequence[float], seconds: float, subtitle: str) -> None:
+def draw_timeline(
+    path: Path, lanes: Sequence[DrawnLanes], begin_s: Sequence[float], seconds: float, subtitle: str
+) -> None:
     """Write a PNG of who held which row when, after figure 5 of BatchMaker: each request in its own colour.
 
     begin_s: start of the stretch drawn, for each of `lanes`. Grey, hatched: the row is held by a finished request.

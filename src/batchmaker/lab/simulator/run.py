@@ -15,7 +15,7 @@ from batchmaker.policies.base import CellPolicy, GraphPolicy
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class SimulatedDevice:
     """What requests are played on. costs: of steps. workers: devices of one kind.
 
     For cell policies alone: run_ahead, take_turns: see Scheduler. overhead: of an engine whose own thread is the one
@@ -40,7 +40,7 @@ def simulate(
     model: SimulatedModel,
     policy: CellPolicy | GraphPolicy,
     offered: Offered,
-    device: Device,
+    device: SimulatedDevice,
     *,
     sla_s: float | None = None,
     give_up_late: bool = False,

@@ -91,7 +91,7 @@ class FirstDirection(nn.Module):
 
 
 @final
-class Direction(nn.Module):
+class PaddedDirection(nn.Module):
     """One direction of a recurrent layer above another: forward(left, right, h) -> h, of the norm of their sum."""
 
     def __init__(self, norm: nn.Module, hidden: int) -> None:
@@ -137,8 +137,8 @@ class DeepSpeech2(nn.Module):
         self.right = nn.ModuleList([FirstDirection(inputs * pitches, hidden)])
         for _ in range(layers - 1):
             norm = nn.BatchNorm1d(hidden)
-            self.left.append(Direction(norm, hidden))
-            self.right.append(Direction(norm, hidden))
+            self.left.append(PaddedDirection(norm, hidden))
+            self.right.append(PaddedDirection(norm, hidden))
         self.scores = Scores(hidden, characters, output)
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:

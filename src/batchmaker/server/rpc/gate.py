@@ -44,7 +44,7 @@ _OPEN: Final = frozenset({"ServerLive", "ServerReady"})
 
 
 @final
-class Call:
+class RpcCall:
     """One call. Messages are bytes here."""
 
     __slots__ = ("_context", "caller", "fault", "key", "metadata", "method", "request_id")
@@ -109,7 +109,7 @@ class Call:
         await ending
 
 
-Answer = Callable[[Any, Call], Awaitable[Any]]
+Answer = Callable[[Any, RpcCall], Awaitable[Any]]
 """Answers a message with the fields of the message that answers it, or with that."""
 
 
@@ -128,7 +128,7 @@ class RpcGate:
         """Return the handler of a method that takes one message and gives one."""
         limits = self._site.service.limits
 
-        async def work(call: Call) -> bytes:
+        async def work(call: RpcCall) -> bytes:
             data = await call.read(limits.body_seconds)
             if data is None:
                 raise ServiceError(FaultKind.CANCELLED, "the client has gone")
@@ -142,20 +142,20 @@ class RpcGate:
 
         # For gRPC a stream of requests, so that the time to send the one can be limited; clients see no difference
         async def handle(_: Any, context: Any) -> bytes:
-            encoded: bytes = await self._pass(Call(method, context, self._ids), work)
+            encoded: bytes = await self._pass(RpcCall(method, context, self._ids), work)
             return encoded
 
         return grpc.stream_unary_rpc_method_handler(handle)
 
-    def stream(self, method: str, work: Callable[[Call], Awaitable[None]]) -> Any:
+    def stream(self, method: str, work: Callable[[RpcCall], Awaitable[None]]) -> Any:
         """Return the handler of a method that reads and writes by itself."""
 
         async def handle(_: Any, context: Any) -> None:
-            await self._pass(Call(method, context, self._ids), work)
+            await self._pass(RpcCall(method, context, self._ids), work)
 
         return grpc.stream_stream_rpc_method_handler(handle)
 
-    async def _pass(self, call: Call, work: Callable[[Call], Awaitable[Any]]) -> Any:
+    async def _pass(self, call: RpcCall, work: Callable[[RpcCall], Awaitable[Any]]) -> Any:
         begin = time.perf_counter()
         self.num_active += 1
         call.send_id()
@@ -168,7 +168,7 @@ class RpcGate:
             if self._log_access or failed:
                 self._log(call, time.perf_counter() - begin, logging.WARNING if failed else logging.INFO)
 
-    async def _guarded(self, call: Call, work: Callable[[Call], Awaitable[Any]]) -> Any:
+    async def _guarded(self, call: RpcCall, work: Callable[[RpcCall], Awaitable[Any]]) -> Any:
         try:
             if call.method not in _OPEN:
                 call.caller = self._site.keys.caller(call.key)
@@ -186,7 +186,7 @@ class RpcGate:
         return await call.fail(fault)
 
     @contextlib.contextmanager
-    def _span(self, call: Call) -> Iterator[None]:
+    def _span(self, call: RpcCall) -> Iterator[None]:
         if not self._spans.enabled:
             yield
             return
@@ -199,7 +199,7 @@ class RpcGate:
                 span.set_attribute("batchmaker.request_id", call.request_id)
 
     @staticmethod
-    def _log(call: Call, seconds: float, level: int) -> None:
+    def _log(call: RpcCall, seconds: float, level: int) -> None:
         detail = {
             "request_id": call.request_id, "method": "gRPC", "path": f"/{SERVICE}/{call.method}",
             "status": _code(call).name, "ms": round(1e3 * seconds, 3), "client": call.client, "caller": call.caller,
@@ -207,7 +207,7 @@ class RpcGate:
         _LOG.log(level, "call", extra=detail)
 
 
-def _code(call: Call) -> grpc.StatusCode:
+def _code(call: RpcCall) -> grpc.StatusCode:
     return grpc.StatusCode.OK if call.fault is None else CODE[call.fault]
 
 

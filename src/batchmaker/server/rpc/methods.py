@@ -14,7 +14,7 @@ from batchmaker.server.descriptions import (
 )
 from batchmaker.server.faults import FaultKind, ServiceError
 from batchmaker.server.parts import Site
-from batchmaker.server.rpc.gate import Answer, Call
+from batchmaker.server.rpc.gate import Answer, RpcCall
 from batchmaker.server.rpc.wire import read_infer, write_infer
 
 _HTTP_ONLY: Final = frozenset({"binary_tensor_data", "generate"})
@@ -28,7 +28,7 @@ def unary_methods(site: Site) -> dict[str, Answer]:
 def _infer(site: Site) -> Answer:
     service = site.service
 
-    async def infer(asked: Any, call: Call) -> Any:
+    async def infer(asked: Any, call: RpcCall) -> Any:
         request = read_infer(asked, service.limits, call.remaining_s)
         return write_infer(await service.infer(asked.model_name, asked.model_version, request, call.caller))
 
@@ -38,30 +38,30 @@ def _infer(site: Site) -> Answer:
 def _describing(site: Site) -> dict[str, Answer]:
     repository = site.service.repository
 
-    async def live(asked: Any, call: Call) -> dict[str, Any]:
+    async def live(asked: Any, call: RpcCall) -> dict[str, Any]:
         return {"live": True}
 
-    async def ready(asked: Any, call: Call) -> dict[str, Any]:
+    async def ready(asked: Any, call: RpcCall) -> dict[str, Any]:
         return {"ready": site.service.ready}
 
-    async def model_ready(asked: Any, call: Call) -> dict[str, Any]:
+    async def model_ready(asked: Any, call: RpcCall) -> dict[str, Any]:
         try:
             served = repository.get(asked.name, asked.version)
         except ServiceError:
             return {"ready": False}
         return {"ready": site.service.takes(served)}
 
-    async def server(asked: Any, call: Call) -> dict[str, Any]:
+    async def server(asked: Any, call: RpcCall) -> dict[str, Any]:
         return {**server_metadata(), "extensions": [name for name in EXTENSIONS if name not in _HTTP_ONLY]}
 
-    async def metadata(asked: Any, call: Call) -> dict[str, Any]:
+    async def metadata(asked: Any, call: RpcCall) -> dict[str, Any]:
         served = repository.get(asked.name, asked.version)
         return model_metadata(served, repository.versions(served.name))
 
-    async def config(asked: Any, call: Call) -> dict[str, Any]:
+    async def config(asked: Any, call: RpcCall) -> dict[str, Any]:
         return {"config": model_config(repository.get(asked.name, asked.version))}
 
-    async def statistics(asked: Any, call: Call) -> dict[str, Any]:
+    async def statistics(asked: Any, call: RpcCall) -> dict[str, Any]:
         models = [repository.get(asked.name, asked.version)] if asked.name else repository.models()
         return {"model_stats": [model_statistics(model) for model in models]}
 
@@ -83,11 +83,11 @@ def _repository(site: Site) -> dict[str, Answer]:
         if asked.repository_name:
             raise ServiceError(FaultKind.UNSUPPORTED, "there is one repository; leave repository_name empty")
 
-    async def index(asked: Any, call: Call) -> dict[str, Any]:
+    async def index(asked: Any, call: RpcCall) -> dict[str, Any]:
         check(asked)
         return {"models": [asdict(line) for line in await repository.index(ready_only=asked.ready)]}
 
-    async def load(asked: Any, call: Call) -> dict[str, Any]:
+    async def load(asked: Any, call: RpcCall) -> dict[str, Any]:
         check(asked)
         site.keys.check_control(call.caller)
         if asked.parameters:
@@ -97,7 +97,7 @@ def _repository(site: Site) -> dict[str, Answer]:
         await repository.load(asked.model_name)
         return {}
 
-    async def unload(asked: Any, call: Call) -> dict[str, Any]:
+    async def unload(asked: Any, call: RpcCall) -> dict[str, Any]:
         check(asked)
         site.keys.check_control(call.caller)
         await repository.unload(asked.model_name)

@@ -13,7 +13,7 @@ from grpc import aio
 from batchmaker.errors import OptionError
 from batchmaker.server.config import Config
 from batchmaker.server.parts import Site
-from batchmaker.server.rpc.gate import Call, RpcGate
+from batchmaker.server.rpc.gate import RpcCall, RpcGate
 from batchmaker.server.rpc.health import health_handlers
 from batchmaker.server.rpc.methods import unary_methods
 from batchmaker.server.rpc.schema import SERVICE
@@ -39,7 +39,7 @@ class RpcServer:
         self.address = self._bind(config)
 
     def _handlers(self) -> dict[str, Any]:
-        async def infer(call: Call) -> None:
+        async def infer(call: RpcCall) -> None:
             await InferStream(self._site, call, self._stop).run()
 
         unary = {name: self._gate.unary(name, answer) for name, answer in unary_methods(self._site).items()}

@@ -8,7 +8,7 @@ from typing import Any, final
 
 from batchmaker.server.faults import FaultKind, ServiceError
 from batchmaker.server.parts import Site
-from batchmaker.server.rpc.gate import Call
+from batchmaker.server.rpc.gate import RpcCall
 from batchmaker.server.rpc.schema import MESSAGES, decode
 from batchmaker.server.rpc.wire import FINAL, PARTS, read_infer, write_infer
 
@@ -22,7 +22,7 @@ class InferStream:
     only, unless the message cannot be read at all.
     """
 
-    def __init__(self, site: Site, call: Call, stop: asyncio.Future[None]) -> None:
+    def __init__(self, site: Site, call: RpcCall, stop: asyncio.Future[None]) -> None:
         """stop: done when no more is to be read."""
         self._site = site
         self._call = call
