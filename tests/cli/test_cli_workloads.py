@@ -61,8 +61,7 @@ def tiny(monkeypatch):
     def mobilenet(dtype="float32", max_batch=2, seed=0):
         return make[1](0.03, image=32, classes=3, dtype=dtype, max_batch=max_batch, seed=seed)
 
-    monkeypatch.setitem(zoo.MODELS, "bert", bert)
-    monkeypatch.setitem(zoo.MODELS, "mobilenet", mobilenet)
+    monkeypatch.setattr(zoo, "MODELS", {**zoo.MODELS, "bert": bert, "mobilenet": mobilenet})
     monkeypatch.setattr(reference, "SECONDS_EACH", 0.005)
 
 

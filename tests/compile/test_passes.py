@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from batchmaker.compile.binding import bind
+from batchmaker.compile.binding import bind, traced
 from batchmaker.compile.dataflow import TracedCell
 from batchmaker.compile.export import example_rows
 from batchmaker.compile.passes import fusion
 from batchmaker.compile.passes.fusion import can_fuse, fuse_pointwise
 from batchmaker.compile.passes.interpreter import BLOCK, is_available
 from batchmaker.compile.passes.pointwise import Pass
-from batchmaker.compile.planner.in_runs import planner, traced
+from batchmaker.compile.planner.in_runs import planner
 from batchmaker.compile.program import compile_program
 from batchmaker.compile.rewrite import fold_constants, lift
 from batchmaker.graph.spec import ValueSpec

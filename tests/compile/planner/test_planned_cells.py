@@ -10,9 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from batchmaker.compile.binding import bind
+from batchmaker.compile.binding import bind, traced
 from batchmaker.compile.export import example_rows, flat_outputs
-from batchmaker.compile.planner.in_runs import planner, traced
+from batchmaker.compile.planner.in_runs import planner
 from batchmaker.compile.planner.memory import memory_after, memory_before
 from batchmaker.compile.planner.plan import Plan, plan_cell
 from batchmaker.compile.rewrite import cut_recurrent_cells, fold_constants, lift
