@@ -128,7 +128,7 @@ def test_refusing_can_be_switched_on_and_off(policy: str | None, refuse: bool) -
 
 
 def test_late_has_two_values() -> None:
-    with pytest.raises(OptionError, match="'give-up' or 'finish', got 'later'"):
+    with pytest.raises(OptionError, match="'give-up' or 'finish', got str 'later'"):
         bm.Engine(Sums(), late="later")  # type: ignore[arg-type]
 
 

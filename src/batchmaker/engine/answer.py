@@ -75,7 +75,10 @@ class Answer:
         for callbacks in the engine's own thread, which would wait for themselves.
         """
         self._wait(timeout)
-        return self._outcome()
+        try:
+            return self._outcome()
+        finally:
+            del self  # an error has this frame in its traceback, and the answer has the error: a circle otherwise
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """As `result`, but return the request's error instead of raising it; None if there is a result."""
@@ -133,7 +136,10 @@ class Answer:
                     # Perhaps it has been answered, and the loop has not told the task yet: then this does nothing.
                     self.cancel()
                     raise
-        return self._outcome()
+        try:
+            return self._outcome()
+        finally:
+            del self  # as in `result`
 
     def __iter__(self) -> Generator[Any, None, None]:
         """The request's values as they come; leaving the iteration early cancels it. OptionError without stream=True.
@@ -182,9 +188,13 @@ class Answer:
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _outcome(self) -> Any:
-        if self._error is not None:
-            raise self._error
-        return self._result
+        error = self._error
+        if error is None:
+            return self._result
+        try:
+            raise error
+        finally:
+            del self, error  # as in `result`
 
     def _wait_with(self, waiter: Callable[[], object]) -> None:
         """Have something called at the end. With the lock held."""
