@@ -93,7 +93,7 @@ def test_waiting_ends_after_the_time_given_and_the_request_goes_on(gate: Gate) -
             for seconds in (0, -1, 0.001):
                 with pytest.raises(TimeoutError, match="it goes on"):
                     wait(seconds)
-        assert not answer._waiters, "who polls leaves nothing behind"
+        assert not answer._waiting, "who polls leaves nothing behind"
         gate.opened.set()
         assert float(answer.result(60)) == 3.0
 

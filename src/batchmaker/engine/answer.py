@@ -9,17 +9,13 @@ import asyncio
 import queue
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Protocol, final
 
 from batchmaker.engine.observers import call_quietly
 from batchmaker.errors import CancelledError, OptionError
 from batchmaker.scheduler.events import RequestId
-
-_WAITING: Final = 0
-_CLAIMED: Final = 1  # somebody is about to answer: it cannot be cancelled any more, and nobody may see an answer yet
-_ANSWERED: Final = 2
-_CANCELLED: Final = 3
 
 _END: Final = object()
 """What comes after the last streamed value."""
@@ -43,30 +39,38 @@ class Answer:
         for value in answer: ...           # its values as they come, if submitted with stream=True; also `async for`
 
     Two threads meet here: whoever holds the answer (the callers, any number of them) and whoever answers (the engine's
-    thread, or another in its place while it hangs; never both, see Loop._unanswered). Every change of state, and of the
-    lists of who waits, is made under the answer's own lock, and the state only ever goes forward: waiting, claimed,
-    answered; or waiting, cancelled. So who sees a final state without the lock may trust it, and what was written
-    before it. Nobody is woken and no foreign code is called while the lock is held.
+    thread, or another in its place while it hangs; never both, see Loop._unanswered). A lock for each request would
+    cost more than all else here, so two rules stand in its place. Each needs no more than that one operation on a list
+    is never interrupted by another.
+
+    Who ends it: callers who cancel append an error to `_verdicts`, the thread that answers appends None; the first one
+    in it holds, whatever comes behind. Only who was first writes the result or the error, and then sets `_is_done`,
+    which is never taken back. So who sees `_is_done` sees the result.
+
+    Who is woken: who wants to wait appends to `_waiting` first and looks at `_is_done` second; who ends it sets
+    `_is_done` first and takes out of `_waiting` second. So in whatever order the four happen, one of the two sees the
+    other. If both do, a thread or task is woken that does not sleep, which is no harm; functions are called by who gets
+    them out of the list.
     """
 
-    __slots__ = ("_awaiting", "_error", "_handover", "_lock", "_result", "_state", "_values", "_waiters", "request_id")
+    _is_done = False  # what most answers do not need is set where it is needed
+    _result: Any = None
+    _error: BaseException | None = None
+    _values: Values | None = None
 
     def __init__(self, request_id: RequestId, handover: Handover, values: Values | None = None) -> None:
         self.request_id = request_id
         self._handover = handover
-        self._values = values
-        self._lock = threading.Lock()
-        self._state = _WAITING
-        self._result: Any = None
-        self._error: BaseException | None = None
-        self._waiters: list[Callable[[], object]] | None = None  # threads to wake, functions to call
-        self._awaiting: list[asyncio.Future[None]] | None = None  # each belongs to its event loop
+        self._verdicts: list[CancelledError | None] = []
+        self._waiting: list[asyncio.Future[None] | Callable[[], object]] = []  # futures of event loops; or to be called
+        if values is not None:
+            self._values = values
 
     # --- for who has submitted -------------------------------------------------------------------------------------
 
     def done(self) -> bool:
         """Whether the result or the error is there; a request that was cancelled is done."""
-        return self._state >= _ANSWERED
+        return self._is_done
 
     def result(self, timeout: float | None = None) -> Any:
         """Return the result, or raise the request's error. Blocks the calling thread for up to `timeout` seconds.
@@ -89,13 +93,14 @@ class Answer:
         """Call `function` with this answer once it is done: in the thread that answers or cancels, which is mostly the
         engine's, so it must be quick; what it raises goes to the log. If it is done already: at once, in this thread.
         """
-        # Either the thread that answers finds the function in the list, or this one finds the state final, never both
-        # and never neither: both look under the lock.
-        with self._lock:
-            if self._state < _ANSWERED:
-                self._wait_with(partial(call_quietly, partial(function, self), "a callback of a request's answer"))
+        called = partial(call_quietly, partial(function, self), "a callback of a request's answer")
+        self._waiting.append(called)
+        if self._is_done:
+            try:
+                self._waiting.remove(called)
+            except ValueError:  # who ended it has taken it out, and calls it
                 return
-        function(self)
+            function(self)
 
     def cancel(self) -> bool:
         """Give the request up, wherever it is; one that has not begun is never unfolded. Once is enough.
@@ -103,16 +108,16 @@ class Answer:
         Returns whether it had not been answered; then, whoever waits gets CancelledError. Its values may be held by the
         engine for a moment longer.
         """
-        # Against the thread that answers: who takes the lock first in the state `waiting` wins. If it is this thread,
-        # `claim` returns False there and the request counts as cancelled. If it is that one, the result stands.
-        with self._lock:
-            if self._state != _WAITING:
-                return self._state == _CANCELLED
-            self._error = CancelledError(f"request {self.request_id}: cancelled by the caller")
-            self._state = _CANCELLED
-            waiters, awaiting = self._take_waiting()
-        self._wake(waiters)
-        for future in awaiting:
+        if self._verdicts:
+            return self.is_cancelled
+        error = CancelledError(f"request {self.request_id}: cancelled by the caller")
+        self._verdicts.append(error)
+        if self._verdicts[0] is not error:  # another caller, or the thread that answers, was faster
+            return self.is_cancelled
+        # Now the thread that answers finds this when it claims the request, and counts it as cancelled.
+        self._error = error
+        self._is_done = True
+        for future in self._wake():
             call_soon(future.get_loop(), partial(wake_all, (future,)))
         # Last, and perhaps before the request has left this side (see Loop.hold): an engine that does not know it yet
         # ignores this, and sees `is_cancelled` before it unfolds it.
@@ -121,15 +126,10 @@ class Answer:
 
     def __await__(self) -> Generator[Any, None, Any]:
         """The result, or the request's error is raised. Cancelling the task that awaits it cancels the request."""
-        if self._state < _ANSWERED:
+        if not self._is_done:
             arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            # As in add_done_callback: the thread that answers finds the future in the list, or this one finds the final
-            # state. That thread then lets this loop resolve the future, which is no thread's but the loop's.
-            with self._lock:
-                waits = self._state < _ANSWERED
-                if waits:
-                    self._awaiting = [arrived, *(self._awaiting or ())]
-            if waits:
+            self._waiting.append(arrived)  # resolved in its loop, as no other thread may
+            if not self._is_done:
                 try:
                     yield from arrived
                 except asyncio.CancelledError:
@@ -154,7 +154,7 @@ class Answer:
 
     def __repr__(self) -> str:
         """Show which request it belongs to, and whether it is there."""
-        said = ("is waited for", "is waited for", "is there", "was cancelled")[self._state]
+        said = "is waited for" if not self._is_done else "was cancelled" if self.is_cancelled else "is there"
         return f"<Answer to request {self.request_id}: {said}>"
 
     # --- for who answers -------------------------------------------------------------------------------------------
@@ -162,28 +162,25 @@ class Answer:
     @property
     def is_cancelled(self) -> bool:
         """Whether nobody wants the result any more."""
-        return self._state == _CANCELLED
+        return bool(self._verdicts) and self._verdicts[0] is not None
 
     def claim(self) -> bool:
         """Let nobody cancel the request any more; False if somebody has. `settle` must follow.
 
         Between the two, the engine counts the request; so the counts and what the caller gets agree.
         """
-        with self._lock:
-            if self._state == _WAITING:
-                self._state = _CLAIMED
-            return self._state == _CLAIMED
+        self._verdicts.append(None)
+        return self._verdicts[0] is None
 
     def settle(self, result: Any, error: BaseException | None) -> Sequence[asyncio.Future[None]]:
         """Answer a request that was claimed: wake its threads and call its callbacks; return what event loops wait for,
         which are woken together with others; see wake_all."""
-        with self._lock:
+        if error is None:
             self._result = result
+        else:
             self._error = error
-            self._state = _ANSWERED  # last: `done` and `result` look at it without the lock
-            waiters, awaiting = self._take_waiting()
-        self._wake(waiters)
-        return awaiting
+        self._is_done = True
+        return self._wake() if self._waiting or self._values is not None else ()
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
@@ -196,45 +193,37 @@ class Answer:
         finally:
             del self, error  # as in `result`
 
-    def _wait_with(self, waiter: Callable[[], object]) -> None:
-        """Have something called at the end. With the lock held."""
-        if self._waiters is None:
-            self._waiters = [waiter]
-        else:
-            self._waiters.append(waiter)
-
-    def _take_waiting(self) -> tuple[Sequence[Callable[[], object]], Sequence[asyncio.Future[None]]]:
-        """Take everybody who waits. With the lock held, in a final state, so that nobody comes after them."""
-        waiting = self._waiters or (), self._awaiting or ()
-        self._waiters = self._awaiting = None
-        return waiting
-
-    def _wake(self, waiters: Sequence[Callable[[], object]]) -> None:
+    def _wake(self) -> list[asyncio.Future[None]]:
+        """Wake threads, call callbacks, and return what event loops wait for. By who has ended it, once it is done."""
         if self._values is not None:
             self._values.end()
-        for waiter in waiters:
-            waiter()
+        futures: list[asyncio.Future[None]] = []
+        while self._waiting:
+            try:
+                waiter = self._waiting.pop(0)
+            except IndexError:  # the last one saw that it is done, and has taken itself out
+                break
+            if isinstance(waiter, asyncio.Future):
+                futures.append(waiter)
+            else:
+                waiter()
+        return futures
 
     def _wait(self, timeout: float | None) -> None:
-        """Block until the state is final. TimeoutError after `timeout` seconds."""
-        if self._state >= _ANSWERED:
+        """Block until it is done. TimeoutError after `timeout` seconds."""
+        if self._is_done:
             return
         self._handover.release()  # in an event loop's thread, what it has submitted in this turn would wait for its end
-        sleeping = threading.Lock()  # taken twice by this thread, and let go in between by who answers
+        sleeping = threading.Lock()  # taken twice by this thread, and let go in between by who ends it
         sleeping.acquire()
-        with self._lock:
-            if self._state >= _ANSWERED:
-                return
-            self._wait_with(sleeping.release)
+        self._waiting.append(sleeping.release)
         seconds = -1.0 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)
-        if sleeping.acquire(timeout=seconds):
+        if self._is_done or sleeping.acquire(timeout=seconds):
             return
-        with self._lock:
-            if self._state >= _ANSWERED:  # in the moment between giving up and taking the lock
-                return
-            if self._waiters is not None:
-                self._waiters.remove(sleeping.release)  # who polls would leave one behind at each call
-        raise TimeoutError(f"request {self.request_id} was not answered within {timeout} s; it goes on")
+        with suppress(ValueError):  # taken out by who ends it, in this moment
+            self._waiting.remove(sleeping.release)  # who polls would leave one behind at each call
+        if not self._is_done:
+            raise TimeoutError(f"request {self.request_id} was not answered within {timeout} s; it goes on")
 
     def _streamed(self, statement: str) -> Values:
         if self._values is None:
@@ -255,7 +244,7 @@ class Answer:
         finally:
             if not finished:
                 self.cancel()
-        if self._error is not None:  # the state was final before the end was put
+        if self._error is not None:  # it was done before the end was put
             raise self._error
 
     async def _iterate_async(self, values: Values) -> AsyncGenerator[Any, None]:
@@ -310,7 +299,7 @@ class Values:
             wake()
 
     def end(self) -> None:
-        """Nothing more will come; called once the answer's state is final, by whoever made it so.
+        """Nothing more will come; called once the answer is done, by whoever ended it.
 
         If that is a caller who cancels, the engine's thread may still put values: they come after the end, and nobody
         is given them.
