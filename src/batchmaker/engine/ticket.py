@@ -161,8 +161,8 @@ class Ticket:
     @property
     def over(self) -> BatchmakerError | None:
         """Why nobody waits for the answer any more, None where somebody does."""
-        # A caller may cancel in this moment: then this is the last time that nobody is told, and the engine's thread
-        # finds the cancellation in its inbox after this turn.
+        # Read by the engine's thread while callers cancel. One who does just after this look is not seen here: then the
+        # request begins, and that thread finds the cancellation in its inbox, which `cancel` has filled last.
         if self.error is None and self.answer is not None and self.answer.is_cancelled:
             return CancelledError(f"request {self.request_id}: cancelled by the caller")
         return self.error
