@@ -91,7 +91,7 @@ class Closed:
         self._left, self._marks = 1, []
         self._done.clear()
         with quiet_interpreter():
-            self._engine.submit_future(requests[0])  # its answer begins the round
+            self._engine.submit(requests[0])  # its answer begins the round
             self._done.wait()
         if self._error is not None:
             raise self._error
@@ -112,7 +112,7 @@ class Closed:
         part = self._parts.pop(0)
         self._left = len(part)
         for request in part:
-            self._engine.submit_future(request)
+            self._engine.submit(request)
 
 
 def learnt(name: str, model: Model, requests: Sequence[Any], path: Path) -> Result:

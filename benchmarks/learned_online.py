@@ -122,7 +122,7 @@ def prepared(name: str, options: argparse.Namespace, folder: Path) -> Prepared:
 def measured(name: str, model: Model, requests: Sequence[Any], options: argparse.Namespace) -> CostProfile:
     """Measure the cells, and an engine's overhead."""
     with Engine(model, "cellular:max_steps=1", threads=1) as engine:
-        engine.submit_future(requests[0]).result()
+        engine.submit(requests[0]).result()
         latency = LatencyTable(tuple(measured_cells(engine.registry, SIZES, options.seconds / 20, 1)))
         with quiet_interpreter():
             kept = [kept_in_flight(engine, requests, latency, n, options.seconds / 4) for n in IN_FLIGHT]
@@ -192,7 +192,7 @@ def real(prepared: Prepared, rate: float, options: argparse.Namespace) -> dict[s
     results = {}
     for name in options.policies:
         with altered(name), Engine(prepared.model, prepared.policy(name), threads=1) as engine:
-            for future in [engine.submit_future(request) for request in prepared.requests[:16]]:
+            for future in [engine.submit(request) for request in prepared.requests[:16]]:
                 future.result()
             count = max(20, int(rate * options.seconds))
             seen: Seen = live(engine, prepared.requests, poisson_arrivals(rate, options.seed, count=count))

@@ -142,7 +142,7 @@ def live(engine: Engine, requests: Sequence[Any], arrivals_s: NDArray[np.float64
             wait_s = due_s - engine.clock.now_s()
             if wait_s > 0:
                 time.sleep(wait_s)
-            engine.submit_future(request)
+            engine.submit(request)
 
     steps, rows = engine.stats.steps, engine.stats.cells
     engine.on_settled = settled

@@ -73,6 +73,11 @@ def test_the_package_alone_loads_nothing():
     assert loaded.isdisjoint({"torch", "numpy", "numba"})
 
 
+def test_errors_are_found_from_the_package_and_load_nothing_else():
+    loaded = loaded_by("import batchmaker as bm; assert issubclass(bm.errors.DeadlineError, bm.errors.BatchmakerError)")
+    assert {name for name in loaded if name.startswith("batchmaker")} == {"batchmaker", "batchmaker.errors"}
+
+
 def test_an_engine_loads_the_runtime_and_no_more():
     loaded = loaded_by("import batchmaker as bm; bm.Engine, bm.Cell, bm.Model")
     own = {name for name in loaded if name.split(".")[0] == "batchmaker"}

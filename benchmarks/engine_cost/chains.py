@@ -112,7 +112,7 @@ def alone(settings: Settings) -> Iterator[Row]:
             requests = [generator.integers(0, WORDS, ALONE_WORDS) for _ in range(count)]
 
             def ask(request: Any, it: Chain = it) -> Any:
-                return it.engine.submit_future(request).result()
+                return it.engine.submit(request).result()
 
             def plain(request: Any, it: Chain = it) -> Any:
                 return it.plain.alone(request)
@@ -181,7 +181,7 @@ def moderate(settings: Settings) -> Iterator[Row]:
         seconds = settings.of(2.5, 0.3)
         found = interleaved(
             {
-                "ours": at_rate(it.engine.submit_future, it.requests, rate, seconds),
+                "ours": at_rate(it.engine.submit, it.requests, rate, seconds),
                 "theirs": at_rate(hand.submit, it.requests, rate, seconds),
             },
             settings.of(6, 2),
@@ -233,7 +233,7 @@ def _late(settings: Settings, it: Chain, run: Closed, rate: float) -> Row:
         best = min(seen, key=seen.__getitem__)
         found = interleaved(
             {
-                "ours": at_rate(it.engine.submit_future, it.requests, rate, 2 * seconds),
+                "ours": at_rate(it.engine.submit, it.requests, rate, 2 * seconds),
                 "theirs": at_rate(servers[best].submit, it.requests, rate, 2 * seconds),
             },
             settings.of(3, 1),

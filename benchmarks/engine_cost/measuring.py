@@ -7,7 +7,8 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
@@ -20,11 +21,14 @@ from numpy.typing import NDArray
 import batchmaker as bm
 from batchmaker.cli.bench.load import quiet_interpreter
 from batchmaker.cli.bench.report import machine
+from batchmaker.engine import Answer
 from batchmaker.engine.driver import DriverStats
 from batchmaker.lab.datasets import poisson_arrivals
 
 Better = Literal["higher", "lower"]
-Submit = Callable[[Any], "Future[Any]"]
+Pending = Answer | Future[Any]
+"""What ours and theirs give for a request: both have `result`, `exception` and `add_done_callback`."""
+Submit = Callable[[Any], Pending]
 UNANSWERED_S: Final = 20.0
 """How long answers are waited for once the last request is due; after that they count as late as they are."""
 
@@ -195,7 +199,7 @@ def offered(submit: Submit, requests: Sequence[Any], rate: float, seconds: float
     due = poisson_arrivals(rate, seed, seconds=seconds)
     done = np.full(len(due), np.nan)
 
-    def note(number: int, _: Future[Any]) -> None:
+    def note(number: int, _: Pending) -> None:
         done[number] = time.perf_counter()
 
     futures = []
@@ -208,9 +212,17 @@ def offered(submit: Submit, requests: Sequence[Any], rate: float, seconds: float
         future = submit(requests[number % len(requests)])
         future.add_done_callback(partial(note, number))
         futures.append(future)
-    wait(futures, timeout=UNANSWERED_S)
+    wait_for_all(futures, UNANSWERED_S)
     taken = np.where(np.isnan(done), time.perf_counter(), done) - due
     return taken[len(taken) // 10 :]
+
+
+def wait_for_all(pending: Sequence[Pending], within_s: float) -> None:
+    """Wait until all are answered, but no longer than so many seconds."""
+    end_s = time.perf_counter() + within_s
+    with suppress(TimeoutError):
+        for one in pending:
+            one.exception(max(0.0, end_s - time.perf_counter()))
 
 
 def at_rate(submit: Submit, requests: Sequence[Any], rate: float, seconds: float) -> Callable[[], tuple[float, float]]:

@@ -46,7 +46,7 @@ def scheduler(settings: Settings) -> Iterator[Row]:
 
         def one_by_one() -> None:
             for request in alone:
-                it.engine.submit_future(request).result()
+                it.engine.submit(request).result()
 
         one_by_one()
         few = [spent(it.engine, one_by_one) for _ in range(settings.of(7, 2))]
@@ -116,7 +116,7 @@ def budgets(settings: Settings) -> Iterator[Row]:
             yield _over_others(it.name, "all waiting, 1 ms a task", "requests/s", peaks, "higher", BUDGET_LOSS)
             rate = 0.5 * min(float(np.median(values)) for values in peaks.values())
             loaded: dict[str, Callable[[], Any]] = {
-                f"{budget:g} ms": at_rate(engine.submit_future, it.requests, rate, settings.of(2.0, 0.3))
+                f"{budget:g} ms": at_rate(engine.submit, it.requests, rate, settings.of(2.0, 0.3))
                 for budget, engine in engines.items()
             }
             late = {name: values[:, 1] for name, values in interleaved(loaded, settings.of(3, 1)).items()}

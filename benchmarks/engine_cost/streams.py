@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, Final
 
@@ -15,14 +14,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import batchmaker as bm
+from batchmaker.engine import Answer
 from engine_cost.hand_streams import FRAME, Streams, StreamsByHand
-from engine_cost.measuring import Row, Settings, absolute, compared, interleaved, say
+from engine_cost.measuring import Pending, Row, Settings, absolute, compared, interleaved, say, wait_for_all
 
 EACH_S: Final = 0.032
 COUNTS: Final = (200, 500, 1000)
 TARGET: Final = 0.8
 TARGET_A_CORE: Final = 500
-Send = Callable[[int, Tensor], "Future[Any]"]
+Send = Callable[[int, Tensor], Pending]
 
 
 def live(send: Send, frames: Tensor, count: int, seconds: float) -> tuple[float, float, float]:
@@ -35,7 +35,7 @@ def live(send: Send, frames: Tensor, count: int, seconds: float) -> tuple[float,
     due = (np.arange(rounds * count) * (EACH_S / count)).astype(np.float64)
     done = np.full(len(due), np.nan)
 
-    def note(number: int, future: Future[Any]) -> None:
+    def note(number: int, future: Pending) -> None:
         done[number] = time.perf_counter()
         future.result()
 
@@ -48,7 +48,7 @@ def live(send: Send, frames: Tensor, count: int, seconds: float) -> tuple[float,
         future = send(number % count, frames[number % len(frames)][None])
         future.add_done_callback(partial(note, number))
         futures.append(future)
-    wait(futures, timeout=max(2.0, 2 * seconds))
+    wait_for_all(futures, max(2.0, 2 * seconds))
     cpu_s, now_s = time.process_time() - cpu_s, time.perf_counter()
     late = 1e3 * (np.where(np.isnan(done), now_s, done) - begin_s - due)
     tenth = max(1, len(late) // 10)
@@ -78,8 +78,8 @@ def streams(settings: Settings) -> Iterator[Row]:
         ):
             opened = [stack.enter_context(engine.open_sequence()) for _ in range(count)]
 
-            def ours(stream: int, frame: Tensor, opened: Any = opened) -> Future[Any]:
-                return opened[stream].submit_future(frame)
+            def ours(stream: int, frame: Tensor, opened: Any = opened) -> Answer:
+                return opened[stream].submit(frame)
 
             for _ in range(3):  # the state has to be carried over on both sides
                 for stream in range(8):

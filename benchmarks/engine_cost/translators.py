@@ -112,7 +112,7 @@ def _half(
         best = min(seen, key=seen.__getitem__)
         found = interleaved(
             {
-                "ours": at_rate(engine.submit_future, requests, rate, seconds),
+                "ours": at_rate(engine.submit, requests, rate, seconds),
                 "theirs": at_rate(servers[best].submit, requests, rate, seconds),
             },
             settings.of(5, 1),

@@ -156,7 +156,7 @@ def latency(case: Case, data: Data, engine: bm.Engine, load: float, found: Mappi
         }
         best = min(seen, key=seen.__getitem__, default=None)
         sides = {
-            OURS: at_rate(engine.submit_future, encoded, load, seconds),
+            OURS: at_rate(engine.submit, encoded, load, seconds),
             HAND: at_rate(servers[best].submit, encoded, load, seconds) if best else None,
             OWN: at_rate(alone.submit, case.asked, load, seconds),
         }

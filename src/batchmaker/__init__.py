@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from batchmaker import errors
     from batchmaker.compile.opaque import opaque
     from batchmaker.engine.engine import Engine
     from batchmaker.engine.save import save
@@ -19,7 +20,20 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["Cell", "Engine", "Model", "__version__", "layers", "load", "onnx", "opaque", "recurrent", "save", "tree"]
+__all__ = [
+    "Cell",
+    "Engine",
+    "Model",
+    "__version__",
+    "errors",
+    "layers",
+    "load",
+    "onnx",
+    "opaque",
+    "recurrent",
+    "save",
+    "tree",
+]
 
 _HOMES = {
     "Cell": "batchmaker.model.cell",
@@ -37,6 +51,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "errors":  # the module itself; importing it makes it an attribute of this one
+        return importlib.import_module("batchmaker.errors")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,6 +13,7 @@
     │   ├── DeadlineError       the deadline passed before the last cell was done
     │   │   └── RefusedError    it could not be met, so nothing was computed
     │   ├── CancelledError      the caller gave the request up
+    │   ├── QueueFullError      the engine has as many unanswered requests as it takes
     │   └── SequenceError       the request's sequence has ended, or a chunk before it failed
     │       └── SequenceLimitError  no more sequences can be open at once
     ├── DataError               a file of data is missing or malformed
@@ -89,6 +90,10 @@ class RefusedError(DeadlineError):
 
 class CancelledError(RequestError):
     """The caller gave the request up before it was answered."""
+
+
+class QueueFullError(RequestError):
+    """As many requests are accepted and not answered as the engine takes (`max_queue`), so this one was not."""
 
 
 class SequenceError(RequestError):

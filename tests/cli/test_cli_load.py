@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,7 +36,7 @@ class Immediate:
     def stop(self, *, drain: bool) -> None:
         self.running = False
 
-    def submit_future(self, request: Any) -> Future[Any]:
+    def submit(self, request: Any) -> None:
         now_s = self.clock.now_s()
         self.stats = DriverStats(self.stats.steps + 1, self.stats.cells + len(request))
         ticket = SimpleNamespace(
@@ -46,7 +45,6 @@ class Immediate:
         )  # fmt: skip
         self.num_asked += 1
         self.on_settled(ticket, None if self._fails is None else self._fails("no"))
-        return Future()
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, latency_s: float) -> tuple[Immediate, load.Measured]:

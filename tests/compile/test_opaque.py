@@ -110,7 +110,7 @@ def test_a_row_that_makes_it_raise_fails_alone():
         return np.sqrt(x)
 
     with bm.Engine(Function(lambda x: root(np.where(x < -50, x, abs(x))), [()], [()])) as engine:
-        futures = [engine.submit_future(x) for x in (4.0, -99.0, 9.0)]
+        futures = [engine.submit(x) for x in (4.0, -99.0, 9.0)]
         with pytest.raises(CellError, match="ValueError: a negative number"):
             futures[1].result()
         assert [futures[0].result(), futures[2].result()] == [2.0, 3.0]

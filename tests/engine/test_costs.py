@@ -45,7 +45,7 @@ def with_example(model: Any, example: Any, profile: CostProfile | None = None) -
 def told(models: Any, **options: Any) -> list[CostProfile]:
     policy = Listener()
     with bm.Engine(models, policy, threads=1, **options) as engine:
-        engine.submit_future([1, 2], model="sum" if isinstance(models, dict) else None).exception(60)
+        engine.submit([1, 2], model="sum" if isinstance(models, dict) else None).exception(60)
     return policy.told
 
 
@@ -82,8 +82,8 @@ def test_a_request_that_the_profile_says_is_hopeless_is_refused() -> None:
     model = with_example(Sums(), None, stored("add", 10.0))
     with bm.Engine(model, LazyPolicy(hopeless="drop"), threads=1) as engine:
         with pytest.raises(RefusedError):
-            engine.submit_future([1, 2], deadline_ms=15_000).result(60)
-        assert float(engine.submit_future([1, 2], deadline_ms=60_000).result(60)) == 3.0
+            engine.submit([1, 2], deadline_ms=15_000).result(60)
+        assert float(engine.submit([1, 2], deadline_ms=60_000).result(60)) == 3.0
     assert engine.service["Sums"].refused == 1
 
 

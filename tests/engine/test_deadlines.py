@@ -37,7 +37,7 @@ def due_ms(engine: bm.Engine, **options: Any) -> float | None:
     """Return what the engine makes of a request's deadline."""
     seen: list[Any] = []
     engine.on_settled = lambda ticket, error: seen.append(ticket)
-    engine.submit_future([1], **options).exception(60)
+    engine.submit([1], **options).exception(60)
     (ticket,) = seen
     return None if ticket.deadline_s is None else round(1e3 * (ticket.deadline_s - ticket.arrived_s), 6)
 
@@ -63,12 +63,12 @@ def test_a_default_deadline_must_lie_ahead(wrong: float) -> None:
 
 def test_a_deadline_that_is_no_number_is_refused() -> None:
     with bm.Engine(Sums(), threads=1) as engine, pytest.raises(OptionError, match="milliseconds"):
-        engine.submit_future([1], deadline_ms=math.nan)
+        engine.submit([1], deadline_ms=math.nan)
 
 
 def test_what_comes_too_late_is_given_up_before_anything_is_computed() -> None:
     with bm.Engine(Sums(), threads=1) as engine, pytest.raises(DeadlineError):
-        engine.submit_future([1, 2, 3], deadline_ms=-1).result(60)
+        engine.submit([1, 2, 3], deadline_ms=-1).result(60)
     service = engine.service["Sums"]
     assert (engine.stats.cells, service.given_up, service.answered, service.violations) == (0, 1, 0, 1)
     assert service.failed == {"DeadlineError": 1}
@@ -82,9 +82,9 @@ def test_late_requests_are_finished_where_that_is_asked_for_and_counted(policy: 
             return [sum(request) for request in requests]
 
     with bm.Engine(Both(), policy, late="finish", threads=1) as engine:
-        assert float(engine.submit_future([1, 2], deadline_ms=-1).result(60)) == 3.0
-        assert float(engine.submit_future([4], deadline_ms=60_000).result(60)) == 4.0
-        assert float(engine.submit_future([5]).result(60)) == 5.0
+        assert float(engine.submit([1, 2], deadline_ms=-1).result(60)) == 3.0
+        assert float(engine.submit([4], deadline_ms=60_000).result(60)) == 4.0
+        assert float(engine.submit([5]).result(60)) == 5.0
     service = engine.service["Both"]
     assert (service.answered, service.late, service.with_deadline, service.num_failed) == (3, 1, 2, 0)
     assert service.violation_share == 0.5
@@ -92,8 +92,8 @@ def test_late_requests_are_finished_where_that_is_asked_for_and_counted(policy: 
 
 def test_refused_requests_fail_at_once_and_are_counted_apart() -> None:
     with bm.Engine(Sums(), Turnstile(), threads=1) as engine:
-        refused = engine.submit_future([1, 2], deadline_ms=60_000)
-        kept = engine.submit_future([3])
+        refused = engine.submit([1, 2], deadline_ms=60_000)
+        kept = engine.submit([3])
         with pytest.raises(RefusedError, match="cannot be met"):
             refused.result(60)
         assert float(kept.result(60)) == 3.0
@@ -123,12 +123,12 @@ def test_refusing_can_be_switched_on_and_off(policy: str | None, refuse: bool) -
     model = Sums()
     model.profile = profile("add", 10.0)  # seconds a step
     with bm.Engine(model, policy, refuse=refuse, late="finish", threads=1) as engine:
-        future = engine.submit_future([1, 2], deadline_ms=15_000)
+        future = engine.submit([1, 2], deadline_ms=15_000)
         assert isinstance(future.exception(60), RefusedError if refuse else type(None))
 
 
 def test_late_has_two_values() -> None:
-    with pytest.raises(OptionError, match="'give-up' or 'finish', got 'later'"):
+    with pytest.raises(OptionError, match="'give-up' or 'finish', got str 'later'"):
         bm.Engine(Sums(), late="later")  # type: ignore[arg-type]
 
 
@@ -136,14 +136,14 @@ def test_a_high_priority_overtakes_all_that_waits() -> None:
     gate, order = Gate(), []
     gate.opened.set()
     with bm.Engine(Sums(gate, batch_sizes=[1]), threads=1) as engine:
-        engine.submit_future([-1]).result(60)  # the cell is bound with the gate open
+        engine.submit([-1]).result(60)  # the cell is bound with the gate open
         engine.on_settled = lambda ticket, error: order.append(ticket.request[0])
         gate.opened.clear()
         gate.entered.clear()
-        futures = [engine.submit_future([0])]
+        futures = [engine.submit([0])]
         assert gate.entered.wait(60)
-        futures += [engine.submit_future([n]) for n in range(1, 100)]
-        futures += [engine.submit_future([n], priority=n // 1000) for n in (1000, 2000)]
+        futures += [engine.submit([n]) for n in range(1, 100)]
+        futures += [engine.submit([n], priority=n // 1000) for n in (1000, 2000)]
         gate.opened.set()
         for future in futures:
             future.result(60)
@@ -155,13 +155,13 @@ def test_requests_that_wait_in_the_backlog_can_be_cancelled() -> None:
     gate = Gate()
     gate.opened.set()
     with bm.Engine(Sums(gate), threads=1) as engine:
-        engine.submit_future([-1]).result(60)
+        engine.submit([-1]).result(60)
         gate.opened.clear()
         gate.entered.clear()
-        first = engine.submit_future([1])
+        first = engine.submit([1])
         assert gate.entered.wait(60)
-        doomed = engine.submit_future([2], deadline_ms=60_000)
-        kept = engine.submit_future([3])
+        doomed = engine.submit([2], deadline_ms=60_000)
+        kept = engine.submit([3])
         engine._loop.cancel(2)  # type: ignore[arg-type]
         gate.opened.set()
         assert isinstance(doomed.exception(60), CancelledError)
@@ -175,7 +175,7 @@ def test_the_engine_gives_up_endless_requests_by_their_models_deadline() -> None
         deadline_ms: ClassVar[float | None] = 20.0  # type: ignore[misc]
 
     with bm.Engine(Hurried(), threads=1) as engine:
-        assert isinstance(engine.submit_future(0).exception(60), DeadlineError)
+        assert isinstance(engine.submit(0).exception(60), DeadlineError)
     assert_balanced(engine)
 
 
@@ -204,7 +204,7 @@ def test_each_request_of_any_mix_is_settled_once_and_counted_once(
             xs: list[Any] = [float(i % 3) for i in range(length)]
             request = {"xs": ["?"] if kind == "garbage" else xs, "form": "nodes" if kind == "nodes" else "run"}
             deadline_ms = {"late": -1.0, "generous": 60_000.0}.get(kind)
-            futures.append(engine.submit_future(request, deadline_ms=deadline_ms, priority=priority, model=model))
+            futures.append(engine.submit(request, deadline_ms=deadline_ms, priority=priority, model=model))
             if kind == "cancelled":
                 engine._loop.cancel(number)  # type: ignore[arg-type]
         for (kind, length, *_), future in zip(mix, futures, strict=True):

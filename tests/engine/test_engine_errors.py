@@ -148,7 +148,7 @@ BAD: dict[str, tuple[Callable[[Any], Any], type[BatchmakerError], str]] = {
 @pytest.fixture(scope="module")
 def engine() -> Iterator[bm.Engine]:
     with bm.Engine(Forms(), threads=1, max_nodes=50) as engine:
-        check_good(engine.submit_future(good).result())
+        check_good(engine.submit(good).result())
         yield engine
     assert_balanced(engine)
 
@@ -156,7 +156,7 @@ def engine() -> Iterator[bm.Engine]:
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_request_fails_alone_and_says_why(engine: bm.Engine, name: str) -> None:
     bad, kind, message = BAD[name]
-    futures = [engine.submit_future(request) for request in (good, bad, good)]
+    futures = [engine.submit(request) for request in (good, bad, good)]
     with pytest.raises(kind, match=message):
         futures[1].result(60)
     check_good(futures[0].result(60))
@@ -196,9 +196,7 @@ WAITING_BAD: dict[str, tuple[Callable[[Any], Any], type[BatchmakerError], str]] 
 def test_a_bad_waiting_request_fails_alone(name: str) -> None:
     bad, kind, message = WAITING_BAD[name]
     with bm.Engine(WaitingForms(), threads=1, max_nodes=50) as engine:
-        futures = [
-            engine.submit_future(r) for r in (lambda m: [m.add([2.0], [1.0])], bad, lambda m: [m.add([3.0], [1.0])])
-        ]
+        futures = [engine.submit(r) for r in (lambda m: [m.add([2.0], [1.0])], bad, lambda m: [m.add([3.0], [1.0])])]
         with pytest.raises(kind, match=message):
             futures[1].result(60)
         assert [futures[i].result(60)[0].tolist() for i in (0, 2)] == [[3.0], [4.0]]
@@ -218,12 +216,12 @@ def test_a_value_of_another_request_is_refused_even_where_its_number_would_do() 
         return model.add([1.0], kept[0]), own
 
     with bm.Engine(Forms(), threads=1) as engine:
-        engine.submit_future(keep).result(60)
-        futures = [engine.submit_future(bad) for bad in (use, lambda m: (use, kept[0]))]
+        engine.submit(keep).result(60)
+        futures = [engine.submit(bad) for bad in (use, lambda m: (use, kept[0]))]
         for future in futures:
             with pytest.raises(InvalidRequestError, match="got a value of another request"):
                 future.result(60)
-        check_good(engine.submit_future(good).result(60))
+        check_good(engine.submit(good).result(60))
     assert_balanced(engine)
 
 
@@ -233,7 +231,7 @@ def test_a_value_of_another_request_is_refused_even_where_its_number_would_do() 
 @pytest.mark.parametrize("request_", [{"xs": [1], "unknown": 2}, {"form": "run"}, {}, 5, None, "abc"])
 def test_parameters_that_unfold_does_not_have_are_refused(request_: Any) -> None:
     with bm.Engine(Sums(), threads=1) as engine:
-        good, bad = engine.submit_future([1, 2]), engine.submit_future(request_)
+        good, bad = engine.submit([1, 2]), engine.submit(request_)
         with pytest.raises(InvalidRequestError, match=r"Sums\.unfold"):
             bad.result(60)
         assert float(good.result(60)) == 3.0
@@ -253,7 +251,7 @@ def test_a_cell_that_raises_fails_the_requests_whose_rows_make_it(where: str, fo
     }[where]
     with bm.Engine(Sums(Poisoned(where)), threads=1, workers=workers) as engine:
         engine.map([[0]])
-        futures = [engine.submit_future({"xs": xs, "form": form}) for xs in requests * 3]
+        futures = [engine.submit({"xs": xs, "form": form}) for xs in requests * 3]
         for xs, future in zip(requests * 3, futures, strict=True):
             if poisoned(xs):
                 with pytest.raises(CellError, match="cell 'add' raised ValueError: poison"):
@@ -284,7 +282,7 @@ def test_a_cell_that_raises_in_its_hoisted_part_fails_only_the_row_at_fault() ->
 
     with bm.Engine(Words(), threads=1) as engine:
         alone = engine.map([[1, 2], [3, 0, 1]])
-        futures = [engine.submit_future(words) for words in ([1, 2], [1, 8, 2], [3, 0, 1])]
+        futures = [engine.submit(words) for words in ([1, 2], [1, 8, 2], [3, 0, 1])]
         with pytest.raises((CellError, InvalidRequestError), match="cell"):
             futures[1].result(60)
         torch.testing.assert_close([futures[0].result(60), futures[2].result(60)], alone)
@@ -299,11 +297,11 @@ def test_a_cell_whose_output_has_the_wrong_rows_fails_and_does_not_stop_the_work
             return x + total
 
     with bm.Engine(Sums(Ragged()), threads=1) as engine:
-        assert float(engine.submit_future([1, 2]).result(60)) == 3.0
+        assert float(engine.submit([1, 2]).result(60)) == 3.0
         for form in ("nodes", "run"):
             with pytest.raises(CellError):
-                engine.submit_future({"xs": [1, POISON, 2], "form": form}).result(60)
-            assert float(engine.submit_future({"xs": [1, 2], "form": form}).result(60)) == 3.0
+                engine.submit({"xs": [1, POISON, 2], "form": form}).result(60)
+            assert float(engine.submit({"xs": [1, 2], "form": form}).result(60)) == 3.0
     assert_balanced(engine)
 
 
@@ -325,7 +323,7 @@ def test_a_stop_test_that_raises_fails_its_own_request(until: Any) -> None:
             return 2 * n
 
     with bm.Engine(Loops(), threads=1) as engine:
-        futures = [engine.submit_future(request) for request in (16, until, lambda values: values > 30)]
+        futures = [engine.submit(request) for request in (16, until, lambda values: values > 30)]
         with pytest.raises(CellError, match="until of cell 'count' raised"):
             futures[1].result(60)
         assert futures[0].result(60).tolist() == [2, 4, 8, 16]
@@ -358,7 +356,7 @@ def test_each_request_of_any_mix_is_settled_exactly_once(mix: Any, workers: int,
                 xs[-1] = "garbage"
             request = {"xs": xs, "form": "nodes" if kind == "nodes" else "run"}
             if kind == "cancelled":
-                stream = iter(engine.stream(request))
+                stream = iter(engine.submit(request, stream=True))
                 if length > 6:
                     next(stream)
                 stream.close()
@@ -366,7 +364,7 @@ def test_each_request_of_any_mix_is_settled_exactly_once(mix: Any, workers: int,
                 futures.append((kind, xs, None))
             else:
                 deadline_ms = {"late": -1.0}.get(kind)
-                futures.append((kind, xs, engine.submit_future(request, deadline_ms=deadline_ms)))
+                futures.append((kind, xs, engine.submit(request, deadline_ms=deadline_ms)))
         for kind, xs, future in futures:
             if future is None:
                 continue

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from engine_models import Counter, Endless, Sums, assert_balanced, wait_until
 
 import batchmaker as bm
+from batchmaker.engine import Answer
 from batchmaker.errors import CancelledError, ModelError, StoppedError
 
 
@@ -29,7 +30,7 @@ class Held(Counter):
 
 def test_an_engine_starts_at_its_first_request_and_stops_once() -> None:
     engine = bm.Engine(Sums(), threads=1)
-    assert float(engine.submit_future([1, 2]).result()) == 3.0
+    assert float(engine.submit([1, 2]).result()) == 3.0
     engine.stop()
     engine.stop()
     assert_balanced(engine)
@@ -38,7 +39,7 @@ def test_an_engine_starts_at_its_first_request_and_stops_once() -> None:
 def test_what_one_turn_of_an_event_loop_submits_begins_together() -> None:
     async def main() -> tuple[list[Any], int]:
         async with bm.Engine(Sums(), threads=1) as engine:
-            tasks = [asyncio.create_task(engine.submit([n, 1])) for n in range(20)]
+            tasks = [asyncio.ensure_future(engine.submit([n, 1])) for n in range(20)]
             results = await asyncio.gather(*tasks)
             return results, engine.stats.steps
 
@@ -49,14 +50,14 @@ def test_what_one_turn_of_an_event_loop_submits_begins_together() -> None:
 
 def _steps_of_one_request() -> int:
     with bm.Engine(Sums(), threads=1) as engine:
-        engine.submit_future([0, 1]).result()
+        engine.submit([0, 1]).result()
         return engine.stats.steps
 
 
 def test_what_was_submitted_in_the_very_turn_of_an_event_loop_that_stops_the_engine_is_finished() -> None:
     async def main() -> float:
         engine = bm.Engine(Sums(), threads=1).start()
-        asking = asyncio.create_task(engine.submit([1, 2]))
+        asking = asyncio.ensure_future(engine.submit([1, 2]))
         await asyncio.sleep(0)  # submitted, and the turn is not over
         engine.stop()
         return float(await asking)
@@ -84,7 +85,7 @@ def test_the_async_context_manager_starts_and_stops() -> None:
 
 def test_stop_answers_everything_accepted() -> None:
     engine = bm.Engine(Counter(), threads=1)
-    futures = [engine.submit_future(n) for n in [60, 1, 30] * 60]
+    futures = [engine.submit(n) for n in [60, 1, 30] * 60]
     engine.stop()
     assert [len(future.result(0)) for future in futures] == [60, 1, 30] * 60
     assert_balanced(engine)
@@ -93,7 +94,7 @@ def test_stop_answers_everything_accepted() -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_stop_without_drain_settles_everything_with_an_error(workers: int) -> None:
     engine = bm.Engine(Endless(), threads=1, workers=workers)
-    futures = [engine.submit_future(0) for _ in range(150)]
+    futures = [engine.submit(0) for _ in range(150)]
     wait_until(lambda: engine.stats.steps > 10)
     engine.stop(drain=False)
     assert all(isinstance(future.exception(0), CancelledError | StoppedError) for future in futures)
@@ -102,7 +103,7 @@ def test_stop_without_drain_settles_everything_with_an_error(workers: int) -> No
 
 def test_leaving_the_context_by_an_error_does_not_wait_for_endless_requests() -> None:
     with pytest.raises(KeyError), bm.Engine(Endless(), threads=1) as engine:  # noqa: PT012
-        future = engine.submit_future(0)
+        future = engine.submit(0)
         raise KeyError
     assert isinstance(future.exception(0), CancelledError | StoppedError)
     assert_balanced(engine)
@@ -112,10 +113,14 @@ def test_a_stopped_engine_takes_no_more_requests() -> None:
     engine = bm.Engine(Sums(), threads=1)
     engine.start()
     engine.stop()
+
+    async def ask_from_an_event_loop(request: Any) -> Any:
+        return await engine.submit(request)
+
     for ask in (
-        engine.submit_future,
-        engine.stream,
-        lambda r: asyncio.run(engine.submit(r)),
+        engine.submit,
+        lambda r: engine.submit(r, stream=True),
+        lambda r: asyncio.run(ask_from_an_event_loop(r)),
         lambda r: engine.map([r]),
     ):
         with pytest.raises(StoppedError, match="stopped"):
@@ -128,7 +133,7 @@ def test_an_engine_stopped_before_it_began_takes_no_requests() -> None:
     engine = bm.Engine(Sums(), threads=1)
     engine.stop()
     with pytest.raises(StoppedError, match="make a new one"):
-        engine.submit_future([1])
+        engine.submit([1])
 
 
 def test_the_example_request_proves_the_model_at_start() -> None:
@@ -136,7 +141,7 @@ def test_the_example_request_proves_the_model_at_start() -> None:
     model.example_request = [1, 2]
     with bm.Engine(model, threads=1) as engine:
         assert len(engine.registry.types) == 1
-        assert float(engine.submit_future([3, 4]).result()) == 7.0
+        assert float(engine.submit([3, 4]).result()) == 7.0
     model.example_request = ["not a number"]
     engine = bm.Engine(model, threads=1)
     with pytest.raises(ModelError, match="example request failed"):
@@ -145,17 +150,17 @@ def test_the_example_request_proves_the_model_at_start() -> None:
 
 @pytest.mark.parametrize("drain", [True, False])
 def test_an_engine_stopped_in_its_own_thread_settles_all_it_accepted_and_ends(drain: bool) -> None:
-    """A future's callbacks run in the engine's thread, which cannot wait for its own end."""
+    """An answer's callbacks run in the engine's thread, which cannot wait for its own end."""
     model = Held()
     engine = bm.Engine(model, threads=1)
-    first = engine.submit_future(1)
-    others = [engine.submit_future(n) for n in (400, 3, 200)]
+    first = engine.submit(1)
+    others = [engine.submit(n) for n in (400, 3, 200)]
     refused: list[BaseException] = []
 
-    def stop(_: Future[Any]) -> None:
+    def stop(_: Answer) -> None:
         engine.stop(drain=drain)
         try:
-            engine.submit_future(1)
+            engine.submit(1)
         except StoppedError as error:
             refused.append(error)
 

@@ -224,8 +224,8 @@ def test_the_steps_of_a_loop_that_are_asked_for_too_late_are_an_error_and_in_tim
             return n + 1, h + n[:, None]
 
     with bm.Engine(Loops(), threads=1) as engine:
-        words, states = engine.submit_future(True).result(60)
+        words, states = engine.submit(True).result(60)
         assert (words.tolist(), states.tolist()) == ([1, 2, 3, 4], [[0.0], [1.0], [3.0], [6.0]])
         with pytest.raises(ModelError, match="before the next `yield`"):
-            engine.submit_future(False).result(60)
+            engine.submit(False).result(60)
     assert_balanced(engine)

@@ -64,13 +64,13 @@ def test_every_way_of_asking_gives_the_same_answer(model: Any, workers: int, mod
 
     async def ask(engine: bm.Engine) -> tuple[list[Any], list[Any]]:
         submitted = await asyncio.gather(*map(engine.submit, SOURCES))
-        streamed = [[word async for word in engine.stream(source)] for source in SOURCES]
+        streamed = [[word async for word in engine.submit(source, stream=True)] for source in SOURCES]
         return submitted, streamed
 
     with bm.Engine(model(*modules), workers=workers, threads=1) as engine:
         mapped = engine.map(SOURCES)
-        futures = [engine.submit_future(source) for source in SOURCES]
-        streamed = [list(engine.stream(source)) for source in SOURCES]
+        futures = [engine.submit(source) for source in SOURCES]
+        streamed = [list(engine.submit(source, stream=True)) for source in SOURCES]
         submitted, streamed_async = asyncio.run(ask(engine))
         answers = [mapped, [f.result() for f in futures], streamed, submitted, streamed_async]
     assert [[list(map(int, words)) for words in answer] for answer in answers] == [wanted] * 5
@@ -98,9 +98,9 @@ def test_a_short_request_overtakes_a_long_one() -> None:
     """The point of cellular batching: nobody waits for the longest of a batch."""
     order: list[str] = []
     with bm.Engine(Counter(), threads=1) as engine:
-        long = engine.submit_future(400)
+        long = engine.submit(400)
         long.add_done_callback(lambda _: order.append("long"))
-        short = engine.submit_future(2)
+        short = engine.submit(2)
         short.add_done_callback(lambda _: order.append("short"))
         assert short.result() == [1, 2]
         assert len(long.result()) == 400
@@ -111,16 +111,16 @@ def test_a_request_that_comes_later_joins_the_batch_of_one_that_runs() -> None:
     seen: list[StepSeen] = []
     with bm.Engine(Counter(), threads=1, run_ahead=0) as engine:  # with one ahead, the two take turns
         engine.observe(seen.append)
-        stream = iter(engine.stream(500))
+        stream = iter(engine.submit(500, stream=True))
         next(stream)
-        assert engine.submit_future(3).result() == [1, 2, 3]
+        assert engine.submit(3).result() == [1, 2, 3]
         assert len(list(stream)) == 499
     assert any(len(set(step.requests)) == 2 for step in seen)
 
 
 def test_a_stream_gives_each_value_before_the_next_is_computed() -> None:
     with bm.Engine(Endless(), threads=1) as engine:
-        stream = iter(engine.stream(0))
+        stream = iter(engine.submit(0, stream=True))
         assert [next(stream) for _ in range(5)] == [1, 2, 3, 4, 5]
         stream.close()
         wait_until(lambda: engine.num_in_flight == 0)
@@ -128,7 +128,7 @@ def test_a_stream_gives_each_value_before_the_next_is_computed() -> None:
 
 
 def test_a_stream_of_an_unfold_function_that_returns_is_its_result_alone(engine: bm.Engine) -> None:
-    assert list(engine.stream([1, 2, 3])) == [torch.tensor([6.0])]
+    assert list(engine.submit([1, 2, 3], stream=True)) == [torch.tensor([6.0])]
 
 
 def test_a_stream_of_a_returned_sequence_gives_its_elements_in_order() -> None:
@@ -137,13 +137,13 @@ def test_a_stream_of_a_returned_sequence_gives_its_elements_in_order() -> None:
             return self.add.run([[float(x)] for x in xs], ([0.0],)).steps[::-1]
 
     with bm.Engine(Steps(), threads=1) as engine:
-        assert [float(value) for value in engine.stream([1, 2, 3, 4])] == [10.0, 6.0, 3.0, 1.0]
+        assert [float(value) for value in engine.submit([1, 2, 3, 4], stream=True)] == [10.0, 6.0, 3.0, 1.0]
         assert engine.map([[1, 2]])[0].tolist() == [[3.0], [1.0]]
 
 
 def test_a_stream_raises_what_the_request_raises() -> None:
     with bm.Engine(Endless(), threads=1, max_nodes=4) as engine:
-        stream = iter(engine.stream(0))
+        stream = iter(engine.submit(0, stream=True))
         assert [next(stream) for _ in range(3)] == [1, 2, 3]  # the next node is refused before the fourth is handed out
         with pytest.raises(NodeLimitError, match="more than 4 nodes"):
             list(stream)
@@ -183,7 +183,7 @@ def test_a_named_tuple_comes_back_as_one() -> None:
             return Answer(self.add.run([[float(x)] for x in xs], ([0.0],)), "ok")
 
     with bm.Engine(Named(), threads=1) as engine:
-        answer = engine.submit_future([1, 2]).result()
+        answer = engine.submit([1, 2]).result()
     assert isinstance(answer, Answer)
     assert (answer.total.tolist(), answer.note) == ([3.0], "ok")
 
@@ -194,8 +194,8 @@ def test_a_request_without_any_cell_is_answered() -> None:
             return "nothing to do"
 
     with bm.Engine(Nothing(), threads=1) as engine:
-        assert engine.submit_future([1]).result(60) == "nothing to do"
-        assert list(engine.stream([1])) == ["nothing to do"]
+        assert engine.submit([1]).result(60) == "nothing to do"
+        assert list(engine.submit([1], stream=True)) == ["nothing to do"]
     assert_balanced(engine)
 
 
@@ -203,7 +203,7 @@ def test_many_threads_may_submit_at_once(engine: bm.Engine) -> None:
     answers: dict[int, list[float]] = {}
 
     def work(number: int) -> None:
-        futures = [engine.submit_future([number, i]) for i in range(40)]
+        futures = [engine.submit([number, i]) for i in range(40)]
         answers[number] = [float(future.result()) for future in futures]
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
@@ -219,7 +219,7 @@ def test_two_engines_serve_one_model_at_once(modules: Any) -> None:
     with bm.Engine(model, threads=1) as one, bm.Engine(model, threads=1) as other:
         for e in (one, other):  # one after the other: a module must not be traced while another engine computes it
             e.map([SOURCES[0]])
-        futures = [(e.submit_future(s), s) for s in SOURCES * 3 for e in (one, other)]
+        futures = [(e.submit(s), s) for s in SOURCES * 3 for e in (one, other)]
         assert all(f.result() == translate(*modules, s) for f, s in futures)
     assert_balanced(one)
     assert_balanced(other)
@@ -248,8 +248,8 @@ def test_several_event_loops_share_an_engine(engine: bm.Engine) -> None:
 def test_cancelling_the_awaiting_task_frees_the_request_and_the_others_go_on() -> None:
     async def main() -> None:
         async with bm.Engine(Endless(), threads=1) as engine:
-            tasks = [asyncio.create_task(engine.submit(0)) for _ in range(3)]
-            stream = engine.stream(0).__aiter__()
+            tasks = [asyncio.ensure_future(engine.submit(0)) for _ in range(3)]
+            stream = engine.submit(0, stream=True).__aiter__()
             await anext(stream)
             for task in tasks:
                 task.cancel()
@@ -274,7 +274,7 @@ def test_leaving_an_async_stream_early_cancels_its_request() -> None:
     async def main() -> None:
         async with bm.Engine(Endless(), threads=1) as engine:
             got = []
-            stream = engine.stream(0).__aiter__()
+            stream = engine.submit(0, stream=True).__aiter__()
             async for value in stream:
                 got.append(value)
                 if len(got) == 3:
@@ -293,13 +293,13 @@ def test_a_request_cancelled_while_its_batch_runs_leaves_its_neighbours_alone() 
     model = Sums(gate)
     gate.opened.set()
     with bm.Engine(model, threads=1) as engine:
-        engine.submit_future([-1]).result()
+        engine.submit([-1]).result()
         gate.opened.clear()
         gate.entered.clear()
 
         async def main() -> float:
-            doomed = asyncio.create_task(engine.submit([1, 2, 3]))
-            kept = asyncio.create_task(engine.submit([4, 5, 6]))
+            doomed = asyncio.ensure_future(engine.submit([1, 2, 3]))
+            kept = asyncio.ensure_future(engine.submit([4, 5, 6]))
             await asyncio.to_thread(gate.entered.wait, 60)
             doomed.cancel()
             await asyncio.sleep(0.01)
@@ -312,13 +312,13 @@ def test_a_request_cancelled_while_its_batch_runs_leaves_its_neighbours_alone() 
 
 def test_a_deadline_gives_up_a_request_that_runs_and_one_that_waits() -> None:
     with bm.Engine(Endless(), threads=1) as engine:
-        late = [engine.submit_future(0, deadline_ms=50) for _ in range(3)]
-        gone = engine.submit_future(0, deadline_ms=-1000)
+        late = [engine.submit(0, deadline_ms=50) for _ in range(3)]
+        gone = engine.submit(0, deadline_ms=-1000)
         for future in [*late, gone]:
             with pytest.raises(DeadlineError, match="deadline"):
                 future.result(60)
         with pytest.raises(DeadlineError):
-            list(engine.stream(0, deadline_ms=20))
+            list(engine.submit(0, deadline_ms=20, stream=True))
     assert_balanced(engine)
 
 
@@ -326,9 +326,9 @@ def test_a_deadline_passes_while_the_engine_waits_for_a_long_step() -> None:
     gate = Gate()
     gate.opened.set()
     with bm.Engine(Sums(gate), workers=2, threads=1) as engine:
-        engine.submit_future([-1]).result()
+        engine.submit([-1]).result()
         gate.opened.clear()
-        future = engine.submit_future([1], deadline_ms=30)
+        future = engine.submit([1], deadline_ms=30)
         with pytest.raises(DeadlineError):
             future.result(60)
         gate.opened.set()
@@ -336,7 +336,7 @@ def test_a_deadline_passes_while_the_engine_waits_for_a_long_step() -> None:
 
 
 def test_a_generous_deadline_changes_nothing(engine: bm.Engine) -> None:
-    assert float(engine.submit_future([1, 2], deadline_ms=60_000).result()) == 3.0
+    assert float(engine.submit([1, 2], deadline_ms=60_000).result()) == 3.0
 
 
 # --- what can be seen and chosen -------------------------------------------------------------------------------------
@@ -360,7 +360,7 @@ def test_tickets_tell_how_long_a_request_waited_and_took() -> None:
     engine = bm.Engine(Counter(), threads=1)
     engine.on_settled = lambda ticket, error: tickets.append((ticket, error))
     with engine:
-        engine.submit_future(5).result()
+        engine.submit(5).result()
     ((ticket, error),) = tickets
     assert error is None
     assert ticket.num_cells == 5
@@ -394,7 +394,7 @@ def test_one_bad_request_in_a_padded_batch_fails_alone() -> None:
             return super().batched(requests)[: 1 if len(requests) == 1 else None]
 
     with bm.Engine(Short(), "padded", threads=1) as engine:
-        futures = [engine.submit_future(request) for request in ([1, 2], ["x"], [3], 7, [4, 5])]
+        futures = [engine.submit(request) for request in ([1, 2], ["x"], [3], 7, [4, 5])]
         outcomes = [future.exception() or float(future.result()) for future in futures]
     assert [outcomes[i] for i in (0, 2, 4)] == [3.0, 3.0, 9.0]
     assert isinstance(outcomes[1], Exception)
@@ -407,15 +407,15 @@ def test_a_batched_that_returns_too_few_results_is_an_error_of_its_requests() ->
             return super().batched(requests)[1:]
 
     with bm.Engine(Short(), "padded", threads=1) as engine:
-        futures = [engine.submit_future([n]) for n in range(3)]
+        futures = [engine.submit([n]) for n in range(3)]
         assert all("result" in str(future.exception(60)) for future in futures)
 
 
 def test_a_stream_under_graph_batching_is_the_result_alone() -> None:
     with bm.Engine(Padded(), "padded", threads=1) as engine:
-        assert [float(x) for x in engine.stream([1, 2])] == [3.0]
+        assert [float(x) for x in engine.submit([1, 2], stream=True)] == [3.0]
         with pytest.raises(DeadlineError):
-            engine.submit_future([1], deadline_ms=-1000).result()
+            engine.submit([1], deadline_ms=-1000).result()
 
 
 def test_padded_needs_a_model_that_defines_batched() -> None:
@@ -453,7 +453,7 @@ def test_hidden_states_come_back_as_tensors_that_nothing_overwrites(modules: Any
             return h
 
     with bm.Engine(States(*modules), threads=1) as engine:
-        first = engine.submit_future(SOURCES[0]).result()
+        first = engine.submit(SOURCES[0]).result()
         before = first.clone()
         engine.map(SOURCES * 5)
         assert first.shape == (HIDDEN,)

@@ -45,14 +45,14 @@ def test_what_is_wrong_in_an_option_is_said_at_once_and_nothing_is_enqueued(
     settled: list[Any] = []
     with bm.Engine(Sums(), threads=1) as engine:
         engine.on_settled = lambda ticket, error: settled.append(ticket)
-        for ask in (engine.submit, engine.submit_future, engine.stream):
+        for stream in (False, True):
             with pytest.raises(OptionError, match=message):
-                ask([1], **options)
+                engine.submit([1], stream=stream, **options)
         with pytest.raises(OptionError, match=message):
             engine.map([[1]], progress=False, **options)
         with pytest.raises(OptionError, match=message):
             engine.open_sequence(**options)
-        assert float(engine.submit_future([1, 2]).result(60)) == 3.0
+        assert float(engine.submit([1, 2]).result(60)) == 3.0
     assert len(settled) == 1
     assert_balanced(engine)
 
@@ -72,7 +72,7 @@ def test_requests_of_the_outermost_priorities_are_served_in_their_order() -> Non
     order: list[int] = []
     with bm.Engine(Sums(), threads=1) as engine:
         engine.on_settled = lambda ticket, error: order.append(ticket.priority)
-        futures = [engine.submit_future([1, 2], priority=p) for p in (-MAX_PRIORITY, 0, MAX_PRIORITY)]
+        futures = [engine.submit([1, 2], priority=p) for p in (-MAX_PRIORITY, 0, MAX_PRIORITY)]
         assert [float(future.result(60)) for future in futures] == [3.0, 3.0, 3.0]
     assert sorted(order) == [-MAX_PRIORITY, 0, MAX_PRIORITY]
 
@@ -97,6 +97,7 @@ def test_any_value_is_taken_or_refused_with_an_option_error(value: Any) -> None:
     [
         {"workers": 0}, {"workers": "2"}, {"workers": True}, {"threads": 0}, {"threads": 1.5}, {"run_ahead": -1},
         {"max_nodes": 0}, {"max_sequences": -1}, {"max_sequences": "many"}, {"deadline_ms": "soon"}, {"deadline_ms": 0},
+        {"max_queue": 0}, {"max_queue": 2.5}, {"when_full": "block"}, {"when_full": None}, {"late": "never"},
     ],
 )  # fmt: skip
 def test_an_engines_own_options_are_checked_too(options: dict[str, Any]) -> None:
@@ -118,7 +119,7 @@ def test_options_of_calls_are_checked_too() -> None:
         with pytest.raises(OptionError, match="max_in_flight must be at least 1"):
             engine.map([[1]], max_in_flight=0)
         with engine.open_sequence() as sequence, pytest.raises(OptionError, match="deadline_ms"):
-            sequence.submit_future([1], deadline_ms="soon")  # type: ignore[arg-type]
+            sequence.submit([1], deadline_ms="soon")  # type: ignore[arg-type]
         with pytest.raises(OptionError, match="within_s must be at least 0"):
             engine.stop(within_s=-1.0)
 
@@ -155,7 +156,7 @@ def test_an_unfold_function_that_returns_a_coroutine_fails_its_request() -> None
             return later() if xs == "later" else super().unfold(xs)
 
     with bm.Engine(Hidden(), threads=1) as engine:
-        error = engine.submit_future("later").exception(60)
+        error = engine.submit("later").exception(60)
         assert isinstance(error, ModelError | InvalidRequestError)
         assert "returned coroutine" in str(error)
-        assert float(engine.submit_future([1, 2]).result(60)) == 3.0
+        assert float(engine.submit([1, 2]).result(60)) == 3.0

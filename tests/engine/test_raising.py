@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from concurrent.futures import CancelledError, Future
 from typing import Any
 
 import pytest
@@ -14,12 +13,13 @@ from hypothesis import strategies as st
 from raising_models import KINDS, PLACES, Ask, Incomparable, Sums, Unsayable, WaitingSums, WholeSums
 
 import batchmaker as bm
-from batchmaker.errors import RequestError, StoppedError
+from batchmaker.engine import Answer
+from batchmaker.errors import CancelledError, RequestError, StoppedError
 
 ENGINES = [(1, "cellular"), (2, "cellular")]
 
 
-def check(ask: Ask, future: Future[Any]) -> None:
+def check(ask: Ask, future: Answer) -> None:
     """The answer is right, or the error names what was raised."""
     if ask.place is None:
         total, counted = future.result(60)
@@ -43,7 +43,7 @@ def test_whatever_a_models_code_raises_is_the_requests_own_error(make: Any, work
         for place in places_of(model):
             for kind in KINDS:
                 asks = [Ask(4), Ask(5, place, kind), Ask(2)]
-                for ask, future in [(ask, engine.submit_future(ask)) for ask in asks]:
+                for ask, future in [(ask, engine.submit(ask)) for ask in asks]:
                     check(ask, future)
     assert_balanced(engine)
 
@@ -54,7 +54,7 @@ def test_whatever_whole_batches_raise_is_the_requests_own_error(workers: int) ->
         for place in ("unfold", "cell"):
             for kind in KINDS:
                 asks = [Ask(4), Ask(5, place, kind), Ask(2)]
-                for ask, future in [(ask, engine.submit_future(ask)) for ask in asks]:
+                for ask, future in [(ask, engine.submit(ask)) for ask in asks]:
                     check(ask, future)
     assert engine.num_in_flight == 0
 
@@ -97,12 +97,12 @@ def test_in_any_mix_every_good_request_is_answered_and_every_bad_one_fails(mix: 
         for ask, priority, cancels in mix["asks"]:
             if ask.place is not None and ask.place not in places_of(model):
                 continue
-            future = engine.submit_future(ask, priority=priority)
+            future = engine.submit(ask, priority=priority)
             future.add_done_callback(look_on) if mix["looks_on"] else None
             asked.append((ask, future, cancels and future.cancel()))
     for ask, future, cancelled in asked:
         if cancelled:
-            assert future.cancelled()
+            assert isinstance(future.exception(0), CancelledError)
         else:
             check(ask, future)
     assert sorted(settled) == list(range(len(asked)))
@@ -134,7 +134,7 @@ def test_who_looks_on_may_raise_and_is_told_of_once(kind: type[BaseException], e
         engine.on_settled = raises
         engine.driver.record = raises  # type: ignore[attr-defined]
         for ask in (Ask(3), Ask(5)):
-            check(ask, engine.submit_future(ask))
+            check(ask, engine.submit(ask))
     assert len(calls) > 6
     told = [record.getMessage() for record in engine_log.records]
     assert len(told) == 3
@@ -144,26 +144,26 @@ def test_who_looks_on_may_raise_and_is_told_of_once(kind: type[BaseException], e
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_callback_may_raise_and_those_behind_it_are_called(kind: type[BaseException]) -> None:
-    called: list[Future[Any]] = []
+    called: list[Answer] = []
 
-    def raises(_: Future[Any]) -> None:
+    def raises(_: Answer) -> None:
         raise kind
 
     with bm.Engine(Sums(), threads=1) as engine:
-        future = engine.submit_future(Ask(9))
+        future = engine.submit(Ask(9))
         for callback in (raises, called.append, raises, called.append):
             future.add_done_callback(callback)
         check(Ask(9), future)
-        check(Ask(2), engine.submit_future(Ask(2)))
+        check(Ask(2), engine.submit(Ask(2)))
     assert called == [future, future]
 
 
 def test_a_callback_that_is_called_at_once_raises_in_its_own_thread() -> None:
-    def leave(_: Future[Any]) -> None:
+    def leave(_: Answer) -> None:
         raise SystemExit
 
     with bm.Engine(Sums(), threads=1) as engine:
-        future = engine.submit_future(Ask(1))
+        future = engine.submit(Ask(1))
         check(Ask(1), future)
         with pytest.raises(SystemExit):
             future.add_done_callback(leave)
@@ -177,10 +177,10 @@ def test_what_a_stream_runs_into_is_the_requests_own_error(kind: type[BaseExcept
     with bm.Engine(WaitingSums(), threads=1) as engine:
         ticket = engine._ticket(Ask(3), None, 0, None)
         ticket.on_value = raises
-        error = engine._asking.future(ticket).exception(60)
+        error = engine._asking.submit(ticket, stream=False).exception(60)
         assert isinstance(error, RequestError)
         assert kind.__name__ in str(error)
-        check(Ask(4), engine.submit_future(Ask(4)))
+        check(Ask(4), engine.submit(Ask(4)))
     assert_balanced(engine)
 
 
@@ -195,7 +195,7 @@ def test_an_unfold_function_may_raise_while_it_is_closed(kind: type[BaseExceptio
                 raise kind
 
     with bm.Engine(Stubborn(), threads=1) as engine:
-        values = iter(engine.stream(Ask(1)))
+        values = iter(engine.submit(Ask(1), stream=True))
         next(values)
         values.close()
         engine.stop(drain=False)
@@ -215,26 +215,26 @@ def test_stop_tests_that_cannot_be_compared_are_each_applied_alone(kind: type[Ba
 
 def test_a_defect_of_the_engine_fails_all_who_wait_and_is_told(engine_log: Any) -> None:
     engine = bm.Engine(Sums(), threads=1).start()
-    check(Ask(1), engine.submit_future(Ask(1)))
+    check(Ask(1), engine.submit(Ask(1)))
 
     def defect(*_: Any) -> None:
         raise Unsayable
 
     engine.driver.collect = defect  # type: ignore[method-assign]
-    futures = [engine.submit_future(Ask(n)) for n in (1, 2, 3)]
+    futures = [engine.submit(Ask(n)) for n in (1, 2, 3)]
     assert all(isinstance(future.exception(60), StoppedError) for future in futures)
     assert engine.stop()
     assert not engine.heartbeat.alive
     assert "the engine has failed: Unsayable" in engine_log.text
     with pytest.raises(StoppedError):
-        engine.submit_future(Ask(1))
+        engine.submit(Ask(1))
 
 
 # --- cancelling ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_cancelling_a_future_gives_its_request_up(workers: int) -> None:
+def test_cancelling_an_answer_gives_its_request_up(workers: int) -> None:
     class Endless(WaitingSums):
         def unfold(self, ask: Ask) -> Any:  # type: ignore[override]
             while True:
@@ -244,10 +244,10 @@ def test_cancelling_a_future_gives_its_request_up(workers: int) -> None:
     engine = bm.Engine(Endless(), threads=1, workers=workers)
     engine.on_settled = lambda ticket, error: settled.append(type(error).__name__)
     with engine:
-        future = engine.submit_future(Ask(1))
+        future = engine.submit(Ask(1))
         assert future.cancel()
         assert future.cancel()
-        assert future.cancelled()
+        assert future.done()
         with pytest.raises(CancelledError):
             future.result()
     assert settled == ["CancelledError"]
@@ -256,26 +256,26 @@ def test_cancelling_a_future_gives_its_request_up(workers: int) -> None:
 
 def test_an_answered_request_cannot_be_cancelled() -> None:
     with bm.Engine(Sums(), threads=1) as engine:
-        future = engine.submit_future(Ask(4))
+        future = engine.submit(Ask(4))
         check(Ask(4), future)
         assert not future.cancel()
-        assert not future.cancelled()
+        assert future.exception() is None
 
 
 def test_a_callback_may_cancel_other_requests() -> None:
     with bm.Engine(WaitingSums(), threads=1) as engine:
-        others = [engine.submit_future(Ask(12)) for _ in range(5)]
-        first = engine.submit_future(Ask(1), priority=1)
+        others = [engine.submit(Ask(12)) for _ in range(5)]
+        first = engine.submit(Ask(1), priority=1)
         first.add_done_callback(lambda _: [other.cancel() for other in others])
         check(Ask(1), first)
     assert all(other.done() for other in others)
     assert_balanced(engine)
 
 
-def test_the_task_that_awaits_a_future_gives_its_request_up_when_cancelled() -> None:
-    async def main(engine: bm.Engine) -> Future[Any]:
-        future = engine.submit_future(Ask(10))
-        waiting = asyncio.ensure_future(asyncio.wrap_future(future))
+def test_the_task_that_awaits_an_answer_gives_its_request_up_when_cancelled() -> None:
+    async def main(engine: bm.Engine) -> Answer:
+        future = engine.submit(Ask(10))
+        waiting = asyncio.ensure_future(future)
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)

@@ -24,12 +24,12 @@ def test_a_sequence_that_is_idle_for_too_long_ends_and_frees_what_it_kept() -> N
         sequence = engine.open_sequence(idle_timeout_s=0.02)
         patient = engine.open_sequence(idle_timeout_s=math.inf)
         for x in range(1, 3):
-            patient.submit_future([x]).result(60)
+            patient.submit([x]).result(60)
         wait_until(lambda: not sequence.is_open)
         with pytest.raises(SequenceError, match=r"no chunk came for 0.02 s; open another"):
-            sequence.submit_future([1])
+            sequence.submit([1])
         assert (engine.num_sequences, scheduler(engine).num_rows) == (1, 1)
-        assert float(patient.submit_future([3]).result(60)) == 6
+        assert float(patient.submit([3]).result(60)) == 6
         sequence.close()
         assert engine.num_sequences == 1
         patient.close()
@@ -45,7 +45,7 @@ def test_no_more_sequences_than_allowed_are_open_at_once() -> None:
         one.close()
         one.close()
         with engine.open_sequence() as three:
-            assert float(three.submit_future([1]).result(60)) == 1
+            assert float(three.submit([1]).result(60)) == 1
             assert engine.num_sequences == 2
         two.close()
         assert engine.num_sequences == 0
@@ -56,10 +56,10 @@ def test_no_more_sequences_than_allowed_are_open_at_once() -> None:
 def test_a_closed_sequence_takes_nothing_and_its_accepted_chunks_are_answered() -> None:
     with bm.Engine(Totals(), threads=1) as engine:
         sequence = engine.open_sequence()
-        futures = [sequence.submit_future([1]) for _ in range(20)]
+        futures = [sequence.submit([1]) for _ in range(20)]
         sequence.close()
         with pytest.raises(SequenceError, match="it was closed"):
-            sequence.submit_future([1])
+            sequence.submit([1])
         assert [float(future.result(60)) for future in futures] == list(range(1, 21))
         wait_until(lambda: scheduler(engine).num_rows == 0)
     assert_balanced(engine)
@@ -70,9 +70,9 @@ def test_leaving_a_sequence_by_an_error_gives_its_chunks_up() -> None:
     with bm.Engine(Totals(gate), threads=1) as engine:
         with pytest.raises(KeyError), engine.open_sequence() as sequence:  # noqa: PT012
             gate.opened.set()
-            assert float(sequence.submit_future([0]).result(60)) == 0
+            assert float(sequence.submit([0]).result(60)) == 0
             shut(gate)
-            futures = [sequence.submit_future([x]) for x in (1, 2, 3)]
+            futures = [sequence.submit([x]) for x in (1, 2, 3)]
             assert gate.entered.wait(60)
             raise KeyError
         gate.opened.set()
@@ -83,12 +83,12 @@ def test_leaving_a_sequence_by_an_error_gives_its_chunks_up() -> None:
 def test_stop_answers_the_accepted_chunks_of_open_sequences_and_then_ends_them() -> None:
     engine = bm.Engine(Totals(), threads=1)
     sequences = [engine.open_sequence() for _ in range(3)]
-    futures = [sequence.submit_future([1]) for _ in range(30) for sequence in sequences]
+    futures = [sequence.submit([1]) for _ in range(30) for sequence in sequences]
     engine.stop()
     assert [float(future.result(0)) for future in futures[-3:]] == [30.0] * 3
     assert not any(sequence.is_open for sequence in sequences)
     with pytest.raises(SequenceError, match="the engine has been stopped"):
-        sequences[0].submit_future([1])
+        sequences[0].submit([1])
     with pytest.raises(StoppedError):
         engine.open_sequence()
     sequences[0].close()
@@ -100,7 +100,7 @@ def test_stop_answers_the_accepted_chunks_of_open_sequences_and_then_ends_them()
 def test_stop_without_drain_settles_every_chunk(workers: int) -> None:
     engine = bm.Engine(Turns(), threads=1, workers=workers)
     sequences = [engine.open_sequence() for _ in range(3)]
-    futures = [sequence.submit_future(90_000) for _ in range(3) for sequence in sequences]
+    futures = [sequence.submit(90_000) for _ in range(3) for sequence in sequences]
     wait_until(lambda: engine.stats.steps > 10)
     engine.stop(drain=False)
     expected = CancelledError | StoppedError | SequenceError

@@ -69,9 +69,9 @@ def test_chunks_give_exactly_what_the_whole_gives(policy: str, workers: int) -> 
     with bm.Engine({"lstm": LSTM, "gru": GRU}, policy, workers=workers, threads=1) as engine:
         for name in ("lstm", "gru"):
             with engine.open_sequence(model=name) as sequence:
-                results = [sequence.submit_future(chunk) for chunk in in_chunks(words, 1, 2, 9, 20)]
+                results = [sequence.submit(chunk) for chunk in in_chunks(words, 1, 2, 9, 20)]
                 for result, end in zip(results, (1, 2, 9, 20, 30), strict=True):
-                    whole = engine.submit_future(words[:end], model=name).result(60)
+                    whole = engine.submit(words[:end], model=name).result(60)
                     assert torch.allclose(result.result(60), whole, atol=1e-5)
     assert engine.service["lstm"].answered == engine.service["gru"].answered == 10
     assert_balanced(engine)
@@ -83,7 +83,7 @@ def test_the_state_between_chunks_stays_in_rows_and_never_travels() -> None:
         engine.driver.record = lambda _, given: commands.extend(given)  # type: ignore[attr-defined]
         with engine.open_sequence() as sequence:
             for chunk in ([1, 2], [3], [4, 5, 6]):
-                sequence.submit_future(chunk).result(60)
+                sequence.submit(chunk).result(60)
                 assert scheduler(engine).num_rows == 1
             steps = [step for command in commands if isinstance(command, RunTask) for step in command.steps]
     assert sum(len(step.fetches) for step in steps) == 3  # the results
@@ -101,14 +101,14 @@ def test_chunks_of_many_sequences_run_in_one_batch_with_all_other_requests() -> 
     batches: list[int] = []
     with bm.Engine(model, "cellular", threads=1) as engine:
         sequences = [engine.open_sequence() for _ in range(4)]
-        begin = [sequence.submit_future([-1]) for sequence in sequences]
+        begin = [sequence.submit([-1]) for sequence in sequences]
         gate.opened.set()  # also for the proof of shapes
         assert [float(future.result(60)) for future in begin] == [-1] * 4
         shut(gate)
-        first = engine.submit_future([1])
+        first = engine.submit([1])
         assert gate.entered.wait(60)
-        futures = [sequence.submit_future([10 * i]) for i, sequence in enumerate(sequences)]
-        futures += [engine.submit_future([7]) for _ in range(3)]
+        futures = [sequence.submit([10 * i]) for i, sequence in enumerate(sequences)]
+        futures += [engine.submit([7]) for _ in range(3)]
         engine.observe(lambda seen: batches.append(len(seen.requests)))
         gate.opened.set()
         assert [float(future.result(60)) for future in futures] == [-1, 9, 19, 29, 7, 7, 7]
@@ -122,20 +122,20 @@ def test_chunks_of_many_sequences_run_in_one_batch_with_all_other_requests() -> 
 def test_functions_that_wait_go_on_from_values_and_from_plain_data() -> None:
     with bm.Engine(Turns(), threads=1) as engine:
         with engine.open_sequence() as sequence:
-            assert sequence.submit_future(3).result(60) == [1, 2, 3]
-            assert list(sequence.stream(2)) == [4, 5]  # type: ignore[arg-type]
-            assert sequence.submit_future(0).result(60) == 5
-            assert sequence.submit_future(0).result(60) == 5
-            assert sequence.submit_future(1).result(60) == [6]
+            assert sequence.submit(3).result(60) == [1, 2, 3]
+            assert list(sequence.submit(2, stream=True)) == [4, 5]
+            assert sequence.submit(0).result(60) == 5
+            assert sequence.submit(0).result(60) == 5
+            assert sequence.submit(1).result(60) == [6]
             assert scheduler(engine).num_rows == 1
         with engine.open_sequence() as other:
-            assert other.submit_future(1).result(60) == [1]
+            assert other.submit(1).result(60) == [1]
     assert_balanced(engine)
 
 
 def test_a_loop_that_a_value_ends_is_kept_where_it_ended() -> None:
     with bm.Engine(Rounds(), threads=1) as engine, engine.open_sequence() as sequence:
-        assert [int(sequence.submit_future(None).result(60)) for _ in range(3)] == [10, 20, 30]
+        assert [int(sequence.submit(None).result(60)) for _ in range(3)] == [10, 20, 30]
     assert_balanced(engine)
 
 
@@ -145,9 +145,9 @@ def test_a_chunk_that_is_a_dict_fills_parameters_by_name() -> None:
             return super().unfold_chunk([factor * x for x in xs], state)
 
     with bm.Engine(Scaled(), threads=1) as engine, engine.open_sequence() as sequence:
-        assert float(sequence.submit_future({"xs": [1, 2], "factor": 2}).result(60)) == 6
+        assert float(sequence.submit({"xs": [1, 2], "factor": 2}).result(60)) == 6
         with pytest.raises(InvalidRequestError, match=r"Scaled.unfold_chunk does not take this request"):
-            sequence.submit_future({"ys": [1], "factor": 2}).result(60)
+            sequence.submit({"ys": [1], "factor": 2}).result(60)
 
 
 # --- chunks without a result --------------------------------------------------------------------------------------
@@ -160,10 +160,10 @@ def test_a_failed_chunk_leaves_the_state_before_it_and_takes_those_behind_it_alo
         engine.open_sequence() as sequence,
         engine.open_sequence() as other,
     ):
-        assert float(sequence.submit_future([1, 2]).result(60)) == 3
-        bad = sequence.submit_future([1, POISON, 1])
-        behind = [sequence.submit_future([5]) for _ in range(3)]
-        good = other.submit_future([4])
+        assert float(sequence.submit([1, 2]).result(60)) == 3
+        bad = sequence.submit([1, POISON, 1])
+        behind = [sequence.submit([5]) for _ in range(3)]
+        good = other.submit([4])
         with pytest.raises(CellError, match="poison"):
             bad.result(60)
         for future in behind:
@@ -172,29 +172,29 @@ def test_a_failed_chunk_leaves_the_state_before_it_and_takes_those_behind_it_alo
         assert float(good.result(60)) == 4
         wait_until(lambda: scheduler(engine).num_rows == 2)  # what each of the two has kept
         with pytest.raises(SequenceError, match=r"resume\(\)"):
-            sequence.submit_future([7]).result(60)
+            sequence.submit([7]).result(60)
         sequence.resume()
-        assert float(sequence.submit_future([7]).result(60)) == 10
+        assert float(sequence.submit([7]).result(60)) == 10
     assert engine.service["Totals"].failed == {"CellError": 1, "SequenceError": 4}
     assert_balanced(engine)
 
 
 def test_a_chunk_that_cannot_be_unfolded_fails_like_any_other() -> None:
     with bm.Engine(Totals(), threads=1) as engine, engine.open_sequence() as sequence:
-        assert float(sequence.submit_future([1]).result(60)) == 1
+        assert float(sequence.submit([1]).result(60)) == 1
         with pytest.raises(InvalidRequestError, match="empty"):
-            sequence.submit_future([]).result(60)
+            sequence.submit([]).result(60)
         sequence.resume()
-        assert float(sequence.submit_future([1]).result(60)) == 2
+        assert float(sequence.submit([1]).result(60)) == 2
 
 
 def test_a_chunk_past_its_deadline_computes_nothing_and_can_be_sent_again() -> None:
     with bm.Engine(Totals(), threads=1) as engine, engine.open_sequence(deadline_ms=60_000) as sequence:
-        assert float(sequence.submit_future([1]).result(60)) == 1
+        assert float(sequence.submit([1]).result(60)) == 1
         with pytest.raises(DeadlineError):
-            sequence.submit_future([5], deadline_ms=-1).result(60)
+            sequence.submit([5], deadline_ms=-1).result(60)
         sequence.resume()
-        assert float(sequence.submit_future([5]).result(60)) == 6
+        assert float(sequence.submit([5]).result(60)) == 6
     service = engine.service["Totals"]
     assert (service.with_deadline, service.given_up, service.answered) == (3, 1, 2)
     assert_balanced(engine)
@@ -234,7 +234,7 @@ def test_what_the_function_returns_must_be_a_result_and_a_state() -> None:
         engine.open_sequence() as sequence,
         pytest.raises(ModelError, match=r"Forgetful.unfold_chunk returned Value; it returns \(result, state\)"),
     ):
-        sequence.submit_future([1]).result(60)
+        sequence.submit([1]).result(60)
 
 
 # --- what must always hold ------------------------------------------------------------------------------------------
@@ -263,9 +263,9 @@ def test_any_interleaving_gives_what_each_sequence_alone_gives(
     asked = []
     for number, xs, waits in plays:
         if number == 0:
-            future, expected = engine.submit_future(xs), sum(xs) if xs else None
+            future, expected = engine.submit(xs), sum(xs) if xs else None
         else:
-            future = sequences[number].submit_future(xs)
+            future = sequences[number].submit(xs)
             totals[number] += sum(xs)
             expected = totals[number] if xs else None
             if not xs:
@@ -293,7 +293,7 @@ def play_long(num_chunks: int) -> list[int]:
         engine.open_sequence(idle_timeout_s=1000, deadline_ms=600_000) as sequence,
     ):
         for number in range(num_chunks):
-            assert float(sequence.submit_future([1, 0]).result(60)) == number + 1
+            assert float(sequence.submit([1, 0]).result(60)) == number + 1
             arena = scheduler(engine)._books.arena
             assert (scheduler(engine).num_rows, arena.nodes.num_used) == (1, 1)
             if number + 1 in (num_chunks // 5, num_chunks):

@@ -43,7 +43,7 @@ def test_each_request_is_answered_by_its_own_model(workers: int) -> None:
     models = {"translate": LoopTranslator(encode, decode), "sum": Sums(), "product": Product(), "count": Counter()}
     with bm.Engine(models, threads=1, workers=workers) as engine:
         futures = [
-            engine.submit_future(request, model=name)
+            engine.submit(request, model=name)
             for request, name in [([5, 7], "translate"), ([2, 3, 4], "sum"), ([2, 3, 4], "product"), (3, "count")] * 5
         ]
         words, total, product, counted = (future.result(60) for future in futures[-4:])
@@ -51,7 +51,7 @@ def test_each_request_is_answered_by_its_own_model(workers: int) -> None:
         assert END not in words[:-1]
         assert (float(total), float(product), counted) == (9.0, 24.0, [1, 2, 3])
         assert [float(x) for x in engine.map([[1, 2], [3]], model="sum", progress=False)] == [3.0, 3.0]
-        assert list(engine.stream(2, model="count")) == [1, 2]
+        assert list(engine.submit(2, model="count", stream=True)) == [1, 2]
         names = {cell.name for cell in engine.registry.types}
     assert names == {"translate/encoder", "translate/decoder", "sum/add", "product/add", "count/count"}
     assert engine.service["sum"].answered == 7
@@ -60,8 +60,8 @@ def test_each_request_is_answered_by_its_own_model(workers: int) -> None:
 
 def test_a_single_model_need_not_be_named_and_its_cells_keep_their_names() -> None:
     with bm.Engine({"sum": Sums()}, threads=1) as engine:
-        assert float(engine.submit_future([1, 2]).result(60)) == 3.0
-        assert float(engine.submit_future([1, 2], model="sum").result(60)) == 3.0
+        assert float(engine.submit([1, 2]).result(60)) == 3.0
+        assert float(engine.submit([1, 2], model="sum").result(60)) == 3.0
         assert [cell.name for cell in engine.registry.types] == ["add"]
 
 
@@ -69,7 +69,7 @@ def test_equal_cells_of_two_models_run_together() -> None:
     seen: list[StepSeen] = []
     with bm.Engine({"one": Sums(batch_sizes=[8]), "other": Sums(batch_sizes=[8])}, threads=1) as engine:
         engine.observe(seen.append)
-        futures = [engine.submit_future([1] * 40, model=name) for name in ("one", "other") * 4]
+        futures = [engine.submit([1] * 40, model=name) for name in ("one", "other") * 4]
         assert {float(future.result(60)) for future in futures} == {40.0}
     assert len(engine.registry.types) == 1
     assert {step.cell for step in seen} == {"one/add"}
@@ -79,9 +79,9 @@ def test_equal_cells_of_two_models_run_together() -> None:
 def test_a_request_without_a_model_is_told_which_there_are() -> None:
     with bm.Engine({"sum": Sums(), "product": Product()}, threads=1) as engine:
         with pytest.raises(OptionError, match="several models; give model=, one of sum, product"):
-            engine.submit_future([1])
+            engine.submit([1])
         with pytest.raises(OptionError, match=r"known: product, sum\. Did you mean 'sum'"):
-            engine.submit_future([1], model="summ")
+            engine.submit([1], model="summ")
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_whole_requests_of_two_models_never_share_a_batch(policy: str) -> None:
     with bm.Engine({"sum": Whole(), "product": Product()}, policy, threads=1) as engine:
         engine.observe(batches.append)
         named = [("sum" if n % 3 else "product", [float(n), 2.0]) for n in range(30)]
-        futures = [engine.submit_future(xs, model=name) for name, xs in named]
+        futures = [engine.submit(xs, model=name) for name, xs in named]
         answers = [float(future.result(60)) for future in futures]
     assert answers == [xs[0] + 2 if name == "sum" else 2 * xs[0] for name, xs in named]
     for batch in batches:

@@ -36,7 +36,7 @@ def always_unfolded() -> Iterator[None]:
 def answers(model: bm.Model, requests: list[Any], **options: Any) -> tuple[list[Any], int]:
     """What an engine answers, errors as text, and how many templates it has."""
     with bm.Engine(model, threads=1, **options) as engine:
-        futures = [engine.submit_future(request) for request in requests]
+        futures = [engine.submit(request) for request in requests]
         found = []
         for future in futures:
             try:
@@ -95,7 +95,7 @@ def test_loops_that_end_by_a_value_and_streams_have_templates() -> None:
     with bm.Engine(LoopTranslator(encode, decode), threads=1) as engine:
         translations = engine.map(sources, progress=False)
         assert book_of(engine).num_templates == 3
-        streamed = [list(engine.stream(source)) for source in sources[:6]]
+        streamed = [list(engine.submit(source, stream=True)) for source in sources[:6]]
     assert [text.tolist() for text in translations] == [translate(encode, decode, source) for source in sources]
     assert streamed == [translate(encode, decode, source) for source in sources[:6]]
 
@@ -130,7 +130,7 @@ def test_sequences_go_on_from_state_that_a_template_has_kept() -> None:
     texts = [[[rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 2))] for _ in range(5)] for _ in range(12)]
     with bm.Engine(model, threads=1) as engine:
         open_ = [engine.open_sequence() for _ in texts]
-        futures = [[seq.submit_future(part) for part in parts] for seq, parts in zip(open_, texts, strict=True)]
+        futures = [[seq.submit(part) for part in parts] for seq, parts in zip(open_, texts, strict=True)]
         found = [[future.result() for future in of_one] for of_one in futures]
         assert book_of(engine).num_templates == 4  # one word or two, at the beginning or after another part
         for sequence in open_:
@@ -157,8 +157,8 @@ def test_a_log_of_requests_that_share_graphs_is_replayed(tmp_path: Any) -> None:
 def test_a_request_that_was_changed_after_its_turn_is_what_it_was() -> None:
     with bm.Engine(MODELS["lstm"](), threads=1) as engine:
         request = np.array([1, 2, 3])
-        wanted = [engine.submit_future(request).result() for _ in range(4)][-1]
-        future = engine.submit_future(request)
+        wanted = [engine.submit(request).result() for _ in range(4)][-1]
+        future = engine.submit(request)
         found = future.result()
         request[:] = 0
         assert torch.equal(found, wanted)
@@ -167,7 +167,7 @@ def test_a_request_that_was_changed_after_its_turn_is_what_it_was() -> None:
 def test_one_wrong_request_among_many_fails_alone() -> None:
     with bm.Engine(MODELS["lstm"](), threads=1) as engine:
         engine.map([[1, 2]] * 40, progress=False)
-        futures = [engine.submit_future([1, 50 if i == 7 else 2]) for i in range(20)]
+        futures = [engine.submit([1, 50 if i == 7 else 2]) for i in range(20)]
         with pytest.raises(InvalidRequestError, match="token 50 at position 1"):
             futures[7].result()
         assert all(future.result().shape == (8,) for i, future in enumerate(futures) if i != 7)

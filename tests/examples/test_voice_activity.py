@@ -95,9 +95,7 @@ def test_recordings_get_the_networks_own_probabilities(engine, theirs):
 def test_live_streams_get_them_too(engine, theirs, size):
     sequences = [engine.open_sequence() for _ in SOUNDS]
     chunks = [torch.from_numpy(sound.reshape(-1, FRAME)).split(size) for sound in SOUNDS]
-    futures = [
-        [sequence.submit_future(chunk) for chunk in parts] for sequence, parts in zip(sequences, chunks, strict=True)
-    ]
+    futures = [[sequence.submit(chunk) for chunk in parts] for sequence, parts in zip(sequences, chunks, strict=True)]
     for sound, parts, sequence in zip(SOUNDS, futures, sequences, strict=True):
         heard = torch.cat([future.result() for future in parts])
         np.testing.assert_allclose(heard, answers_of(theirs, sound), atol=TOLERANCE)

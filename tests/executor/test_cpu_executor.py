@@ -130,8 +130,8 @@ def test_many_chains_and_few_lanes_move_between_workers_and_stay_right(workers: 
 
 def test_tables_grow_while_requests_are_in_flight() -> None:
     with bm.Engine(Chains(Swap()), threads=1, workers=2) as engine:
-        small = [engine.submit_future({"xs": list(range(20)), "form": "run"}) for _ in range(3)]
-        large = [engine.submit_future({"xs": list(range(900)), "form": "run"}) for _ in range(6)]
+        small = [engine.submit({"xs": list(range(20)), "form": "run"}) for _ in range(3)]
+        large = [engine.submit({"xs": list(range(900)), "form": "run"}) for _ in range(6)]
         for futures, length in ((small, 20), (large, 900)):
             end, steps = plainly(Swap(), range(length))
             for future in futures:

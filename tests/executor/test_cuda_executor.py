@@ -216,7 +216,7 @@ class OneByOne(bm.Model):
 
 def test_a_row_that_makes_a_cell_raise_fails_alone() -> None:
     with running(OneByOne(), *fakes(1, records=False)) as engine:
-        futures = [engine.submit_future(1000.0 if i == 30 else float(i)) for i in range(64)]
+        futures = [engine.submit(1000.0 if i == 30 else float(i)) for i in range(64)]
         for i, future in enumerate(futures):
             if i == 30:
                 with pytest.raises(CellError, match="cell 'cell' raised ValueError: too large"):
@@ -230,7 +230,7 @@ def test_a_lost_device_fails_what_was_there_and_the_others_go_on() -> None:
     model = Mixed(batch_sizes=[1, 4])
     devices = fakes(2)
     with running(model, *devices) as engine:
-        futures = [engine.submit_future(request) for request in REQUESTS * 4]
+        futures = [engine.submit(request) for request in REQUESTS * 4]
         futures[5].exception(timeout=120)
         devices[0].lose()
         outcomes = [future.exception(timeout=120) for future in futures]
@@ -253,18 +253,18 @@ def test_with_the_last_device_every_request_fails_and_the_engine_lives() -> None
         device.lose()
         for _ in range(3):
             with pytest.raises(CellError, match=r"no device is left|it fell off the bus"):
-                engine.submit_future([1, 2]).result(timeout=120)
+                engine.submit([1, 2]).result(timeout=120)
 
 
 def test_memory_that_runs_out_fails_the_task_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     (device,) = fakes(1)
     with running(OneByOne(), device) as engine:
-        assert engine.submit_future(1.0).result(timeout=120).tolist() == [2.0]
+        assert engine.submit(1.0).result(timeout=120).tolist() == [2.0]
         with monkeypatch.context() as patch:
             patch.setattr(device, "upload", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("full")))
             with pytest.raises(CellError, match="OutOfMemoryError: full"):
-                engine.submit_future(1.0).result(timeout=120)
-        assert engine.submit_future(2.0).result(timeout=120).tolist() == [3.0]
+                engine.submit(1.0).result(timeout=120)
+        assert engine.submit(2.0).result(timeout=120).tolist() == [3.0]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

@@ -233,7 +233,7 @@ def balanced(num_words: int, seed: int) -> dict[str, Any]:
 
 def test_a_cell_that_looks_at_values_runs_and_a_bad_row_fails_alone() -> None:
     with Engine(OneByOne(), device="cuda:0") as engine:
-        futures = [engine.submit_future(1000.0 if i == 30 else float(i)) for i in range(64)]
+        futures = [engine.submit(1000.0 if i == 30 else float(i)) for i in range(64)]
         for i, future in enumerate(futures):
             if i == 30:
                 with pytest.raises(CellError, match="cell 'cell' raised ValueError: too large"):

@@ -211,7 +211,7 @@ def test_a_lost_device_fails_what_was_there_and_the_others_go_on() -> None:
     with Engine(model) as engine:
         wanted = engine.map(requests, progress=False)
     with running(model, *devices) as engine:
-        futures = [engine.submit_future(request) for request in requests]
+        futures = [engine.submit(request) for request in requests]
         futures[3].exception(timeout=120)
         devices[0].lose()
         for future, right in zip(futures, wanted, strict=True):

@@ -89,9 +89,9 @@ def test_the_module_is_only_called_at_its_batch_sizes() -> None:
     module = Recording()
     model = Given(cell=bm.Cell(module, batch_sizes=[3, 8]))
     with bm.Engine(model, threads=1) as engine:
-        engine.submit_future(lambda m: m.cell([0.0])).result()
+        engine.submit(lambda m: m.cell([0.0])).result()
         module.sizes.clear()
-        values = engine.submit_future(lambda m: m.cell.map([[float(i)] for i in range(21)])).result()
+        values = engine.submit(lambda m: m.cell.map([[float(i)] for i in range(21)])).result()
         engine.map([lambda m: m.cell([5.0])] * 2)
     assert values.tolist() == [[i + 1.0] for i in range(21)]
     assert set(module.sizes) == {3, 8}
@@ -123,7 +123,7 @@ def test_equal_cells_share_one_type_and_other_weights_do_not(combine: Combine) -
         other.a.weight[0, 0] += 1
     model = Given(one=bm.Cell(combine), two=bm.Cell(copy.deepcopy(combine)), three=bm.Cell(other))
     with bm.Engine(model, threads=1) as engine:
-        same, also, different = engine.submit_future(
+        same, also, different = engine.submit(
             lambda m: [m.one(ones(), ones()), m.two(ones(), ones()), m.three(ones(), ones())]
         ).result()
         assert len(engine.registry.types) == 2
@@ -277,6 +277,6 @@ def test_a_handle_kept_for_long_is_still_there_and_dropped_ones_are_freed() -> N
 
     model = Waiting(double=bm.Cell(Double()))
     with bm.Engine(model, threads=1) as engine:
-        assert int(engine.submit_future(unfold).result()) == 4
+        assert int(engine.submit(unfold).result()) == 4
         assert engine.driver._scheduler.num_rows == 0
     assert max(most) <= 8

@@ -203,7 +203,7 @@ def test_the_user_says_how_fine(cut, names):
     model = bm.layers(module, request, cut=cut, max_batch=2)
     assert [cell.name for cell in model.cells.values()] == names
     with bm.Engine(model, threads=1) as engine:
-        close(engine.submit_future(request).result(), plain(module, request))
+        close(engine.submit(request).result(), plain(module, request))
 
 
 def test_a_part_that_cannot_be_traced_stays_whole():
@@ -221,7 +221,7 @@ def test_what_nothing_can_trace_is_refused_with_advice():
         bm.layers(Decides(), cut=[nn.Linear])
     model = bm.layers(Decides(), torch.zeros(4), cut="whole", max_batch=1)
     with bm.Engine(model, threads=1) as engine:
-        close(engine.submit_future(torch.ones(4)).result(), plain(model._module, torch.ones(4)))
+        close(engine.submit(torch.ones(4)).result(), plain(model._module, torch.ones(4)))
 
 
 class Overwrites(nn.Module):
@@ -264,7 +264,7 @@ def test_what_cannot_be_cut_is_refused():
         bm.layers(TwoInputs(), {"tokens": [1, 2], "feature": [0.0]})
     model = bm.layers(GivesNoTensor())
     with bm.Engine(model, threads=1) as engine, pytest.raises(ModelError, match="must be one tensor"):
-        engine.submit_future(torch.zeros(3)).result()
+        engine.submit(torch.zeros(3)).result()
 
 
 def test_wrong_options_name_what_is_there():
@@ -290,12 +290,12 @@ def test_a_wrong_request_fails_alone():
         3,
     ]
     with bm.Engine(model, threads=1) as engine:
-        futures = [(engine.submit_future(request), engine.submit_future(good)) for request in bad]
+        futures = [(engine.submit(request), engine.submit(good)) for request in bad]
         for failed, answered in futures:
             with pytest.raises(InvalidRequestError, match=r"features|tokens|embed"):
                 failed.result()
             close(answered.result()["scores"], plain(model._module, good)["scores"])
-        in_order = engine.submit_future((good["tokens"], good["features"])).result()
+        in_order = engine.submit((good["tokens"], good["features"])).result()
         close(in_order["hidden"], plain(model._module, good)["hidden"])
 
 
@@ -305,16 +305,16 @@ def test_an_optional_input_is_one_where_the_example_gives_it():
     model = bm.layers(module, request)
     assert model.inputs == ("tokens", "features", "scale")
     with bm.Engine(model, threads=1) as engine:
-        close(engine.submit_future(request).result(), plain(module, request))
+        close(engine.submit(request).result(), plain(module, request))
 
 
 def test_the_first_request_tells_the_shapes_where_there_is_no_example():
     model = bm.layers(dense())
     with bm.Engine(model, threads=1) as engine:
         request = np.ones(4)
-        close(engine.submit_future(request).result(), plain(model._module, request))
+        close(engine.submit(request).result(), plain(model._module, request))
         with pytest.raises(InvalidRequestError, match=r"rows of shape \(5,\), expected \(4,\)"):
-            engine.submit_future(np.ones(5)).result()
+            engine.submit(np.ones(5)).result()
 
 
 def test_later_layers_go_first_and_names_clash_with_nothing():
@@ -335,12 +335,12 @@ def test_a_saved_model_answers_as_before_without_the_module(tmp_path):
     expected = model.alone(request)
     for policy in ("cellular", "padded"):
         with bm.Engine(loaded, policy, threads=1) as engine:
-            close(engine.submit_future(request).result(), expected)
+            close(engine.submit(request).result(), expected)
 
 
 def test_requests_are_rows_of_the_weights_dtype():
     model = bm.layers(dense().to(torch.bfloat16), torch.zeros(4, dtype=torch.bfloat16))
     with bm.Engine(model, threads=1) as engine:
-        result = engine.submit_future(np.ones(4)).result()
+        result = engine.submit(np.ones(4)).result()
     assert result.dtype == torch.bfloat16
     torch.testing.assert_close(result, model.alone(np.ones(4)), atol=0.02, rtol=0.02)

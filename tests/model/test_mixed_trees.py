@@ -161,7 +161,7 @@ def test_a_mixed_tree_computes_what_its_cells_say() -> None:
         return h, c[np.array([2, 0])]
 
     with bm.Engine(Trees(), threads=1) as engine:
-        h, c = engine.submit_future(request).result()
+        h, c = engine.submit(request).result()
     assert h.tolist() == [[-6.0], [9.0], [21.0]]  # 2 - 2 * 4, 4 + 5, 9 - 2 * -6
     assert c.tolist() == [[4.0], [3.0]]  # (2 - 1) * 3 + 1, 1 * 2 + 1
 

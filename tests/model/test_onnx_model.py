@@ -170,7 +170,7 @@ def test_an_error_of_onnx_runtime_is_that_requests_alone():
     graph = """f (int64[N] word) => (float[N, 2] y) <float[3, 2] table = {0.0, 1.0, 2.0, 3.0, 4.0, 5.0}>
         { y = Gather(table, word) }"""
     with bm.Engine(bm.layers(bm.onnx(model_bytes(graph)))) as engine:
-        futures = [engine.submit_future(word) for word in (2, 7, 1)]
+        futures = [engine.submit(word) for word in (2, 7, 1)]
         with pytest.raises(CellError, match=r"out of data bounds|indices element"):
             futures[1].result()
         assert futures[0].result().tolist() == [4.0, 5.0]

@@ -73,7 +73,7 @@ def check(module: nn.RNNBase, lengths: list[int], part: int) -> None:
         if not module.bidirectional:
             whole = torch.cat(sequences)
             with engine.open_sequence() as stream:
-                streamed = [stream.submit_future(chunk).result() for chunk in whole.split(part)]
+                streamed = [stream.submit(chunk).result() for chunk in whole.split(part)]
             output, state = by_torch(module, whole)
             assert_same(torch.cat([part for part, _ in streamed]), output)
             assert_same(streamed[-1][1], state)
@@ -227,9 +227,9 @@ class Streamed(bm.Model):
 
 def test_a_bidirectional_module_does_not_go_on_from_a_state_that_was_kept():
     with bm.Engine(Streamed()) as engine, engine.open_sequence() as stream:
-        stream.submit_future(torch.randn(2, WIDTH)).result()
+        stream.submit(torch.randn(2, WIDTH)).result()
         with pytest.raises(ModelError, match="cannot go on from the state of an earlier chunk"):
-            stream.submit_future(torch.randn(2, WIDTH)).result()
+            stream.submit(torch.randn(2, WIDTH)).result()
 
 
 def test_layers_are_saved_and_loaded(tmp_path):

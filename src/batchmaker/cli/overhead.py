@@ -67,7 +67,7 @@ def kept_in_flight(
     errors: list[BaseException] = []
     try:
         for request in itertools.islice(coming, in_flight):
-            engine.submit_future(request)
+            engine.submit(request)
         left = in_flight
         while left:
             error = answers.get()
@@ -77,7 +77,7 @@ def kept_in_flight(
             if errors or seen.wall_s >= seconds:
                 left -= 1
             else:
-                engine.submit_future(next(coming))
+                engine.submit(next(coming))
     finally:
         engine.on_settled = None
         engine.observe(None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Annotated, Any, final
 
@@ -19,6 +18,7 @@ from batchmaker.cli import options
 from batchmaker.cli.learn.intended import warn_of_another_model
 from batchmaker.cli.requests import LATTICES, MATRICES, TREES, requests_from
 from batchmaker.cli.workload import ATTENTION, RECURRENT, SPEECH, TRANSLATION_WORDS
+from batchmaker.engine.answer import Answer
 from batchmaker.engine.engine import Engine
 from batchmaker.engine.ticket import Ticket
 from batchmaker.errors import BatchmakerError, DataError, unknown_name
@@ -199,7 +199,7 @@ class _Answers:
         """Answer every line."""
         console = options.err()
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        waiting: list[tuple[int, Future[Any]]] = []
+        waiting: list[tuple[int, Answer]] = []
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
             task = bar.add_task("requests", total=len(lines))
             for place, line in enumerate(lines):
@@ -210,30 +210,30 @@ class _Answers:
                     bar.advance(task)
                     continue
                 self._room.acquire()
-                future = self._engine.submit_future(request)
-                future.add_done_callback(lambda _: self._answered(bar, task))
-                waiting.append((place, future))
-            for place, future in waiting:
-                self._take(place, future)
+                answer = self._engine.submit(request)
+                answer.add_done_callback(lambda _: self._answered(bar, task))
+                waiting.append((place, answer))
+            for place, answer in waiting:
+                self._take(place, answer)
 
     def _answered(self, bar: Progress, task: TaskID) -> None:
         self._room.release()
         bar.advance(task)
 
-    def _take(self, place: int, future: Future[Any]) -> None:
+    def _take(self, place: int, answer: Answer) -> None:
         try:
-            result = self._show(future.result())
+            result = self._show(answer.result())
         except BatchmakerError as error:
             self._fail(place, error)
             return
         self._lines[place] = {"index": self._indices[place], "result": result}
-        self._lines[place]["latency_ms"] = round(self._latency_ms[id(future)], 3)
+        self._lines[place]["latency_ms"] = round(self._latency_ms[answer.request_id], 3)
 
     def _fail(self, place: int, error: BatchmakerError) -> None:
         self._lines[place] = {"index": self._indices[place], "error": str(error)}
 
     def _note(self, ticket: Ticket, error: BaseException | None) -> None:
-        self._latency_ms[id(ticket.future)] = 1e3 * (ticket.latency_s or 0.0)
+        self._latency_ms[ticket.request_id] = 1e3 * (ticket.latency_s or 0.0)
 
     @property
     def num_failed(self) -> int:

@@ -1,16 +1,18 @@
-"""The ways in which callers wait for answers: as a coroutine, as a future, as a stream; and for many together."""
+"""How requests are handed to an engine: one by one, a turn of an event loop together, or many; and how many at most."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import Future
+import threading
+from asyncio.events import _get_running_loop
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final, final
+from typing import Any, Final, Protocol, final
 
-from batchmaker.engine.ticket import Answers, RequestFuture, Stream, Ticket
-from batchmaker.scheduler.events import RequestId
+from batchmaker.engine.answer import Answer, Handover, Values
+from batchmaker.engine.ticket import Answers, Ticket
+from batchmaker.errors import QueueFullError
 
 _SENT_TOGETHER: Final = 256
 """Requests that `map` offers in one go."""
@@ -30,61 +32,128 @@ def _counted(total: int, *, shown: bool) -> Iterator[Callable[[int], object]]:
 
 
 @final
+class Room:
+    """Places for requests that are accepted and not answered. waits: whether who finds none free waits for one.
+
+    Callers take places; whoever answers gives them back, before the caller hears of the answer, so that one who submits
+    the next request then finds the place free. The count is changed under one lock alone.
+    """
+
+    __slots__ = ("_freed", "_most", "_num_free", "waits")
+
+    def __init__(self, most: int, *, waits: bool) -> None:
+        self._most = most
+        self._num_free = most
+        self._freed = threading.Condition()
+        self.waits = waits
+
+    def take(self, wanted: int) -> int:
+        """Take as many places as are free, up to `wanted`; return how many."""
+        with self._freed:
+            taken = min(wanted, self._num_free)
+            self._num_free -= taken
+            return taken
+
+    def take_later(self, wanted: int) -> int:
+        """As `take`, at least one, after waiting for it.
+
+        An engine that stops answers everybody, so places become free then too, and sending tells that it has stopped.
+        """
+        with self._freed:
+            while not self._num_free:  # another caller may have been faster since the notice
+                self._freed.wait()
+            taken = min(wanted, self._num_free)
+            self._num_free -= taken
+            if self._num_free:
+                self._freed.notify()
+            return taken
+
+    def leave(self, count: int = 1) -> None:
+        """Give places back."""
+        with self._freed:
+            self._num_free += count
+            self._freed.notify()
+
+    def full(self) -> QueueFullError:
+        """Return what a caller is told who finds no place."""
+        to_do = "wait for one of them (result(), await), submit fewer at a time, or raise Engine(max_queue=...)"
+        if self.waits:
+            to_do = (
+                "when_full='wait' blocks a thread, which must not be that of an event loop, nor the engine's own. In "
+                " asyncio, bound your tasks with an asyncio.Semaphore, or submit with asyncio.to_thread"
+            )
+        return QueueFullError(
+            f"{self._most} requests are accepted and not answered, the most that this engine takes; {to_do}"
+        )
+
+
+class Sending(Handover, Protocol):
+    """What takes requests in; see `batchmaker.engine.loop.Loop`."""
+
+    @property
+    def is_own_thread(self) -> bool: ...
+
+
+@final
 class Asking:
-    """Hands tickets to an engine. send: accepts some. hold: accepts some that wait for `release`. cancel: gives one up.
+    """Hands tickets to an engine. send: accepts some. hold: accepts some that wait for `release`. room: bounds them.
 
     The requests of one turn of an event loop are handed over together, at its end: each alone would wake the engine's
     thread, which would run them in small batches, and take turns with the event loop for Python's lock meanwhile.
     """
 
-    __slots__ = ("_cancel", "_hold", "_release", "_releasing", "_send")
+    __slots__ = ("_hold", "_loop", "_releasing", "_room", "_send")
 
     def __init__(
         self,
         send: Callable[[list[Ticket]], None],
         hold: Callable[[list[Ticket]], None],
-        release: Callable[[], None],
-        cancel: Callable[[RequestId], None],
+        loop: Sending,
+        room: Room | None,
     ) -> None:
         self._send = send
         self._hold = hold
-        self._release = release
-        self._cancel = cancel
+        self._loop = loop
+        self._room = room
         self._releasing: asyncio.AbstractEventLoop | None = None  # the last loop that is to release
 
-    async def answer(self, ticket: Ticket) -> Any:
-        """Return the result. Cancelling the task that awaits it gives the request up."""
-        ticket.loop = loop = asyncio.get_running_loop()
-        ticket.future = loop.create_future()
-        self._hold([ticket])
-        if self._releasing is not loop:
-            self._releasing = loop
-            loop.call_soon(self._release_all)
+    def submit(self, ticket: Ticket, *, stream: bool) -> Answer:
+        """Hand a request over; QueueFullError if there is no room. stream: its values are wanted as they come."""
+        values = Values() if stream else None
+        ticket.answer = answer = Answer(ticket.request_id, self._loop, values)
+        if values is not None:
+            ticket.on_value = values.put
+        running = _get_running_loop()
+        if self._room is not None:
+            self._take_place(self._room, ticket, in_event_loop=running is not None)
         try:
-            return await ticket.future
-        except asyncio.CancelledError:
-            self._cancel(ticket.request_id)
+            if running is None:
+                self._send([ticket])
+                return answer
+            self._hold([ticket])
+        except BaseException:  # the engine has stopped, or could not start: it never had it
+            if self._room is not None:
+                self._room.leave()
             raise
+        # Each event loop runs in one thread. Only there is `_releasing` set to it, and only after that its release is
+        # scheduled; so who reads its own loop here has a release ahead. Another loop may overwrite it or, when it
+        # releases, clear it: then this one schedules a second release, which finds less to do.
+        if self._releasing is not running:
+            self._releasing = running
+            running.call_soon(self._release_all)
+        return answer
 
     def _release_all(self) -> None:
         self._releasing = None  # first: what comes from now on has its own
-        self._release()
+        self._loop.release()
 
-    def future(self, ticket: Ticket) -> Future[Any]:
-        """Return a concurrent future at once. Cancelling it gives the request up."""
-        ticket.future = future = RequestFuture(partial(self._cancel, ticket.request_id))
-        self._send([ticket])
-        return future
-
-    def stream(self, ticket: Ticket) -> AsyncIterator[Any] | Iterator[Any]:
-        """Return the values as they come, for `async for` or `for`. Leaving early gives the request up."""
-        stream = Stream(lambda: self._cancel(ticket.request_id))
-        future = RequestFuture(partial(self._cancel, ticket.request_id))
-        future.add_done_callback(lambda done: stream.end(done.exception()))
-        ticket.future = future
-        ticket.on_value = stream.put
-        self._send([ticket])
-        return stream  # type: ignore[return-value]
+    def _take_place(self, room: Room, ticket: Ticket, *, in_event_loop: bool) -> None:
+        if not room.take(1):
+            if not room.waits or in_event_loop or self._loop.is_own_thread:
+                raise room.full()
+            self._loop.release()  # what is held would keep its place
+            room.take_later(1)
+        ticket.has_place = True
 
     def map(
         self,
@@ -100,14 +169,11 @@ class Asking:
         answers, num_sent, num_answered = Answers(), 0, 0
         with _counted(len(requests), shown=progress) as count:
             while num_answered < len(requests):
-                room = max_in_flight - (num_sent - num_answered)
-                end = min(len(requests), num_sent + min(room, _SENT_TOGETHER))
-                if end > num_sent:
-                    tickets = make(requests[num_sent:end])
-                    for place, ticket in enumerate(tickets, num_sent):
-                        ticket.answers, ticket.place = answers, place
-                    self._send(tickets)
-                    num_sent = end
+                wanted = min(len(requests) - num_sent, max_in_flight - (num_sent - num_answered), _SENT_TOGETHER)
+                taken = self._take_places(wanted, can_wait=num_sent == num_answered)
+                if taken:
+                    self._send_together(make, requests[num_sent : num_sent + taken], answers, num_sent)
+                    num_sent += taken
                     continue
                 block = answers.take()
                 for ticket, result, error in block:
@@ -119,3 +185,29 @@ class Asking:
         if errors:
             raise errors[0]
         return results
+
+    def _take_places(self, wanted: int, *, can_wait: bool) -> int:
+        """Return how many requests may be sent now. can_wait: none of them are in flight, whose answers make room."""
+        if self._room is None or wanted <= 0:
+            return max(0, wanted)
+        taken = self._room.take(wanted)
+        if taken or not can_wait:
+            return taken
+        if self._loop.is_own_thread:
+            raise self._room.full()
+        self._loop.release()
+        return self._room.take_later(wanted)
+
+    def _send_together(
+        self, make: Callable[[Sequence[Any]], list[Ticket]], requests: Sequence[Any], answers: Answers, first: int
+    ) -> None:
+        """Send requests that have room; `first`: the place of the first one's answer."""
+        try:
+            tickets = make(requests)
+            for place, ticket in enumerate(tickets, first):
+                ticket.answers, ticket.place, ticket.has_place = answers, place, self._room is not None
+            self._send(tickets)
+        except BaseException:
+            if self._room is not None:
+                self._room.leave(len(requests))
+            raise

@@ -6,14 +6,14 @@ import asyncio
 import itertools
 import math
 import sys
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, cast, final
 
 from batchmaker.clock import RealClock
-from batchmaker.engine.asking import Asking
+from batchmaker.engine.answer import Answer
+from batchmaker.engine.asking import Asking, Room
 from batchmaker.engine.catalogue import Catalogue
 from batchmaker.engine.cell_driver import CellDriver
 from batchmaker.engine.costs import cost_profile, wants_costs
@@ -23,7 +23,7 @@ from batchmaker.engine.heartbeat import Heartbeat
 from batchmaker.engine.loop import Loop
 from batchmaker.engine.observers import Onlooker
 from batchmaker.engine.open_sequences import DEFAULT_IDLE_TIMEOUT_S, DEFAULT_MAX_SEQUENCES
-from batchmaker.engine.option_checks import check_number, check_whole, checked_priority
+from batchmaker.engine.option_checks import check_choice, check_number, check_whole, checked_priority
 from batchmaker.engine.sequence import Sequence
 from batchmaker.engine.service import ServiceStats
 from batchmaker.engine.setup import choose_policy, make_driver
@@ -49,7 +49,7 @@ class Engine:
         with Engine(model) as engine:
             results = engine.map(requests)          # from synchronous code, with a progress bar
         async with Engine(model) as engine:
-            result = await engine.submit(request)   # from asyncio
+            result = await engine.submit(request)   # from asyncio; in a thread, submit(request).result()
 
     model: one, or several by name: then each request says which it is for. policy: a name, such as `cellular` or
     `padded`, or a policy object; by default `lazy` where some model has a deadline, else `cellular`. workers: 1
@@ -62,7 +62,9 @@ class Engine:
     deadline_ms: of requests to models that have none of their own. late: at its deadline a request is given up
     (`give-up`), or computed all the same and counted as late (`finish`). refuse: a request whose deadline cannot be met
     any more is turned away before anything of it is computed, as far as the policy can tell. max_sequences: most that
-    are open at once.
+    are open at once. max_queue: most requests that are accepted and not answered, None for no bound. when_full: what
+    `submit` does then: raise QueueFullError (`refuse`), or block the caller's thread until there is room (`wait`); an
+    event loop's thread is never blocked, so there QueueFullError comes all the same.
     The engine starts when it is entered, or at the first request.
     """
 
@@ -82,14 +84,17 @@ class Engine:
         late: Literal["give-up", "finish"] = "give-up",
         refuse: bool = False,
         max_sequences: int = DEFAULT_MAX_SEQUENCES,
+        max_queue: int | None = None,
+        when_full: Literal["refuse", "wait"] = "refuse",
     ) -> None:
         check_whole("workers", workers, least=1)
         check_whole("threads", threads, least=1, optional=True)
         check_whole("run_ahead", run_ahead, least=0, optional=True)
         check_whole("max_nodes", max_nodes, least=1)
         check_whole("max_sequences", max_sequences, least=0)
-        if late not in ("give-up", "finish"):
-            raise OptionError(f"late must be 'give-up' or 'finish', got {late!r}")
+        check_whole("max_queue", max_queue, least=1, optional=True)
+        check_choice("when_full", when_full, "refuse", "wait")
+        check_choice("late", late, "give-up", "finish")
         self._clock = RealClock()
         self._registry = CellRegistry()
         self._catalogue = Catalogue(model, self._registry, deadline_ms)
@@ -113,8 +118,10 @@ class Engine:
             give_up_late=late == "give-up",
             max_sequences=max_sequences,
         )
-        self._loop = Loop(self._driver, self._clock, self._settled, give_up_late=late == "give-up")
-        self._asking = Asking(self._send, self._hold, self._loop.release, self._loop.cancel)
+        room = None if max_queue is None else Room(max_queue, waits=when_full == "wait")
+        left = (lambda: None) if room is None else room.leave
+        self._loop = Loop(self._driver, self._clock, self._settled, give_up_late=late == "give-up", left=left)
+        self._asking = Asking(self._send, self._hold, self._loop, room)
         self._ids = cast(Iterator[RequestId], itertools.count())
         self._service = {served.name: ServiceStats() for served in self._catalogue}
         self._service_of = list(self._service.values())
@@ -151,13 +158,12 @@ class Engine:
                 self._loop.call_soon(partial(self._policy.use_profile, profile))
 
     def _prove_example(self, name: str, request: Any) -> None:
-        future: Future[Any] = Future()
         ticket = self._ticket(request, math.inf, 0, name)
         ticket.trial = True
-        ticket.future = future
+        ticket.answer = answer = Answer(ticket.request_id, self._loop)
         self._loop.send([ticket])
         try:
-            future.result()
+            answer.result()
         except BatchmakerError as error:
             which = f" of model {name!r}" if len(self._catalogue) > 1 else ""
             raise ModelError(f"the model's example request{which} failed: {error}") from error
@@ -165,7 +171,7 @@ class Engine:
     def stop(self, *, drain: bool = True, within_s: float | None = None) -> bool:
         """Take no more requests, finish those accepted (or cancel them, without `drain`) and end all threads.
 
-        Returns whether they have ended; in the engine's own thread, such as in a future's callback, at once.
+        Returns whether they have ended; in the engine's own thread, such as in an answer's callback, at once.
         within_s: seconds to wait for that; by default as long as it takes, unless a function of the model hangs for a
         minute. Threads that have not ended are left behind, and every request that is not answered fails with
         StoppedError. So callers always hear, and a process can end; what hangs in it computes on until it does.
@@ -192,32 +198,25 @@ class Engine:
     # --- requests ------------------------------------------------------------------------------------------------
 
     def submit(
-        self, request: Any, *, deadline_ms: float | None = None, priority: int = 0, model: str | None = None
-    ) -> Coroutine[Any, Any, Any]:
-        """To be awaited: the request's result, as soon as its last cell is done.
+        self,
+        request: Any,
+        *,
+        deadline_ms: float | None = None,
+        priority: int = 0,
+        model: str | None = None,
+        stream: bool = False,
+    ) -> Answer:
+        """Hand a request over, from any thread or event loop, and return its answer, which can be awaited, waited for
+        (`result()`), called back from and cancelled.
 
         deadline_ms: milliseconds from now by which the result is wanted, by default the model's, math.inf for none; see
         `late` for what follows. priority: larger is served first, -2**32 to 2**32. model: its name, where the engine
-        has several. Cancelling the task that awaits this cancels the request. Raises OptionError at once for options
-        that cannot be used; when awaited, the request's own error, whose class tells whose fault it was.
+        has several. stream: iterate the answer (`for`, `async for`) to get the values as they come: what an unfold
+        function yields, the elements in order if it returns a sequence, else the result alone.
+        Raises OptionError for options that cannot be used, QueueFullError (see `max_queue`) and StoppedError at once;
+        the request's own error comes with the answer, and its class tells whose fault it was.
         """
-        return self._asking.answer(self._ticket(request, deadline_ms, priority, model))
-
-    def submit_future(
-        self, request: Any, *, deadline_ms: float | None = None, priority: int = 0, model: str | None = None
-    ) -> Future[Any]:
-        """As `submit`, for threads: returns a concurrent future at once, whose `cancel` gives the request up."""
-        return self._asking.future(self._ticket(request, deadline_ms, priority, model))
-
-    def stream(
-        self, request: Any, *, deadline_ms: float | None = None, priority: int = 0, model: str | None = None
-    ) -> AsyncIterator[Any] | Iterator[Any]:
-        """Return the request's values as they come: iterate with `async for` or `for`. For the options see `submit`.
-
-        An unfold function streams what it yields; one that returns a sequence streams its elements in order; any other
-        streams its result alone. Leaving the iteration early cancels the request.
-        """
-        return self._asking.stream(self._ticket(request, deadline_ms, priority, model))
+        return self._asking.submit(self._ticket(request, deadline_ms, priority, model), stream=stream)
 
     def open_sequence(
         self,
@@ -273,8 +272,8 @@ class Engine:
     ) -> list[Any]:
         """Return the results of many requests in order, all batched together, with a progress bar on a terminal.
 
-        The first error is raised once everything in flight is settled. max_in_flight: requests offered at once. For the
-        other options see `submit`.
+        The first error is raised once everything in flight is settled. max_in_flight: requests offered at once, or
+        fewer, where `max_queue` is less; for room under that, map waits. For the other options see `submit`.
         """
         check_whole("max_in_flight", max_in_flight, least=1)
         return self._asking.map(

@@ -36,7 +36,8 @@ class Loop:
     """Turns a driver in a thread of its own until it is stopped and nothing is left to answer.
 
     on_settled: called in that thread with each ticket that is settled, and its error if it has one; it must not raise.
-    give_up_late: whether requests fail at their deadlines. Then they do so while a turn takes long, too.
+    give_up_late: whether requests fail at their deadlines. Then they do so while a turn takes long, too. left: called
+    before a request that has a place is answered, by whoever answers.
     """
 
     def __init__(
@@ -46,11 +47,13 @@ class Loop:
         on_settled: Callable[[Ticket, BaseException | None], None],
         *,
         give_up_late: bool = True,
+        left: Callable[[], None] = lambda: None,
     ) -> None:
         self._driver = driver
         self._clock = clock
         self._on_settled = on_settled
         self._give_up_late = give_up_late
+        self._left = left
         self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._held: list[Ticket] = []
         self._backlog: WaitingLine[Ticket] = WaitingLine()
@@ -84,6 +87,11 @@ class Loop:
         """Whether the thread was started and has ended."""
         return self._thread is not None and not self._thread.is_alive()
 
+    @property
+    def is_own_thread(self) -> bool:
+        """Whether the caller runs in the loop's thread, such as a callback."""
+        return threading.current_thread() is self._thread
+
     def heartbeat(self) -> Heartbeat:
         """Return what the thread does now. Any thread may ask; each value was true a moment ago."""
         alive = self._thread is not None and self._thread.is_alive()
@@ -108,7 +116,7 @@ class Loop:
     def stop(self, *, drain: bool, within_s: float | None = None) -> bool:
         """Take no more requests, finish those accepted (or cancel them, without `drain`) and end the thread.
 
-        Returns whether it has ended; called in that thread, such as in a future's callback, at once. It is waited for
+        Returns whether it has ended; called in that thread, such as in an answer's callback, at once. It is waited for
         `within_s` seconds; without that as long as none of its turns takes STOP_PATIENCE_S. Then every request that is
         not answered fails with StoppedError, and the thread ends whenever it comes back.
         """
@@ -216,6 +224,8 @@ class Loop:
         for ticket in tickets:
             ticket.error = error = failure(ticket)  # first: the engine's thread reads it where it finds the ticket gone
             if self._unanswered.pop(ticket.request_id, None) is not None:
+                if ticket.has_place:
+                    self._left()
                 outbox.deliver(ticket, None, ticket.claim(error))
         outbox.flush()
 
@@ -340,7 +350,9 @@ class Loop:
         if self._unanswered.pop(ticket.request_id, None) is None:  # another thread has answered
             self._on_settled(ticket, ticket.error)
             return ticket.error
-        if ticket.future is not None:
+        if ticket.has_place:
+            self._left()
+        if ticket.answer is not None:
             error = ticket.claim(error)
         self._on_settled(ticket, error)  # before the caller, who may look at the counts at once
         self._outbox.deliver(ticket, result, error)

@@ -31,6 +31,12 @@ def check_whole(name: str, value: Any, *, least: int, optional: bool = False) ->
         raise OptionError(f"{name} must be at least {least}, a whole number, got {said_of(value)}")
 
 
+def check_choice(name: str, value: Any, *choices: str) -> None:
+    """OptionError unless an option is one of the words that it may be."""
+    if not isinstance(value, str) or value not in choices:
+        raise OptionError(f"{name} must be {' or '.join(map(repr, choices))}, got {said_of(value)}")
+
+
 def check_number(
     name: str,
     value: Any,

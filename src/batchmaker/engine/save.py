@@ -41,7 +41,7 @@ def save(
     try:
         with engine:
             for request in examples:
-                engine.submit_future(request, deadline_ms=math.inf).result()
+                engine.submit(request, deadline_ms=math.inf).result()
     except BatchmakerError as error:
         raise SavedModelError(f"{type(model).__name__}: its example request failed: {error}") from error
     write(model, directory, engine.registry, examples)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable
 from functools import partial
 from types import TracebackType
 from typing import Any, final
 
+from batchmaker.engine.answer import Answer
 from batchmaker.engine.asking import Asking
 from batchmaker.engine.loop import Loop
 from batchmaker.engine.ticket import Chunk, SequenceBook, Ticket
@@ -34,20 +34,13 @@ class Sequence:
         self._era = 0
         self._closed = False
 
-    def submit(self, chunk: Any, *, deadline_ms: float | None = None) -> Coroutine[Any, Any, Any]:
-        """To be awaited: the chunk's result. deadline_ms: as for Engine.submit, from now; by default the sequence's.
+    def submit(self, chunk: Any, *, deadline_ms: float | None = None, stream: bool = False) -> Answer:
+        """Hand a chunk over and return its answer, as Engine.submit does; the deadline is the sequence's by default.
 
-        SequenceError comes at once where the sequence has ended, and from the await if it ends before the chunk begins.
+        SequenceError comes at once where the sequence has ended, and with the answer if it ends before the chunk
+        begins.
         """
-        return self._asking.answer(self._ticket(chunk, deadline_ms))
-
-    def submit_future(self, chunk: Any, *, deadline_ms: float | None = None) -> Future[Any]:
-        """As `submit`, for threads: returns a concurrent future at once."""
-        return self._asking.future(self._ticket(chunk, deadline_ms))
-
-    def stream(self, chunk: Any, *, deadline_ms: float | None = None) -> AsyncIterator[Any] | Iterator[Any]:
-        """Return the chunk's values as they come; see Engine.stream."""
-        return self._asking.stream(self._ticket(chunk, deadline_ms))
+        return self._asking.submit(self._ticket(chunk, deadline_ms), stream=stream)
 
     def resume(self) -> None:
         """After a chunk without a result: what is sent from now on goes on from the last one that was answered."""

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 import queue
-import threading
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, final
 
-from batchmaker.engine.observers import call_quietly
+from batchmaker.engine.answer import Answer, call_soon, wake_all
 from batchmaker.errors import RAISED_BY_USERS, BatchmakerError, CancelledError, CellError, said_by
 from batchmaker.model.model import Model
 from batchmaker.model.sequence_state import KeptState
@@ -80,39 +78,6 @@ class SequenceBook:
 
 
 @final
-class RequestFuture(Future[Any]):
-    """A future whose `cancel` gives the request up. give_up: how the engine is told; called after the future is over.
-
-    What its callbacks raise goes to the log. Future does that for Exception alone: SystemExit in a callback would keep
-    those behind it from being called, and end the engine's thread, which calls them.
-    """
-
-    def __init__(self, give_up: Callable[[], None]) -> None:
-        super().__init__()
-        self._give_up = give_up
-
-    def cancel(self) -> bool:
-        """Give the request up; False if it has been answered. One that has not begun is never unfolded."""
-        if not super().cancel():
-            return False
-        self._give_up()
-        return True
-
-    def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
-        """As Future's. `fn` may raise whatever it likes, unless it is called at once, in the caller's own thread."""
-        caller: int | None = threading.get_ident()
-
-        def called(future: Future[Any]) -> None:
-            if threading.get_ident() == caller:
-                fn(future)
-            else:
-                call_quietly(partial(fn, future), "a callback of a request's future")
-
-        super().add_done_callback(called)
-        caller = None  # from now on it is whoever answers that calls it
-
-
-@final
 class Answers:
     """The answers to many requests of one caller, as they come: those of one turn of the engine together."""
 
@@ -136,9 +101,9 @@ class Ticket:
 
     priority: larger is served first. is_urgent: whether it should not wait for others to come before it is looked at.
     trial: the engine's own, to prove a model; it is not counted. chunk: what makes it one of a sequence.
-    future: resolves to the result or raises; or answers: takes it, as that of request number `place`. on_value: called
-    by the engine thread with each streamed value; it must return at once, and if it raises, that is the request's
-    error.
+    answer: what its caller holds; or answers: takes it, as that of request number `place`. has_place: it takes one of
+    the places that `max_queue` gives. on_value: called by the engine thread with each streamed value; it must return at
+    once, and if it raises, that is the request's error.
     error: what somebody else than the engine's thread has answered with, which then answers no more.
     """
 
@@ -147,10 +112,10 @@ class Ticket:
     started_s: float | None = None
     finished_s: float | None = None
     num_cells = 0
-    future: Future[Any] | asyncio.Future[Any] | None = None
+    answer: Answer | None = None
     answers: Answers | None = None
     place = 0
-    loop: asyncio.AbstractEventLoop | None = None
+    has_place = False
     error: BatchmakerError | None = None
     _on_value: Callable[[Any], None] | None = None
     _fault: BatchmakerError | None = None
@@ -196,13 +161,15 @@ class Ticket:
     @property
     def over(self) -> BatchmakerError | None:
         """Why nobody waits for the answer any more, None where somebody does."""
-        if self.error is None and self.future is not None and self.future.cancelled():
+        # Read by the engine's thread while callers cancel. One who does just after this look is not seen here: then the
+        # request begins, and that thread finds the cancellation in its inbox, which `cancel` has filled last.
+        if self.error is None and self.answer is not None and self.answer.is_cancelled:
             return CancelledError(f"request {self.request_id}: cancelled by the caller")
         return self.error
 
     def claim(self, error: BaseException | None) -> BaseException | None:
         """Let nobody cancel the request any more; return its error, which is `error` unless something came before."""
-        if isinstance(self.future, Future) and not self.future.set_running_or_notify_cancel():
+        if self.answer is not None and not self.answer.claim():
             return CancelledError(f"request {self.request_id}: cancelled by the caller")
         return error or self._fault
 
@@ -231,124 +198,33 @@ Settled = tuple[Ticket, Any, BaseException | None]
 """A request that is over, its result, and its error if it has one."""
 
 
-class Stream:
-    """Values of one request as they come; iterate it with `async for` or `for`. Leaving early cancels the request."""
-
-    def __init__(self, cancel: Callable[[], None]) -> None:
-        self._values: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._cancel = cancel
-        self._wake: Callable[[], None] | None = None
-
-    def put(self, value: Any) -> None:
-        """Add a value. Called by the engine thread."""
-        self._values.put(value)
-        if self._wake is not None:
-            self._wake()
-
-    def end(self, error: BaseException | None) -> None:
-        """End the stream, with an error or without. Called by the engine thread."""
-        self._values.put(_End(error))
-        if self._wake is not None:
-            self._wake()
-
-    def __iter__(self) -> Iterator[Any]:
-        done = False
-        try:
-            while True:
-                value = self._values.get()
-                if isinstance(value, _End):
-                    done = True
-                    if value.error is not None:
-                        raise value.error
-                    return
-                yield value
-        finally:
-            if not done:
-                self._cancel()
-
-    async def __aiter__(self) -> AsyncIterator[Any]:
-        loop = asyncio.get_running_loop()
-        arrived = asyncio.Event()
-        self._wake = lambda: _call_soon(loop, arrived.set)
-        done = False
-        try:
-            while True:
-                try:
-                    value = self._values.get_nowait()
-                except queue.Empty:
-                    arrived.clear()
-                    if self._values.empty():
-                        await arrived.wait()
-                    continue
-                if isinstance(value, _End):
-                    done = True
-                    if value.error is not None:
-                        raise value.error
-                    return
-                yield value
-        finally:
-            self._wake = None
-            if not done:
-                self._cancel()
-
-
-class _End:
-    __slots__ = ("error",)
-
-    def __init__(self, error: BaseException | None) -> None:
-        self.error = error
-
-
-def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], Any]) -> None:
-    """Schedule a callback on a loop that may already be closed; then nobody waits any more."""
-    try:
-        loop.call_soon_threadsafe(callback)
-    except RuntimeError:
-        return
-
-
 @final
 class Outbox:
     """Answers collected during one turn of the engine and delivered together: one wake-up per event loop and caller."""
 
     def __init__(self) -> None:
-        self._by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any, BaseException | None]]] = {}
+        self._by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
         self._together: dict[Answers, list[Settled]] = {}
 
     def deliver(self, ticket: Ticket, result: Any, error: BaseException | None) -> None:
-        """Resolve the ticket's future, which has been claimed, now or at the next flush."""
+        """Answer a ticket that has been claimed: threads hear of it now, event loops at the next flush."""
         if (answers := ticket.answers) is not None:
             block = self._together.get(answers)
             if block is None:
                 block = self._together[answers] = []
             block.append((ticket, result, error))
             return
-        future = ticket.future
-        if isinstance(future, Future):
-            if future.cancelled():
-                return
-            if error is None:
-                future.set_result(result)
-            else:
-                future.set_exception(error)
-        elif future is not None and ticket.loop is not None:
-            self._by_loop.setdefault(ticket.loop, []).append((future, result, error))
+        answer = ticket.answer
+        if answer is None or answer.is_cancelled:  # final, since it was claimed: it was cancelled before that or never
+            return
+        for future in answer.settle(result, error):
+            self._by_loop.setdefault(future.get_loop(), []).append(future)
 
     def flush(self) -> None:
         """Wake every loop that has answers waiting."""
-        for loop, answers in self._by_loop.items():
-            _call_soon(loop, partial(_resolve_all, answers))
+        for loop, futures in self._by_loop.items():
+            call_soon(loop, partial(wake_all, futures))
         self._by_loop.clear()
         for caller, block in self._together.items():
             caller.put(block)
         self._together.clear()
-
-
-def _resolve_all(answers: list[tuple[asyncio.Future[Any], Any, BaseException | None]]) -> None:
-    for future, result, error in answers:
-        if future.done():
-            continue
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(error)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, final
 
 from batchmaker.clock import RealClock
-from batchmaker.engine import DriverStats, Engine, StepSeen, Ticket
+from batchmaker.engine import Answer, DriverStats, Engine, StepSeen, Ticket
 from batchmaker.engine.cell_driver import CellDriver
 from batchmaker.engine.heartbeat import Heartbeat
 from batchmaker.engine.sequence import Sequence
@@ -54,8 +54,8 @@ class EnginePort:
         example = self._model.example_request
         if example is None:
             return None, []
-        result = self._engine.submit_future(example, deadline_ms=math.inf).result()
-        return result, list(self._engine.stream(example, deadline_ms=math.inf))  # type: ignore[arg-type]
+        result = self._engine.submit(example, deadline_ms=math.inf).result()
+        return result, list(self._engine.submit(example, deadline_ms=math.inf, stream=True))
 
     def watch(
         self, on_settled: Callable[[Ticket, BaseException | None], None], on_step: Callable[[StepSeen], None] | None
@@ -74,8 +74,8 @@ class EnginePort:
         """What the engine's thread does now."""
         return self._engine.heartbeat
 
-    def submit(self, request: Any, options: CallOptions, sequence: Sequence | None) -> Coroutine[Any, Any, Any]:
-        """To be awaited: a request's result. Cancelling the task that waits for it frees the request's rows.
+    def submit(self, request: Any, options: CallOptions, sequence: Sequence | None) -> Answer:
+        """Hand a request over; await its answer. Cancelling the task that waits for it frees the request's rows.
 
         sequence: of which it is a chunk. If that has ended, SequenceError comes at once, and the engine had nothing.
         """
@@ -89,8 +89,9 @@ class EnginePort:
         Otherwise as `submit`.
         """
         if sequence is not None:
-            return _values(sequence.stream(request, deadline_ms=options.deadline_ms))
-        return _values(self._engine.stream(request, deadline_ms=options.deadline_ms, priority=options.priority))
+            return _values(sequence.submit(request, deadline_ms=options.deadline_ms, stream=True))
+        deadline_ms, priority = options.deadline_ms, options.priority
+        return _values(self._engine.submit(request, deadline_ms=deadline_ms, priority=priority, stream=True))
 
     @property
     def takes_sequences(self) -> bool:
@@ -117,7 +118,7 @@ class EnginePort:
         return self._engine.stats
 
 
-async def _values(stream: Any) -> AsyncGenerator[Any, None]:
-    async with aclosing(aiter(stream)) as values:
+async def _values(answer: Answer) -> AsyncGenerator[Any, None]:
+    async with aclosing(aiter(answer)) as values:
         async for value in values:
             yield value

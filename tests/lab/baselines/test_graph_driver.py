@@ -44,7 +44,7 @@ def test_every_graph_policy_answers_on_two_workers(policy: str) -> None:
 def test_the_engine_wakes_when_a_window_is_over() -> None:
     with bm.Engine(Whole(), WindowPolicy(window_ms=30), threads=1) as engine:
         begin = time.monotonic()
-        assert float(engine.submit_future([2]).result(60)) == 2.0  # alone: nothing else wakes it
+        assert float(engine.submit([2]).result(60)) == 2.0  # alone: nothing else wakes it
         assert time.monotonic() - begin >= 0.03
     assert engine.stats.steps == 1
 
@@ -71,10 +71,10 @@ def test_a_request_cancelled_in_a_batch_fails_at_once_and_the_batch_goes_on() ->
     with bm.Engine(model, WindowPolicy(window_ms=10_000, max_batch=2), threads=1) as engine:
         engine.on_settled = note
         model.opened.clear()
-        doomed = engine.stream([1])
-        kept = engine.submit_future([5])
+        doomed = engine.submit([1])
+        kept = engine.submit([5])
         assert model.entered.wait(60)
-        doomed._cancel()  # what leaving the iteration does
+        assert doomed.cancel()
         assert gone.wait(60)
         assert not kept.done()
         model.opened.set()
@@ -87,7 +87,7 @@ def test_stopping_without_draining_cancels_who_waits_and_who_runs() -> None:
     model = Whole()
     engine = bm.Engine(model, PaddedPolicy(max_batch=1), threads=1).start()
     model.opened.clear()
-    futures = [engine.submit_future([n]) for n in range(3)]
+    futures = [engine.submit([n]) for n in range(3)]
     assert model.entered.wait(60)
     stopping = threading.Thread(target=lambda: engine.stop(drain=False))
     stopping.start()
@@ -101,12 +101,12 @@ def test_deadlines_pass_while_requests_wait_and_a_failing_request_fails_alone() 
     model = Whole()
     with bm.Engine(model, PaddedPolicy(), threads=1) as engine:
         model.opened.clear()
-        first = engine.submit_future([1])
+        first = engine.submit([1])
         assert model.entered.wait(60)
-        late = engine.submit_future([2], deadline_ms=20.0)
+        late = engine.submit([2], deadline_ms=20.0)
         with pytest.raises(DeadlineError, match="not begun by its deadline"):
             late.result(60)
-        mixed = [engine.submit_future(request) for request in ([3], [-1], [4])]
+        mixed = [engine.submit(request) for request in ([3], [-1], [4])]
         model.opened.set()
         assert float(first.result(60)) == 1.0
         assert "negative" in str(mixed[1].exception(60))
@@ -116,4 +116,4 @@ def test_deadlines_pass_while_requests_wait_and_a_failing_request_fails_alone() 
 def test_a_policy_refuses_what_it_cannot_do_in_time() -> None:
     policy = OrlojPolicy(batch_seconds=lambda lengths: 60.0)
     with bm.Engine(Whole(), policy, threads=1) as engine, pytest.raises(RefusedError, match="cannot be met"):
-        engine.submit_future([1], deadline_ms=30_000.0).result(60)
+        engine.submit([1], deadline_ms=30_000.0).result(60)

@@ -28,7 +28,7 @@ def live_log(name: str, requests: list[Any], **options: Any) -> EventLog:
     assert isinstance(engine.driver, CellDriver)
     engine.driver.record = log.record
     with engine:
-        for future in [engine.submit_future(request) for request in requests]:
+        for future in [engine.submit(request) for request in requests]:
             future.result()
     return log
 

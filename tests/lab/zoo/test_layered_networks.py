@@ -132,7 +132,7 @@ def test_what_is_written_depends_on_the_source_and_streams(engines, name):
     texts = engine.map([{"source": source, "words": 12} for source in sources], progress=False)
     assert len({tuple(text.tolist()) for text in texts}) > 3
     assert len(set(torch.cat(texts).tolist())) > 5
-    streamed = list(engine.stream({"source": sources[0], "words": 12}))
+    streamed = list(engine.submit({"source": sources[0], "words": 12}, stream=True))
     assert streamed == texts[0].tolist()
 
 
@@ -171,7 +171,7 @@ BAD: dict[str, list[Any]] = {
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_request_fails_alone(engines, name, policy):
     model, engine = engines(name, policy)
-    futures = [(engine.submit_future(bad), engine.submit_future(model.example_request)) for bad in BAD[name]]
+    futures = [(engine.submit(bad), engine.submit(model.example_request)) for bad in BAD[name]]
     expected = reference(model, model.example_request)
     for failed, answered in futures:
         with pytest.raises(InvalidRequestError):
@@ -182,7 +182,7 @@ def test_a_bad_request_fails_alone(engines, name, policy):
 def test_a_source_that_is_too_long_is_told_the_limit(engines):
     _, engine = engines("gnmt", "cellular")
     with pytest.raises(InvalidRequestError, match=r"got 21, the network takes at most 20 \(option positions\)"):
-        engine.submit_future([1] * 21).result()
+        engine.submit([1] * 21).result()
 
 
 @pytest.mark.parametrize("name", ["bert", "transformer"])
@@ -192,7 +192,7 @@ def test_a_saved_network_answers_as_before(name, tmp_path):
     loaded = bm.load(tmp_path / "saved")
     loaded.example_request = None  # nothing is materialised for one request
     with bm.Engine(loaded, threads=1) as engine:
-        check_close(engine.submit_future(model.example_request).result(), reference(model, model.example_request))
+        check_close(engine.submit(model.example_request).result(), reference(model, model.example_request))
 
 
 PUBLISHED = {
@@ -239,7 +239,7 @@ def test_bert_can_be_cut_between_attention_and_feed_forward():
         assert len(zoo.make("bert", split=True).cells) == 26
     split = make("bert", split=True)
     with bm.Engine(split, threads=1) as engine:
-        check_close(engine.submit_future([3, 1, 4]).result(), reference(make("bert"), [3, 1, 4]))
+        check_close(engine.submit([3, 1, 4]).result(), reference(make("bert"), [3, 1, 4]))
 
 
 def test_impossible_sizes_are_refused():

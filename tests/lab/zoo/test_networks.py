@@ -112,7 +112,7 @@ def test_words_stream_in_order_and_end_with_eos():
         weight.copy_(weight[order].clone())  # the word that about half of them use now is EOS
     expected = [reference(model, request).tolist() for request in requests]
     with Engine(model, threads=1) as engine:
-        streams = [engine.stream(request) for request in requests]
+        streams = [engine.submit(request, stream=True) for request in requests]
         assert [list(map(int, stream)) for stream in streams] == expected
     assert [result.tolist() for result in model.batched(requests)] == expected
     ended = [words for words in expected if len(words) < 30]
@@ -126,8 +126,8 @@ def test_a_number_of_words_is_decoded_exactly_even_past_eos():
     model = make("seq2seq")
     model.decoder.module.project.bias[seq2seq.EOS] += 100
     with Engine(model, threads=1) as engine:
-        assert engine.submit_future({"source": [5], "words": 7}).result().tolist() == [2] * 7
-        assert engine.submit_future([5]).result().tolist() == [2]
+        assert engine.submit({"source": [5], "words": 7}).result().tolist() == [2] * 7
+        assert engine.submit([5]).result().tolist() == [2]
     assert [len(words) for words in model.batched([{"source": [5], "words": 7}, [5], [6, 7]])] == [7, 1, 1]
 
 
@@ -153,7 +153,7 @@ GOOD = {"lstm": [1, 2], "seq2seq": [1, 2], "treelstm": {"words": [1, 2], "childr
 def test_a_bad_request_fails_alone_and_says_why(engines, network, policy):
     model, engine = engines(network, policy, 1)
     good = GOOD[network]
-    futures = [(engine.submit_future(bad), engine.submit_future(good)) for bad in BAD[network]]
+    futures = [(engine.submit(bad), engine.submit(good)) for bad in BAD[network]]
     for failed, answered in futures:
         with pytest.raises(InvalidRequestError, match=r"token|words|children|sentence|source|keys"):
             failed.result()

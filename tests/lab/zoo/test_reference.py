@@ -85,7 +85,7 @@ def test_a_part_of_the_first_state_that_is_none_is_zero():
             h, c = lstm(step[None], (h, c))
     torch.testing.assert_close(reference(model, x), h[0])
     with bm.Engine(model, threads=1) as engine:
-        torch.testing.assert_close(engine.submit_future(x).result(), h[0])
+        torch.testing.assert_close(engine.submit(x).result(), h[0])
 
 
 class Count(nn.Module):

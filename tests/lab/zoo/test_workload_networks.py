@@ -322,7 +322,7 @@ GOOD = {
 def test_a_bad_request_fails_alone_and_says_why(engines, network):
     model, engine = engines(network)
     good = GOOD.get(network, [1, 2])
-    futures = [(engine.submit_future(bad), engine.submit_future(good)) for bad in BAD[network]]
+    futures = [(engine.submit(bad), engine.submit(good)) for bad in BAD[network]]
     for (failed, answered), bad in zip(futures, BAD[network], strict=True):
         with pytest.raises(InvalidRequestError, match=r"token|words|children|sentence|keys|kinds|spelling|arc"):
             failed.result()

@@ -9,9 +9,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,7 +82,7 @@ class Journal:
         self.tickets: list[tuple[float, float, float, int]] = []  # arrived, started, finished, cells
         self.stats: list[tuple[float, ...]] = []
         self.errors: list[BaseException] = []
-        self.refill: Callable[[], None] | None = None
+        self.refill: Callable[[], object] | None = None
         self.all_settled = threading.Event()
         self.expected: int | None = None
         self.closed = False
@@ -185,7 +184,7 @@ def all_at_once(engine: Engine, workload: Workload, count: int, progress: Progre
     with quiet_interpreter():
         begin_s = engine.clock.now_s()
         for request in itertools.islice(itertools.cycle(workload.requests), count):
-            _watched(engine.submit_future(request))
+            engine.submit(request)
         while not journal.all_settled.wait(0.2):
             progress(len(journal.tickets) / count, len(journal.tickets))
     _raise_if_all_failed(journal)
@@ -204,9 +203,9 @@ def backlog(engine: Engine, workload: Workload, in_flight: int, seconds: float, 
     with quiet_interpreter():
         began_s = engine.clock.now_s()
         first_batch = list(itertools.islice(requests, in_flight))
-        journal.refill = lambda: _watched(engine.submit_future(next(requests)))
+        journal.refill = lambda: engine.submit(next(requests))
         for request in first_batch:
-            _watched(engine.submit_future(request))
+            engine.submit(request)
         while len(journal.tickets) < in_flight and engine.clock.now_s() < began_s + LONGEST_WARM_UP * seconds:
             time.sleep(0.05)
             progress(0.0, len(journal.tickets))
@@ -296,11 +295,7 @@ def _generate(
         if wait_s > 0:
             time.sleep(wait_s)
         late_s[index] = engine.clock.now_s() - due_s
-        _watched(engine.submit_future(request))
-
-
-def _watched(future: Future[Any]) -> None:
-    """Nobody reads the results of a measurement; the journal keeps the errors."""
+        engine.submit(request)
 
 
 def _raise_if_all_failed(journal: Journal) -> None:
