@@ -53,6 +53,7 @@ def test_a_saturated_window_counts_padding(command, tmp_path, read_json, whole_w
     assert 0 < padded["padding_share"] < 0.5
 
 
+@pytest.mark.slow
 def test_missed_deadlines_are_counted(command, tmp_path, read_json):
     path = tmp_path / "out.json"
     lstm = ("bench", "lstm", *TINY, "--requests", 20, "--lengths", "fixed:5", "--json", path)
@@ -67,6 +68,7 @@ def test_missed_deadlines_are_counted(command, tmp_path, read_json):
     assert {line["violation_share"] for line in read_json(path)} == {None}
 
 
+@pytest.mark.slow
 def test_load_offers_every_policy_the_same(command, tmp_path, read_json, whole_windows):
     path = tmp_path / "out.json"
     done = command("bench", "lstm", *TINY, "--load", 0.2, "--seconds", 0.1, "--lengths", "clip:9", "--json", path)
@@ -78,6 +80,7 @@ def test_load_offers_every_policy_the_same(command, tmp_path, read_json, whole_w
         assert line["requests"] >= 0 == line["failed"]  # how many are answered in time is the machine's
 
 
+@pytest.mark.slow
 def test_pairs_and_trees_from_files(command, tmp_path, text_file, tree_file, read_json):
     path = tmp_path / "out.json"
     pairs = ("--data", text_file, "--data", text_file)
@@ -108,6 +111,7 @@ def test_wrong_options_are_refused(command, arguments, message):
     assert message in str(error)
 
 
+@pytest.mark.slow
 def test_policies_are_told_apart_by_kind_however_they_are_written(command, tmp_path, read_json):
     path = tmp_path / "out.json"
     given = ("cellular:max_steps=1", "sufficient", "padded:bucket_width=5", "padded:max_batch=3", "cellular")

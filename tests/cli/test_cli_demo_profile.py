@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 PNG = b"\x89PNG\r\n"
 
 
@@ -17,6 +19,7 @@ def test_demo_draws_and_tells(command, tmp_path, read_json):
     assert "p99" in done.output
 
 
+@pytest.mark.slow
 def test_demo_finds_a_rate_by_itself(command, tmp_path):
     done = command("demo", "--seconds", 0.5, "--hidden", 64, "--png", tmp_path / "timeline.png")
     assert done.exit_code == 0, done.output

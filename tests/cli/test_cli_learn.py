@@ -182,6 +182,7 @@ def test_graphs_that_depend_on_values_are_refused(command: Command, tmp_path):
     assert done.exit_code == 0, done.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lstm", "gru", "bert", "seq2seq", "gnmt", "transformer"])
 def test_networks_of_text_are_learnt_for_from_its_lines(command: Command, read_json, tmp_path, name):
     source = tmp_path / "pairs.en"

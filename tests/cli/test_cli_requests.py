@@ -57,6 +57,7 @@ def test_requests_come_in_the_order_of_the_file_and_fit_their_model(file_for, na
         assert [len(labels) for labels in found.model.batched(found.requests)] == [3, 1, 5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_generated_requests_are_seeded_and_their_cells_counted(name):
     first, same, other = (requests_from(name, count=4, seed=seed, **SMALL) for seed in (1, 1, 2))
@@ -123,6 +124,7 @@ def test_options_that_are_none_are_left_to_the_model():
     assert requests_from("treegru", count=1, hidden=None, max_batch=4).model.leaf.module.candidate.out_features == 256
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mvrnn", "latticegru", "lstm-nmt"])
 def test_workloads_are_measured(command, tmp_path, read_json, name):
     path = tmp_path / "out.json"
@@ -153,6 +155,7 @@ def test_trees_and_lattices_are_run_from_files(command, tmp_path):
         assert [len(json.loads(line)["result"]) for line in lines] == wanted[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "lengths"), [("latticelstm", [2, 1]), ("bilstm-tagger-char", [3, 1])])
 def test_files_of_data_are_run_as_they_are_learnt_from(command, tmp_path, file_for, name, lengths):
     small = ("--hidden", 4, "--max-batch", 4)

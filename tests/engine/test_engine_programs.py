@@ -178,6 +178,7 @@ def engines() -> Iterator[dict[int, bm.Engine]]:
         yield {1: one, 2: two}
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     plans=st.lists(

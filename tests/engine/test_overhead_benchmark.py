@@ -75,6 +75,7 @@ def test_which_side_of_the_target_is_the_good_one_depends_on_the_figure(scripts,
     assert found.to_json()["met"] is met
 
 
+@pytest.mark.slow
 def test_both_sides_take_turns_and_every_second_time_the_other_is_first(scripts):
     called = []
     sides = {name: lambda name=name: called.append(name) or len(called) for name in ("ours", "theirs")}
@@ -83,6 +84,7 @@ def test_both_sides_take_turns_and_every_second_time_the_other_is_first(scripts)
     assert found["ours"].tolist() == [1.0, 4.0]
 
 
+@pytest.mark.slow
 def test_the_best_side_is_known_by_its_best_look(scripts):
     looks = {"slow": iter([3.0, 3.0]), "noisy": iter([1.0, 9.0])}
     sides = {name: lambda name=name: next(looks[name]) for name in looks}

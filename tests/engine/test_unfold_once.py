@@ -71,6 +71,7 @@ def words(rng: random.Random) -> Any:
     return np.array(request) if odd < 0.3 else torch.tensor(request) if odd < 0.4 else [] if odd < 0.42 else request
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("policy", ["cellular", "lazy"])
 def test_answers_and_errors_are_the_same_with_templates(name: str, policy: str) -> None:

@@ -99,6 +99,7 @@ def weights(hidden, dtype=torch.float32):
     return LayerWeights("lstm", torch.zeros(4 * hidden, hidden, dtype=dtype), None)
 
 
+@pytest.mark.slow
 def test_a_task_runs_at_once_where_the_model_says_that_it_is_faster(layers):
     kernel, least = layers.at_once(weights(64), rows=4, steps=8)
     assert isinstance(kernel, LoadedInMemory)

@@ -95,6 +95,7 @@ def task_of(loop: GreedyLoop, firsts: Sequence[int], steps: Sequence[int], *, la
     return task, nodes, tokens
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     kind=st.sampled_from(list(KINDS)),
@@ -126,6 +127,7 @@ def test_a_task_says_what_its_chains_say_alone(
         assert stopped[mine].tolist() == [tested and step == len(expected) - 1 for step in range(count)]
 
 
+@pytest.mark.slow
 def test_tokens_of_bfloat16_are_chosen_by_rounded_scores() -> None:
     cell = bound(Speaker("gru"), "gru", dtype="bfloat16")
     task, nodes, _kept = task_of(greedy_loop(cell), range(TOKENS), [4] * TOKENS, last=False)

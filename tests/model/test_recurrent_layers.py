@@ -128,6 +128,7 @@ class Beside(nn.Module):
         return self.layer(torch.cat((forwards, backwards), -1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("join", [True, False])
 @pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
 def test_a_model_takes_words_through_an_embedding_and_hands_the_outputs_on(kind, join):

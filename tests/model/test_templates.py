@@ -342,6 +342,7 @@ def test_with_templates_is_as_recorded_anew(
     assert serving.book.num_templates == len(proved)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(
     lengths=st.lists(st.integers(1, 4), min_size=1, max_size=6),

@@ -145,6 +145,7 @@ REQUESTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REQUESTS)
 def test_cells_gate_by_gate_run_as_they_are_written_in_every_network(scripts, name):
     *_, gates = scripts

@@ -97,6 +97,7 @@ def compared(run: dict[str, Any], every: int = 1) -> int:
     return turns
 
 
+@pytest.mark.slow
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(settings_of_a_run())
 def test_counts_are_exact_for_any_programs_on_any_device(run: dict[str, Any]) -> None:
@@ -120,6 +121,7 @@ def test_counts_are_exact_where_connected_nodes_wait_together(run: dict[str, Any
         compared(run | {"policy": "sufficient", "num_sequences": 0})
 
 
+@pytest.mark.slow
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(settings_of_a_run(), st.integers(2, 12))
 def test_counts_are_exact_where_nobody_has_asked_before(run: dict[str, Any], every: int) -> None:

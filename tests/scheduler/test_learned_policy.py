@@ -185,6 +185,7 @@ def test_a_full_batch_goes_before_what_the_table_says(tmp_path: Path):
 CELLS = make_cells(1, 4, random.Random(0))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(
     run=settings_of_a_run(),

@@ -154,6 +154,7 @@ def test_depths_are_not_kept_for_policies_that_do_not_ask():
 # --- nothing starves ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CELL_POLICIES)
 def test_a_request_of_low_priority_is_answered_while_work_of_high_priority_never_stops(name):
     """Every policy would rather go on with type 0: it has the higher priority, the lower number and lower depths."""

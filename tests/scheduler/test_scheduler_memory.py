@@ -59,6 +59,7 @@ def soak(num_requests: int) -> None:
     assert sizes[-1][1] < sizes[0][1] + 200_000
 
 
+@pytest.mark.slow
 def test_twenty_thousand_requests_leave_nothing_behind():
     soak(20_000)
 

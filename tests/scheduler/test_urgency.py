@@ -145,6 +145,7 @@ def test_ageing_lets_other_types_on_behind_a_stream_of_urgent_requests(facts: di
     assert core.left_s(0) <= 3 * (10 + 2)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(settings_of_a_run(), st.floats(0.1, 40.0))
 def test_books_balance_whenever_requests_are_hurried(run: dict[str, Any], hurry: float) -> None:

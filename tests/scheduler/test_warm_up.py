@@ -40,6 +40,7 @@ assert not late, f"compiled while requests waited: {late}"
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
 def test_every_loop_is_ready_and_has_one_form_whatever_runs() -> None:
     told = subprocess.run(

@@ -125,6 +125,7 @@ def test_an_error_is_that_of_its_chunk(server):
     assert "unknown key 'x'" in str(unknown)
 
 
+@pytest.mark.slow
 def test_who_no_longer_waits_for_an_answer_takes_nobody_elses(server):
     async def use(client):
         async with client.open_sequence("counter") as sequence:

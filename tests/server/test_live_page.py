@@ -180,6 +180,7 @@ def draw_two_requests(browser: webdriver.Chrome) -> None:
     )
 
 
+@pytest.mark.slow
 def test_rows_are_drawn_in_the_colours_of_their_cells(page, tmp_path):
     show(page, "seq2seq")
     wait_until(lambda: page.execute_script("return new Set(sight.bars.map(bar => bar.cell)).size") == 2)
@@ -318,6 +319,7 @@ def test_less_motion_means_fewer_pictures(page):
     assert page.execute_script("return period()") == 2000
 
 
+@pytest.mark.slow
 def test_a_key_is_asked_for_and_kept_for_the_tab(browser, serve, tmp_path):
     (tmp_path / "keys").write_text(f"ann:{KEY}\n")
     server = serve("lstm:hidden=4,vocabulary_size=9", "--api-keys", tmp_path / "keys")

@@ -6,6 +6,7 @@ import json
 import signal
 import threading
 
+import pytest
 from server_process import LIMIT_S, read_head, request_bytes
 
 GENERATE = "/v2/models/{}/generate"
@@ -28,6 +29,7 @@ def answer(connection):
     return int(head.split()[1]), json.loads(body)
 
 
+@pytest.mark.slow
 def test_every_accepted_request_is_answered_and_new_ones_are_refused(serve, gated):
     folder, gate = gated
     patient = gate.with_name("patient.toml")
@@ -49,6 +51,7 @@ def test_every_accepted_request_is_answered_and_new_ones_are_refused(serve, gate
         connection.close()
 
 
+@pytest.mark.slow
 def test_a_server_under_steady_load_answers_all_that_it_took(serve, saved_models):
     """Clients call until they are refused or cut off; nobody gets half an answer or waits in vain."""
     server = serve(saved_models)
@@ -96,6 +99,7 @@ def test_a_server_under_steady_load_answers_all_that_it_took(serve, saved_models
     assert set(seen) <= {200, 503}
 
 
+@pytest.mark.slow
 def test_what_does_not_end_in_time_is_given_up_with_an_answer(serve, saved_models):
     server = serve(saved_models, "--drain-seconds", 0.2)
     waiting = ask(server, 90_000)
@@ -107,12 +111,14 @@ def test_what_does_not_end_in_time_is_given_up_with_an_answer(serve, saved_model
     waiting.close()
 
 
+@pytest.mark.slow
 def test_an_idle_server_ends_at_once(serve):
     server = serve("lstm:hidden=4,vocabulary_size=9", "--drain-seconds", 100 * LIMIT_S)  # or it would be waited for
     assert server.terminate() == 0
     assert '"event":"stopping"' in server.log.read_text()
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_a_server_that_drains(serve, saved_models):
     server = serve(saved_models)
     waiting = ask(server, 90_000)

@@ -364,6 +364,7 @@ def test_health_is_told_as_grpc_has_it(channel):
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
+@pytest.mark.slow
 def test_sigterm_finishes_what_was_accepted_and_refuses_the_rest(serve, gated):
     folder, gate = gated
     patient = gate.with_name("patient.toml")

@@ -125,6 +125,7 @@ def test_a_client_that_does_not_read_its_stream_is_given_up(secure, secure_chann
     assert entry.inference_stats.fail.count == 1
 
 
+@pytest.mark.slow
 def test_one_port_is_not_shared_by_two_servers(secure):
     server, _ = secure
     port = server.grpc_address.rpartition(":")[2]

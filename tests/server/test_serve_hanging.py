@@ -45,6 +45,7 @@ def test_a_model_that_hangs_is_not_ready_until_it_goes_on(hung):
     assert server.terminate() == 0
 
 
+@pytest.mark.slow
 def test_one_signal_leaves_a_model_that_hangs_behind(hung):
     server, _, waiting = hung
     assert server.terminate() == 1
@@ -60,6 +61,7 @@ def test_a_second_signal_ends_a_server_that_hangs_at_once(hung):
     assert server.process.wait(60) == 1
 
 
+@pytest.mark.slow
 def test_deadlines_are_answered_while_a_model_hangs(serve, gated):
     folder, gate = gated
     server = serve(folder)

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 
+import pytest
 from server_process import HERE, LIMIT_S, START, RunningServer, read_head, request_bytes
 
 GENERATE = "/v2/models/counter/generate"
@@ -21,6 +22,7 @@ def reload(server: RunningServer, word: str = '"event":"reloaded"') -> None:
     server.wait_for(lambda: server.log.read_text().count(word) > before)
 
 
+@pytest.mark.slow
 def test_a_signal_takes_over_keys_and_models_while_requests_run(serve, saved_models, tmp_path):
     keys, models = tmp_path / "keys", tmp_path / "models"
     shutil.copytree(saved_models, models)
@@ -39,6 +41,7 @@ def test_a_signal_takes_over_keys_and_models_while_requests_run(serve, saved_mod
     assert server.terminate() == 0
 
 
+@pytest.mark.slow
 def test_settings_that_are_wrong_change_nothing_and_those_that_must_wait_are_named(serve, saved_models, tmp_path):
     config = tmp_path / "server.toml"
     config.write_text("[limits]\nmax_in_flight = 100\n")
@@ -53,6 +56,7 @@ def test_settings_that_are_wrong_change_nothing_and_those_that_must_wait_are_nam
     assert server.metric("batchmaker_limit", limit="max_in_flight") == 100
 
 
+@pytest.mark.slow
 def test_a_port_of_its_own_has_probes_and_metrics_and_nobody_else_has_them(serve, saved_models, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text(f"ann:{ANN}\n")
@@ -69,6 +73,7 @@ def test_a_port_of_its_own_has_probes_and_metrics_and_nobody_else_has_them(serve
         assert server.call("POST" if "repository" in path else "GET", path, X_API_Key=ANN).status == 404
 
 
+@pytest.mark.slow
 def test_connections_that_do_nothing_keep_nobody_out(serve, saved_models, tmp_path):
     config = tmp_path / "server.toml"
     config.write_text("[limits]\nmax_connections = 8\n")
@@ -80,6 +85,7 @@ def test_connections_that_do_nothing_keep_nobody_out(serve, saved_models, tmp_pa
     assert server.metric("batchmaker_closed_idle_connections_total") >= 12
 
 
+@pytest.mark.slow
 def test_one_address_has_no_more_connections_than_one_may(serve, saved_models, tmp_path):
     config = tmp_path / "server.toml"
     config.write_text("[limits]\nmax_client_connections = 2\n")
@@ -92,6 +98,7 @@ def test_one_address_has_no_more_connections_than_one_may(serve, saved_models, t
     assert refused.startswith(b"HTTP/1.1 503")
 
 
+@pytest.mark.slow
 def test_pages_of_other_sites_are_refused_and_keys_allow_them(serve, saved_models, tmp_path):
     server = serve(saved_models)
     foreign = {"Origin": "https://elsewhere.example"}
@@ -105,6 +112,7 @@ def test_pages_of_other_sites_are_refused_and_keys_allow_them(serve, saved_model
     assert with_keys.post(GENERATE, {"input_0": 2}, X_API_Key=ANN, **foreign).status == 200
 
 
+@pytest.mark.slow
 def test_a_head_that_is_too_large_is_refused_however_it_comes(serve, saved_models):
     server = serve(saved_models)
     connection = server.connect()
@@ -112,6 +120,7 @@ def test_a_head_that_is_too_large_is_refused_however_it_comes(serve, saved_model
     assert read_head(connection).startswith(b"HTTP/1.1 431")
 
 
+@pytest.mark.slow
 def test_what_is_no_http_is_answered_as_every_other_error(serve, saved_models):
     server = serve(saved_models)
     connection = server.connect()
@@ -121,6 +130,7 @@ def test_what_is_no_http_is_answered_as_every_other_error(serve, saved_models):
     assert b"application/json" in head
 
 
+@pytest.mark.slow
 def test_a_model_that_hangs_is_replaced_where_that_is_wanted(serve, gated, tmp_path):
     folder, gate = gated
     config = tmp_path / "server.toml"
@@ -135,6 +145,7 @@ def test_a_model_that_hangs_is_replaced_where_that_is_wanted(serve, gated, tmp_p
     assert "model is replaced" in server.log.read_text()
 
 
+@pytest.mark.slow
 def test_a_log_that_nobody_reads_holds_nobody_up(saved_models):
     paths = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
     reading, writing = os.pipe()

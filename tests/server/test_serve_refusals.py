@@ -135,6 +135,7 @@ def test_refusals_are_not_logged_one_by_one(full):
     assert "unlogged" not in full.log.read_text()
 
 
+@pytest.mark.slow
 def test_who_has_no_key_hears_that_first(serve, patient_models, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text(f"ann:{KEY}")
@@ -145,6 +146,7 @@ def test_who_has_no_key_hears_that_first(serve, patient_models, tmp_path):
     assert server.post(GENERATE, {"input_0": 1}, X_API_Key=KEY).status == 503
 
 
+@pytest.mark.slow
 def test_a_client_that_takes_nothing_is_left_in_the_end(serve, saved_models, tmp_path):
     """Its stream is given up, and its rows are freed, once it has taken nothing for as long as is allowed."""
     path = tmp_path / "server.toml"

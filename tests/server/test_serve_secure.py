@@ -59,6 +59,7 @@ def test_calls_are_logged_with_their_ids_and_without_keys(server):
     assert ANN not in server.log.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
 def test_tls_is_spoken_with_a_certificate(serve, tmp_path):
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"

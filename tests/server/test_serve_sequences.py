@@ -294,6 +294,7 @@ def test_who_waits_behind_a_client_that_leaves_is_told(server):
     assert received.startswith(b"HTTP/1.1 400")
 
 
+@pytest.mark.slow
 def test_a_client_that_never_comes_back_leaves_no_rows(serve, saved_models, tmp_path):
     config = tmp_path / "server.toml"
     config.write_text("[limits]\nmax_sequences = 1\nsequence_idle_seconds = 1")
@@ -317,6 +318,7 @@ def test_unloading_ends_the_sequences_of_a_model(client):
     assert "is not open" in said
 
 
+@pytest.mark.slow
 def test_sigterm_answers_the_chunks_it_took_and_begins_no_more(serve, gated):
     folder, gate = gated
     server = serve(folder, "--drain-seconds", LIMIT_S)
@@ -349,6 +351,7 @@ def test_sigterm_answers_the_chunks_it_took_and_begins_no_more(serve, gated):
 # --- keys -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_key_has_sequences_of_its_own_and_so_many(serve, saved_models, tmp_path):
     (tmp_path / "keys").write_text(f"ann:{ANN}\nbob:{BOB}\n")
     config = tmp_path / "server.toml"

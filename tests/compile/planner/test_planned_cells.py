@@ -82,6 +82,7 @@ def test_a_planned_cell_equals_the_one_written_gate_by_gate(name, dtype, toleran
     assert_same(module, inputs, planned(module, inputs, way), tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CELLS)
 def test_no_cell_copies_more_often_than_the_papers_plan(name):
     module, inputs = gatewise(name, 8, "float32")

@@ -57,6 +57,7 @@ def family(random_: random.Random, num_elements: int) -> list[list[int]]:
     return sets
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_elements", "families"), [(1, 5), (2, 50), (3, 300), (4, 700), (5, 900), (6, 900), (7, 500), (8, 300)]
 )

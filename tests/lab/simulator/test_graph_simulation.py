@@ -72,6 +72,7 @@ def test_a_request_that_still_waits_at_its_deadline_is_given_up() -> None:
     assert records.finished_s.tolist() == [5.0, 4.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("utilisation", "spread"), [(0.5, 0), (0.8, 0), (0.6, 9)])
 def test_serial_waiting_is_that_of_pollaczek_and_khinchine(utilisation: float, spread: int) -> None:
     """M/D/1 and M/G/1: the mean wait is rate E[S^2] / (2 (1 - utilisation))."""

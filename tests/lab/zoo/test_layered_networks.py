@@ -136,6 +136,7 @@ def test_what_is_written_depends_on_the_source_and_streams(engines, name):
     assert streamed == texts[0].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_text_ends_with_the_end_word(name):
     model = make(name, max_words=12)
@@ -185,6 +186,7 @@ def test_a_source_that_is_too_long_is_told_the_limit(engines):
         engine.submit([1] * 21).result()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "transformer"])
 def test_a_saved_network_answers_as_before(name, tmp_path):
     model = make(name)

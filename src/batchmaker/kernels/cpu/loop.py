@@ -141,7 +141,7 @@ class RecurrentLoop:
         self._outputs: Ints = np.array(cell.outputs, np.int64)
         self._h, self._c = (cell.state.index(part) if part in cell.state else 0 for part in (0, 1))
         # Threads take a room from here and put it back; both are one operation under the interpreter's lock.
-        self._rooms: list[Room] = []
+        self._rooms: list[Workspace] = []
 
     @property
     def token(self) -> int | None:
@@ -204,7 +204,7 @@ class RecurrentLoop:
         self.give_back(room)
         return done
 
-    def _run_each(self, task: LoopTask, px: Rows, tokens: Ints, copies: Ints, room: Room) -> None:
+    def _run_each(self, task: LoopTask, px: Rows, tokens: Ints, copies: Ints, room: Workspace) -> None:
         h, c, moves = task.state[self._h], task.state[self._c], self._moves(task)
         states = self.zeros(self._padded(task.largest))
         given = torch.from_numpy(states)
@@ -222,14 +222,14 @@ class RecurrentLoop:
         tables, rows, h, c = task.move_tables, task.move_rows, self._h, self._c
         return task.move_at, tables[h], rows[h], tables[c], rows[c]
 
-    def room(self) -> Room:
+    def room(self) -> Workspace:
         """Return room for a call, which is given back after it."""
         try:
             return self._rooms.pop()
         except IndexError:
-            return Room(self.hidden, self.width, self.products.w.dtype)
+            return Workspace(self.hidden, self.width, self.products.w.dtype)
 
-    def give_back(self, room: Room) -> None:
+    def give_back(self, room: Workspace) -> None:
         """Keep room for the next call."""
         self._rooms.append(room)
 
@@ -249,7 +249,7 @@ class RecurrentLoop:
 
 
 @final
-class Room:
+class Workspace:
     """What a call of run_steps works in. arrays: g, a, narrow and t."""
 
     __slots__ = ("_copies", "_tokens", "arrays")
