@@ -68,7 +68,10 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, GALLERY, content=_gallery()))
     for module, (title, about) in REFERENCE.items():
         shown = set() if module == "batchmaker" else set(_public_names("batchmaker"))
-        names = [f"{module}.{name}" for name in _public_names(module) if name not in shown] + ALSO.get(module, [])
+        listed = [f"{module}.{name}" for name in _public_names(module) if name not in shown]
+        names = [name for name in listed if name not in REFERENCE] + ALSO.get(
+            module, []
+        )  # some have a page of their own
         text = "\n\n".join([f"# {title}", f"`{module}`: {about}", *(f"::: {name}" for name in names)])
         files.append(File.generated(config, f"reference/{module.rpartition('.')[2]}.md", content=text))
     for page in list(files.documentation_pages()):
