@@ -133,9 +133,20 @@ def test_functions_that_wait_go_on_from_values_and_from_plain_data() -> None:
     assert_balanced(engine)
 
 
-def test_a_loop_that_a_value_ends_is_kept_where_it_ended() -> None:
-    with bm.Engine(Rounds(), threads=1) as engine, engine.open_sequence() as sequence:
-        assert [int(sequence.submit(None).result(60)) for _ in range(3)] == [10, 20, 30]
+@pytest.mark.parametrize("policy", ["cellular", "cellular:budget_ms=1000", "cellular:max_steps=1"])
+@pytest.mark.parametrize("report_s", [0.0, 60.0], ids=["each-step-reported", "each-task-reported"])
+def test_a_loop_that_a_value_ends_is_kept_where_it_ended(
+    policy: str, report_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("batchmaker.executor.task_steps.REPORT_S", report_s)
+    with (
+        bm.Engine(Rounds(), policy, threads=1) as engine,
+        engine.open_sequence() as sequence,
+        engine.open_sequence() as other,
+    ):
+        assert int(other.submit(3).result(60)) == 10
+        answers = [(sequence.submit(None), other.submit(None)) for _ in range(3)]
+        assert [(int(one.result(60)), int(two.result(60))) for one, two in answers] == [(10, 20), (20, 30), (30, 40)]
     assert_balanced(engine)
 
 

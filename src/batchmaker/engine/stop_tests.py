@@ -31,7 +31,10 @@ class StopTests:
     one. Tests that are equal have one number, while a loop needs it, and are called once for all their loops.
     """
 
-    __slots__ = ("_free", "_numbers", "_tests", "_users", "constants", "is_constant", "last", "over", "test_of")
+    __slots__ = (
+        "_free", "_in_task", "_left", "_numbers", "_tests", "_users", "constants", "is_constant", "last", "over",
+        "test_of",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.test_of = np.full(_FEWEST, NO_LOOP, np.int64)
@@ -43,6 +46,8 @@ class StopTests:
         self._users: list[int] = []  # loops in flight, by test
         self._free: list[int] = []
         self._numbers: dict[Any, int] = {}
+        self._in_task = False
+        self._left: list[tuple[int, OpenLoop]] = []  # while a task runs
 
     def enter(self, loops: Loops) -> None:
         """These loops have their nodes, and none of their steps has run."""
@@ -55,7 +60,28 @@ class StopTests:
             self.over[first:end] = False
 
     def leave(self, loops: Loops) -> None:
-        """The request of these loops has ended; steps of it that still run are tested no more."""
+        """The request of these loops has ended.
+
+        A request is answered as soon as the step that ends its loop is reported. The task may hold later steps of that
+        loop, which must still be left out: they would overwrite the state that the request's sequence keeps. So what is
+        known of its loops stays until the task ends. The scheduler gives the nodes to nobody else before that.
+        """
+        if self._in_task:
+            self._left.extend(loops)
+        else:
+            self._forget(loops)
+
+    def begin_task(self) -> None:
+        """The steps of a task begin to run; loops that leave are known until `end_task`."""
+        self._in_task = True
+
+    def end_task(self) -> None:
+        """No step of the task runs any more."""
+        self._in_task = False
+        left, self._left = self._left, []
+        self._forget(left)
+
+    def _forget(self, loops: Loops) -> None:
         for shift, loop in loops:
             first, end = shift + loop.first, shift + loop.last + 1
             number = int(self.test_of[first])

@@ -50,6 +50,12 @@ class LoopTests(Protocol):
     constants: NDArray[np.int64]
     is_constant: NDArray[np.bool_]
 
+    def begin_task(self) -> None:
+        """The steps of a task begin to run, one by one; reports may be handled in between."""
+
+    def end_task(self) -> None:
+        """The last step of the task has run, or none more will."""
+
     def running(self, nodes: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which nodes of the task run: not those of loops that have ended before them."""
 

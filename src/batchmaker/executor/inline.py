@@ -61,6 +61,8 @@ class InlineExecutor(ComputingExecutor):
         try:
             if self._running is None:
                 self._running = self._runner.begin(task, self._tests if task.may_stop.any() else None)
+                if self._tests is not None:
+                    self._tests.begin_task()
             first = self._running.num_finished
             result = self._running.advance()
         except RAISED_BY_USERS as error:  # rows that do not fit, memory: the task fails, nothing else
@@ -68,6 +70,8 @@ class InlineExecutor(ComputingExecutor):
         if result.end == task.num_steps:
             self._running = None
             self._tasks.popleft()
+            if self._tests is not None:
+                self._tests.end_task()
         if self._tasks:
             self._notify()
         return [result]
