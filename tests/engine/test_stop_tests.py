@@ -101,6 +101,31 @@ def test_a_loop_of_another_request_at_the_same_nodes_begins_anew() -> None:
     assert tests.apply("walk", np.array([1]), torch.tensor([8]))[0].tolist() == [True]
 
 
+def test_a_loop_that_has_ended_stays_so_until_the_task_ends_though_its_request_leaves() -> None:
+    loops = [(0, OpenLoop(0, 3, 7))]
+    tests = StopTests()
+    tests.enter(loops)
+    tests.begin_task()
+    tests.apply("walk", np.array([0]), torch.tensor([7]))
+    tests.leave(loops)
+    assert tests.running(np.array([0, 1, 2, 3])).tolist() == [True, False, False, False]
+    tests.end_task()
+    assert tests.running(np.array([0, 1, 2, 3])).all()
+
+
+def test_the_end_of_a_task_spares_the_loops_that_have_entered_in_place_of_those_that_left() -> None:
+    first, second = [(0, OpenLoop(0, 3, 7))], [(2, OpenLoop(0, 3, 8))]
+    tests = StopTests()
+    tests.enter(first)
+    tests.begin_task()
+    tests.apply("walk", np.array([0]), torch.tensor([7]))
+    tests.leave(first)
+    tests.enter(second)
+    tests.apply("walk", np.array([2]), torch.tensor([8]))
+    tests.end_task()
+    assert tests.running(np.arange(6)).tolist() == [True, True, True, False, False, False]
+
+
 def test_tests_that_no_loop_needs_any_more_are_forgotten() -> None:
     tests = StopTests()
     for number in range(3000):

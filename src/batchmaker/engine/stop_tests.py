@@ -32,8 +32,8 @@ class StopTests:
     """
 
     __slots__ = (
-        "_free", "_in_task", "_left", "_numbers", "_tests", "_users", "constants", "is_constant", "last", "over",
-        "test_of",
+        "_entry", "_free", "_in_task", "_left", "_num_entered", "_numbers", "_tests", "_users", "constants",
+        "is_constant", "last", "over", "test_of",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -47,7 +47,9 @@ class StopTests:
         self._free: list[int] = []
         self._numbers: dict[Any, int] = {}
         self._in_task = False
-        self._left: list[tuple[int, OpenLoop]] = []  # while a task runs
+        self._left: list[tuple[int, int, int]] = []  # while a task runs: first node, end, entry
+        self._entry = np.zeros(_FEWEST, np.int64)  # by node: which loop entered there last
+        self._num_entered = 0
 
     def enter(self, loops: Loops) -> None:
         """These loops have their nodes, and none of their steps has run."""
@@ -55,6 +57,8 @@ class StopTests:
             first, end = shift + loop.first, shift + loop.last + 1
             if end > len(self.over):
                 self._fit(end)
+            self._num_entered += 1
+            self._entry[first:end] = self._num_entered
             self.test_of[first:end] = self._number_of(loop.until)
             self.last[first:end] = end - 1
             self.over[first:end] = False
@@ -63,39 +67,38 @@ class StopTests:
         """The request of these loops has ended.
 
         A request is answered as soon as the step that ends its loop is reported. The task may hold later steps of that
-        loop, which must still be left out: they would overwrite the state that the request's sequence keeps. So what is
-        known of its loops stays until the task ends. The scheduler gives the nodes to nobody else before that.
+        loop, which must still be left out: they would overwrite the state that the request's sequence keeps. So where a
+        loop is over stays known until the task ends, or until another loop enters at its nodes.
         """
-        if self._in_task:
-            self._left.extend(loops)
-        else:
-            self._forget(loops)
+        for shift, loop in loops:
+            first, end = shift + loop.first, shift + loop.last + 1
+            number = int(self.test_of[first])
+            self.test_of[first:end] = NO_LOOP
+            self._users[number] -= 1
+            if self._users[number] == 0:
+                self._give_back(number)
+            if self._in_task:
+                self._left.append((first, end, int(self._entry[first])))
+            else:
+                self.over[first:end] = False
 
     def begin_task(self) -> None:
-        """The steps of a task begin to run; loops that leave are known until `end_task`."""
+        """The steps of a task begin to run, one by one; requests may leave in between."""
         self._in_task = True
 
     def end_task(self) -> None:
         """No step of the task runs any more."""
         self._in_task = False
-        left, self._left = self._left, []
-        self._forget(left)
-
-    def _forget(self, loops: Loops) -> None:
-        for shift, loop in loops:
-            first, end = shift + loop.first, shift + loop.last + 1
-            number = int(self.test_of[first])
-            self.test_of[first:end] = NO_LOOP
-            self.over[first:end] = False
-            self._users[number] -= 1
-            if self._users[number] == 0:
-                self._give_back(number)
+        for first, end, entry in self._left:
+            self.over[first:end] &= self._entry[first:end] != entry
+        self._left.clear()
 
     def _fit(self, num_nodes: int) -> None:
         more = max(num_nodes, 2 * len(self.over)) - len(self.over)
         self.test_of = np.concatenate((self.test_of, np.full(more, NO_LOOP, np.int64)))
         self.last = np.concatenate((self.last, np.zeros(more, np.int64)))
         self.over = np.concatenate((self.over, np.zeros(more, np.bool_)))
+        self._entry = np.concatenate((self._entry, np.zeros(more, np.int64)))
 
     def _number_of(self, until: Any) -> int:
         """Return the number of a test that one more loop needs."""

@@ -45,7 +45,7 @@ Allowed = Callable[[Keys], NDArray[np.bool_]]
 BATCHES_AHEAD: Final = 2
 """Full batches that the candidates of a task make, where it is bounded by time: enough for those who join in it."""
 
-SATURATED_BUDGETS: Final = 4
+SATURATED_BUDGETS: Final = 2
 """Budgets that a task may take while a full batch waits behind its own: who comes now could not join it any sooner."""
 
 
