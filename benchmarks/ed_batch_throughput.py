@@ -34,9 +34,9 @@ from batchmaker.cli.bench.load import quiet_interpreter
 from batchmaker.cli.bench.report import commit, machine
 from batchmaker.cli.requests import TAGGERS, requests_from
 from batchmaker.engine import loop
-from batchmaker.engine.driver import DriverStats
 from batchmaker.engine.engine import Engine
-from batchmaker.engine.ticket import Ticket
+from batchmaker.engine.request import Ticket
+from batchmaker.engine.stats import DriverStats
 from batchmaker.graph.mini_batch import unrolled
 from batchmaker.lab.datasets import random_sentences, random_trees
 from batchmaker.lab.learners.learning import Samples, learn

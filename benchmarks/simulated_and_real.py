@@ -36,10 +36,9 @@ from batchmaker.cli.overhead import IN_FLIGHT, fitted_overhead, kept_in_flight
 from batchmaker.cli.simulate.study import make_policy
 from batchmaker.cli.workload import Workload, make_workload
 from batchmaker.cost import CostProfile, LatencyTable, LengthProfile, Overhead, PredictedLength, ProfileOptions
-from batchmaker.engine.costs import wants_costs
 from batchmaker.engine.engine import Engine
-from batchmaker.engine.setup import WITH_DEADLINES
-from batchmaker.engine.ticket import Ticket
+from batchmaker.engine.request import Ticket
+from batchmaker.engine.setup import WITH_DEADLINES, wants_costs
 from batchmaker.lab import zoo
 from batchmaker.lab.datasets import poisson_arrivals
 from batchmaker.lab.plots.sweeps import Line, Panel, draw_panels

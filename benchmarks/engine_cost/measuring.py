@@ -22,7 +22,7 @@ import batchmaker as bm
 from batchmaker.cli.bench.load import quiet_interpreter
 from batchmaker.cli.bench.report import machine
 from batchmaker.engine import Answer
-from batchmaker.engine.driver import DriverStats
+from batchmaker.engine.stats import DriverStats
 from batchmaker.lab.datasets import poisson_arrivals
 
 Better = Literal["higher", "lower"]

@@ -11,7 +11,7 @@ import pytest
 from batchmaker.cli.bench import load
 from batchmaker.cli.workload import make_workload
 from batchmaker.clock import VirtualClock
-from batchmaker.engine.driver import DriverStats
+from batchmaker.engine.stats import DriverStats
 from batchmaker.lab.datasets import poisson_arrivals
 
 RATE_RPS, SECONDS, SEED = 200.0, 2.0, 3

@@ -10,7 +10,7 @@ from engine_models import Decode, Encode, LoopTranslator, Sums, Watching
 
 import batchmaker as bm
 from batchmaker.cost import CellLatency, CostProfile, LatencyTable, LengthProfile, PredictedLength, ProfileOptions
-from batchmaker.engine.costs import _few
+from batchmaker.engine.setup import _few
 from batchmaker.errors import RefusedError, SavedModelError
 from batchmaker.executor.null import NullExecutor
 from batchmaker.policies.lazy import LazyPolicy

@@ -10,7 +10,7 @@ from engine_models import Totals
 
 from batchmaker.clock import VirtualClock
 from batchmaker.engine.open_sequences import Sequences
-from batchmaker.engine.ticket import Chunk, SequenceBook, Settled, Ticket
+from batchmaker.engine.request import Chunk, SequenceBook, Settled, Ticket
 from batchmaker.errors import CancelledError, DeadlineError, SequenceError
 from batchmaker.scheduler.events import RequestId
 

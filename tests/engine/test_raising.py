@@ -220,7 +220,7 @@ def test_a_defect_of_the_engine_fails_all_who_wait_and_is_told(engine_log: Any) 
     def defect(*_: Any) -> None:
         raise Unsayable
 
-    engine.driver.collect = defect  # type: ignore[method-assign]
+    engine.driver.poll = defect  # type: ignore[method-assign]
     futures = [engine.submit(Ask(n)) for n in (1, 2, 3)]
     assert all(isinstance(future.exception(60), StoppedError) for future in futures)
     assert engine.stop()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import batchmaker as bm
-from batchmaker.engine.result_tables import NARROW_BYTES, ResultTables
+from batchmaker.engine.results import NARROW_BYTES, ResultTables
 from batchmaker.graph.spec import ValueSpec
 
 DTYPES = ["float32", "bfloat16", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool"]
@@ -32,7 +32,7 @@ class Spread(nn.Module):
         return (n[:, None] * factors).remainder(11).view(-1, *self.shape).to(self.dtype)
 
 
-class Asking(bm.Model):
+class Submitter(bm.Model):
     """Values of every dtype: as a sequence, out of order, one by one, all in one structure."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -47,7 +47,7 @@ class Asking(bm.Model):
         return found
 
 
-class Waiting(Asking):
+class Waiting(Submitter):
     def __init__(self, cells: dict[str, bm.Cell]) -> None:
         for dtype, cell in cells.items():
             setattr(self, dtype, cell)
@@ -61,7 +61,7 @@ class Waiting(Asking):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_values_of_every_kind_come_back_as_they_were_computed(shape: tuple[int, ...]) -> None:
     requests = [list(range(i, 2 * i + 1)) for i in range(1, 9)]
-    asking = Asking(shape)
+    asking = Submitter(shape)
     with bm.Engine({"asks": asking, "waits": Waiting(dict(asking.cells))}, threads=1) as engine:
         answers = [engine.map(requests, progress=False, model=name) for name in ("asks", "waits")]
         engine.map([[5, 5, 5]] * 20, progress=False, model="asks")  # takes over the numbers of those before

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchmaker.engine import Ticket
-from batchmaker.engine.service import LatencyHistogram, ServiceStats
+from batchmaker.engine.stats import LatencyHistogram, ServiceStats
 from batchmaker.errors import CellError, DeadlineError, RefusedError
 from batchmaker.scheduler.events import RequestId
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from batchmaker.engine.driver import StepSeen
-from batchmaker.engine.timeline import Span, Timeline, cell_spans, graph_spans
+from batchmaker.engine.observers import Span, Timeline, cell_spans, graph_spans
+from batchmaker.engine.stats import StepSeen
 
 
 def step(begin, end, *requests):

@@ -12,7 +12,7 @@ from starlette.routing import Router
 
 from batchmaker.clock import VirtualClock
 from batchmaker.engine import StepSeen, Ticket
-from batchmaker.engine.service import LatencyHistogram
+from batchmaker.engine.stats import LatencyHistogram
 from batchmaker.errors import CancelledError, DeadlineError, RefusedError
 from batchmaker.server.auth import KeyRing
 from batchmaker.server.chrome_trace import StepRing

@@ -153,7 +153,7 @@ def main() -> None:
 
 def _tell_of_first_start() -> None:
     """Let whoever sits before a terminal know what takes so long."""
-    logger = logging.getLogger("batchmaker.engine.first_start")
+    logger = logging.getLogger("batchmaker.engine.setup")
     logger.addHandler(logging.StreamHandler())
     logger.setLevel(logging.INFO)
 

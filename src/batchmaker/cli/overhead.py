@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from batchmaker.cost.latency import LatencyTable
 from batchmaker.cost.profile import Overhead
-from batchmaker.engine.driver import StepSeen
 from batchmaker.engine.engine import Engine
-from batchmaker.engine.ticket import Ticket
+from batchmaker.engine.request import Ticket
+from batchmaker.engine.stats import StepSeen
 
 IN_FLIGHT: Final = (1, 2, 4, 8, 16, 32)
 """Requests kept in flight, one number after the other: of few each takes many steps, of many they share them."""

@@ -20,7 +20,7 @@ from batchmaker.cli.requests import LATTICES, MATRICES, TREES, requests_from
 from batchmaker.cli.workload import ATTENTION, RECURRENT, SPEECH, TRANSLATION_WORDS
 from batchmaker.engine.answer import Answer
 from batchmaker.engine.engine import Engine
-from batchmaker.engine.ticket import Ticket
+from batchmaker.engine.request import Ticket
 from batchmaker.errors import BatchmakerError, DataError, unknown_name
 from batchmaker.lab import zoo
 from batchmaker.lab.datasets import Vocabulary, parse_tree, read_lines

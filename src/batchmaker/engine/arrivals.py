@@ -8,23 +8,19 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.engine.ticket import Ticket
+from batchmaker.engine.request import Ticket
 from batchmaker.graph.spec import CellType
 from batchmaker.model.cell import Cell
 from batchmaker.model.request_shapes import Leaf
 from batchmaker.model.scope import CellTypes
 from batchmaker.model.sequence_state import NOTHING_KEPT, KeptState
 from batchmaker.model.template_book import Sight, TemplateBook
-from batchmaker.model.template_values import Given, gather
+from batchmaker.model.template_values import Drawn, Given, gather
 from batchmaker.model.templates import Template
 from batchmaker.model.unfolding import Unfolding
 from batchmaker.scheduler.commands import Admit, TableId
 
 Write = Callable[[TableId, slice | NDArray[np.int64], Any], None]
-
-
-Drawn = tuple[Template, Given, int]
-"""The template of a request, and where its values are: which of those given, and its place among them."""
 
 
 @final

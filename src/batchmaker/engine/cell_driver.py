@@ -11,21 +11,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.clock import Clock
-from batchmaker.engine.arrivals import Arrivals, Drawn
-from batchmaker.engine.driver import DriverStats, StepSeen, blamed, error_of
-from batchmaker.engine.in_flight import InFlight
+from batchmaker.engine.arrivals import Arrivals
+from batchmaker.engine.driver import blamed, error_of
 from batchmaker.engine.observers import Onlooker, call_quietly
 from batchmaker.engine.open_sequences import Sequences
+from batchmaker.engine.request import InFlight, Settled, Ticket
 from batchmaker.engine.results import Results
-from batchmaker.engine.step_counts import StepCounts
+from batchmaker.engine.stats import DriverStats, StepCounts, StepSeen
 from batchmaker.engine.stop_tests import StopTests
-from batchmaker.engine.ticket import Settled, Ticket
 from batchmaker.errors import RAISED_BY_USERS, DeviceError
 from batchmaker.executor.base import Executor, StepsResult
 from batchmaker.model.cell import Cell
 from batchmaker.model.registry import CellRegistry
 from batchmaker.model.scope import CellTypes
 from batchmaker.model.template_book import Sight, TemplateBook
+from batchmaker.model.template_values import Drawn
 from batchmaker.model.unfolding import Unfolding, end_of_loop
 from batchmaker.scheduler.commands import Admit, Command, Fail, Read, Reply, Reserve, RunTask
 from batchmaker.scheduler.core import Scheduler
@@ -134,17 +134,95 @@ class CellDriver:
 
     def finish(self) -> None:
         self._executor.stop()
-        self.collect()
+        self.poll()
         while self._results:
             self.advance([])
-            self.collect()
+            self.poll()
         self.sequences.close_all("the engine has been stopped")
         self._handle(self._following())
 
     def stop(self) -> None:
         self._executor.stop()
 
-    # --- requests ------------------------------------------------------------------------------------------------
+    # --- a turn: poll, handle, carry out ---------------------------------------------------------------------------
+
+    def poll(self) -> None:
+        self._results.extend(self._executor.poll())
+
+    def advance(self, tickets: Sequence[Ticket]) -> None:
+        touched: dict[RequestId, InFlight] = {}
+        events: list[Event] = [self._take_result(result, touched) for result in self._results]
+        self._results.clear()
+        for request in touched.values():
+            self._resume(request, events)
+        self._unfold([t for t in tickets if t.chunk is None or self.sequences.may_begin(t, t.chunk)], events)
+        now_s = self._clock.now_s()
+        self.sequences.expire(now_s)
+        self._handle([*events, *self._following()] or [TimePassed(now_s)])
+
+    def _handle(self, events: Sequence[Event]) -> None:
+        """Tell the scheduler what has happened and carry out what it says, until nothing follows from that."""
+        while events:
+            events = self._following(self._carry_out(events))
+
+    def _carry_out(self, events: Sequence[Event]) -> list[InFlight]:
+        """Tell the scheduler and do as it says; return requests for which a value was read."""
+        begin = time.perf_counter()
+        commands = self._scheduler.handle(*events)
+        self.stats.scheduler_s += time.perf_counter() - begin
+        if self._record is not None:
+            self._record(events, commands)
+        woken: list[InFlight] = []
+        for kind, alike in groupby(commands, type):
+            if kind is Admit:
+                self._admit(cast(Iterator[Admit], alike))
+            elif kind is Reply:
+                self._reply([command.request for command in cast(Iterator[Reply], alike)])
+            else:
+                for command in alike:
+                    self._carry_out_one(command, woken)
+        self._arrivals.fill()
+        return woken
+
+    def _carry_out_one(self, command: Command, woken: list[InFlight]) -> None:
+        match command:
+            case RunTask():
+                self.stats.tasks += 1
+                self._tasks[command.task] = command
+                self._arrivals.fill()
+                self._executor.submit(command)
+            case Reserve():
+                self._executor.reserve(command)
+            case Fail():
+                request = self._leave(command.request)
+                call_quietly(request.unfolding.close, "an unfold function that was closed")
+                self._settle([(request.ticket, None, request.error or error_of(command))])
+            case Read():
+                request = self._in_flight[command.request]
+                woken.append(request)
+                try:
+                    value = self._executor.read(command.table, command.row)
+                except DeviceError as error:
+                    request.error = error
+                    return
+                local = request.local(command.node)
+                ends_loop = request.loop_at(command.node) is not None  # wherever it ended; it may be no step of it
+                request.store(end_of_loop(local) if ends_loop else local, command.output, value)
+
+    def _following(self, woken: Sequence[InFlight] = ()) -> list[Event]:
+        """Go on with requests that have what they waited for, and with the sequences: chunks begin, some have ended."""
+        events: list[Event] = []
+        for request in woken:
+            if request.error is None:
+                self._resume(request, events)
+            elif (request_id := request.ticket.request_id) in self._in_flight:
+                events.append(RequestFailed(request_id, self._clock.now_s(), str(request.error)))
+        while due := self.sequences.take_due():
+            self._unfold(due, events)
+        events += [SequenceClosed(number, self._clock.now_s()) for number in self.sequences.take_closed()]
+        return events
+
+    # --- requests that come, and answers ---------------------------------------------------------------------------
 
     def _unfold(self, tickets: Sequence[Ticket], events: list[Event]) -> None:
         """Let requests arrive: those that have templates as these say, the others as their unfold functions do."""
@@ -183,6 +261,64 @@ class CellDriver:
         self._arrivals.recorded(ticket, types, sight, unfolding)
         return unfolding
 
+    def _learn_types(self, events: list[Event]) -> None:
+        types = self._registry.types
+        if len(types) > self._num_known:
+            now_s = self._clock.now_s()
+            events.extend(CellTypeAdded(cell, now_s) for cell in types[self._num_known :])
+            self._num_known = len(types)
+
+    def _admit(self, commands: Iterable[Admit]) -> None:
+        """Requests have the numbers of their nodes: write their values there, or have them written with others."""
+        entered: list[InFlight] = []
+        drawn: list[tuple[Drawn, Admit]] = []
+        num_nodes = 0
+        for command in commands:
+            request = self._in_flight[command.request]
+            if not request.admitted:
+                entered.append(request)
+            num_loops = len(request.loops)
+            graph = request.admit(command)
+            if len(request.loops) > num_loops:
+                self._brought.tests.enter(request.loops[num_loops:])
+            num_nodes = max(num_nodes, command.base + command.num_nodes)
+            if request.drawn is not None:
+                drawn.append((request.drawn, command))
+                continue
+            for host, table in zip(graph.host_inputs, command.host_tables, strict=True):
+                self._executor.write(table, host.rows(command.base - command.first_local), host.values)
+        self._arrivals.admitted(drawn)
+        self._brought.tables.fit(num_nodes)
+        self._brought.enter(entered)
+
+    def _reply(self, request_ids: Sequence[RequestId]) -> None:
+        """Everything that these requests have asked for is there: answer them together."""
+        over = [self._leave(request_id) for request_id in request_ids]
+        self._brought.gather(over)
+        self._settle([self._result(request) for request in over])
+
+    def _result(self, request: InFlight) -> Settled:
+        ticket, unfolding = request.ticket, request.unfolding
+        if ticket.chunk is not None:
+            ticket.chunk.sequence.state = unfolding.after
+        try:
+            if request.error is not None:  # a value that it needs could not be read
+                raise request.error
+            result = unfolding.result(request.value, request.gathered.get)
+        except RAISED_BY_USERS as error:  # the types of what the unfold function returned are its own
+            if ticket.chunk is not None:  # its state is kept already, and the caller does not know
+                self.sequences.close(ticket.chunk.sequence)
+            return ticket, None, blamed(error)
+        if unfolding.streams_result and ticket.on_value is not None:
+            ticket.on_value(result)
+        return ticket, result, None
+
+    def _leave(self, request_id: RequestId) -> InFlight:
+        request = self._in_flight.pop(request_id)
+        if request.admitted:
+            self._brought.leave(request)
+        return request
+
     def cancel(self, request_id: RequestId) -> None:
         if request_id in self._in_flight:
             self._handle([RequestCancelled(request_id, self._clock.now_s())])
@@ -196,28 +332,7 @@ class CellDriver:
     def tickets(self) -> Sequence[Ticket]:
         return [*(request.ticket for request in self._in_flight.values()), *self.sequences.waiting]
 
-    def _learn_types(self, events: list[Event]) -> None:
-        types = self._registry.types
-        if len(types) > self._num_known:
-            now_s = self._clock.now_s()
-            events.extend(CellTypeAdded(cell, now_s) for cell in types[self._num_known :])
-            self._num_known = len(types)
-
-    # --- work ------------------------------------------------------------------------------------------------------
-
-    def collect(self) -> None:
-        self._results.extend(self._executor.poll())
-
-    def advance(self, tickets: Sequence[Ticket]) -> None:
-        touched: dict[RequestId, InFlight] = {}
-        events: list[Event] = [self._take_result(result, touched) for result in self._results]
-        self._results.clear()
-        for request in touched.values():
-            self._resume(request, events)
-        self._unfold([t for t in tickets if t.chunk is None or self.sequences.may_begin(t, t.chunk)], events)
-        now_s = self._clock.now_s()
-        self.sequences.expire(now_s)
-        self._handle([*events, *self._following()] or [TimePassed(now_s)])
+    # --- steps that have run, and unfold functions that wait for them ----------------------------------------------
 
     def _take_result(self, result: StepsResult, touched: dict[RequestId, InFlight]) -> StepsFinished:
         """Store what steps brought to the host and turn them into an event."""
@@ -268,118 +383,3 @@ class CellDriver:
         request.ticket.num_cells += unfolding.graph.num_nodes
         events.append(GraphExtended(request_id, unfolding.graph, now_s, unfolding.open, unfolding.take_dropped()))
         return True
-
-    # --- commands ----------------------------------------------------------------------------------------------------
-
-    def _handle(self, events: Sequence[Event]) -> None:
-        """Tell the scheduler what has happened and carry out what it says, until nothing follows from that."""
-        while events:
-            events = self._following(self._carry_out(events))
-
-    def _following(self, woken: Sequence[InFlight] = ()) -> list[Event]:
-        """Go on with requests that have what they waited for, and with the sequences: chunks begin, some have ended."""
-        events: list[Event] = []
-        for request in woken:
-            if request.error is None:
-                self._resume(request, events)
-            elif (request_id := request.ticket.request_id) in self._in_flight:
-                events.append(RequestFailed(request_id, self._clock.now_s(), str(request.error)))
-        while due := self.sequences.take_due():
-            self._unfold(due, events)
-        events += [SequenceClosed(number, self._clock.now_s()) for number in self.sequences.take_closed()]
-        return events
-
-    def _carry_out(self, events: Sequence[Event]) -> list[InFlight]:
-        """Tell the scheduler and do as it says; return requests for which a value was read."""
-        begin = time.perf_counter()
-        commands = self._scheduler.handle(*events)
-        self.stats.scheduler_s += time.perf_counter() - begin
-        if self._record is not None:
-            self._record(events, commands)
-        woken: list[InFlight] = []
-        for kind, alike in groupby(commands, type):
-            if kind is Admit:
-                self._admit(cast(Iterator[Admit], alike))
-            elif kind is Reply:
-                self._reply([command.request for command in cast(Iterator[Reply], alike)])
-            else:
-                for command in alike:
-                    self._carry_out_one(command, woken)
-        self._arrivals.fill()
-        return woken
-
-    def _carry_out_one(self, command: Command, woken: list[InFlight]) -> None:
-        match command:
-            case RunTask():
-                self.stats.tasks += 1
-                self._tasks[command.task] = command
-                self._arrivals.fill()
-                self._executor.submit(command)
-            case Reserve():
-                self._executor.reserve(command)
-            case Fail():
-                request = self._leave(command.request)
-                call_quietly(request.unfolding.close, "an unfold function that was closed")
-                self._settle([(request.ticket, None, request.error or error_of(command))])
-            case Read():
-                request = self._in_flight[command.request]
-                woken.append(request)
-                try:
-                    value = self._executor.read(command.table, command.row)
-                except DeviceError as error:
-                    request.error = error
-                    return
-                local = request.local(command.node)
-                ends_loop = request.loop_at(command.node) is not None  # wherever it ended; it may be no step of it
-                request.store(end_of_loop(local) if ends_loop else local, command.output, value)
-
-    def _admit(self, commands: Iterable[Admit]) -> None:
-        """Requests have the numbers of their nodes: write their values there, or have them written with others."""
-        entered: list[InFlight] = []
-        drawn: list[tuple[Drawn, Admit]] = []
-        num_nodes = 0
-        for command in commands:
-            request = self._in_flight[command.request]
-            if not request.admitted:
-                entered.append(request)
-            num_loops = len(request.loops)
-            graph = request.admit(command)
-            if len(request.loops) > num_loops:
-                self._brought.tests.enter(request.loops[num_loops:])
-            num_nodes = max(num_nodes, command.base + command.num_nodes)
-            if request.drawn is not None:
-                drawn.append((request.drawn, command))
-                continue
-            for host, table in zip(graph.host_inputs, command.host_tables, strict=True):
-                self._executor.write(table, host.rows(command.base - command.first_local), host.values)
-        self._arrivals.admitted(drawn)
-        self._brought.tables.fit(num_nodes)
-        self._brought.enter(entered)
-
-    def _leave(self, request_id: RequestId) -> InFlight:
-        request = self._in_flight.pop(request_id)
-        if request.admitted:
-            self._brought.leave(request)
-        return request
-
-    def _reply(self, request_ids: Sequence[RequestId]) -> None:
-        """Everything that these requests have asked for is there: answer them together."""
-        over = [self._leave(request_id) for request_id in request_ids]
-        self._brought.gather(over)
-        self._settle([self._result(request) for request in over])
-
-    def _result(self, request: InFlight) -> Settled:
-        ticket, unfolding = request.ticket, request.unfolding
-        if ticket.chunk is not None:
-            ticket.chunk.sequence.state = unfolding.after
-        try:
-            if request.error is not None:  # a value that it needs could not be read
-                raise request.error
-            result = unfolding.result(request.value, request.gathered.get)
-        except RAISED_BY_USERS as error:  # the types of what the unfold function returned are its own
-            if ticket.chunk is not None:  # its state is kept already, and the caller does not know
-                self.sequences.close(ticket.chunk.sequence)
-            return ticket, None, blamed(error)
-        if unfolding.streams_result and ticket.on_value is not None:
-            ticket.on_value(result)
-        return ticket, result, None

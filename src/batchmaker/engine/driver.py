@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
-from batchmaker.engine.ticket import Settled, Ticket
+from batchmaker.engine.request import Settled, Ticket
+from batchmaker.engine.stats import DriverStats, StepSeen
 from batchmaker.errors import (
     RAISED_BY_USERS,
     BatchmakerError,
@@ -54,31 +54,6 @@ def _can_be_shown(error: BaseException) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class StepSeen:
-    """One finished batch as an observer sees it. requests: [batch] who was in it; positions keep their lanes."""
-
-    worker: int
-    cell: str
-    begin_s: float
-    end_s: float
-    requests: tuple[RequestId | None, ...]
-    padded: int
-
-
-@dataclass(slots=True)
-class DriverStats:
-    """Counts since the start. cells: useful rows computed; padded_cells: rows computed, padding included."""
-
-    steps: int = 0
-    cells: int = 0
-    padded_cells: int = 0
-    tasks: int = 0
-    scheduler_s: float = 0.0
-    unfold_s: float = 0.0
-    busy_s: float = 0.0
-
-
 class Driver(Protocol):
     """Takes tickets and settles each exactly once, by calling `settle` with some of them at a time."""
 
@@ -96,7 +71,7 @@ class Driver(Protocol):
     def tickets(self) -> Sequence[Ticket]:
         """Return the tickets taken and not settled."""
 
-    def collect(self) -> None:
+    def poll(self) -> None:
         """Fetch finished work from the workers; where the engine's own thread computes, do some."""
 
     def advance(self, tickets: Sequence[Ticket]) -> None:

@@ -13,21 +13,19 @@ from typing import Any, Literal, cast, final
 
 from batchmaker.clock import RealClock
 from batchmaker.engine.answer import Answer
-from batchmaker.engine.asking import Asking, Room
 from batchmaker.engine.catalogue import Catalogue
 from batchmaker.engine.cell_driver import CellDriver
-from batchmaker.engine.costs import cost_profile, wants_costs
-from batchmaker.engine.driver import Driver, DriverStats, StepSeen
-from batchmaker.engine.first_start import prepare_scheduler
+from batchmaker.engine.driver import Driver
 from batchmaker.engine.heartbeat import Heartbeat
 from batchmaker.engine.loop import Loop
 from batchmaker.engine.observers import Onlooker
 from batchmaker.engine.open_sequences import DEFAULT_IDLE_TIMEOUT_S, DEFAULT_MAX_SEQUENCES
-from batchmaker.engine.option_checks import check_choice, check_number, check_whole, checked_priority
+from batchmaker.engine.options import check_choice, check_number, check_whole, checked_priority
+from batchmaker.engine.request import Ticket
 from batchmaker.engine.sequence import Sequence
-from batchmaker.engine.service import ServiceStats
-from batchmaker.engine.setup import choose_policy, make_driver
-from batchmaker.engine.ticket import Ticket
+from batchmaker.engine.setup import choose_policy, cost_profile, make_driver, prepare_scheduler, wants_costs
+from batchmaker.engine.stats import DriverStats, ServiceStats, StepSeen
+from batchmaker.engine.submission import Room, Submitter
 from batchmaker.errors import BatchmakerError, ModelError, OptionError, StoppedError
 from batchmaker.executor.base import Executor
 from batchmaker.executor.cpu import default_threads
@@ -121,7 +119,7 @@ class Engine:
         room = None if max_queue is None else Room(max_queue, waits=when_full == "wait")
         left = (lambda: None) if room is None else room.leave
         self._loop = Loop(self._driver, self._clock, self._settled, give_up_late=late == "give-up", left=left)
-        self._asking = Asking(self._send, self._hold, self._loop, room)
+        self._submitter = Submitter(self._send, self._hold, self._loop, room)
         self._ids = cast(Iterator[RequestId], itertools.count())
         self._service = {served.name: ServiceStats() for served in self._catalogue}
         self._service_of = list(self._service.values())
@@ -216,7 +214,7 @@ class Engine:
         Raises OptionError for options that cannot be used, QueueFullError (see `max_queue`) and StoppedError at once;
         the request's own error comes with the answer, and its class tells whose fault it was.
         """
-        return self._asking.submit(self._ticket(request, deadline_ms, priority, model), stream=stream)
+        return self._submitter.submit(self._ticket(request, deadline_ms, priority, model), stream=stream)
 
     def open_sequence(
         self,
@@ -258,7 +256,7 @@ class Engine:
                 chunk, deadline_ms if chunk_deadline_ms is None else chunk_deadline_ms, priority, served.name
             )
 
-        return Sequence(book, self._loop, self._asking, ticket)
+        return Sequence(book, self._loop, self._submitter, ticket)
 
     def map(
         self,
@@ -276,7 +274,7 @@ class Engine:
         fewer, where `max_queue` is less; for room under that, map waits. For the other options see `submit`.
         """
         check_whole("max_in_flight", max_in_flight, least=1)
-        return self._asking.map(
+        return self._submitter.map(
             list(requests),
             lambda together: self._tickets(together, deadline_ms, priority, model),
             max_in_flight=max_in_flight,

@@ -6,13 +6,14 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, final
 
 from batchmaker.clock import Clock
 from batchmaker.engine.driver import Driver
 from batchmaker.engine.heartbeat import Heartbeat, Watchdog, stack_of
-from batchmaker.engine.ticket import Outbox, Settled, Ticket
+from batchmaker.engine.request import Outbox, Settled, Ticket
 from batchmaker.errors import BatchmakerError, CancelledError, DeadlineError, StoppedError, said_by
 from batchmaker.policies.line import WaitingLine
 from batchmaker.scheduler.events import RequestId
@@ -63,8 +64,9 @@ class Loop:
         self._work_waits = False
         self._draining = False
         self._outbox = Outbox()
-        # Requests accepted and not answered. Who takes one out answers it: the engine's thread, or, while that hangs,
-        # another one; of two that try, one finds it gone.
+        # Requests that were accepted and are not answered. The thread that takes a request out of here answers it. That
+        # is the engine's thread, or another one while the engine's thread hangs. Race: if both try, `dict.pop` gives
+        # the request to one of them, and the other finds nothing.
         self._unanswered: dict[RequestId, Ticket] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -179,7 +181,10 @@ class Loop:
         self._inbox.put(action)
 
     def _notify(self) -> None:
-        """Wake the loop; many calls before it looks make one wake-up, or two that race."""
+        """Wake the loop. Coalesces wake-ups: `_woken` says that one is in the inbox already.
+
+        Race: two workers may both find `_woken` unset and both send one. The second wake-up does nothing.
+        """
         if threading.current_thread() is self._thread:  # a step that the loop has computed itself
             self._work_waits = True
         elif not self._woken:
@@ -245,21 +250,30 @@ class Loop:
             self._watchdog.stop()
 
     def _turn(self) -> bool:
-        """Look at what has come, then at finished work, and start more; True if that was the end."""
-        waits = not self._work_waits and not self._should_accept()
-        if not waits:  # otherwise the turn begins when something has come
-            self._since_s = self._clock.now_s()
-        self._take_inbox(wait=waits)
-        self._work_waits = False
-        self._woken = False
+        """One turn of the engine: receive, poll, handle, carry out, deliver. True if it was the last one.
+
+        Handling and carrying out are `CellDriver.advance`: events go to the scheduler, its commands come back.
+        """
+        self._receive()
         self._doing = "collecting or computing steps"
-        self._driver.collect()
-        self._take_inbox(wait=False)  # who came meanwhile joins the next task
+        self._driver.poll()
+        self._take_inbox()  # requests that came meanwhile join the next task
         self._doing = "unfolding and scheduling"
         self._advance(self._arrivals() if self._should_accept() else [])
         self._doing = "answering"
         self._outbox.flush()
         return self._draining and not len(self._backlog) and not self._driver.num_in_flight and self._inbox.empty()
+
+    def _receive(self) -> None:
+        """Take what other threads have sent. Waits for it where there is nothing else to do."""
+        if self._work_waits or self._should_accept():
+            self._since_s = self._clock.now_s()
+        else:
+            self._wait()
+        self._take_inbox()
+        # Race: a worker that calls `_notify` between the line above and the line below finds `_woken` still set and
+        # sends nothing. Its result is not missed, because this turn polls the driver after both.
+        self._work_waits = self._woken = False
 
     def _should_accept(self) -> bool:
         """Whether to take requests now. While more waits than the workers can use soon, many are taken together."""
@@ -282,18 +296,18 @@ class Loop:
         self._num_urgent -= sum([ticket.is_urgent for ticket in tickets])
         return tickets
 
-    def _take_inbox(self, *, wait: bool) -> None:
-        """Take requests into the backlog and do what else is asked for, after waiting for something if told to."""
-        while True:
-            try:
-                item = self._wait() if wait else self._inbox.get_nowait()
-            except queue.Empty:
-                return
-            wait = False
-            if isinstance(item, list):
-                self._accept(item)
-            else:
-                item()
+    def _take_inbox(self) -> None:
+        """Take all items that are in the inbox now."""
+        with suppress(queue.Empty):
+            while True:
+                self._take(self._inbox.get_nowait())
+
+    def _take(self, item: Item) -> None:
+        """Put requests into the backlog, or call what is to be called."""
+        if isinstance(item, list):
+            self._accept(item)
+        else:
+            item()
 
     def _accept(self, tickets: list[Ticket]) -> None:
         for ticket in tickets:
@@ -302,18 +316,20 @@ class Loop:
             self._backlog.join(ticket.request_id, ticket, ticket.priority)
         self._num_urgent += sum([ticket.is_urgent for ticket in tickets])
 
-    def _wait(self) -> Item:
-        patience_s = self._patience_s()
-        self._waits = True
-        try:
-            return self._inbox.get(timeout=patience_s)
-        finally:
-            self._since_s = self._clock.now_s()
-            self._waits = False  # last: who sees that it does not wait sees since when
-
-    def _patience_s(self) -> float | None:
+    def _wait(self) -> None:
+        """Wait for one item, or until the driver wants a turn; the turn begins when the wait ends."""
         wakeup_s = self._driver.next_wakeup_s()
-        return None if wakeup_s is None else max(0.0, wakeup_s - self._clock.now_s())
+        patience_s = None if wakeup_s is None else max(0.0, wakeup_s - self._clock.now_s())
+        self._waits = True
+        item: Item | None = None
+        with suppress(queue.Empty):
+            item = self._inbox.get(timeout=patience_s)
+        # Race: `heartbeat` reads `_waits` first and `_since_s` second. In this order a reader that sees the end of the
+        # wait also sees when the turn began, so it never reports the time of the wait as time of work.
+        self._since_s = self._clock.now_s()
+        self._waits = False
+        if item is not None:
+            self._take(item)
 
     def _wake(self) -> None:
         self._work_waits = True

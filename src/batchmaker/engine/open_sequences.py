@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import final
 
 from batchmaker.clock import Clock
-from batchmaker.engine.option_checks import check_number
-from batchmaker.engine.ticket import Chunk, SequenceBook, Settled, Ticket
+from batchmaker.engine.options import check_number
+from batchmaker.engine.request import Chunk, SequenceBook, Settled, Ticket
 from batchmaker.errors import CancelledError, DeadlineError, OptionError, SequenceError, SequenceLimitError
 from batchmaker.model.sequence_state import KeptState
 from batchmaker.scheduler.deadlines import Deadlines

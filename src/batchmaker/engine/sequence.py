@@ -9,9 +9,9 @@ from types import TracebackType
 from typing import Any, final
 
 from batchmaker.engine.answer import Answer
-from batchmaker.engine.asking import Asking
 from batchmaker.engine.loop import Loop
-from batchmaker.engine.ticket import Chunk, SequenceBook, Ticket
+from batchmaker.engine.request import Chunk, SequenceBook, Ticket
+from batchmaker.engine.submission import Submitter
 from batchmaker.errors import SequenceError, StoppedError
 
 
@@ -26,10 +26,12 @@ class Sequence:
     called. Once the sequence has ended, closed or idle for too long, so do all.
     """
 
-    def __init__(self, book: SequenceBook, loop: Loop, asking: Asking, ticket: Callable[[Any, Any], Ticket]) -> None:
+    def __init__(
+        self, book: SequenceBook, loop: Loop, submitter: Submitter, ticket: Callable[[Any, Any], Ticket]
+    ) -> None:
         self._book = book
         self._loop = loop
-        self._asking = asking
+        self._submitter = submitter
         self._make_ticket = ticket
         self._era = 0
         self._closed = False
@@ -40,7 +42,7 @@ class Sequence:
         SequenceError comes at once where the sequence has ended, and with the answer if it ends before the chunk
         begins.
         """
-        return self._asking.submit(self._ticket(chunk, deadline_ms), stream=stream)
+        return self._submitter.submit(self._ticket(chunk, deadline_ms), stream=stream)
 
     def resume(self) -> None:
         """After a chunk without a result: what is sent from now on goes on from the last one that was answered."""

@@ -71,6 +71,10 @@ def _spans(firsts: Counts, counts: Counts) -> NDArray[np.int64]:
     return spans
 
 
+Drawn = tuple[Template, Given, int]
+"""The template of a request, and where its values are: which of those given, and its place among them."""
+
+
 def gather(templates: Sequence[Template], leaves: Sequence[Sequence[Leaf]]) -> tuple[Given | None, list[int]]:
     """Lay out the values of requests whose templates are of one form. leaves: of each request.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, final
 
 from batchmaker.engine import StepSeen, Ticket
-from batchmaker.engine.service import LatencyHistogram
+from batchmaker.engine.stats import LatencyHistogram
 from batchmaker.errors import DeadlineError, RefusedError
 
 KEPT_S: Final = 61

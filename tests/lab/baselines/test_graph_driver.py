@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import batchmaker as bm
-from batchmaker.engine.driver import StepSeen
+from batchmaker.engine.stats import StepSeen
 from batchmaker.errors import BatchmakerError, CancelledError, DeadlineError, RefusedError
 from batchmaker.lab.baselines import OrlojPolicy, PaddedPolicy, WindowPolicy
 

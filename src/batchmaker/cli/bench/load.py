@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from batchmaker.cli.bench.statistics import whole_steps
 from batchmaker.cli.workload import Workload
-from batchmaker.engine.driver import DriverStats, StepSeen
 from batchmaker.engine.engine import Engine
-from batchmaker.engine.ticket import Ticket
+from batchmaker.engine.request import Ticket
+from batchmaker.engine.stats import DriverStats, StepSeen
 from batchmaker.errors import BatchmakerError
 from batchmaker.lab.baselines.driver import GraphDriver
 from batchmaker.lab.datasets import poisson_arrivals

@@ -10,7 +10,7 @@ from typing import Any, Final, final
 
 from batchmaker import policies
 from batchmaker.cost.profile import CostProfile
-from batchmaker.engine.costs import wants_costs
+from batchmaker.engine.setup import wants_costs
 from batchmaker.lab.simulator.report import summarise
 from batchmaker.lab.simulator.run import SimulatedDevice, simulate
 from batchmaker.lab.simulator.workload import Offered, SimulatedModel, SimulatedRequest, Times

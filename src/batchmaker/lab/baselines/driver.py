@@ -13,8 +13,9 @@ from typing import Any, final
 import torch
 
 from batchmaker.clock import Clock
-from batchmaker.engine.driver import DriverStats, StepSeen, error_of
-from batchmaker.engine.ticket import Settled, Ticket
+from batchmaker.engine.driver import error_of
+from batchmaker.engine.request import Settled, Ticket
+from batchmaker.engine.stats import DriverStats, StepSeen
 from batchmaker.errors import RAISED_BY_USERS, BatchmakerError, CellError, InvalidRequestError, ModelError, said_by
 from batchmaker.lab.baselines.scheduler import BatchFinished, GraphEvent, GraphScheduler, RunBatch, WholeRequestArrived
 from batchmaker.policies.base import GraphPolicy
@@ -128,7 +129,7 @@ class GraphDriver:
 
     # --- work ------------------------------------------------------------------------------------------------------
 
-    def collect(self) -> None:
+    def poll(self) -> None:
         """Nothing to do: workers hand their results over themselves."""
 
     def advance(self, tickets: Sequence[Ticket]) -> None:

@@ -1,16 +1,24 @@
-"""What callers got: answers, failures by kind, deadlines missed, and how long it took."""
+"""What is counted: requests as their callers see them, and steps as they have run."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import add
 from typing import Final, final
 
-from batchmaker.engine.ticket import Ticket
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmaker.engine.request import Ticket
 from batchmaker.errors import DeadlineError, RefusedError
+from batchmaker.executor.base import StepsResult
+from batchmaker.graph.spec import CellType, TypeId
+from batchmaker.scheduler.commands import RunTask
+from batchmaker.scheduler.events import RequestId
 
 _SHORTEST_S: Final = 1e-6
 _PER_DOUBLING: Final = 16
@@ -114,3 +122,83 @@ class ServiceStats:
         if self.with_deadline:
             said += f"; {self.violations} of {self.with_deadline} deadlines missed"
         return said
+
+
+@dataclass(frozen=True, slots=True)
+class StepSeen:
+    """One finished batch as an observer sees it. requests: [batch] who was in it; positions keep their lanes."""
+
+    worker: int
+    cell: str
+    begin_s: float
+    end_s: float
+    requests: tuple[RequestId | None, ...]
+    padded: int
+
+
+@dataclass(slots=True)
+class DriverStats:
+    """Counts since the start. cells: useful rows computed; padded_cells: rows computed, padding included."""
+
+    steps: int = 0
+    cells: int = 0
+    padded_cells: int = 0
+    tasks: int = 0
+    scheduler_s: float = 0.0
+    unfold_s: float = 0.0
+    busy_s: float = 0.0
+
+
+Numbers = NDArray[np.int64]
+OwnersOf = Callable[[Numbers], list[RequestId | None]]
+
+
+@final
+class StepCounts:
+    """Adds steps to the statistics of a driver. owners_of: the requests that nodes belong to."""
+
+    def __init__(self, stats: DriverStats, owners_of: OwnersOf) -> None:
+        self._stats = stats
+        self._owners_of = owners_of
+        self._sizes: dict[TypeId, Numbers] = {}
+        self.observer: Callable[[StepSeen], None] | None = None
+
+    def add(self, task: RunTask, cell: CellType, result: StepsResult, now_s: float) -> None:
+        """Count steps that have run, without the rows that did not, and show them to the observer."""
+        begin, ends = task.begin_of(result.first), task.ends[result.first : result.end]
+        batches = ends.copy()
+        batches[1:] -= ends[:-1]
+        batches[0] -= begin
+        skipped = result.skipped if result.skipped is not None and result.skipped.any() else None
+        if skipped is not None:
+            batches -= np.add.reduceat(skipped.astype(np.int64), ends - batches - begin)
+        padded = self._padded(cell)[batches]
+        stats = self._stats
+        stats.steps += len(batches)
+        stats.cells += int(batches.sum())
+        stats.padded_cells += int(padded.sum())
+        stats.busy_s += result.busy_s
+        if self.observer is not None:
+            nodes = task.nodes[begin : int(ends[-1])]
+            self._show(task, cell, result, nodes if skipped is None else nodes[~skipped], batches, padded, now_s)
+
+    def _padded(self, cell: CellType) -> Numbers:
+        """Return the supported size of each batch, [max_batch + 1]; 0 where there is none."""
+        found = self._sizes.get(cell.type_id)
+        if found is None:
+            batches = np.arange(cell.max_batch + 1)
+            found = self._sizes[cell.type_id] = np.array(cell.batch_sizes)[np.searchsorted(cell.batch_sizes, batches)]
+            found[0] = 0
+        return found
+
+    def _show(
+        self, task: RunTask, cell: CellType, result: StepsResult, nodes: Numbers, batches: Numbers, padded: Numbers,
+        now_s: float,
+    ) -> None:  # fmt: skip
+        """Show the observer each step; of steps that finished together, each is said to have taken an equal share."""
+        assert self.observer is not None
+        position, share_s, begin_s = 0, result.busy_s / len(batches), now_s - result.busy_s
+        for batch, size in zip(batches.tolist(), padded.tolist(), strict=True):
+            owners = tuple(self._owners_of(nodes[position : position + batch]))
+            self.observer(StepSeen(task.worker, cell.name, begin_s, begin_s + share_s, owners, size))
+            position, begin_s = position + batch, begin_s + share_s

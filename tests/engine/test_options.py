@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import batchmaker as bm
-from batchmaker.engine.option_checks import MAX_PRIORITY, check_number, check_whole, checked_priority
+from batchmaker.engine.options import MAX_PRIORITY, check_number, check_whole, checked_priority
 from batchmaker.errors import InvalidRequestError, ModelError, OptionError
 
 BAD: list[tuple[dict[str, Any], str]] = [

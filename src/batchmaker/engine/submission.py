@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Final, Protocol, final
 
 from batchmaker.engine.answer import Answer, Handover, Values
-from batchmaker.engine.ticket import Answers, Ticket
+from batchmaker.engine.request import Answers, Ticket
 from batchmaker.errors import QueueFullError
 
 _SENT_TOGETHER: Final = 256
@@ -95,7 +95,7 @@ class Sending(Handover, Protocol):
 
 
 @final
-class Asking:
+class Submitter:
     """Hands tickets to an engine. send: accepts some. hold: accepts some that wait for `release`. room: bounds them.
 
     The requests of one turn of an event loop are handed over together, at its end: each alone would wake the engine's

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from batchmaker.engine import first_start
+from batchmaker.engine import setup
 
 
 def test_a_long_wait_for_the_compiler_is_explained_while_it_lasts(monkeypatch, caplog):
@@ -22,25 +22,25 @@ def test_a_long_wait_for_the_compiler_is_explained_while_it_lasts(monkeypatch, c
     def slow():
         assert told.wait(60), "nothing was said while the loops were compiled"
 
-    logger = logging.getLogger(first_start.__name__)
+    logger = logging.getLogger(setup.__name__)
     monkeypatch.setattr(logger, "handlers", [Listening()])
     caplog.set_level(logging.INFO, logger.name)
-    monkeypatch.setattr(first_start, "prepare", slow)
-    monkeypatch.setattr(first_start, "_WORTH_TELLING_S", 0.0)
-    first_start.prepare_scheduler()
+    monkeypatch.setattr(setup, "prepare", slow)
+    monkeypatch.setattr(setup, "_WORTH_TELLING_S", 0.0)
+    setup.prepare_scheduler()
     assert "once per installation" in said[0]
 
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_nothing_is_said_after_a_start_that_took_no_time_or_failed(monkeypatch, broken):
     begun = []
-    monkeypatch.setattr(first_start.threading, "Timer", lambda *args: begun.append(Noted()) or begun[-1])
-    monkeypatch.setattr(first_start, "prepare", (lambda: 1 / 0) if broken else lambda: None)
+    monkeypatch.setattr(setup.threading, "Timer", lambda *args: begun.append(Noted()) or begun[-1])
+    monkeypatch.setattr(setup, "prepare", (lambda: 1 / 0) if broken else lambda: None)
     if broken:
         with pytest.raises(ZeroDivisionError):
-            first_start.prepare_scheduler()
+            setup.prepare_scheduler()
     else:
-        first_start.prepare_scheduler()
+        setup.prepare_scheduler()
     assert [timer.said for timer in begun] == [["start", "cancel"]]
 
 
