@@ -177,7 +177,7 @@ def test_what_a_stream_runs_into_is_the_requests_own_error(kind: type[BaseExcept
     with bm.Engine(WaitingSums(), threads=1) as engine:
         ticket = engine._ticket(Ask(3), None, 0, None)
         ticket.on_value = raises
-        error = engine._asking.submit(ticket, stream=False).exception(60)
+        error = engine._submitter.submit(ticket, stream=False).exception(60)
         assert isinstance(error, RequestError)
         assert kind.__name__ in str(error)
         check(Ask(4), engine.submit(Ask(4)))

@@ -26,7 +26,7 @@ def gate() -> Iterator[Gate]:
 
 
 def num_free(engine: bm.Engine) -> int:
-    room = engine._asking._room
+    room = engine._submitter._room
     assert room is not None
     return room._num_free
 
@@ -81,7 +81,7 @@ def test_waiting_for_room_blocks_a_thread_until_another_request_is_answered(gate
         taken = [engine.submit([n]) for n in range(2)]
         assert gate.entered.wait(60)
         later = [pool.submit(engine.submit, [n]) for n in (10, 11, 12)]
-        wait_until(lambda: len(engine._asking._room._freed._waiters) == 3)  # type: ignore[union-attr, attr-defined]
+        wait_until(lambda: len(engine._submitter._room._freed._waiters) == 3)  # type: ignore[union-attr, attr-defined]
         assert not any(one.done() for one in later)
         assert len(engine._loop._unanswered) == 2
         gate.opened.set()
@@ -126,7 +126,7 @@ def test_who_waits_for_room_hears_that_the_engine_is_stopped() -> None:
     with ThreadPoolExecutor(3) as pool:
         later = [pool.submit(engine.submit, 0) for _ in range(2)]
         later.append(pool.submit(engine.map, [0, 0], progress=False))
-        wait_until(lambda: len(engine._asking._room._freed._waiters) == 3)  # type: ignore[union-attr, attr-defined]
+        wait_until(lambda: len(engine._submitter._room._freed._waiters) == 3)  # type: ignore[union-attr, attr-defined]
         engine.stop(drain=False)
         assert all(isinstance(one.exception(60), StoppedError) for one in later)
     assert isinstance(taken.exception(60), CancelledError)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from batchmaker.engine.observers import Span, Timeline, cell_spans, graph_spans
 from batchmaker.engine.stats import StepSeen
+from batchmaker.engine.timeline import Span, Timeline, cell_spans, graph_spans
 
 
 def step(begin, end, *requests):

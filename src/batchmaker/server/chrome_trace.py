@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, final
 
-from batchmaker.engine.observers import cell_spans
 from batchmaker.engine.stats import StepSeen
+from batchmaker.engine.timeline import cell_spans
 
 _MAX_NAMED: Final = 64
 """Requests of a step that are listed by name in the trace."""

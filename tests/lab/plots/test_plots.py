@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from batchmaker.engine.observers import Span
+from batchmaker.engine.timeline import Span
 from batchmaker.errors import DataError
 from batchmaker.lab.plots.pictures import Curve, DrawnLanes, draw_profile, draw_timeline
 

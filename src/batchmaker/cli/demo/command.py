@@ -18,8 +18,8 @@ from batchmaker.cli.bench.report import Result, Setting, add_ratios, result
 from batchmaker.cli.demo.panels import Side, side_by_side
 from batchmaker.cli.workload import Workload, make_workload
 from batchmaker.engine.engine import Engine
-from batchmaker.engine.observers import Span, cell_spans, graph_spans
 from batchmaker.engine.stats import StepSeen
+from batchmaker.engine.timeline import Span, cell_spans, graph_spans
 from batchmaker.executor.cpu import default_threads
 from batchmaker.lab.plots.pictures import DrawnLanes, draw_timeline
 from batchmaker.model.model import Model

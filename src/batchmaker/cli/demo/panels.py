@@ -15,7 +15,7 @@ from rich.text import Text
 from batchmaker.cli.bench.load import Journal
 from batchmaker.cli.bench.statistics import Percentiles, percentiles
 from batchmaker.engine.engine import Engine
-from batchmaker.engine.observers import Timeline
+from batchmaker.engine.timeline import Timeline
 
 COLOURS = ("red", "green", "yellow", "blue", "magenta", "cyan", "bright_red", "bright_green", "bright_blue")
 PANEL_WIDTH = 56

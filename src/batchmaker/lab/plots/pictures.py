@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from batchmaker.engine.observers import Span
+from batchmaker.engine.timeline import Span
 from batchmaker.errors import DataError
 
 INK = "#22252b"
