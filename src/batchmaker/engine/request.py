@@ -14,7 +14,6 @@ from typing import Any, Protocol, final
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from batchmaker.engine.answer import Answer, call_soon, wake_all
 from batchmaker.errors import RAISED_BY_USERS, BatchmakerError, CancelledError, CellError, said_by
@@ -271,7 +270,7 @@ class InFlight:
         self.graphs = [unfolding.graph]
         self.values: dict[tuple[int, int], Any] = {}
         self.ended: dict[int, int] = {}
-        self.gathered: dict[Handle, Tensor] = {}
+        self.gathered: dict[Handle, Any] = {}
         if unfolding.open:
             self.waiting_for = set(unfolding.awaited)
 

@@ -158,7 +158,7 @@ class Results:
                     nodes += [request.shift + handle.node for request in members]
                 readers += [(request, handle) for request in members]
         for table, (nodes, readers) in reads.items():
-            for (request, handle), value in zip(readers, table.read(np.array(nodes)).unbind(0), strict=True):
+            for (request, handle), value in zip(readers, objects(table.read(np.array(nodes))), strict=True):
                 request.gathered[handle] = value
 
     def begin(self, slots: Nodes, at_s: float) -> None:

@@ -108,7 +108,7 @@ class Unfolding:
         """Hand the function what it waited for and run it on. Returns what it was handed."""
         generator = self._generator
         assert generator is not None
-        sent = _resolve(self._yielded, lambda handle: _computed(handle, lookup, scalars=True))
+        sent = _resolve(self._yielded, lambda handle: _computed(handle, lookup))
         self._streamed.append(sent)
         self._yielded = None
         if len(self._streamed) > self._max_yields:  # values already there can be waited for without a new node
@@ -261,7 +261,7 @@ def resolved(structure: Any, lookup: Lookup, rows: Rows) -> Any:
 
     def computed(handle: Handle) -> Any:
         found = rows(handle)
-        return _computed(handle, lookup, scalars=False) if found is None else found
+        return _computed(handle, lookup) if found is None else found
 
     return _resolve(structure, computed)
 
@@ -273,13 +273,12 @@ def _resolve(structure: Any, computed: Callable[[Handle], Any]) -> Any:
     return replaced(structure, (Value, ValueSequence), computed)
 
 
-def _computed(handle: Handle, lookup: Lookup, *, scalars: bool) -> Any:
-    """Return what a handle stands for. scalars: single numbers as Python numbers, else as tensors."""
-    single = handle.spec.shape == ()
+def _computed(handle: Handle, lookup: Lookup) -> Any:
+    """Return what a handle stands for: a tensor, or a Python number where it is a single number."""
     if isinstance(handle, Value):
-        value = lookup(_place(handle), handle.output)
-        return value if scalars or not single else torch.tensor(value, dtype=_dtype(handle.spec.dtype))
+        return lookup(_place(handle), handle.output)
     values = _sequence_values(handle, lookup)
+    single = handle.spec.shape == ()
     return torch.tensor(values, dtype=_dtype(handle.spec.dtype)) if single else torch.stack(values)
 
 
