@@ -21,8 +21,8 @@ from batchmaker.engine.driver import DriverStats, StepSeen
 from batchmaker.engine.engine import Engine
 from batchmaker.engine.ticket import Ticket
 from batchmaker.errors import BatchmakerError
+from batchmaker.lab.baselines.driver import GraphDriver
 from batchmaker.lab.datasets import poisson_arrivals
-from batchmaker.policies.base import GraphPolicy
 
 SWITCH_INTERVAL_S = 5e-4
 """Python's default of 5 ms makes a worker wait that long for the interpreter whenever another thread computes."""
@@ -87,7 +87,7 @@ class Journal:
         self.expected: int | None = None
         self.closed = False
         engine.on_settled = self.note
-        self._graphs = isinstance(engine.policy, GraphPolicy)
+        self._graphs = isinstance(engine.driver, GraphDriver)
         self._observer: Callable[[StepSeen], None] | None = None
         if self._graphs:
             engine.observe(self._see_batch)
