@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,14 @@ from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.frontier import Frontier
 from batchmaker.graph.mini_batch import MiniBatch, merged, unrolled
 from batchmaker.graph.recorder import Recorder
-from batchmaker.graph.spec import CellType
+from batchmaker.graph.spec import CellType, TypeId
 from batchmaker.lab.datasets import Tree, random_trees
 from batchmaker.lab.learners.closed import schedule
-from batchmaker.lab.learners.rules import AgendaRule, DepthRule, Rule, SufficientRule, TableRule
 from batchmaker.policies import CellPolicy, make
+from batchmaker.policies.base import ReadyView
 from batchmaker.policies.learned import CellRow, LearntFrom, PolicyFile
 from batchmaker.policies.learned.encodings import ENCODINGS, State
+from batchmaker.policies.learned.policy import TablePolicy
 
 SIZES = (1, 4096)
 LEARNT = LearntFrom("none", 1, 1, 1, 1, 1, 0, 1.0, 0.0, "none")
@@ -108,20 +109,14 @@ def lattices(count: int, seed: int) -> list[Program]:
     return [of_lattice(words, 20 - i % 5) for i, words in enumerate(chosen)]
 
 
-@pytest.mark.parametrize(
-    ("name", "rule"),
-    [
-        ("depth", DepthRule()),
-        ("agenda", AgendaRule(remaining=False)),
-        ("agenda-remaining", AgendaRule(remaining=True)),
-        ("sufficient", SufficientRule()),
-    ],
-)
+@pytest.mark.parametrize("name", ["depth", "agenda", "agenda-remaining", "sufficient"])
 @pytest.mark.parametrize("seed", range(3))
-def test_trees_take_as_many_batches_in_the_scheduler_as_offline(name: str, rule: Rule, seed: int):
+def test_trees_take_as_many_batches_in_the_scheduler_as_offline(name: str, seed: int):
     programs = list(map(of_tree, random_trees(8, seed=seed, min_leaves=1, max_leaves=25)))
-    offline = schedule(Frontier(closed(programs, TREE)), rule)
-    assert batches_live(make(name), programs, TREE) == len(offline)
+    offline, live = make(name), make(name)
+    assert isinstance(offline, CellPolicy)
+    batches = schedule(Frontier(closed(programs, TREE)), offline)
+    assert batches_live(live, programs, TREE) == len(batches)
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
@@ -133,7 +128,7 @@ def test_a_table_takes_as_many_batches_in_the_scheduler_as_offline(
     known = {state: run for state, run in TABLES[table].items() if max(state) < len(cells)}
     programs = draw(6, 1) if draw else list(map(of_tree, random_trees(6, seed=1, min_leaves=2, max_leaves=20)))
     policy = make(written(tmp_path / "policy.json", cells, known, encoding))
-    offline = schedule(Frontier(closed(programs, cells)), TableRule(encoding, known))
+    offline = schedule(Frontier(closed(programs, cells)), TablePolicy(encoding, known))
     assert batches_live(policy, programs, cells) == len(offline)
 
 
@@ -141,7 +136,7 @@ def test_types_are_known_by_name_in_whatever_order_the_model_uses_them(tmp_path:
     known = TABLES["outputs last"]
     policy = make(written(tmp_path / "policy.json", list(reversed(TREE)), {(0, 1): 1, (1, 0): 1, (0, 2): 2, (2, 0): 2}))
     programs = list(map(of_tree, random_trees(6, seed=2, min_leaves=2, max_leaves=20)))
-    offline = schedule(Frontier(closed(programs, TREE)), TableRule("sort", known))
+    offline = schedule(Frontier(closed(programs, TREE)), TablePolicy("sort", known))
     assert batches_live(policy, programs, TREE) == len(offline)
 
 
@@ -149,13 +144,12 @@ def test_a_cell_that_the_file_does_not_have_is_left_to_the_condition(tmp_path: P
     """As of a model without an example request, whose cells are not known before they are used."""
     known: dict[State, int] = {(0, 1): 1, (1, 0): 1}
 
-    class KnowsTwo(Rule):
-        def choose(self, frontier: Frontier) -> int:
-            others = frontier.ready[2] or frontier.ready[3]
-            return (SufficientRule() if others else TableRule("sort", known)).choose(frontier)
+    class KnowsTwo(TablePolicy):
+        def _learnt(self, view: ReadyView, ready: Sequence[TypeId]) -> TypeId | None:
+            return None if max(ready) > 1 else super()._learnt(view, ready)
 
     programs = lattices(4, 2)
-    offline = schedule(Frontier(closed(programs, LATTICE)), KnowsTwo())
+    offline = schedule(Frontier(closed(programs, LATTICE)), KnowsTwo("sort", known))
     policy = make(written(tmp_path / "policy.json", LATTICE[:2], known))
     assert batches_live(policy, programs, LATTICE) == len(offline)
 

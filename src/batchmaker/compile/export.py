@@ -8,10 +8,10 @@ import logging
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr
-from typing import Any
+from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from batchmaker.compile.causes import cause_of, count_cause
@@ -21,6 +21,7 @@ from batchmaker.graph.spec import ValueSpec
 
 _KINDS = "float32, bfloat16, float16, float64, int64, int32, int16, int8, uint8, bool"
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _KINDS.split(", ")}
+_CHECKS: Final = ("_assert", "_functional_assert", "sym_constrain", "_functional_sym_constrain")
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
@@ -179,6 +180,25 @@ def export_cell(
     with warnings.catch_warnings(), _quiet_torch(), torch.no_grad():
         warnings.simplefilter("ignore")
         return torch.export.export(flat, example_rows(inputs, 3), dynamic_shapes=shapes, strict=False)
+
+
+def without_writes(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """Return the program with operations that write over what they are given written as ones that do not."""
+    if not any(_is_mutable(node) for node in program.graph.nodes):
+        return program
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch copies its own deprecated classes
+        functional: torch.export.ExportedProgram = program.run_decompositions({})
+    return functional
+
+
+def _is_mutable(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and bool(node.target._schema.is_mutable)
+
+
+def is_check(node: fx.Node) -> bool:
+    """Whether the node only looks at a value and raises where it is not as it should be: no result needs it."""
+    return node.op == "call_function" and str(getattr(node.target, "__name__", "")).startswith(_CHECKS)
 
 
 @contextmanager

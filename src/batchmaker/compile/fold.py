@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from batchmaker.compile.concat import part_concatenations
 from batchmaker.compile.dataflow import BATCH, TracedCell, dependencies, extract, is_symbolic, row_spec
 from batchmaker.compile.export import torch_dtype
 from batchmaker.compile.passes.nodes import put_together
+from batchmaker.compile.passes.products import part_products
 from batchmaker.compile.program import compile_program
 
 _aten = torch.ops.aten
@@ -56,7 +56,7 @@ def fold_tokens(cell: TracedCell, limits: Mapping[str, int], fold_bytes: int) ->
         if token.name not in limits or tuple(token.meta["val"].shape[1:]) != ():
             continue
         depends = dependencies(cell.graph)
-        part_concatenations(cell, lambda node: depends[node] - {BATCH} == {token.name})  # noqa: B023
+        part_products(cell, lambda node: depends[node] - {BATCH} == {token.name})  # noqa: B023
         candidates = _frontier(cell, token)
         num_tokens = limits[token.name]
         chosen: list[fx.Node] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor, fx
 from batchmaker.compile.dataflow import TracedCell
 from batchmaker.compile.linear import Activation, Linear
 from batchmaker.compile.passes.fusion import run_in_passes
+from batchmaker.compile.passes.nodes import is_linear
+from batchmaker.compile.passes.products import beside, merge_products, parameters
 from batchmaker.compile.passes.reuse import reuse_memory
 
 _aten = torch.ops.aten
@@ -32,80 +35,32 @@ class Packer:
         self.reuse, self.fuse = reuse, fuse
         self._layers: dict[tuple[Any, ...], Linear] = {}
 
-    def linear(self, weights: list[Tensor], biases: list[Tensor | None], activation: Activation = "none") -> Linear:
+    def linear(
+        self, weights: Sequence[Tensor], biases: Sequence[Tensor | None], activation: Activation = "none"
+    ) -> Linear:
         """Return the layer whose outputs are those of the given ones side by side."""
         key = (tuple(map(id, weights)), tuple(map(id, biases)), activation)
         if key not in self._layers:
-            weight, bias = weights[0], biases[0]
-            if len(weights) > 1:
-                weight, bias = torch.cat(weights), _side_by_side(weights, biases)
-            self._layers[key] = Linear(weight, bias, activation)
+            self._layers[key] = Linear(*beside(weights, biases), activation)
         return self._layers[key]
-
-
-def _side_by_side(weights: list[Tensor], biases: list[Tensor | None]) -> Tensor | None:
-    if all(bias is None for bias in biases):
-        return None
-    pairs = zip(weights, biases, strict=True)
-    return torch.cat([w.new_zeros(w.shape[0]) if b is None else b for w, b in pairs])
 
 
 def lower(cell: TracedCell, packer: Packer) -> None:
     """Replace the linear nodes of a graph in place; nodes over more than two dimensions stay."""
-    readers: dict[fx.Node, list[fx.Node]] = {}
-    for node in cell.graph.nodes:
-        if _is_plain_linear(cell, node):
-            readers.setdefault(node.args[0], []).append(node)
-    for nodes in readers.values():
-        if len(nodes) > 1:
-            _merge(cell, nodes, packer)
-    cell.graph.eliminate_dead_code()
+    merge_products(cell, lambda x, *layers: cell.graph.call_function(packer.linear(*layers), (x,)))
     if packer.fuse:
         run_in_passes(cell)
     for node in list(cell.graph.nodes):
-        if _is_plain_linear(cell, node):
+        if is_linear(cell, node):
             _fuse(cell, node, packer)
     cell.graph.eliminate_dead_code()
     if packer.reuse:
         reuse_memory(cell)
 
 
-def _is_plain_linear(cell: TracedCell, node: fx.Node) -> bool:
-    """Whether the node is a linear layer [n, in] -> [n, out] with constant weights."""
-    if node.target is not _aten.linear.default or cell.value(node.args[1]) is None:
-        return False
-    if len(node.args) > 2 and node.args[2] is not None and cell.value(node.args[2]) is None:
-        return False
-    return bool(node.meta["val"].dim() == 2)
-
-
-def _parameters(cell: TracedCell, node: fx.Node) -> tuple[Tensor, Tensor | None]:
-    weight = cell.value(node.args[1])
-    assert weight is not None
-    return weight, cell.value(node.args[2]) if len(node.args) > 2 else None
-
-
-def _merge(cell: TracedCell, nodes: list[fx.Node], packer: Packer) -> None:
-    """Compute layers that read the same input in one product and slice it."""
-    parameters = [_parameters(cell, node) for node in nodes]
-    layer = packer.linear([weight for weight, _ in parameters], [bias for _, bias in parameters])
-    first = nodes[0]  # in graph order, so it stands before all who read any of them
-    with cell.graph.inserting_before(first):
-        product = cell.graph.call_function(layer, (first.args[0],))
-        value = first.meta["val"]
-        product.meta["val"] = value.new_empty((value.shape[0], sum(weight.shape[0] for weight, _ in parameters)))
-        start = 0
-        for node, (weight, _) in zip(nodes, parameters, strict=True):
-            width = weight.shape[0]
-            part = cell.graph.call_function(torch.narrow, (product, 1, start, width))
-            part.meta = dict(node.meta)
-            node.replace_all_uses_with(part)
-            start += width
-
-
 def _fuse(cell: TracedCell, node: fx.Node, packer: Packer) -> None:
     """Replace a layer, together with the activation or sum that alone reads it."""
-    weight, bias = _parameters(cell, node)
+    weight, bias = parameters(cell, node)
     user = next(iter(node.users))
     alone = len(node.users) == 1
     if alone and user.target in _ACTIVATIONS:

@@ -17,7 +17,7 @@ Program: TypeAlias = Callable[..., tuple[Tensor, ...]]
 # torch.add parses its arguments in 1 us, torch.ops.aten.add.Tensor in 3; both reach the same kernel.
 _DIRECT = frozenset(
     """abs add addmm argmax bmm cat chunk clamp clone cumsum div eq exp gather ge gt index_select layer_norm le log
-    log_softmax logical_and logical_not logical_or lt matmul max maximum mean min minimum mm mul ne neg pow relu
+    log_softmax logical_and logical_not logical_or lt matmul max maximum mean min minimum mm mul narrow ne neg pow relu
     reshape rsqrt rsub select sigmoid softmax split sqrt squeeze stack sub sum tanh tril unbind unsqueeze
     where""".split()  # noqa: SIM905
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
@@ -12,10 +11,10 @@ from torch import Tensor, fx
 from torch.export.graph_signature import InputKind, OutputKind
 
 from batchmaker.compile.dataflow import CannotRewriteError, TracedCell, dependencies, is_symbolic
+from batchmaker.compile.export import is_check, without_writes
 from batchmaker.compile.projected_steps import GRUStep, LSTMStep, RNNStep, gru_rows, lstm_bias, lstm_rows, rnn_bias
 
 _aten = torch.ops.aten
-_CHECKS = ("_assert", "sym_constrain")
 
 
 def lift(program: torch.export.ExportedProgram) -> TracedCell:
@@ -24,10 +23,7 @@ def lift(program: torch.export.ExportedProgram) -> TracedCell:
     Raises CannotRewriteError for programs that change buffers or inputs, that hold nested graphs
     (conditions, loops) or whose control flow waits for a value.
     """
-    if any(_is_mutable(node) for node in program.graph.nodes):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch copies its own deprecated classes
-            program = program.run_decompositions({})
+    program = without_writes(program)
     signature = program.graph_signature
     changed = [spec for spec in signature.output_specs if spec.kind is not OutputKind.USER_OUTPUT]
     if changed:
@@ -40,7 +36,7 @@ def lift(program: torch.export.ExportedProgram) -> TracedCell:
         if node.op == "placeholder" and sources[node.name].kind is not InputKind.USER_INPUT:
             target = sources[node.name].target
             copies[node] = cell.constant(_tensor(tensors.get(str(target)), str(target)))
-        elif node.op == "call_function" and any(mark in str(node.target) for mark in _CHECKS):
+        elif is_check(node):
             continue
         elif _passes_through(node):
             copies[node] = copies[node.args[0]]
@@ -63,10 +59,6 @@ def _tensor(value: Any, name: str) -> Tensor:
     if not isinstance(value, Tensor):
         raise CannotRewriteError(f"it holds {name}, which is no tensor")
     return value.detach()
-
-
-def _is_mutable(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and bool(node.target._schema.is_mutable)
 
 
 def _passes_through(node: fx.Node) -> bool:

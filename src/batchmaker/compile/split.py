@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from torch import Tensor, fx
 
-from batchmaker.compile.concat import part_concatenations
 from batchmaker.compile.dataflow import BATCH, TracedCell, dependencies, extract, is_symbolic, row_spec
 from batchmaker.compile.fold import is_lookup
 from batchmaker.compile.lower import Packer, lower
 from batchmaker.compile.passes.nodes import put_together
+from batchmaker.compile.passes.products import part_products
 from batchmaker.compile.program import Program, compile_program
 from batchmaker.compile.recurrent_cells import LoopedStep, find_looped_step
 from batchmaker.graph.spec import ValueSpec
@@ -48,7 +48,7 @@ def split_cell(cell: TracedCell, num_sequence_inputs: int, packer: Packer) -> Sp
     """
     cell = extract(cell, cell.inputs, cell.outputs)  # a copy to take apart
     sequence = cell.inputs[:num_sequence_inputs]
-    part_concatenations(cell, _needs_only(cell, sequence))
+    part_products(cell, _needs_only(cell, sequence))
     state = cell.inputs[num_sequence_inputs:]
     handed = _handed_over(cell, sequence)
     specs = tuple(row_spec(node, cell.inputs[0]) for node in handed)

@@ -94,6 +94,14 @@ class Frontier:
         self.num_left -= len(nodes)
         return nodes
 
+    def nearest_to_sufficient(self) -> int:
+        """Return the type nearest to the sufficient condition for a best order (Lemma 1): the highest ready /
+        independent. Ties go to the type with more ready nodes and then to the lower type id."""
+        independent = self.independent
+        return max(
+            (len(nodes) / independent[kind], len(nodes), -kind, kind) for kind, nodes in enumerate(self.ready) if nodes
+        )[3]
+
 
 @compiled
 def _met(nodes: Nodes, unmet: Nodes, found: Nodes, first_edge: Nodes, num_edges: Nodes, fed: Nodes) -> int:

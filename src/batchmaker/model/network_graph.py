@@ -12,7 +12,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from batchmaker.compile.export import export_cell
+from batchmaker.compile.export import export_cell, is_check, without_writes
 from batchmaker.compile.forward_signature import signature_of
 from batchmaker.compile.opaque import Opaque
 from batchmaker.errors import ModelError
@@ -20,7 +20,6 @@ from batchmaker.graph.spec import ValueSpec
 
 _SIZE_METHODS: Final = frozenset(("size", "dim", "ndimension", "numel"))
 _SIZE_ATTRIBUTES: Final = frozenset(("shape", "ndim", "device", "dtype"))
-_CHECKS: Final = ("_assert", "sym_constrain")
 
 
 @final
@@ -70,8 +69,7 @@ def trace_modules(module: nn.Module, inputs: tuple[str, ...], leaf: Callable[[nn
     graph = _Tracer(leaf).trace(module, concrete_args=left or None)
     for node in reversed(graph.nodes):
         fixed = node.op == "placeholder" and not any(str(node.target) == name for name in inputs)
-        check = node.op == "call_function" and str(getattr(node.target, "__name__", "")).startswith("_assert")
-        if check or (fixed and not node.users):
+        if is_check(node) or (fixed and not node.users):
             graph.erase_node(node)
     root = fx.GraphModule(module, graph)
     root.graph.eliminate_dead_code()
@@ -106,24 +104,18 @@ def trace_operators(module: nn.Module, specs: tuple[ValueSpec, ...]) -> Traced:
     """Trace with torch.export, for rows of these specs. Raises whatever it raises."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch copies its own deprecated classes
-        program = export_cell(module, specs)
-        if any(map(_writes, program.graph.nodes)):
-            program = program.run_decompositions({})
+        program = without_writes(export_cell(module, specs))
         root = program.module(check_guards=False)
     assert isinstance(root, fx.GraphModule)
     graph = fx.Graph()
     returned: Any = graph.graph_copy(root.graph, {})
     graph.output(pytree.tree_unflatten(list(returned), program.call_spec.out_spec))
     for node in reversed(graph.nodes):
-        if node.op == "call_function" and any(mark in str(node.target) for mark in _CHECKS):
+        if is_check(node):
             graph.erase_node(node)
     clean = fx.GraphModule(root, graph)
     clean.graph.eliminate_dead_code()
     return Traced(clean.graph, clean)
-
-
-def _writes(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and bool(node.target._schema.is_mutable)
 
 
 def is_size(node: fx.Node) -> bool:

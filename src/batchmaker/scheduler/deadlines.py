@@ -23,6 +23,18 @@ class Deadlines(Generic[Key]):
         """The earliest, which may be of a request that has ended; None if there is none."""
         return self._heap[0][0] if self._heap else None
 
+    def next_of(self, living: Container[Key]) -> float | None:
+        """Return the earliest of requests that have not ended, None if there is none. Forgets those before it."""
+        while self._heap and self._heap[0][1] not in living:
+            heapq.heappop(self._heap)
+        return self.next_s
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def __iter__(self) -> Iterator[Key]:
+        return (request for _, request in self._heap)
+
     def add(self, deadline_s: float, request: Key, living: Container[Key], num_living: int) -> None:
         """Remember a deadline. living: the requests that have not ended; most others are forgotten now and then."""
         heapq.heappush(self._heap, (deadline_s, request))

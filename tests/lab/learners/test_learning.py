@@ -16,8 +16,10 @@ from batchmaker.lab.learners.closed import num_batches
 from batchmaker.lab.learners.learning import Samples, learn
 from batchmaker.lab.learners.qlearning import Learner, Settings
 from batchmaker.lab.learners.refining import Refiner
-from batchmaker.lab.learners.rules import AgendaRule, SufficientRule, TableRule
+from batchmaker.policies.agenda import AgendaRemainingPolicy
 from batchmaker.policies.learned.encodings import ENCODINGS
+from batchmaker.policies.learned.policy import TablePolicy
+from batchmaker.policies.sufficient import SufficientPolicy
 
 SHORT = Settings(episodes=100, learners=1, roll_outs=0)
 
@@ -32,18 +34,18 @@ def lattices() -> Samples:
 def test_trees_never_seen_meet_the_lower_bound_with_every_encoding(encoding, batch):
     found = learn(Samples(trees(80, seed=1), batch, seed=0), replace(SHORT, encoding=encoding))
     assert found.ratio == 1.0
-    rule = TableRule(encoding, found.table)
+    policy = TablePolicy(encoding, found.table)
     for seed in range(2, 6):
         counted = merged(trees(batch, seed=seed))
-        assert num_batches(Frontier(counted), rule) == lower_bound(counted)
+        assert num_batches(Frontier(counted), policy) == lower_bound(counted)
 
 
 def test_what_is_learnt_needs_far_fewer_batches_than_the_agenda():
     found = learn(Samples(trees(80, seed=1, kinds=(INNER, OTHER)), 8, seed=0), replace(SHORT, episodes=300))
     others = [Frontier(merged(trees(8, seed=seed, kinds=(INNER, OTHER)))) for seed in range(10, 15)]
     learnt, agenda, condition = (
-        sum(num_batches(frontier, rule) for frontier in others)
-        for rule in (TableRule("sort", found.table), AgendaRule(remaining=True), SufficientRule())
+        sum(num_batches(frontier, policy) for frontier in others)
+        for policy in (TablePolicy("sort", found.table), AgendaRemainingPolicy(), SufficientPolicy())
     )
     assert learnt < 0.8 * agenda
     assert learnt <= 1.02 * condition
@@ -60,7 +62,7 @@ def test_the_best_table_of_all_roll_outs_is_kept(lattices):
     found = learn(lattices, replace(SHORT, learners=2, episodes=60, every=20))
     assert [(out.learner, out.episode) for out in found.curve] == [(i, e) for i in (0, 1) for e in (20, 40, 60)]
     assert found.ratio == min(out.ratio for out in found.curve)
-    assert lattices.ratio(TableRule("sort", found.table)) == found.ratio
+    assert lattices.ratio(TablePolicy("sort", found.table)) == found.ratio
 
 
 def test_progress_counts_the_episodes_of_all_learners(lattices):
@@ -87,9 +89,9 @@ def test_a_value_is_the_sum_of_the_next_n_rewards():
 def test_refining_changes_choices_until_none_helps_and_never_makes_the_samples_worse(lattices):
     rough = learn(lattices, replace(SHORT, episodes=10))
     refiner = Refiner(lattices.to_learn, "sort", rough.table, random.Random(0))
-    before = sum(num_batches(frontier, TableRule("sort", rough.table)) for frontier in lattices.to_learn)
+    before = sum(num_batches(frontier, TablePolicy("sort", rough.table)) for frontier in lattices.to_learn)
     refiner.refine(2000)
-    after = sum(num_batches(frontier, TableRule("sort", refiner.table)) for frontier in lattices.to_learn)
+    after = sum(num_batches(frontier, TablePolicy("sort", refiner.table)) for frontier in lattices.to_learn)
     assert refiner.table.keys() == rough.table.keys()
     assert after < before
     assert refiner.num_roll_outs <= 2000 + 2 * len(lattices.to_learn)
@@ -99,7 +101,7 @@ def test_what_was_refined_is_kept_only_if_it_is_no_worse_on_what_was_held_out(la
     rough, refined = (learn(lattices, replace(SHORT, episodes=25, roll_outs=n)) for n in (0, 500))
     assert refined.ratio <= rough.ratio
     assert refined.curve[-1].learner == 1  # the roll-out after the learners'
-    assert refined.ratio == lattices.ratio(TableRule("sort", refined.table))
+    assert refined.ratio == lattices.ratio(TablePolicy("sort", refined.table))
 
 
 def test_samples_are_of_several_sizes_and_comparisons_of_the_batch_size():
@@ -132,6 +134,6 @@ def test_settings_that_make_no_sense_are_refused(options, says):
 def test_the_papers_own_settings_learn_too(lattices):
     paper = Settings(episodes=150, rate=0.4, every=50, learners=1)
     with_bootstrap = replace(paper, bootstrap=True)
-    depth_first = lattices.ratio(TableRule("sort", {}))
+    depth_first = lattices.ratio(TablePolicy("sort", {}))
     for settings in (paper, with_bootstrap):
         assert 1.0 <= learn(lattices, settings).ratio < 1.5 * depth_first

@@ -58,7 +58,7 @@ def _is_plain(argument: Any) -> bool:
 
 def is_view(node: fx.Node) -> bool:
     """Whether the node only points into its argument's memory, so that it costs nothing, or is a size."""
-    if node.target in (operator.getitem, torch.narrow) or is_symbolic(node):
+    if node.target is operator.getitem or is_symbolic(node):
         return True
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
@@ -110,7 +110,7 @@ def _slice(node: fx.Node) -> tuple[fx.Node, int] | None:
         if len(parts.args) < 3 or parts.args[2] not in (1, -1) or width_of(source) is None:
             return None
         return source, sum(int(part.shape[1]) for part in parts.meta["val"][:index])
-    if node.target in (torch.narrow, _aten.narrow.default, _aten.slice.Tensor):
+    if node.target in (_aten.narrow.default, _aten.slice.Tensor):
         source, dim, start = (*node.args, 0, 0)[:3]
         step = node.args[4] if len(node.args) > 4 else 1
         width = width_of(source)

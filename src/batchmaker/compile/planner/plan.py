@@ -19,9 +19,9 @@ from batchmaker.compile.passes.fusion import can_fuse
 from batchmaker.compile.passes.nodes import is_pointwise
 from batchmaker.compile.passes.open_steps import open_steps
 from batchmaker.compile.passes.pointwise import Pass
+from batchmaker.compile.passes.products import flatten_products, join_products, merge_products, part_products
 from batchmaker.compile.planner.batch_calls import write_batches
 from batchmaker.compile.planner.cell_nodes import Batched, batched, computing
-from batchmaker.compile.planner.products import flatten_products, join_products, merge_products, part_products
 from batchmaker.compile.planner.timing import times_in_turn_s
 from batchmaker.compile.split import Split, compile_whole, split_cell
 

@@ -40,12 +40,10 @@ def fewest_batches(types: Sequence[int], sources: Sequence[Iterable[int]], most_
 
 
 def _by_rule(nodes: MiniBatch) -> list[tuple[int, ...]]:
-    """Return the batches if the type with the largest share of its independent nodes ready always goes first."""
+    """Return the batches if the type nearest to the sufficient condition always goes first."""
     frontier, batches = Frontier(nodes), []
     while frontier.num_left:
-        ready = [kind for kind in range(nodes.num_types) if frontier.ready[kind]]
-        kind = max(ready, key=lambda t: (len(frontier.ready[t]) / frontier.independent[t], len(frontier.ready[t]), -t))
-        batches.append(tuple(sorted(frontier.run(kind))))
+        batches.append(tuple(sorted(frontier.run(frontier.nearest_to_sufficient()))))
     return batches
 
 

@@ -16,6 +16,7 @@ from typing import NewType, final
 from batchmaker.errors import InvariantError
 from batchmaker.policies.base import GraphPolicy
 from batchmaker.scheduler.commands import Fail, FailureKind, Reply
+from batchmaker.scheduler.deadlines import Deadlines
 from batchmaker.scheduler.events import RequestCancelled, RequestId, TimePassed, WorkerId
 
 BatchId = NewType("BatchId", int)
@@ -87,9 +88,8 @@ class GraphScheduler:
         self._idle = [WorkerId(number) for number in range(num_workers)]  # a heap
         self._requests: dict[RequestId, _Request] = {}
         self._batches: dict[BatchId, _Batch] = {}
-        self._deadlines: list[
-            tuple[float, RequestId]
-        ] = []  # a heap; entries of requests that wait no more stay for a while
+        self._waiting: set[RequestId] = set()
+        self._deadlines: Deadlines[RequestId] = Deadlines()
         self._next_batch = 0
         self._now_s = 0.0
 
@@ -119,9 +119,7 @@ class GraphScheduler:
     @property
     def next_deadline_s(self) -> float | None:
         """When the first waiting request is given up."""
-        while self._deadlines and not self._waits(self._deadlines[0][1]):
-            heapq.heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else None
+        return self._deadlines.next_of(self._waiting)
 
     @property
     def next_wakeup_s(self) -> float | None:
@@ -142,6 +140,8 @@ class GraphScheduler:
     def check_invariants(self) -> None:
         """Raise InvariantError unless the books balance. Slow: for tests and after incidents."""
         waiting = [request for request, book in self._requests.items() if book.batch is None]
+        if self._waiting != set(waiting):
+            raise InvariantError(f"requests {sorted(self._waiting)} are said to wait, and {sorted(waiting)} do")
         if len(waiting) != len(self._policy):
             raise InvariantError(f"{len(waiting)} requests wait, the policy holds {len(self._policy)}")
         for request, book in self._requests.items():
@@ -151,26 +151,20 @@ class GraphScheduler:
         if workers != list(range(self._num_workers)):
             raise InvariantError(f"workers idle or busy: {workers}, there are {self._num_workers}")
         if self._give_up_late:
-            listed = {request for _, request in self._deadlines}
             missed = [request for request in waiting if self._requests[request].event.deadline_s is not None]
-            if not listed.issuperset(missed):
+            if not set(self._deadlines).issuperset(missed):
                 raise InvariantError("a waiting request's deadline is not looked at")
 
     # --- events ----------------------------------------------------------------------------------------------
-
-    def _waits(self, request: RequestId) -> bool:
-        return request in self._requests and self._requests[request].batch is None
 
     def _arrived(self, event: WholeRequestArrived) -> None:
         if event.request in self._requests:
             raise InvariantError(f"request {event.request} arrived twice")
         self._requests[event.request] = _Request(event)
+        self._waiting.add(event.request)
         self._policy.add(event.request, event.length, event.at_s, event.deadline_s, event.model, event.priority)
         if event.deadline_s is not None and self._give_up_late:
-            heapq.heappush(self._deadlines, (event.deadline_s, event.request))
-            if len(self._deadlines) > 2 * len(self._requests) + 1024:
-                self._deadlines = [entry for entry in self._deadlines if self._waits(entry[1])]
-                heapq.heapify(self._deadlines)
+            self._deadlines.add(event.deadline_s, event.request, self._waiting, len(self._requests))
 
     def _finished(self, event: BatchFinished, commands: list[GraphCommand]) -> None:
         batch = self._batches.pop(event.batch, None)
@@ -189,14 +183,16 @@ class GraphScheduler:
                 commands.append(Reply(request))
 
     def _expire(self, commands: list[GraphCommand]) -> None:
-        while (deadline_s := self.next_deadline_s) is not None and deadline_s <= self._now_s:
-            request = heapq.heappop(self._deadlines)[1]
+        for deadline_s, request in self._deadlines.passed(self._now_s):
+            if request not in self._waiting:
+                continue
             arrived_s = self._requests[request].event.at_s
             late = f"not begun by its deadline, {deadline_s - arrived_s:.3f} s after it arrived"
             self._fail(request, FailureKind.DEADLINE, late, commands)
 
     def _fail(self, request: RequestId, kind: FailureKind, reason: str, commands: list[GraphCommand]) -> None:
         if self._requests.pop(request).batch is None:
+            self._waiting.discard(request)
             self._policy.discard(request)
         commands.append(Fail(request, kind, reason))
 
@@ -218,6 +214,7 @@ class GraphScheduler:
             self._next_batch += 1
             lengths = tuple(self._requests[request].event.length for request in requests)
             self._batches[run.batch] = _Batch(run, lengths, self._now_s)
+            self._waiting.difference_update(requests)
             for request in requests:
                 self._requests[request].batch = run.batch
             commands.append(run)
@@ -225,7 +222,7 @@ class GraphScheduler:
     def _check_batch(self, chosen: Sequence[int]) -> int:
         """Return the model of a batch, which must be of one model, of waiting requests, and not too large."""
         name = self._policy.name
-        if not all(self._waits(RequestId(number)) for number in chosen) or len(set(chosen)) < len(chosen):
+        if not self._waiting.issuperset(chosen) or len(set(chosen)) < len(chosen):
             raise InvariantError(f"policy {name!r} chose {list(chosen)}; not all of these wait")
         models = {self._requests[RequestId(number)].event.model for number in chosen}
         if len(models) > 1 or len(chosen) > self._policy.max_batch:

@@ -1,4 +1,4 @@
-"""A closed mini-batch computed from beginning to end, to see how many batches a rule needs."""
+"""A closed mini-batch computed from beginning to end, to see how many batches a policy needs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import final
 from batchmaker.errors import InvariantError, OptionError
 from batchmaker.graph.frontier import Frontier
 from batchmaker.graph.mini_batch import MiniBatch
-from batchmaker.lab.learners.rules import Rule, SufficientRule
+from batchmaker.lab.learners.view import ClosedView
+from batchmaker.policies.base import CellPolicy
+from batchmaker.policies.sufficient import SufficientPolicy
 
 
 @final
@@ -20,60 +22,63 @@ class ClosedBatch:
     nodes: tuple[int, ...]
 
 
-def schedule(frontier: Frontier, rule: Rule, max_batch: int | None = None) -> list[ClosedBatch]:
-    """Run a mini-batch from its beginning as the rule chooses and return the batches, in order.
+def schedule(frontier: Frontier, policy: CellPolicy, max_batch: int | None = None) -> list[ClosedBatch]:
+    """Run a mini-batch from its beginning as the policy chooses and return the batches, in order; see `play`."""
+    return play(ClosedView(policy, frontier), max_batch)
+
+
+def play(view: ClosedView, max_batch: int | None = None) -> list[ClosedBatch]:
+    """Run a mini-batch of which nothing has run as the policy chooses and return the batches, in order.
 
     Every batch holds all ready nodes of its type, as in ED-Batch's Algorithm 1, or those of the lowest depth where the
-    rule says so. max_batch: at most so many of them, what became ready first; None for no limit. Raises InvariantError
-    if the rule chooses a type without ready nodes.
+    policy says so. max_batch: at most so many of them, what became ready first; None for no limit. Raises
+    InvariantError if the policy chooses a type without ready nodes.
     """
     if max_batch is not None and max_batch < 1:
         raise OptionError(f"max_batch must be at least 1, got {max_batch}")
-    depths = frontier.mini_batch.depths.tolist() if rule.one_depth else None
-    frontier.reset()
-    rule.begin(frontier.mini_batch)
+    depths = view.depths.of if view.policy.one_depth else None
+    frontier = view.frontier
     batches: list[ClosedBatch] = []
     while frontier.num_left:
-        kind = rule.choose(frontier)
-        ready = frontier.ready[kind]
-        if not ready:
-            raise InvariantError(f"{type(rule).__name__} chose type {kind}, which has no ready node")
-        chosen = None
+        kind = view.choose()
+        ready, chosen = frontier.ready[kind], None
         if depths is not None:
             lowest = min(depths[node] for node in ready)
             chosen = [node for node in ready if depths[node] == lowest][:max_batch]
         elif max_batch is not None and len(ready) > max_batch:
             chosen = ready[:max_batch]
-        nodes = frontier.run(kind, chosen)
-        rule.ran(kind, nodes)
-        batches.append(ClosedBatch(kind, tuple(nodes)))
+        batches.append(ClosedBatch(kind, tuple(view.run(kind, chosen))))
     return batches
 
 
-def num_batches(frontier: Frontier, rule: Rule) -> int:
-    """Return how many batches `schedule` makes, without limit, of a rule that asks for no depth."""
-    frontier.reset()
-    rule.begin(frontier.mini_batch)
-    count = 0
+def num_batches(frontier: Frontier, policy: CellPolicy) -> int:
+    """Return how many batches `schedule` makes, without limit, of a policy that asks for no depth."""
+    view, count = ClosedView(policy, frontier), 0
     while frontier.num_left:
-        kind = rule.choose(frontier)
-        rule.ran(kind, frontier.run(kind))
+        view.run(view.choose())
         count += 1
     return count
 
 
 def schedule_from_sinks(
-    mini_batch: MiniBatch, rule: Rule | None = None, max_batch: int | None = None
+    mini_batch: MiniBatch, policy: CellPolicy | None = None, max_batch: int | None = None
 ) -> list[ClosedBatch]:
-    """Return the batches of a rule that looks at the mini-batch from its sinks, in the order in which they can run.
+    """Return the batches of a policy that looks at the mini-batch from its sinks, in the order in which they can run.
 
-    The rule, SufficientRule unless another is given, schedules the turned mini-batch; its batches are taken from the
-    last to the first. All that a node feeds was in batches before its own there, so here it is in later ones.
+    The policy, `sufficient` unless another is given, schedules the turned mini-batch.
     """
-    turned = schedule(Frontier(mini_batch.turned), rule or SufficientRule(), max_batch)
-    last = len(mini_batch) - 1
+    turned = schedule(Frontier(mini_batch.turned), policy or SufficientPolicy(), max_batch)
+    return turned_back(turned, len(mini_batch))
+
+
+def turned_back(batches: list[ClosedBatch], num_nodes: int) -> list[ClosedBatch]:
+    """Return a turned mini-batch's batches as ones of the mini-batch, from the last to the first.
+
+    All that a node feeds was in batches before its own there, so here it is in later ones.
+    """
+    last = num_nodes - 1
     return [
-        ClosedBatch(batch.type_id, tuple(sorted(last - node for node in batch.nodes))) for batch in reversed(turned)
+        ClosedBatch(batch.type_id, tuple(sorted(last - node for node in batch.nodes))) for batch in reversed(batches)
     ]
 
 

@@ -15,7 +15,8 @@ from batchmaker.graph.mini_batch import MiniBatch, merged
 from batchmaker.lab.learners.closed import num_batches
 from batchmaker.lab.learners.qlearning import Learner, Settings, Table
 from batchmaker.lab.learners.refining import Refiner
-from batchmaker.lab.learners.rules import TableRule
+from batchmaker.policies.base import CellPolicy
+from batchmaker.policies.learned.policy import TablePolicy
 
 TO_LEARN: Final = 32
 """Mini-batches to learn from."""
@@ -73,9 +74,9 @@ class Samples:
         self.held_out = [Frontier(merged(chance.sample(requests, batch))) for _ in range(HELD_OUT)]
         self.bound = sum(lower_bound(frontier.mini_batch) for frontier in self.held_out)
 
-    def ratio(self, rule: TableRule) -> float:
-        """Return batches / lower bound of a rule on the mini-batches held out."""
-        return sum(num_batches(frontier, rule) for frontier in self.held_out) / self.bound
+    def ratio(self, policy: CellPolicy) -> float:
+        """Return batches / lower bound of a policy on the mini-batches held out."""
+        return sum(num_batches(frontier, policy) for frontier in self.held_out) / self.bound
 
 
 def learn(samples: Samples, settings: Settings, progress: Progress | None = None) -> Learnt:
@@ -96,7 +97,7 @@ def learn(samples: Samples, settings: Settings, progress: Progress | None = None
             if episode % settings.every and episode < settings.episodes:
                 continue
             table = learner.table()
-            ratio = samples.ratio(TableRule(settings.encoding, table))
+            ratio = samples.ratio(TablePolicy(settings.encoding, table))
             curve.append(RollOut(number, episode, ratio))
             if ratio < best_ratio:
                 best, best_ratio = table, ratio
@@ -110,7 +111,7 @@ def learn(samples: Samples, settings: Settings, progress: Progress | None = None
         refiner = Refiner(samples.to_learn, settings.encoding, best, chance)
         refiner.refine(settings.roll_outs)
         for table in (refiner.table, refiner.met()):
-            ratio = samples.ratio(TableRule(settings.encoding, table))
+            ratio = samples.ratio(TablePolicy(settings.encoding, table))
             curve.append(RollOut(settings.learners, 0, ratio))
             if ratio <= best_ratio:
                 best, best_ratio = table, ratio

@@ -10,7 +10,6 @@ from typing import Final, final
 
 from batchmaker.graph.frontier import Frontier
 from batchmaker.lab.learners.qlearning import Table
-from batchmaker.lab.learners.rules import nearest_to_sufficient
 from batchmaker.policies.learned.encodings import ENCODINGS, Encoding, State
 
 FEWEST: Final = 3
@@ -94,5 +93,5 @@ class Refiner:
             state = encode([len(nodes) for nodes in frontier.ready])
             choice = table.get(state)
             met.append(state)
-            frontier.run(nearest_to_sufficient(frontier) if choice is None else choice)
+            frontier.run(frontier.nearest_to_sufficient() if choice is None else choice)
         return len(met), Counter(met)

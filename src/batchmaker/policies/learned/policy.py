@@ -2,24 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Final, final
 
 from batchmaker.graph.spec import CellType, TypeId
 from batchmaker.policies.base import CellPolicy, ReadyView
-from batchmaker.policies.learned.encodings import ENCODINGS
+from batchmaker.policies.learned.encodings import ENCODINGS, Encoding, State
 from batchmaker.policies.learned.policy_file import PolicyFile
 from batchmaker.policies.sufficient import full_first, sufficient_order
 
 _NOT_KNOWN: Final = -1
 
 
-@final
-class LearnedPolicy(CellPolicy):
-    """What `batchmaker learn` wrote says which cell runs; where it knows nothing, the sufficient condition does.
+class TablePolicy(CellPolicy):
+    """What a table says of the ready nodes' types runs first; in a state that it does not know, the type nearest to the
+    sufficient condition.
 
     Full batches go first: a table is learnt without a limit to batches and says who should wait to be fewer.
+    encoding: of states, whose numbers are type ids. max_steps: steps per task; 1 looks at the state before every batch,
+    as in learning.
+    """
+
+    name = "table"
+    needs_frontiers: ClassVar[bool] = True
+    node_by_node: ClassVar[bool] = True
+    urgent_first: ClassVar[bool] = True
+
+    def __init__(self, encoding: Encoding, table: Mapping[State, int], max_steps: int = 1) -> None:
+        super().__init__(max_steps)
+        self._encode = ENCODINGS[encoding]
+        self._table = table
+
+    def rank(self, view: ReadyView) -> Sequence[TypeId]:
+        ready = view.ready
+        if len(ready) < 2:
+            return ready
+        first = self._learnt(view, ready)
+        if first is None:
+            return full_first(view, sufficient_order(view))
+        return full_first(view, [first, *(type_id for type_id in ready if type_id != first)])
+
+    def _learnt(self, view: ReadyView, ready: Sequence[TypeId]) -> TypeId | None:
+        """Return what the table says, None if it does not know the state."""
+        counts = [0] * len(view.cells)
+        for type_id in ready:
+            counts[type_id] = view.num_ready(type_id)
+        run = self._table.get(self._encode(counts))
+        return None if run is None else TypeId(run)
+
+
+@final
+class LearnedPolicy(TablePolicy):
+    """What `batchmaker learn` wrote says which cell runs; where it knows nothing, the sufficient condition does.
 
     file: the policy. max_steps: steps per task; 1 looks at the state before every batch, as in learning. Requests that
     come and go change how many nodes are ready, which is all that a state is made of. In a state that was not met in
@@ -28,14 +63,10 @@ class LearnedPolicy(CellPolicy):
     """
 
     name = "learned"
-    needs_frontiers: ClassVar[bool] = True
-    node_by_node: ClassVar[bool] = True
-    urgent_first: ClassVar[bool] = True
 
     def __init__(self, file: str, max_steps: int = 1) -> None:
-        super().__init__(max_steps)
         self._file = PolicyFile.read(Path(file))
-        self._encode = ENCODINGS[self._file.encoding]
+        super().__init__(self._file.encoding, self._file.table, max_steps)
         self._number = {cell.name: number for number, cell in enumerate(self._file.cells)}
         self._of_type: list[int] = []  # position in the file of each live type
         self._types: list[TypeId] = [TypeId(_NOT_KNOWN)] * len(self._number)  # and back
@@ -49,27 +80,17 @@ class LearnedPolicy(CellPolicy):
         """PolicyFileError if some of these cells are not of the model that the policy was learnt for."""
         self._file.check_cells(cells)
 
-    def rank(self, view: ReadyView) -> Sequence[TypeId]:
-        ready = view.ready
-        if len(ready) < 2:
-            return ready
-        return full_first(view, self._learnt_order(view, ready))
-
-    def _learnt_order(self, view: ReadyView, ready: Sequence[TypeId]) -> Sequence[TypeId]:
-        """Return what the table says first, then the others; without it, the order of the sufficient condition."""
+    def _learnt(self, view: ReadyView, ready: Sequence[TypeId]) -> TypeId | None:
         if len(self._of_type) < len(view.cells):
             self._meet(view.cells)
         counts = [0] * len(self._types)
         for type_id in ready:
             number = self._of_type[type_id]
             if number == _NOT_KNOWN:
-                return sufficient_order(view)
+                return None
             counts[number] = view.num_ready(type_id)
-        run = self._file.table.get(self._encode(counts))
-        if run is None:
-            return sufficient_order(view)
-        first = self._types[run]
-        return [first, *(type_id for type_id in ready if type_id != first)]
+        run = self._table.get(self._encode(counts))
+        return None if run is None else self._types[run]
 
     def _meet(self, cells: Sequence[CellType]) -> None:
         for cell in cells[len(self._of_type) :]:

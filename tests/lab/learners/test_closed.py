@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,17 +13,22 @@ from batchmaker.errors import InvariantError, OptionError
 from batchmaker.graph.bound import lower_bound
 from batchmaker.graph.frontier import Frontier
 from batchmaker.graph.mini_batch import MiniBatch, merged, mini_batch
+from batchmaker.graph.spec import TypeId
 from batchmaker.lab.learners.closed import ClosedBatch, check_schedule, num_batches, schedule, schedule_from_sinks
 from batchmaker.lab.learners.comparison import compare
-from batchmaker.lab.learners.rules import AgendaRule, DepthRule, Rule, SufficientRule, TableRule
+from batchmaker.policies.agenda import AgendaPolicy, AgendaRemainingPolicy
+from batchmaker.policies.base import CellPolicy, ReadyView
+from batchmaker.policies.depth import DepthPolicy
 from batchmaker.policies.learned.encodings import encode_base, encode_max, encode_sort
+from batchmaker.policies.learned.policy import TablePolicy
+from batchmaker.policies.sufficient import SufficientPolicy
 
-RULES = {
-    "depth": DepthRule(),
-    "agenda": AgendaRule(remaining=False),
-    "agenda-remaining": AgendaRule(remaining=True),
-    "sufficient": SufficientRule(),
-    "table": TableRule("sort", {(0, 1): 1, (1, 0): 0, (3, 0): 0}),
+POLICIES = {
+    "depth": DepthPolicy(),
+    "agenda": AgendaPolicy(),
+    "agenda-remaining": AgendaRemainingPolicy(),
+    "sufficient": SufficientPolicy(),
+    "table": TablePolicy("sort", {(0, 1): 1, (1, 0): 0, (3, 0): 0}),
 }
 
 
@@ -49,17 +56,17 @@ def kinds(batches: list[ClosedBatch]) -> str:
 
 def test_the_papers_tree_needs_its_outputs_once_and_only_the_condition_and_what_is_learnt_know_it(parse_tree):
     frontier = Frontier(parse_tree)
-    machine = TableRule("base", {(0,): 0, (0, 1): 0, (1,): 1, (2,): 2})  # Figure 2(a)
+    machine = TablePolicy("base", {(0,): 0, (0, 1): 0, (1,): 1, (2,): 2})  # Figure 2(a)
     assert lower_bound(parse_tree) == 7
     assert kinds(schedule(frontier, machine)) == "IIIIIOR"
-    assert kinds(schedule(frontier, SufficientRule())) == "IIIIIOR"
+    assert kinds(schedule(frontier, SufficientPolicy())) == "IIIIIOR"
     assert kinds(schedule_from_sinks(parse_tree)) == "IIIIIOR"
     # one batch for each depth and type: outputs at depths 1 to 5
-    assert kinds(schedule(frontier, DepthRule())) == "IIOIOIOIOOR"
+    assert kinds(schedule(frontier, DepthPolicy())) == "IIOIOIOIOOR"
     # I at 1.0 on average, O at 2.0: the first batches are right, since all of I lies lower
-    assert kinds(schedule(frontier, AgendaRule(remaining=False))) == "IIIIIOR"
+    assert kinds(schedule(frontier, AgendaPolicy())) == "IIIIIOR"
     # after the first I, those left are at 2.5 and O still at 2.0: an extra batch; the last I, at 4.0, is passed by too
-    assert kinds(schedule(frontier, AgendaRule(remaining=True))) == "IOIIIOIOR"
+    assert kinds(schedule(frontier, AgendaRemainingPolicy())) == "IOIIIOIOR"
 
 
 def test_states_are_what_the_paper_says_with_ties_to_the_lower_id():
@@ -72,18 +79,18 @@ def test_states_are_what_the_paper_says_with_ties_to_the_lower_id():
 def test_depth_makes_one_batch_for_each_depth_and_type():
     requests = merged(trees(6, seed=1))
     expected = len(set(zip(requests.depths.tolist(), requests.types.tolist(), strict=True)))
-    assert len(schedule(Frontier(requests), DepthRule())) == expected
+    assert len(schedule(Frontier(requests), DepthPolicy())) == expected
 
 
-@given(mini_batches(), st.sampled_from(sorted(RULES)), st.none() | st.integers(1, 4))
-def test_every_rule_computes_each_node_once_after_its_sources(given_batch, name, max_batch):
+@given(mini_batches(), st.sampled_from(sorted(POLICIES)), st.none() | st.integers(1, 4))
+def test_every_policy_computes_each_node_once_after_its_sources(given_batch, name, max_batch):
     frontier = Frontier(given_batch)
-    batches = schedule(frontier, RULES[name], max_batch)
+    batches = schedule(frontier, POLICIES[name], max_batch)
     check_schedule(given_batch, batches)
     assert len(batches) >= lower_bound(given_batch, max_batch)
     assert max_batch is None or max(len(batch.nodes) for batch in batches) <= max_batch
     if max_batch is None and name != "depth":
-        assert num_batches(frontier, RULES[name]) == len(batches)
+        assert num_batches(frontier, POLICIES[name]) == len(batches)
 
 
 @given(mini_batches(), st.none() | st.integers(1, 4))
@@ -97,20 +104,48 @@ def test_a_schedule_found_from_the_sinks_can_run_forwards(given_batch, max_batch
 def test_a_state_that_a_table_does_not_know_is_left_to_the_condition(given_batch, states):
     """A table that knows some states runs the rest as if it knew nothing."""
     known = {state: state[0] for state in states if sorted(set(state)) == sorted(state)}
-    rule, empty = TableRule("sort", known), TableRule("sort", {})
-    assert schedule(Frontier(given_batch), empty) == schedule(Frontier(given_batch), SufficientRule())
-    check_schedule(given_batch, schedule(Frontier(given_batch), rule))
+    policy, empty = TablePolicy("sort", known), TablePolicy("sort", {})
+    assert schedule(Frontier(given_batch), empty) == schedule(Frontier(given_batch), SufficientPolicy())
+    check_schedule(given_batch, schedule(Frontier(given_batch), policy))
 
 
-def test_a_rule_that_chooses_what_is_not_ready_is_a_defect():
-    class Wrong(Rule):
-        def choose(self, frontier: Frontier) -> int:
-            return 1
+def test_a_policy_that_chooses_what_is_not_ready_is_a_defect():
+    class Wrong(CellPolicy):
+        name = "wrong"
 
-    with pytest.raises(InvariantError, match="chose type 1, which has no ready node"):
+        def rank(self, view: ReadyView) -> Sequence[TypeId]:
+            return [TypeId(1)]
+
+    with pytest.raises(InvariantError, match="'wrong' chose type 1, which has no ready node"):
         schedule(Frontier(mini_batch([0, 1], [[], [0]], 2)), Wrong())
     with pytest.raises(OptionError, match="max_batch must be at least 1, got 0"):
-        schedule(Frontier(mini_batch([0], [[]], 1)), SufficientRule(), 0)
+        schedule(Frontier(mini_batch([0], [[]], 1)), SufficientPolicy(), 0)
+
+
+def test_a_policy_that_looks_at_requests_is_refused():
+    class Curious(CellPolicy):
+        name = "curious"
+
+        def __init__(self, read: Callable[[ReadyView], object]) -> None:
+            super().__init__()
+            self._read = read
+
+        def rank(self, view: ReadyView) -> Sequence[TypeId]:
+            self._read(view)
+            return view.ready
+
+    frontier = Frontier(mini_batch([0], [[]], 1))
+    with pytest.raises(OptionError, match="'curious' looks at requests, and a closed mini-batch has only nodes"):
+        schedule(frontier, Curious(lambda view: view.requests))
+    with pytest.raises(InvariantError, match="'curious' reads depths and does not declare needs_depth"):
+        schedule(frontier, Curious(lambda view: view.depths))
+    seen: list[object] = []
+
+    def look(view: ReadyView) -> None:
+        seen.append((view.num_waiting, len(view.waiting(1)), view.num_running(TypeId(0)), view.now_s))
+
+    assert len(schedule(frontier, Curious(look))) == 1
+    assert seen == [(0, 0, 0, 0.0)]
 
 
 @pytest.mark.parametrize(
