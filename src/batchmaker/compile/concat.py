@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
-from batchmaker.compile.dataflow import TracedCell
+from batchmaker.compile.dataflow import TracedCell, TracedValue
 
 _aten = torch.ops.aten
 
@@ -62,6 +62,6 @@ def _part(cell: TracedCell, node: fx.Node, parts: list[fx.Node], early: list[fx.
     node.replace_all_uses_with(total)
 
 
-def _like(node: fx.Node, width: int) -> Tensor:
-    value: Tensor = node.meta["val"]
-    return value.new_empty((value.shape[0], width))
+def _like(node: fx.Node, width: int) -> TracedValue:
+    value: TracedValue = node.meta["val"]
+    return value.like(value.shape[0], width)

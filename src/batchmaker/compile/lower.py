@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from batchmaker.compile.dataflow import TracedCell
+from batchmaker.compile.dataflow import TracedCell, TracedValue
 from batchmaker.compile.linear import Activation, Linear
 from batchmaker.compile.passes.fusion import run_in_passes
 from batchmaker.compile.passes.reuse import reuse_memory
@@ -93,7 +93,7 @@ def _merge(cell: TracedCell, nodes: list[fx.Node], packer: Packer) -> None:
     with cell.graph.inserting_before(first):
         product = cell.graph.call_function(layer, (first.args[0],))
         value = first.meta["val"]
-        product.meta["val"] = value.new_empty((value.shape[0], sum(weight.shape[0] for weight, _ in parameters)))
+        product.meta["val"] = value.like(value.shape[0], sum(weight.shape[0] for weight, _ in parameters))
         start = 0
         for node, (weight, _) in zip(nodes, parameters, strict=True):
             width = weight.shape[0]
@@ -125,7 +125,7 @@ def _other_summand(node: fx.Node, user: fx.Node) -> fx.Node | None:
     if not isinstance(other, fx.Node) or other is node or other.op == "get_attr":
         return None
     mine, theirs = node.meta["val"], other.meta.get("val")
-    if not isinstance(theirs, Tensor) or theirs.dtype is not mine.dtype or theirs.shape != mine.shape:
+    if not isinstance(theirs, TracedValue) or theirs.dtype is not mine.dtype or theirs.shape != mine.shape:
         return None
     return other
 
