@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,11 +12,12 @@ from contextlib import contextmanager
 def collector_paused() -> Iterator[None]:
     """Keep the collector from looking while modules are imported, and at what they made for good: a million objects and
     no garbage. It would look at all of them again and again, in a sixth of the time that importing torch takes."""
-    was_on = gc.isenabled()
+    was_on, known = gc.isenabled(), len(sys.modules)
     gc.disable()
     try:
         yield
     finally:
-        gc.freeze()
+        if len(sys.modules) > known:
+            gc.freeze()
         if was_on:
             gc.enable()
