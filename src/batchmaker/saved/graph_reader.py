@@ -60,7 +60,7 @@ def read_graph(
             raise UnknownGraphError(f"schema {raw['schema_version']}")
         if raw["opset_version"] != {"aten": torch._C._get_max_operator_version()}:
             raise UnknownGraphError(f"operators {raw['opset_version']}")
-        reader = _Reader(raw["graph_module"], weights, constants)
+        reader = _GraphReader(raw["graph_module"], weights, constants)
         reader.read()
         (call,) = raw["graph_module"]["module_call_graph"]
         program = ReadProgram(
@@ -78,7 +78,7 @@ def read_graph(
 
 
 @final
-class _Reader:
+class _GraphReader:
     """Makes the graph node by node. module: the schema's GraphModule."""
 
     def __init__(self, module: Any, weights: Mapping[str, Tensor], constants: Mapping[str, Tensor]) -> None:
