@@ -7,11 +7,13 @@ from collections.abc import Callable
 from functools import cache, partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar, final
 
 import numpy as np
 from numba import config as _config
 from numba import njit
+from numba.core.caching import FunctionCache
+from numba.core.runtime.nrt import rtsys
 from numba.extending import is_jitted
 from numpy.typing import NDArray
 
@@ -88,15 +90,29 @@ def _directory() -> str:
     return directory_of(Path(__file__).parent, config.CACHE_DIR)
 
 
+@final
+class _KeptCode(FunctionCache):
+    """numba's store of machine code. It loads without what is needed to compile, all that numba knows of Python and
+    NumPy, which takes as long as loading all loops; numba makes that ready by itself before it compiles."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Return what is kept for a signature, None if there is nothing."""
+        rtsys.initialize(target_context)
+        with self._guard_against_spurious_io_errors():
+            return self._load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+
+
 def _compiled(loop: Callable[P, R], options: dict[str, Any]) -> Callable[P, R]:
-    kept_in = _directory()
-    before, config.CACHE_DIR = config.CACHE_DIR, kept_in  # looked at while a function is decorated
-    try:
-        return _typed(partial(njit, cache=True, **options)(), loop)
-    except RuntimeError:  # nowhere to keep what was compiled
-        return _typed(partial(njit, **options)(), loop)
-    finally:
-        config.CACHE_DIR = before
+    made = _typed(partial(njit, **options)(), loop)
+    if is_compiled(made):
+        before, config.CACHE_DIR = config.CACHE_DIR, _directory()  # looked at while the store is made
+        try:
+            made._cache = _KeptCode(loop)  # type: ignore[attr-defined, no-untyped-call]
+        except RuntimeError:  # nowhere to keep what is compiled
+            pass
+        finally:
+            config.CACHE_DIR = before
+    return made
 
 
 def _typed(decorate: Callable[..., Callable[P, R]], loop: Callable[P, R]) -> Callable[P, R]:

@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import batchmaker
+from batchmaker.cli.importing import collector_paused
 from batchmaker.errors import BatchmakerError
 
 
@@ -74,7 +75,8 @@ class _Commands(TyperGroup):
             return None
         if self._listing:
             return TyperCommand(cmd_name, help=place.short, rich_markup_mode="rich")
-        module = importlib.import_module(f"batchmaker.cli.{place.module}")
+        with collector_paused():
+            module = importlib.import_module(f"batchmaker.cli.{place.module}")
         one = typer.Typer(rich_markup_mode="rich", add_completion=False, pretty_exceptions_enable=False)
         one.command(name=cmd_name, context_settings=_HELP)(getattr(module, place.function))
         return typer.main.get_command(one)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import inspect
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 
 from batchmaker.errors import DataError, OptionError
 from batchmaker.lab import zoo
 from batchmaker.model.model import Model
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 WIDTH = 120
 """Columns of tables that go to a file or a pipe."""
@@ -62,12 +64,16 @@ def check_writable(path: Path | None) -> None:
 
 def out() -> Console:
     """The console for results. Made anew so that it follows whatever standard output is now."""
+    from rich.console import Console  # which a server never needs
+
     console = Console()
     return console if console.is_terminal else Console(width=WIDTH)
 
 
 def err() -> Console:
     """The console for progress and messages."""
+    from rich.console import Console  # see out
+
     return Console(stderr=True)
 
 

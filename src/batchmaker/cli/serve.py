@@ -9,6 +9,7 @@ import msgspec
 import typer
 
 from batchmaker.cli import options
+from batchmaker.cli.importing import collector_paused
 from batchmaker.cli.learn.intended import warn_of_another_model
 from batchmaker.errors import OptionError
 from batchmaker.lab.zoo import MODELS
@@ -88,8 +89,9 @@ def serve(
 
     curl -N localhost:8000/v2/models/translator/generate_stream -d '{"source": [3, 4, 5]}'
     """
-    from batchmaker.server import Config, read_config
-    from batchmaker.server import serve as run_server
+    with collector_paused():
+        from batchmaker.server import Config, read_config
+        from batchmaker.server import serve as run_server
 
     engine = _given(policy=policy, threads=threads, workers=workers, device=device)
     limits = _given(

@@ -19,6 +19,7 @@ from batchmaker.compile.loops import ChainLoop, chain_loop
 from batchmaker.compile.lower import Packer
 from batchmaker.compile.opaque import Opaque, proved_outputs
 from batchmaker.compile.program import Program
+from batchmaker.compile.programs import AnyProgram, ReadProgram, module_of, prove_values
 from batchmaker.compile.recurrent_cells import Recurrence, find_recurrence
 from batchmaker.compile.rewrite import cut_recurrent_cells, fold_constants, lift, token_limits
 from batchmaker.compile.split import Split, compile_whole, split_cell
@@ -57,7 +58,7 @@ Planner = Callable[[TracedCell], Planned]
 
 
 def bind(
-    module: nn.Module | torch.export.ExportedProgram,
+    module: nn.Module | AnyProgram,
     inputs: tuple[ValueSpec, ...],
     *,
     name: str,
@@ -75,17 +76,15 @@ def bind(
     ShapeError; a module that cannot be traced is not an error, `notes` say so.
     """
     where = f"cell {name!r}"
-    if isinstance(module, torch.export.ExportedProgram):
-        runnable: nn.Module = module.module(check_guards=False)
-    else:
-        runnable = flat_module(module)
-    if isinstance(runnable, Opaque):
+    runnable = flat_module(module) if isinstance(module, nn.Module) else module_of(module)
+    if isinstance(module, ReadProgram):
+        outputs = prove_values(module, inputs, where)
+    elif isinstance(runnable, Opaque):
         outputs = proved_outputs(runnable, inputs, where)
     else:
         outputs = infer_outputs(runnable, inputs, where)
     try:
-        program = module if isinstance(module, torch.export.ExportedProgram) else traced(runnable, inputs)
-        graph = lift(program)
+        graph = lift(traced(runnable, inputs) if isinstance(module, nn.Module) else module)
     except CannotRewriteError as error:
         notes: tuple[str, ...] = (f"left as it is: {error}",)
         itself = module if isinstance(module, nn.Module) else runnable

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, final
 
 import torch
 from torch import Tensor, fx
@@ -23,6 +24,58 @@ class CannotRewriteError(Exception):
 
 
 _numbers = itertools.count()
+_MULTIPLE: Final = re.compile(r"(?:(\d+)\*)?s\d+", re.ASCII)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TracedSize:
+    """A number worked out from the batch size, such as "s77" or "3*s77". Equal texts are equal numbers."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def factor(self) -> int | None:
+        """How many batch sizes it is; None where it is no multiple."""
+        found = _MULTIPLE.fullmatch(self.text)
+        return None if found is None else int(found[1] or 1)
+
+    def at(self, num_rows: int) -> int | None:
+        """Return the number for so many rows, None where it is no multiple of them."""
+        return None if self.factor is None else self.factor * num_rows
+
+    def __mul__(self, times: int) -> TracedSize:
+        symbol = self.text.rpartition("*")[2]
+        return TracedSize(f"({self.text})*{times}" if self.factor is None else f"{self.factor * times}*{symbol}")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TracedValue:
+    """Shape and dtype of a tensor in a graph, in `meta["val"]` of its node. Sizes are integers, or follow the batch."""
+
+    shape: tuple[int | TracedSize, ...]
+    dtype: torch.dtype
+
+    def dim(self) -> int:
+        """Return the number of dimensions."""
+        return len(self.shape)
+
+    def like(self, *shape: int | TracedSize) -> TracedValue:
+        """Return a value of this dtype with another shape."""
+        return TracedValue(shape, self.dtype)
+
+
+def traced_value(value: Any) -> Any:
+    """Return what torch traced a node with as our own: tensors, sizes, and lists of them; None for anything else."""
+    if isinstance(value, Tensor):
+        return TracedValue(tuple([s if isinstance(s, int) else TracedSize(str(s)) for s in value.shape]), value.dtype)
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return TracedSize(str(value))
+    return tuple(map(traced_value, value)) if isinstance(value, list | tuple) else None
 
 
 @dataclass(slots=True)
@@ -68,7 +121,7 @@ class TracedCell:
 
 def is_symbolic(node: fx.Node) -> bool:
     """Whether the node's value is a number worked out from the batch size."""
-    return isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool)
+    return isinstance(node.meta.get("val"), TracedSize)
 
 
 def dependencies(graph: fx.Graph) -> dict[fx.Node, frozenset[str]]:
@@ -90,7 +143,7 @@ def row_spec(node: fx.Node, where: fx.Node) -> ValueSpec:
     Raises CannotRewriteError if the value has no batch dimension.
     """
     value, batch = node.meta.get("val"), where.meta["val"]
-    if not isinstance(value, Tensor) or value.dim() == 0 or str(value.shape[0]) != str(batch.shape[0]):
+    if not isinstance(value, TracedValue) or value.dim() == 0 or value.shape[0] != batch.shape[0]:
         raise CannotRewriteError(f"{node.name} has no row per node")
     if not all(isinstance(size, int) for size in value.shape[1:]):
         raise CannotRewriteError(f"the rows of {node.name} change shape with the batch")

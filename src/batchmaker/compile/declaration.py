@@ -92,8 +92,11 @@ def declared_by(program: torch.export.ExportedProgram, declared: Declared | None
             raise ModelError("a program that is a cell takes and gives batches of rows only")
         sides.append(tuple(spec_of_rows(tensor) for tensor in tensors if isinstance(tensor, torch.Tensor)))
     found = Declared(*sides)
-    if declared is None:
-        return found
+    return found if declared is None else agreed(found, declared)
+
+
+def agreed(found: Declared, declared: Declared) -> Declared:
+    """Return what was declared of a program; ShapeError if its rows are others."""
     for kind, had, want in (("inputs", found.inputs, declared.inputs), ("outputs", found.outputs, declared.outputs)):
         if [spec.row_signature for spec in had] != [spec.row_signature for spec in want]:
             raise ShapeError(

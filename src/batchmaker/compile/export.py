@@ -6,9 +6,9 @@ import inspect
 import io
 import logging
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, fx, nn
@@ -43,7 +43,19 @@ def float_dtype(module: nn.Module) -> str:
     return next((dtype_name(weight) for weight in module.parameters() if weight.dtype.is_floating_point), "float32")
 
 
-def spec_of_rows(batch: Tensor) -> ValueSpec:
+class Rows(Protocol):
+    """What has the shape and dtype of a batch: a tensor, or what stands for one in a graph."""
+
+    @property
+    def shape(self) -> Sequence[Any]:
+        """Sizes, dimension 0 first."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Kind of its elements."""
+
+
+def spec_of_rows(batch: Rows) -> ValueSpec:
     """Return the spec of one row of a batch [n, *shape]."""
     name = _NAMES.get(batch.dtype)
     if name is None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from batchmaker.compile.dataflow import TracedCell
+from batchmaker.compile.dataflow import TracedCell, TracedValue
 from batchmaker.compile.linear import Activation, Linear
 from batchmaker.compile.passes.fusion import run_in_passes
 from batchmaker.compile.passes.nodes import is_linear
@@ -80,7 +80,7 @@ def _other_summand(node: fx.Node, user: fx.Node) -> fx.Node | None:
     if not isinstance(other, fx.Node) or other is node or other.op == "get_attr":
         return None
     mine, theirs = node.meta["val"], other.meta.get("val")
-    if not isinstance(theirs, Tensor) or theirs.dtype is not mine.dtype or theirs.shape != mine.shape:
+    if not isinstance(theirs, TracedValue) or theirs.dtype is not mine.dtype or theirs.shape != mine.shape:
         return None
     return other
 

@@ -10,19 +10,42 @@ import torch
 from torch import Tensor, fx
 from torch.export.graph_signature import InputKind, OutputKind
 
-from batchmaker.compile.dataflow import CannotRewriteError, TracedCell, dependencies, is_symbolic
+from batchmaker.compile.dataflow import CannotRewriteError, TracedCell, dependencies, is_symbolic, traced_value
 from batchmaker.compile.export import is_check, without_writes
+from batchmaker.compile.programs import AnyProgram, ReadProgram
 from batchmaker.compile.projected_steps import GRUStep, LSTMStep, RNNStep, gru_rows, lstm_bias, lstm_rows, rnn_bias
 
 _aten = torch.ops.aten
 
 
-def lift(program: torch.export.ExportedProgram) -> TracedCell:
+def lift(program: AnyProgram) -> TracedCell:
     """Return the program's graph with parameters and buffers as constants, without its checks and dropouts.
 
     Raises CannotRewriteError for programs that change buffers or inputs, that hold nested graphs
     (conditions, loops) or whose control flow waits for a value.
     """
+    source = program if isinstance(program, ReadProgram) else _read(program)
+    cell = TracedCell(fx.Graph())
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in source.graph.nodes:
+        if node in source.weights:
+            copies[node] = cell.constant(source.weights[node])
+        elif is_check(node):
+            continue
+        elif _passes_through(node):
+            copies[node] = copies[node.args[0]]
+        else:
+            _refuse(node)
+            copies[node] = cell.graph.node_copy(node, lambda read: copies[read])
+    cell.graph.eliminate_dead_code()
+    for node in cell.graph.nodes:
+        if node.target is _aten.sym_size.int and node.meta["val"] != cell.inputs[0].meta["val"].shape[0]:
+            raise CannotRewriteError(f"{node.name} is a size that is not the batch size")
+    return cell
+
+
+def _read(program: torch.export.ExportedProgram) -> ReadProgram:
+    """Return an exported program as one whose calls change nothing, with its weights, and our own notes of values."""
     program = without_writes(program)
     signature = program.graph_signature
     changed = [spec for spec in signature.output_specs if spec.kind is not OutputKind.USER_OUTPUT]
@@ -30,29 +53,15 @@ def lift(program: torch.export.ExportedProgram) -> TracedCell:
         raise CannotRewriteError(f"it changes {changed[0].target or 'its inputs'} when it runs")
     sources = {spec.arg.name: spec for spec in signature.input_specs}
     tensors: dict[str, Any] = {**program.constants, **program.state_dict}
-    cell = TracedCell(fx.Graph())
+    graph, weights = fx.Graph(), dict[fx.Node, Tensor]()
     copies: dict[fx.Node, fx.Node] = {}
     for node in program.graph.nodes:
+        made = copies[node] = graph.node_copy(node, lambda read: copies[read])
+        made.meta = {"val": traced_value(node.meta.get("val"))}
         if node.op == "placeholder" and sources[node.name].kind is not InputKind.USER_INPUT:
-            target = sources[node.name].target
-            copies[node] = cell.constant(_tensor(tensors.get(str(target)), str(target)))
-        elif is_check(node):
-            continue
-        elif _passes_through(node):
-            copies[node] = copies[node.args[0]]
-        else:
-            _refuse(node)
-            copies[node] = cell.graph.node_copy(node, lambda source: copies[source])
-    cell.graph.eliminate_dead_code()
-    for node in cell.graph.nodes:
-        if node.target is _aten.sym_size.int and str(node.meta["val"]) != _batch_size(cell):
-            raise CannotRewriteError(f"{node.name} is a size that is not the batch size")
-    return cell
-
-
-def _batch_size(cell: TracedCell) -> str:
-    """Return the symbol of the batch size."""
-    return str(cell.inputs[0].meta["val"].shape[0])
+            target = str(sources[node.name].target)
+            weights[made] = _tensor(tensors.get(target), target)
+    return ReadProgram(graph, weights, program.call_spec.out_spec, lambda: program)
 
 
 def _tensor(value: Any, name: str) -> Tensor:
@@ -147,7 +156,7 @@ def _cut(cell: TracedCell, node: fx.Node, weight: Tensor, bias: Tensor | None, s
         arguments = (x, cell.constant(weight), None if bias is None else cell.constant(bias))
         projected = cell.graph.call_function(_aten.linear.default, arguments)
         value = x.meta["val"]
-        projected.meta["val"] = value.new_empty((value.shape[0], weight.shape[0]))
+        projected.meta["val"] = value.like(value.shape[0], weight.shape[0])
         flat_state = state if isinstance(state, list | tuple) else (state,)
         replacement = cell.graph.call_function(step, (projected, *flat_state))
     replacement.meta = dict(node.meta)

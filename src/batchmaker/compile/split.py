@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor, fx
+from torch import fx
 
-from batchmaker.compile.dataflow import BATCH, TracedCell, dependencies, extract, is_symbolic, row_spec
+from batchmaker.compile.dataflow import BATCH, TracedCell, TracedValue, dependencies, extract, is_symbolic, row_spec
 from batchmaker.compile.fold import is_lookup
 from batchmaker.compile.lower import Packer, lower
 from batchmaker.compile.passes.nodes import put_together
@@ -69,7 +69,7 @@ def _handed_over(cell: TracedCell, sequence: Sequence[fx.Node]) -> list[fx.Node]
     for node in cell.graph.nodes:
         if node not in early or all(user in early for user in node.users):
             continue
-        if not isinstance(node.meta.get("val"), Tensor):
+        if not isinstance(node.meta.get("val"), TracedValue):
             continue  # several outputs: the nodes that pick them are handed over
         source = next((s for s in node.all_input_nodes if s.op == "placeholder"), node)
         handed[source if is_lookup(node) else node] = None

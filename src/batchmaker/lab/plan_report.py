@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from batchmaker.compile.binding import bind
-from batchmaker.compile.dataflow import CannotRewriteError, TracedCell
+from batchmaker.compile.dataflow import CannotRewriteError, TracedCell, TracedValue
 from batchmaker.compile.export import example_rows, flat_module
 from batchmaker.compile.linear import Linear
 from batchmaker.compile.planner.memory import CellMemory, memory_after, memory_before
@@ -165,4 +165,5 @@ def _operation(node: fx.Node) -> str:
 
 def _width(node: fx.Node) -> int:
     value: Any = node.meta.get("val")
-    return int(value.shape[-1]) if isinstance(value, Tensor) and value.dim() else 1
+    width = value.shape[-1] if isinstance(value, TracedValue) and value.dim() else 1
+    return width if isinstance(width, int) else 1

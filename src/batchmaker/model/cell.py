@@ -14,7 +14,7 @@ from batchmaker.compile.binding import traced
 from batchmaker.compile.declaration import Declared, checked_module, declared_by, state_specs
 from batchmaker.compile.export import flat_module
 from batchmaker.compile.opaque import Opaque, float_dtype_of
-from batchmaker.compile.programs import Programs
+from batchmaker.compile.programs import AnyProgram, Programs, ReadProgram, module_of
 from batchmaker.errors import InvalidRequestError, ModelError, OptionError, ShapeError
 from batchmaker.graph.calls import Calls
 from batchmaker.graph.fitting import misfit
@@ -87,7 +87,7 @@ class Cell:
             module = Programs(((declared_by(module, declared), module),))
         self.programs = module if isinstance(module, Programs) else None
         if isinstance(module, Programs):
-            declared, module = module.declared, module.first.module(check_guards=False)
+            declared, module = module.declared, module_of(module.first)
         if batch_sizes is None:
             max_batch = DEFAULT_MAX_BATCH if max_batch is None else max_batch
             if max_batch < 1:
@@ -133,7 +133,7 @@ class Cell:
         """Return the dtype of request data for an input, if it is of that kind, before the cell is first used."""
         return self._data_dtypes[port] if port < len(self._data_dtypes) else self.float_dtype
 
-    def source(self, inputs: tuple[ValueSpec, ...]) -> nn.Module | torch.export.ExportedProgram:
+    def source(self, inputs: tuple[ValueSpec, ...]) -> nn.Module | AnyProgram:
         """Return what computes these inputs: the module, or a program. ShapeError if no program is for them."""
         return self.module if self.programs is None else self.programs.form(inputs)[1]
 
@@ -143,7 +143,7 @@ class Cell:
         if isinstance(source, nn.Module):
             return source
         first = self.programs is not None and source is self.programs.first
-        return self.module if first else source.module(check_guards=False)
+        return self.module if first else module_of(source)
 
     def declared_for(self, inputs: tuple[ValueSpec, ...]) -> Declared | None:
         """Return what the cell declares where it is given these inputs, None if nothing is known before it is bound."""
@@ -152,7 +152,9 @@ class Cell:
     def exported(self, inputs: tuple[ValueSpec, ...]) -> torch.export.ExportedProgram:
         """Return the cell as a program with a dynamic batch. CannotRewriteError if it cannot be traced."""
         source = self.source(inputs)
-        return source if isinstance(source, torch.export.ExportedProgram) else traced(flat_module(source), inputs)
+        if isinstance(source, ReadProgram):
+            return source.exported()
+        return traced(flat_module(source), inputs) if isinstance(source, nn.Module) else source
 
     # --- inside an unfold function ----------------------------------------------------------------------------
 

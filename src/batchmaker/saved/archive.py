@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import sys
 import warnings
 import zipfile
@@ -15,12 +16,15 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
+from batchmaker.compile.programs import AnyProgram
 from batchmaker.errors import SavedModelError
 from batchmaker.saved.graph_check import RefusedGraphError, check_calls, check_graph
+from batchmaker.saved.graph_reader import UnknownGraphError, read_graph
 
 _MEMBERS: Final = ("archive_format", "archive_version", "byteorder", "models/model.json")
 _MAX_GRAPH_BYTES: Final = 64 << 20
 _WEIGHT, _CONSTANT = "state_dict.", "constants."
+_LOG: Final = logging.getLogger(__name__)
 
 
 def dump_graph(program: ExportedProgram, where: str) -> bytes:
@@ -88,29 +92,46 @@ def load_weights(content: bytes, aliases: dict[str, str], where: str) -> dict[st
     return tensors
 
 
-def load_program(archive: bytes, tensors: dict[str, Tensor], where: str) -> ExportedProgram:
-    """Return the program with these weights. SavedModelError if the archive holds more than a harmless graph."""
-    from torch._export.serde import schema, serialize  # see dump_graph
+def load_program(archive: bytes, tensors: dict[str, Tensor], where: str) -> AnyProgram:
+    """Return the program with these weights. SavedModelError if the archive holds more than a harmless graph.
 
+    It is a ReadProgram, which needs nothing of torch.export, wherever `graph_reader` knows all that is in it.
+    """
     try:
         raw = json.loads(_graph_json(archive, where))
         check_graph(raw)
-        weights = {name.removeprefix(_WEIGHT): t for name, t in tensors.items() if name.startswith(_WEIGHT)}
-        for spec in raw["graph_module"]["signature"]["input_specs"]:
-            name = spec.get("parameter", {}).get("parameter_name")
-            if name in weights:
-                weights[name] = nn.Parameter(weights[name], requires_grad=False)
-        constants = {name.removeprefix(_CONSTANT): t for name, t in tensors.items() if name.startswith(_CONSTANT)}
-        parsed = serialize._dict_to_dataclass(schema.ExportedProgram, raw)  # type: ignore[no-untyped-call]
-        program: ExportedProgram = serialize.ExportedProgramDeserializer().deserialize(parsed, weights, constants)
-        check_calls(program.graph)
-        _check_weights(program)
+        weights, constants = _named(tensors, _WEIGHT), _named(tensors, _CONSTANT)
+        try:
+            return read_graph(raw, weights, constants, lambda: _by_torch(raw, weights, constants))
+        except UnknownGraphError as error:
+            _LOG.debug("%s: read by torch.export: %s", where, error)
+        return _by_torch(raw, weights, constants)
     except SavedModelError:
         raise
     except RefusedGraphError as error:
         raise SavedModelError(f"{where}: refused, its graph has {error}. Do not trust where it comes from.") from None
     except Exception as error:  # what is wrong with a malformed graph comes out as anything
         raise SavedModelError(f"{where}: malformed graph ({type(error).__name__}: {error}). Save it again.") from error
+
+
+def _named(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors of one kind by their names in the module."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _by_torch(raw: Any, weights: dict[str, Tensor], constants: dict[str, Tensor]) -> ExportedProgram:
+    """Return the program of checked JSON as torch's own reader makes it, checked again."""
+    from torch._export.serde import schema, serialize  # see dump_graph
+
+    held = dict(weights)
+    for spec in raw["graph_module"]["signature"]["input_specs"]:
+        name = spec.get("parameter", {}).get("parameter_name")
+        if name in held:
+            held[name] = nn.Parameter(held[name], requires_grad=False)
+    parsed = serialize._dict_to_dataclass(schema.ExportedProgram, raw)  # type: ignore[no-untyped-call]
+    program: ExportedProgram = serialize.ExportedProgramDeserializer().deserialize(parsed, held, dict(constants))
+    check_calls(program.graph)
+    _check_weights(program)
     return program
 
 

@@ -7,14 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
-import torch
-
 from batchmaker.compile.binding import BoundCell
 from batchmaker.compile.dataflow import CannotRewriteError
-from batchmaker.compile.declaration import Declared, declared_by
+from batchmaker.compile.declaration import Declared, agreed, declared_by
 from batchmaker.compile.export import torch_dtype
 from batchmaker.compile.opaque import Opaque
-from batchmaker.compile.programs import Programs
+from batchmaker.compile.programs import AnyProgram, Programs, ReadProgram
 from batchmaker.errors import BatchmakerError, ModelError, SavedModelError
 from batchmaker.graph.spec import TypeId, ValueSpec
 from batchmaker.model.cell import DEFAULT_MAX_SHAPES, Cell
@@ -168,7 +166,7 @@ class _CellReader:
     """What has been read so far, by the names of its files."""
 
     path: Path
-    programs: dict[tuple[str, str], torch.export.ExportedProgram] = field(default_factory=dict)
+    programs: dict[tuple[str, str], AnyProgram] = field(default_factory=dict)
     models: dict[SavedOnnx, OnnxModel] = field(default_factory=dict)
 
     def cell(self, saved: SavedCell, where: str) -> Cell:
@@ -193,14 +191,17 @@ class _CellReader:
             optimize=saved.optimize,
         )
 
-    def _program(self, saved: SavedProgram) -> tuple[Declared, torch.export.ExportedProgram]:
+    def _program(self, saved: SavedProgram) -> tuple[Declared, AnyProgram]:
         key = (saved.graph.name, saved.weights.name)
         if key not in self.programs:
             weights, graph = read_file(self.path, saved.weights), read_file(self.path, saved.graph)
             tensors = archive.load_weights(weights, saved.aliases, str(self.path / saved.weights.name))
             self.programs[key] = archive.load_program(graph, tensors, str(self.path / saved.graph.name))
         program = self.programs[key]
-        return declared_by(program, Declared(_specs(saved.inputs), _specs(saved.outputs))), program
+        declared = Declared(_specs(saved.inputs), _specs(saved.outputs))
+        if isinstance(program, ReadProgram):
+            return agreed(program.rows, declared), program
+        return declared_by(program, declared), program
 
     def _onnx(self, saved: SavedOnnx, where: str) -> OnnxModel:
         if saved not in self.models:

@@ -33,9 +33,10 @@ _OPERATORS = (
     "add", "sub", "mul", "floordiv", "truediv", "mod", "neg", "pow", "eq", "ne", "lt", "le", "gt", "ge", "getitem",
     "and_", "or_", "not_",
 )  # fmt: skip
-_SCALAR = {f"_operator.{name}": getattr(operator, name) for name in _OPERATORS} | {
+SCALAR = {f"_operator.{name}": getattr(operator, name) for name in _OPERATORS} | {
     f"torch.{name}": getattr(torch, name) for name in ("sym_max", "sym_min", "sym_int", "sym_float", "sym_not")
 }
+"""Arithmetic on sizes, by its names in a graph."""
 _SYMPY = frozenset({
     "Symbol", "Integer", "Float", "Rational", "Add", "Mul", "Pow", "Max", "Min", "Mod", "PythonMod", "FloorDiv",
     "CleanDiv", "CeilDiv", "ModularIndexing", "Equality", "Unequality", "Eq", "Ne", "GreaterThan", "LessThan",
@@ -71,7 +72,7 @@ def check_calls(graph: fx.Graph) -> None:
     for node in graph.nodes:
         target = node.target
         aten = isinstance(target, torch._ops.OpOverload) and target.namespace == "aten"
-        if node.op == "call_function" and not aten and target not in _SCALAR.values():
+        if node.op == "call_function" and not aten and target not in SCALAR.values():
             raise RefusedGraphError(f"node {node.name} calls {target}")
         if node.op not in ("placeholder", "call_function", "output"):
             raise RefusedGraphError(f"node {node.name} is a {node.op}")
@@ -116,7 +117,7 @@ def _check_version(text: str) -> None:
 
 def _check_target(text: str) -> None:
     aten = _ATEN.fullmatch(text)
-    if text not in _SCALAR and (aten is None or aten[1] in _FILES):
+    if text not in SCALAR and (aten is None or aten[1] in _FILES):
         raise RefusedGraphError(f"the operator {text[:80]!r}; cells may call ATen operators only")
 
 

@@ -59,6 +59,7 @@ def serve(config: Config, on_ready: OnReady, read: Callable[[], Config] | None =
     read: reads the settings anew, at SIGHUP; see Reload. Without it they stay, and keys and models alone are looked at
     again. Raises OptionError for settings that cannot be used, and what loading a model raises.
     """
+    gc.freeze()  # see _leave_models_alone: so it looks at what loading makes alone
     check_config(config)
     keys = KeyRing(*config.auth.keys_and_rates())
     repository = Repository(config.entries(), config.limits, config.versions, config.trace_steps)

@@ -12,7 +12,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, fx
 
-from batchmaker.compile.dataflow import TracedCell, extract
+from batchmaker.compile.dataflow import TracedCell, TracedValue, extract
 from batchmaker.compile.passes.nodes import (
     columns,
     is_linear,
@@ -115,7 +115,7 @@ class _Apart:
         return self.made.constant(constant.narrow(dim, start, stop - start))
 
 
-def _rows(node: fx.Node, width: int) -> Tensor:
+def _rows(node: fx.Node, width: int) -> TracedValue:
     return like(node, shape_of(node)[0], width)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from batchmaker.compile.dataflow import TracedCell
+from batchmaker.compile.dataflow import TracedCell, TracedValue
 from batchmaker.compile.passes.nodes import is_linear, operands, shape_of, width_of
 from batchmaker.compile.projected_steps import SMALL_NUMEL
 
@@ -139,7 +139,7 @@ def _alike(value: Any, node: fx.Node) -> bool:
     if not isinstance(value, fx.Node) or value.op == "get_attr" or width_of(node) is None:
         return False
     mine, its = node.meta["val"], value.meta.get("val")
-    return isinstance(its, Tensor) and its.dtype is mine.dtype and str(shape_of(value)) == str(shape_of(node))
+    return isinstance(its, TracedValue) and its.dtype is mine.dtype and str(shape_of(value)) == str(shape_of(node))
 
 
 def _replace(cell: TracedCell, node: fx.Node, target: Any, arguments: tuple[Any, ...]) -> None:

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias, final
 import torch
 from torch import Tensor, fx
 
-from batchmaker.compile.dataflow import TracedCell
+from batchmaker.compile.dataflow import TracedCell, TracedValue
 from batchmaker.compile.passes.atoms import gate_by_gate
 from batchmaker.compile.passes.cheaper import cheaper_sums
 from batchmaker.compile.passes.interpreter import is_available
@@ -119,7 +119,7 @@ def _can_be_fused(cell: TracedCell, node: fx.Node) -> bool:
 
 def _is_alike(value: fx.Node, node: fx.Node) -> bool:
     its, mine = value.meta["val"], node.meta["val"]
-    return isinstance(its, Tensor) and its.dtype is mine.dtype and str(shape_of(value)) == str(shape_of(node))
+    return isinstance(its, TracedValue) and its.dtype is mine.dtype and str(shape_of(value)) == str(shape_of(node))
 
 
 def _is_column(constant: Tensor, width: int | None) -> bool:

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
-from batchmaker.compile.dataflow import TracedCell, is_symbolic
+from batchmaker.compile.dataflow import TracedCell, TracedValue, is_symbolic
 
 _aten = torch.ops.aten
 _SPLITS = (_aten.split.Tensor, _aten.split_with_sizes.default, _aten.chunk.default)
@@ -18,7 +18,7 @@ _SPLITS = (_aten.split.Tensor, _aten.split_with_sizes.default, _aten.chunk.defau
 def shape_of(node: fx.Node) -> tuple[Any, ...]:
     """Return the shape of a node's value, () if it is no tensor. Sizes that follow the batch are symbols."""
     value = node.meta.get("val")
-    return tuple(value.shape) if isinstance(value, Tensor) else ()
+    return value.shape if isinstance(value, TracedValue) else ()
 
 
 def width_of(node: fx.Node) -> int | None:
@@ -27,12 +27,10 @@ def width_of(node: fx.Node) -> int | None:
     return shape[1] if len(shape) == 2 and isinstance(shape[1], int) else None
 
 
-def like(node: fx.Node, *shape: Any) -> Tensor:
-    """Return a stand-in of this shape with the dtype of the node's value, which is one itself if its shape is this."""
-    value: Tensor = node.meta["val"]
-    if list(map(str, value.shape)) == list(map(str, shape)):  # a new one takes torch a millisecond
-        return value
-    return value.new_empty(shape)
+def like(node: fx.Node, *shape: Any) -> TracedValue:
+    """Return a value of this shape with the dtype of the node's."""
+    value: TracedValue = node.meta["val"]
+    return value.like(*shape)
 
 
 def is_linear(cell: TracedCell, node: fx.Node, dimensions: int = 2) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, fx
 
-from batchmaker.compile.dataflow import TracedCell
+from batchmaker.compile.dataflow import TracedCell, TracedValue
 from batchmaker.compile.passes.nodes import is_linear, like, shape_of
 
 _aten = torch.ops.aten
@@ -198,7 +198,7 @@ def _concatenation(cell: TracedCell, parts: Sequence[fx.Node]) -> fx.Node:
     return made
 
 
-def _flat_like(node: fx.Node) -> Tensor:
+def _flat_like(node: fx.Node) -> TracedValue:
     batch, rows, width = shape_of(node)
     return like(node, batch * rows, width)
 

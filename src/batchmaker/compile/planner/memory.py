@@ -17,9 +17,9 @@ from itertools import pairwise, zip_longest
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
-from batchmaker.compile.dataflow import TracedCell
+from batchmaker.compile.dataflow import TracedCell, TracedValue
 from batchmaker.compile.passes.atoms import gate_by_gate
 from batchmaker.compile.passes.nodes import is_linear, is_pointwise, shape_of
 from batchmaker.compile.planner.cell_nodes import computing, schedule_of
@@ -112,5 +112,9 @@ def _bytes(cell: TracedCell, node: fx.Node, batch: int) -> int:
     value = cell.value(node)
     if value is not None:
         return value.numel() * value.itemsize
-    row: Tensor = node.meta["val"]
-    return batch * math.prod(int(size) for size in row.shape[1:]) * row.itemsize
+    row: TracedValue = node.meta["val"]
+    return (
+        batch
+        * math.prod(size if isinstance(size, int) else size.at(batch) or 1 for size in row.shape[1:])
+        * row.dtype.itemsize
+    )
