@@ -1,9 +1,10 @@
-"""Five times what the server can serve: memory stays flat, and what it answers stays near its best.
+"""Up to five times what the server can serve: memory stays flat, and what it answers stays near its best.
 
-    python benchmarks/serving/overload.py DATA [--seconds 60] [--model lstm|trivial]
+    python benchmarks/serving/overload.py [DATA] [--seconds 60] [--model lstm|lstm-256|trivial] [--deadline-ms 1000]
 
-Capacity is what a closed loop with as many connections as requests may be in flight gets. Then a Poisson process offers
-five times that; what there is no room for is refused with 503, and everything that is answered with 200 is goodput.
+Capacity is what a closed loop with as many connections as requests may be in flight gets. Then Poisson processes offer
+multiples of that; what there is no room for is refused with 503. Goodput is what is answered with 200, within the
+deadline where there is one.
 """
 
 from __future__ import annotations
@@ -12,19 +13,25 @@ import argparse
 import tempfile
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import matplotlib
+
+matplotlib.use("agg")
+import matplotlib.pyplot as plt
+import numpy as np
 import processes
 import wire
-from generator import Plan, offer
-from report import figures, write
+from generator import Outcome, Plan, offer
+from report import WARM_SHARE, figures, write
 from trivial import Trivial
 
 import batchmaker as bm
 from batchmaker.cli.workload import make_workload
 
-TIMES = 5.0
+PICTURES = Path(__file__).resolve().parents[2] / "docs" / "images"
 
 
 class MemoryWatch:
@@ -49,50 +56,124 @@ class MemoryWatch:
         self._thread.join()
 
 
-def measure(server: processes.Server, requests: list[bytes], in_flight: int, seconds: float) -> dict[str, Any]:
-    """Return capacity, goodput at five times that, and memory."""
-    warm = seconds / 4
-    offer(Plan(server.host, server.port, requests, None, 2.0, in_flight))
-    capacity = figures(offer(Plan(server.host, server.port, requests, None, warm, in_flight)), warm)
-    rate = TIMES * capacity["served_rps"]
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is offered. seconds: of each load. times: loads, in capacities. deadline_s: of a request; None without."""
+
+    requests: list[bytes]
+    in_flight: int
+    seconds: float
+    times: list[float]
+    deadline_s: float | None
+
+
+def in_time_rps(outcome: Outcome, seconds: float, deadline_s: float | None) -> float:
+    """Return good answers a second; with a deadline those alone that came within it, from when they were due."""
+    due, done, status = (outcome.array(name) for name in ("due_s", "done_s", "status"))
+    begin = WARM_SHARE * seconds
+    good = (status == 200) & (done >= begin) & (done < seconds)
+    if deadline_s is not None:
+        good &= done - due <= deadline_s
+    return round(float(good.sum()) / (seconds - begin), 1)
+
+
+def offer_times(server: processes.Server, load: Load, rate: float, times: float) -> dict[str, Any]:
+    """Return what comes of `times` times the capacity, by a Poisson process, with memory and processor time."""
     with MemoryWatch(server) as memory:
         before_s, begin_s = server.processor_s(), time.monotonic()
-        outcome = offer(Plan(server.host, server.port, requests, rate, seconds, 4 * in_flight))
+        plan = Plan(server.host, server.port, load.requests, times * rate, load.seconds, 4 * load.in_flight)
+        outcome = offer(plan)
         share = (server.processor_s() - before_s) / (time.monotonic() - begin_s)
-    overloaded = figures(outcome, seconds)
-    after = figures(offer(Plan(server.host, server.port, requests, None, warm, in_flight)), warm)
     seen = memory.resident_mb
     return {
-        "capacity": capacity,
-        "overloaded": overloaded,
-        "after": after,
-        "goodput_over_capacity": round(overloaded["served_rps"] / capacity["served_rps"], 3),
+        "times": times,
+        **figures(outcome, load.seconds),
+        "goodput_rps": in_time_rps(outcome, load.seconds, load.deadline_s),
         "server_processors": round(share, 2),
         "memory_mb": {"after 5 s": seen[min(4, len(seen) - 1)], "every 10 s": seen[9::10], "most": max(seen)},
     }
 
 
+def measure(server: processes.Server, load: Load) -> dict[str, Any]:
+    """Return capacity, goodput at multiples of it, and capacity again."""
+    warm = load.seconds / 4
+
+    def closed() -> dict[str, Any]:
+        return figures(offer(Plan(server.host, server.port, load.requests, None, warm, load.in_flight)), warm)
+
+    offer(Plan(server.host, server.port, load.requests, None, 2.0, load.in_flight))
+    capacity = closed()
+    offered = [offer_times(server, load, capacity["served_rps"], times) for times in load.times]
+    after = closed()
+    peak = max(one["goodput_rps"] for one in offered)
+    return {
+        "capacity": capacity,
+        "offered": offered,
+        "after": after,
+        "goodput_over_capacity": {
+            one["times"]: round(one["goodput_rps"] / capacity["served_rps"], 3) for one in offered
+        },
+        "goodput_over_peak": {one["times"]: round(one["goodput_rps"] / peak, 3) for one in offered},
+    }
+
+
+def draw(results: dict[str, Any], path: Path) -> None:
+    """Draw goodput and refusals over what was offered, as multiples of the capacity."""
+    capacity = results["capacity"]["served_rps"]
+    offered = [one["offered_rps"] / capacity for one in results["offered"]]
+    figure, axes = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
+    axes.axhline(0.9, color="0.7", linestyle=":", label="90 % of the capacity")
+    axes.plot(offered, [one["goodput_rps"] / capacity for one in results["offered"]], "o-", label="answered in time")
+    axes.plot(offered, [one["refused_rps"] / capacity for one in results["offered"]], "s--", label="refused with 503")
+    axes.set(xlabel="offered, times the capacity", ylabel="times the capacity", ylim=(0, None), xlim=(0, None))
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def requests_of(model: str, data: Path | None, deadline_ms: float | None) -> list[bytes]:
+    """Return requests: sentences of the data, or of 5 to 45 random words."""
+    parameters = {} if deadline_ms is None else {"deadline_ms": deadline_ms}
+    if model == "trivial":
+        return [wire.infer_binary("trivial", {"input_0": [1]}, parameters=parameters)]
+    if data is not None:
+        work = make_workload("lstm", data=[data], count=5000)
+        sentences = [[int(word) % 10_000 for word in request] for request in work.requests]
+    else:
+        rng = np.random.default_rng(0)
+        sentences = [rng.integers(10_000, size=rng.integers(5, 46)).tolist() for _ in range(5000)]
+    return [wire.infer_binary("lstm", {"input_0": sentence}, parameters=parameters) for sentence in sentences]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--model", choices=("lstm", "trivial"), default="lstm")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, nargs="?", help="sentences, one a line; random ones without it")
+    parser.add_argument("--model", choices=("lstm", "lstm-256", "trivial"), default="lstm")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--in-flight", type=int, default=256)
+    parser.add_argument("--deadline-ms", type=float)
+    parser.add_argument("--times", type=float, nargs="+", default=[0.8, 1.0, 2.0, 5.0])
     given = parser.parse_args()
+    sources = {"lstm": "lstm:hidden=1024,dtype=bfloat16", "lstm-256": "lstm:hidden=256"}
     with tempfile.TemporaryDirectory() as folder:
-        if given.model == "lstm":
-            source = "lstm:hidden=1024,dtype=bfloat16"
-            work = make_workload("lstm", data=[given.data], count=5000)
-            sentences = [[int(word) % 10_000 for word in request] for request in work.requests]
-            requests = [wire.infer_binary("lstm", {"input_0": sentence}) for sentence in sentences]
-        else:
-            source = folder
+        if given.model == "trivial":
             bm.save(Trivial(), Path(folder) / "trivial")
-            requests = [wire.infer_binary("trivial", {"input_0": [1]})]
-        with processes.batchmaker(source, "--max-in-flight", given.in_flight) as server:
-            results = measure(server, requests, given.in_flight, given.seconds)
-    settings = {"seconds": given.seconds, "max_in_flight": given.in_flight, "times": TIMES, "threads": 1}
+        deadline_s = None if given.deadline_ms is None else given.deadline_ms / 1e3
+        load = Load(
+            requests_of(given.model, given.data, given.deadline_ms),
+            given.in_flight,
+            given.seconds,
+            given.times,
+            deadline_s,
+        )
+        with processes.batchmaker(sources.get(given.model, folder), "--max-in-flight", given.in_flight) as server:
+            results = measure(server, load)
+    settings = {
+        "seconds": given.seconds, "max_in_flight": given.in_flight, "deadline_ms": given.deadline_ms,
+        "connections": 4 * given.in_flight, "threads": 1,
+    }  # fmt: skip
     write(f"overload-{given.model}", settings, results)
+    draw(results, PICTURES / f"overload-{given.model}.png")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from batchmaker.cli.bench.report import commit, machine
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
-_WARM_SHARE = 0.15
+WARM_SHARE = 0.15
 """The part of a run at its beginning that is not counted."""
 
 
@@ -29,7 +29,7 @@ def percentile_ms(seconds: NDArray[np.float64], percent: float) -> float | None:
 def figures(outcome: Outcome, seconds: float) -> dict[str, Any]:
     """Return throughput, and latency of good answers: from when a request was due, and from when it was sent."""
     due, sent, done, status = (outcome.array(name) for name in ("due_s", "sent_s", "done_s", "status"))
-    begin = _WARM_SHARE * seconds
+    begin = WARM_SHARE * seconds
     good = status == 200
     ended = good & (done >= begin) & (done < seconds)
     counted = good & (due >= begin)

@@ -16,7 +16,9 @@ def post(path: str, body: bytes, headers: Mapping[str, str] | None = None) -> by
     return ("\r\n".join(lines) + "\r\n\r\n").encode() + body
 
 
-def infer_binary(model: str, inputs: Mapping[str, Sequence[Any]], dtype: str = "INT64") -> bytes:
+def infer_binary(
+    model: str, inputs: Mapping[str, Sequence[Any]], dtype: str = "INT64", parameters: Mapping[str, Any] | None = None
+) -> bytes:
     """Return an inference request with tensors as bytes, answered in bytes. inputs: whole numbers by name."""
     arrays = {name: np.ascontiguousarray(values, np.int64) for name, values in inputs.items()}
     head = {
@@ -24,7 +26,7 @@ def infer_binary(model: str, inputs: Mapping[str, Sequence[Any]], dtype: str = "
             {"name": name, "shape": array.shape, "datatype": dtype, "parameters": {"binary_data_size": array.nbytes}}
             for name, array in arrays.items()
         ],
-        "parameters": {"binary_data_output": True},
+        "parameters": {"binary_data_output": True, **(parameters or {})},
     }
     text = json.dumps(head).encode()
     body = text + b"".join(array.tobytes() for array in arrays.values())

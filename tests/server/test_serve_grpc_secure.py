@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import signal
+import ssl
 import subprocess
 import threading
 from contextlib import closing
@@ -19,16 +21,21 @@ SERVICE = "inference.GRPCInferenceService"
 ANN, BOB, EVE = "a" * 24, "b" * 24, "e" * 24
 
 
+def make_certificate(folder, name):
+    """Write cert.pem and key.pem of a new certificate."""
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}",
+         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", folder / "key.pem", "-out", folder / "cert.pem"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def secure(serve, saved_models, tmp_path_factory):
     if shutil.which("openssl") is None:
         pytest.skip("needs openssl to make a certificate")
     folder = tmp_path_factory.mktemp("secrets")
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
-         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", folder / "key.pem", "-out", folder / "cert.pem"],
-        check=True, capture_output=True,
-    )  # fmt: skip
+    make_certificate(folder, "localhost")
     (folder / "keys").write_text(f"ann:{ANN}\nbob:{BOB}\neve:{EVE}\n")
     config = folder / "server.toml"
     config.write_text(
@@ -123,6 +130,37 @@ def test_a_client_that_does_not_read_its_stream_is_given_up(secure, secure_chann
         client.infer("counter", [one], headers=key)  # the engine has seen what came before
         (entry,) = client.get_inference_statistics("counter", headers=key).model_stats
     assert entry.inference_stats.fail.count == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make certificates")
+def test_a_new_certificate_is_used_after_a_signal_and_open_connections_go_on(serve, saved_models, tmp_path):
+    make_certificate(tmp_path, "first")
+    server = serve(
+        saved_models, "--grpc-port", 0, "--tls-cert", tmp_path / "cert.pem", "--tls-key", tmp_path / "key.pem"
+    )
+    host, port = server.grpc_address.split(":")
+    first = (tmp_path / "cert.pem").read_text()
+    assert ssl.get_server_certificate((host, int(port))) == first
+    with grpc.secure_channel(server.grpc_address, grpc.ssl_channel_credentials(first.encode())) as channel:
+        live = channel.unary_unary(f"/{SERVICE}/ServerLive")
+        assert live(b"", timeout=LIMIT_S)
+        (tmp_path / "key.pem").write_text("no key")
+        said_of(server, '"event":"not reloaded"')
+        assert ssl.get_server_certificate((host, int(port))) == first
+        make_certificate(tmp_path, "second")
+        said_of(server, '"event":"reloaded"')
+        second = (tmp_path / "cert.pem").read_text()
+        assert ssl.get_server_certificate((host, int(port))) == second != first
+        assert live(b"", timeout=LIMIT_S)
+    with grpc.secure_channel(server.grpc_address, grpc.ssl_channel_credentials(second.encode())) as channel:
+        assert channel.unary_unary(f"/{SERVICE}/ServerLive")(b"", timeout=LIMIT_S)
+
+
+def said_of(server, word):
+    """Send SIGHUP and wait for what the log says of it."""
+    server.process.send_signal(signal.SIGHUP)
+    server.wait_for(lambda: word in server.log.read_text())
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from batchmaker.server.connections import Connections
 from batchmaker.server.engine_port import EngineOptions
 from batchmaker.server.http import all_routes
 from batchmaker.server.limits import Limits
-from batchmaker.server.metrics import Metrics
+from batchmaker.server.metrics import Metrics, Sources
 from batchmaker.server.openapi import openapi_description
 from batchmaker.server.origins import Origins
 from batchmaker.server.parts import Site
@@ -33,7 +33,9 @@ def test_every_route_is_described_and_nothing_else(description):
     limits = Limits()
     entry = Entry(parse_source("lstm:hidden=4,vocabulary_size=9"), EngineOptions(threads=1))
     service = Service(Repository([entry], limits), limits)
-    routes = all_routes(Site(service, KeyRing({}), ANY_ORIGIN, Metrics(service, Connections(9, 9)), BodyBudget(limits)))
+    routes = all_routes(
+        Site(service, KeyRing({}), ANY_ORIGIN, Metrics(service, Sources(Connections(9, 9))), BodyBudget(limits))
+    )
     real = {(route.path, method) for route in routes if isinstance(route, Route) for method in route.methods - {"HEAD"}}
     described = {(path, method.upper()) for path, calls in description["paths"].items() for method in calls}
     assert described == real

@@ -14,7 +14,7 @@ from batchmaker.server.config import Config
 from batchmaker.server.connections import Connections
 from batchmaker.server.gate import Gate
 from batchmaker.server.limits import Limits
-from batchmaker.server.metrics import Metrics
+from batchmaker.server.metrics import Metrics, Sources
 from batchmaker.server.origins import Origins
 from batchmaker.server.parts import Site
 from batchmaker.server.reading import BodyBudget
@@ -82,7 +82,7 @@ def test_a_call_by_grpc_is_one_with_its_status(finished):
     async def calls():
         limits = Limits()
         service = Service(Repository([], limits), limits)
-        site = Site(service, KeyRing({}), ANY_ORIGIN, Metrics(service, Connections(9, 9)), BodyBudget(limits))
+        site = Site(service, KeyRing({}), ANY_ORIGIN, Metrics(service, Sources(Connections(9, 9))), BodyBudget(limits))
         server = RpcServer(Config(grpc_port=0), site, Spans(enabled=True))
         await server.start()
         metadata = [("traceparent", TRACEPARENT), ("x-request-id", "r-2")]

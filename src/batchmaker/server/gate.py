@@ -8,6 +8,7 @@ import binascii
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final, final
 
@@ -19,6 +20,7 @@ from batchmaker.server.auth import KeyRing
 from batchmaker.server.faults import FaultKind, ServiceError
 from batchmaker.server.origins import Origins
 from batchmaker.server.request_ids import RequestIds
+from batchmaker.server.service import AnsweredCalls
 from batchmaker.server.spans import Spans
 
 _LOG = logging.getLogger("batchmaker.server")
@@ -51,14 +53,16 @@ class Gate:
         *,
         log_access: bool,
         open_paths: frozenset[str] = OPEN_PATHS,
+        answered: AnsweredCalls | None = None,
     ) -> None:
-        """origins: asked while there are no keys. open_paths: what anybody may call."""
+        """origins: asked while there are no keys. open_paths: what anybody may call. answered: counts calls."""
         self._app = app
         self._open_paths = open_paths
         self._keys = keys
         self._origins = origins
         self._spans = spans
         self._log_access = log_access
+        self._answered: AnsweredCalls = Counter() if answered is None else answered
         self._ids = RequestIds()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,6 +80,8 @@ class Gate:
                 span.set_attribute("batchmaker.request_id", call.request_id)
         else:
             await self._answer(call, receive)
+        if call.status:
+            self._answered["http", str(call.status)] += 1
         if self._log_access or (call.status >= 500 and call.status != _REFUSED):
             self._log(call, time.perf_counter() - begin)
 

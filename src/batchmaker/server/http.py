@@ -27,6 +27,7 @@ def make_app(site: Site, spans: Spans, *, admin_apart: bool = False, log_access:
         site.origins,
         spans,
         log_access=log_access,
+        answered=site.service.answered,
     )
 
 
@@ -34,7 +35,15 @@ def make_admin_app(site: Site, spans: Spans, *, log_access: bool = False) -> Gat
     """Return the application of those who run the server, for a port that others do not reach: metrics need no key."""
     router = Router(admin_routes(site), redirect_slashes=False, default=_nothing_here)
     open_paths = OPEN_PATHS | {"/metrics"}
-    return Gate(router, site.keys, site.origins, spans, log_access=log_access, open_paths=open_paths)
+    return Gate(
+        router,
+        site.keys,
+        site.origins,
+        spans,
+        log_access=log_access,
+        open_paths=open_paths,
+        answered=site.service.answered,
+    )
 
 
 async def _nothing_here(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,26 +1,28 @@
-"""What Prometheus reads: Triton's names where Triton has one, `batchmaker_` for the rest."""
+"""What Prometheus reads: Triton's names where Triton has one, and under `batchmaker_` all that Prometheus's own
+conventions ask for: seconds and bytes, counters that end in `_total`, help and units."""
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 import msgspec
 import torch
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 import batchmaker
 from batchmaker.server.connections import Connections
 from batchmaker.server.logs import LogQueue
+from batchmaker.server.reload import Reload
 from batchmaker.server.served import ServedModel
 from batchmaker.server.service import Service
 from batchmaker.server.statistics import CellCounts, Histogram, ModelStatistics
 
-CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _LABELS: Final = ("model", "version")
 
 _TRITON: Final[dict[str, tuple[str, Callable[[ServedModel], float]]]] = {
@@ -59,9 +61,9 @@ _CELLS: Final[dict[str, tuple[str, Callable[[CellCounts], float]]]] = {
     "batchmaker_cell_computed_rows": ("Rows of a cell, padding included", lambda c: c.padded),
     "batchmaker_cell_busy_seconds": ("Time in a cell", lambda c: c.busy_s),
 }
-
-
-_ENGINE: Final[dict[str, tuple[str, Callable[[ServedModel], float]]]] = {
+_STATES: Final[dict[str, tuple[str, Callable[[ServedModel], float]]]] = {
+    "batchmaker_model_ready": ("1 while the model takes requests", lambda m: m.ready),
+    "batchmaker_requests_in_flight": ("Requests accepted and not answered", lambda m: m.statistics.in_flight),
     "batchmaker_engine_up": (
         "1 while the engine's thread is alive and does not hang",
         lambda m: m.responds,
@@ -70,7 +72,35 @@ _ENGINE: Final[dict[str, tuple[str, Callable[[ServedModel], float]]]] = {
         "How long the engine's thread has been in its present turn; 0 while it waits. Large: it hangs",
         lambda m: m.port.heartbeat.busy_for_s,
     ),
+    "batchmaker_open_sequences": ("Sequences that hold rows", lambda m: m.port.num_sequences),
+    "batchmaker_open_websockets": ("Connections that are a sequence", lambda m: len(m.connected)),
 }
+_HISTOGRAMS: Final[dict[str, tuple[str, Callable[[ServedModel], Histogram]]]] = {
+    "batchmaker_request_duration_seconds": (
+        "Time from a request that has been read to its whole answer, of requests answered",
+        lambda m: m.statistics.duration_s,
+    ),
+    "batchmaker_queue_duration_seconds": (
+        "Time until the first cell began, of requests answered",
+        lambda m: m.statistics.queueing_s,
+    ),
+    "batchmaker_first_response_seconds": (
+        "Time to the first value of a stream, or to the answer",
+        lambda m: m.statistics.first_response_s,
+    ),
+    "batchmaker_slack_seconds": (
+        "What was left before the deadlines of requests answered",
+        lambda m: m.statistics.slack_s,
+    ),
+}
+
+
+class Sources(NamedTuple):
+    """What the server's own metrics are read from, besides its models; None where a server has no such part."""
+
+    connections: Connections
+    log: LogQueue | None = None
+    reload: Reload | None = None
 
 
 def _total_us(counts: ModelStatistics) -> float:
@@ -81,17 +111,21 @@ def _total_us(counts: ModelStatistics) -> float:
 class Metrics(Collector):
     """Reads the counts of every loaded model when asked; nothing is kept twice."""
 
-    def __init__(self, service: Service, connections: Connections, log: LogQueue | None = None) -> None:
+    def __init__(self, service: Service, sources: Sources) -> None:
         self._service = service
-        self._connections = connections
-        self._log = log
+        self._sources = sources
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
 
     def text(self) -> bytes:
-        """Return all metrics in Prometheus' text format, of type CONTENT_TYPE."""
+        """Return all metrics in Prometheus' text format, version 0.0.4."""
         return generate_latest(self._registry)
+
+    def answer(self, accept: str) -> tuple[bytes, str]:
+        """Return all metrics and their media type: OpenMetrics, which has units, for who says so in `Accept`."""
+        encode, media_type = choose_encoder(accept)
+        return encode(self._registry), media_type
 
     def describe(self) -> Iterable[Metric]:
         return ()
@@ -99,37 +133,41 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         models = self._service.repository.models()
         yield from self._triton(models)
+        yield _outcomes(models)
         for name, (meaning, value) in _OWN.items():
-            family = CounterMetricFamily(name, meaning, labels=_LABELS)
+            family = CounterMetricFamily(name, meaning, labels=_LABELS, unit=_unit(name))
             for model in models:
                 family.add_metric(_labels(model), value(model))
             yield family
         yield from _cell_metrics(models)
-        slack = HistogramMetricFamily(
-            "batchmaker_slack_ms", "What was left before the deadlines of requests answered", labels=_LABELS
-        )
-        for model in models:
-            _add_histogram(slack, model, model.statistics.slack_ms)
-        yield slack
-        for name, (meaning, state) in _ENGINE.items():
-            gauge = GaugeMetricFamily(name, meaning, labels=_LABELS)
+        for name, (meaning, histogram) in _HISTOGRAMS.items():
+            times = HistogramMetricFamily(name, meaning, labels=_LABELS, unit=_unit(name))
+            for model in models:
+                _add_histogram(times, model, histogram(model))
+            yield times
+        for name, (meaning, state) in _STATES.items():
+            gauge = GaugeMetricFamily(name, meaning, labels=_LABELS, unit=_unit(name))
             for model in models:
                 gauge.add_metric(_labels(model), state(model))
             yield gauge
-        sequences = GaugeMetricFamily("batchmaker_open_sequences", "Sequences that hold rows", labels=_LABELS)
-        for model in models:
-            sequences.add_metric(_labels(model), model.port.num_sequences)
-        yield sequences
-        sockets = GaugeMetricFamily("batchmaker_open_websockets", "Connections that are a sequence", labels=_LABELS)
-        for model in models:
-            sockets.add_metric(_labels(model), len(model.connected))
-        yield sockets
-        yield GaugeMetricFamily("batchmaker_open_streams", "Streams being sent", value=self._service.num_streams)
         yield from self._of_the_server()
+        yield from self._of_the_settings()
 
     def _of_the_server(self) -> Iterator[Metric]:
-        found, log = self._connections, self._log
-        yield GaugeMetricFamily("batchmaker_connections", "Open HTTP connections", value=found.num_open)
+        service, found, log = self._service, self._sources.connections, self._sources.log
+        for name, meaning, state in (
+            ("ready", "1 while the server takes requests for every model", service.ready),
+            ("draining", "1 once the server was told to stop", service.draining),
+            ("open_streams", "Streams being sent", service.num_streams),
+            ("connections", "Open HTTP connections", found.num_open),
+        ):
+            yield GaugeMetricFamily(f"batchmaker_{name}", meaning, value=state)
+        calls = CounterMetricFamily(
+            "batchmaker_calls", "Calls answered, probes among them, by their code", labels=("protocol", "code")
+        )
+        for (protocol, code), count in service.answered.copy().items():
+            calls.add_metric([protocol, code], count)
+        yield calls
         for name, meaning, value in (
             (
                 "refused_connections",
@@ -140,6 +178,8 @@ class Metrics(Collector):
             ("dropped_log_lines", "Lines of the log dropped, since nobody read them", log.num_dropped if log else 0),
         ):
             yield CounterMetricFamily(f"batchmaker_{name}", meaning, value=value)
+
+    def _of_the_settings(self) -> Iterator[Metric]:
         info = GaugeMetricFamily("batchmaker_build_info", "1; what is running", labels=("version", "torch", "python"))
         info.add_metric([batchmaker.__version__, str(torch.__version__), platform.python_version()], 1)
         yield info
@@ -147,6 +187,20 @@ class Metrics(Collector):
         for name, limit in msgspec.structs.asdict(self._service.limits).items():
             limits.add_metric([name], limit)
         yield limits
+        reload = self._sources.reload
+        if reload is None:
+            return
+        yield GaugeMetricFamily(
+            "batchmaker_config_last_reload_successful",
+            "1 if the settings were taken over when they were last read, at the start or at SIGHUP",
+            value=reload.successful,
+        )
+        yield GaugeMetricFamily(
+            "batchmaker_config_last_reload_success_timestamp_seconds",
+            "When settings were last taken over, in seconds since 1970",
+            value=reload.taken_over_unix_s,
+            unit="seconds",
+        )
 
     @staticmethod
     def _triton(models: Sequence[ServedModel]) -> Iterator[Metric]:
@@ -164,7 +218,7 @@ class Metrics(Collector):
         )
         for model in models:
             pending.add_metric(_labels(model), model.statistics.in_flight)
-            _add_histogram(first, model, model.statistics.first_response_ms)
+            _add_histogram(first, model, model.statistics.first_response_s, 1e3)
         yield pending
         yield first
 
@@ -179,17 +233,35 @@ def _triton_counter(name: str, meaning: str, samples: Sequence[tuple[dict[str, s
 
 def _cell_metrics(models: Sequence[ServedModel]) -> Iterator[Metric]:
     for name, (meaning, value) in _CELLS.items():
-        family = CounterMetricFamily(name, meaning, labels=(*_LABELS, "cell"))
+        family = CounterMetricFamily(name, meaning, labels=(*_LABELS, "cell"), unit=_unit(name))
         for model in models:
             for cell, counts in model.statistics.cells.items():
                 family.add_metric([*_labels(model), cell], value(counts))
         yield family
 
 
-def _add_histogram(family: HistogramMetricFamily, model: ServedModel, histogram: Histogram) -> None:
-    counts = list(accumulate(histogram.counts))
-    bounds = [*map(str, histogram.bounds), "+Inf"]
-    family.add_metric(_labels(model), list(zip(bounds, counts, strict=True)), histogram.total)
+def _add_histogram(family: HistogramMetricFamily, model: ServedModel, seconds: Histogram, times: float = 1.0) -> None:
+    """times: how many of the family's units are a second."""
+    counts = list(accumulate(seconds.counts))
+    bounds = [*(str(times * bound) for bound in seconds.bounds), "+Inf"]
+    family.add_metric(_labels(model), list(zip(bounds, counts, strict=True)), times * seconds.total)
+
+
+def _outcomes(models: Sequence[ServedModel]) -> Metric:
+    """Return all requests of models, those that were refused among them, by what became of them."""
+    family = CounterMetricFamily(
+        "batchmaker_requests", 'Requests by outcome: "success", or why they failed', labels=(*_LABELS, "outcome")
+    )
+    for model in models:
+        family.add_metric([*_labels(model), "success"], model.statistics.succeeded)
+        for kind, count in model.statistics.failed.items():
+            family.add_metric([*_labels(model), kind.value.lower()], count + model.statistics.refused[kind])
+    return family
+
+
+def _unit(name: str) -> str:
+    """Return the unit of a metric, "" for a number of things."""
+    return "seconds" if name.endswith("_seconds") else ""
 
 
 def _labels(model: ServedModel) -> list[str]:

@@ -26,6 +26,7 @@ class Refusals:
 
     def __init__(self, service: Service, keys: KeyRing) -> None:
         self._repository = service.repository
+        self._answered = service.answered
         self._keys = keys
         self._ids = RequestIds()
 
@@ -53,6 +54,7 @@ class Refusals:
         except ServiceError:
             return None
         served.statistics.refused[FaultKind.UNAVAILABLE] += 1
+        self._answered["http", "503"] += 1
         body = msgspec.json.encode({"error": str(refusal)})
         head = (
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final, final
 
 import msgspec
@@ -15,6 +17,7 @@ from batchmaker.server import logs
 from batchmaker.server.auth import KeyRing
 from batchmaker.server.config import Config, check_config
 from batchmaker.server.repository import Repository
+from batchmaker.server.systemd import tell_systemd
 
 _LOG = logging.getLogger("batchmaker.server")
 
@@ -38,7 +41,8 @@ class Reload:
     """Reads the settings anew and takes over keys, the certificate, the level of the log and models.
 
     What is wrong in them is logged, and everything stays as it was. What else has changed waits for the next start,
-    which the log says.
+    which the log says. successful: whether all was taken over when settings were last read. taken_over_unix_s: when
+    that last was so, in seconds since 1970.
     """
 
     def __init__(self, config: Config, read: Callable[[], Config], keys: KeyRing, repository: Repository) -> None:
@@ -47,14 +51,20 @@ class Reload:
         self._read = read
         self._keys = keys
         self._repository = repository
-        self._certificates: list[ssl.SSLContext] = []
+        self._certificate_takers: list[Callable[[Config], None]] = []
         self._running: asyncio.Task[None] | None = None
         self._again = False
+        self.successful = True
+        self.taken_over_unix_s = time.time()
 
     def with_certificate(self, context: ssl.SSLContext | None) -> None:
         """Have this context's certificate read anew too; connections that are made from then on see it."""
         if context is not None:
-            self._certificates.append(context)
+            self.on_certificate(partial(_use, context))
+
+    def on_certificate(self, take_over: Callable[[Config], None]) -> None:
+        """Have this called with settings whose certificate is read anew. It has been tried, and can be used."""
+        self._certificate_takers.append(take_over)
 
     def begin(self) -> None:
         """Begin; if one is under way, there is another after it."""
@@ -71,27 +81,35 @@ class Reload:
             self.begin()
 
     async def _reload(self) -> None:
+        tell_systemd("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
         try:
-            await self._take_over()
+            self.successful = await self._take_over()
         except (BatchmakerError, OSError) as error:
+            self.successful = False
             _LOG.error("not reloaded", extra={"error": str(error)})
         except Exception:
+            self.successful = False
             _LOG.exception("not reloaded")
+        if self.successful:
+            self.taken_over_unix_s = time.time()
+        tell_systemd("READY=1")
 
-    async def _take_over(self) -> None:
+    async def _take_over(self) -> bool:
+        """Return whether every model is what its source has now."""
         config = await asyncio.to_thread(self._read)
         check_config(config)
         entries, keys = config.entries(), config.auth.keys_and_rates()
-        certificates = [] if config.tls.cert is None else self._certificates
-        if certificates:  # tried first where it does no harm: a context whose key does not fit is of no more use
+        takers = [] if config.tls.cert is None else self._certificate_takers
+        if takers:  # tried first where it does no harm: a context whose key does not fit is of no more use
             _use(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), config)
         self._keys.replace(*keys)
-        for context in certificates:
-            _use(context, config)
+        for take_over in takers:
+            take_over(config)
         logs.set_level(config.log.level)
         waiting = waiting_settings(self._config, config)
-        await self._repository.reload(entries, config.versions)
+        all_loaded = await self._repository.reload(entries, config.versions)
         _LOG.info("reloaded", extra={"waits_for_next_start": waiting} if waiting else {})
+        return all_loaded
 
 
 def _use(context: ssl.SSLContext, config: Config) -> None:

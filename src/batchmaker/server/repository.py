@@ -115,13 +115,14 @@ class Repository:
                 FaultKind.INTERNAL, f"model {name!r} cannot be loaded; the server's log says why"
             ) from error
 
-    async def reload(self, entries: Sequence[Entry], versions: VersionPolicy) -> None:
+    async def reload(self, entries: Sequence[Entry], versions: VersionPolicy) -> bool:
         """Have these sources from now on: load what is new or has changed, unload what is gone; the rest goes on.
 
-        What cannot be loaded is logged, and what was served in its place goes on.
+        What cannot be loaded is logged, and what was served in its place goes on. Returns whether all could be.
         """
         self._entries, self._policy = tuple(entries), versions
         found, clashes = await asyncio.to_thread(self._scan)
+        all_loaded = not clashes
         for name in clashes:
             _LOG.error("model cannot be loaded", extra={"model": name, "error": _clash(name)})
         for name in [name for name in self._served if self._served[name] and name not in found and name not in clashes]:
@@ -132,7 +133,9 @@ class Repository:
             try:
                 await self._load(name, one)
             except Exception as error:  # of a model's own code too
+                all_loaded = False
                 _LOG.error("model cannot be loaded", extra={"model": name, "error": str(error)})
+        return all_loaded
 
     async def _load(self, name: str, found: _Found) -> None:
         chosen, options = found.chosen, found.options

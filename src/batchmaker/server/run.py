@@ -25,7 +25,7 @@ from batchmaker.server.config import Config, check_config
 from batchmaker.server.connections import Connections
 from batchmaker.server.gate import Gate
 from batchmaker.server.http import make_admin_app, make_app
-from batchmaker.server.metrics import Metrics
+from batchmaker.server.metrics import Metrics, Sources
 from batchmaker.server.origins import Origins
 from batchmaker.server.parts import Site
 from batchmaker.server.protocol import limited_protocol
@@ -36,6 +36,7 @@ from batchmaker.server.repository import Repository
 from batchmaker.server.service import Service
 from batchmaker.server.socket_protocol import limited_socket_protocol
 from batchmaker.server.spans import Spans
+from batchmaker.server.systemd import tell_systemd
 
 if TYPE_CHECKING:
     from batchmaker.server.rpc.server import RpcServer
@@ -90,7 +91,7 @@ async def _serve(
     service = Service(repository, config.limits)
     connections = Connections(config.limits.max_connections, config.limits.max_client_connections)
     origins = Origins(config.hosts, config.auth.origins, only_this_machine=only_this_machine)
-    metrics, bodies = Metrics(service, connections, log), BodyBudget(config.limits)
+    metrics, bodies = Metrics(service, Sources(connections, log, reload)), BodyBudget(config.limits)
     site = Site(service, keys, origins, metrics, bodies, _page(config))
     spans = Spans(enabled=config.log.spans)
     listener, admin_listener = listeners
@@ -99,6 +100,8 @@ async def _serve(
     rpc = None if config.grpc_port is None else _make_rpc(config, site, spans)
     for one in (server, admin):
         reload.with_certificate(None if one is None else one.config.ssl)
+    if rpc is not None:
+        reload.on_certificate(rpc.take_over_certificate)
     background: list[asyncio.Task[None]] = []
     try:
         await repository.load_all()
@@ -117,7 +120,12 @@ async def _serve(
         if config.replace_hung:
             background.append(asyncio.create_task(repository.replace_hung()))
         _leave_models_alone()
-        server.on_started = lambda: on_ready(addresses, sorted({model.name for model in repository.models()}))
+
+        def started() -> None:
+            on_ready(addresses, sorted({model.name for model in repository.models()}))
+            tell_systemd("READY=1")
+
+        server.on_started = started
         await server.serve(sockets=[listener])
         return stop.finished
     finally:
@@ -270,6 +278,7 @@ class _Stop:
     async def _drain(self) -> None:
         repository = self._service.repository
         self._service.drain()
+        tell_systemd("STOPPING=1")
         _LOG.info("stopping", extra={"in_flight": repository.in_flight})
         end = time.monotonic() + self._service.limits.drain_seconds
         while (repository.in_flight or self._service.num_connected) and time.monotonic() < end:

@@ -120,9 +120,11 @@ class ServedModel:
             answered = time.perf_counter()
             outputs = self._tensors(self._outputs, result, request)
         statistics = self.statistics
-        statistics.first_response_ms.add(1e3 * (answered - begin))
+        ended = time.perf_counter()
+        statistics.first_response_s.add(answered - begin)
         statistics.input_s += submitted - begin
-        statistics.output_s += time.perf_counter() - answered
+        statistics.output_s += ended - answered
+        statistics.duration_s.add(ended - begin)
         return InferResponse(self.name, self.version, outputs, request.id, self._single_outputs)
 
     async def stream(self, request: InferRequest, caller: str = "") -> AsyncIterator[InferResponse]:
@@ -139,9 +141,10 @@ class ServedModel:
                     try:
                         value = await self._guarded(anext(values))
                     except StopAsyncIteration:
+                        self.statistics.duration_s.add(time.perf_counter() - begin)
                         return
                     if first:
-                        self.statistics.first_response_ms.add(1e3 * (time.perf_counter() - begin))
+                        self.statistics.first_response_s.add(time.perf_counter() - begin)
                         first = False
                     outputs = self._tensors(self.signature.to_part, value)
                     yield InferResponse(self.name, self.version, outputs, request.id, single)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager
 from typing import final
@@ -13,6 +14,9 @@ from batchmaker.server.repository import Repository
 from batchmaker.server.sequences import ConnectedSequence
 from batchmaker.server.served import ServedModel
 
+AnsweredCalls = Counter[tuple[str, str]]
+"""How many calls were answered, by protocol ("http" or "grpc") and code: "200", "UNAVAILABLE"."""
+
 
 @final
 class Service:
@@ -23,6 +27,7 @@ class Service:
         self.limits = limits
         self.num_streams = 0
         self.num_connected = 0
+        self.answered: AnsweredCalls = Counter()
         self._draining = False
 
     def drain(self) -> None:
@@ -30,6 +35,11 @@ class Service:
         self._draining = True
         for model in self.repository.models():
             model.hang_up()
+
+    @property
+    def draining(self) -> bool:
+        """Whether it was told to stop."""
+        return self._draining
 
     @property
     def ready(self) -> bool:

@@ -12,10 +12,13 @@ from batchmaker.errors import DeadlineError
 from batchmaker.server.faults import FaultKind, fault_of
 from batchmaker.server.recent import RecentSeconds
 
-FIRST_RESPONSE_MS: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0)
+FIRST_RESPONSE_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 """Upper bounds of the histogram of times to the first response."""
 
-SLACK_MS: Final = (0.0, 1.0, 5.0, 10.0, 50.0, 100.0, 500.0, 1000.0)
+DURATION_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+"""Upper bounds of the histograms of times to the whole answer, and to the first cell."""
+
+SLACK_S: Final = (0.0, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
 """Upper bounds of the histogram of what was left before deadlines; 0: none."""
 
 
@@ -51,7 +54,8 @@ class ModelStatistics:
     """Counts since the model was loaded, in seconds and requests.
 
     Each field has one thread that writes it, so none has a lock: the first group the engine's, the second the server's.
-    settled: answered by the engine, in whatever way. missed: deadlines. accepted: handed to the engine.
+    settled: answered by the engine, in whatever way. missed: deadlines. accepted: handed to the engine. queueing_s:
+    until the first cell began. duration_s: from a request that has been read to its whole answer.
     """
 
     settled: int = 0
@@ -62,7 +66,8 @@ class ModelStatistics:
     compute_s: float = 0.0
     nodes: int = 0
     missed: int = 0
-    slack_ms: Histogram = field(default_factory=lambda: Histogram(SLACK_MS))
+    queueing_s: Histogram = field(default_factory=lambda: Histogram(DURATION_S))
+    slack_s: Histogram = field(default_factory=lambda: Histogram(SLACK_S))
     last_unix_s: float = 0.0
     cells: dict[str, CellCounts] = field(default_factory=dict)
     recent: RecentSeconds = field(default_factory=RecentSeconds)
@@ -71,7 +76,8 @@ class ModelStatistics:
     refused: dict[FaultKind, int] = field(default_factory=lambda: dict.fromkeys(FaultKind, 0))
     input_s: float = 0.0
     output_s: float = 0.0
-    first_response_ms: Histogram = field(default_factory=lambda: Histogram(FIRST_RESPONSE_MS))
+    first_response_s: Histogram = field(default_factory=lambda: Histogram(FIRST_RESPONSE_S))
+    duration_s: Histogram = field(default_factory=lambda: Histogram(DURATION_S))
 
     @property
     def in_flight(self) -> int:
@@ -85,11 +91,12 @@ class ModelStatistics:
             started_s = finished_s if ticket.started_s is None else ticket.started_s
             self.succeeded += 1
             self.queue_s += started_s - ticket.arrived_s
+            self.queueing_s.add(started_s - ticket.arrived_s)
             self.compute_s += finished_s - started_s
             self.nodes += ticket.num_cells
             self.last_unix_s = time.time()
             if ticket.deadline_s is not None:
-                self.slack_ms.add(1e3 * (ticket.deadline_s - finished_s))
+                self.slack_s.add(ticket.deadline_s - finished_s)
         else:
             kind = fault_of(error).kind
             self.failed[kind] += 1

@@ -13,7 +13,6 @@ from starlette.routing import Route
 from batchmaker.server.answers import encoded
 from batchmaker.server.chrome_trace import chrome_trace, trace_events
 from batchmaker.server.faults import invalid
-from batchmaker.server.metrics import CONTENT_TYPE
 from batchmaker.server.parts import Site
 
 _DEFAULT_SECONDS = 5.0
@@ -24,7 +23,8 @@ def observe_routes(site: Site) -> list[Route]:
     """/metrics and /v2/trace."""
 
     async def metrics(request: Request) -> Response:
-        return Response(site.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+        text, content_type = site.metrics.answer(request.headers.get("accept", ""))
+        return Response(text, headers={"Content-Type": content_type})
 
     async def trace(request: Request) -> Response:
         seconds = _seconds(request.query_params.get("seconds"))

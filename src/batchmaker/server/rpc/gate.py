@@ -164,6 +164,7 @@ class RpcGate:
                 return await self._guarded(call, work)
         finally:
             self.num_active -= 1
+            self._site.service.answered["grpc", _code(call).name] += 1
             failed = call.fault in _LOGGED
             if self._log_access or failed:
                 self._log(call, time.perf_counter() - begin, logging.WARNING if failed else logging.INFO)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -36,6 +37,7 @@ class RpcServer:
         self._server = aio.server(options=_options(config), maximum_concurrent_rpcs=config.limits.max_connections)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._handlers()),))
         self._server.add_generic_rpc_handlers((health_handlers(site.service),))
+        self._certificates: deque[Any] = deque(maxlen=1)
         self.address = self._bind(config)
 
     def _handlers(self) -> dict[str, Any]:
@@ -52,8 +54,8 @@ class RpcServer:
             if config.tls.cert is None or config.tls.key is None:
                 scheme, port = "grpc", self._server.add_insecure_port(wanted)
             else:
-                pair = Path(config.tls.key).read_bytes(), Path(config.tls.cert).read_bytes()
-                scheme, port = "grpcs", self._server.add_secure_port(wanted, grpc.ssl_server_credentials([pair]))
+                credentials = grpc.dynamic_ssl_server_credentials(_certificate(config), self._next_certificate)
+                scheme, port = "grpcs", self._server.add_secure_port(wanted, credentials)
         except OSError as error:
             raise OptionError(f"the TLS certificate or key cannot be used: {error}") from None
         except RuntimeError:
@@ -61,6 +63,21 @@ class RpcServer:
                 f"{wanted} cannot be used for gRPC. Give another --grpc-port or --host; port 0 takes any that is free."
             ) from None
         return f"{scheme}://{host}:{port}"
+
+    def take_over_certificate(self, config: Config) -> None:
+        """Have the certificate read anew; connections that are made from then on see it. Raises OSError."""
+        self._certificates.append(_certificate(config))
+
+    def _next_certificate(self) -> Any:
+        """Return what has been read since the last call, None for no change.
+
+        Called in a thread of gRPC's, for each new connection. The event loop may append meanwhile: both are one step of
+        the interpreter, so what is appended after the `pop` is there for the next connection.
+        """
+        try:
+            return self._certificates.pop()
+        except IndexError:
+            return None
 
     async def start(self) -> None:
         """Take calls from now on."""
@@ -74,6 +91,15 @@ class RpcServer:
         while self._gate.num_active and time.monotonic() < end:
             await asyncio.sleep(0.02)
         await self._server.stop(_WATCHERS_S)
+
+
+def _certificate(config: Config) -> Any:
+    """Return the certificate and its key as gRPC takes them, read now. Raises OSError."""
+    assert config.tls.cert is not None
+    assert config.tls.key is not None
+    return grpc.ssl_server_certificate_configuration(
+        [(Path(config.tls.key).read_bytes(), Path(config.tls.cert).read_bytes())]
+    )
 
 
 def _options(config: Config) -> list[tuple[str, Any]]:

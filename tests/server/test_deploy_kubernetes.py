@@ -1,0 +1,223 @@
+"""The manifests in deploy/kubernetes: against Kubernetes' schemas, against each other, and against a real server.
+
+KServe's schemas do not come as a package: of its ServingRuntime the fields that are used here are checked by name and
+type, and its container as that of a pod.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from deployed import DEPLOY, documents
+from server_process import RunningServer
+
+from batchmaker.server import run, served
+from batchmaker.server.config import Config, read_config
+
+MANIFESTS = sorted(path.name for path in (DEPLOY / "kubernetes").glob("*.yaml"))
+PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
+KEY = "k" * 20
+
+
+def deployment() -> dict[str, Any]:
+    (found,) = documents("kubernetes/deployment.yaml")
+    return found
+
+
+def pod() -> dict[str, Any]:
+    return deployment()["spec"]["template"]["spec"]
+
+
+def container() -> dict[str, Any]:
+    (found,) = pod()["containers"]
+    return found
+
+
+def settings_text() -> str:
+    (found,) = documents("kubernetes/configmap.yaml")
+    return found["data"]["server.toml"]
+
+
+def settings(tmp_path: Path) -> Config:
+    (tmp_path / "server.toml").write_text(settings_text())
+    return read_config(tmp_path / "server.toml")
+
+
+def after_the_drain_s() -> float:
+    """What ending may take after `drain_seconds`: engines, twice; last answers over HTTP and gRPC."""
+    return 2 * served._END_S + 2 * run._LAST_WRITES_S
+
+
+def validate(manifest: dict[str, Any]) -> None:
+    schemas = pytest.importorskip("kubernetes_validate")
+    schemas.validate(manifest, desired_version=schemas.latest_version(), strict=True)
+
+
+@pytest.mark.parametrize("path", MANIFESTS)
+def test_a_manifest_is_what_kubernetes_takes(path):
+    for document in documents(f"kubernetes/{path}"):
+        validate(document)
+
+
+def test_a_manifest_with_a_mistake_would_be_found():
+    schemas = pytest.importorskip("kubernetes_validate")
+    wrong = deployment()
+    wrong["spec"]["template"]["spec"]["containers"][0]["readinesProbe"] = {}
+    with pytest.raises(schemas.ValidationError, match="readinesProbe"):
+        validate(wrong)
+
+
+def test_everything_is_selected_by_the_labels_of_the_pods():
+    labels = deployment()["spec"]["template"]["metadata"]["labels"]
+    (budget,) = documents("kubernetes/poddisruptionbudget.yaml")
+    selectors = [deployment()["spec"]["selector"]["matchLabels"], budget["spec"]["selector"]["matchLabels"]]
+    selectors += [service["spec"]["selector"] for service in documents("kubernetes/service.yaml")]
+    assert all(selector and selector.items() <= labels.items() for selector in selectors)
+
+
+def test_ports_are_those_of_the_settings_wherever_they_are_named(tmp_path):
+    config = settings(tmp_path)
+    ports = {port["name"]: port["containerPort"] for port in container()["ports"]}
+    assert ports == {"http": config.port, "grpc": config.grpc_port, "admin": config.admin_port}
+    services = [port for service in documents("kubernetes/service.yaml") for port in service["spec"]["ports"]]
+    assert {port["targetPort"] for port in services} == set(ports)
+    assert all(port["port"] == ports[port["targetPort"]] for port in services)
+    clients, _ = documents("kubernetes/service.yaml")
+    assert "admin" not in [port["targetPort"] for port in clients["spec"]["ports"]]
+    annotations = deployment()["spec"]["template"]["metadata"]["annotations"]
+    assert int(annotations["prometheus.io/port"]) == config.admin_port
+    assert {container()[probe]["httpGet"]["port"] for probe in PROBES} <= set(ports)
+
+
+def test_the_pod_is_given_the_time_that_its_server_may_take_to_end(tmp_path):
+    command = container()["lifecycle"]["preStop"]["exec"]["command"]
+    assert command[0] == "sleep"
+    needed = float(command[1]) + settings(tmp_path).limits.drain_seconds + after_the_drain_s()
+    assert needed <= pod()["terminationGracePeriodSeconds"]
+
+
+def test_what_the_settings_name_is_mounted(tmp_path):
+    config = settings(tmp_path)
+    mounts = {mount["mountPath"]: mount for mount in container()["volumeMounts"]}
+    assert {mount["name"] for mount in mounts.values()} == {volume["name"] for volume in pod()["volumes"]}
+    assert config.auth.keys is not None
+    assert str(Path(config.auth.keys).parent) in mounts
+    assert [model.source for model in config.models] == ["/models"]
+    assert "/models" in mounts
+    assert container()["args"] == ["--config", "/etc/batchmaker/server.toml"]
+    assert "/etc/batchmaker" in mounts
+    (claim,) = documents("kubernetes/models.yaml")
+    claims = [
+        volume["persistentVolumeClaim"]["claimName"] for volume in pod()["volumes"] if "persistentVolumeClaim" in volume
+    ]
+    assert claims == [claim["metadata"]["name"]]
+    assert not any(inner != outer and inner.startswith(f"{outer}/") for inner in mounts for outer in mounts)
+
+
+def test_nobody_is_root():
+    containerfile = (DEPLOY / "Containerfile").read_text()
+    (user,) = re.findall(r"^USER (\d+)$", containerfile, re.MULTILINE)
+    assert f"useradd --uid {user} " in containerfile
+    assert pod()["securityContext"]["runAsUser"] == runtime_container()["securityContext"]["runAsUser"] == int(user)
+    for one in (container(), runtime_container()):
+        assert one["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert one["securityContext"]["allowPrivilegeEscalation"] is False
+
+
+def port_of(server: RunningServer, port: int) -> RunningServer:
+    """The same server at another of its ports."""
+    other = RunningServer.__new__(RunningServer)
+    other.host, other.port = server.host, port
+    return other
+
+
+@pytest.mark.slow
+def test_every_path_in_the_manifests_answers_at_its_port_of_a_server_with_these_settings(serve, saved_models, tmp_path):
+    (tmp_path / "keys").write_text(f"ann:{KEY}\n")
+    text = re.sub(r"(?m)^(\w*port) = \d+", r"\1 = 0", settings_text())
+    text = text.replace("0.0.0.0", "127.0.0.1")
+    text = text.replace("/run/secrets/batchmaker/keys", str(tmp_path / "keys"))
+    text = text.replace('"/models"', f'"{saved_models}"')
+    assert tomllib.loads(text)["port"] == 0
+    (tmp_path / "server.toml").write_text(text)
+    server = serve("--config", tmp_path / "server.toml")
+    _, grpc, admin = map(int, re.findall(r"127\.0\.0\.1:(\d+)", server.ready_line))
+    ports = {"http": server, "admin": port_of(server, admin)}
+    for probe in PROBES:
+        asked = container()[probe]["httpGet"]
+        assert ports[asked["port"]].get(asked["path"]).status == 200, probe
+    annotations = deployment()["spec"]["template"]["metadata"]["annotations"]
+    assert b"batchmaker_ready 1" in ports["admin"].get(annotations["prometheus.io/path"]).content
+    assert server.post("/v2/models/counter/generate", {"input_0": 2}).status == 401
+    assert server.post("/v2/models/counter/generate", {"input_0": 2}, X_API_Key=KEY).status == 200
+    assert server.get("/metrics", X_API_Key=KEY).status == 404
+    assert server.grpc_address.endswith(f":{grpc}")
+
+
+class ModelFormat(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
+    name: str
+    version: str
+    auto_select: bool = False
+
+
+class RuntimeSpec(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
+    """Fields of KServe's v1alpha1.ServingRuntimeSpec, as far as they are used."""
+
+    containers: list[dict[str, Any]]
+    supported_model_formats: list[ModelFormat]
+    protocol_versions: list[str]
+    annotations: dict[str, str]
+
+
+def runtime() -> RuntimeSpec:
+    (found,) = documents("kubernetes/kserve/servingruntime.yaml")
+    assert (found["apiVersion"], found["kind"]) == ("serving.kserve.io/v1alpha1", "ServingRuntime")
+    return msgspec.convert(found["spec"], RuntimeSpec)
+
+
+def runtime_container() -> dict[str, Any]:
+    (found,) = runtime().containers
+    return found
+
+
+def test_the_runtime_of_kserve_has_the_container_that_kserve_looks_for():
+    assert runtime_container()["name"] == "kserve-container"
+    metadata = {"name": "predictor"}
+    validate({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": runtime().containers}})
+    (service,) = documents("kubernetes/kserve/inferenceservice.yaml")
+    predictor = service["spec"]["predictor"]
+    (model_format,) = runtime().supported_model_formats
+    assert predictor["model"]["modelFormat"]["name"] == model_format.name
+    assert predictor["model"]["protocolVersion"] in runtime().protocol_versions
+    (drain,) = [
+        float(one.partition("=")[2]) for one in runtime_container()["args"] if one.startswith("--drain-seconds=")
+    ]
+    assert predictor["terminationGracePeriodSeconds"] >= drain + after_the_drain_s()
+
+
+@pytest.mark.slow
+def test_the_runtimes_arguments_serve_a_saved_model_under_the_services_name(serve, saved_models):
+    ports = {"--port": None, "--admin-port": None}
+    arguments = []
+    for argument in runtime_container()["args"]:
+        flag, _, value = argument.partition("=")
+        if flag in ports:
+            ports[flag] = int(value)
+            argument = f"{flag}=0"
+        given = argument.replace("{{.Name}}", "translator").replace("/mnt/models", str(saved_models / "counter"))
+        arguments.append(given.replace("0.0.0.0", "127.0.0.1"))
+    assert runtime_container()["ports"][0]["containerPort"] == ports["--port"]
+    probe = runtime_container()["readinessProbe"]["httpGet"]
+    assert probe["port"] == ports["--port"]
+    assert int(runtime().annotations["prometheus.kserve.io/port"]) == ports["--admin-port"]
+    server = serve(*arguments)
+    assert server.get(probe["path"]).status == 200
+    assert server.get("/v2/models/translator/ready").status == 200
+    assert server.post("/v2/models/translator/generate", {"input_0": 2}).status == 200
+    admin = port_of(server, int(re.findall(r"127\.0\.0\.1:(\d+)", server.ready_line)[-1]))
+    assert b"batchmaker_ready 1" in admin.get(runtime().annotations["prometheus.kserve.io/path"]).content
