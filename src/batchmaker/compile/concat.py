@@ -1,4 +1,4 @@
-"""A linear layer over values side by side is a sum of layers: each part can then go its own way."""
+"""A linear layer over concatenated values is a sum of layers, which can then be treated separately."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _aten = torch.ops.aten
 
 
 def part_concatenations(cell: TracedCell, apart: Callable[[fx.Node], bool]) -> None:
-    """Rewrite W [a, b] as Wa a + Wb b wherever some of the values side by side are `apart` and some are not.
+    """Rewrite W [a, b] as Wa a + Wb b if some of the concatenated values are `apart` and some are not.
 
-    A decoder that reads its last word next to a context is the case in mind: the word's part is a table, the
-    context's may be hoisted.
+    The main case is a decoder that reads its last word next to a context: the word's part becomes a table, the
+    context's part may be hoisted.
     """
     for node in list(cell.graph.nodes):
         parts = _parts(cell, node)
@@ -28,7 +28,7 @@ def part_concatenations(cell: TracedCell, apart: Callable[[fx.Node], bool]) -> N
 
 
 def _parts(cell: TracedCell, node: fx.Node) -> list[fx.Node]:
-    """Return the values that a linear node with constant weights reads side by side, [] if it is no such node."""
+    """Return the concatenated values that a linear node with constant weights reads, [] for any other node."""
     if node.target is not _aten.linear.default or cell.value(node.args[1]) is None:
         return []
     x = node.args[0]

@@ -1,4 +1,4 @@
-"""Linear nodes with constant weights become packed layers, merged, with the sum or activation after."""
+"""Linear nodes with constant weights become packed layers, merged, and fused with the next activation or sum."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _ACTIVATIONS: dict[Any, Activation] = {
 
 
 class Packer:
-    """Packs each set of weights once, however many graphs use it.
+    """Packs each set of weights once for any number of graphs.
 
-    Weights are told apart by identity: whoever calls keeps them alive (a TracedCell's constants are). reuse: pointwise
-    operations write over what nobody else reads. fuse: they run in passes over the rows, where there is a program for
-    them.
+    Weights are identified by object identity; the caller keeps them alive (as constants of a TracedCell). reuse:
+    pointwise operations overwrite values without another reader. fuse: they run in passes over the rows, if there is a
+    program for them.
     """
 
     def __init__(self, *, reuse: bool = False, fuse: bool = False) -> None:
@@ -33,7 +33,7 @@ class Packer:
         self._layers: dict[tuple[Any, ...], Linear] = {}
 
     def linear(self, weights: list[Tensor], biases: list[Tensor | None], activation: Activation = "none") -> Linear:
-        """Return the layer whose outputs are those of the given ones side by side."""
+        """Return one layer whose outputs are the concatenated outputs of the given layers."""
         key = (tuple(map(id, weights)), tuple(map(id, biases)), activation)
         if key not in self._layers:
             weight, bias = weights[0], biases[0]
@@ -89,7 +89,7 @@ def _merge(cell: TracedCell, nodes: list[fx.Node], packer: Packer) -> None:
     """Compute layers that read the same input in one product and slice it."""
     parameters = [_parameters(cell, node) for node in nodes]
     layer = packer.linear([weight for weight, _ in parameters], [bias for _, bias in parameters])
-    first = nodes[0]  # in graph order, so it stands before all who read any of them
+    first = nodes[0]  # in graph order, so it comes before all readers
     with cell.graph.inserting_before(first):
         product = cell.graph.call_function(layer, (first.args[0],))
         value = first.meta["val"]
@@ -104,7 +104,7 @@ def _merge(cell: TracedCell, nodes: list[fx.Node], packer: Packer) -> None:
 
 
 def _fuse(cell: TracedCell, node: fx.Node, packer: Packer) -> None:
-    """Replace a layer, together with the activation or sum that alone reads it."""
+    """Merge a layer with the activation or sum that is its only reader."""
     weight, bias = _parameters(cell, node)
     user = next(iter(node.users))
     alone = len(node.users) == 1
@@ -118,7 +118,7 @@ def _fuse(cell: TracedCell, node: fx.Node, packer: Packer) -> None:
 
 
 def _other_summand(node: fx.Node, user: fx.Node) -> fx.Node | None:
-    """Return what `user` adds to `node` if it is a plain sum of two values of one shape and dtype."""
+    """Return the other operand of `user` if it is a plain sum with `node`, of the same shape and dtype."""
     if user.target is not _aten.add.Tensor or user.kwargs or len(user.args) != 2:
         return None
     other = user.args[1] if user.args[0] is node else user.args[0]

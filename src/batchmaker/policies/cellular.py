@@ -9,19 +9,19 @@ from batchmaker.graph.spec import TypeId
 from batchmaker.policies.base import CellPolicy, ReadyView
 
 BUDGET_MS: Final = 1.0
-"""Milliseconds of a task. On one core, forming and reporting one costs about a twentieth of that."""
+"""Milliseconds of a task. On one core, forming and reporting a task takes about a twentieth of that."""
 
 MOST_STEPS: Final = 64
-"""Steps of a task, however short they are: positions of all of them are told of together."""
+"""Most steps of a task, however short they are. All positions of a task are reported together."""
 
 
 @final
 class CellularPolicy(CellPolicy):
-    """Prefer a full batch, then a type that is not running, then anything ready; within each, the highest priority.
+    """Prefer a full batch, then a type that is not running, then any ready type; within each, the highest priority.
 
-    A task has as many steps as fit into budget_ms, by what steps have taken lately: long enough that deciding costs
-    little beside it, short enough for newcomers and other types, who wait for it. max_steps: MaxTasksToSubmit instead,
-    5 in the paper: so many steps, however long they take.
+    A task has as many steps as fit into budget_ms, by recent step times. It is long enough that deciding costs little
+    beside it, and short enough for newcomers and other types, which wait for it. max_steps: a fixed number of steps
+    instead (MaxTasksToSubmit, 5 in the paper), however long they take.
     """
 
     name = "cellular"

@@ -1,7 +1,7 @@
-"""Layers over values side by side: one product over all of them, or a sum of products over each.
+"""Layers over concatenated values: one product over all of them, or a sum of products over each.
 
 W [a, b] = Wa a + Wb b. One product starts once, but the values must be copied together first, and layers that read a or
-b alone cannot share it; which is faster is measured.
+b alone cannot share it. The faster form is found by measuring.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _aten = torch.ops.aten
 
 
 def part_products(cell: TracedCell) -> None:
-    """Rewrite every layer over values side by side as a sum."""
+    """Rewrite every layer over concatenated values as a sum."""
     for node in list(cell.graph.nodes):
         parts = _side_by_side(cell, node)
         if len(parts) < 2:
@@ -30,7 +30,7 @@ def part_products(cell: TracedCell) -> None:
         widths = [int(shape_of(part)[-1]) for part in parts]
         with cell.graph.inserting_before(node):
             total = None
-            biases = [None] * (len(parts) - 1) + [bias]  # the last is what the others are added to
+            biases = [None] * (len(parts) - 1) + [bias]  # the others are added to the last one
             for part, own, own_bias in zip(parts, torch.split_with_sizes(weight, widths, 1), biases, strict=True):
                 arguments = (part, cell.constant(own.contiguous()), own_bias)
                 term = cell.graph.call_function(_aten.linear.default, arguments)
@@ -45,7 +45,7 @@ def part_products(cell: TracedCell) -> None:
 
 
 def join_products(cell: TracedCell) -> None:
-    """Rewrite every sum of layers over different values as one layer over these side by side."""
+    """Rewrite every sum of layers over different values as one layer over the concatenated values."""
     joined: dict[tuple[fx.Node, ...], fx.Node] = {}
     for node in list(cell.graph.nodes):
         if node.target is not _aten.add.Tensor or node.kwargs:
@@ -71,8 +71,7 @@ def join_products(cell: TracedCell) -> None:
 
 
 def flatten_products(cell: TracedCell) -> None:
-    """Rewrite layers over values of several rows each, and sums of those, as layers over all rows: these can be
-    packed."""
+    """Rewrite layers over values of several rows each, and sums of them, as layers over all rows, which can be packed."""
     for node in list(cell.graph.nodes):
         if len(shape_of(node)) != 3 or not isinstance(shape_of(node)[1], int):
             continue
@@ -124,7 +123,7 @@ def _merge(cell: TracedCell, nodes: Sequence[fx.Node]) -> None:
 
 
 def _side_by_side(cell: TracedCell, node: fx.Node) -> list[fx.Node]:
-    """Return the values that a layer reads side by side, [] if the node is no layer."""
+    """Return the concatenated values that a layer reads, [] if the node is not a layer."""
     if not (is_linear(cell, node, 2) or is_linear(cell, node, 3)):
         return []
     x: Any = node.args[0]

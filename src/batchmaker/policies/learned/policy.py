@@ -1,4 +1,4 @@
-"""A learnt table in the live scheduler: the ready counts are the state, whatever requests they come from."""
+"""A learnt table in the live scheduler. The state is the ready counts over all requests."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ _NOT_KNOWN: Final = -1
 
 @final
 class LearnedPolicy(CellPolicy):
-    """What `batchmaker learn` wrote says which cell runs; where it knows nothing, the sufficient condition does.
+    """Runs the cell that the table of `batchmaker learn` chooses; the sufficient condition decides in unknown states.
 
-    Full batches go first: a table is learnt without a limit to batches and says who should wait to be fewer.
+    Full batches go first: a table is learnt without a limit to batches, to let types wait so that fewer batches are
+    needed.
 
-    file: the policy. max_steps: steps per task; 1 looks at the state before every batch, as in learning. Requests that
-    come and go change how many nodes are ready, which is all that a state is made of. In a state that was not met in
-    learning, or with a cell that the file does not have, `policies.sufficient` decides: an order may be worse, a result
+    file: the policy. max_steps: steps per task; 1 looks at the state before every batch, as in learning. A state
+    consists only of the numbers of ready nodes, which change as requests come and go. `policies.sufficient` decides in
+    a state that was not met in learning, or with a cell that the file does not have: the order may be worse, a result
     never changes. Raises PolicyFileError for a file that cannot be used.
     """
 
@@ -38,7 +39,7 @@ class LearnedPolicy(CellPolicy):
         self._encode = ENCODINGS[self._file.encoding]
         self._number = {cell.name: number for number, cell in enumerate(self._file.cells)}
         self._of_type: list[int] = []  # position in the file of each live type
-        self._types: list[TypeId] = [TypeId(_NOT_KNOWN)] * len(self._number)  # and back
+        self._types: list[TypeId] = [TypeId(_NOT_KNOWN)] * len(self._number)  # the inverse
 
     @property
     def learnt_for(self) -> str:
@@ -46,7 +47,7 @@ class LearnedPolicy(CellPolicy):
         return self._file.model
 
     def check_cells(self, cells: Sequence[CellType]) -> None:
-        """PolicyFileError if some of these cells are not of the model that the policy was learnt for."""
+        """PolicyFileError if a cell does not belong to the model that the policy was learnt for."""
         self._file.check_cells(cells)
 
     def rank(self, view: ReadyView) -> Sequence[TypeId]:
@@ -56,7 +57,7 @@ class LearnedPolicy(CellPolicy):
         return full_first(view, self._learnt_order(view, ready))
 
     def _learnt_order(self, view: ReadyView, ready: Sequence[TypeId]) -> Sequence[TypeId]:
-        """Return what the table says first, then the others; without it, the order of the sufficient condition."""
+        """Return the table's choice first, then the others; the order of the sufficient condition if there is no entry."""
         if len(self._of_type) < len(view.cells):
             self._meet(view.cells)
         counts = [0] * len(self._types)
