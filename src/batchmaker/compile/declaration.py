@@ -51,7 +51,7 @@ def checked_module(module: Any) -> nn.Module:
 
 
 def what_came(given: Any, call: str) -> str:
-    """Return a description of the object that was given instead of a module, and the line to write instead, if known."""
+    """Return a description of the object given instead of a module, and the line to write instead, if known."""
     kind = f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
     package = type(given).__module__.partition(".")[0]
     if isinstance(given, str | os.PathLike) and str(given).lower().endswith(".onnx"):

@@ -191,7 +191,7 @@ def opaque(
 
 
 def row_forms(given: Mapping[str, RowGiven] | Sequence[RowGiven], kind: str) -> tuple[RowForm, ...]:
-    """Return users' rows as forms. kind: "input" or "output", for messages. OptionError for anything that is not a row."""
+    """Return users' rows as forms. kind: "input" or "output", for messages. OptionError for an invalid row."""
     if not isinstance(given, Mapping | list | tuple) or not given:
         raise OptionError(f"{kind}s must be a list of rows, or a dict of rows by name, at least one; got {given!r}")
     named = given.items() if isinstance(given, Mapping) else ((f"{kind}{i}", row) for i, row in enumerate(given))

@@ -112,7 +112,7 @@ def _find(cell: TracedCell, num_given: int) -> _FoundStep | None:
 
 
 def _find_greedy(step: TracedCell) -> LoopedStep | None:
-    """Return a step of a greedy decoder: it reads a token from its state and chooses the next by the new h; else None."""
+    """Return a step of a greedy decoder: it reads a token and chooses the next by the new h; else None."""
     steps = [node for node in step.graph.nodes if isinstance(node.target, LSTMStep | GRUStep | RNNStep)]
     if len(steps) != 1 or not isinstance(projected := steps[0].args[0], fx.Node) or not is_lookup(projected):
         return None

@@ -1,4 +1,7 @@
-"""The split of a cell into a state-independent part and a step. The first is computed for all steps of a task at once."""
+"""The split of a cell into a state-independent part and a step.
+
+The first part is computed for all steps of a task at once.
+"""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class LatencyTable:
 
 
 def isotonic(values: ArrayLike) -> NDArray[np.float64]:
-    """Return the nearest non-decreasing sequence to `values` in least squares: [n] float64 (pool adjacent violators)."""
+    """Return the nearest non-decreasing sequence in least squares: [n] float64 (pool adjacent violators)."""
     means: list[float] = []
     counts: list[int] = []
     for value in np.asarray(values, np.float64).tolist():

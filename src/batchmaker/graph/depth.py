@@ -40,7 +40,10 @@ def _run_depths(run: Run, depth: Depths) -> None:
 
 @compiled
 def _deepen(first: int, sources: NodeArray, depth: Depths) -> None:
-    """Make each node of a block deeper than its sources. first: its first node. sources: [inputs, nodes of the block]."""
+    """Make each node of a block deeper than its sources.
+
+    first: its first node. sources: [inputs, nodes of the block].
+    """
     for i in range(sources.shape[1]):
         deepest = -1
         for k in range(sources.shape[0]):

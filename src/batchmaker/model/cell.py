@@ -34,7 +34,10 @@ DEFAULT_MAX_SHAPES = 8
 
 
 def size_ladder(largest: int, *, exact: int, parts: int) -> tuple[int, ...]:
-    """Return sizes from 1 to `largest`: each size up to `exact`, then `parts` sizes (a power of two) in every doubling."""
+    """Return the sizes from 1 to `largest`.
+
+    Each size up to `exact`, then `parts` sizes (a power of two) in every doubling.
+    """
     sizes = {*range(1, min(largest, exact) + 1), largest}
     size = exact
     while size < largest:
@@ -254,7 +257,7 @@ class Cell:
         return known, columns, None
 
     def _type_of(self, scope: UnfoldingScope, inputs: tuple[ValueSpec, ...], error: ShapeError | None) -> CellType:
-        """Return a new type for these shapes. error: the error of the cell's existing type, which takes other shapes."""
+        """Return a new type for these shapes. error: that of the cell's existing type, which takes others."""
         return scope.types.learn(self, inputs) if error is None else scope.types.other(self, inputs, error)
 
     def _other_calls(self, scope: UnfoldingScope, arguments: tuple[Any, ...], error: ShapeError) -> Calls:

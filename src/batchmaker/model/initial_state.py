@@ -101,7 +101,7 @@ def _state_of(cell: nn.LSTMCell | nn.GRUCell | nn.RNNCell, dtype: str) -> State:
 
 @final
 class _StateSearch:
-    """Searches for the states with the given number of parts that a module returns in the same form as it takes them."""
+    """Searches for states, with a given number of parts, that a module returns in the form in which it takes them."""
 
     def __init__(self, module: nn.Module, num_states: int) -> None:
         self._module, self._flat, self._num_states = module, flat_module(module), num_states

@@ -190,7 +190,7 @@ class CellRegistry:
             )
 
     def use_in_runs(self, cell: CellType, num_sequence_inputs: int) -> None:
-        """Note the number of inputs per step in chains of this cell. ModelError if earlier chains use another number."""
+        """Note the number of inputs per step in this cell's chains. ModelError if earlier chains differ."""
         known = self.num_sequence_inputs.get(cell.type_id)
         if known == num_sequence_inputs:
             return

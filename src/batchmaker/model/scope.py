@@ -28,7 +28,7 @@ class CellTypes(Protocol[C]):
         """Return the type of a cell for other shapes than at first. Raises `error` if it does not take them."""
 
     def use_in_runs(self, cell: CellType, num_sequence_inputs: int) -> None:
-        """Note the number of inputs per step in chains of this cell. ModelError if earlier chains use another number."""
+        """Note the number of inputs per step in this cell's chains. ModelError if earlier chains differ."""
 
     def zero_state(self, cell: C, sequence: tuple[ValueSpec, ...]) -> tuple[ValueSpec, ...]:
         """Return the specs of a chain's initial state when the unfold function gives none."""

@@ -17,7 +17,7 @@ from batchmaker.policies.requests import RequestTable
 
 
 class DepthView(Protocol):
-    """Depths of nodes: the number of nodes that must run one after another before each, 0 for a node without sources."""
+    """Depths of nodes: how many nodes must run one after another before each, 0 for a node without sources."""
 
     def mean(self, type_id: TypeId) -> float:
         """Mean depth of all nodes of a type in the mini-batch (the requests in flight together), run or not."""

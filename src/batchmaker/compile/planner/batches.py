@@ -32,7 +32,7 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One batched operation. results: for each position, the variable that it computes. Operands have the same length."""
+    """One batched operation. results: for each position, the variable that it computes; operands alike."""
 
     results: tuple[int, ...]
     operands: tuple[Operand, ...]

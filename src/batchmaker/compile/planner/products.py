@@ -71,7 +71,10 @@ def join_products(cell: TracedCell) -> None:
 
 
 def flatten_products(cell: TracedCell) -> None:
-    """Rewrite layers over values of several rows each, and sums of them, as layers over all rows, which can be packed."""
+    """Rewrite layers over values of several rows each, and sums of them, as layers over all rows.
+
+    These can be packed.
+    """
     for node in list(cell.graph.nodes):
         if len(shape_of(node)) != 3 or not isinstance(shape_of(node)[1], int):
             continue

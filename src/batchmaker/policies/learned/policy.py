@@ -57,7 +57,10 @@ class LearnedPolicy(CellPolicy):
         return full_first(view, self._learnt_order(view, ready))
 
     def _learnt_order(self, view: ReadyView, ready: Sequence[TypeId]) -> Sequence[TypeId]:
-        """Return the table's choice first, then the others; the order of the sufficient condition if there is no entry."""
+        """Return the table's choice first, then the others.
+
+        The order of the sufficient condition if there is no entry.
+        """
         if len(self._of_type) < len(view.cells):
             self._meet(view.cells)
         counts = [0] * len(self._types)
