@@ -1,7 +1,6 @@
-"""The steps of a task of greedy decoders, compiled: a recurrent step, the scores of all tokens, the best is read next.
+"""The compiled steps of a task of greedy decoders: a recurrent step, the scores of all tokens, the choice of the best.
 
-Loops that come to the token that ends them are left out of the steps that follow, as the stop tests between steps would
-leave them out.
+Loops that reach their end token are left out of later steps, as with stop tests between steps.
 """
 
 from __future__ import annotations
@@ -34,7 +33,10 @@ from batchmaker.kernels.cpu.tiled import Floats, Ints, Rows, run_tiles
 
 @compiled_part
 def best(scores: Floats, b: int, bias: Floats, like: Any) -> int:
-    """Return where scores[b] + bias, rounded as `like` is, is the greatest: the first such place, or that of a NaN."""
+    """Return the index of the greatest scores[b] + bias, rounded to the type of `like`.
+
+    It is the first such index, or that of a NaN.
+    """
     place = 0
     most = widened(rounded(scores[b, 0] + bias[0], like))
     for j in range(1, len(bias)):
@@ -49,7 +51,7 @@ def can_decode(
     used: Flags, nodes: Ints, num_tokens: int, tables: Ints, said_from: Ints, said_rows: Ints, test_of: Ints,
     is_constant: Flags,
 ) -> bool:  # fmt: skip
-    """Whether every step has lanes, every token that is brought has a row, and every stop test is a number."""
+    """Whether every step has lanes, every token from outside has a row, and every stop test is a number."""
     outside = 0
     for s in range(len(used)):
         outside += not used[s]
@@ -65,7 +67,7 @@ def can_decode(
 
 @compiled_part
 def clear_skipped(copies: Ints, lanes: Ints) -> None:
-    """Let what is fetched of positions that did not run be zero."""
+    """Set the fetched values of positions that did not run to zero."""
     for i in range(len(copies)):
         row_bytes = copies[i, ROW_BYTES]
         if not copies[i, ROWS]:
@@ -79,7 +81,7 @@ def end_loops(
     first: int, last: int, nodes: Ints, places: Ints, said: Ints, test_of: Ints, last_of: Ints, over: Flags,
     constants: Ints, stopped: Flags,
 ) -> None:  # fmt: skip
-    """Note which loops have ended with the step of positions first to last, of which those with a place ran."""
+    """Record the loops that end with the step of positions first to last, of which those with a place ran."""
     for p in range(first, last):
         node = nodes[p]
         if places[p] < 0 or test_of[node] < 0:
@@ -99,13 +101,13 @@ def run_greedy(
     out_addresses: Ints, out_way: int, scores: Floats, places: Ints, test_of: Ints, last_of: Ints, over: Flags,
     constants: Ints, is_constant: Flags, stopped: Flags, skipped: Flags,
 ) -> bool:  # fmt: skip
-    """Compute all steps of a task; False, with nothing written, if it has to be computed step by step.
+    """Compute all steps of a task; False, with nothing written, if it must be computed step by step.
 
     said: [lanes] the token of each lane, read and written. said_from, said_rows: as h_from and h_rows. outputs: 0 for
-    h, 1 for c, 2 for the token. out_w: [hidden, tokens], out_bias: [tokens], how they are multiplied: out_way. scores:
-    room for those of BLOCK rows. nodes: [positions]; test_of, last_of, over: by node as StopTests has them, constants,
-    is_constant by test; all empty if no value ends a loop here. stopped, skipped: [positions], false, written. places:
-    room for as many. The rest is as in run_steps.
+    h, 1 for c, 2 for the token. out_w: [hidden, tokens], out_bias: [tokens]; out_way: how to multiply them. scores:
+    room for those of BLOCK rows. nodes: [positions]; test_of, last_of, over: by node as in StopTests; constants,
+    is_constant: by test; all empty if no loop ends at a value here. stopped, skipped: [positions], false, written.
+    places: room for [positions]. The rest is as in run_steps.
     """
     if not can_decode(used, nodes, len(px), tables, said_from, said_rows, test_of, is_constant):
         return False
