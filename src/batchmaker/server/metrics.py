@@ -1,4 +1,4 @@
-"""What Prometheus reads: Triton's names where Triton has one, `batchmaker_` for the rest."""
+"""Metrics for Prometheus: Triton's names where they exist, `batchmaker_` for the rest."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _total_us(counts: ModelStatistics) -> float:
 
 @final
 class Metrics(Collector):
-    """Reads the counts of every loaded model when asked; nothing is kept twice."""
+    """Reads the counts of every loaded model on request; it keeps no counts of its own."""
 
     def __init__(self, service: Service, connections: Connections, log: LogQueue | None = None) -> None:
         self._service = service
@@ -170,7 +170,7 @@ class Metrics(Collector):
 
 
 def _triton_counter(name: str, meaning: str, samples: Sequence[tuple[dict[str, str], float]]) -> Metric:
-    """Return a counter under exactly this name; prometheus_client would end it in `_total`, so it is untyped."""
+    """Return a counter under exactly this name. It is untyped, because prometheus_client would append `_total`."""
     metric = Metric(name, meaning, "unknown")
     for labels, value in samples:
         metric.add_sample(name, labels, value)

@@ -1,4 +1,4 @@
-"""Taking over changed settings while requests run, at SIGHUP."""
+"""Applies changed settings while requests run, at SIGHUP."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _TAKEN_OVER: Final = frozenset(
 
 @final
 class Reload:
-    """Reads the settings anew and takes over keys, the certificate, the level of the log and models.
+    """Reads the settings again and applies keys, the certificate, the log level and models.
 
-    What is wrong in them is logged, and everything stays as it was. What else has changed waits for the next start,
-    which the log says.
+    Invalid settings are logged, and everything stays as it was. Other changes wait for the next start, and the log says
+    so.
     """
 
     def __init__(self, config: Config, read: Callable[[], Config], keys: KeyRing, repository: Repository) -> None:
-        """config: as the server was started. read: reads them anew."""
+        """config: the settings at the start. read: reads them again."""
         self._config = config
         self._read = read
         self._keys = keys
@@ -52,12 +52,12 @@ class Reload:
         self._again = False
 
     def with_certificate(self, context: ssl.SSLContext | None) -> None:
-        """Have this context's certificate read anew too; connections that are made from then on see it."""
+        """Also reload this context's certificate; later connections use it."""
         if context is not None:
             self._certificates.append(context)
 
     def begin(self) -> None:
-        """Begin; if one is under way, there is another after it."""
+        """Begin a reload. If one is in progress, another follows."""
         if self._running is None:
             self._running = asyncio.ensure_future(self._reload())
             self._running.add_done_callback(self._ended)
@@ -83,7 +83,7 @@ class Reload:
         check_config(config)
         entries, keys = config.entries(), config.auth.keys_and_rates()
         certificates = [] if config.tls.cert is None else self._certificates
-        if certificates:  # tried first where it does no harm: a context whose key does not fit is of no more use
+        if certificates:  # tried in a new context first: a context whose key does not fit is unusable
             _use(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), config)
         self._keys.replace(*keys)
         for context in certificates:
@@ -100,7 +100,7 @@ def _use(context: ssl.SSLContext, config: Config) -> None:
 
 
 def waiting_settings(started: Config, now: Config) -> list[str]:
-    """Return the names of settings that differ from those of the start and are not taken over, "limits.max_nodes"."""
+    """Return the names of changed settings that need a restart, such as "limits.max_nodes"."""
     names: list[str] = []
     for name in Config.__struct_fields__:
         old, new = getattr(started, name), getattr(now, name)

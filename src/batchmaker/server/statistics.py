@@ -1,4 +1,4 @@
-"""What has happened to the requests of one model, counted where it happens and read by whoever asks."""
+"""Counts of the requests of one model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FIRST_RESPONSE_MS: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0
 """Upper bounds of the histogram of times to the first response."""
 
 SLACK_MS: Final = (0.0, 1.0, 5.0, 10.0, 50.0, 100.0, 500.0, 1000.0)
-"""Upper bounds of the histogram of what was left before deadlines; 0: none."""
+"""Upper bounds of the histogram of time left before deadlines; 0: none."""
 
 
 @final
@@ -50,8 +50,8 @@ class CellCounts:
 class ModelStatistics:
     """Counts since the model was loaded, in seconds and requests.
 
-    Each field has one thread that writes it, so none has a lock: the first group the engine's, the second the server's.
-    settled: answered by the engine, in whatever way. missed: deadlines. accepted: handed to the engine.
+    Each field is written by one thread, so none has a lock: the first group by the engine's, the second by the
+    server's. settled: answered by the engine, in any way. missed: deadlines. accepted: handed to the engine.
     """
 
     settled: int = 0
