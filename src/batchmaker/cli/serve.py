@@ -68,9 +68,9 @@ def serve(
 ) -> None:
     """Serve models over HTTP and gRPC (Open Inference Protocol v2), all requests batched together.
 
-    Prints a line with its addresses when requests are taken. SIGTERM (or Ctrl-C) finishes what was accepted and ends;
-    the exit status is 1 if that did not fit into --drain-seconds. SIGHUP reads keys, certificate, models and --config
-    anew.
+    Prints a line with its addresses when requests are taken. After SIGTERM (or Ctrl-C) it finishes accepted requests
+    and ends; the exit status is 1 if they did not finish within --drain-seconds. SIGHUP reloads keys, certificate,
+    models and --config.
 
     [bold]Examples[/bold]
 
@@ -133,7 +133,7 @@ def _say_ready(addresses: list[str], served: list[str]) -> None:
 
 
 def _warn_of_policies(settings: Any) -> None:
-    """Warn of learned policies that were learnt for other models than those whose entries have them."""
+    """Warn of learned policies that were learnt for other models than those that use them."""
     from batchmaker.server.sources import BuiltIn, SavedDirectory
 
     for entry in settings.entries():
@@ -159,7 +159,7 @@ def _text(path: Path | None) -> str | None:
 
 
 def _replaced(struct: Any, **values: Any) -> Any:
-    """Return a struct of settings with other values, which are checked."""
+    """Return a struct of settings with other values, after checking them."""
     try:
         return msgspec.convert(msgspec.structs.asdict(msgspec.structs.replace(struct, **values)), type(struct))
     except msgspec.ValidationError as error:

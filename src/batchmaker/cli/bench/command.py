@@ -53,8 +53,8 @@ def bench(
     """Measure policies against each other and against the best of plain torch, all in one run.
 
     Without --rate, --load or --requests the engine is saturated: many requests always wait. With --deadline-ms late
-    requests are counted, and computed to the end all the same. Baselines are computed on the CPU only; with --device
-    the policies are those that batch cells, and the reference is torch on the same GPU.
+    requests are counted, and still computed to the end. Baselines run on the CPU only; with --device the policies are
+    those that batch cells, and the reference is torch on the same GPU.
 
     [bold]Examples[/bold]
 

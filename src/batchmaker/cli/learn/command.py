@@ -55,10 +55,10 @@ def learn(
 ) -> None:
     """Learn which cell to run next, so that requests together need few batches, and compare with the known orders.
 
-    Nothing is computed but graphs. Requests are unfolded in the order of the file; tables are learnt by Q-learning, as
-    in ED-Batch, on mini-batches that are drawn from requests other than those counted. The orders compared are depth,
-    agenda, agenda-remaining, the sufficient condition (heuristic-forward, heuristic-backward) and one table for each
-    encoding of states (e_base, e_max, e_sort). No order can need less than the lower bound.
+    Only graphs are made; no request is computed. Requests are unfolded in the order of the file. Tables are learnt by
+    Q-learning, as in ED-Batch, on mini-batches of requests that are not counted. The compared orders are depth, agenda,
+    agenda-remaining, the sufficient condition (heuristic-forward, heuristic-backward) and one table for each encoding
+    of states (e_base, e_max, e_sort). No order can need fewer batches than the lower bound.
 
     [bold]Examples[/bold]
 

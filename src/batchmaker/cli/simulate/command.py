@@ -20,7 +20,7 @@ from batchmaker.lab.zoo.blueprint import blueprint
 
 DEFAULT_POLICIES: Final = ("serial", "graph", "cellular")
 MAX_BATCH: Final = 64
-"""Of LazyBatching's evaluation."""
+"""As in LazyBatching's evaluation."""
 
 
 def simulate(
@@ -56,7 +56,7 @@ def simulate(
 ) -> None:
     """Compare policies under a virtual clock: the scheduler and policies that serve, with a model of cost as device.
 
-    Every policy gets the same arrivals and requests from a seed; the same command gives the same numbers.
+    Every policy gets the same arrivals and requests for a seed; the same command gives the same numbers.
 
     [bold]Examples[/bold]
 
@@ -77,7 +77,7 @@ def simulate(
     plan = blueprint(model, lambda: options.make_model(model, hidden=hidden, layers=layers, max_batch=max_batch))
     work = workload.make(model, plan, files or (), requests)
     profile, costs = device.cost_profile(plan, work, npu=npu, dataflow=dataflow, table=latency_table)
-    as_inline = not npu and workers == 1  # then the engine computes in its own thread, and its types take turns
+    as_inline = not npu and workers == 1  # then the engine computes in its own thread, and cell types take turns
     overhead = profile.overhead if as_inline and profile.overhead is not None else NO_OVERHEAD
     machine = SimulatedDevice(
         step_costs(plan.model, profile.latency, padded=not npu), workers, run_ahead, as_inline, overhead
@@ -85,7 +85,7 @@ def simulate(
     about = {"workload": work.source, "arrivals": str(coming), "costs": costs, "workers": workers}
     study = make_study(ask, plan, work, coming, profile, machine, about)
     results = run_study(study, ask, jobs)
-    for name in ask.policies:  # one for other cells was refused
+    for name in ask.policies:  # policies for other cells have been refused
         warn_of_another_model(name, model)
     tables.show(options.out(), results)
     tables.show_differences(options.out(), results)
