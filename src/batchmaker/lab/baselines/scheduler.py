@@ -73,11 +73,11 @@ class _Batch:
 
 @final
 class GraphScheduler:
-    """Gives an idle worker the policy's next batch of whole requests; all of a batch leave together.
+    """Gives an idle worker the policy's next batch of whole requests; all requests of a batch leave together.
 
-    policy: which requests run together, and when. num_workers: one batch at a time on each. give_up_late: a request
-    that still waits at its deadline fails; one in a batch is computed, however late. A cancelled request fails at once;
-    if it is in a batch, its worker computes it all the same.
+    policy: decides which requests run together, and when. num_workers: one batch at a time on each. give_up_late: a
+    request that still waits at its deadline fails; one in a batch is computed, however late. A cancelled request fails
+    at once; if it is in a batch, its worker still computes it.
     """
 
     def __init__(self, policy: GraphPolicy, *, num_workers: int = 1, give_up_late: bool = True) -> None:
@@ -89,11 +89,11 @@ class GraphScheduler:
         self._batches: dict[BatchId, _Batch] = {}
         self._deadlines: list[
             tuple[float, RequestId]
-        ] = []  # a heap; entries of requests that wait no more stay for a while
+        ] = []  # a heap; entries of requests that no longer wait stay for a while
         self._next_batch = 0
         self._now_s = 0.0
 
-    # --- what a driver calls -------------------------------------------------------------------------------
+    # --- called by a driver ----------------------------------------------------------------------------------
 
     def handle(self, *events: GraphEvent) -> list[GraphCommand]:
         """Take events in order, then give idle workers work. Returns commands in the order to carry them out."""
@@ -111,27 +111,27 @@ class GraphScheduler:
                         self._fail(event.request, FailureKind.CANCELLED, "cancelled by the caller", commands)
                 case TimePassed():
                     pass
-        self._expire(commands)  # who arrived too late
+        self._expire(commands)  # requests that arrived too late
         if self._idle:
             self._dispatch(commands)
         return commands
 
     @property
     def next_deadline_s(self) -> float | None:
-        """When the first waiting request is given up."""
+        """When the first waiting request must be given up."""
         while self._deadlines and not self._waits(self._deadlines[0][1]):
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
 
     @property
     def next_wakeup_s(self) -> float | None:
-        """When the driver should send TimePassed at the latest."""
+        """The latest time for the driver to send TimePassed."""
         times = [self.next_deadline_s, self._policy.next_wakeup_s(self._now_s) if self._idle else None]
         return min((time_s for time_s in times if time_s is not None), default=None)
 
     @property
     def num_requests(self) -> int:
-        """Requests not answered, whether they wait or are in a batch."""
+        """Unanswered requests, waiting or in a batch."""
         return len(self._requests)
 
     @property
@@ -223,7 +223,7 @@ class GraphScheduler:
             commands.append(run)
 
     def _check_batch(self, chosen: Sequence[int]) -> int:
-        """Return the model of a batch, which must be of one model, of waiting requests, and not too large."""
+        """Return the model of a batch. It must be of one model, of waiting requests, and not too large."""
         name = self._policy.name
         if not all(self._waits(RequestId(number)) for number in chosen) or len(set(chosen)) < len(chosen):
             raise InvariantError(f"policy {name!r} chose {list(chosen)}; not all of these wait")

@@ -1,4 +1,4 @@
-"""A closed mini-batch computed from beginning to end, to see how many batches a rule needs."""
+"""Computing a closed mini-batch from beginning to end, to count the batches of a rule."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class ClosedBatch:
 
 
 def schedule(frontier: Frontier, rule: Rule, max_batch: int | None = None) -> list[ClosedBatch]:
-    """Run a mini-batch from its beginning as the rule chooses and return the batches, in order.
+    """Run a mini-batch from its beginning by the rule and return the batches, in order.
 
-    Every batch holds all ready nodes of its type, as in ED-Batch's Algorithm 1, or those of the lowest depth where the
-    rule says so. max_batch: at most so many of them, what became ready first; None for no limit. Raises InvariantError
-    if the rule chooses a type without ready nodes.
+    Every batch holds all ready nodes of its type, as in ED-Batch's Algorithm 1, or only those of the lowest depth if
+    the rule asks for it. max_batch: the most nodes of a batch, the earliest ready ones; None for no limit. Raises
+    InvariantError if the rule chooses a type without ready nodes.
     """
     if max_batch is not None and max_batch < 1:
         raise OptionError(f"max_batch must be at least 1, got {max_batch}")
@@ -51,7 +51,7 @@ def schedule(frontier: Frontier, rule: Rule, max_batch: int | None = None) -> li
 
 
 def num_batches(frontier: Frontier, rule: Rule) -> int:
-    """Return how many batches `schedule` makes, without limit, of a rule that asks for no depth."""
+    """Return the number of batches of `schedule`, without limit, for a rule that needs no depth."""
     frontier.reset()
     rule.begin(frontier.mini_batch)
     count = 0
@@ -65,10 +65,10 @@ def num_batches(frontier: Frontier, rule: Rule) -> int:
 def schedule_from_sinks(
     mini_batch: MiniBatch, rule: Rule | None = None, max_batch: int | None = None
 ) -> list[ClosedBatch]:
-    """Return the batches of a rule that looks at the mini-batch from its sinks, in the order in which they can run.
+    """Return the batches of a rule that works from the sinks of the mini-batch, in the order in which they can run.
 
-    The rule, SufficientRule unless another is given, schedules the turned mini-batch; its batches are taken from the
-    last to the first. All that a node feeds was in batches before its own there, so here it is in later ones.
+    The rule, by default SufficientRule, schedules the mini-batch with reversed edges; its batches are then reversed.
+    The consumers of a node were in earlier batches there, so here they are in later ones.
     """
     turned = schedule(Frontier(mini_batch.turned), rule or SufficientRule(), max_batch)
     last = len(mini_batch) - 1
@@ -78,7 +78,7 @@ def schedule_from_sinks(
 
 
 def check_schedule(mini_batch: MiniBatch, batches: list[ClosedBatch]) -> None:
-    """Raise InvariantError unless the batches compute every node once, after its sources, with others of its type."""
+    """Raise InvariantError unless every node is computed once, after its sources, with others of its type."""
     done = [False] * len(mini_batch)
     starts, sources = mini_batch.starts.tolist(), mini_batch.sources.tolist()
     types = mini_batch.types.tolist()

@@ -1,4 +1,4 @@
-"""How many batches each policy needs on the same closed mini-batches, beside the lower bound."""
+"""The number of batches of each policy on the same closed mini-batches, beside the lower bound."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ from batchmaker.policies.learned.encodings import Encoding
 @final
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Means over mini-batches. decision_us: microseconds that one choice takes, with what the rule alone keeps for it:
-    the median of the mini-batches' means. What frontiers cost to keep is not in it; all rules share them."""
+    """Means over mini-batches.
+
+    decision_us: microseconds of one choice, including the data that the rule alone keeps: the median of the
+    mini-batches' means. The cost of frontiers is not included, because all rules share them.
+    """
 
     policy: str
     mean_batches: float

@@ -1,4 +1,4 @@
-"""What chooses the next cell type of a closed mini-batch: ED-Batch's baselines, its condition, and learnt tables."""
+"""Rules for the next cell type of a closed mini-batch: ED-Batch's baselines, its condition, and learnt tables."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from batchmaker.policies.learned.encodings import ENCODINGS, Encoding, State
 
 
 class Rule(ABC):
-    """Chooses among the types with ready nodes. one_depth: and a batch holds only its nodes of the lowest depth.
+    """Chooses among the types with ready nodes.
 
-    The live policies of the same names choose alike while no batch is full (`policies.agenda`, `policies.depth`,
-    `policies.sufficient`).
+    one_depth: a batch holds only nodes of the lowest depth of its type. The live policies of the same names make the
+    same choices while no batch is full (`policies.agenda`, `policies.depth`, `policies.sufficient`).
     """
 
     one_depth: bool = False
 
     def begin(self, mini_batch: MiniBatch) -> None:  # noqa: B027
-        """Nothing of this mini-batch has run."""
+        """Begin a mini-batch."""
 
     @abstractmethod
     def choose(self, frontier: Frontier) -> int:
-        """Return a type with ready nodes; there is one."""
+        """Return a type with ready nodes; there is at least one."""
 
     def ran(self, type_id: int, nodes: Sequence[int]) -> None:  # noqa: B027
-        """These nodes have run."""
+        """Note that these nodes have run."""
 
 
 @final
@@ -86,7 +86,7 @@ class SufficientRule(Rule):
 
 @final
 class TableRule(Rule):
-    """What a table says of the state; in a state that it does not know, what SufficientRule says."""
+    """The table's choice for the state; in an unknown state, the choice of SufficientRule."""
 
     def __init__(self, encoding: Encoding, table: Mapping[State, int]) -> None:
         self._encode = ENCODINGS[encoding]

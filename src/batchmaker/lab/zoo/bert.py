@@ -19,7 +19,7 @@ Output = Literal["pooled", "states"]
 
 @final
 class Embeddings(nn.Module):
-    """words [n, places] -> [n, places, width]: the sum of what word, place and segment (the first) say, normalised."""
+    """words [n, places] -> [n, places, width]: the normalised sum of word, place and (first) segment embeddings."""
 
     def __init__(self, vocabulary_size: int, width: int, places: int, segments: int) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class Pooler(nn.Module):
 class Bert(nn.Module):
     """forward(words, count) -> pooled [n, width], or the states of all places [n, places, width].
 
-    words: [n, places] int64, of which the first `count` [n] are looked at.
+    words: [n, places] int64; the first `count` [n] are used.
     """
 
     def __init__(
@@ -122,8 +122,8 @@ class BertModel(Layered):
     """BERT: a text to a vector. A request is a list of at most `length` token ids, padded to `length` with a mask.
 
     output: "pooled", the vector of the first token [hidden], or "states" of all places [length, hidden]; those beyond
-    the text mean nothing. split: two cells for each layer, attention and feed-forward, in place of one. positions:
-    places that have an embedding. heads, inner, layers: of the encoder. Other options as for LstmModel.
+    the text have no meaning. split: two cells for each layer, attention and feed-forward, instead of one. positions:
+    places with an embedding. heads, inner, layers: of the encoder. Other options as for LstmModel.
     """
 
     def __init__(

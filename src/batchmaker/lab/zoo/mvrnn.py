@@ -27,7 +27,7 @@ class Leaf(nn.Module):
 
 @final
 class Inner(nn.Module):
-    """(v1, M1, v2, M2) -> (v, M): v = tanh(W [M1 v2; M2 v1] + b), M = U [M1; M2] + b, b alike for all columns.
+    """(v1, M1, v2, M2) -> (v, M): v = tanh(W [M1 v2; M2 v1] + b), M = U [M1; M2] + b, with one b for all columns.
 
     Matrices are kept transposed, so that U applies to their last dimension, as a linear layer does.
     """
@@ -48,7 +48,7 @@ class MvRnnModel(TreeModel):
     """A parse tree through an MV-RNN. Options as for TreeLstmModel; words are as wide as states.
 
     Each word has a matrix [hidden, hidden] of its own, so a large vocabulary needs much memory: 1000 words of hidden
-    256 are 260 MB. ED-Batch's code bounds it as well and lets words share matrices.
+    256 are 260 MB. ED-Batch's code limits their number too and lets words share matrices.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ from batchmaker.model.cell import Cell
 
 
 class Pair(Protocol):
-    """What `encode` takes, as datasets.SentencePair is."""
+    """An argument of `encode`, such as a datasets.SentencePair."""
 
     @property
     def source_tokens(self) -> tuple[str, ...]: ...
@@ -27,14 +27,14 @@ class Pair(Protocol):
 
 
 class WordIds(Protocol):
-    """What `encode` asks for ids, as datasets.Vocabulary does."""
+    """An argument of `encode` that gives ids, such as a datasets.Vocabulary."""
 
     def encode_words(self, words: Sequence[str]) -> NDArray[np.int64]: ...
 
 
 @final
 class Decoder(nn.Module):
-    """forward(word, h1, c1, ..., hL, cL) -> (next word, h1', c1', ..., hL', cL'): the likeliest word is fed back."""
+    """forward(word, h1, c1, ..., hL, cL) -> (next word, h1', c1', ..., hL', cL'). The likeliest word is fed back."""
 
     def __init__(self, vocabulary_size: int, embedding: int, hidden: int, layers: int) -> None:
         super().__init__()
@@ -51,8 +51,8 @@ class Seq2SeqModel(PaddedModel):
     """Translates a sentence word by word; the words stream.
 
     A request is a list of source ids, translated until EOS or `max_words` (None: twice the source and ten more); or
-    {"source": ids, "words": n}, which takes exactly n words, EOS or not, as benchmarks do. Returns the words, int64,
-    EOS included. until_eos: False never looks at EOS. Other options as for LstmModel.
+    {"source": ids, "words": n} for exactly n words, with or without EOS, as in benchmarks. Returns the words, int64,
+    EOS included. until_eos: False ignores EOS. Other options as for LstmModel.
     """
 
     optional_inputs = ("words",)
@@ -91,7 +91,7 @@ class Seq2SeqModel(PaddedModel):
         self._initial = None if self.layers == 1 else zeros(2 * self.layers, self.hidden, self.dtype)
 
     def encode(self, pair: Pair, vocabulary: WordIds) -> dict[str, Any]:
-        """Return the request for a pair: as many words as its translation has, whatever they are."""
+        """Return the request for a pair, with the number of words in its translation."""
         return {"source": vocabulary.encode_words(pair.source_tokens), "words": len(pair.target_tokens)}
 
     def unfold(self, request: Any) -> Any:

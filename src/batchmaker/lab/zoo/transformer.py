@@ -30,10 +30,10 @@ from batchmaker.model.cell import Cell
 
 @final
 class MultiHeadAttention(nn.Module):
-    """forward(x, keys, values, mask) -> [n, queries, width]: what x asks for (Vaswani et al. 2017, section 3.2.2).
+    """forward(x, keys, values, mask) -> [n, queries, width] (Vaswani et al. 2017, section 3.2.2).
 
     x: [n, queries, width]. keys, values: [n, places, width], from `key` and `value`. mask: bool [n, places], the places
-    that may be looked at.
+    that may be used.
     """
 
     def __init__(self, width: int, heads: int) -> None:
@@ -73,7 +73,7 @@ class FeedForward(nn.Module):
 class EncoderLayer(nn.Module):
     """forward(x, count) -> x: attention of every place to the first `count`, then each place by itself.
 
-    x: [n, places, width]. count: [n] int64. What is beyond `count` is never looked at.
+    x: [n, places, width]. count: [n] int64. Places beyond `count` are never used.
     """
 
     def __init__(self, width: int, heads: int, inner: int) -> None:
@@ -113,7 +113,7 @@ class DecoderLayer(nn.Module):
 
 @final
 class Embed(nn.Module):
-    """Words and where they stand: sqrt(width) embedding[word] + sines and cosines of the place (section 3.5)."""
+    """Embeddings of words and places: sqrt(width) embedding[word] + sines and cosines of the place (section 3.5)."""
 
     def __init__(self, embedding: nn.Embedding, places: int) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ def sines(places: int, width: int) -> Tensor:
 
 @final
 class Memory(nn.Module):
-    """What the decoder's layers look at in the source: forward(x) -> keys and values, [n, layers, places, width]."""
+    """Keys and values of the source for the decoder's layers: forward(x) -> both, [n, layers, places, width]."""
 
     def __init__(self, layers: Sequence[DecoderLayer]) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class Decoder(nn.Module):
 
     forward(word, place, keys 1, values 1, ..., keys L, values L, source keys, source values, count) -> (next word, and
     the same state after it). place: words written so far, [n] int64. keys, values: [n, places, width], filled up to
-    `place`. source keys, values, count: from Memory, handed through.
+    `place`. source keys, values, count: from Memory, passed through.
     """
 
     def __init__(self, embed: Embed, project: nn.Linear, layers: Sequence[DecoderLayer]) -> None:
@@ -206,10 +206,10 @@ class TransformerModel(NetworkModel):
     """The Transformer: translates a sentence word by word; the words stream.
 
     The source is padded to `positions` places, with a mask. A cell embeds it, one cell for each layer encodes it,
-    `memory` makes the keys and values that the decoder's layers look at, and one cell decodes a word: keys and values
-    of the words so far are its state, with room for `positions` of them. Requests as for Seq2SeqModel, of at most
-    `positions` tokens and words. hidden: the width of the model; inner: of its feed-forward layers. Other options as
-    for Seq2SeqModel.
+    `memory` makes the keys and values for the decoder's layers, and one cell decodes a word. Keys and values of the
+    words so far are its state, with room for `positions` of them. Requests as for Seq2SeqModel, of at most `positions`
+    tokens and words. hidden: the width of the model; inner: of its feed-forward layers. Other options as for
+    Seq2SeqModel.
     """
 
     optional_inputs = ("words",)
@@ -255,7 +255,7 @@ class TransformerModel(NetworkModel):
         self.example_request = {"source": [BOS, BOS], "words": min(2, positions)}
 
     def unfold(self, request: Any) -> Any:
-        """Return the words of a translation, int64 [n]; a request `{"source": ..., "words": n}` asks for n of them."""
+        """Return the words of a translation, int64 [n]; a request `{"source": ..., "words": n}` sets n."""
         order = self._parse(request)
         words = np.zeros(self.positions, np.int64)
         words[: len(order.source)] = order.source

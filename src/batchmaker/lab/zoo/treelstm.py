@@ -39,8 +39,9 @@ class Leaf(nn.Module):
 class Inner(nn.Module):
     """(h1, c1, h2, c2) -> (h, c): c = i u + f1 c1 + f2 c2, h = o tanh(c).
 
-    i, o, u = U [h1; h2] + b; each child's forget gate is from its own h alone: f_k = sigmoid(U_k h_k + b_k). One linear
-    layer per child gives all it adds to, in the order f, i, o, u: two products, and nothing is put side by side.
+    i, o, u = U [h1; h2] + b. The forget gate of each child depends on its own h alone: f_k = sigmoid(U_k h_k + b_k).
+    One linear layer per child computes everything that the child adds to, in the order f, i, o, u: two products, and
+    nothing is concatenated.
     """
 
     def __init__(self, hidden: int) -> None:
@@ -61,7 +62,7 @@ class Inner(nn.Module):
 class TreeLstmModel(TreeModel):
     """A parse tree through a binary TreeLSTM.
 
-    Requests and output as for TreeModel; a state is h [hidden] and c. labels: to choose from. Other options as for
+    Requests and output as for TreeModel; a state is h [hidden] and c. labels: number of labels. Other options as for
     LstmModel.
     """
 
@@ -89,9 +90,9 @@ class TreeLstmModel(TreeModel):
 class TreeLstm2TypeModel(TreeModel):
     """A TreeLSTM whose inner nodes are of two types, cells with weights of their own.
 
-    A request is one of a tree with "kinds" besides: for each inner node 0, the cell `inner`, or 1, `other`. `encode`
-    tosses a fair coin for each, from `seed` and the sentence alone, so that it is the same whoever asks. Other options
-    as for TreeLstmModel.
+    A request is a request for TreeLstmModel with "kinds" in addition: for each inner node 0, the cell `inner`, or 1,
+    `other`. `encode` tosses a fair coin for each, from `seed` and the sentence alone, so the result is the same for
+    every caller. Other options as for TreeLstmModel.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class TreeLstm2TypeModel(TreeModel):
         return {**request, "kinds": tossed(request["words"], request["children"], self.seed)}
 
     def unfold(self, request: Any) -> Any:
-        """Return what the option `output` says of a tree whose inner nodes are of kind 0 or 1 (`kinds`)."""
+        """Return the result by the option `output` for a tree whose inner nodes are of kind 0 or 1 (`kinds`)."""
         words, children = self._parse(request)
         leaves = parts_of(self.leaf.map(words))
         if len(children) == 0:
@@ -145,7 +146,7 @@ class TreeLstm2TypeModel(TreeModel):
 
 
 def tossed(words: NDArray[np.int64], children: NDArray[Any], seed: int) -> NDArray[np.int64]:
-    """Return 0 or 1 for each inner node of a tree: [inner nodes], alike for the same words, children and seed."""
+    """Return 0 or 1 for each inner node of a tree: [inner nodes], a function of words, children and seed."""
     content = np.concatenate((words, children.astype(np.int64).ravel())).tobytes()
     return np.random.default_rng((seed, zlib.crc32(content))).integers(0, 2, len(children))
 
