@@ -79,29 +79,44 @@ def run(
     batchmaker run saved/translator --input requests.jsonl --output results.jsonl
     """
     options.check_writable(output)
+    given: dict[str, Any] = {"hidden": hidden, "layers": layers, "dtype": dtype, "max_batch": max_batch, "seed": seed}
+    built, numbered, encode, show = _model_and_requests(model, source, given)
+    with Engine(built, policy, workers=workers, threads=threads, device=device, deadline_ms=deadline_ms) as engine:
+        warn_of_another_model(policy, model)  # policies for other cells have been refused
+        answers = _Answers(engine, [index for index, _ in numbered], show)
+        answers.collect([line for _, line in numbered], encode)
+    answers.write(output)
+    _report(answers, len(numbered), output)
+
+
+def _model_and_requests(
+    model: str, source: Path, given: dict[str, Any]
+) -> tuple[Model, list[tuple[int, Any]], Encode, Show]:
+    """Return the model, its numbered lines or items, their conversion to requests, and the JSON form of results.
+
+    given: options of a built-in model. Raises OptionError for an unknown model, DataError for an unusable file.
+    """
     if model not in zoo.MODELS and not Path(model).is_dir():
         raise unknown_name("model (and no directory of a saved one)", model, zoo.MODELS)
     lines = read_lines(source)
     numbered: list[tuple[int, Any]] = [(index, line) for index, line in enumerate(lines) if line.strip()]
     if not numbered:
         raise DataError(f"{source}: there is nothing in this file; expected one request a line.")
-    given: dict[str, Any] = {"hidden": hidden, "layers": layers, "dtype": dtype, "max_batch": max_batch, "seed": seed}
-    show: Show = plain
     if model not in zoo.MODELS:
         built, encode = _saved(Path(model))
-    elif model in STRUCTURED and not numbered[0][1].lstrip().startswith("{"):
+        return built, numbered, encode, plain
+    if model in STRUCTURED and not numbered[0][1].lstrip().startswith("{"):
         built, numbered = _data_file(model, source, given)
-        encode = _as_it_is
-    else:
-        built, encode, show = _built_in(model, [line for _, line in numbered], given)
-    with Engine(built, policy, workers=workers, threads=threads, device=device, deadline_ms=deadline_ms) as engine:
-        warn_of_another_model(policy, model)  # policies for other cells have been refused
-        answers = _Answers(engine, [index for index, _ in numbered], show)
-        answers.collect([line for _, line in numbered], encode)
-    answers.write(output)
+        return built, numbered, _as_it_is, plain
+    built, encode, show = _built_in(model, [line for _, line in numbered], given)
+    return built, numbered, encode, show
+
+
+def _report(answers: _Answers, num_requests: int, output: Path) -> None:
+    """Print how many requests were answered. Exits with status 1 if some have failed."""
     console = options.err()
     failed = answers.num_failed
-    said = f"{len(numbered) - failed} of {len(numbered)} requests answered: {output}"
+    said = f"{num_requests - failed} of {num_requests} requests answered: {output}"
     console.print(said, markup=False, highlight=False, soft_wrap=True)
     if failed:
         said = f"{failed} failed; the first: {answers.first_error}"

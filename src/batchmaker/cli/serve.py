@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -88,7 +89,6 @@ def serve(
 
     curl -N localhost:8000/v2/models/translator/generate_stream -d '{"source": [3, 4, 5]}'
     """
-    from batchmaker.server import Config, read_config
     from batchmaker.server import serve as run_server
 
     engine = _given(policy=policy, threads=threads, workers=workers, device=device)
@@ -102,30 +102,37 @@ def serve(
     auth, tls = _given(keys=_text(api_keys)), _given(cert=_text(tls_cert), key=_text(tls_key))
     log = _given(level=log_level, access=access_log or None)
     ports = _given(host=host, port=port, grpc_port=grpc_port, admin_port=admin_port, page=_text(page))
-
-    def read() -> Config:
-        settings = Config() if config is None else read_config(config)
-        entries = [*settings.models, *_entries(models or [])]
-        if not entries:
-            raise OptionError(
-                "there is nothing to serve. Name a model (batchmaker serve lstm), or a --config with [[models]]."
-            )
-        taken: Config = _replaced(
-            settings,
-            models=[_replaced(entry, **engine) for entry in entries],
-            limits=_replaced(settings.limits, **limits),
-            auth=_replaced(settings.auth, **auth),
-            tls=_replaced(settings.tls, **tls),
-            log=_replaced(settings.log, **log),
-            **ports,
-            **_given(versions="all" if all_versions else None),
-        )
-        return taken
-
+    sections = {"limits": limits, "auth": auth, "tls": tls, "log": log}
+    others = ports | _given(versions="all" if all_versions else None)
+    read = partial(_settings, config, models or [], engine, sections, others)
     settings = read()
     _warn_of_policies(settings)
     if not run_server(settings, _say_ready, read):
         raise typer.Exit(1)
+
+
+def _settings(
+    config: Path | None,
+    models: list[str],
+    engine: dict[str, Any],
+    sections: dict[str, dict[str, Any]],
+    others: dict[str, Any],
+) -> Any:
+    """Return the server's Config: that of the file, with the options of the command line in place of its own.
+
+    engine: options of every model's engine. sections: options of sections of the file, by the section's name. others:
+    options outside sections. Raises OptionError without a model to serve.
+    """
+    from batchmaker.server import Config, read_config
+
+    settings = Config() if config is None else read_config(config)
+    entries = [*settings.models, *_entries(models)]
+    if not entries:
+        raise OptionError(
+            "there is nothing to serve. Name a model (batchmaker serve lstm), or a --config with [[models]]."
+        )
+    changed = {name: _replaced(getattr(settings, name), **given) for name, given in sections.items()}
+    return _replaced(settings, models=[_replaced(entry, **engine) for entry in entries], **changed, **others)
 
 
 def _say_ready(addresses: list[str], served: list[str]) -> None:

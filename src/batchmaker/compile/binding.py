@@ -90,7 +90,7 @@ def bind(
         program = module if isinstance(module, torch.export.ExportedProgram) else traced(runnable, inputs)
         graph = lift(program)
     except CannotRewriteError as error:
-        notes: tuple[str, ...] = (f"left as it is: {error}",)
+        notes = (f"left as it is: {error}",)
         itself = module if isinstance(module, nn.Module) else runnable
         known_as = runnable.identity if isinstance(runnable, Opaque) else None
         identity = CellIdentity(known_as or "", (inputs, outputs), module=None if known_as else itself)
@@ -104,23 +104,42 @@ def bind(
             dataclasses.replace(spec, num_tokens=limits.get(node.name, spec.num_tokens))
             for spec, node in zip(inputs, graph.inputs, strict=True)
         )
-        graph.move_to(device)
-        with device:
-            cut = [f"{kind} cut into input projection and step" for kind in cut_recurrent_cells(graph)]
-        fold_constants(graph)
-        packer = Packer(fuse=device == CPU)
-        unplanned: Callable[[int], TracedCell | None] | None = None
-        if planner is not None and device == CPU:
-            plan = planner(graph)
-            packer, cut = plan.packer(), [*cut, plan.note]
-            if plan.graph is not graph:
-                unplanned = plan.unplanned(graph, partial(_fold, limits=limits, fold_bytes=fold_bytes))
-                graph = copied(plan.graph)
-        elif planner is not None:
-            cut.append(f"not planned: planning is for the CPU, this cell runs on {device}")
-        notes = (*cut, *_fold(graph, limits, fold_bytes))
-        bound = BoundCell(name, known, outputs, identity, notes, _Core(runnable, graph, where, packer, unplanned))
+        core, done = _core_of(runnable, graph, where, limits, fold_bytes=fold_bytes, device=device, planner=planner)
+        bound = BoundCell(name, known, outputs, identity, done, core)
     return bound if num_sequence_inputs is None else bound.split(num_sequence_inputs)
+
+
+def _core_of(
+    runnable: nn.Module,
+    graph: TracedCell,
+    where: str,
+    limits: dict[str, int],
+    *,
+    fold_bytes: int,
+    device: torch.device,
+    planner: Planner | None,
+) -> tuple[_Core, tuple[str, ...]]:
+    """Move a cell's graph to the device and optimise it in place; return the core and notes on what was done.
+
+    limits: number of tokens by input name. The rest is as for `bind`.
+    """
+    graph.move_to(device)
+    with device:
+        notes = [f"{kind} cut into input projection and step" for kind in cut_recurrent_cells(graph)]
+    fold_constants(graph)
+    packer = Packer(fuse=device == CPU)
+    unplanned: Callable[[int], TracedCell | None] | None = None
+    if planner is not None and device == CPU:
+        plan = planner(graph)
+        packer = plan.packer()
+        notes.append(plan.note)
+        if plan.graph is not graph:
+            unplanned = plan.unplanned(graph, partial(_fold, limits=limits, fold_bytes=fold_bytes))
+            graph = copied(plan.graph)
+    elif planner is not None:
+        notes.append(f"not planned: planning is for the CPU, this cell runs on {device}")
+    notes += _fold(graph, limits, fold_bytes)
+    return _Core(runnable, graph, where, packer, unplanned), tuple(notes)
 
 
 def _copy_on(module: nn.Module, device: torch.device) -> nn.Module:

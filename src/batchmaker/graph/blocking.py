@@ -68,9 +68,8 @@ def enter(
     """Count the units of new extents, each after its sources; return the number of units.
 
     Extent i is the nodes from bases[i] to before bases[i] + sizes[i]. gone: units among them that are not left,
-    whatever their state. late: [2, edges] units that may be left, and new nodes that they feed which are not among
-    their consumers; there must be room for these edges. counted: whether these units were counted before; otherwise
-    they are among the new ones.
+    whatever their state. late: [2, edges] units that may be left, and new nodes that they feed outside their consumers;
+    there must be room for these edges. counted: these units were counted before; otherwise they are new.
     """
     units = 0
     for i in range(len(bases)):

@@ -74,6 +74,11 @@ class Nvrtc:
         return tuple(f"sm_{number}" for number in numbers)
 
     def compile(self, source: str, name_expression: str, arch: str) -> Compiled:
+        """Compile one instance of the source for `arch`.
+
+        DeviceError with the compiler's log if it refuses, OptionError for an unknown architecture. Each call compiles;
+        see CachedCompiler.
+        """
         if re.sub(r"[af]$", "", arch) not in self.architectures:
             raise OptionError(
                 f"NVRTC {self.version} does not know arch {arch!r}; known: {', '.join(self.architectures)}"
@@ -134,6 +139,10 @@ class CachedCompiler:
         return self._compiler.version
 
     def compile(self, source: str, name_expression: str, arch: str) -> Compiled:
+        """Return the instance from the cache; compile and store it if it is not there.
+
+        Raises the errors of the compiler.
+        """
         parts = (str(_FORMAT), self.version, arch, repr(OPTIONS), name_expression, source)
         key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
         found = _decoded(self._cache.read(f"{key}.kernel"))

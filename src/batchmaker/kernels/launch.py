@@ -234,6 +234,10 @@ class CudaLayer(RecurrentLayer):
         self._steps: RecordedLayer | None = None
 
     def run_rows(self, rows: CallRows, px: Tensor, h_state: Tensor, c_state: Tensor | None, y: Tensor | None) -> None:
+        """Compute the rows with a persistent kernel for their number, or step by step if none fits.
+
+        The arguments are those of RecurrentLayer.run_rows. DeviceError if a kernel cannot be compiled or loaded.
+        """
         bucket = batch_bucket(max(1, len(rows.slot)))
         if bucket not in self._kernels:
             self._kernels[bucket] = self._layers.loaded(self._weights, bucket)
@@ -256,6 +260,10 @@ class StreamRecorder:
         return work()
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Run the work once, capture it as a CUDA graph, and return a function that replays the graph.
+
+        Raises torch's error if the work cannot be captured.
+        """
         with _on(self._device), torch.no_grad():
             aside, graph = torch.cuda.Stream(self._device), torch.cuda.CUDAGraph()  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()  # the buffers were made on another stream

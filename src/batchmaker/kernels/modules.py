@@ -140,6 +140,12 @@ class PersistentLSTM(PersistentRecurrent):
         input: Tensor | PackedSequence,  # noqa: A002 - as in PyTorch
         hx: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor | PackedSequence, tuple[Tensor, Tensor]]:
+        """Run the layers, as nn.LSTM does; without gradients.
+
+        input: [T, B, width] (with batch_first [B, T, width]), [T, width], or packed. hx: (h_0, c_0), each [layers *
+        directions, B, hidden]; zeros if None. Returns (output, (h_n, c_n)), with output in the form of the input.
+        ShapeError for arguments of another form.
+        """
         if hx is not None and (not isinstance(hx, tuple | list) or len(hx) != 2):
             raise ShapeError("recurrent module: hx of an LSTM is a pair (h_0, c_0).")
         h0, c0 = (None, None) if hx is None else hx
@@ -169,6 +175,12 @@ class PersistentGRU(PersistentRecurrent):
         input: Tensor | PackedSequence,  # noqa: A002 - as in PyTorch
         hx: Tensor | None = None,
     ) -> tuple[Tensor | PackedSequence, Tensor]:
+        """Run the layers, as nn.GRU does; without gradients.
+
+        input: [T, B, width] (with batch_first [B, T, width]), [T, width], or packed. hx: h_0 [layers * directions, B,
+        hidden]; zeros if None. Returns (output, h_n), with output in the form of the input. ShapeError for arguments of
+        another form.
+        """
         if hx is not None and not isinstance(hx, Tensor):
             raise ShapeError(f"recurrent module: hx of a GRU is the tensor h_0, got {type(hx).__name__}.")
         y, h, _ = self._run(input, hx, None, with_c=False)

@@ -40,6 +40,11 @@ class SteppedLayer(RecurrentLayer):
 
     @torch.no_grad()
     def run_rows(self, rows: CallRows, px: Tensor, h_state: Tensor, c_state: Tensor | None, y: Tensor | None) -> None:
+        """Advance the rows step by step with PyTorch's operations.
+
+        The arguments are those of RecurrentLayer.run_rows. Step t computes only the rows that have at least t + 1
+        steps.
+        """
         px_offset, slots, y_rows = (
             torch.from_numpy(each).long().to(px.device) for each in (rows.px_offset, rows.slot, rows.y_offset)
         )
@@ -120,6 +125,11 @@ class RecordedLayer(RecurrentLayer):
         self._cannot = False
 
     def run_rows(self, rows: CallRows, px: Tensor, h_state: Tensor, c_state: Tensor | None, y: Tensor | None) -> None:
+        """Advance the rows by replays of a recording, or step by step if recording is impossible.
+
+        The arguments are those of RecurrentLayer.run_rows. All work is submitted to the recorder's device and may not
+        have finished at the return.
+        """
         recording = None if rows.longest == 0 else self._recording(rows)
         if recording is None:
             self._submit(lambda: self._stepped.run_rows(rows, px, h_state, c_state, y))

@@ -33,6 +33,8 @@ class CellularPolicy(CellPolicy):
             super().__init__(max_steps)
 
     def rank(self, view: ReadyView) -> Sequence[TypeId]:
+        """Rank the ready types by the three criteria of Algorithm 1, then by priority, then by id."""
+
         def criterion(type_id: TypeId) -> int:
             if view.num_ready(type_id) >= view.cells[type_id].max_batch:
                 return 0

@@ -123,6 +123,7 @@ class EquationTwo(SlackTest):
         self._veto = veto
 
     def allows(self, situation: Situation) -> Allowed:
+        """Return, for each prefix of the candidates, whether nobody's slack is negative: [candidates + 1] bool."""
         s, n = situation, situation.num_in_flight
         alone_s = s.replay.alone(s.whole)
         summed_s = alone_s.cumsum()[n - 1 :]

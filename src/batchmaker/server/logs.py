@@ -28,6 +28,7 @@ class JsonFormatter(logging.Formatter):
     """Formats time, level, logger and event of a record, its `extra` fields, and its traceback if it has one."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return the record as one line of JSON. Values that JSON cannot represent are written as text."""
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),

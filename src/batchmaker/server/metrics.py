@@ -97,6 +97,7 @@ class Metrics(Collector):
         return ()
 
     def collect(self) -> Iterator[Metric]:
+        """Yield all metrics with their present values, for prometheus_client. Called for each scrape."""
         models = self._service.repository.models()
         yield from self._triton(models)
         for name, (meaning, value) in _OWN.items():

@@ -90,6 +90,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
 
     def on_headers_complete(self) -> None:
+        """Check the size of the head, refuse a call without room, or hand the call on. Called by the parser."""
         self._disarm()
         if self._head_bytes > self._limits.max_head_bytes and self._head_size() > self._limits.max_head_bytes:
             self._refuse(431, _LARGE_HEAD)  # it came in one piece
@@ -113,6 +114,7 @@ class LimitedProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        """Hand the end of the body on, and count the connection as idle if its answer is complete."""
         if not self._refused:
             self.scope["extensions"][WHOLE] = True  # type: ignore[assignment]
             super().on_message_complete()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -71,27 +71,33 @@ def learn(
     batchmaker serve treelstm-2type --policy learned:file=policy.json
     """
     picture = out.with_suffix(".png") if png is None else png
-    for path in (out, json, picture):
-        options.check_writable(path)
-    if encoding not in ENCODINGS:
-        raise unknown_name("encoding", encoding, ENCODINGS)
+    written = _check(encoding, (out, json, picture))
     graphs = read_graphs(model, data, batch, train_data=train_data, words=words, seed=seed)
     model = saved_name(model)
     samples = Samples(graphs.to_learn, batch, seed)
-    settings = {
-        name: Settings(
+    settings = [
+        Settings(
             encoding=name, episodes=episodes, learners=learners, steps=steps, rate=rate, bootstrap=bootstrap, seed=seed
         )
         for name in ENCODINGS
-    }
-    learnt = _learn_all(samples, list(settings.values()))
+    ]
+    learnt = _learn_all(samples, settings)
     standings = compare(graphs.counted, {name: found.table for name, found in learnt.items()})
-    _write(out, model, graphs, learnt[encoding], batch)
+    _write(out, model, graphs, learnt[written], batch)
     under = f"{graphs.learnt_from}; batch {batch}; {len(samples.held_out)} mini-batches held out; seed {seed}"
     draw_panels(picture, _panels(list(learnt.values())), f"Learning the order of {model}'s batches", under)
     _show(model, batch, graphs, standings, learnt)
     if json is not None:
         options.write_json(json, [_row(standing, batch) for standing in standings])
+
+
+def _check(encoding: str, outputs: Iterable[Path | None]) -> Encoding:
+    """Return the encoding of this name. OptionError if it is unknown, DataError for an unusable output path."""
+    for path in outputs:
+        options.check_writable(path)
+    if encoding not in ENCODINGS:
+        raise unknown_name("encoding", encoding, ENCODINGS)
+    return encoding
 
 
 def _learn_all(samples: Samples, settings: Sequence[Settings]) -> dict[Encoding, Learnt]:

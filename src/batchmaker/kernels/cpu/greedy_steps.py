@@ -66,6 +66,39 @@ def can_decode(
 
 
 @compiled_part
+def enter_tokens(
+    first: int, last: int, lanes: Ints, tables: Ints, move_at: Ints, said_from: Ints, said_rows: Ints, said: Ints
+) -> None:
+    """Write the tokens of moves first to before last into their lanes. Table 0 stands for token 0."""
+    for move in range(first, last):
+        source = said_from[move]
+        said[lanes[move_at[move]]] = int64_at(tables[source], said_rows[move]) if source else 0
+
+
+@compiled_part
+def next_block(
+    p: int, last: int, lanes: Ints, nodes: Ints, said: Ints, over: Flags, places: Ints, skipped: Flags, now: Ints,
+    read: Ints,
+) -> tuple[int, int]:  # fmt: skip
+    """Collect up to BLOCK positions from p to before last; return the position after them, and their number.
+
+    Positions of ended loops are skipped. places, skipped: [positions], written. now, read: [BLOCK] the lanes and the
+    tokens of the collected positions, written.
+    """
+    n = 0
+    while n < BLOCK and p < last:
+        places[p] = lanes[p]
+        if len(over) and over[nodes[p]]:
+            places[p] = -1
+            skipped[p] = True
+        else:
+            now[n], read[n] = lanes[p], said[lanes[p]]
+            n += 1
+        p += 1
+    return p, n
+
+
+@compiled_part
 def clear_skipped(copies: Ints, lanes: Ints) -> None:
     """Set the fetched values of positions that did not run to zero."""
     for i in range(len(copies)):
@@ -117,25 +150,14 @@ def run_greedy(
     note_source(copies, 2, said)
     threads = call_with_number(addresses[SET_THREADS], 1) if addresses[SET_THREADS] else 0
     now, read = places[len(lanes) :], places[len(lanes) + BLOCK :]
-    first = move = next_said = blocks = 0
+    first = move = blocks = 0
     for last in ends:
-        move = enter(kind, move, last, lanes, tables, move_at, h_from, h_rows, c_from, c_rows, h, c)
-        while next_said < move:
-            source = said_from[next_said]
-            said[lanes[move_at[next_said]]] = int64_at(tables[source], said_rows[next_said]) if source else 0
-            next_said += 1
+        entered = move
+        move = enter(kind, entered, last, lanes, tables, move_at, h_from, h_rows, c_from, c_rows, h, c)
+        enter_tokens(entered, move, lanes, tables, move_at, said_from, said_rows, said)
         p = first
         while p < last:
-            n = 0
-            while n < BLOCK and p < last:
-                places[p] = lanes[p]
-                if len(over) and over[nodes[p]]:
-                    places[p] = -1
-                    skipped[p] = True
-                else:
-                    now[n], read[n] = lanes[p], said[lanes[p]]
-                    n += 1
-                p += 1
+            p, n = next_block(p, last, lanes, nodes, said, over, places, skipped, now, read)
             if n == 0:
                 continue
             how = ways[n]

@@ -75,6 +75,7 @@ class Remember(nn.Module):
         self.block = block
 
     def forward(self, *given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return (values, keys, count) after writing `block` places from `count` on; the arguments are not modified."""
         *rows, values, keys, count = given
         parts = self.parts
         value = torch.stack([torch.cat(rows[at : at + parts], -1) for at in range(0, len(rows), parts)], 1)

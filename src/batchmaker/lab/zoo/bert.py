@@ -50,7 +50,7 @@ class Attention(nn.Module):
 
 
 @final
-class FeedForward(nn.Module):
+class BertFeedForward(nn.Module):
     """Each place by itself, added and normalised: x -> norm(x + W2 gelu(W1 x))."""
 
     def __init__(self, width: int, inner: int) -> None:
@@ -65,13 +65,13 @@ class FeedForward(nn.Module):
 
 
 @final
-class EncoderLayer(nn.Module):
+class BertLayer(nn.Module):
     """forward(x, count) -> x."""
 
     def __init__(self, width: int, heads: int, inner: int) -> None:
         super().__init__()
         self.attention = Attention(width, heads)
-        self.feed_forward = FeedForward(width, inner)
+        self.feed_forward = BertFeedForward(width, inner)
 
     def forward(self, x: Tensor, count: Tensor) -> Tensor:
         result: Tensor = self.feed_forward(self.attention(x, count))
@@ -103,7 +103,7 @@ class Bert(nn.Module):
     ) -> None:
         super().__init__()
         self.embeddings = Embeddings(vocabulary_size, width, places, 2)
-        self.encoder = nn.ModuleList(EncoderLayer(width, heads, inner) for _ in range(layers))
+        self.encoder = nn.ModuleList(BertLayer(width, heads, inner) for _ in range(layers))
         self.pooler = Pooler(width)
         self.output = output
         for module in self.modules():
@@ -152,10 +152,14 @@ class BertModel(Layered):
         with seeded(seed):
             network = Bert(vocabulary_size, hidden, heads, inner, layers, positions, output)
         self.vocabulary_size, self.places = vocabulary_size, length
-        parts: list[type[nn.Module]] = [Attention, FeedForward] if split else [EncoderLayer]
+        parts: list[type[nn.Module]] = [Attention, BertFeedForward] if split else [BertLayer]
         super().__init__(frozen(network, dtype), [0, 0], cut=[Embeddings, *parts, Pooler], max_batch=max_batch)
 
     def given(self, request: Any) -> tuple[Any, ...]:
+        """Return the padded words, [length] int64, and their number.
+
+        InvalidRequestError for tokens out of range, and for a text longer than `length`.
+        """
         tokens = checked_tokens(request, self.vocabulary_size, "the text")
         if len(tokens) > self.places:
             raise InvalidRequestError(

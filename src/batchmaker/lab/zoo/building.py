@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import numpy as np
 import torch
@@ -16,6 +16,12 @@ from batchmaker.graph.values import ValueSequence
 from batchmaker.model.stand_ins import holds_stand_ins, standing_frames, standing_tokens
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class WordIds(Protocol):
+    """An argument of `encode` that gives ids, such as a datasets.Vocabulary."""
+
+    def encode_words(self, words: Sequence[str]) -> NDArray[np.int64]: ...
 
 
 @contextmanager

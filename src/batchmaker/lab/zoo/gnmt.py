@@ -87,7 +87,7 @@ class Encoder(nn.Module):
 
 
 @final
-class Decoder(nn.Module):
+class GnmtDecoder(nn.Module):
     """One step of the decoder.
 
     forward(word, h1, c1, ..., hL, cL, context, values, keys, count) -> (next word, and the same state after it). The
@@ -102,6 +102,10 @@ class Decoder(nn.Module):
         self.project = nn.Linear(hidden, vocabulary_size)
 
     def forward(self, word: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        """Return the next word [n] int64 and the state after it.
+
+        word: [n] int64. state: see the class, each [n, ...].
+        """
         *recurrent, context, values, keys, count = state
         x = self.embedding(word)
         after: list[Tensor] = []
@@ -121,7 +125,7 @@ class Gnmt(nn.Module):
     def __init__(self, vocabulary_size: int, hidden: int, layers: int) -> None:
         super().__init__()
         self.encoder = Encoder(vocabulary_size, hidden, layers)
-        self.decoder = Decoder(vocabulary_size, hidden, layers)
+        self.decoder = GnmtDecoder(vocabulary_size, hidden, layers)
 
 
 @final

@@ -83,6 +83,10 @@ class Speller(nn.Module):
         self.project = nn.Linear(hidden + memory, vocabulary_size)
 
     def forward(self, character: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        """Return the next character [n] int64 and the state after it.
+
+        character: [n] int64. state: see the class, each [n, ...].
+        """
         *recurrent, context, values, keys, count = state
         x = torch.cat([self.embedding(character), context], -1)
         after: list[Tensor] = []

@@ -12,7 +12,7 @@ from batchmaker.lab.zoo.trees import Output, TreeModel
 
 
 @final
-class Leaf(nn.Module):
+class MatrixLeaf(nn.Module):
     """word -> (v, M): the word's own vector [hidden] and matrix [hidden, hidden]."""
 
     def __init__(self, vocabulary_size: int, hidden: int) -> None:
@@ -26,7 +26,7 @@ class Leaf(nn.Module):
 
 
 @final
-class Inner(nn.Module):
+class MatrixInner(nn.Module):
     """(v1, M1, v2, M2) -> (v, M): v = tanh(W [M1 v2; M2 v1] + b), M = U [M1; M2] + b, with one b for all columns.
 
     Matrices are kept transposed, so that U applies to their last dimension, as a linear layer does.
@@ -63,7 +63,7 @@ class MvRnnModel(TreeModel):
     ) -> None:
         check_positive(vocabulary_size=vocabulary_size, hidden=hidden, labels=labels)
         with seeded(seed):
-            leaf, inner, classify = Leaf(vocabulary_size, hidden), Inner(hidden), Classify(hidden, labels)
+            leaf, inner, classify = MatrixLeaf(vocabulary_size, hidden), MatrixInner(hidden), Classify(hidden, labels)
         super().__init__(
             leaf, inner, classify, vocabulary_size=vocabulary_size, dtype=dtype, output=output, max_batch=max_batch
         )

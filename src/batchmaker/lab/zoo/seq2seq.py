@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from batchmaker.lab.zoo.building import check_positive, checked_tokens, frozen, seeded, zeros
+from batchmaker.lab.zoo.building import WordIds, check_positive, checked_tokens, frozen, seeded, zeros
 from batchmaker.lab.zoo.padding import PaddedModel, final_states, fused, pad
 from batchmaker.lab.zoo.recurrent import LstmStack, OneLstm
 from batchmaker.lab.zoo.translation import BOS, EOS, check_vocabulary, read_order, write
@@ -26,14 +26,8 @@ class Pair(Protocol):
     def target_tokens(self) -> tuple[str, ...]: ...
 
 
-class WordIds(Protocol):
-    """An argument of `encode` that gives ids, such as a datasets.Vocabulary."""
-
-    def encode_words(self, words: Sequence[str]) -> NDArray[np.int64]: ...
-
-
 @final
-class Decoder(nn.Module):
+class WordDecoder(nn.Module):
     """forward(word, h1, c1, ..., hL, cL) -> (next word, h1', c1', ..., hL', cL'). The likeliest word is fed back."""
 
     def __init__(self, vocabulary_size: int, embedding: int, hidden: int, layers: int) -> None:
@@ -76,7 +70,7 @@ class Seq2SeqModel(PaddedModel):
         sizes = (vocabulary_size, width, hidden, layers)
         with seeded(seed):
             encoder = (OneLstm if layers == 1 else LstmStack)(*sizes)
-            decoder = Decoder(*sizes)
+            decoder = WordDecoder(*sizes)
         self.encoder = Cell(frozen(encoder, dtype), max_batch=max_batch)
         self.decoder = Cell(frozen(decoder, dtype), max_batch=max_batch, priority=1, host_outputs=(0,))
         self.vocabulary_size = vocabulary_size

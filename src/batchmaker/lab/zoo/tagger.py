@@ -14,7 +14,16 @@ from torch import Tensor, nn
 from batchmaker.compile.declaration import Declared
 from batchmaker.errors import InvalidRequestError, ModelError, OptionError
 from batchmaker.graph.spec import ValueSpec
-from batchmaker.lab.zoo.building import check_choice, check_positive, checked_tokens, frozen, joined, seeded, zeros
+from batchmaker.lab.zoo.building import (
+    WordIds,
+    check_choice,
+    check_positive,
+    checked_tokens,
+    frozen,
+    joined,
+    seeded,
+    zeros,
+)
 from batchmaker.lab.zoo.recurrent import LstmStack
 from batchmaker.lab.zoo.translation import BOS, EOS
 from batchmaker.model.cell import Cell
@@ -32,10 +41,8 @@ class Words(Protocol):
     def words(self) -> tuple[str, ...]: ...
 
 
-class WordIds(Container[object], Protocol):
-    """An argument of `encode` that gives ids, such as a datasets.Vocabulary."""
-
-    def encode_words(self, words: Sequence[str]) -> NDArray[np.int64]: ...
+class KnownWords(WordIds, Container[object], Protocol):
+    """Ids of words, and whether a word is known, such as a datasets.Vocabulary."""
 
 
 @final
@@ -149,7 +156,7 @@ class BiLstmTaggerModel(Model):
         declared = Declared((given, *state), state)
         return Cell(frozen(stack, self.dtype), max_batch=max_batch, priority=priority, declared=declared)
 
-    def encode(self, sentence: Words, vocabulary: WordIds, alphabet: WordIds | None = None) -> Any:
+    def encode(self, sentence: Words, vocabulary: KnownWords, alphabet: KnownWords | None = None) -> Any:
         """Return the request for a sentence. With characters, unknown words of the vocabulary are spelled.
 
         alphabet: gives characters their ids; needed with characters only.

@@ -56,7 +56,7 @@ class MultiHeadAttention(nn.Module):
 
 
 @final
-class FeedForward(nn.Module):
+class ReluFeedForward(nn.Module):
     """x -> W2 relu(W1 x)."""
 
     def __init__(self, width: int, inner: int) -> None:
@@ -70,7 +70,7 @@ class FeedForward(nn.Module):
 
 
 @final
-class EncoderLayer(nn.Module):
+class TransformerLayer(nn.Module):
     """forward(x, count) -> x: attention of every place to the first `count`, then each place by itself.
 
     x: [n, places, width]. count: [n] int64. Places beyond `count` are never used.
@@ -80,7 +80,7 @@ class EncoderLayer(nn.Module):
         super().__init__()
         self.attention = MultiHeadAttention(width, heads)
         self.attention_norm = nn.LayerNorm(width)
-        self.feed_forward = FeedForward(width, inner)
+        self.feed_forward = ReluFeedForward(width, inner)
         self.norm = nn.LayerNorm(width)
 
     def forward(self, x: Tensor, count: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ class DecoderLayer(nn.Module):
         self.attention_norm = nn.LayerNorm(width)
         self.source_attention = MultiHeadAttention(width, heads)
         self.source_norm = nn.LayerNorm(width)
-        self.feed_forward = FeedForward(width, inner)
+        self.feed_forward = ReluFeedForward(width, inner)
         self.norm = nn.LayerNorm(width)
 
     def forward(self, x: Tensor, past: tuple[Tensor, Tensor, Tensor], source: tuple[Tensor, Tensor, Tensor]) -> Tensor:
@@ -151,7 +151,7 @@ class Memory(nn.Module):
 
 
 @final
-class Decoder(nn.Module):
+class TransformerDecoder(nn.Module):
     """One step of the decoder.
 
     forward(word, place, keys 1, values 1, ..., keys L, values L, source keys, source values, count) -> (next word, and
@@ -166,6 +166,10 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(layers)
 
     def forward(self, word: Tensor, place: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        """Return the next word [n] int64 and the state after it.
+
+        word, place: [n] int64. state: see the class, each [n, ...].
+        """
         *past, source_keys, source_values, count = state
         x = (self.embed.scaled(word) + self.embed.places[place])[:, None]
         known, visible = used(place + 1, past[0].shape[1]), used(count, source_keys.shape[2])
@@ -190,7 +194,7 @@ class Transformer(nn.Module):
         self.embed = Embed(embedding, places)
         self.project = nn.Linear(width, vocabulary_size, bias=False)
         self.project.weight = embedding.weight
-        self.encoder = nn.ModuleList(EncoderLayer(width, heads, inner) for _ in range(layers))
+        self.encoder = nn.ModuleList(TransformerLayer(width, heads, inner) for _ in range(layers))
         self.decoder = nn.ModuleList(DecoderLayer(width, heads, inner) for _ in range(layers))
 
     def encode(self, words: Tensor, count: Tensor) -> Tensor:
@@ -248,7 +252,7 @@ class TransformerModel(NetworkModel):
         place, past = ValueSpec((), "int64"), ValueSpec((positions, hidden), dtype)
         source = ValueSpec((layers, positions, hidden), dtype)
         state = (place, *(past,) * (2 * layers), source, source, ValueSpec((), "int64"))
-        step = Decoder(network.embed, network.project, decoder).eval()
+        step = TransformerDecoder(network.embed, network.project, decoder).eval()
         self.decoder = decoder_cell(step, state, max_batch=max_batch, priority=layers + 2)
         self.vocabulary_size, self.hidden, self.layers, self.dtype = vocabulary_size, hidden, layers, dtype
         self.positions, self.max_words, self.until_eos = positions, max_words, until_eos

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from batchmaker.errors import InvalidRequestError
-from batchmaker.lab.zoo.building import Classify, check_positive, frozen, joined, parts_of, seeded
-from batchmaker.lab.zoo.trees import Output, TreeModel, WordIds, WordTree, parse_tree
+from batchmaker.lab.zoo.building import Classify, WordIds, check_positive, frozen, joined, parts_of, seeded
+from batchmaker.lab.zoo.trees import Output, TreeModel, WordTree, parse_tree
 from batchmaker.model.cell import Cell
 from batchmaker.model.trees import tree
 
 
 @final
-class Leaf(nn.Module):
+class LstmLeaf(nn.Module):
     """word -> (h, c): i, o, u from the word's embedding, c = i u, h = o tanh(c)."""
 
     def __init__(self, vocabulary_size: int, embedding: int, hidden: int) -> None:
@@ -36,7 +36,7 @@ class Leaf(nn.Module):
 
 
 @final
-class Inner(nn.Module):
+class LstmInner(nn.Module):
     """(h1, c1, h2, c2) -> (h, c): c = i u + f1 c1 + f2 c2, h = o tanh(c).
 
     i, o, u = U [h1; h2] + b. The forget gate of each child depends on its own h alone: f_k = sigmoid(U_k h_k + b_k).
@@ -80,7 +80,11 @@ class TreeLstmModel(TreeModel):
         width = hidden if embedding is None else embedding
         check_positive(vocabulary_size=vocabulary_size, hidden=hidden, embedding=width, labels=labels)
         with seeded(seed):
-            leaf, inner, classify = Leaf(vocabulary_size, width, hidden), Inner(hidden), Classify(hidden, labels)
+            leaf, inner, classify = (
+                LstmLeaf(vocabulary_size, width, hidden),
+                LstmInner(hidden),
+                Classify(hidden, labels),
+            )
         super().__init__(
             leaf, inner, classify, vocabulary_size=vocabulary_size, dtype=dtype, output=output, max_batch=max_batch
         )
@@ -109,8 +113,12 @@ class TreeLstm2TypeModel(TreeModel):
         width = hidden if embedding is None else embedding
         check_positive(vocabulary_size=vocabulary_size, hidden=hidden, embedding=width, labels=labels)
         with seeded(seed):
-            leaf, inner, classify = Leaf(vocabulary_size, width, hidden), Inner(hidden), Classify(hidden, labels)
-            other = Inner(hidden)
+            leaf, inner, classify = (
+                LstmLeaf(vocabulary_size, width, hidden),
+                LstmInner(hidden),
+                Classify(hidden, labels),
+            )
+            other = LstmInner(hidden)
         super().__init__(
             leaf, inner, classify, vocabulary_size=vocabulary_size, dtype=dtype, output=output, max_batch=max_batch
         )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from batchmaker.compiled import compiled, int64s
 from batchmaker.errors import InvalidRequestError
 from batchmaker.graph.trees import tree_fault
-from batchmaker.lab.zoo.building import Classify, check_choice, checked_tokens, frozen, joined, parts_of
+from batchmaker.lab.zoo.building import Classify, WordIds, check_choice, checked_tokens, frozen, joined, parts_of
 from batchmaker.model.cell import Cell
 from batchmaker.model.model import Model
 
@@ -27,12 +27,6 @@ class WordTree(Protocol):
     def words(self) -> Sequence[str]: ...
     @property
     def children(self) -> NDArray[np.int32]: ...
-
-
-class WordIds(Protocol):
-    """An argument of `encode` that gives ids, such as a datasets.Vocabulary."""
-
-    def encode_words(self, words: Sequence[str]) -> NDArray[np.int64]: ...
 
 
 class TreeModel(Model):
