@@ -12,7 +12,7 @@ from rich.table import Table
 
 from batchmaker.cli import options
 from batchmaker.cli.bench.report import commit, machine
-from batchmaker.cli.measuring import bound_registry
+from batchmaker.cli.cell_times import bound_registry
 from batchmaker.errors import OptionError, unknown_name
 from batchmaker.lab import zoo
 from batchmaker.lab.plan_report import CellReport, report_on

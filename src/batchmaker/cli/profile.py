@@ -13,7 +13,7 @@ from rich.table import Table
 from batchmaker.cli import options
 from batchmaker.cli.bench.load import quiet_interpreter
 from batchmaker.cli.bench.report import commit, machine
-from batchmaker.cli.measuring import bound_registry, measured_cells
+from batchmaker.cli.cell_times import bound_registry, measured_cells
 from batchmaker.cli.overhead import measured_overhead
 from batchmaker.cli.workload import make_workload
 from batchmaker.cost.latency import CellLatency, LatencyTable

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.errors import InvalidRequestError, ModelError, NodeLimitError
+from batchmaker.graph.argument_errors import common_length, foreign, misfit
 from batchmaker.graph.calls import LAID_OUT, Calls, DataLayout, host_input
 from batchmaker.graph.cell_graph import HOST, ZERO, CellGraph, Fetch, HostInput, NodeBlock, Run
 from batchmaker.graph.constants import ascending, from_host, nodes_of, of_type
-from batchmaker.graph.fitting import common_length, foreign, misfit
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.graph.trees import (
     Places,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from batchmaker.compile.declaration import Declared
 from batchmaker.compiled import int64s
 from batchmaker.errors import InvalidRequestError
-from batchmaker.graph.fitting import foreign
+from batchmaker.graph.argument_errors import foreign
 from batchmaker.graph.recorder import Argument
 from batchmaker.graph.spec import CellType, ValueSpec
 from batchmaker.graph.trees import SequenceArgument

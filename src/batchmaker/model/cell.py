@@ -16,8 +16,8 @@ from batchmaker.compile.export import flat_module
 from batchmaker.compile.opaque import Opaque, float_dtype_of
 from batchmaker.compile.programs import Programs
 from batchmaker.errors import InvalidRequestError, ModelError, OptionError, ShapeError
+from batchmaker.graph.argument_errors import misfit
 from batchmaker.graph.calls import Calls
-from batchmaker.graph.fitting import misfit
 from batchmaker.graph.recorder import Argument
 from batchmaker.graph.spec import CellType, ValueSpec
 from batchmaker.graph.trees import SequenceArgument

@@ -8,7 +8,7 @@ from typing import Any, final
 import numpy as np
 
 from batchmaker.errors import ModelError
-from batchmaker.graph.fitting import foreign
+from batchmaker.graph.argument_errors import foreign
 from batchmaker.graph.recorder import Recorder
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.graph.values import NodeArray, Output, Value, ValueSequence

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from batchmaker.server.faults import FaultKind, ServiceError
-from batchmaker.server.reading import unless_gone
+from batchmaker.server.request_body import unless_gone
 
 STATUS: Final[dict[FaultKind, int]] = {
     FaultKind.INVALID: 400,

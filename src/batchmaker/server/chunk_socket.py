@@ -13,7 +13,7 @@ from batchmaker.server.chunk_form import ChunkForm
 from batchmaker.server.faults import ServiceError
 from batchmaker.server.parts import Site
 from batchmaker.server.sequences import ConnectedSequence
-from batchmaker.server.served import ServedModel
+from batchmaker.server.served_model import ServedModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import batchmaker
-from batchmaker.server.served import ServedModel
+from batchmaker.server.served_model import ServedModel
 from batchmaker.server.signature import TensorSpec
 
 PLATFORM: Final = "batchmaker"

@@ -8,7 +8,7 @@ from typing import Final
 
 from batchmaker.engine import StepSeen
 from batchmaker.server.recent import KEPT_S, Stretch, together
-from batchmaker.server.served import ServedModel
+from batchmaker.server.served_model import ServedModel
 
 SPANS_S: Final = {"10": 10.0, "1": 1.0, "0.1": 0.1}
 """Time spans that can be shown."""

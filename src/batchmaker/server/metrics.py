@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 import batchmaker
 from batchmaker.server.connections import Connections
 from batchmaker.server.logs import LogQueue
-from batchmaker.server.served import ServedModel
+from batchmaker.server.served_model import ServedModel
 from batchmaker.server.service import Service
 from batchmaker.server.statistics import CellCounts, Histogram, ModelStatistics
 

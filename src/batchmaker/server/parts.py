@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from batchmaker.server.auth import KeyRing
 from batchmaker.server.metrics import Metrics
 from batchmaker.server.origins import Origins
-from batchmaker.server.reading import BodyBudget
+from batchmaker.server.request_body import BodyBudget
 from batchmaker.server.service import Service
 
 

@@ -8,10 +8,10 @@ from typing import Any, Final, cast
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from batchmaker.server.connections import Connections
-from batchmaker.server.joined import JoinedWrites
+from batchmaker.server.joined_writes import JoinedWrites
 from batchmaker.server.limits import Limits
-from batchmaker.server.reading import DEPARTURE, WHOLE, Departure
 from batchmaker.server.refusals import Refusals
+from batchmaker.server.request_body import DEPARTURE, WHOLE, Departure
 from batchmaker.server.socket_protocol import LimitedSocketProtocol
 
 _LARGE_HEAD: Final = "the head of the request is too large"

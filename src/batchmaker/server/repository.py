@@ -15,7 +15,7 @@ from batchmaker.model.model import Model
 from batchmaker.server.engine_port import EngineOptions
 from batchmaker.server.faults import FaultKind, ServiceError, fault_of
 from batchmaker.server.limits import Limits
-from batchmaker.server.served import ServedModel
+from batchmaker.server.served_model import ServedModel
 from batchmaker.server.sources import Source, Versions
 
 _LOG = logging.getLogger("batchmaker.server")

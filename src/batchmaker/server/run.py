@@ -29,10 +29,10 @@ from batchmaker.server.metrics import Metrics
 from batchmaker.server.origins import Origins
 from batchmaker.server.parts import Site
 from batchmaker.server.protocol import limited_protocol
-from batchmaker.server.reading import BodyBudget
 from batchmaker.server.refusals import Refusals
 from batchmaker.server.reload import Reload
 from batchmaker.server.repository import Repository
+from batchmaker.server.request_body import BodyBudget
 from batchmaker.server.service import Service
 from batchmaker.server.socket_protocol import limited_socket_protocol
 from batchmaker.server.spans import Spans

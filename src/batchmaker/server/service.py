@@ -11,7 +11,7 @@ from batchmaker.server.limits import Limits
 from batchmaker.server.messages import InferRequest, InferResponse
 from batchmaker.server.repository import Repository
 from batchmaker.server.sequences import ConnectedSequence
-from batchmaker.server.served import ServedModel
+from batchmaker.server.served_model import ServedModel
 
 
 @final

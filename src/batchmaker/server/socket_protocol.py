@@ -9,7 +9,7 @@ from typing import Any, Final
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 
-from batchmaker.server.reading import BodyBudget
+from batchmaker.server.request_body import BodyBudget
 
 _PIECE: Final = 16_384
 """Bytes that are parsed at once: a read may hold thousands of messages, each larger in memory than on the wire."""

@@ -14,7 +14,7 @@ from rich.table import Table
 from batchmaker.cli import options
 from batchmaker.cli.bench.report import commit
 from batchmaker.cli.learn.graphs import Graphs, read_graphs
-from batchmaker.cli.learn.intended import saved_name
+from batchmaker.cli.learn.policy_model import saved_name
 from batchmaker.cli.learn.requests import LEARNABLE
 from batchmaker.errors import unknown_name
 from batchmaker.lab.learners.comparison import Standing, compare

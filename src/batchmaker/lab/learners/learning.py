@@ -14,7 +14,7 @@ from batchmaker.graph.frontier import Frontier
 from batchmaker.graph.mini_batch import MiniBatch, merged
 from batchmaker.lab.learners.closed import num_batches
 from batchmaker.lab.learners.qlearning import Learner, Settings, Table
-from batchmaker.lab.learners.refining import Refiner
+from batchmaker.lab.learners.refiner import Refiner
 from batchmaker.lab.learners.rules import TableRule
 
 TO_LEARN: Final = 32

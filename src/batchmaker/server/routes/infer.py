@@ -14,7 +14,7 @@ from batchmaker.server.bodies import HEADER_LENGTH, read_infer, write_infer
 from batchmaker.server.generate_body import read_generate, write_generate
 from batchmaker.server.messages import InferResponse
 from batchmaker.server.parts import Endpoint, Site, caller_of, named_model
-from batchmaker.server.reading import HeldBytes, unless_gone
+from batchmaker.server.request_body import HeldBytes, unless_gone
 from batchmaker.server.signature import Signature
 
 

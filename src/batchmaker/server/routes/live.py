@@ -21,7 +21,7 @@ from batchmaker.server.auth import TokenBucket
 from batchmaker.server.faults import FaultKind, ServiceError, invalid
 from batchmaker.server.live import SPANS_S, live_view
 from batchmaker.server.parts import Site
-from batchmaker.server.served import ServedModel
+from batchmaker.server.served_model import ServedModel
 
 MAX_LOOKS_PER_S: Final = 20.0
 """Answers a second to all viewers together, so that viewers cost the models little."""
