@@ -204,20 +204,21 @@ def recurrent(
     batch_sizes: Iterable[int] | None = None,
     priority: int = 0,
 ) -> RecurrentLayers:
-    """Return an nn.LSTM, nn.GRU or nn.RNN as cells, with the weights that it has: several layers, both directions,
-    projections and all.
+    """Return an nn.LSTM, nn.GRU or nn.RNN as cells that share its weights: all layers, both directions, projections.
 
         self.lstm = bm.recurrent(nn.LSTM(80, 256, num_layers=2))    # in a model's __init__
         output, (h_n, c_n) = self.lstm(frames)                      # in its unfold, as torch returns them
 
-    It is a model too, `bm.Engine(bm.recurrent(module))`: a request is one sequence [n, input_size], a result what torch
-    gives for it. Sequences (unfold_chunk) go on from the state returned, with one direction only.
+    It is also a model, `bm.Engine(bm.recurrent(module))`: a request is one sequence [n, input_size], and the result is
+    that of torch. Sequences (unfold_chunk) continue from the returned state, with one direction only. Requests have no
+    batch dimension, so `batch_first` has no effect. Dropout between layers is left out, as in eval mode.
 
-    Requests have no batch dimension, so `batch_first` does not matter; dropout between layers is left out, as in eval
-    mode. embedding: a module that makes the first layer's input of what it is given, such as the nn.Embedding of a
-    network of tokens; in the same cell, where it becomes a table. join: False leaves the outputs of two directions
-    apart, (forwards, backwards), for a cell that takes both and would join them itself. max_batch, batch_sizes,
-    priority: of every cell, as for Cell. Raises ModelError for any other module.
+    - embedding: a module that makes the first layer's input, such as the nn.Embedding of a network of tokens. It is in
+      the same cell and becomes a table there.
+    - join: False returns the outputs of two directions separately, (forwards, backwards), for a cell that takes both.
+    - max_batch, batch_sizes, priority: of every cell, as for Cell.
+
+    Raises ModelError for any other module.
     """
     return RecurrentLayers(
         module, embedding=embedding, join=join, max_batch=max_batch, batch_sizes=batch_sizes, priority=priority
