@@ -25,7 +25,7 @@ import numpy as np
 
 from batchmaker.cli.bench.load import quiet_interpreter
 from batchmaker.cli.bench.report import commit, machine
-from batchmaker.cli.measuring import measured_cells
+from batchmaker.cli.cell_times import measured_cells
 from batchmaker.cli.overhead import IN_FLIGHT, fitted_overhead, kept_in_flight
 from batchmaker.cli.requests import requests_from
 from batchmaker.cli.simulate.study import make_policy

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from batchmaker import policies
 from batchmaker.cli.bench.load import quiet_interpreter
 from batchmaker.cli.bench.report import commit, machine
-from batchmaker.cli.measuring import measured_cells
+from batchmaker.cli.cell_times import measured_cells
 from batchmaker.cli.overhead import IN_FLIGHT, fitted_overhead, kept_in_flight
 from batchmaker.cli.simulate.study import make_policy
 from batchmaker.cli.workload import Workload, make_workload

@@ -47,11 +47,14 @@ _HOMES = {
     "save": "batchmaker.engine.save",
     "tree": "batchmaker.model.trees",
 }
-"""Where each name is, for when it is first used: what needs no torch, such as `batchmaker.client`, comes without it."""
+"""The module of each public name, imported at first use.
+
+Names that need no torch, such as `batchmaker.client`, do not import it.
+"""
 
 
 def __getattr__(name: str) -> Any:
-    if name == "errors":  # the module itself; importing it makes it an attribute of this one
+    if name == "errors":  # the module itself; importing it makes it an attribute
         return importlib.import_module("batchmaker.errors")
     home = _HOMES.get(name)
     if home is None:

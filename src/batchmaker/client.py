@@ -1,6 +1,6 @@
-"""What `tritonclient` has not, from asyncio: values as they are computed, and sequences over a connection of their own.
+"""An asyncio client for features that `tritonclient` lacks: streamed values, and sequences over WebSockets.
 
-Needs httpx and websockets and, of this package, nothing that needs torch: `pip install 'batchmaker[client]'`.
+Needs httpx and websockets, and no part of this package that needs torch: `pip install 'batchmaker[client]'`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 from batchmaker.errors import BatchmakerError, OptionError
 
 Parameter = bool | int | float | str
-"""What a parameter of a request may be, such as `deadline_ms`, `priority` or `sequence_id`."""
+"""A parameter's value, for example of `deadline_ms`, `priority` or `sequence_id`."""
 
 _META: Final = frozenset({"model_name", "model_version", "id"})
 _CONNECT_S: Final = 10.0
@@ -60,7 +60,7 @@ class Client:
                 f"address {address!r} must begin with http:// or https://: give http://localhost:8000, for example"
             )
         headers = {} if key is None else {"X-API-Key": key}
-        # No limit on reading: how long a value may take is for the request's own deadline to say
+        # No limit on reading: the request's own deadline limits the time of a value
         timeout = httpx.Timeout(None, connect=_CONNECT_S)
         limits = httpx.Limits(max_connections=None)
         self._headers = headers
@@ -77,11 +77,11 @@ class Client:
         version: str | None = None,
         parameters: Mapping[str, Parameter] | None = None,
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield each value as soon as it is there, as a dict of the outputs by name.
+        """Yield each value as soon as it arrives, as a dict of the outputs by name.
 
         inputs: numbers, strings, or lists of them, by name. parameters: as in the server's documentation. Leaving the
-        iteration closes the connection, by which the server gives the request up; use `contextlib.aclosing` to be sure
-        when. Raises ServerError: before the first value with a status, after it without one.
+        iteration closes the connection, and the server gives the request up. Use `contextlib.aclosing` to control when
+        this happens. Raises ServerError: before the first value with a status, after it without one.
         """
         path = _path(model, version)
         body = {**inputs, "parameters": dict(parameters)} if parameters else dict(inputs)
@@ -119,7 +119,7 @@ class Client:
             raise _refusal(answer.status_code, answer.headers, answer.content)
         address = f"{self._sockets}{path}/sequence?{urlencode(parameters or {})}"
         try:
-            # No pings: a server that does not read until it has caught up does not answer them either
+            # No pings: a server that does not read, because it is behind, does not answer them
             socket = await connect(
                 address, additional_headers=self._headers, compression=None, max_size=None, ping_interval=None
             )
@@ -148,7 +148,7 @@ class Client:
 
 
 async def _events(received: AsyncIterator[bytes]) -> AsyncGenerator[dict[str, Any], None]:
-    """Yield what each `data:` line of a stream of events holds. Bytes may be cut anywhere."""
+    """Yield the content of each `data:` line of a stream of events. Bytes may be split anywhere."""
     rest = b""
     async for some in received:
         *whole, rest = (rest + some).split(b"\n\n")
@@ -166,7 +166,7 @@ def _gone(error: Exception) -> ServerError:
 
 
 def _refusal(status: int, headers: Mapping[str, str], body: bytes) -> ServerError:
-    """Return the error that an answer which is none tells of, whoever has sent it."""
+    """Return the error in an unsuccessful answer of any server."""
     try:
         said = str(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):
@@ -179,17 +179,20 @@ _FORMATS: Final = {
     "BOOL": "?", "UINT8": "B", "UINT16": "H", "UINT32": "IL", "UINT64": "LQ", "INT8": "b", "INT16": "h", "INT32": "il",
     "INT64": "lq", "FP16": "e", "FP32": "f", "FP64": "d",
 }  # fmt: skip
-"""Of each datatype, the formats in which Python's buffers hold it; those with two are told apart by their size."""
+"""The formats of each datatype in Python's buffers. Datatypes with two formats are distinguished by size."""
 
 _SIZES: Final = {"UINT32": 4, "INT32": 4, "UINT64": 8, "INT64": 8}
 
 
 @final
 class OpenSequence:
-    """What `Client.open_sequence` gives: chunks in, answers out, in order. For one event loop."""
+    """A sequence on its own connection: chunks in, answers out, in order.
+
+    Made by `Client.open_sequence`. For one event loop.
+    """
 
     def __init__(self, socket: ClientConnection, inputs: list[dict[str, Any]]) -> None:
-        """inputs: of the model, as its configuration has them."""
+        """inputs: of the model, as in its configuration."""
         self._socket = socket
         required = [given for given in inputs if not given["optional"]] or inputs
         self._datatype: str | None = required[0]["data_type"].removeprefix("TYPE_") if len(required) == 1 else None
@@ -207,8 +210,8 @@ class OpenSequence:
         """Return a chunk's answer, as a dict of the outputs by name.
 
         chunk: the values of the model's only tensor, as an array (anything with Python's buffer protocol) of its
-        datatype, or as bytes; or a dict of the inputs by name, which may have parameters of its own. The next may be
-        submitted before the last is answered; while the server has too many of them, this waits. Raises ServerError:
+        datatype, or as bytes; or a dict of the inputs by name, which may have its own parameters. The next may be
+        submitted before the last is answered; while the server has too many chunks, this waits. Raises ServerError:
         with a status for this chunk alone, without one if the connection is over. OptionError for an array of another
         datatype.
         """
@@ -249,7 +252,7 @@ class OpenSequence:
         return view.tobytes()
 
     async def _read(self) -> None:
-        """Hand answers to those who wait, in order, until the connection is over."""
+        """Hand answers to the waiting callers, in order, until the connection is over."""
         try:
             async for text in self._socket:
                 answer = json.loads(text)
@@ -273,6 +276,6 @@ class OpenSequence:
         return ServerError(f"the connection is over: {reason or 'it was closed'} ({code})")
 
     async def aclose(self) -> None:
-        """End the sequence; what is not answered is given up. Once is enough."""
+        """End the sequence and give up unanswered chunks. A second call has no effect."""
         await self._socket.close()
         await self._reading

@@ -1,4 +1,4 @@
-"""Where time comes from: seconds since a clock's own start."""
+"""Clocks: seconds since a clock's own start."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol, final
 
 
 class Clock(Protocol):
-    """Something that tells the time in seconds since its start."""
+    """A clock: seconds since its start."""
 
     def now_s(self) -> float: ...
 
@@ -27,7 +27,7 @@ class RealClock:
 
 @final
 class VirtualClock:
-    """A clock that stands still until it is told to move: for tests and simulation."""
+    """A clock that moves only when told to: for tests and simulation."""
 
     __slots__ = ("_now_s",)
 

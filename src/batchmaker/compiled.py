@@ -1,4 +1,4 @@
-"""Loops over arrays that NumPy would need many passes for, compiled to machine code."""
+"""Compiles loops over arrays to machine code, for work that would need many NumPy passes."""
 
 from __future__ import annotations
 
@@ -25,38 +25,40 @@ _INT64: Final = np.dtype(np.int64)
 _ARITHMETIC: Final[dict[str, Any]] = {
     "nogil": True,
     "error_model": "numpy",
-    "fastmath": {"nsz", "arcp", "contract", "afn", "reassoc"},  # NaN and infinity stay what they are
+    "fastmath": {"nsz", "arcp", "contract", "afn", "reassoc"},  # NaN and infinity keep their meaning
 }
 
 
 def compiled(loop: Callable[P, R]) -> Callable[P, R]:
     """Compile a function of arrays and numbers at its first call; the machine code is kept on disk for other processes.
 
-    It holds the interpreter's lock: loops take microseconds, and giving the lock away would cost more. Where no
-    directory can be written, every process compiles for itself. NUMBA_DISABLE_JIT=1 runs the Python instead.
+    It holds the interpreter's lock: loops take microseconds, and releasing the lock would cost more. If no directory
+    can be written, every process compiles for itself. With NUMBA_DISABLE_JIT=1 the Python code runs instead.
 
-    A call of one such function by another counts the references to each array that is handed over, which takes longer
-    than a few look-ups: what is done for each item of a loop is written in the loop.
+    A call of one such function by another counts the references to each array argument, which takes longer than a few
+    look-ups. So write the work for each item directly in the loop.
     """
     return _compiled(loop, {})
 
 
 def compiled_arithmetic(loop: Callable[P, R]) -> Callable[P, R]:
-    """As `compiled`, for loops of arithmetic that take longer: without the interpreter's lock, as vectors.
+    """As `compiled`, for longer loops of arithmetic: without the interpreter's lock, vectorised.
 
-    A sum is added up in any order, and a division by zero gives infinity.
+    A sum may be added up in any order, and a division by zero gives infinity.
     """
     return _compiled(loop, _ARITHMETIC)
 
 
 def compiled_part(loop: Callable[P, R]) -> Callable[P, R]:
-    """As `compiled_arithmetic`, for what only compiled loops call: it is kept as part of each of them."""
+    """As `compiled_arithmetic`, for functions that only compiled loops call: stored as part of each of them."""
     return _typed(partial(njit, no_cpython_wrapper=True, no_cfunc_wrapper=True, **_ARITHMETIC)(), loop)
 
 
 def int64s(given: NDArray[Any]) -> NDArray[np.int64]:
-    """Return integers as compiled loops take them: int64, contiguous and writable, for each other form of an array is
-    compiled once more. The array itself where it is like that."""
+    """Return integers in the form for compiled loops: int64, contiguous and writable.
+
+    Each other form of an array would be compiled once more. An array in this form is returned itself.
+    """
     if given.dtype == _INT64 and given.flags.carray:
         return given
     found = np.ascontiguousarray(given, np.int64)
@@ -64,15 +66,15 @@ def int64s(given: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def is_compiled(loop: Callable[..., Any]) -> bool:
-    """Whether calls run machine code, and not the Python of a loop (NUMBA_DISABLE_JIT=1)."""
+    """Whether calls run machine code, and not the loop's Python code (NUMBA_DISABLE_JIT=1)."""
     return is_jitted(loop) is True
 
 
 def directory_of(package: Path, given: str) -> str:
-    """Return where the machine code of a package is kept: another directory for each state of its sources.
+    """Return the directory of a package's machine code: another one for each state of its sources.
 
-    numba knows what it has kept by the file of the loop alone, and in it are the loops of other files that it calls.
-    given: NUMBA_CACHE_DIR, empty where that is not set; then it is beside the bytecode, or else the user's.
+    numba identifies its cache entries by the loop's own file, but they contain loops of other files that it calls.
+    given: NUMBA_CACHE_DIR, empty if it is not set; then the directory is beside the bytecode, or else the user's.
     """
     digest = blake2b(digest_size=6)
     for path in sorted(package.rglob("*.py")):

@@ -33,10 +33,11 @@ from collections.abc import Iterable
 from typing import Final
 
 RAISED_BY_USERS: Final = BaseException
-"""What code of the engine's users may raise: unfold functions, cells, stop tests, observers, callbacks.
+"""Every exception that user code may raise: unfold functions, cells, stop tests, observers, callbacks.
 
-SystemExit, KeyboardInterrupt and GeneratorExit as well: whoever calls such code in the engine's threads catches all of
-it, and it is that request's failure. Python hands Ctrl-C to the main thread alone, which none of these is.
+SystemExit, KeyboardInterrupt and GeneratorExit are included. Callers of such code in the engine's threads catch all of
+them, and the exception is that request's failure. Python delivers Ctrl-C to the main thread only, which is none of
+these.
 """
 
 
@@ -49,15 +50,15 @@ class ModelError(BatchmakerError):
 
 
 class HandleError(ModelError, AttributeError):
-    """An unfold function used a handle as if it were the value, which no cell has computed yet."""
+    """An unfold function used a handle like its value, which no cell has computed yet."""
 
 
 class ShapeError(ModelError):
-    """A value has another shape or dtype than the input that it feeds declares."""
+    """A value has another shape or dtype than declared by the input that reads it."""
 
 
 class SavedModelError(ModelError):
-    """A saved model cannot be read, or is refused because it is not what it says."""
+    """A saved model cannot be read, or is refused because its content is not as declared."""
 
 
 class RequestError(BatchmakerError):
@@ -65,11 +66,11 @@ class RequestError(BatchmakerError):
 
 
 class InvalidRequestError(RequestError):
-    """What the caller sent cannot be unfolded into cells."""
+    """The caller's request cannot be unfolded into cells."""
 
 
 class RequestShapeError(InvalidRequestError, ShapeError):
-    """Data that came with the request has another shape or dtype than the input that it feeds declares."""
+    """Data of the request has another shape or dtype than declared by the input that reads it."""
 
 
 class NodeLimitError(RequestError):
@@ -85,7 +86,7 @@ class DeadlineError(RequestError):
 
 
 class RefusedError(DeadlineError):
-    """The request's deadline could not be met any more, so it was turned away before anything was computed."""
+    """The request's deadline could not be met any more, so it was refused before anything was computed."""
 
 
 class CancelledError(RequestError):
@@ -93,15 +94,15 @@ class CancelledError(RequestError):
 
 
 class QueueFullError(RequestError):
-    """As many requests are accepted and not answered as the engine takes (`max_queue`), so this one was not."""
+    """The engine has as many unanswered requests as it accepts (`max_queue`), so this one was refused."""
 
 
 class SequenceError(RequestError):
-    """The sequence that the request is a chunk of has ended, or one of its chunks before this one has no result."""
+    """The sequence of the chunk has ended, or an earlier chunk has no result."""
 
 
 class SequenceLimitError(SequenceError):
-    """So many sequences are open that no other may begin."""
+    """The number of open sequences has reached the limit."""
 
 
 class DataError(BatchmakerError):
@@ -117,7 +118,7 @@ class OptionError(BatchmakerError):
 
 
 class DeviceError(BatchmakerError):
-    """A device, its driver or its compiler is missing, too old, or could not do what was asked of it."""
+    """A device, its driver or its compiler is missing or too old, or could not do its work."""
 
 
 class StoppedError(BatchmakerError):
@@ -129,7 +130,7 @@ class InvariantError(BatchmakerError):
 
 
 def said_by(error: BaseException) -> str:
-    """Return an error's class and message; the class alone where there is no message or its `__str__` raises."""
+    """Return an error's class and message; the class alone if there is no message or its `__str__` raises."""
     try:
         message = str(error)
     except RAISED_BY_USERS:
@@ -138,7 +139,7 @@ def said_by(error: BaseException) -> str:
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> OptionError:
-    """Return the error for a name that is not known, with the nearest one that is."""
+    """Return the error for an unknown name, with the nearest known one."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""

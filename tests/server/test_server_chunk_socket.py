@@ -18,7 +18,7 @@ from batchmaker.server.chunk_socket import ChunkSocket
 from batchmaker.server.faults import FaultKind, ServiceError
 from batchmaker.server.limits import Limits
 from batchmaker.server.messages import InferResponse
-from batchmaker.server.reading import BodyBudget
+from batchmaker.server.request_body import BodyBudget
 from batchmaker.server.signature import Signature, TensorSpec
 from batchmaker.server.tensors import Tensor
 

@@ -12,7 +12,7 @@ from batchmaker.server.engine_port import EngineOptions
 from batchmaker.server.faults import ServiceError
 from batchmaker.server.limits import Limits
 from batchmaker.server.messages import InferRequest
-from batchmaker.server.served import ServedModel
+from batchmaker.server.served_model import ServedModel
 from batchmaker.server.tensors import Tensor
 
 

@@ -155,7 +155,7 @@ def test_a_histogram_counts_each_value_once_at_its_bound():
 
 
 def test_a_failing_cell_harms_no_other_request_and_tells_nothing(tmp_path, caplog):
-    from batchmaker.server.served import ServedModel
+    from batchmaker.server.served_model import ServedModel
 
     served = ServedModel("fragile", "1", Fragile(), EngineOptions(threads=1), Limits(), 10)
 

@@ -16,8 +16,8 @@ from batchmaker.server.metrics import Metrics, Sources
 from batchmaker.server.openapi import openapi_description
 from batchmaker.server.origins import Origins
 from batchmaker.server.parts import Site
-from batchmaker.server.reading import BodyBudget
 from batchmaker.server.repository import Entry, Repository
+from batchmaker.server.request_body import BodyBudget
 from batchmaker.server.service import Service
 from batchmaker.server.sources import parse_source
 

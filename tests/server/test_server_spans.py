@@ -17,8 +17,8 @@ from batchmaker.server.limits import Limits
 from batchmaker.server.metrics import Metrics, Sources
 from batchmaker.server.origins import Origins
 from batchmaker.server.parts import Site
-from batchmaker.server.reading import BodyBudget
 from batchmaker.server.repository import Repository
+from batchmaker.server.request_body import BodyBudget
 from batchmaker.server.rpc.schema import SERVICE
 from batchmaker.server.rpc.server import RpcServer
 from batchmaker.server.service import Service

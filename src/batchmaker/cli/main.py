@@ -16,7 +16,7 @@ from batchmaker.errors import BatchmakerError
 
 
 class _Place(NamedTuple):
-    """Where the function of a command is, and what `batchmaker --help` says of it: the first line of its docstring."""
+    """The place of a command's function, and its line in `batchmaker --help`: the first line of its docstring."""
 
     module: str
     function: str
@@ -62,7 +62,7 @@ _HELP: Final = {"help_option_names": ["-h", "--help"]}
 
 @final
 class _Commands(TyperGroup):
-    """The commands; the list of them is shown without loading any. Contexts are those of the click that typer has."""
+    """The commands. Listing them loads none. Contexts are those of typer's own click."""
 
     _listing = False
 
@@ -139,13 +139,13 @@ def root(
 
 
 def main() -> None:
-    """Run the command line. Errors of batchmaker's own are one line on standard error and exit status 2."""
+    """Run the command line. A batchmaker error is one line on standard error and exit status 2."""
     if sys.stderr.isatty():
         _tell_of_first_start()
     try:
         app()
     except BatchmakerError as error:
-        from batchmaker.cli.options import err  # with torch, which commands have loaded already
+        from batchmaker.cli.options import err  # imports torch, which commands have already loaded
 
         err().print(f"[bold red]error:[/bold red] {_plain(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2)
@@ -161,5 +161,5 @@ def _tell_of_first_start() -> None:
 
 
 def _plain(text: str) -> str:
-    """Keep square brackets in a message from being read as markup."""
+    """Escape square brackets, which are markup."""
     return text.replace("[", "\\[")

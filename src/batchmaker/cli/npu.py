@@ -26,8 +26,8 @@ def npu(
 ) -> None:
     """Count the cycles of one matrix product [M, K] x [K, N] on a systolic array.
 
-    A convolution is one by im2col: M output pixels, K values under the filter, N filters. The last line is the number
-    of cycles. Memory is not counted here.
+    A convolution is such a product by im2col: M output pixels, K values under the filter, N filters. The last line is
+    the number of cycles. Memory traffic is not counted.
 
     [bold]Examples[/bold]
 

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the models made from them."""
+"""Options that several commands share, and models made from them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Seed = Annotated[int, typer.Option(min=0, help="Seed of weights, requests and ar
 
 
 def make_model(name: str, **options: Any) -> Model:
-    """Return a built-in model; options that are None are left to the model. OptionError for one it does not have."""
+    """Return a built-in model; options that are None keep their defaults. OptionError for an unknown option."""
     known = zoo.option_names(name)
     given = {option: value for option, value in options.items() if value is not None}
     for option in given:
@@ -49,7 +49,7 @@ def make_model(name: str, **options: Any) -> Model:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON that a person can read too. DataError if the file cannot be written."""
+    """Write JSON with indentation. DataError if the file cannot be written."""
     try:
         path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     except OSError as error:
@@ -57,7 +57,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def check_writable(path: Path | None) -> None:
-    """Refuse an output path before the work is done rather than after. DataError if its folder does not exist."""
+    """Refuse an invalid output path before the work begins. DataError if its folder does not exist."""
     if path is not None and not path.absolute().parent.is_dir():
         raise DataError(f"{path}: there is no folder {path.absolute().parent}. Make it first, or give another path.")
 
@@ -78,13 +78,13 @@ def err() -> Console:
 
 
 def check_model(name: str, **options: Any) -> None:
-    """Refuse bad options before any weight is drawn. OptionError as `make_model`."""
+    """Refuse bad options before any weight is drawn. OptionError as for `make_model`."""
     with torch.device("meta"):
         make_model(name, **options)
 
 
 def width_of(model: str) -> int | None:
-    """Return the default width of a built-in model's state, None where its layers differ."""
+    """Return the default width of a built-in model's state, None if its layers differ."""
     return default_of(model, "hidden") if "hidden" in zoo.option_names(model) else None
 
 

@@ -1,4 +1,4 @@
-"""What an engine needs beside its cells, measured with a steady number of requests in flight."""
+"""Measures the time that an engine needs beside its cells, with a steady number of requests in flight."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ from batchmaker.engine.request import Ticket
 from batchmaker.engine.stats import StepSeen
 
 IN_FLIGHT: Final = (1, 2, 4, 8, 16, 32)
-"""Requests kept in flight, one number after the other: of few each takes many steps, of many they share them."""
+"""Numbers of requests in flight, one after the other.
+
+With few requests each takes many steps; with many they share the steps.
+"""
 
 
 @dataclass(slots=True)
 class Kept:
-    """What an engine did while `in_flight` requests were kept in flight, until the last was answered.
+    """Counts and times of an engine while `in_flight` requests were kept in flight, until the last answer.
 
-    steps, rows: of all cells. cells_s: what the latency table says of these steps. busy_s: what they took.
+    steps, rows: of all cells. cells_s: the latency table's time of these steps. busy_s: their real time.
     """
 
     in_flight: int
@@ -40,10 +43,10 @@ class Kept:
 def kept_in_flight(
     engine: Engine, requests: Sequence[Any], latency: LatencyTable, in_flight: int, seconds: float
 ) -> Kept:
-    """Keep so many requests in flight for so long: who is answered is replaced. The engine has been started.
+    """Keep `in_flight` requests in flight for `seconds`: each answered one is replaced. The engine must be started.
 
-    Requests are offered by the calling thread, which has to share the interpreter with the engine's, as callers do.
-    Raises the first error that a request ends with.
+    The calling thread offers the requests and shares the interpreter with the engine's thread, as callers do. Raises
+    the first error of a request.
     """
     types = engine.registry.types
     names, most = [cell.name for cell in types], max(cell.max_batch for cell in types)
@@ -87,7 +90,7 @@ def kept_in_flight(
 
 
 def fitted_overhead(seen: Sequence[Kept]) -> Overhead:
-    """Return the seconds per step, row and request that come nearest to what was seen, relative to its wall time."""
+    """Return the seconds per step, row and request that fit the observed wall times best, in relative terms."""
     wall_s, busy_s, cells_s, steps, rows, requests = np.array(
         [(kept.wall_s, kept.busy_s, kept.cells_s, kept.steps, kept.rows, kept.requests) for kept in seen]
     ).T
@@ -109,6 +112,7 @@ def _fitted(rest: NDArray[np.float64], one: NDArray[np.float64], other: NDArray[
 def measured_overhead(engine: Engine, requests: Sequence[Any], latency: LatencyTable, seconds: float) -> Overhead:
     """Return the overhead of a started engine with one worker.
 
-    latency: of all its cells, measured with as many compute threads. seconds: spent on each number of IN_FLIGHT.
+    latency: of all its cells, measured with the same number of compute threads. seconds: spent on each number of
+    IN_FLIGHT.
     """
     return fitted_overhead([kept_in_flight(engine, requests, latency, number, seconds) for number in IN_FLIGHT])

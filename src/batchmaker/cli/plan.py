@@ -12,7 +12,7 @@ from rich.table import Table
 
 from batchmaker.cli import options
 from batchmaker.cli.bench.report import commit, machine
-from batchmaker.cli.measuring import bound_registry
+from batchmaker.cli.cell_times import bound_registry
 from batchmaker.errors import OptionError, unknown_name
 from batchmaker.lab import zoo
 from batchmaker.lab.plan_report import CellReport, report_on
@@ -25,7 +25,7 @@ from batchmaker.saved import load
 GATEWISE: Final = "gatewise"
 GATEWISE_HIDDEN: Final = 256
 MAX_BATCH: Final = 65536
-"""Most rows that are measured: each value of a cell is held so often."""
+"""Most rows to measure: each value of a cell is held for all of them."""
 
 
 def plan(
@@ -48,10 +48,10 @@ def plan(
 ) -> None:
     """Show what `bm.Cell(module, optimize=True)` would do to a cell, and what it gains.
 
-    The operations inside the cell that are alike become batches, the weights behind them one matrix, and the values lie
-    in memory so that a batch reads and writes slices. A memory kernel is a copy that brings the operands of a batch
-    together. Before: if every value lies where the program writes it; after: what the planned cell does copy. Times are
-    of the module in eager PyTorch, of the cell as it is bound by default, and of the planned cell; one thread.
+    Equal operations inside the cell become batches, with one weight matrix for each batch, and values are placed so
+    that a batch reads and writes slices of memory. A memory kernel is a copy that gathers the operands of a batch.
+    Before: with every value where the program writes it; after: the copies of the planned cell. Times are of the module
+    in eager PyTorch, of the cell as it is bound by default, and of the planned cell; one thread.
 
     [bold]Examples[/bold]
 
@@ -85,7 +85,7 @@ def plan(
 def _cells(
     model: str, name: str | None, hidden: int | None, dtype: str, seed: int
 ) -> list[tuple[Cell, tuple[Any, ...], str]]:
-    """Return the cells asked for, with the inputs that the model's example request gives them, and their names."""
+    """Return the requested cells, with the inputs in the model's example request, and their names."""
     built: list[Model]
     if model == GATEWISE:
         width = hidden or GATEWISE_HIDDEN

@@ -13,7 +13,7 @@ from rich.table import Table
 from batchmaker.cli import options
 from batchmaker.cli.bench.load import quiet_interpreter
 from batchmaker.cli.bench.report import commit, machine
-from batchmaker.cli.measuring import bound_registry, measured_cells
+from batchmaker.cli.cell_times import bound_registry, measured_cells
 from batchmaker.cli.overhead import measured_overhead
 from batchmaker.cli.workload import make_workload
 from batchmaker.cost.latency import CellLatency, LatencyTable
@@ -28,14 +28,14 @@ from batchmaker.lab.plots.pictures import Curve, draw_profile
 from batchmaker.model.model import Model
 
 TOLERANCE = 0.05
-"""The smallest batch within so much of the best throughput is chosen."""
+"""The smallest batch within this share of the best throughput is chosen."""
 FEED_PREVIOUS: Final = {
     "seq2seq": ("encoder", "decoder"),
     "lstm-nmt": ("encoder", "decoder"),
     "gnmt": ("left", "decoder"),
     "transformer": (None, "decoder"),
 }
-"""Translators, whose decoder runs until a word says so: the cell with a step for each source word, and the decoder."""
+"""Translators whose decoder runs until an end word: the cell with a step for each source word, and the decoder."""
 
 
 def choose_batch(sizes: Sequence[int], cells_per_s: Sequence[float], tolerance: float = TOLERANCE) -> int:
@@ -104,16 +104,16 @@ def profile(
 
 
 def _overhead(name: str, model: Model, latency: LatencyTable, seconds: float, threads: int, seed: int) -> Overhead:
-    """Return what an engine under the policy `cellular` needs beside the cells."""
+    """Return the engine's overhead beside the cells, under the policy `cellular`."""
     workload = make_workload(name, count=256, seed=seed)
     with Engine(model, "cellular", threads=threads) as engine, quiet_interpreter():
         return measured_overhead(engine, workload.requests, latency, seconds)
 
 
 def output_lengths(model: str, data: Sequence[Path]) -> tuple[PredictedLength, ...]:
-    """Return how the steps of the model's decoder follow from those of its encoder in the data.
+    """Return how the decoder's number of steps depends on the encoder's in the data.
 
-    data: a source and a target file, aligned. Raises OptionError for a model that is no translator, and DataError.
+    data: a source and a target file, aligned. Raises OptionError for a model that is not a translator, and DataError.
     """
     if model not in FEED_PREVIOUS:
         raise OptionError(

@@ -40,19 +40,19 @@ TAGGERS: Final = ("bilstm-tagger", "bilstm-tagger-char")
 LATTICES: Final = ("latticelstm", "latticegru")
 WORKLOADS: Final = (*TAGGERS, "lstm-nmt", *TREES, *LATTICES)
 GENERATED: Final = 512
-"""Requests that are generated where nothing else is said."""
+"""Default number of generated requests."""
 GENERATED_WORDS: Final = 1000
 RARE: Final = 5
-"""A word seen less often than this is spelled by a tagger with characters."""
+"""A tagger with characters spells words that were seen less often than this."""
 MATRICES: Final = 1000
-"""Words that have a matrix of their own in an MV-RNN, the most frequent; all others share that of the unknown word."""
+"""Words with a matrix of their own in an MV-RNN, the most frequent ones; all others share that of the unknown word."""
 MAX_ARITY: Final = 8
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class ModelRequests:
-    """A model and requests that it takes, in the order in which the file has them. source: in words."""
+    """A model and its requests, in the order of the file. source: in words."""
 
     model: Model
     requests: Sequence[Any]
@@ -62,7 +62,7 @@ class ModelRequests:
 @final
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """Items of data, the options of a model that fits them, and how the model encodes one. source: in words."""
+    """Items of data, the options of a model for them, and the model's encoding of one item. source: in words."""
 
     items: Sequence[Any]
     options: dict[str, Any]
@@ -70,7 +70,7 @@ class Fitted:
     source: str
 
     def requests(self, model: Model) -> list[Any]:
-        """Return the requests of a model that was made with the options."""
+        """Return the requests for a model made with the options."""
         return [self.encode(model, item) for item in self.items]
 
 
@@ -86,11 +86,11 @@ def requests_from(
     """Return a new model and its requests in the order of a file, for closed mini-batches.
 
     path: trees in brackets (treelstm, treelstm-2type, treegru, mvrnn), all with an output node for every node; lines of
-    word|TAG (bilstm-tagger, and -char, for which words are counted in the `train.txt` beside the file where there is
-    one); the source of two aligned files that share a stem (lstm-nmt); lattices of ED-Batch's form, or, with `words`, a
-    list of words, CoNLL columns of numbered characters (latticelstm, latticegru). None generates from `seed`.
-    count: the first so many. given: options of the model, such as hidden; those that are None are left to it.
-    Raises DataError, naming file and line, and OptionError.
+    word|TAG (bilstm-tagger, and -char, which counts words in the `train.txt` beside the file if there is one); the
+    source of two aligned files with the same stem (lstm-nmt); lattices of ED-Batch's form, or, with `words`, a list of
+    words, CoNLL columns of numbered characters (latticelstm, latticegru). None generates from `seed`. count: only the
+    first `count`. given: options of the model, such as hidden; those that are None keep their defaults. Raises
+    DataError, naming file and line, and OptionError.
     """
     fitted = fit(name, path, words=words, count=count, seed=seed)
     model = options.make_model(name, **{**fitted.options, "seed": seed, **given})
@@ -98,7 +98,7 @@ def requests_from(
 
 
 def num_cells(request: Any) -> int:
-    """Return how many cells one of these requests calls, where trees and lattices have all their output nodes."""
+    """Return the number of cells in one of these requests, if trees and lattices have all their output nodes."""
     if not isinstance(request, dict):  # a sentence, in both directions
         return 3 * len(request)
     if "arcs" in request:
@@ -110,7 +110,7 @@ def num_cells(request: Any) -> int:
 
 
 def fit(name: str, path: Path | None, *, words: Path | None = None, count: int | None = None, seed: int = 0) -> Fitted:
-    """Return the items of a file, or generated ones, and the model options that fit them; as `requests_from`."""
+    """Return the items of a file, or generated ones, and the model options for them; as `requests_from`."""
     if name not in WORKLOADS:
         raise unknown_name("workload", name, WORKLOADS)
     if count is not None and count < 1:
@@ -132,7 +132,7 @@ def fit(name: str, path: Path | None, *, words: Path | None = None, count: int |
 
 
 def lattice_words_misplaced() -> OptionError:
-    """Return the error for a list of words where no lattice is made."""
+    """Return the error for a list of words without lattices."""
     return OptionError(f"a list of words makes lattices ({', '.join(LATTICES)}) of the sentences of a file")
 
 
@@ -193,7 +193,7 @@ def _pairs(path: Path | None, number: int, seed: int) -> Found:
 
 
 def _other_side(path: Path) -> Path:
-    """Return the one other file with the stem of `path` beside it. DataError if there is none, or several."""
+    """Return the only other file with the stem of `path` beside it. DataError if there is none, or several."""
     if not path.is_file():
         raise DataError(f"{path}: there is no such file. Check the path.")
     others = [other for other in sorted(path.parent.glob(f"{path.stem}.*")) if other != path]
@@ -238,8 +238,10 @@ def _lattices_of_sentences(path: Path, words: Path) -> list[Lattice]:
 
 
 def _with_used_words(lattices: Sequence[Lattice]) -> list[Lattice]:
-    """Return the lattices with the ids of words counted anew, so that a model has no weights for words that are never
-    met: 8 000 of 337 000 in the Weibo sentences."""
+    """Return the lattices with new ids for the words in use, so that a model has no weights for unused words.
+
+    In the Weibo sentences 8 000 of 337 000 are used.
+    """
     used = np.unique(np.concatenate([lattice.arcs[~lattice.are_characters, 2] for lattice in lattices]))
     renewed: list[Lattice] = []
     for lattice in lattices:

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 import batchmaker
 from batchmaker.cli import options
-from batchmaker.cli.learn.intended import warn_of_another_model
+from batchmaker.cli.learn.policy_model import warn_of_another_model
 from batchmaker.cli.requests import LATTICES, MATRICES, TREES, requests_from
 from batchmaker.cli.workload import ATTENTION, RECURRENT, SPEECH, TRANSLATION_WORDS
 from batchmaker.engine.answer import Answer
@@ -28,13 +28,13 @@ from batchmaker.model.model import Model
 
 MAX_IN_FLIGHT = 4096
 STRUCTURED = (*LATTICES, "bilstm-tagger-char")
-"""Models whose requests are JSON objects, one a line; or a file of data is read, as `batchmaker learn` reads it."""
+"""Models whose requests are JSON objects, one per line, or items of a data file, as for `batchmaker learn`."""
 
 Encode = Callable[[Any], Any]
-"""One line of input, or an item of a file of data -> a request. Raises BatchmakerError for a line that is none."""
+"""One line of input, or an item of a data file -> a request. Raises BatchmakerError for an invalid line."""
 
 Show = Callable[[Any], Any]
-"""A result -> what is written of it as JSON."""
+"""A result -> its JSON form for the output."""
 
 
 def run(
@@ -65,7 +65,7 @@ def run(
     """Push a file through a model, all lines batched together.
 
     Each line of output has "index" and "result" and "latency_ms", or "index" and "error": a bad line fails alone, and
-    the exit status is 1. Empty lines are passed over; in a file of lattices or word|TAG, "index" counts requests. Those
+    the exit status is 1. Empty lines are skipped; in a file of lattices or word|TAG, "index" counts requests. Requests
     that are not done within --deadline-ms are given up.
 
     [bold]Examples[/bold]
@@ -79,29 +79,44 @@ def run(
     batchmaker run saved/translator --input requests.jsonl --output results.jsonl
     """
     options.check_writable(output)
+    given: dict[str, Any] = {"hidden": hidden, "layers": layers, "dtype": dtype, "max_batch": max_batch, "seed": seed}
+    built, numbered, encode, show = _model_and_requests(model, source, given)
+    with Engine(built, policy, workers=workers, threads=threads, device=device, deadline_ms=deadline_ms) as engine:
+        warn_of_another_model(policy, model)  # policies for other cells have been refused
+        answers = _Answers(engine, [index for index, _ in numbered], show)
+        answers.collect([line for _, line in numbered], encode)
+    answers.write(output)
+    _report(answers, len(numbered), output)
+
+
+def _model_and_requests(
+    model: str, source: Path, given: dict[str, Any]
+) -> tuple[Model, list[tuple[int, Any]], Encode, Show]:
+    """Return the model, its numbered lines or items, their conversion to requests, and the JSON form of results.
+
+    given: options of a built-in model. Raises OptionError for an unknown model, DataError for an unusable file.
+    """
     if model not in zoo.MODELS and not Path(model).is_dir():
         raise unknown_name("model (and no directory of a saved one)", model, zoo.MODELS)
     lines = read_lines(source)
     numbered: list[tuple[int, Any]] = [(index, line) for index, line in enumerate(lines) if line.strip()]
     if not numbered:
         raise DataError(f"{source}: there is nothing in this file; expected one request a line.")
-    given: dict[str, Any] = {"hidden": hidden, "layers": layers, "dtype": dtype, "max_batch": max_batch, "seed": seed}
-    show: Show = plain
     if model not in zoo.MODELS:
         built, encode = _saved(Path(model))
-    elif model in STRUCTURED and not numbered[0][1].lstrip().startswith("{"):
+        return built, numbered, encode, plain
+    if model in STRUCTURED and not numbered[0][1].lstrip().startswith("{"):
         built, numbered = _data_file(model, source, given)
-        encode = _as_it_is
-    else:
-        built, encode, show = _built_in(model, [line for _, line in numbered], given)
-    with Engine(built, policy, workers=workers, threads=threads, device=device, deadline_ms=deadline_ms) as engine:
-        warn_of_another_model(policy, model)  # a policy for other cells was refused
-        answers = _Answers(engine, [index for index, _ in numbered], show)
-        answers.collect([line for _, line in numbered], encode)
-    answers.write(output)
+        return built, numbered, _as_it_is, plain
+    built, encode, show = _built_in(model, [line for _, line in numbered], given)
+    return built, numbered, encode, show
+
+
+def _report(answers: _Answers, num_requests: int, output: Path) -> None:
+    """Print how many requests were answered. Exits with status 1 if some have failed."""
     console = options.err()
     failed = answers.num_failed
-    said = f"{len(numbered) - failed} of {len(numbered)} requests answered: {output}"
+    said = f"{num_requests - failed} of {num_requests} requests answered: {output}"
     console.print(said, markup=False, highlight=False, soft_wrap=True)
     if failed:
         said = f"{failed} failed; the first: {answers.first_error}"
@@ -110,7 +125,7 @@ def run(
 
 
 def _built_in(name: str, lines: list[str], given: dict[str, Any]) -> tuple[Model, Encode, Show]:
-    """Return the model, how a line becomes its request, and how a result is written. The words are the file's."""
+    """Return the model, the conversion of lines to requests, and the JSON form of results. The words are the file's."""
     options.check_model(name, **given)
     if "vocabulary_size" not in zoo.option_names(name) or name in SPEECH:
         return options.make_model(name, **given), _parse_array, plain
@@ -130,7 +145,7 @@ def _built_in(name: str, lines: list[str], given: dict[str, Any]) -> tuple[Model
 
 
 def _data_file(name: str, source: Path, given: dict[str, Any]) -> tuple[Model, list[tuple[int, Any]]]:
-    """Return a model that fits a file of data, and its numbered requests. DataError if the file is none."""
+    """Return a model for a data file, and its numbered requests. DataError if it is not a data file."""
     options.check_model(name, **given)
     try:
         found = requests_from(name, source, **given)
@@ -170,7 +185,7 @@ def parse_json(line: str) -> Any:
 
 
 def plain(result: Any) -> Any:
-    """Return a result in lists, numbers and strings alone."""
+    """Return a result as lists, numbers and strings only."""
     if isinstance(result, torch.Tensor):
         return result.tolist()
     if isinstance(result, np.ndarray | np.generic):
@@ -184,7 +199,7 @@ def plain(result: Any) -> Any:
 
 @final
 class _Answers:
-    """Submits requests, at most MAX_IN_FLIGHT at a time, and keeps each answer at its place."""
+    """Submits requests, at most MAX_IN_FLIGHT at a time, and stores each answer at its place."""
 
     def __init__(self, engine: Engine, indices: list[int], show: Show) -> None:
         self._engine = engine
@@ -196,7 +211,7 @@ class _Answers:
         engine.on_settled = self._note
 
     def collect(self, lines: list[Any], encode: Encode) -> None:
-        """Answer every line."""
+        """Compute the answers of all lines."""
         console = options.err()
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         waiting: list[tuple[int, Answer]] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 
 from batchmaker.cli import options
 from batchmaker.cli.importing import collector_paused
-from batchmaker.cli.learn.intended import warn_of_another_model
+from batchmaker.cli.learn.policy_model import warn_of_another_model
 from batchmaker.errors import OptionError
 from batchmaker.lab.zoo import MODELS
 
@@ -69,9 +70,9 @@ def serve(
 ) -> None:
     """Serve models over HTTP and gRPC (Open Inference Protocol v2), all requests batched together.
 
-    Prints a line with its addresses when requests are taken. SIGTERM (or Ctrl-C) finishes what was accepted and ends;
-    the exit status is 1 if that did not fit into --drain-seconds. SIGHUP reads keys, certificate, models and --config
-    anew.
+    Prints a line with its addresses when requests are taken. After SIGTERM (or Ctrl-C) it finishes accepted requests
+    and ends; the exit status is 1 if they did not finish within --drain-seconds. SIGHUP reloads keys, certificate,
+    models and --config.
 
     [bold]Examples[/bold]
 
@@ -90,7 +91,6 @@ def serve(
     curl -N localhost:8000/v2/models/translator/generate_stream -d '{"source": [3, 4, 5]}'
     """
     with collector_paused():
-        from batchmaker.server import Config, read_config
         from batchmaker.server import serve as run_server
 
     engine = _given(policy=policy, threads=threads, workers=workers, device=device)
@@ -104,30 +104,37 @@ def serve(
     auth, tls = _given(keys=_text(api_keys)), _given(cert=_text(tls_cert), key=_text(tls_key))
     log = _given(level=log_level, access=access_log or None)
     ports = _given(host=host, port=port, grpc_port=grpc_port, admin_port=admin_port, page=_text(page))
-
-    def read() -> Config:
-        settings = Config() if config is None else read_config(config)
-        entries = [*settings.models, *_entries(models or [])]
-        if not entries:
-            raise OptionError(
-                "there is nothing to serve. Name a model (batchmaker serve lstm), or a --config with [[models]]."
-            )
-        taken: Config = _replaced(
-            settings,
-            models=[_replaced(entry, **engine) for entry in entries],
-            limits=_replaced(settings.limits, **limits),
-            auth=_replaced(settings.auth, **auth),
-            tls=_replaced(settings.tls, **tls),
-            log=_replaced(settings.log, **log),
-            **ports,
-            **_given(versions="all" if all_versions else None),
-        )
-        return taken
-
+    sections = {"limits": limits, "auth": auth, "tls": tls, "log": log}
+    others = ports | _given(versions="all" if all_versions else None)
+    read = partial(_settings, config, models or [], engine, sections, others)
     settings = read()
     _warn_of_policies(settings)
     if not run_server(settings, _say_ready, read):
         raise typer.Exit(1)
+
+
+def _settings(
+    config: Path | None,
+    models: list[str],
+    engine: dict[str, Any],
+    sections: dict[str, dict[str, Any]],
+    others: dict[str, Any],
+) -> Any:
+    """Return the server's Config: that of the file, with the options of the command line in place of its own.
+
+    engine: options of every model's engine. sections: options of sections of the file, by the section's name. others:
+    options outside sections. Raises OptionError without a model to serve.
+    """
+    from batchmaker.server import Config, read_config
+
+    settings = Config() if config is None else read_config(config)
+    entries = [*settings.models, *_entries(models)]
+    if not entries:
+        raise OptionError(
+            "there is nothing to serve. Name a model (batchmaker serve lstm), or a --config with [[models]]."
+        )
+    changed = {name: _replaced(getattr(settings, name), **given) for name, given in sections.items()}
+    return _replaced(settings, models=[_replaced(entry, **engine) for entry in entries], **changed, **others)
 
 
 def _say_ready(addresses: list[str], served: list[str]) -> None:
@@ -135,7 +142,7 @@ def _say_ready(addresses: list[str], served: list[str]) -> None:
 
 
 def _warn_of_policies(settings: Any) -> None:
-    """Warn of learned policies that were learnt for other models than those whose entries have them."""
+    """Warn of learned policies that were learnt for other models than those that use them."""
     from batchmaker.server.sources import BuiltIn, SavedDirectory
 
     for entry in settings.entries():
@@ -161,7 +168,7 @@ def _text(path: Path | None) -> str | None:
 
 
 def _replaced(struct: Any, **values: Any) -> Any:
-    """Return a struct of settings with other values, which are checked."""
+    """Return a struct of settings with other values, after checking them."""
     try:
         return msgspec.convert(msgspec.structs.asdict(msgspec.structs.replace(struct, **values)), type(struct))
     except msgspec.ValidationError as error:

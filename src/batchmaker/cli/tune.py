@@ -25,7 +25,7 @@ from batchmaker.kernels.tuner import TOP, Timer, Trial, Tuning, agreement, tune
 from batchmaker.lab.plots.tuning import TriedBar, draw_tuning
 
 DEFAULT_ARCH = "sm_90"
-"""What is compiled for where there is no device and --arch is not given."""
+"""The architecture to compile for without a device and --arch."""
 
 
 def tune_command(
@@ -50,9 +50,9 @@ def tune_command(
 ) -> None:
     """Choose how a recurrent layer's persistent kernel is laid onto a GPU.
 
-    A cost model ranks all configurations that fit; the best few are compiled, and measured if there is a GPU of the
-    architecture. The winner is kept for the engine. Without a GPU the compiler still tells registers and spills.
-    Needs the extra: pip install 'batchmaker\\[cuda]'. What the columns mean is told in docs/kernels.md.
+    A cost model ranks all configurations that fit. The best few are compiled, and measured if there is a GPU of the
+    architecture. The winner is kept for the engine. Without a GPU the compiler still reports registers and spills.
+    Needs the extra: pip install 'batchmaker\\[cuda]'. docs/kernels.md explains the columns.
 
     [bold]Examples[/bold]
 
@@ -88,7 +88,7 @@ def tune_command(
 
 
 def _target(arch: str | None) -> tuple[DeviceSpec, str, Timer | None, str | None]:
-    """Return the device whose numbers the model takes, the architecture, and what measures, or why nothing does."""
+    """Return the cost model's device, the architecture, and the timer, or the reason why nothing is measured."""
     try:
         found: FoundDevice | None = found_device()
         missing = None

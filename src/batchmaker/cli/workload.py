@@ -1,4 +1,4 @@
-"""Requests for the built-in models: from files, or seeded where there are none."""
+"""Requests for the built-in models: from files, or seeded without files."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ VISION: Final = ("resnet50", "vgg16", "mobilenet")
 SPEECH: Final = {"deepspeech2": 161, "las": 40}
 """Pitches of the spectrograms."""
 ATTENTION: Final = ("gnmt", "transformer")
-"""Translators with room for so many words."""
+"""Translators with a fixed number of positions."""
 RECURRENT: Final = ("seq2seq", "lstm-nmt")
 """Translators for sentences of any length."""
 UNPADDED: Final = (*TREES, *TAGGERS, *LATTICES)
-"""Without a padded form."""
+"""Models without a padded form."""
 PLACES: Final = 80
 TEXT_PLACES: Final = 128
 """Most tokens of a text for BERT."""
@@ -59,9 +59,9 @@ CHARACTERS_PER_FRAME: Final = 0.14
 class Workload:
     """Requests of one model.
 
-    chains: [num_requests, k] cells in each part of a request that a padded batch pads by itself: a sentence, or source
-    and target, or all nodes of a tree. A network that is alike for all requests counts as one. vocabulary_size: None
-    where requests have no tokens. options: of the model besides, so that it fits the requests.
+    chains: [num_requests, k] cells in each part of a request that a padded batch pads separately: a sentence, or source
+    and target, or all nodes of a tree. A network that is the same for all requests counts as one. vocabulary_size: None
+    if requests have no tokens. options: other options of the model for these requests.
     """
 
     requests: Sequence[Any]
@@ -72,7 +72,7 @@ class Workload:
 
     @property
     def cells(self) -> NDArray[np.int64]:
-        """How many cells each request needs: [num_requests]."""
+        """Number of cells of each request: [num_requests]."""
         return np.asarray(self.chains.sum(axis=1), np.int64)
 
     def __len__(self) -> int:
@@ -82,7 +82,7 @@ class Workload:
 def make_workload(
     model: str, *, data: Sequence[Path] = (), lengths: str | None = None, count: int | None = None, seed: int = 0
 ) -> Workload:
-    """Return the model's requests in a seeded random order; `count` of them, repeated where the files have fewer.
+    """Return `count` requests for the model in a seeded random order, repeated if the files have fewer.
 
     data: files. lengths: `fixed:24` or `clip:50`, for generated sentences and utterances. Raises DataError and
     OptionError.
@@ -114,7 +114,7 @@ def make_workload(
 
 
 def sentence_lengths(lengths: str | None, count: int, seed: int) -> NDArray[np.int64]:
-    """Return lengths spread like Europarl's, or as `fixed:N` or `clip:N` says."""
+    """Return lengths distributed like Europarl's, or by `fixed:N` or `clip:N`."""
     if lengths is None:
         return europarl_lengths(count, seed)
     kind, most = _read_lengths(lengths)
@@ -142,7 +142,7 @@ def _sentences(data: Sequence[Path], lengths: str | None, count: int | None, see
 
 
 def _texts(data: Sequence[Path], lengths: str | None, count: int | None, seed: int) -> Workload:
-    """Return sentences that BERT has room for: all of them are one network to it."""
+    """Return sentences that fit into BERT. BERT's graph is the same for all of them."""
     whole = _sentences(data, lengths, count, seed)
     requests = [sentence[:TEXT_PLACES] for sentence in whole.requests]
     return Workload(requests, _ones(len(requests)), BERT_WORDS, whole.source)
@@ -211,13 +211,13 @@ def _trees(data: Sequence[Path], count: int | None, seed: int) -> Workload:
 
 
 def _in_file_order(name: str, data: Sequence[Path], lengths: str | None, count: int | None, seed: int) -> Workload:
-    """Return one of ED-Batch's workloads, as it is learnt from: a file at most."""
+    """Return one of ED-Batch's workloads in the form for learning: one file at most."""
     if len(data) > 1 or lengths:
         raise OptionError(f"{name} takes one file (--data FILE), or generates requests of its own lengths")
     fitted = fit(name, data[0] if data else None, count=None if data else count, seed=seed)
     sizes = dict(fitted.options)
     vocabulary_size = int(sizes.pop("vocabulary_size"))
-    with torch.device("meta"):  # encoding needs the model's options, not its weights
+    with torch.device("meta"):  # encoding needs the options, not the weights
         requests = fitted.requests(zoo.make(name, **fitted.options, hidden=2, seed=seed))
     chains = np.array([[num_cells(request)] for request in requests], np.int64)
     return Workload(requests, chains, vocabulary_size, fitted.source, sizes)

@@ -1,1 +1,1 @@
-"""A module made fast: exported, folded, cut into what needs state and what does not, packed."""
+"""Optimisation of a module: export, folding, splitting off the state-independent part, packing."""

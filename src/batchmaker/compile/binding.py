@@ -1,4 +1,4 @@
-"""Bind a module to its inputs: outputs inferred, identity known, and three fast ways to run it."""
+"""Bind a module to its inputs: infer its outputs, determine its identity, and prepare three fast ways to run it."""
 
 from __future__ import annotations
 
@@ -32,25 +32,26 @@ CPU = torch.device("cpu")
 
 
 class Planned(Protocol):
-    """How to run a cell so that operations inside it run together."""
+    """A way to run a cell with its operations in batches."""
 
     @property
     def note(self) -> str:
-        """What was done, or why nothing was."""
+        """What was done, or why nothing was done."""
 
     @property
     def graph(self) -> TracedCell:
-        """The graph to run: the cell's own where nothing was done, else one that is equal to it."""
+        """The graph to run: equal to the cell's, or the cell's own if nothing was done."""
 
     def packer(self) -> Packer:
-        """Return what to compile the graph with."""
+        """Return the packer for compiling the graph."""
 
     def unplanned(
         self, cell: TracedCell, fold: Callable[[TracedCell], list[str]]
     ) -> Callable[[int], TracedCell | None]:
-        """Return what gives, for so many sequence inputs, the graph to cut into hoisted part and step; None for this.
+        """Return a function from the number of sequence inputs to the graph to split instead of this one.
 
-        cell: as it was planned. fold: folds tokens in place; done in neither of the two graphs.
+        The function returns None to split this one. cell: the cell as it was planned. fold: folds tokens in place;
+        neither graph is folded yet.
         """
 
 
@@ -69,11 +70,13 @@ def bind(
 ) -> BoundCell:
     """Check the module against its declared inputs, put it in eval mode and make it fast.
 
-    num_sequence_inputs: the first so many inputs are given step by step, the rest is state that the last
-    outputs feed; None if nothing is state (see BoundCell.split). fold_bytes: most that tables over a
-    vocabulary may take. device: where it is to run, on copies of the weights; the module itself is on the CPU.
-    planner: batches the operations inside the cell where that is measured to be faster. Raises ModelError or
-    ShapeError; a module that cannot be traced is not an error, `notes` say so.
+    - num_sequence_inputs: the first inputs, which are given step by step; the others are state that the last outputs
+      feed. None if nothing is state (see BoundCell.split).
+    - fold_bytes: most bytes of tables over a vocabulary.
+    - device: where the cell runs, on copies of the weights; the module itself is on the CPU.
+    - planner: batches the operations inside the cell if this is measured to be faster.
+
+    Raises ModelError or ShapeError. A module that cannot be traced is not an error; `notes` says so.
     """
     where = f"cell {name!r}"
     runnable = flat_module(module) if isinstance(module, nn.Module) else module_of(module)
@@ -86,7 +89,7 @@ def bind(
     try:
         graph = lift(traced(runnable, inputs) if isinstance(module, nn.Module) else module)
     except CannotRewriteError as error:
-        notes: tuple[str, ...] = (f"left as it is: {error}",)
+        notes = (f"left as it is: {error}",)
         itself = module if isinstance(module, nn.Module) else runnable
         known_as = runnable.identity if isinstance(runnable, Opaque) else None
         identity = CellIdentity(known_as or "", (inputs, outputs), module=None if known_as else itself)
@@ -100,27 +103,46 @@ def bind(
             dataclasses.replace(spec, num_tokens=limits.get(node.name, spec.num_tokens))
             for spec, node in zip(inputs, graph.inputs, strict=True)
         )
-        graph.move_to(device)
-        with device:
-            cut = [f"{kind} cut into input projection and step" for kind in cut_recurrent_cells(graph)]
-        fold_constants(graph)
-        packer = Packer(fuse=device == CPU)
-        unplanned: Callable[[int], TracedCell | None] | None = None
-        if planner is not None and device == CPU:
-            plan = planner(graph)
-            packer, cut = plan.packer(), [*cut, plan.note]
-            if plan.graph is not graph:
-                unplanned = plan.unplanned(graph, partial(_fold, limits=limits, fold_bytes=fold_bytes))
-                graph = copied(plan.graph)
-        elif planner is not None:
-            cut.append(f"not planned: planning is for the CPU, this cell runs on {device}")
-        notes = (*cut, *_fold(graph, limits, fold_bytes))
-        bound = BoundCell(name, known, outputs, identity, notes, _Core(runnable, graph, where, packer, unplanned))
+        core, done = _core_of(runnable, graph, where, limits, fold_bytes=fold_bytes, device=device, planner=planner)
+        bound = BoundCell(name, known, outputs, identity, done, core)
     return bound if num_sequence_inputs is None else bound.split(num_sequence_inputs)
 
 
+def _core_of(
+    runnable: nn.Module,
+    graph: TracedCell,
+    where: str,
+    limits: dict[str, int],
+    *,
+    fold_bytes: int,
+    device: torch.device,
+    planner: Planner | None,
+) -> tuple[_Core, tuple[str, ...]]:
+    """Move a cell's graph to the device and optimise it in place; return the core and notes on what was done.
+
+    limits: number of tokens by input name. The rest is as for `bind`.
+    """
+    graph.move_to(device)
+    with device:
+        notes = [f"{kind} cut into input projection and step" for kind in cut_recurrent_cells(graph)]
+    fold_constants(graph)
+    packer = Packer(fuse=device == CPU)
+    unplanned: Callable[[int], TracedCell | None] | None = None
+    if planner is not None and device == CPU:
+        plan = planner(graph)
+        packer = plan.packer()
+        notes.append(plan.note)
+        if plan.graph is not graph:
+            unplanned = plan.unplanned(graph, partial(_fold, limits=limits, fold_bytes=fold_bytes))
+            graph = copied(plan.graph)
+    elif planner is not None:
+        notes.append(f"not planned: planning is for the CPU, this cell runs on {device}")
+    notes += _fold(graph, limits, fold_bytes)
+    return _Core(runnable, graph, where, packer, unplanned), tuple(notes)
+
+
 def _copy_on(module: nn.Module, device: torch.device) -> nn.Module:
-    """Return the module itself if it is there, else a copy that is."""
+    """Return the module itself if it is on the device, else a copy on the device."""
     return module if device == CPU else copy.deepcopy(module).to(device)
 
 
@@ -130,7 +152,7 @@ def traced(module: nn.Module, inputs: tuple[ValueSpec, ...]) -> torch.export.Exp
         raise CannotRewriteError(f"{module.kind} is opaque")
     try:
         return export_cell(_with_shared_weights(module), inputs)
-    except Exception as error:  # torch.export raises whatever the module's code runs into
+    except Exception as error:  # the module's code may raise anything
         if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
             why = "torch.export does not take TorchScript: give the nn.Module that it was made of"
             raise CannotRewriteError(why) from error
@@ -139,24 +161,26 @@ def traced(module: nn.Module, inputs: tuple[ValueSpec, ...]) -> torch.export.Exp
 
 
 def _with_shared_weights(module: nn.Module) -> nn.Module:
-    """Return a copy with the very same weight tensors: tracing swaps them out for a while, and somebody may be running
-    the module."""
+    """Return a copy that shares the weight tensors.
+
+    Tracing swaps the weights out for a while, and somebody may be running the module.
+    """
     shared = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
     return copy.deepcopy(module, shared)
 
 
 def _fold(graph: TracedCell, limits: dict[str, int], fold_bytes: int) -> list[str]:
-    """Replace what depends on tokens alone by tables, in place, and return what was done."""
+    """Replace values that depend on tokens alone by tables, in place; return what was done."""
     notes = [str(folded) for folded in fold_tokens(graph, limits, fold_bytes)]
     graph.drop_unused_constants()
     return notes
 
 
 class _Core:
-    """What all splits of one cell share: its graph, or the module itself where there is none.
+    """The common part of all splits of one cell: its graph, or the module itself without a graph.
 
-    outputs: rows that the module itself must give. unplanned: of a planned cell, gives the graph to cut for so many
-    sequence inputs instead, None to cut this one.
+    outputs: rows that the module itself must return. unplanned: for a planned cell, a function from the number of
+    sequence inputs to the graph to split instead, or None to split this one.
     """
 
     def __init__(
@@ -184,7 +208,7 @@ class _Core:
         return self._whole
 
     def split(self, inputs: tuple[ValueSpec, ...], num_sequence_inputs: int) -> tuple[Split, tuple[str, ...]]:
-        """Return the cell in two parts, and a note on what was done."""
+        """Return the cell in two parts, and a note on the split."""
         if self._graph is not None:
             try:
                 split, notes = self._cut(self._graph, num_sequence_inputs)
@@ -209,9 +233,9 @@ class _Core:
         return Split(_hand_on, self.whole(), sequence, 0)
 
     def _run_module(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Run the module on copies: nothing is known of it, so it may write into what it is given.
+        """Return a program that runs the module on copies, because an unknown module may write into its inputs.
 
-        ShapeError where its outputs are others than at binding: they may depend on the values.
+        It raises ShapeError if the outputs differ from those at binding: they may depend on the values.
         """
         given = inputs if isinstance(self._module, Opaque) else tuple([value.clone() for value in inputs])
         with torch.no_grad():
@@ -233,12 +257,11 @@ def _hand_on(*inputs: Tensor) -> tuple[Tensor, ...]:
 class BoundCell:
     """A module with known rows, ready to run. Made by `bind`.
 
-    inputs, outputs: row specs; an integer input that indexes an embedding carries its num_tokens. hoisted:
-    row specs of what `hoist` returns. notes: what was done to make it fast, or why nothing was.
+    inputs, outputs: row specs; an integer input that indexes an embedding carries its num_tokens. hoisted: row specs of
+    the results of `hoist`. notes: what was done to make it fast, or why nothing was done.
 
-    All calls take and return batches [n, *shape] on the device it was bound for and never modify what they
-    are given; an output may be an input handed through. The weights are those at binding time: later changes
-    of the module are not seen.
+    All calls take and return batches [n, *shape] on the cell's device. They never modify their arguments; an output may
+    be an input that is passed through. The weights are those at binding: later changes of the module have no effect.
     """
 
     __slots__ = (
@@ -268,9 +291,9 @@ class BoundCell:
         self._splits: dict[int, BoundCell] = {}
 
     def split(self, num_sequence_inputs: int) -> BoundCell:
-        """Return the same cell with its first inputs given step by step and the rest as recurrent state.
+        """Return the same cell with its first inputs given step by step and the others as recurrent state.
 
-        Shares everything with this one, and is made once per number. Raises ModelError if the trailing
+        The result shares everything with this cell, and is made once per number. Raises ModelError if the trailing
         outputs do not have the rows of the state.
         """
         if num_sequence_inputs not in self._splits:
@@ -285,7 +308,7 @@ class BoundCell:
 
     @property
     def num_hoisted_calls(self) -> int:
-        """Operations that `hoist` does; with none it hands its inputs on."""
+        """Number of operations of `hoist`; with none it passes its inputs on."""
         return self._need_split().num_hoisted_calls
 
     def call(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -293,7 +316,7 @@ class BoundCell:
         return self._core.whole()(*inputs)
 
     def hoist(self, sequence: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Compute what needs no state for m rows at once: [m, *shape] -> hoisted values [m, ...]."""
+        """Compute the state-independent part for m rows at once: [m, *shape] -> hoisted values [m, ...]."""
         return self._need_split().hoist(*sequence)
 
     def step(self, hoisted: tuple[Tensor, ...], state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -302,24 +325,24 @@ class BoundCell:
 
     @property
     def loop(self) -> RecurrentLoop | GreedyLoop | None:
-        """What runs all steps of a task in one call: those of a recurrent cell or a greedy decoder on the CPU."""
+        """The compiled call for all steps of a task: for a recurrent cell or a greedy decoder on the CPU, else None."""
         return None if self._chain_loop is None else self._chain_loop.loop
 
     def loop_for(self, batch: int) -> RecurrentLoop | GreedyLoop | None:
-        """Return `loop` if it is faster than `step` for tasks whose largest step has so many rows, else None.
+        """Return `loop` if it is faster than `step` for tasks whose largest step has `batch` rows, else None.
 
-        `warm_up` measures that; where it was not called, the first call here does.
+        `warm_up` measures this; otherwise the first call here does.
         """
         return None if self._chain_loop is None else self._chain_loop.fastest(batch)
 
     def recurrence(self, num_sequence_inputs: int) -> Recurrence | None:
-        """Return the cell as an LSTM or a GRU of so many inputs per step, None if it is anything else or more."""
+        """Return the cell as an LSTM or a GRU with so many inputs per step; None if it computes anything else."""
         return self._core.recurrence(num_sequence_inputs)
 
     def warm_up(self, batch_sizes: Sequence[int], hoist_sizes: Sequence[int] = ()) -> None:
-        """Run every size once, so that no request waits while oneDNN builds what a new size needs; measure the loop.
+        """Run every size once, and measure the loop. No request then waits for oneDNN's preparations for a new size.
 
-        batch_sizes: for `step`, or for `call` where the cell is not split. hoist_sizes: for `hoist`.
+        batch_sizes: for `step`, or for `call` if the cell is not split. hoist_sizes: for `hoist`.
         """
         for size in batch_sizes:
             if self.num_sequence_inputs is None:

@@ -1,4 +1,4 @@
-"""Why a module does not take what it is given: found by trying what it would take."""
+"""Why a module does not accept its inputs: found by trying others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from batchmaker.graph.spec import ValueSpec
 Specs = tuple[ValueSpec, ...]
 
 _MAX_SIZES: Final = 64
-"""Distinct parameter sizes that are tried."""
+"""Most distinct parameter sizes to try."""
 
 
 def parameter_sizes(module: nn.Module) -> list[int]:
@@ -23,9 +23,9 @@ def parameter_sizes(module: nn.Module) -> list[int]:
 
 
 def cause_of(module: nn.Module, inputs: Specs, runs: Callable[[Specs], bool]) -> str | None:
-    """Return which of the inputs is at fault and what it should be; None if changing one of them does not help.
+    """Return the wrong input and its right form; None if changing one input does not help.
 
-    runs: whether the module runs with inputs of these specs.
+    runs: tells whether the module runs with inputs of these specs.
     """
     for number, spec in enumerate(inputs):
         for other, why in _others(spec, module):
@@ -36,7 +36,7 @@ def cause_of(module: nn.Module, inputs: Specs, runs: Callable[[Specs], bool]) ->
 
 
 def count_cause(module: nn.Module, count: int) -> str | None:
-    """Return how many inputs forward() takes, if it does not take so many."""
+    """Return the number of inputs that forward() takes, if it differs from `count`; otherwise None."""
     signature = signature_of(module)
     try:
         signature.bind(*range(count))
@@ -46,7 +46,7 @@ def count_cause(module: nn.Module, count: int) -> str | None:
 
 
 def _others(spec: ValueSpec, module: nn.Module) -> Iterator[tuple[ValueSpec, str]]:
-    """Yield specs that an input may have been meant to have, and what is wrong with the one that it has."""
+    """Yield specs that may have been meant for an input, each with a description of the error."""
     floats = {str(weight.dtype).removeprefix("torch.") for weight in module.parameters() if weight.is_floating_point()}
     shapes = [(spec.shape, "")]
     if spec.shape:

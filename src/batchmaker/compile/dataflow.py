@@ -1,4 +1,4 @@
-"""A cell as a graph of ATen calls and constants: which node depends on what, and cutting it apart."""
+"""A cell as a graph of ATen calls and constants: dependencies of nodes, and extraction of parts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from batchmaker.errors import ModelError
 from batchmaker.graph.spec import ValueSpec
 
 BATCH: Final = "<batch>"
-"""Stands for the batch size among the names that a node depends on."""
+"""Stands for the batch size among the dependencies of a node."""
 
 
 class CannotRewriteError(Exception):
-    """The graph holds something that these passes do not understand; the reason is the message."""
+    """The graph has a part that these passes do not support; the message is the reason."""
 
 
 _numbers = itertools.count()
@@ -101,19 +101,19 @@ class TracedCell:
         return self.graph.get_attr(name)
 
     def move_to(self, device: torch.device) -> None:
-        """Move the constants to a device, and let calls that make tensors make them there."""
+        """Move the constants to a device, and change calls that make tensors to make them there."""
         self.constants = {name: tensor.to(device) for name, tensor in self.constants.items()}
         for node in self.graph.nodes:
             if node.kwargs.get("device") is not None:
                 node.kwargs = {**node.kwargs, "device": device}
 
     def drop_unused_constants(self) -> None:
-        """Forget the constants that no node reads any more."""
+        """Remove the constants that no node reads any more."""
         used = {str(node.target) for node in self.graph.nodes if node.op == "get_attr"}
         self.constants = {name: tensor for name, tensor in self.constants.items() if name in used}
 
     def value(self, node: Any) -> Tensor | None:
-        """Return the tensor behind a constant's node, None for anything else."""
+        """Return the tensor of a constant's node, None for any other node."""
         if isinstance(node, fx.Node) and node.op == "get_attr":
             return self.constants[str(node.target)]
         return None
@@ -138,7 +138,7 @@ def dependencies(graph: fx.Graph) -> dict[fx.Node, frozenset[str]]:
 
 
 def row_spec(node: fx.Node, where: fx.Node) -> ValueSpec:
-    """Return the spec of one row of a node's value, whose dimension 0 must be `where`'s (a placeholder's).
+    """Return the spec of one row of a node's value. Its dimension 0 must be that of `where`, a placeholder.
 
     Raises CannotRewriteError if the value has no batch dimension.
     """
@@ -154,11 +154,10 @@ def row_spec(node: fx.Node, where: fx.Node) -> ValueSpec:
 
 
 def extract(cell: TracedCell, inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> TracedCell:
-    """Copy what leads from `inputs` to `outputs` into a graph of its own that shares the constants.
+    """Copy the nodes from `inputs` to `outputs` into a new graph that shares the constants.
 
-    Nodes that need constants or the batch size alone are copied with it; the batch size is then read off
-    the first input. Names of input nodes are kept. Raises CannotRewriteError if `outputs` need more than
-    `inputs`.
+    Nodes that need only constants or the batch size are copied with it; the batch size is then read from the first
+    input. Names of input nodes are kept. Raises CannotRewriteError if `outputs` need more than `inputs`.
     """
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -182,16 +181,16 @@ def extract(cell: TracedCell, inputs: Sequence[fx.Node], outputs: Sequence[fx.No
 
 
 def copied(cell: TracedCell) -> TracedCell:
-    """Return the same graph to change apart from this one; the tensors behind its constants are shared."""
+    """Return an independent copy of the graph; it shares the tensors of its constants."""
     made = extract(cell, cell.inputs, cell.outputs)
     made.constants = dict(made.constants)
     return made
 
 
 def _ancestors(outputs: Iterable[fx.Node], stop: set[fx.Node]) -> set[fx.Node]:
-    """Return the nodes that the outputs are computed from, themselves included, not looking behind `stop`.
+    """Return the outputs and all nodes that they are computed from, without going beyond `stop`.
 
-    The size of an input is not its value: sym_size does not lead on to its argument.
+    The size of an input is not its value: sym_size does not lead to its argument.
     """
     found: set[fx.Node] = set()
     waiting = list(outputs)

@@ -1,4 +1,4 @@
-"""What is said of a cell when it is made, and what cannot be one."""
+"""Declarations of a cell when it is made, and checks of its module."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from batchmaker.graph.spec import ValueSpec
 @final
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """Row specs that a cell is known to take and give before it is used, as a traced program does."""
+    """Row specs of a cell that are known before its use, as for a traced program."""
 
     inputs: tuple[ValueSpec, ...]
     outputs: tuple[ValueSpec, ...]
 
 
 def uncompiled(module: Any) -> Any:
-    """Return the module that torch.compile was given: the engine compiles what it binds itself."""
+    """Return the original module of a torch.compile result: the engine compiles it itself when it is bound."""
     return module._orig_mod if type(module).__name__ == "OptimizedModule" else module
 
 
 def checked_module(module: Any) -> nn.Module:
-    """Return a module that can be a cell. ModelError for any other, with what to write instead."""
+    """Return a module that can be a cell. For any other object raise ModelError, which says what to write instead."""
     module = uncompiled(module)
     kind = f"the class {module.__name__}" if isinstance(module, type) else type(module).__name__
     if not isinstance(module, nn.Module):
@@ -51,7 +51,7 @@ def checked_module(module: Any) -> nn.Module:
 
 
 def what_came(given: Any, call: str) -> str:
-    """Return what was given in place of a module, and the line to write instead where there is one."""
+    """Return a description of the object given instead of a module, and the line to write instead, if known."""
     kind = f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
     package = type(given).__module__.partition(".")[0]
     if isinstance(given, str | os.PathLike) and str(given).lower().endswith(".onnx"):
@@ -68,7 +68,7 @@ def what_came(given: Any, call: str) -> str:
 
 
 def state_specs(state: Iterable[int | tuple[int, ...] | ValueSpec], dtype: str) -> tuple[ValueSpec, ...]:
-    """Return the specs of a declared state. OptionError for what is no shape."""
+    """Return the specs of a declared state. OptionError for something that is not a shape."""
     specs = []
     for part in state if isinstance(state, Iterable) else (state,):
         shape = (part,) if isinstance(part, int) else part.shape if isinstance(part, ValueSpec) else part
@@ -82,7 +82,7 @@ def state_specs(state: Iterable[int | tuple[int, ...] | ValueSpec], dtype: str) 
 
 
 def declared_by(program: torch.export.ExportedProgram, declared: Declared | None) -> Declared:
-    """Return the row specs of a program's inputs and outputs; ShapeError if others were declared."""
+    """Return the row specs of a program's inputs and outputs. ShapeError if they differ from the declaration."""
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     signature = program.graph_signature
     sides = []

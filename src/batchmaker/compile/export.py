@@ -26,7 +26,7 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 def torch_dtype(name: str, where: str = "a value") -> torch.dtype:
-    """Return the torch dtype of this short name; ModelError names the known ones."""
+    """Return the torch dtype of this short name. For an unknown one ModelError names the known ones."""
     try:
         return _DTYPES[name]
     except KeyError:
@@ -64,7 +64,7 @@ def spec_of_rows(batch: Rows) -> ValueSpec:
 
 
 def example_rows(specs: Iterable[ValueSpec], num_rows: int, *, random: bool = False) -> tuple[Tensor, ...]:
-    """Return one batch [num_rows, *shape] per spec: zeros, or normal noise in the floating ones.
+    """Return one batch [num_rows, *shape] per spec: zeros, or normal noise for floating ones.
 
     Integers are always zero, the one token that every embedding has.
     """
@@ -90,13 +90,13 @@ class LSTMCellRows(nn.Module):
 
 
 def flat_module(module: nn.Module) -> nn.Module:
-    """Return the module, in eval mode, as one that takes and returns rows one by one."""
+    """Return the module, in eval mode, in a form that takes and returns single tensors."""
     flat = LSTMCellRows(module) if isinstance(module, nn.LSTMCell) else module
     return flat.eval()
 
 
 def flat_outputs(outputs: Any, where: str) -> tuple[Tensor, ...]:
-    """Flatten what a module returned into a tuple of tensors; ModelError if it holds anything else."""
+    """Flatten a module's result into a tuple of tensors. ModelError if it contains anything else."""
     leaves = pytree.tree_leaves(outputs)
     for index, leaf in enumerate(leaves):
         if not isinstance(leaf, Tensor):
@@ -110,10 +110,10 @@ def flat_outputs(outputs: Any, where: str) -> tuple[Tensor, ...]:
 
 
 def infer_outputs(module: nn.Module, inputs: tuple[ValueSpec, ...], where: str) -> tuple[ValueSpec, ...]:
-    """Return the outputs' row specs, seen by running two and three random rows.
+    """Return the outputs' row specs, found by running two and three random rows.
 
-    Raises ModelError if the module refuses the declared inputs, ShapeError if an output does not keep the
-    batch in dimension 0 or changes its row shape with it.
+    Raises ModelError if the module refuses the declared inputs, ShapeError if an output does not keep the batch in
+    dimension 0 or its row shape depends on the batch.
     """
     if not inputs:
         raise ModelError(f"{where}: declares no inputs, expected at least one. Its dimension 0 is the batch.")
@@ -145,13 +145,13 @@ def infer_outputs(module: nn.Module, inputs: tuple[ValueSpec, ...], where: str) 
 def _refused(
     module: nn.Module, inputs: tuple[ValueSpec, ...], where: str, num_rows: int, error: Exception
 ) -> ModelError:
-    """Return the error for a module that raised when it was tried."""
+    """Return the error for a module that raised in its trial."""
 
     def runs(specs: tuple[ValueSpec, ...]) -> bool:
         try:
             with torch.no_grad():
                 module(*example_rows(specs, 2))
-        except Exception:  # whatever the module's code runs into
+        except Exception:  # the module's code may raise anything
             return False
         return True
 
@@ -179,8 +179,8 @@ def export_cell(
 ) -> torch.export.ExportedProgram:
     """Trace the module to a graph whose inputs all share a dynamic dimension 0.
 
-    nn.LSTMCell is traced as (x, h, c) -> (h, c). max_batch bounds the range that the graph is checked for,
-    not what batchmaker may run. Whatever torch.export raises passes through.
+    nn.LSTMCell is traced as (x, h, c) -> (h, c). max_batch limits the range for which the graph is checked, not the
+    batches that batchmaker may run. Errors of torch.export are not caught.
     """
     batch = torch.export.Dim("batch", min=1, max=max(max_batch, 3))
     flat = flat_module(module)
@@ -215,7 +215,7 @@ def is_check(node: fx.Node) -> bool:
 
 @contextmanager
 def _quiet_torch() -> Iterator[None]:
-    """Keep torch from logging and printing pages about a module that cannot be traced: the error says it."""
+    """Keep torch from logging and printing pages about a module that cannot be traced; the error is enough."""
     known = [logging.getLogger(name) for name in list(logging.root.manager.loggerDict) if name[:5] == "torch"]
     loggers = [logger for logger in known if not logger.disabled]
     for logger in loggers:

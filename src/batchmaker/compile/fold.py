@@ -1,4 +1,4 @@
-"""What a cell computes from one token alone, as a table over the vocabulary."""
+"""Values that a cell computes from one token alone become tables over the vocabulary."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CHUNK_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """Values of one token that were replaced by tables, and those that would have been too large."""
+    """Values of one token that were replaced by tables, and values whose tables would be too large."""
 
     token: str
     num_tokens: int
@@ -46,7 +46,7 @@ class Folded:
 
 
 def fold_tokens(cell: TracedCell, limits: Mapping[str, int], fold_bytes: int) -> list[Folded]:
-    """Replace every value that depends on one scalar token alone, through real arithmetic, by a table lookup.
+    """Replace every value that depends on one scalar token alone, and needs arithmetic, by a table look-up.
 
     limits: number of tokens by input name. All tables together stay within fold_bytes.
     """
@@ -82,7 +82,7 @@ def _row_bytes(node: fx.Node, token: fx.Node) -> int:
 
 
 def _frontier(cell: TracedCell, token: fx.Node) -> list[fx.Node]:
-    """Return the values that depend on the token alone, took arithmetic and are read by others."""
+    """Return the values that depend on the token alone, need arithmetic and are read by other nodes."""
     depends = dependencies(cell.graph)
     alone: set[fx.Node] = set()
     worked: dict[fx.Node, None] = {}
@@ -98,7 +98,7 @@ def _frontier(cell: TracedCell, token: fx.Node) -> list[fx.Node]:
 
 
 def _replace(cell: TracedCell, token: fx.Node, nodes: list[fx.Node], num_tokens: int) -> None:
-    """Compute the nodes for the whole vocabulary and look them up instead."""
+    """Compute the nodes for the whole vocabulary and replace them by look-ups."""
     tables = _tabulate(extract(cell, [token], nodes), token, num_tokens)
     for node, table in zip(nodes, tables, strict=True):
         with cell.graph.inserting_before(node):
@@ -127,7 +127,7 @@ def _tabulate(part: TracedCell, token: fx.Node, num_tokens: int) -> list[Tensor]
 
 
 def is_lookup(node: fx.Node) -> bool:
-    """Whether the node reads rows of a constant table by the tokens of an input."""
+    """Whether the node looks up rows of a constant table by the tokens of an input."""
     if node.target is _aten.index_select.default:
         table, dim, token = node.args
     elif node.target is _aten.embedding.default:

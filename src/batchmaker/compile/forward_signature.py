@@ -1,4 +1,4 @@
-"""What a module's forward() takes, also where it is no Python function."""
+"""The parameters of a module's forward(), even if it is not a Python function."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 
 def signature_of(module: nn.Module) -> inspect.Signature:
-    """Return the signature of forward(), of TorchScript too, which has none that `inspect` finds."""
+    """Return the signature of forward(), also for TorchScript, where `inspect` finds none."""
     if not isinstance(module, torch.jit.ScriptModule):
         return inspect.signature(module.forward)
     arguments = module._c._get_method("forward").schema.arguments[1:]

@@ -14,11 +14,10 @@ from batchmaker.graph.spec import ValueSpec
 
 @final
 class CellIdentity:
-    """Equal exactly when two cells compute the same from rows of the same shapes.
+    """Equal exactly if two cells compute the same from rows of the same shapes.
 
-    Graph text, specs and the weights' shapes are compared first, then weights: by storage, else element by
-    element. A module that could not be traced is equal to itself alone. Keeps the weights (or the module)
-    alive.
+    Graph text, specs and shapes of weights are compared first, then weights: by storage, else element by element. A
+    module that could not be traced is equal to itself alone. Keeps the weights (or the module) alive.
     """
 
     __slots__ = ("_key", "_module", "_weights")
@@ -58,7 +57,7 @@ def _same_tensor(a: Tensor, b: Tensor) -> bool:
 
 
 def canonical(cell: TracedCell) -> tuple[str, tuple[Tensor, ...]]:
-    """Return the graph as text free of names, and its constants in order of first use."""
+    """Return the graph as text without names, and its constants in order of first use."""
     numbers: dict[fx.Node, str] = {}
     weights: dict[str, Tensor] = {}
     lines: list[str] = []

@@ -1,4 +1,4 @@
-"""Linear layers with constant weights, packed once for oneDNN where that is faster."""
+"""Linear layers with constant weights, packed once for oneDNN if that is faster."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Activation = Literal["none", "tanh", "sigmoid", "relu"]
 
 # Measured on one Zen 4 core (benchmarks/cells.py): a packed call starts 12 us later than addmm.
 PLAIN_NUMEL = 1 << 16
-"""float32 weights up to this many elements stay plain at every batch size."""
+"""float32 weights up to this number of elements stay plain at every batch size."""
 PLAIN_ROW_NUMEL = 1 << 18
-"""float32 weights up to this many elements stay plain for a single row."""
+"""float32 weights up to this number of elements stay plain for a single row."""
 
 _PLAIN_ACTIVATIONS = {"tanh": torch.tanh_, "sigmoid": torch.sigmoid_, "relu": torch.relu_}
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether oneDNN has a packed matrix product for this weight here."""
+    """Whether oneDNN has a packed matrix product for this weight on this machine."""
     if weight.device.type != "cpu" or not torch._C._has_mkldnn:
         return False
     if weight.dtype is torch.bfloat16:
@@ -33,7 +33,7 @@ def can_pack(weight: Tensor) -> bool:
 class Linear:
     """x @ weight.T + bias for constant weight [out, in] and bias [out] or None.
 
-    Calls take x [n, in] and return a fresh [n, out]; nothing passed in is modified, but by add_.
+    Calls take x [n, in] and return a fresh [n, out]. Only add_ modifies an argument.
     """
 
     __name__ = "packed_linear"  # torch.fx names its nodes by it
@@ -50,7 +50,7 @@ class Linear:
             self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
             small = weight.dtype is torch.float32 and weight.numel() <= PLAIN_ROW_NUMEL
             self.plain_rows = 1 if small else 0
-            self.weight = weight if small else None  # the packed copy is all that is needed
+            self.weight = weight if small else None  # otherwise the packed copy is enough
         self._transposed = None if self.weight is None else self.weight.t()
         self._unary = torch.ops.mkldnn._linear_pointwise.default
         self._binary = torch.ops.mkldnn._linear_pointwise.binary

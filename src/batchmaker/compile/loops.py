@@ -1,4 +1,4 @@
-"""Recurrent cells whose tasks run in one compiled call on the CPU, where that is measured to be faster."""
+"""Recurrent cells whose tasks run in one compiled call on the CPU, if that is measured to be faster."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from batchmaker.kernels.cpu.loop import LoopCell, RecurrentLoop, can_loop
 
 @final
 class ChainLoop:
-    """The loop of a cell that is one recurrent step, and at which batch sizes it is faster than `step`.
+    """The loop of a cell that is one recurrent step, and the batch sizes at which it is faster than `step`.
 
-    given: rows of the sequence inputs; hoisted: rows that `hoist` makes of them, the first inputs of `step`, whose
-    others are of `state`.
+    given: rows of the sequence inputs. hoisted: rows of the results of `hoist`, the first inputs of `step`; its other
+    inputs are of `state`.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ChainLoop:
         )
 
     def measure(self, batch_sizes: Sequence[int], hoist_sizes: Sequence[int] = ()) -> None:
-        """Find the fastest ways up to the largest size; from now on `hoist` is called at the sizes given."""
+        """Find the fastest ways up to the largest size. From now on `hoist` is called at the given sizes."""
         with self._measuring:
             self._hoist_sizes = hoist_sizes
 
@@ -74,13 +74,13 @@ class ChainLoop:
                 self._faster = choose(self.loop, stepped, batch_sizes)
 
     def fastest(self, batch: int) -> RecurrentLoop | GreedyLoop | None:
-        """Return the loop if it is faster for tasks whose largest step has so many rows; measured now if not before."""
+        """Return the loop if it is faster for tasks whose largest step has `batch` rows. Measured now if not before."""
         if batch >= len(self._faster):
             self.measure(range(1, (1 << batch.bit_length()) + 1), self._hoist_sizes)
         return self.loop if self._faster[batch] else None
 
     def _project(self, sequence: tuple[NDArray[Any], ...]) -> Tensor:
-        """Return the inputs' share of the gates for all positions of a task, and some rows more."""
+        """Return the inputs' share of the gates for all positions of a task, and padding rows."""
         count = len(sequence[0])
         sizes = self._hoist_sizes
         columns = [self._padded(values, spec) for values, spec in zip(sequence, self._given, strict=True)]
@@ -97,13 +97,13 @@ class ChainLoop:
         """Return the state's share of the gates, with all biases of the state."""
         zeros = self._zeros
         if len(zeros) < len(h):  # two threads may both make some; each uses its own
-            # Pages that nobody writes are one and the same, and stay in the first cache.
+            # Pages that nobody writes share one physical page, which stays in the first cache.
             memory = torch.from_numpy(np.zeros(2 * len(h) * self._steps.width * h.itemsize, np.uint8))
             zeros = self._zeros = memory.view(h.dtype).view(-1, self._steps.width)
         return self._recurrent.product(h, zeros[: len(h)])
 
     def _padded(self, values: NDArray[Any], spec: ValueSpec) -> Tensor:
-        """Return values with zeros behind them, up to a size at which `hoist` has been warmed up, or a multiple."""
+        """Return values padded with zeros, up to a size at which `hoist` was warmed up, or a multiple."""
         count, sizes = len(values), self._hoist_sizes
         if sizes:
             largest = sizes[-1]
@@ -122,7 +122,7 @@ def chain_loop(
     hoisted: Sequence[ValueSpec],
     state: Sequence[ValueSpec],
 ) -> ChainLoop | None:
-    """Return the loop of a split cell; None where its step is anything else, or not for the CPU."""
+    """Return the loop of a split cell; None if its step is not a recurrent one, or not on the CPU."""
     if looped is None or not can_loop(looped.step.weight_hh):
         return None
     if looped.scores is not None and state[looped.state.index(TOKEN)].dtype != "int64":

@@ -1,4 +1,4 @@
-"""Linear nodes with constant weights become packed layers, merged, with the sum or activation after."""
+"""Linear nodes with constant weights become packed layers, merged, and fused with the next activation or sum."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _ACTIVATIONS: dict[Any, Activation] = {
 
 
 class Packer:
-    """Packs each set of weights once, however many graphs use it.
+    """Packs each set of weights once for any number of graphs.
 
-    Weights are told apart by identity: whoever calls keeps them alive (a TracedCell's constants are). reuse: pointwise
-    operations write over what nobody else reads. fuse: they run in passes over the rows, where there is a program for
-    them.
+    Weights are identified by object identity; the caller keeps them alive (as constants of a TracedCell). reuse:
+    pointwise operations overwrite values without another reader. fuse: they run in passes over the rows, if there is a
+    program for them.
     """
 
     def __init__(self, *, reuse: bool = False, fuse: bool = False) -> None:
@@ -73,7 +73,7 @@ def _fuse(cell: TracedCell, node: fx.Node, packer: Packer) -> None:
 
 
 def _other_summand(node: fx.Node, user: fx.Node) -> fx.Node | None:
-    """Return what `user` adds to `node` if it is a plain sum of two values of one shape and dtype."""
+    """Return the other operand of `user` if it is a plain sum with `node`, of the same shape and dtype."""
     if user.target is not _aten.add.Tensor or user.kwargs or len(user.args) != 2:
         return None
     other = user.args[1] if user.args[0] is node else user.args[0]

@@ -1,4 +1,4 @@
-"""Opaque modules: they compute batches of rows, and nobody looks into them."""
+"""Opaque modules: they compute batches of rows and are never compiled."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ RowGiven = int | tuple[Size, ...] | tuple[tuple[Size, ...], str] | ValueSpec
 """One row as users write it: 64, (2, 64), ((None, 64), "float32") or a ValueSpec."""
 
 DTYPES: Final = ("float32", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool")
-"""What NumPy and the state tables both have."""
+"""The dtypes that NumPy and the state tables share."""
 
 _TOLERANCE: Final = 0.02
-"""By how much a row may differ with its batch, as a share of its largest number: float16 sums in another order."""
+"""The allowed change of a row with its batch, as a share of its largest number: float16 sums in another order."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class RowForm:
-    """What the rows of one input or output look like.
+    """The form of the rows of one input or output.
 
-    name: for messages and dicts. shape: of a row, without the batch; None for a size that each request may choose, and
-    in place of the whole shape where nothing is known of it. dtype: one of DTYPES.
+    name: for messages and dicts. shape: of a row, without the batch. A size is None if each request may choose it; the
+    whole shape is None if it is unknown. dtype: one of DTYPES.
     """
 
     name: str
@@ -44,12 +44,12 @@ class RowForm:
 
     @property
     def spec(self) -> ValueSpec | None:
-        """The spec of its rows, None where a size is open."""
+        """The spec of its rows, None if a size is open."""
         sizes = () if self.shape is None else tuple([size for size in self.shape if size is not None])
         return ValueSpec(sizes, self.dtype) if self.shape is not None and len(sizes) == len(self.shape) else None
 
     def takes(self, shape: Sequence[int], dtype: str) -> bool:
-        """Whether rows of this shape and dtype are such rows."""
+        """Whether rows of this shape and dtype have this form."""
         if dtype != self.dtype:
             return False
         if self.shape is None:
@@ -62,10 +62,10 @@ class RowForm:
 
 
 class Opaque(nn.Module, ABC):
-    """A module that is called on whole batches and is never traced, compiled, folded or cut.
+    """A module that is called on whole batches and is never traced, compiled, folded or split.
 
-    inputs, outputs: what its rows look like, in the order in which it takes and gives them. It computes on the CPU;
-    values of other devices are copied there and back.
+    inputs, outputs: the forms of its rows, in order. It computes on the CPU; values of other devices are copied there
+    and back.
     """
 
     def __init__(self, inputs: tuple[RowForm, ...], outputs: tuple[RowForm, ...]) -> None:
@@ -75,20 +75,20 @@ class Opaque(nn.Module, ABC):
     @property
     @abstractmethod
     def kind(self) -> str:
-        """What it is, in a few words, for messages."""
+        """A short description for messages."""
 
     @property
     @abstractmethod
     def identity(self) -> str | None:
-        """A text that is equal for modules that compute the same; None if it is equal to itself alone."""
+        """A text that is equal for modules that compute the same; None if the module is equal to itself alone."""
 
     @abstractmethod
     def compute(self, rows: list[Array]) -> Sequence[Array]:
-        """Return a batch [n, *shape] per output. rows: a batch per input, only to be read, and not to be kept."""
+        """Return a batch [n, *shape] per output. rows: a read-only batch per input, which must not be kept."""
 
     @property
     def declared(self) -> Declared | None:
-        """The specs of its rows, None where a size is open."""
+        """The specs of its rows, None if a size is open."""
         sides = [tuple([form.spec for form in forms]) for forms in (self.inputs, self.outputs)]
         inputs, outputs = (tuple([spec for spec in side if spec is not None]) for side in sides)
         return Declared(inputs, outputs) if (inputs, outputs) == tuple(sides) else None
@@ -99,7 +99,7 @@ class Opaque(nn.Module, ABC):
         return next((form.dtype for form in self.inputs if form.dtype.startswith("float")), "float32")
 
     def forward(self, *rows: Tensor) -> tuple[Tensor, ...]:
-        """Return a batch per output. ShapeError where `compute` gives others than it says."""
+        """Return a batch per output. ShapeError if `compute` returns other rows than declared."""
         made = self.compute([row.detach().cpu().numpy() for row in rows])
         if len(made) != len(self.outputs):
             raise ShapeError(
@@ -116,7 +116,7 @@ class Opaque(nn.Module, ABC):
         return tuple([torch.from_numpy(array).to(rows[0].device) for array in made])
 
     def check_inputs(self, inputs: Sequence[ValueSpec], where: str) -> None:
-        """ModelError unless there is a value for each input, ShapeError unless they are such as it takes."""
+        """ModelError unless there is a value for each input; ShapeError unless they have the declared forms."""
         if len(inputs) != len(self.inputs):
             raise ModelError(
                 f"{where}: takes {len(self.inputs)} inputs ({_named(self.inputs)}), got {len(inputs)} "
@@ -127,7 +127,7 @@ class Opaque(nn.Module, ABC):
                 raise ShapeError(f"{where}, input {index} ({form.name!r}): got rows of {spec}, expected {form}")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self  # nothing in it changes
+        return self  # it is immutable
 
 
 def _named(forms: Iterable[RowForm]) -> str:
@@ -135,7 +135,7 @@ def _named(forms: Iterable[RowForm]) -> str:
 
 
 def float_dtype_of(module: nn.Module) -> str:
-    """Return the dtype that floating data is converted to for a module: that of its first floating weight or input."""
+    """Return the dtype to which floating data is converted: that of the module's first floating weight or input."""
     return module.float_dtype if isinstance(module, Opaque) else float_dtype(module)
 
 
@@ -159,7 +159,7 @@ class OpaqueFunction(Opaque):
         return None
 
     def compute(self, rows: list[Array]) -> Sequence[Array]:
-        """Call the function on copies, which it may change or keep, and copy what it returns, which it may keep too."""
+        """Call the function on copies, which it may change or keep, and copy its result, which it may keep too."""
         made = self.function(*[row.copy() for row in rows])
         return [np.array(one, order="C") for one in (made if isinstance(made, tuple | list) else (made,))]
 
@@ -170,13 +170,15 @@ def opaque(
     inputs: Mapping[str, RowGiven] | Sequence[RowGiven],
     outputs: Mapping[str, RowGiven] | Sequence[RowGiven],
 ) -> OpaqueFunction:
-    """Return a function over NumPy arrays as a module, for `Cell`: nobody looks into it, it is only called.
+    """Return a function over NumPy arrays as a module, for `Cell`. It is called, and never compiled.
 
-    function: takes one array [n, *shape] per input and returns one per output, a single one or a tuple. Its rows must
-    not depend on each other. It may change what it is given. It is first called with zeros in place of integers and
-    random numbers in place of floats; with several workers, from several threads at once. inputs, outputs: one row
-    each, in order, by name if it is a dict: an int or a tuple of sizes, in float32; (sizes, dtype), such as
-    ((), "int64"); or a ValueSpec. A size that is None is chosen by each request. State comes last, as for any cell.
+    - function: takes one array [n, *shape] per input and returns one per output, a single array or a tuple. Rows must
+      not depend on each other. It may change its arguments. It is first called with zeros for integers and random
+      numbers for floats; with several workers, from several threads at once.
+    - inputs, outputs: one row each, in order, by name if it is a dict: an int or a tuple of sizes, in float32; (sizes,
+      dtype), such as ((), "int64"); or a ValueSpec. Each request chooses a size that is None. State comes last, as for
+      any cell.
+
     The cell cannot be saved. Raises ModelError, OptionError.
     """
     if isinstance(function, nn.Module):
@@ -189,7 +191,7 @@ def opaque(
 
 
 def row_forms(given: Mapping[str, RowGiven] | Sequence[RowGiven], kind: str) -> tuple[RowForm, ...]:
-    """Return what users wrote as forms. kind: of what, for messages. OptionError for what is no row."""
+    """Return users' rows as forms. kind: "input" or "output", for messages. OptionError for an invalid row."""
     if not isinstance(given, Mapping | list | tuple) or not given:
         raise OptionError(f"{kind}s must be a list of rows, or a dict of rows by name, at least one; got {given!r}")
     named = given.items() if isinstance(given, Mapping) else ((f"{kind}{i}", row) for i, row in enumerate(given))
@@ -229,10 +231,10 @@ def _dtype(given: Any) -> str:
 
 
 def proved_outputs(module: Opaque, inputs: tuple[ValueSpec, ...], where: str) -> tuple[ValueSpec, ...]:
-    """Return the outputs' row specs, seen by running one, two and three rows.
+    """Return the outputs' row specs, found by running one, two and three rows.
 
-    Raises ModelError if the module does not take these inputs, and if a row's result depends on the other rows;
-    ShapeError if an output is another than it says, or changes its row shape with the batch.
+    Raises ModelError if the module refuses these inputs, or if a row's result depends on the other rows; ShapeError if
+    an output differs from its declaration, or its row shape depends on the batch.
     """
     module.check_inputs(inputs, where)
     three = example_rows(inputs, 3, random=True)
@@ -271,7 +273,7 @@ def _tried(module: Opaque, rows: tuple[Tensor, ...], where: str) -> tuple[Tensor
 
 
 def _alike(together: Tensor, alone: Tensor) -> bool:
-    """Whether floating numbers are the same, roughly; other numbers may jump where a float is nearly the same."""
+    """Whether floating numbers are roughly equal. Other dtypes may jump where a float is nearly the same."""
     if not together.is_floating_point() or together.shape != alone.shape:
         return together.shape == alone.shape
     a, b = together.double(), alone.double()

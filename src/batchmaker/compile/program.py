@@ -1,4 +1,4 @@
-"""A cell graph as one straight-line Python function: the least overhead per call that eager kernels allow."""
+"""A cell graph as one straight-line Python function, with the least overhead per call for eager kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from batchmaker.compile.dataflow import TracedCell
 
 Program: TypeAlias = Callable[..., tuple[Tensor, ...]]
-"""Takes the graph's inputs one by one, returns its outputs."""
+"""Takes the graph's inputs as separate arguments, returns its outputs."""
 
 # torch.add parses its arguments in 1 us, torch.ops.aten.add.Tensor in 3; both reach the same kernel.
 _DIRECT = frozenset(
@@ -25,7 +25,7 @@ _LITERALS = (int, float, bool, str, type(None))
 
 
 def compile_program(cell: TracedCell) -> Program:
-    """Return a function equal to the graph; it keeps the constants alive, other values to their last use."""
+    """Return a function equal to the graph. It keeps the constants alive, and other values until their last use."""
     space: dict[str, Any] = {}
     names: dict[fx.Node, str] = {}
     lines: list[str] = []
@@ -78,7 +78,7 @@ def _call(node: fx.Node, index: int, names: dict[fx.Node, str], space: dict[str,
 
 
 def _fastest(target: Any) -> Any:
-    """Return a cheaper way to call the same kernel, where one is known."""
+    """Return a cheaper callable for the same kernel, if one is known."""
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
         return target
     base = target._schema.name.removeprefix("aten::")

@@ -1,4 +1,4 @@
-"""One module as several exported programs, each for other shapes of its inputs: what a saved cell is."""
+"""One module as several exported programs, each for other input shapes: the form of a saved cell."""
 
 from __future__ import annotations
 
@@ -128,13 +128,13 @@ class _ReadModule(nn.Module):
 @final
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """Exported programs of one module with what each takes and gives: at least one, no two for the same inputs."""
+    """Exported programs of one module with their row specs: at least one, no two for the same inputs."""
 
     forms: tuple[tuple[Declared, AnyProgram], ...]
 
     @property
     def declared(self) -> Declared | None:
-        """What the one program takes and gives; None if there are several."""
+        """The declaration of the only program; None if there are several."""
         return self.forms[0][0] if len(self.forms) == 1 else None
 
     @property
@@ -142,7 +142,7 @@ class Programs:
         return self.forms[0][1]
 
     def have(self, inputs: Sequence[ValueSpec]) -> bool:
-        """Whether one of them is for these inputs."""
+        """Whether there is a program for these inputs."""
         return any(_alike(declared.inputs, inputs) for declared, _ in self.forms)
 
     def form(self, inputs: Sequence[ValueSpec]) -> tuple[Declared, AnyProgram]:
@@ -151,14 +151,14 @@ class Programs:
             if _alike(declared.inputs, inputs):
                 return declared, program
         if len(self.forms) == 1:
-            return self.forms[0]  # who compares its inputs with these says more
+            return self.forms[0]  # the caller compares its inputs and raises a better error
         raise ShapeError(f"got rows of {_shown(inputs)}; it was saved for {self}")
 
     def __str__(self) -> str:
         return " or ".join(_shown(declared.inputs) for declared, _ in self.forms)
 
     def state_after(self, sequence: Sequence[ValueSpec]) -> tuple[ValueSpec, ...]:
-        """Return the inputs that come after these; of the first program where none begins with these."""
+        """Return the inputs after these; those of the first program if none begins with these."""
         fitting = [d.inputs for d, _ in self.forms if _alike(d.inputs[: len(sequence)], sequence)]
         return (fitting or [self.forms[0][0].inputs])[0][len(sequence) :]
 

@@ -1,12 +1,12 @@
-"""One step of an LSTM, GRU or plain RNN whose input projection has been done already.
+"""One step of an LSTM, GRU or plain RNN whose input projection is already computed.
 
-Each `*_rows` function lays a torch cell's weights out for its step; each `*Step` is called with the
-projected input and the state, and returns the new state in fresh tensors.
+Each `*_rows` function rearranges a torch cell's weights for its step. Each `*Step` is called with the projected input
+and the state, and returns the new state in fresh tensors.
 
-tanh costs five times as much as sigmoid on a CPU (64 x 1024 float32: 165 us against 28 us), and tanh(x) = 2
-sigmoid(2x) - 1. So rows that go through tanh are scaled by two, which is exact, and where arrays are large
-sigmoid does the work: the absolute error stays below 2e-7. bfloat16 gates are widened to float32 first:
-rounding sigmoid to 8 bits would lose what 2s - 1 needs.
+tanh costs five times as much as sigmoid on a CPU (64 x 1024 float32: 165 us against 28 us), and tanh(x) = 2 sigmoid(2x)
+- 1. So inputs of tanh are scaled by two, which is exact, and sigmoid is used for large arrays: the absolute error stays
+below 2e-7. bfloat16 gates are widened to float32 first: rounding sigmoid to 8 bits would lose the precision that 2s - 1
+needs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from batchmaker.compile.linear import Linear
 
 SMALL_NUMEL = 2048
-"""Below this many state elements per-call overhead rules: fewer kernels win over cheaper ones."""
+"""Below this number of state elements the overhead per call dominates: fewer kernels are better than cheaper ones."""
 
 _EXACT = (torch.float32, torch.float64)
 
@@ -44,13 +44,13 @@ def gru_rows(blocks: Tensor) -> Tensor:
 
 
 def lstm_gates(rows: Tensor, dim: int = 0) -> Tensor:
-    """Undo lstm_rows, along the dimension that the gates lie in."""
+    """Undo lstm_rows. dim: the dimension of the gates."""
     i, f, o, g = rows.chunk(4, dim)
     return torch.cat([i, f, g / 2, o], dim)
 
 
 def gru_gates(rows: Tensor, dim: int = 0) -> Tensor:
-    """Undo gru_rows, along the dimension that the gates lie in."""
+    """Undo gru_rows. dim: the dimension of the gates."""
     r, z, n = rows.chunk(3, dim)
     return torch.cat([r, z, n / 2], dim)
 
@@ -79,11 +79,11 @@ class LSTMStep:
 
     @property
     def rows(self) -> tuple[Tensor, Tensor | None]:
-        """Weights and bias of the product as the step has them."""
+        """Weights and bias of the product in the step's row order."""
         return lstm_rows(self.weight_hh), None
 
     def product(self, h: Tensor, zeros: Tensor) -> Tensor:
-        """Return the state's share of the gates [n, gates * hidden] by what `__call__` uses. zeros: so many."""
+        """Return the state's share of the gates, as in `__call__`: [n, gates * hidden]. zeros: of that shape."""
         return self.linear.add(h, zeros)
 
     def __call__(self, projected: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
@@ -112,7 +112,7 @@ def _lstm_gates(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _lstm_gates_narrow(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """The same without widening, for few elements of a narrow dtype; overwrites gates."""
+    """The same without widening, for small arrays of a narrow dtype; overwrites gates."""
     width = c.shape[1]
     gates.narrow(1, 0, 3 * width).sigmoid_()
     i, f, o, g = gates.unsafe_chunk(4, 1)
@@ -123,7 +123,7 @@ def _lstm_gates_narrow(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
 
 @final
 class GRUStep:
-    """The part of nn.GRUCell (reset after the product, as torch has it) that depends on the state."""
+    """The part of nn.GRUCell (reset after the product, as in torch) that depends on the state."""
 
     __name__ = "gru_step"
 
@@ -133,11 +133,11 @@ class GRUStep:
 
     @property
     def rows(self) -> tuple[Tensor, Tensor | None]:
-        """Weights and bias of the product as the step has them."""
+        """Weights and bias of the product in the step's row order."""
         return gru_rows(self.weight_hh), None if self.bias_hh is None else gru_rows(self.bias_hh)
 
     def product(self, h: Tensor, zeros: Tensor) -> Tensor:
-        """Return the state's share of the gates [n, gates * hidden] by what `__call__` uses. zeros: so many."""
+        """Return the state's share of the gates, as in `__call__`: [n, gates * hidden]. zeros: of that shape."""
         return self.linear(h)
 
     def __call__(self, projected: Tensor, h: Tensor) -> Tensor:
@@ -161,7 +161,7 @@ def _gru_gates(projected: Tensor, recurrent: Tensor, h: Tensor, width: int) -> T
 
 
 def _half_tanh(x: Tensor) -> Tensor:
-    """Turn x into tanh(x / 2) in place, the cheaper way for its size and dtype."""
+    """Turn x into tanh(x / 2) in place, with the cheaper method for its size and dtype."""
     if x.dtype not in _EXACT or x.numel() < SMALL_NUMEL:
         return x.mul_(0.5).tanh_()
     return x.sigmoid_().mul_(2).sub_(1)
@@ -178,16 +178,16 @@ class RNNStep:
 
     @property
     def scale(self) -> int:
-        """What the projection's weight and bias are multiplied with."""
+        """The factor of the projection's weight and bias."""
         return 1 if self.relu else 2
 
     @property
     def rows(self) -> tuple[Tensor, Tensor | None]:
-        """Weights and bias of the product as the step has them."""
+        """Weights and bias of the product in the step's row order."""
         return self.scale * self.weight_hh, None
 
     def product(self, h: Tensor, zeros: Tensor) -> Tensor:
-        """Return the state's share of the gates [n, gates * hidden] by what `__call__` uses. zeros: so many."""
+        """Return the state's share of the gates, as in `__call__`: [n, gates * hidden]. zeros: of that shape."""
         return self.linear.add(h, zeros)
 
     def __call__(self, projected: Tensor, h: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Cells that are one recurrent step: what is needed to compute many of their steps at once, on a GPU and on the CPU."""
+"""Recognises cells that are one recurrent step, to compute many steps at once on a GPU and on the CPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from batchmaker.kernels.cpu.loop import StepKind
 from batchmaker.kernels.layer import LayerWeights
 
 H, C = 0, 1
-"""Which part of the state a value is; kernels.cpu.greedy has TOKEN too."""
+"""The part of the state that a value is. kernels.cpu.greedy adds TOKEN."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,11 @@ class Recurrence:
 
 @dataclass(frozen=True, slots=True)
 class LoopedStep:
-    """A step, as Split has it, whose outputs are the new state of one LSTM, GRU or RNN, and nothing else.
+    """A step as in Split, whose outputs are the new state of one LSTM, GRU or RNN, and nothing else.
 
-    projected: which hoisted value the inputs' share of the gates is; with a table, which one is the token whose row of
-    the table it is. state, outputs: for each state input and each output, H or C.
-    scores: of a greedy decoder, which reads the token that it has chosen by them: TOKEN is a part of its state, and
+    projected: the number of the hoisted value that is the inputs' share of the gates; with a table, the number of the
+    token that selects its row of the table. state, outputs: for each state input and each output, H or C. scores: the
+    linear layer of a greedy decoder, which chooses the next token by its scores; then TOKEN is a part of the state, and
     nothing is hoisted.
     """
 
@@ -63,7 +63,7 @@ class LoopedStep:
 
 @dataclass(frozen=True, slots=True)
 class _FoundStep:
-    """The one recurrent step of a graph; state, outputs: for each state input and each output, H or C."""
+    """The one recurrent step of a graph. state, outputs: for each state input and each output, H or C."""
 
     node: fx.Node
     state: tuple[int, ...]
@@ -71,19 +71,19 @@ class _FoundStep:
 
 
 def find_recurrence(cell: TracedCell, num_sequence_inputs: int) -> Recurrence | None:
-    """Return the cell as a recurrence; None if it computes anything else of its state."""
+    """Return the cell as a recurrence; None if it computes anything else from its state."""
     found = _find(cell, num_sequence_inputs)
     if found is None or isinstance(found.node.target, RNNStep):
         return None
     try:
         project = _projection(cell, num_sequence_inputs, found.node)
-    except CannotRewriteError:  # the state is needed for more
+    except CannotRewriteError:  # the state is needed for something else
         return None
     return Recurrence(_weights(found.node.target), project, found.state, found.outputs)
 
 
 def find_looped_step(step: TracedCell, num_hoisted: int) -> LoopedStep | None:
-    """Return a step of so many hoisted values and state as the CPU's loops compute it; None for anything else."""
+    """Return a step with `num_hoisted` hoisted values in the form for the CPU's loops; None for any other step."""
     found = _find(step, num_hoisted)
     if found is None:
         return _find_greedy(step) if num_hoisted == 0 else None
@@ -98,7 +98,7 @@ def find_looped_step(step: TracedCell, num_hoisted: int) -> LoopedStep | None:
 
 
 def _find(cell: TracedCell, num_given: int) -> _FoundStep | None:
-    """Return the step that makes all outputs of the state and what is given; None if they are anything else."""
+    """Return the step whose results are all the outputs; None if there is anything else."""
     steps = [node for node in cell.graph.nodes if isinstance(node.target, LSTMStep | GRUStep | RNNStep)]
     given, fed = cell.inputs[num_given:], cell.outputs
     if len(steps) != 1 or set(steps[0].args[1:]) != set(given) or len(steps[0].args) != len(given) + 1:
@@ -112,7 +112,7 @@ def _find(cell: TracedCell, num_given: int) -> _FoundStep | None:
 
 
 def _find_greedy(step: TracedCell) -> LoopedStep | None:
-    """Return a step of state alone that reads a token, and chooses the best by the new h; None for anything else."""
+    """Return a step of a greedy decoder: it reads a token and chooses the next by the new h; else None."""
     steps = [node for node in step.graph.nodes if isinstance(node.target, LSTMStep | GRUStep | RNNStep)]
     if len(steps) != 1 or not isinstance(projected := steps[0].args[0], fx.Node) or not is_lookup(projected):
         return None
@@ -132,7 +132,7 @@ def _find_greedy(step: TracedCell) -> LoopedStep | None:
 
 
 def _scores(step: TracedCell, choices: set[fx.Node], recurrent: fx.Node) -> ScoreWeights | None:
-    """Return what the one choice is by: all of a linear layer of the new h; None if it is anything else."""
+    """Return the linear layer of the new h by which the only choice is made; None if it is anything else."""
     (choice,) = choices
     linear, *dim = choice.args
     if tuple(dim) not in ((-1,), (1,)) or choice.kwargs or not isinstance(linear, fx.Node):
@@ -149,7 +149,7 @@ def _scores(step: TracedCell, choices: set[fx.Node], recurrent: fx.Node) -> Scor
 
 
 def _part(value: fx.Node, step: fx.Node) -> int | None:
-    """Return which part of the step's new state a value is, None if it is something else."""
+    """Return which part of the step's new state a value is; None if it is another value."""
     if not isinstance(step.target, LSTMStep):
         return H if value is step else None
     if value.target is operator.getitem and value.args[0] is step:
@@ -165,7 +165,7 @@ def _weights(step: Any) -> LayerWeights:
 
 
 def _projection(cell: TracedCell, num_sequence_inputs: int, step: fx.Node) -> Program:
-    """Return what computes the inputs' share of the gates, with PyTorch's order of gates and none of them scaled."""
+    """Return the program for the inputs' share of the gates, in PyTorch's order of gates and unscaled."""
     projected = step.args[0]
     assert isinstance(projected, fx.Node)
     shared = extract(cell, cell.inputs[:num_sequence_inputs], [projected])
@@ -197,9 +197,9 @@ def _let_weights_say_it(part: TracedCell, linear: fx.Node, weight: Tensor, bias:
 
 
 def _state_bias(step: LSTMStep | GRUStep) -> Tensor | None:
-    """Return what of the state's biases may be added to the inputs: for a GRU, those of r and z."""
+    """Return the state's biases that may be added to the inputs: for a GRU, those of r and z."""
     if isinstance(step, LSTMStep) or step.bias_hh is None:
-        return None  # an LSTM's are in the projection's already
+        return None  # an LSTM's are already in the projection
     bias = step.bias_hh.clone()
     bias[2 * step.weight_hh.shape[1] :] = 0
     return bias

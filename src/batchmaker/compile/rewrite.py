@@ -1,4 +1,4 @@
-"""From an exported program to a clean cell graph: recurrent cells cut in two, constants folded."""
+"""From an exported program to a clean cell graph: recurrent cells split into projection and step, constants folded."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _aten = torch.ops.aten
 def lift(program: AnyProgram) -> TracedCell:
     """Return the program's graph with parameters and buffers as constants, without its checks and dropouts.
 
-    Raises CannotRewriteError for programs that change buffers or inputs, that hold nested graphs
-    (conditions, loops) or whose control flow waits for a value.
+    Raises CannotRewriteError for programs that change buffers or inputs, contain nested graphs (conditions, loops) or
+    have control flow that waits for a value.
     """
     source = program if isinstance(program, ReadProgram) else _read(program)
     cell = TracedCell(fx.Graph())
@@ -78,7 +78,7 @@ def _passes_through(node: fx.Node) -> bool:
 
 
 def _refuse(node: fx.Node) -> None:
-    """Raise CannotRewriteError for nodes that the passes do not understand."""
+    """Raise CannotRewriteError for nodes that the passes do not support."""
     if node.op not in ("placeholder", "call_function", "output"):
         raise CannotRewriteError(f"it holds a nested graph ({node.name})")
     if node.op != "call_function":
@@ -93,7 +93,7 @@ def _refuse(node: fx.Node) -> None:
 
 
 def _is_plain_attention(node: fx.Node) -> bool:
-    """Whether the node is an attention without dropout: it is marked as random, but is not."""
+    """Whether the node is an attention without dropout: torch marks it as random, but it is not."""
     dropout = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
     return bool(node.target is _aten.scaled_dot_product_attention.default and dropout == 0.0)
 
@@ -101,7 +101,7 @@ def _is_plain_attention(node: fx.Node) -> bool:
 def cut_recurrent_cells(cell: TracedCell) -> list[str]:
     """Replace each torch recurrent cell with constant weights by a projection (a linear node) and a step.
 
-    Returns the names of the cells that were cut, in order.
+    Returns the names of these cells, in order.
     """
     names = []
     for node in list(cell.graph.nodes):
@@ -115,7 +115,7 @@ def cut_recurrent_cells(cell: TracedCell) -> list[str]:
 
 
 def _weights(cell: TracedCell, node: fx.Node) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None] | None:
-    """Return w_ih, w_hh, b_ih, b_hh of a recurrent cell, None if any is computed from the inputs."""
+    """Return w_ih, w_hh, b_ih, b_hh of a recurrent cell; None if any depends on the inputs."""
     arguments = [*node.args[2:], None, None][:4]
     w_ih, w_hh, b_ih, b_hh = (cell.value(argument) for argument in arguments)
     for bias, argument in ((b_ih, arguments[2]), (b_hh, arguments[3])):
@@ -164,7 +164,7 @@ def _cut(cell: TracedCell, node: fx.Node, weight: Tensor, bias: Tensor | None, s
 
 
 def fold_constants(cell: TracedCell) -> None:
-    """Compute whatever depends on constants alone, once."""
+    """Compute everything that depends on constants alone, once."""
     depends = dependencies(cell.graph)
     known: dict[fx.Node, Any] = {}
     for node in list(cell.graph.nodes):
@@ -184,7 +184,7 @@ def fold_constants(cell: TracedCell) -> None:
 
 
 def token_limits(cell: TracedCell) -> dict[str, int]:
-    """Return the number of tokens of each integer input that is looked up in an embedding."""
+    """Return the number of tokens of each integer input that an embedding looks up."""
     limits: dict[str, int] = {}
     for node in cell.graph.nodes:
         if node.target is not _aten.embedding.default:

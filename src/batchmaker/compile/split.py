@@ -1,4 +1,7 @@
-"""Which part of a cell needs no state: computed for all steps of a task at once, before the first."""
+"""The split of a cell into a state-independent part and a step.
+
+The first part is computed for all steps of a task at once.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,9 @@ from batchmaker.graph.spec import ValueSpec
 class Split:
     """A cell in two programs.
 
-    hoist: the sequence inputs -> the hoisted values. step: hoisted values and state -> all outputs of the
-    cell. hoisted: row specs of the hoisted values. num_hoisted_calls: operations in `hoist`; with none it
-    hands its inputs on. looped: the step as a loop on the CPU computes it, None if it is anything else.
+    hoist: the sequence inputs -> the hoisted values. step: hoisted values and state -> all outputs of the cell.
+    hoisted: row specs of the hoisted values. num_hoisted_calls: operations in `hoist`; with none it passes its inputs
+    on. looped: the step in the form for the CPU's loop, None if it has none.
     """
 
     hoist: Program
@@ -41,10 +44,10 @@ def compile_whole(cell: TracedCell, packer: Packer) -> Program:
 
 
 def split_cell(cell: TracedCell, num_sequence_inputs: int, packer: Packer) -> Split:
-    """Cut the graph between what depends on the first inputs alone and the rest.
+    """Split the graph into the part that depends on the first inputs alone, and the rest.
 
-    A lookup in a table is left to the step: handing on the token is cheaper than handing on the row.
-    Raises CannotRewriteError if a value that would be handed over has no batch dimension.
+    A look-up in a table stays in the step: passing on the token is cheaper than passing on the row. Raises
+    CannotRewriteError if a passed value would have no batch dimension.
     """
     cell = extract(cell, cell.inputs, cell.outputs)  # a copy to take apart
     sequence = cell.inputs[:num_sequence_inputs]
@@ -62,7 +65,7 @@ def split_cell(cell: TracedCell, num_sequence_inputs: int, packer: Packer) -> Sp
 
 
 def _handed_over(cell: TracedCell, sequence: Sequence[fx.Node]) -> list[fx.Node]:
-    """Return the nodes that depend on the sequence inputs alone and are read by those that do not."""
+    """Return the nodes that depend on the sequence inputs alone and have a reader that does not."""
     needs_only = _needs_only(cell, sequence)
     early = {n for n in cell.graph.nodes if n.op != "output" and not is_symbolic(n) and needs_only(n)}
     handed: dict[fx.Node, None] = {}

@@ -1,4 +1,4 @@
-"""How long things take: latency tables and length profiles. No torch."""
+"""Costs: latency tables and length profiles. No torch."""
 
 from batchmaker.cost.latency import CellLatency, LatencyTable, OnlineCorrection, Quantile
 from batchmaker.cost.lengths import LengthProfile

@@ -1,4 +1,4 @@
-"""How long one call of a cell takes: a table over batch sizes, and its correction while serving."""
+"""Time of one call of a cell: a table over batch sizes, and its correction while serving."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from batchmaker.errors import DataError, OptionError, unknown_name
 
 Quantile: TypeAlias = Literal["median", "p95"]
-"""Which of a table's two columns is meant."""
+"""A column of the table."""
 
 
 @final
@@ -21,9 +21,9 @@ Quantile: TypeAlias = Literal["median", "p95"]
 class CellLatency:
     """Measured or computed time of one call of a cell.
 
-    batch: sizes, ascending, at least one. median_s, p95_s: seconds of one call at each of them; p95_s is never below
-    median_s. Neither need grow with the size: the table that holds them smooths them. DataError if anything of this
-    does not hold.
+    batch: sizes, ascending, at least one. median_s, p95_s: seconds of one call at each size; p95_s is never below
+    median_s. They need not grow with the size: the table that holds them smooths them. DataError if one of these
+    conditions fails.
     """
 
     name: str
@@ -52,9 +52,9 @@ class CellLatency:
 class LatencyTable:
     """Time of one call of each cell at any batch size.
 
-    Between the measured sizes times are interpolated linearly, after making them monotone: where a larger batch was
-    measured to be faster than a smaller one, both get their mean. Below the smallest size its time holds; above the
-    largest, a batch is counted as whole calls of the largest and one for the rest. Names are unique; DataError if not.
+    Between the measured sizes times are interpolated linearly, after they were made monotone: if a larger batch was
+    faster than a smaller one, both get their mean. Below the smallest size its time holds. Above the largest, a batch
+    counts as whole calls of the largest size and one call for the rest. Names must be unique; otherwise DataError.
     """
 
     cells: tuple[CellLatency, ...]
@@ -68,7 +68,7 @@ class LatencyTable:
             raise DataError(f"the latency table has cell {twice!r} twice. Give the cells names of their own.")
 
     def seconds(self, name: str, batch: int, quantile: Quantile = "median") -> float:
-        """Return seconds of one call of the cell with so many rows; 0 for none. OptionError for an unknown cell."""
+        """Return seconds of one call of the cell with `batch` rows; 0 for none. OptionError for an unknown cell."""
         if batch < 0:
             raise OptionError(f"batch must be at least 0, got {batch}")
         return float(_interpolated(self._cell(name), np.array([batch]), quantile)[0])
@@ -76,7 +76,7 @@ class LatencyTable:
     def dense(self, names: Sequence[str], max_batch: int, quantile: Quantile = "median") -> NDArray[np.float64]:
         """Return [len(names), max_batch + 1] seconds: entry [i, b] for b rows of cell names[i]. Column 0 is zero.
 
-        Each row is monotone. OptionError names the nearest known cell for an unknown one.
+        Each row is monotone. For an unknown cell OptionError names the nearest known one.
         """
         if max_batch < 0:
             raise OptionError(f"max_batch must be at least 0, got {max_batch}")
@@ -85,7 +85,7 @@ class LatencyTable:
         return np.array(rows, np.float64).reshape(len(names), max_batch + 1)
 
     def with_error(self, factor: float) -> LatencyTable:
-        """Return a table that is wrong on purpose: every time multiplied by `factor`, for stress tests."""
+        """Return a table with a deliberate error, for stress tests: every time multiplied by `factor`."""
         if not (math.isfinite(factor) and factor > 0):
             raise OptionError(f"the factor of an error must be a finite number above 0, got {factor}")
         return LatencyTable(
@@ -107,7 +107,7 @@ class LatencyTable:
 
 
 def isotonic(values: ArrayLike) -> NDArray[np.float64]:
-    """Return the non-decreasing sequence nearest to `values` in squares: [n] float64 (pool adjacent violators)."""
+    """Return the nearest non-decreasing sequence in least squares: [n] float64 (pool adjacent violators)."""
     means: list[float] = []
     counts: list[int] = []
     for value in np.asarray(values, np.float64).tolist():
@@ -134,11 +134,11 @@ def _interpolated(cell: CellLatency, sizes: NDArray[np.int64], quantile: Quantil
 
 @final
 class OnlineCorrection:
-    """How much slower than predicted each cell runs now: a clamped moving average of measured over predicted time.
+    """The present slowdown of each cell: a clamped moving average of measured time over predicted time.
 
-    factors: [num_cells] float64, what to multiply predictions by; ones at first. The array is changed in place.
-    One call counts with `weight`, so an average reaches back about 1 / weight calls; a single call counts as no less
-    than `lowest` and no more than `highest`, and so do the averages.
+    factors: [num_cells] float64, by which to multiply predictions; ones at first. The array is changed in place. One
+    call counts with `weight`, so an average reaches back about 1 / weight calls. A single call counts as no less than
+    `lowest` and no more than `highest`, and so do the averages.
     """
 
     __slots__ = ("factors", "highest", "lowest", "weight")
@@ -152,9 +152,9 @@ class OnlineCorrection:
         self.factors: NDArray[np.float64] = np.ones(num_cells, np.float64)
 
     def observe(self, cell_index: int, predicted_s: float, measured_s: float) -> None:
-        """Take one call into account. Times that are not positive and finite say nothing and are passed over.
+        """Add one call to the average. Times that are not positive and finite are ignored.
 
-        predicted_s: what the table said, before correction.
+        predicted_s: the table's time, before correction.
         """
         if not (0 < predicted_s < math.inf and 0 < measured_s < math.inf):
             return

@@ -1,4 +1,4 @@
-"""How many steps a run will take, and how many it has left: learnt from data, or from what was served."""
+"""The number of steps of a run, and of its remaining steps: learnt from data, or while serving."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from numpy.typing import ArrayLike, NDArray
 from batchmaker.errors import DataError, OptionError
 
 MAX_STEPS: Final = 1 << 16
-"""Runs that took longer are counted as if they had taken so many steps."""
+"""Longer runs count as runs of this length."""
 MIN_SAMPLES: Final = 20
-"""Runs from which a quantile is taken; with fewer, what is known of all given lengths together is used."""
+"""A quantile needs so many runs. With fewer, the runs of all given lengths together are used."""
 MAX_SAMPLES: Final = 1 << 17
-"""Runs that are remembered; beyond, everything known counts half as much, so that what is new counts more."""
+"""Most runs that are remembered. Beyond it all counts are halved, so that new runs count more."""
 NUM_BUCKETS: Final = 8
 _MAX_TABLES: Final = 16
 _STALE_SHARE: Final = 1 / 16
@@ -23,12 +23,12 @@ _STALE_SHARE: Final = 1 / 16
 
 @final
 class LengthProfile:
-    """How many steps runs take, by a length that is known when they start, such as that of the source sentence.
+    """The number of steps of runs, by a length that is known at their start, such as that of the source sentence.
 
     edges: [num_buckets - 1] int64, ascending: bucket i holds given lengths above edges[i - 1] and up to edges[i].
-    counts: [num_buckets, longest + 1] int64: how many runs took so many steps; column 0 is zero. All memory is in
-    `counts` and at most 16 tables of its shape, and `observe` keeps both bounded. num_samples: runs known, the sum of
-    the counts; with none, `remaining` and `fixed` raise.
+    counts: [num_buckets, longest + 1] int64: the number of runs with each number of steps; column 0 is zero. All memory
+    is in `counts` and at most 16 tables of its shape, and `observe` keeps both bounded. num_samples: known runs, the
+    sum of the counts; with none, `remaining` and `fixed` raise.
     """
 
     __slots__ = ("_counted_at_build", "_tables", "counts", "edges", "num_samples")
@@ -60,8 +60,8 @@ class LengthProfile:
     def from_pairs(cls, given: ArrayLike, steps: ArrayLike, *, num_buckets: int = NUM_BUCKETS) -> LengthProfile:
         """Return the profile of runs that took `steps` where `given` was known.
 
-        given, steps: [num_runs] integers, at least 0 and 1. Buckets hold about equally many runs, and where there are
-        few runs there are fewer buckets. OptionError if the two do not match or a length is out of range.
+        given, steps: [num_runs] integers, at least 0 and 1. Buckets hold about equally many runs; with few runs there
+        are fewer buckets. OptionError if the two do not match or a length is out of range.
         """
         known, taken = _lengths("given", given, least=0), _lengths("steps", steps, least=1)
         if len(known) != len(taken):
@@ -84,12 +84,11 @@ class LengthProfile:
         return int(np.searchsorted(below, _rank(quantile, below[-1:])[0]))
 
     def remaining(self, given: NDArray[np.int64], done: NDArray[np.int64], quantile: float) -> NDArray[np.int64]:
-        """Return how many more steps runs take that have done `done`: the quantile of what is left, at least 1.
+        """Return the remaining steps of runs that have done `done` steps: a quantile, at least 1.
 
         given, done: [n] integers, done at least 0. Returns [n] int64: Q(T | T > done) - done within the bucket of
-        `given`; where fewer than 20 of its runs took more than `done`, within all buckets; where those are too few
-        as well, that of a geometric distribution with the mean that was last known.
-        DataError if the profile is empty.
+        `given`. If fewer than 20 of its runs took more than `done`, all buckets are used. If those are too few as well,
+        the result is that of a geometric distribution with the last known mean. DataError if the profile is empty.
         """
         table = self._tables.get(quantile)
         if table is None:
@@ -99,8 +98,11 @@ class LengthProfile:
         return left
 
     def observe(self, given: int, steps: int) -> None:
-        """Learn from a run that was served. Bounded: steps above 65 536 count as that many, and when more than 131 072
-        runs are known, all counts are halved. Look-ups follow when what is known has grown by a sixteenth."""
+        """Learn from a run that was served.
+
+        The memory is bounded: steps above 65 536 count as that many, and when more than 131 072 runs are known, all
+        counts are halved. Look-up tables are rebuilt when the number of runs has grown by a sixteenth.
+        """
         self._add(_lengths("given", [given], least=0), _lengths("steps", [steps], least=1))
 
     def _add(self, given: NDArray[np.int64], steps: NDArray[np.int64]) -> None:
@@ -117,7 +119,7 @@ class LengthProfile:
             self._tables.clear()
 
     def _build(self, quantile: float) -> NDArray[np.int64]:
-        """Return, and keep, the table [num_buckets, steps done] of steps left: see `remaining`."""
+        """Build, keep and return the table [num_buckets, steps done] of remaining steps: see `remaining`."""
         self._check(quantile)
         pooled = self.counts.sum(axis=0)
         enough = min(MIN_SAMPLES, self.num_samples)
@@ -147,9 +149,9 @@ class LengthProfile:
 
 
 def _left(counts: NDArray[np.int64], quantile: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return for each number of steps done the quantile of the steps left, and how many runs took more.
+    """Return, for each number of steps done, the quantile of the remaining steps and the number of longer runs.
 
-    counts: [longest + 1]. Both results: [longest + 1] int64. Steps left are 1 where no run took more.
+    counts: [longest + 1]. Both results: [longest + 1] int64. The remaining steps are 1 if there is no longer run.
     """
     below = np.cumsum(counts)
     survivors = below[-1] - below
@@ -158,7 +160,7 @@ def _left(counts: NDArray[np.int64], quantile: float) -> tuple[NDArray[np.int64]
 
 
 def _halved(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return half of each count; of the odd ones, every second is rounded up, so that rare lengths are not all lost."""
+    """Return half of each count. Every second odd count is rounded up, so that rare lengths do not all disappear."""
     half = counts >> 1
     odd = np.flatnonzero(counts & 1)
     half.flat[odd[::2]] += 1
@@ -166,7 +168,7 @@ def _halved(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _rank(quantile: float, num_samples: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return which of so many samples, in order and counted from 1, is the quantile."""
+    """Return the position of the quantile among sorted samples, counted from 1."""
     exact = quantile * num_samples
     return np.maximum(np.ceil(exact - 1e-9 * num_samples), 1).astype(np.int64)
 

@@ -1,4 +1,4 @@
-"""profile.json: what is known of a model's time and lengths, stored beside the model."""
+"""profile.json: measured times and lengths of a model, stored beside it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _T = TypeVar("_T")
 @final
 @dataclass(frozen=True, slots=True)
 class ProfileOptions:
-    """What the times were measured for; they say little about anything else.
+    """The conditions of the measurement; the times hold only for them.
 
-    machine: processor and cores. commit: of batchmaker. hidden, layers: of the model, where it has them.
+    machine: processor and cores. commit: of batchmaker. hidden, layers: of the model, if it has them.
     """
 
     dtype: str
@@ -44,8 +44,10 @@ class ProfileOptions:
 @final
 @dataclass(frozen=True, slots=True)
 class PredictedLength:
-    """How many steps runs of `cell` take, predicted from how many the request's run of `given` takes; None: from
-    nothing. DataError if the profile is empty, for it would predict nothing."""
+    """The number of steps of `cell`, predicted from the number of steps of `given` in the same request.
+
+    given: None predicts without it. DataError if the profile is empty, because it would predict nothing.
+    """
 
     cell: str
     given: str | None
@@ -59,9 +61,9 @@ class PredictedLength:
 @final
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """Seconds that an engine whose own thread computes needs beside its cells.
+    """Seconds that an engine with one worker needs besides its cells.
 
-    step_s, row_s: within a step, for the step and for each of its rows: finding and copying them; policies see it, as
+    step_s, row_s: within a step, for the step and for each of its rows: finding and copying them. Policies see them as
     part of the step's time. turn_s: after each step: its result, the books, the next task. request_s: for each request:
     unfolding and admitting it, its answer. DataError unless all are finite and at least 0.
     """
@@ -81,8 +83,10 @@ class Overhead:
 @final
 @dataclass(frozen=True, slots=True)
 class CostProfile:
-    """What a model's cells cost and how often they are called. model: its name or class. overhead: of the engine, None
-    where it was not measured."""
+    """Costs of a model's cells and numbers of their calls.
+
+    model: its name or class. overhead: of the engine, None if it was not measured.
+    """
 
     model: str
     options: ProfileOptions
@@ -91,11 +95,11 @@ class CostProfile:
     overhead: Overhead | None = None
 
     def length_of(self, cell: str) -> PredictedLength | None:
-        """Return how the number of steps of this cell is predicted, None if it is not."""
+        """Return the prediction of the number of steps of this cell, None without one."""
         return next((length for length in self.lengths if length.cell == cell), None)
 
     def write(self, path: str | PathLike[str]) -> None:
-        """Write the profile as JSON for people and programs. DataError if the file cannot be written."""
+        """Write the profile as JSON. DataError if the file cannot be written."""
         lengths = tuple(_saved_length(length) for length in self.lengths)
         saved = _SavedProfile(VERSION, self.model, self.options, self.latency, lengths, self.overhead)
         try:
@@ -127,7 +131,7 @@ class _ProfileVersion(msgspec.Struct):
 
 
 class _SavedBucket(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Runs with a given length up to `given_up_to` (None: any) that no earlier bucket has. runs[i] took steps[i]."""
+    """Runs with a given length up to `given_up_to` (None: any) that are in no earlier bucket. runs[i] took steps[i]."""
 
     given_up_to: int | None
     steps: tuple[int, ...]
@@ -197,7 +201,7 @@ def _fill(counts: NDArray[np.int64], bucket: _SavedBucket, where: str) -> None:
 
 
 def _checked(path: str | PathLike[str], read: Callable[[], _T]) -> _T:
-    """Return what `read` returns; whatever is wrong with the content becomes a DataError that names the file."""
+    """Return the result of `read`. Every error in the content becomes a DataError that names the file."""
     try:
         return read()
     except (msgspec.DecodeError, DataError, UnicodeDecodeError, RecursionError) as error:

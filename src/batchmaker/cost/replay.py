@@ -1,9 +1,9 @@
-"""Playing requests forward, without arrivals, to learn when each would finish.
+"""A forecast of finish times by replaying the requests in flight, without arrivals.
 
-The laggards run first: types in order, and within a type everybody who still has steps of it, until the last one has
-done them. Under that order the future has a closed form: the k-th step of a type is taken by all who have at least k
-steps of it left, so the batch sizes of all steps to come are one cumulative sum, and so are their times. It jumps from
-one change of members to the next, however many steps lie between.
+The requests that are furthest behind run first: types in order, and within a type all requests that still have steps of
+it, until the last one has done them. With this order there is a closed form: the k-th step of a type is taken by all
+requests with at least k steps of it left. So the batch sizes of all future steps are one cumulative sum, and so are
+their times. The computation jumps from one change of members to the next, however many steps are between.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Seconds = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Forecasts:
-    """When requests finish, in seconds from now, if 0, 1, 2, ... of the candidates join.
+    """Finish times of requests, in seconds from now, if 0, 1, 2, ... of the candidates join.
 
-    finish_s: [candidates + 1, requests]; row j counts only for the first num_fixed + j requests, and is 0 where nothing
-    is left. drain_s: [candidates + 1] when the last of all steps is done.
+    finish_s: [candidates + 1, requests]; row j counts only for the first num_fixed + j requests, and is 0 for requests
+    without remaining steps. drain_s: [candidates + 1] the end of the last step.
     """
 
     finish_s: Seconds
@@ -32,10 +32,10 @@ class Forecasts:
 
 @final
 class Replay:
-    """Forecasts from the seconds that a step of each type takes at each batch size.
+    """Forecasts from the seconds of a step of each type at each batch size.
 
-    seconds: [types, max_batch + 1], column 0 is zero. A larger batch takes whole calls of max_batch and one of the
-    rest.
+    seconds: [types, max_batch + 1], column 0 is zero. A larger batch takes whole calls of max_batch and one call for
+    the rest.
     """
 
     __slots__ = ("_flat", "_max_batch", "_seconds")
@@ -48,15 +48,15 @@ class Replay:
     def alone(self, steps: Steps) -> Seconds:
         """Return the seconds that each request takes by itself, one row at a time: [requests].
 
-        steps: [requests, types] steps left. This is SingleInputExecTime of LazyBatching's Algorithm 1.
+        steps: [requests, types] remaining steps. This is SingleInputExecTime of LazyBatching's Algorithm 1.
         """
         single: Seconds = steps @ self._seconds[:, 1]
         return single
 
     def forecasts(self, steps: Steps, num_fixed: int, width: NDArray[np.float64] | None = None) -> Forecasts:
-        """Return when each request finishes if the first `num_fixed` and the first j of the others run together.
+        """Return the finish times if the first `num_fixed` and the first j of the others run together.
 
-        steps: [requests, types] steps left. width: [requests, types] rows that a step of the request takes; None: one.
+        steps: [requests, types] remaining steps. width: [requests, types] rows of the request in a step; None: one.
         """
         num_requests, num_types = steps.shape
         num_rows = num_requests - num_fixed + 1
@@ -70,7 +70,7 @@ class Replay:
         left = steps[requests, types]
         begin = (ends - longest)[types]
         end = begin + left
-        # What joins and leaves at each step to come; candidate j adds its part from row j + 1 on.
+        # Joining and leaving rows at each future step; candidate j adds its part from row j + 1 on.
         line = np.maximum(requests - (num_fixed - 1), 0) * (total + 1)
         size = num_rows * (total + 1)
         rows = None if width is None else width[requests, types]
@@ -82,7 +82,7 @@ class Replay:
             batch = np.ceil(batch - 1e-6).astype(np.int64)
         done_s = self._step_s(np.arange(num_types).repeat(longest), batch).cumsum(axis=1)
         last = np.zeros(num_requests, np.int64)
-        last[requests] = end - 1  # nonzero lists a request's types in ascending order: the last one stays
+        last[requests] = end - 1  # a request's types are ascending: the last one stays
         finish_s = done_s[:, last]
         finish_s[:, ~steps.any(axis=1)] = 0.0
         return Forecasts(finish_s, done_s[:, -1])

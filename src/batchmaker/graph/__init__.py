@@ -1,1 +1,1 @@
-"""What a request computes: cell types, cell graphs in arrays, recording an unfold function, subgraphs."""
+"""The computation of a request: cell types, cell graphs in arrays, recording of unfold functions, subgraphs."""

@@ -1,19 +1,19 @@
-"""Which units wait for others of their own type: counts that follow the edges of a graph, in compiled loops.
+"""Counts of the units that wait for others of their own type, in compiled loops over the edges of a graph.
 
-A unit is what a scheduler sees as one, a single node or a run, under the number of its last node. A unit of type a is
-in ED-Batch's Frontier(G^a) when no ancestor of its type is left to run. A unit *blocks* type a while it is left and
-is of type a, or has an ancestor that is; `blocks[u, a]` counts the edges into u from units that block a. So u is in the
-frontier of its type while `blocks[u, type of u]` is 0, every edge is gone along at most once for each type, and the
-memory is 4 bytes for a node and type. Only units that are left count; ancestors always run first.
+A unit is a single node or a run, under the number of its last node. The scheduler treats it as one. A unit of type a is
+in ED-Batch's Frontier(G^a) if no ancestor of its type is left to run. A unit *blocks* type a if it is left and is of
+type a, or if it has an ancestor that is. `blocks[u, a]` counts the edges into u from units that block a. So u is in the
+frontier of its type while `blocks[u, type of u]` is 0. Every edge is visited at most once for each type, and the memory
+is 4 bytes for a node and type. Only units that are left count; ancestors always run first.
 
-Arrays, as in the scheduler's arena. By node: state (below 2: not submitted), subgraph, first_edge, num_edges, left
-(of units: not run), blocks [nodes, types] int32, late_first (see below), stack (scratch). By subgraph: end (one past
-the last node of a run, 0 for single nodes), type_of. consumer: [edges] nodes that a unit feeds, one of a run for all of
-it. counts: [types] the sizes of the frontiers.
+Arrays, as in the scheduler's arena. By node: state (below 2: not submitted), subgraph, first_edge, num_edges, left (of
+units: not run), blocks [nodes, types] int32, late_first (see below), stack (scratch). By subgraph: end (one past the
+last node of a run, 0 for single nodes), type_of. consumer: [edges] nodes that a unit feeds; for a run, one node stands
+for all of it. counts: [types] the sizes of the frontiers.
 
-Late edges lead to nodes that came after the unit's consumers had been written: late_edges [2, room] holds the next late
-edge of the same unit (-1: none) and the consumer, late_first [nodes] a unit's first or -1, late_free [2] the first of
-those without use, chained likewise, and how many they are.
+Late edges lead to nodes that were added after the unit's consumers had been written. late_edges [2, room]: the next
+late edge of the same unit (-1: none), and the consumer. late_first [nodes]: a unit's first late edge or -1. late_free
+[2]: the first unused entry, chained in the same way, and the number of unused entries.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from batchmaker.compiled import compiled
 
 Array = NDArray[Any]
 Nodes = NDArray[np.int64]
-SUBMITTED: Final = 2  # the first state of nodes that are not left
+SUBMITTED: Final = 2  # the first state of nodes that are no longer left
 
 
 @compiled
@@ -38,7 +38,7 @@ def _unit(node: int, subgraph: Nodes, end: Nodes) -> int:
 
 @compiled
 def _block(blocks: Array, unit: int, kind: int, after: int) -> None:
-    """One more edge comes into `after`, from a unit that is left."""
+    """Count one more edge into `after`, from a unit that is left."""
     for other in range(blocks.shape[1]):
         if other == kind or blocks[unit, other] > 0:
             blocks[after, other] += 1
@@ -65,11 +65,11 @@ def enter(
     late_edges: Nodes,
     late_free: Nodes,
 ) -> int:
-    """Count extents of nodes, bases[i] to before bases[i] + sizes[i], each after those that feed it; return the units.
+    """Count the units of new extents, each after its sources; return the number of units.
 
-    gone: units among them that are not left, whatever their state. late: [2, edges] units that may be left, and nodes
-    among the new ones that they feed and do not have among their consumers; there must be room for them. counted:
-    whether those units have been counted before; otherwise they are among the new ones too.
+    Extent i is the nodes from bases[i] to before bases[i] + sizes[i]. gone: units among them that are not left,
+    whatever their state. late: [2, edges] units that may be left, and new nodes that they feed outside their consumers;
+    there must be room for these edges. counted: these units were counted before; otherwise they are new.
     """
     units = 0
     for i in range(len(bases)):
@@ -109,7 +109,7 @@ def enter(
 
 @compiled
 def _unblock(unit: int, kind: int, of_kind: bool, left: Array, blocks: Array, counts: Nodes) -> bool:
-    """One edge less into a unit blocks the type; return whether the unit has ceased to block it as well."""
+    """Count one edge less into a unit that blocks the type; return whether the unit no longer blocks it."""
     blocks[unit, kind] -= 1
     if blocks[unit, kind] > 0:
         return False
@@ -136,9 +136,9 @@ def run(
     late_edges: Nodes,
     late_free: Nodes,
 ) -> int:
-    """Take units of one type out of what is left, those that end with these nodes; return how many were left.
+    """Remove units of one type from the units that are left; return how many were left.
 
-    Each of them must be in its type's frontier.
+    nodes: the last node of each unit. Each unit must be in its type's frontier.
     """
     units = 0
     for node in nodes:
@@ -193,7 +193,7 @@ def withdraw(
     late_edges: Nodes,
     late_free: Nodes,
 ) -> int:
-    """Take all units of these extents out, with everything that waits for them; return how many were left."""
+    """Remove all units of these extents, and with them their consumers; return how many were left."""
     units = 0
     for i in range(len(bases)):
         for unit in range(bases[i], bases[i] + sizes[i]):

@@ -1,4 +1,4 @@
-"""The fewest batches that any policy could need."""
+"""The number of batches that any policy needs at least."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from batchmaker.graph.mini_batch import MiniBatch
 
 
 def lower_bound(mini_batch: MiniBatch, max_batch: int | None = None, alone: frozenset[int] = frozenset()) -> int:
-    """Return a number of batches that no schedule of the mini-batch can be below (ED-Batch, Equation 2).
+    """Return the lower bound of batches for the mini-batch, over all schedules (ED-Batch, Equation 2).
 
-    Each type needs as many batches as it has nodes on some path. max_batch: rows of the largest batch, so that a type
-    also needs as many as its nodes fill; None for no limit. alone: types that cannot be batched, one for each node.
+    Each type needs as many batches as it has nodes on some path. max_batch: rows of the largest batch; a type also
+    needs enough batches for all its nodes. None for no limit. alone: types that cannot be batched; each of their nodes
+    is a batch.
     """
     counts = np.bincount(mini_batch.types, minlength=mini_batch.num_types)
     longest = np.zeros(mini_batch.num_types, np.int64)

@@ -1,4 +1,4 @@
-"""Calls of cells one by one, the general form of unfolding: noted as they come, laid out in arrays later."""
+"""Single calls of cells, the general form of unfolding: recorded one by one, laid out in arrays later."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from batchmaker.graph.values import Hold, HostValues, NodeArray, Output, Value
 
 
 class DataLayout(Protocol):
-    """What makes rows of data that comes with calls. Opaque to the graph."""
+    """Makes rows from the data of calls. The graph does not look into the data."""
 
     def kept(self, data: Any, port: int) -> Any:
-        """Return data of one call to lay out later: itself if its type says that it will not change."""
+        """Return the data of one call for a later layout: unchanged if its type is immutable, otherwise a copy."""
 
     def laid_out(self, data: Sequence[Any], port: int) -> HostValues:
-        """Return the data of several calls as rows in their order. Raises what is wrong with the first that is."""
+        """Return the data of several calls as rows, in order. Raises the error of the first wrong one."""
 
 
 class Recording(Protocol):
-    """What has the nodes of a request, to which calls add theirs; see `batchmaker.graph.recorder.Recorder`."""
+    """Holds the nodes of a request and adds nodes for calls; see `batchmaker.graph.recorder.Recorder`."""
 
     num_nodes: int
     max_nodes: int
@@ -44,11 +44,11 @@ class Recording(Protocol):
 
 @final
 class Calls:
-    """Calls of one cell in one request, each of which adds a node; made by `Recorder.calls`.
+    """Calls of one cell in one request; each call adds a node. Made by `Recorder.calls`.
 
-    A call notes its arguments and no more than that, for a request may make hundreds. That values fit and are the
-    request's own is known at once: `accepted` has, for each input, the outputs that do, and the types of data that the
-    layout keeps as they are. What data looks like is known when it is laid out.
+    A call records only its arguments, because a request may make hundreds of calls. It checks at once that values fit
+    and belong to the request: `accepted` holds, for each input, the outputs that fit, and the types of data that the
+    layout keeps unchanged. The data itself is checked when it is laid out.
     """
 
     __slots__ = ("_accepted", "_layout", "_nodes", "_outputs", "_recorder", "_rows", "cell")
@@ -83,7 +83,7 @@ class Calls:
         return tuple([Value(node, of, holds) for of in self._outputs])
 
     def _checked(self, arguments: Sequence[Any]) -> list[Any]:
-        """Return the arguments as they are kept. Raises if one of them is a value that does not belong there."""
+        """Return the arguments as they are kept. Raises for a value that does not fit or belongs to another request."""
         kept = list(arguments)
         for port, argument in enumerate(arguments):
             if type(argument) is Value:
@@ -97,13 +97,13 @@ class Calls:
 
     @property
     def waiting(self) -> bool:
-        """Whether there are calls that have not been laid out."""
+        """Whether there are calls without a layout."""
         return bool(self._nodes)
 
     def lay_out(self, block: NodeBlock) -> list[HostInput]:
-        """Write the calls that wait into the block that has their nodes; return the data that came with them.
+        """Write the waiting calls into their block; return the data of these calls.
 
-        Raises what the layout raises.
+        Raises the errors of the layout.
         """
         nodes, rows = np.array(self._nodes), self._rows
         self._nodes, self._rows = [], []
@@ -127,7 +127,7 @@ class Calls:
 
 @final
 class _LaidOut:
-    """For data that comes as HostValues, one for each call."""
+    """The layout for data that is already HostValues, one for each call."""
 
     def kept(self, data: Any, port: int) -> Any:
         return data
@@ -141,7 +141,7 @@ LAID_OUT: Final[DataLayout] = _LaidOut()
 
 
 def host_input(cell: CellType, port: int, nodes: int | NodeArray, values: HostValues) -> HostInput:
-    """Return the data of one input of these nodes, or of the nodes from this number on."""
+    """Return the data of one input for these nodes. nodes: numbers, or the first number of consecutive ones."""
     if isinstance(nodes, int):
         return HostInput(cell.type_id, port, nodes, values.count, values.values)
     first, count = int(nodes[0]), len(nodes)
@@ -150,7 +150,7 @@ def host_input(cell: CellType, port: int, nodes: int | NodeArray, values: HostVa
 
 @compiled
 def are_consecutive(nodes: NodeArray) -> bool:
-    """Whether each of these numbers [count] is one more than the one before it."""
+    """Whether the numbers [count] are consecutive and ascending."""
     wrong = 0
     for i in range(1, len(nodes)):
         wrong += nodes[i] != nodes[i - 1] + 1

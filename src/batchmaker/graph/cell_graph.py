@@ -1,10 +1,10 @@
-"""What one request computes: nodes and runs in arrays. A chain is one entry, however long.
+"""The computation of one request: nodes and runs in arrays. A chain is one entry, at any length.
 
-Node numbers are local to the request and count up in the order of creation, so every node's sources have
-smaller numbers than the node. A run of n steps owns n consecutive numbers.
+Node numbers are local to the request and ascend in the order of creation, so the sources of a node have smaller numbers
+than the node. A run of n steps owns n consecutive numbers.
 
-Nobody changes the parts of a graph once it is taken, nor the arrays in them, which graphs may share. What every request
-has several of is not frozen all the same, for that takes microseconds.
+The parts of a graph and their arrays never change once the graph is taken; graphs may share arrays. Classes with
+several objects in every request are not frozen, because that takes microseconds.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from batchmaker.graph.spec import TypeId
 from batchmaker.graph.values import NodeArray
 
 HOST = -1
-"""As a source: the value came with the request."""
+"""A source: the value came with the request."""
 ZERO = -2
-"""As a source of a run's initial state: zeros."""
+"""A source of a run's initial state: zeros."""
 
 
 @dataclass(slots=True)
@@ -29,8 +29,8 @@ class NodeBlock:
     """Consecutive single nodes.
 
     first: number of the first node. types: [count] cell types. sources: [num_inputs, count] the node that feeds each
-    input, or HOST, also beyond a node's own inputs. outputs: [num_inputs, count] which output of the source.
-    connected: all nodes are of one type and hang together, so they are one subgraph.
+    input, or HOST; HOST also beyond a node's own inputs. outputs: [num_inputs, count] the output number of the source.
+    connected: all nodes are of one type and connected, so they are one subgraph.
     """
 
     first: int
@@ -48,9 +48,9 @@ class NodeBlock:
 class Run:
     """A chain of nodes of one type as one entry: `length` steps from node `first` on.
 
-    sequences: per sequence input None (it came with the request) or (source nodes [length], output).
-    init: per state input (source, output); source may be HOST or ZERO.
-    open_ended: the run may stop before `length`, when the driver sees the value that ends it.
+    sequences: for each sequence input, None (it came with the request) or (source nodes [length], output). init: for
+    each state input (source, output); source may be HOST or ZERO. open_ended: the run may stop before `length`, at a
+    value that the driver sees.
     """
 
     type_id: TypeId
@@ -68,9 +68,9 @@ class Run:
 
 @dataclass(slots=True)
 class HostInput:
-    """Values for one input of nodes of one type. values: [count, *shape], opaque here.
+    """Values for one input of nodes of one type. values: [count, *shape], not looked at here.
 
-    The nodes are `first` and those after it, or, where they do not follow each other, `nodes` [count].
+    The nodes are `first` and its successors, or `nodes` [count] if they are not consecutive.
     """
 
     type_id: TypeId
@@ -81,7 +81,7 @@ class HostInput:
     nodes: NodeArray | None = None
 
     def rows(self, shift: int) -> slice | NodeArray:
-        """Return which rows belong to the nodes in an array that has node n in row n + shift."""
+        """Return the rows of the nodes in an array that has node n in row n + shift."""
         if self.nodes is not None:
             moved: NodeArray = self.nodes + shift
             return moved
@@ -100,9 +100,8 @@ class Fetch:
 class Work:
     """Nodes and steps of each cell type in one graph.
 
-    types: [num_types] type ids, ascending. nodes: [num_types] how many nodes of the type. steps: [num_types] the most
-    nodes of the type on any path: batches that the request needs of it, however much is computed together (ED-Batch,
-    Equation 2).
+    types: [num_types] type ids, ascending. nodes: [num_types] number of nodes of the type. steps: [num_types] the
+    largest number of nodes of the type on any path: the batches that the request needs at least (ED-Batch, Equation 2).
     """
 
     types: NDArray[np.int64]
@@ -112,13 +111,15 @@ class Work:
 
 @dataclass(slots=True)
 class CellGraph:
-    """A request's cell graph, or what an unfold function that waited has added to it.
+    """A request's cell graph, or the part that a waiting unfold function has added to it.
 
-    first: number of the first node here; num_nodes: how many numbers are used here. Blocks, runs and host inputs
-    lie inside that range; sources may lie before it. plain: no edge joins nodes of one type but inside blocks that are
-    marked connected, so that its subgraphs can be told without following edges. known_work: kept by
-    `work_of`. kept: nodes whose outputs the request's sequence keeps once it is answered, where it is known here; each
-    once. shared: many requests have this very object, which nobody changes, and their data is not in it.
+    - first, num_nodes: number of the first node here, and count of the numbers used here. Blocks, runs and host inputs
+      are inside this range; sources may be before it.
+    - plain: edges between nodes of one type exist only inside blocks that are marked connected. Then subgraphs follow
+      without a look at the edges.
+    - known_work: cache of `work_of`.
+    - kept: nodes whose outputs the request's sequence keeps after the answer, if known here; each once.
+    - shared: many requests have this same object. It never changes, and does not contain their data.
     """
 
     first: int
@@ -142,5 +143,5 @@ class CellGraph:
 
     @property
     def num_work_units(self) -> int:
-        """Nodes plus runs: what must finish before the request is done."""
+        """Nodes plus runs: the number of units that must finish before the request is done."""
         return sum([block.count for block in self.blocks]) + len(self.runs)

@@ -1,6 +1,6 @@
-"""Arrays that many requests share, since they say the same of each: nobody writes anything else into them.
+"""Constant arrays that many requests share, read-only.
 
-Making an array takes longer than finding one, and most requests are small.
+Most requests are small, and looking up an array is faster than making one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from batchmaker.graph.cell_graph import HOST
 from batchmaker.graph.values import NodeArray, ValueSequence
 
 MAX_SHARED: Final = 512
-"""Longer arrays are made each time: how many are kept is limited by their number."""
+"""Longer arrays are made each time. The number of shared ones is limited."""
 _ASCENDING: Final = np.arange(1 << 14)
 
 
@@ -34,12 +34,12 @@ def nodes_of(sequence: ValueSequence) -> NodeArray:
 
 
 def of_type(type_id: int, count: int) -> NDArray[np.int16]:
-    """Return one cell type for each of so many nodes: [count] int16."""
+    """Return one cell type for each of `count` nodes: [count] int16."""
     return (_of_type if count <= MAX_SHARED else _of_type.__wrapped__)(type_id, count)
 
 
 def from_host(num_ports: int, count: int) -> tuple[NodeArray, NDArray[np.int16]]:
-    """Return sources and outputs of nodes that no node feeds: [num_ports, count] int64, all HOST, and int16 zeros."""
+    """Return sources and outputs of nodes without source nodes: [num_ports, count] int64, all HOST, and int16 zeros."""
     return (_from_host if count <= MAX_SHARED else _from_host.__wrapped__)(num_ports, count)
 
 

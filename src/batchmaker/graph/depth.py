@@ -1,4 +1,4 @@
-"""The depth of nodes: how many others must run one after another before each."""
+"""The depth of nodes: the number of nodes that must run one after another before each."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Depths = NDArray[np.int64]
 
 
 def depths_of(graph: CellGraph, earlier: Depths) -> Depths:
-    """Return the depth of each node of a graph [num_nodes]: 0 without sources, else one more than its deepest source.
+    """Return the depth of each node of a graph [num_nodes]: 0 without sources, else one more than its deepest source's.
 
     earlier: [graph.first] depths of the nodes before an extension; empty for a request's first graph.
     """
     depth = np.concatenate((earlier, np.zeros(graph.num_nodes + 1, np.int64)))
-    depth[-1] = -1  # stands for what is no node: sources that are negative numbers
+    depth[-1] = -1  # for sources that are negative numbers, not nodes
     for part in graph.parts:
         if isinstance(part, Run):
             _run_depths(part, depth)
@@ -28,7 +28,7 @@ def depths_of(graph: CellGraph, earlier: Depths) -> Depths:
 
 
 def _run_depths(run: Run, depth: Depths) -> None:
-    """Each step is deeper than the one before it, and than what feeds it."""
+    """Make each step deeper than the previous one and than its sources."""
     reached = np.full(run.length, -1, np.int64)
     reached[0] = max((int(depth[max(source, -1)]) for source, _ in run.init), default=-1)
     for column in run.sequences:
@@ -40,7 +40,10 @@ def _run_depths(run: Run, depth: Depths) -> None:
 
 @compiled
 def _deepen(first: int, sources: NodeArray, depth: Depths) -> None:
-    """Each node of a block is deeper than its sources. first: its first node. sources: [inputs, nodes of the block]."""
+    """Make each node of a block deeper than its sources.
+
+    first: its first node. sources: [inputs, nodes of the block].
+    """
     for i in range(sources.shape[1]):
         deepest = -1
         for k in range(sources.shape[0]):

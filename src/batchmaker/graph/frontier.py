@@ -1,4 +1,4 @@
-"""What of a closed mini-batch can run next, kept up to date as it runs: a few steps for each edge and type, once."""
+"""The nodes of a closed mini-batch that can run next, updated while it runs: a few operations per edge and type."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ Nodes = NDArray[np.int64]
 
 @final
 class Frontier:
-    """A mini-batch while it is computed.
+    """The state of a mini-batch during its computation.
 
-    ready: [types] the nodes of each type that have not run and whose sources have (Frontier_a of G_t), in the order
-    in which they became ready. independent: [types] how many nodes of each type have neither run nor an ancestor of
-    their own type that has not (the size of the frontier of G^a_t, at least that of `ready`). num_left: nodes that have
-    not run. Others read; only `run` and `reset` write. It takes 8 bytes for a node and type (see `blocking`).
+    ready: [types] the nodes of each type that have not run and whose sources have (Frontier_a of G_t), in the order in
+    which they became ready. independent: [types] the number of nodes of each type that have not run and have no
+    ancestor of their own type that has not run (the size of the frontier of G^a_t, at least that of `ready`). num_left:
+    nodes that have not run. Only `run` and `reset` write these. The memory is 8 bytes for a node and type (see
+    `blocking`).
     """
 
     __slots__ = (
@@ -71,7 +72,7 @@ class Frontier:
         self.reset()
 
     def reset(self) -> None:
-        """Nothing has run."""
+        """Return to the state in which nothing has run."""
         self._unmet = self._num_sources.copy()
         self._now = [array.copy() for array in self._at_first]
         self.ready = [list(nodes) for nodes in self._ready_at_first]
@@ -105,7 +106,7 @@ class Frontier:
 
 @compiled
 def _met(nodes: Nodes, unmet: Nodes, found: Nodes, first_edge: Nodes, num_edges: Nodes, fed: Nodes) -> int:
-    """Count down what each node that these feed waits for; write those that wait for nothing, return how many."""
+    """Lower the unmet counts of these nodes' consumers; write those that are ready now, return their number."""
     count = 0
     for node in nodes:
         for edge in range(first_edge[node], first_edge[node] + num_edges[node]):

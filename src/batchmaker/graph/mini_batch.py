@@ -1,6 +1,6 @@
 """A closed mini-batch: the graphs of requests that are computed together, merged into one, node by node.
 
-What batching policies are learnt on and compared with (ED-Batch, ICML 2023). A live engine never builds one.
+Batching policies are learnt from it and compared on it (ED-Batch, ICML 2023). A live engine never builds one.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Nodes = NDArray[np.int64]
 @final
 @dataclass(frozen=True, eq=False)
 class MiniBatch:
-    """Nodes with what feeds them. Every node comes after its sources.
+    """Nodes and their sources. Every node comes after its sources.
 
-    types: [nodes] cell types. sources: [edges] the nodes that feed node i, each once, are
-    sources[starts[i] : starts[i + 1]]; starts: [nodes + 1]. num_types: how many cell types there are.
+    types: [nodes] cell types. sources: [edges]; the sources of node i, each once, are sources[starts[i] : starts[i +
+    1]]. starts: [nodes + 1]. num_types: number of cell types.
     """
 
     types: Nodes
@@ -39,37 +39,37 @@ class MiniBatch:
 
     @cached_property
     def depths(self) -> Nodes:
-        """How many nodes must run one after another before each: [nodes], 0 without sources."""
+        """Depths [nodes]: how many nodes must run one after another before each; 0 without sources."""
         return _longest(np.zeros(len(self), np.int64), self.starts, self.sources, 1)
 
     @cached_property
     def own_depths(self) -> Nodes:
-        """The most nodes of a node's own type on any way to it, itself left out: [nodes]."""
+        """The largest number of nodes of a node's own type on any path to it, without the node itself: [nodes]."""
         return _longest(self.types, self.starts, self.sources, self.num_types)
 
     @cached_property
     def num_fed(self) -> Nodes:
-        """How many nodes each node feeds: [nodes]."""
+        """The number of consumers of each node: [nodes]."""
         return np.bincount(self.sources, minlength=len(self))
 
     @cached_property
     def fed(self) -> Nodes:
-        """The nodes that node 0 feeds, ascending, then those that node 1 does, and so on: [edges]."""
+        """The consumers of node 0, ascending, then those of node 1, and so on: [edges]."""
         fed = np.repeat(np.arange(len(self)), np.diff(self.starts))
         return fed[np.argsort(self.sources, kind="stable")]
 
     @cached_property
     def turned(self) -> MiniBatch:
-        """The same nodes with every edge turned round and numbered from the last: node i is `len - 1 - i`."""
+        """The same nodes with all edges reversed, numbered from the last: node i becomes `len - 1 - i`."""
         starts = np.concatenate(([0], self.num_fed[::-1])).cumsum(dtype=np.int64)
         return MiniBatch(self.types[::-1].copy(), starts, len(self) - 1 - self.fed[::-1], self.num_types)
 
 
 def mini_batch(types: Sequence[int], sources: Sequence[Iterable[int]], num_types: int) -> MiniBatch:
-    """Return the mini-batch of these nodes; what feeds a node more than once counts once.
+    """Return the mini-batch of these nodes. Duplicate sources of a node count once.
 
-    types: [nodes], below num_types. sources: per node the nodes that feed it. Raises InvalidRequestError if a node
-    is fed by itself or a later one, as in every cyclic graph, or is of no known type.
+    types: [nodes], below num_types. sources: the sources of each node. Raises InvalidRequestError if a node has itself
+    or a later node as a source, as in every cyclic graph, or has an unknown type.
     """
     distinct = [sorted(set(fed)) for fed in sources]
     if len(distinct) != len(types):
@@ -88,7 +88,7 @@ def mini_batch(types: Sequence[int], sources: Sequence[Iterable[int]], num_types
 
 
 def unrolled(graph: CellGraph, num_types: int) -> MiniBatch:
-    """Return a request's graph node by node: each step of a run is a node, fed by the step before it."""
+    """Return a request's graph node by node: each step of a run is a node whose source is the previous step."""
     types = [0] * graph.num_nodes
     sources: list[list[int]] = [[] for _ in range(graph.num_nodes)]
     for part in graph.parts:
@@ -128,7 +128,7 @@ def _unroll_block(block: NodeBlock, before: int, types: list[int], sources: list
 
 @compiled
 def _longest(types: Nodes, starts: Nodes, sources: Nodes, num_types: int) -> Nodes:
-    """Return the most nodes of each node's type on any way to it, itself left out."""
+    """Return the largest number of nodes of each node's type on any path to it, without the node itself."""
     longest = np.zeros((len(types), num_types), np.int64)
     own = np.zeros(len(types), np.int64)
     for node in range(len(types)):

@@ -1,4 +1,4 @@
-"""What an unfold function cannot do with a handle, and what it does instead."""
+"""Errors for operations that a handle does not support, with advice."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LIKE_A_TENSOR: Final = "its shape and dtype, without the batch, are in `.spec`;
 
 
 def at_line() -> str:
-    """Return where the unfold function is, "file:line, `its text`: ", for the start of a message."""
+    """Return the position in the unfold function, "file:line, `its text`: ", for the start of a message."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         name = str(frame.f_globals.get("__name__")).split(".")
@@ -41,12 +41,12 @@ def at_line() -> str:
 
 
 def misused(what: str, advice: str) -> HandleError:
-    """Return the error for a handle that was used as if it were the value. what: how; advice: what to do instead."""
+    """Return the error for a handle that was used like its value. what: the use. advice: what to do instead."""
     return HandleError(f"{at_line()}{what} a handle, whose value is not known while the request is unfolded; {advice}")
 
 
 def refuses_to_be_the_value(kind: type[Any]) -> type[Any]:
-    """Give a class of handles the methods that values have and handles have not, each of which says so."""
+    """Give a class of handles the methods of values; each raises an error with advice."""
     for names, what, advice in ((_COMPUTE, "computes with", COMPUTED), (_LOOK, "looks at", WAITED_FOR)):
         for name in names.split():
             if name not in vars(kind):

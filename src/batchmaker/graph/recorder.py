@@ -1,7 +1,7 @@
 """Recording an unfold function: cell calls in, a cell graph out.
 
-The recorder checks what it is handed against the declared inputs of each cell, so a wrong shape or an impossible tree
-is that request's error before anything runs.
+The recorder checks arguments against the declared inputs of each cell. So a wrong shape or an impossible tree is an
+error of that request before anything runs.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.errors import InvalidRequestError, ModelError, NodeLimitError
+from batchmaker.graph.argument_errors import common_length, foreign, misfit
 from batchmaker.graph.calls import LAID_OUT, Calls, DataLayout, host_input
 from batchmaker.graph.cell_graph import HOST, ZERO, CellGraph, Fetch, HostInput, NodeBlock, Run
 from batchmaker.graph.constants import ascending, from_host, nodes_of, of_type
-from batchmaker.graph.fitting import common_length, foreign, misfit
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.graph.trees import (
     Places,
@@ -37,19 +37,19 @@ DEFAULT_MAX_NODES = 100_000
 
 @final
 class Recorder:
-    """Collects the nodes of one request; so far they are `num_nodes`.
+    """Collects the nodes of one request; their number so far is `num_nodes`.
 
-    max_nodes: NodeLimitError is raised beyond it, so that an unfold function which never ends harms only its request.
-    holds_values: note which nodes' handles have all been dropped (`dropped`: first node, count), for unfold
-    functions that wait. num_kept: the first so many numbers stand for nodes that have run already, whose outputs the
-    request's sequence keeps; handles to them are made by whoever knows what they are.
+    max_nodes: NodeLimitError is raised beyond it, so an unfold function that never ends harms only its request.
+    holds_values: record the nodes whose handles have all been dropped (`dropped`: first node, count), for unfold
+    functions that wait. num_kept: the first numbers stand for nodes that have already run and whose outputs the
+    request's sequence keeps; the caller makes the handles to them.
     """
 
     def __init__(self, max_nodes: int = DEFAULT_MAX_NODES, *, holds_values: bool = False, num_kept: int = 0) -> None:
         self.max_nodes = max_nodes
         self.num_kept = num_kept
         self.num_nodes = num_kept
-        self._num_laid_out = num_kept  # the nodes after these are single calls that no block has yet
+        self._num_laid_out = num_kept  # the nodes from here on are single calls without a block
         self._graph = CellGraph(first=num_kept, num_nodes=0)
         self._calls: list[Calls] = []
         self._of_laid_out: dict[TypeId, Calls] = {}
@@ -64,13 +64,13 @@ class Recorder:
     # --- what an unfold function calls ---------------------------------------------------------------------
 
     def calls(self, cell: CellType, layout: DataLayout) -> Calls:
-        """Return what adds nodes that call this cell one by one. layout: for the data that comes with the calls."""
+        """Return the object that adds nodes for single calls of this cell. layout: for the data of the calls."""
         calls = Calls(cell, self, layout)
         self._calls.append(calls)
         return calls
 
     def node(self, cell: CellType, arguments: Sequence[Argument]) -> tuple[Value, ...]:
-        """Add one node, whose data is laid out already, and return its outputs."""
+        """Add one node whose data is already laid out, and return its outputs."""
         for port, argument in enumerate(arguments[: len(cell.inputs)]):
             if isinstance(argument, HostValues):
                 self.check(cell, port, argument)
@@ -95,14 +95,14 @@ class Recorder:
         leaves: Sequence[SequenceArgument],
         inputs: Sequence[SequenceArgument],
     ) -> tuple[ValueSequence, ...]:
-        """Add the nodes of a tree or DAG whose nodes are all of one cell; see `mixed_tree`."""
+        """Add the nodes of a tree or DAG with one cell; see `mixed_tree`."""
         return self.mixed_tree(leaves, (TreePart(cell, slice(None), np.ascontiguousarray(children, np.int64), inputs),))
 
     def mixed_tree(self, leaves: Sequence[SequenceArgument], parts: Sequence[TreePart]) -> tuple[ValueSequence, ...]:
         """Add the nodes of a tree or DAG given by arrays of children, and return its outputs.
 
-        A node calls its part's cell with its element of each of the inputs, then with every child's state in order: the
-        outputs that `leaves` lists, which are the last ones of every cell. Leaves may be data.
+        A node calls its part's cell with its element of each of the inputs, then with the state of each child in order.
+        The state is the outputs that `leaves` lists; they are the last outputs of every cell. Leaves may be data.
         """
         count, cell = check_parts(parts), parts[0].cell
         common_length(cell, leaves)
@@ -136,7 +136,7 @@ class Recorder:
     ) -> tuple[Value, ...]:
         """Add a chain as one entry and return its final outputs, each with `.steps`.
 
-        init: the initial state; parts that are None, or all of it, start from zeros.
+        init: the initial state. It starts from zeros if it is None, and so does each part that is None.
         """
         length = common_length(cell, sequences) if sequences else max_steps
         if length is None or length < 1:
@@ -163,13 +163,12 @@ class Recorder:
         holds, chain = self.hold(first, length), Chain(first, open_ended)
         return tuple([Value(first + length - 1, of, holds, chain) for of in self.outputs_of(cell)])
 
-    # --- what the driver calls -----------------------------------------------------------------------------
+    # --- called by the driver ------------------------------------------------------------------------------
 
     def fetch(self, value: Value | ValueSequence) -> None:
-        """Mark outputs that the host must see, as results or because the unfold function waits for them.
+        """Mark outputs that the host needs, as results or because the unfold function waits for them.
 
-        The steps of an open-ended run are seen from its first step on or not at all: ModelError if they are first
-        marked after its part of the graph was taken.
+        The steps of an open-ended run must be marked before its part of the graph is taken; ModelError afterwards.
         """
         if value.origin is not self:
             raise foreign("the result or a `yield` of unfold")
@@ -194,19 +193,19 @@ class Recorder:
         self._graph.kept = nodes
 
     def take(self) -> CellGraph:
-        """Return what has been recorded since the last call and start the next fragment."""
+        """Return the recording since the last call and start the next fragment."""
         graph = self._taken()
         self._graph = CellGraph(first=self.num_nodes, num_nodes=0)
         return graph
 
     def take_last(self) -> CellGraph:
-        """As `take`, and forget what further calls would need: as it refers to the recorder, neither would be freed."""
+        """As `take`, for the last call. Also drops references to the recorder, so that both can be freed."""
         graph = self._taken()
         for known in (self._calls, self._of_laid_out, self._outputs, self._accepted):
             known.clear()
         return graph
 
-    # --- what calls need -----------------------------------------------------------------------------------
+    # --- called by `Calls` ---------------------------------------------------------------------------------
 
     def outputs_of(self, cell: CellType) -> tuple[Output, ...]:
         """Return the outputs of a cell in this request."""
@@ -217,11 +216,11 @@ class Recorder:
         return outputs
 
     def accepted_as(self, spec: ValueSpec) -> set[Output | type]:
-        """Return what is known to be good for an input of this spec: the request's own outputs, types of data."""
+        """Return the arguments known to fit an input of this spec: the request's own outputs, and types of data."""
         return self._accepted.setdefault(spec.row_signature, set())
 
     def check(self, cell: CellType, port: int, argument: Argument | SequenceArgument) -> None:
-        """ShapeError unless an input takes what it is given, InvalidRequestError if that is of another request."""
+        """ShapeError unless the input accepts the argument, InvalidRequestError if it belongs to another request."""
         of = argument if isinstance(argument, HostValues) else argument.of
         spec, declared = of.spec, cell.inputs[port]
         if spec is not declared and not spec.is_like(declared):
@@ -230,14 +229,14 @@ class Recorder:
             raise foreign(f"cell {cell.name!r}, input {port}")
 
     def hold(self, first: int, count: int) -> Hold | None:
-        """Return what all handles to the outputs of these nodes must share, if it is noted when they are dropped."""
+        """Return the object shared by all handles to the outputs of these nodes, if dropped handles are recorded."""
         if not self.holds_values:
             return None
         dropped = self.dropped
         return Hold(first, count, lambda first, count: dropped.append((first, count)))
 
     def too_many(self, cell: CellType) -> NodeLimitError:
-        """Return the error of a request that calls a cell after its last node."""
+        """Return the error of a request that calls a cell beyond its node limit."""
         return NodeLimitError(
             f"the request needs more than {self.max_nodes} nodes (at cell {cell.name!r}); "
             "does its unfold function end? Raise max_nodes if it should"
@@ -246,7 +245,7 @@ class Recorder:
     # --- inside ----------------------------------------------------------------------------------------------
 
     def _taken(self) -> CellGraph:
-        """Return the fragment that is recorded now, complete."""
+        """Return the complete fragment that is recorded now."""
         if self.num_nodes > self._num_laid_out:
             self._flush()
         graph = self._graph
@@ -254,7 +253,10 @@ class Recorder:
         return graph
 
     def _claim(self, count: int, cell: CellType) -> int:
-        """Return the first number of nodes that are laid out by the caller; what was called before has a block now."""
+        """Reserve consecutive numbers for the caller's layout, return the first.
+
+        Earlier single calls get a block now.
+        """
         first = self.num_nodes
         if first > self._num_laid_out:
             self._flush()
@@ -264,7 +266,7 @@ class Recorder:
         return first
 
     def _fill(self, block: NodeBlock, cell: CellType, places: Places, arguments: Sequence[SequenceArgument]) -> None:
-        """Write the first inputs of the nodes at these places of a block: an element of each argument for each node."""
+        """Write the first inputs of the nodes at these places of a block: an element of each argument per node."""
         for port, argument in enumerate(arguments):
             self.check(cell, port, argument)
             if isinstance(argument, HostValues):
@@ -277,7 +279,7 @@ class Recorder:
     def _read(
         self, first: int, cell: CellType, count: int, arguments: Sequence[SequenceArgument]
     ) -> tuple[NodeArray, NDArray[np.int16]]:
-        """Return sources and outputs of so many nodes whose inputs are an element of each argument, for reading."""
+        """Return read-only sources and outputs of `count` nodes whose inputs are the elements of the arguments."""
         values = []
         for port, argument in enumerate(arguments):
             self.check(cell, port, argument)
@@ -293,7 +295,7 @@ class Recorder:
         return sources, outputs
 
     def _check_children(self, part: TreePart, leaves: Sequence[SequenceArgument]) -> None:
-        """ShapeError unless a part's cell takes these leaves as children; as `check`."""
+        """ShapeError unless the part's cell accepts these leaves as children; otherwise as `check`."""
         states = part.cell.inputs[len(part.inputs) :]
         if states == specs_of(leaves) * part.children.shape[1]:
             for leaf in leaves:
@@ -305,7 +307,7 @@ class Recorder:
             self.check(part.cell, port, leaf)
 
     def _give_leaves(self, first: int, part: TreePart, leaves: Sequence[SequenceArgument]) -> None:
-        """Give the nodes of a part the leaves among their children that are data. first: node of the tree's place 0."""
+        """Pass leaves that are data to the nodes of a part. first: node of the tree's place 0."""
         data = [(k, leaf) for k, leaf in enumerate(leaves, start=len(part.inputs)) if isinstance(leaf, HostValues)]
         for i, child in enumerate(part.children.T if data else ()):
             rows = np.flatnonzero(child < len(leaves[0]))
@@ -316,7 +318,7 @@ class Recorder:
                     self._graph.host_inputs.append(given)
 
     def _initial(self, cell: CellType, first: int, init: Sequence[Argument | None]) -> list[tuple[int, int]]:
-        """Return the sources of a run's state: the last inputs of its cell."""
+        """Return the sources of a run's state, which is the last inputs of its cell."""
         start = [(ZERO, 0)] * len(init)
         for i, value in enumerate(init):
             if value is None:
@@ -331,7 +333,7 @@ class Recorder:
         return start
 
     def _add_block(self, block: NodeBlock, types: set[TypeId], *, plain: bool) -> None:
-        """Add a block of nodes of these types. plain: no edge joins two of one type in it, or it is connected."""
+        """Add a block of nodes of these types. plain: no edge joins two nodes of one type in it, or it is connected."""
         if not plain or not types.isdisjoint(self._types_of_blocks):
             self._graph.plain = False
         self._types_of_blocks |= types
@@ -343,7 +345,7 @@ class Recorder:
         return tuple([ValueSequence(nodes, of, holds=holds) for of in self.outputs_of(cell)])
 
     def _flush(self) -> None:
-        """Lay out the single calls since the last block, of which there are some, as one block of their own."""
+        """Lay out the single calls since the last block as a block of their own. There must be some."""
         first, count = self._num_laid_out, self.num_nodes - self._num_laid_out
         self._num_laid_out = self.num_nodes
         called = [calls for calls in self._calls if calls.waiting]
@@ -354,7 +356,7 @@ class Recorder:
 
 
 def _empty_block(first: int, count: int, num_ports: int, type_id: int = -1) -> NodeBlock:
-    """Return a block of nodes, of this type or to be told of which, that nothing feeds yet."""
+    """Return a block of nodes without sources yet. type_id: None if the types are written later."""
     types, sources = np.empty(count, np.int16), np.empty((num_ports, count), np.int64)
     types.fill(type_id)
     sources.fill(HOST)

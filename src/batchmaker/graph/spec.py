@@ -1,4 +1,4 @@
-"""What a cell takes and gives: specs of values and cell types. Knows nothing of torch or time."""
+"""Inputs and outputs of cells: specs of values, and cell types. No torch, no time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, NewType
 from batchmaker.errors import ModelError
 
 MAX_OUTPUTS: Final = 62
-"""Outputs of one cell: which of them are fetched is kept in the bits of one number."""
+"""The limit of outputs of one cell: the set of fetched outputs is stored as bits of one number."""
 
 TypeId = NewType("TypeId", int)
 """Number of a cell type inside one model, 0, 1, 2, ..., in order of first use."""
@@ -32,7 +32,7 @@ class ValueSpec:
 
     @property
     def row_signature(self) -> tuple[tuple[int, ...], str]:
-        """What must agree for two values to be held in the same state table."""
+        """The part of the spec that must be equal for values in the same state table."""
         return (self.shape, self.dtype)
 
     def is_like(self, other: ValueSpec) -> bool:
@@ -44,7 +44,7 @@ _SPECS: Final[dict[ValueSpec, ValueSpec]] = {}
 
 
 def _as_one(specs: tuple[ValueSpec, ...]) -> tuple[ValueSpec, ...]:
-    """Return the one object that stands for each of these specs, so that to compare them takes no time."""
+    """Return one shared object for each equal list of specs, so that comparisons take no time."""
     return tuple([_SPECS.setdefault(spec, spec) for spec in specs])
 
 
@@ -52,9 +52,9 @@ def _as_one(specs: tuple[ValueSpec, ...]) -> tuple[ValueSpec, ...]:
 class CellType:
     """One kind of cell, as the scheduler sees it (BatchMaker section 3.1: same graph, weights and shapes).
 
-    batch_sizes: sizes at which the cell may run, ascending; a batch in between is padded up by the executor.
-    priority: larger runs first among types that satisfy the same criterion of Algorithm 1.
-    host_outputs: indices of the outputs that travel back to the host after every step.
+    batch_sizes: sizes at which the cell may run, ascending; the executor pads a batch in between. priority: larger runs
+    first among types that satisfy the same criterion of Algorithm 1. host_outputs: indices of the outputs that travel
+    to the host after every step.
     """
 
     type_id: TypeId
@@ -67,7 +67,7 @@ class CellType:
 
     @property
     def watched(self) -> int:
-        """The output that the stop test of a loop looks at."""
+        """The output for the stop test of a loop."""
         return self.host_outputs[0] if self.host_outputs else 0
 
     def __post_init__(self) -> None:

@@ -18,10 +18,10 @@ Types = NDArray[np.int16]
 
 
 def split(graph: CellGraph, *, node_by_node: bool = False) -> tuple[NDArray[np.int32], int]:
-    """Number the subgraphs of a graph. node_by_node: no single nodes are joined.
+    """Number the subgraphs of a graph. node_by_node: single nodes are never joined.
 
-    Returns (subgraph of each of the graph's nodes [num_nodes], number of subgraphs). Numbers start at 0 and follow
-    the order of each subgraph's first node.
+    Returns (subgraph of each of the graph's nodes [num_nodes], number of subgraphs). Numbers start at 0 and follow the
+    order of each subgraph's first node.
     """
     if len(graph.blocks) == 0:
         return _runs_only(graph)
@@ -47,7 +47,7 @@ def _runs_only(graph: CellGraph) -> tuple[NDArray[np.int32], int]:
 
 
 def _needs_union(graph: CellGraph, types: Types) -> bool:
-    """Whether an edge joins nodes of one type in a way that no block has already declared. types: as of `_types`."""
+    """Whether an edge joins nodes of one type outside blocks declared as connected. types: as from `_types`."""
     connected_types = {int(block.types[0]) for block in graph.blocks if block.connected}
     if len(connected_types) != sum([block.connected for block in graph.blocks]):
         return True
@@ -70,11 +70,11 @@ def _types(graph: CellGraph) -> Types:
 
 
 def _union_edges(graph: CellGraph, types: Types, root: Roots) -> None:
-    """Join the ends of edges between single nodes of one type; `root` becomes each node's smallest relative.
+    """Join the ends of edges between single nodes of one type; `root` becomes the smallest node of each group.
 
-    An edge joins only nodes of one level, the number of changes of subgraph on the longest way to the node. Every other
-    edge leads to a higher level, so no two subgraphs wait for each other (a -> b -> c with a -> c, where a and c are of
-    one type and b of another, is three subgraphs).
+    An edge joins only nodes of one level. The level of a node is the number of changes of subgraph on the longest path
+    to it. Every other edge leads to a higher level, so no two subgraphs wait for each other. Example: a -> b -> c with
+    a -> c, where a and c are of one type and b of another, is three subgraphs.
     """
     level = _levels(graph, types)
     for block in graph.blocks:
@@ -99,9 +99,9 @@ def _levels(graph: CellGraph, types: Types) -> Roots:
 
 @compiled
 def _joins_alike(first: int, shift: int, sources: NodeArray, types: Types) -> bool:
-    """Whether an edge within a graph leads to a node of a block from one of its type.
+    """Whether an edge within a graph leads to a node of a block from a node of its type.
 
-    first: the block's first node in the graph. sources: [inputs, nodes of the block], which are in the graph from
+    first: the block's first node in the graph. sources: [inputs, nodes of the block]; they are in the graph from
     `shift` on. types: by node of the graph.
     """
     for k in range(sources.shape[0]):
@@ -126,7 +126,10 @@ def _raise_levels(first: int, shift: int, sources: NodeArray, types: Types, leve
 
 @compiled
 def _join(first: int, shift: int, sources: NodeArray, types: Types, level: Roots, root: Roots) -> None:
-    """Join nodes of a block with sources of their type and level. root: by node, a smaller relative, or the node."""
+    """Join nodes of a block with sources of their type and level.
+
+    root: by node, a smaller node of the group or the node.
+    """
     for i in range(sources.shape[1]):
         node = first + i
         for k in range(sources.shape[0]):
@@ -138,9 +141,9 @@ def _join(first: int, shift: int, sources: NodeArray, types: Types, level: Roots
 
 @compiled
 def _number(root: Roots) -> int:
-    """Write a number for its relatives in the place of each node's relative; return how many numbers there are.
+    """Replace each node's group by the number of the group; return the number of groups.
 
-    root: [nodes] a smaller relative, or the node itself. Numbers are in the order of the smallest relatives.
+    root: [nodes] a smaller node of the group, or the node itself. Numbers follow the order of the smallest nodes.
     """
     count = 0
     for node in range(len(root)):
@@ -149,7 +152,7 @@ def _number(root: Roots) -> int:
             root[node] = count
             count += 1
         else:
-            root[node] = root[relative]  # which is smaller, so that its number is known
+            root[node] = root[relative]  # smaller, so its number is known
     return count
 
 

@@ -1,4 +1,4 @@
-"""Trees and other graphs without cycles as arrays of children: what they are made of, and what is wrong with them."""
+"""Trees and other graphs without cycles as arrays of children: their parts, and checks."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from batchmaker.graph.values import HostValues, NodeArray, ValueSequence
 
 SequenceArgument = ValueSequence | HostValues
 Places = slice | NodeArray
-"""Which nodes of a block: some of them, or a slice of all."""
+"""Nodes of a block: their positions, or a slice for all."""
 
 
 @dataclass(slots=True)
 class TreePart:
     """The nodes of a tree that are calls of one cell.
 
-    places: [count] where they are among the nodes of the tree, in any order; a slice of all where they are the whole
-    tree. children: [count, arity]; an entry below the number of leaves is a leaf, any other is node `entry - leaves` of
-    the tree, which must come before its parent. inputs: what each call takes before its children's states.
+    places: [count] positions among the nodes of the tree, in any order; a slice of all if they are the whole tree.
+    children: [count, arity]; an entry below the number of leaves is a leaf, any other is node `entry - leaves` of the
+    tree, which must come before its parent. inputs: the inputs of each call before its children's states.
     """
 
     cell: CellType
@@ -40,11 +40,11 @@ class TreePart:
 
     @property
     def numbers(self) -> NodeArray:
-        """Where the nodes are, as numbers."""
+        """The positions of the nodes, as numbers."""
         return ascending(0, self.count) if isinstance(self.places, slice) else self.places
 
     def fault(self, row: int, num_nodes: int, num_leaves: int) -> InvalidRequestError:
-        """Return the error of a row whose place or children cannot be, in a tree of so many nodes and leaves."""
+        """Return the error of a row with an impossible place or child, in a tree of this size."""
         name, place = self.cell.name, int(self.numbers[row])
         limit = num_leaves + place
         wrong = (self.children[row] < 0) | (self.children[row] >= limit)
@@ -60,7 +60,7 @@ class TreePart:
         )
 
     def check_inputs(self) -> None:
-        """InvalidRequestError unless there are children [count, arity], and as many places and elements of inputs."""
+        """InvalidRequestError unless children are [count, arity] and places and inputs have as many elements."""
         name = self.cell.name
         if self.children.ndim != 2:
             raise InvalidRequestError(
@@ -76,7 +76,7 @@ class TreePart:
                 raise InvalidRequestError(f"cell {name!r}: {len(sequence)} inputs for {self.count} tree nodes")
 
     def child_outputs(self, leaves: Sequence[SequenceArgument]) -> range:
-        """Return the indices of the outputs that a node's parent reads, once it is proved that leaves look alike."""
+        """Return the indices of the outputs that a node's parent reads. Raises if they differ from the leaves."""
         cell, arity = self.cell, self.children.shape[1]
         expected = len(self.inputs) + arity * len(leaves)
         own = range(len(cell.outputs) - len(leaves), len(cell.outputs))
@@ -102,11 +102,11 @@ class TreePart:
 
 @dataclass(slots=True)
 class Leaves:
-    """Where the leaves of a tree are, as the loops below read it.
+    """The positions of a tree's leaves, in the form for the loops below.
 
-    nodes: [parts of a state, leaves] the node of each leaf, or HOST; [parts of a state, 1], where the leaves follow
-    each other, that of the first. outputs: [parts of a state] which of its outputs. count: how many leaves there are.
-    has_data: whether parts of them came with the request.
+    nodes: [parts of a state, leaves] the node of each leaf, or HOST; if the leaves are consecutive, [parts of a state,
+    1], the first node. outputs: [parts of a state] the output number. count: number of leaves. has_data: whether parts
+    of them came with the request.
     """
 
     nodes: NodeArray
@@ -116,12 +116,12 @@ class Leaves:
 
 
 def specs_of(leaves: Sequence[SequenceArgument]) -> tuple[ValueSpec, ...]:
-    """Return what the parts of a state look like."""
+    """Return the specs of the parts of a state."""
     return tuple([leaf.spec for leaf in leaves])
 
 
 def leaves_at(leaves: Sequence[SequenceArgument]) -> Leaves:
-    """Return where leaves are that have been checked."""
+    """Return the positions of leaves that were checked."""
     firsts, outputs, count, has_data = [], [], len(leaves[0]), False
     for leaf in leaves:
         if isinstance(leaf, HostValues):
@@ -155,13 +155,13 @@ def fill_children(
     port: int,
     output: int,
 ) -> int:
-    """Write what the nodes of a part are and read of their children; return how often that is a leaf.
+    """Write types, sources and outputs of the nodes of a part; return how many children are leaves.
 
     types [nodes], sources, outputs [ports, nodes]: the tree's block, whose first node is `first`; types are -1 where no
-    part has written. is_child: [nodes], marked here. places: [count] where the nodes of the part are. children: [count,
-    arity]. leaf_nodes, leaf_outputs, num_leaves: see Leaves. port: the first input that takes a child's state; output:
-    the first of a node that is its state. Returns -1 - row where a place is not to be had, or a child is no leaf and no
-    node before its parent.
+    part has written. is_child: [nodes], marked here. places: [count] the positions of the part's nodes. children:
+    [count, arity]. leaf_nodes, leaf_outputs, num_leaves: see Leaves. port: the first input for a child's state; output:
+    the first output that is a node's state. Returns -1 - row if a place is invalid or taken, or a child is neither a
+    leaf nor a node before its parent.
     """
     num_parts, dense = len(leaf_nodes), leaf_nodes.shape[1] == num_leaves
     uses = 0
@@ -191,16 +191,16 @@ def fill_children(
 
 @compiled
 def _leaf(leaf_nodes: NDArray[np.int64], part: int, leaf: int, dense: bool) -> int:
-    """Return the node of a part of a leaf's state, or HOST. dense: whether there is a column for each leaf."""
+    """Return the node of one part of a leaf's state, or HOST. dense: whether there is a column for each leaf."""
     node: int = leaf_nodes[part, leaf if dense else 0]
     return node if dense or node == HOST else node + leaf
 
 
 def check_parts(parts: Sequence[TreePart]) -> int:
-    """Return how many nodes a tree has.
+    """Return the number of nodes of a tree.
 
-    InvalidRequestError unless there is one, and for each part as much of everything. ShapeError unless the cells give
-    alike, for each output of all nodes is one sequence.
+    InvalidRequestError if it has none, or if the arrays of a part differ in length. ShapeError if the cells return
+    different outputs, because each output of all nodes is one sequence.
     """
     count, first = 0, parts[0].cell
     for part in parts:
@@ -222,10 +222,10 @@ def _check_alike(first: CellType, other: CellType) -> None:
 
 
 def tree_fault(children: NDArray[np.integer], num_leaves: int) -> str:
-    """Return which entry keeps children [num_leaves - 1, 2] from being one binary tree, and what it may be.
+    """Return the entry that prevents children [num_leaves - 1, 2] from being one binary tree, and its valid range.
 
-    Nodes are numbered leaves first; inner node i, counted from 0, is node num_leaves + i. For children that are known
-    to be wrong: it looks at one after the other.
+    Nodes are numbered leaves first; inner node i, counted from 0, is node num_leaves + i. Only for children that are
+    known to be wrong: it checks them one by one.
     """
     parent: dict[int, int] = {}
     for node, row in enumerate(children.tolist()):

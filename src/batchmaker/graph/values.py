@@ -1,4 +1,4 @@
-"""Handles that an unfold function holds: values and sequences of values that no cell has computed yet."""
+"""Handles in an unfold function: values and sequences of values that no cell has computed yet."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ NodeArray = NDArray[np.int64]
 class HostValues:
     """Values that came with the request: one array whose first dimension counts nodes.
 
-    values: a NumPy array or torch tensor [count, *spec.shape]. The graph never looks inside. Nobody changes it; it is
-    not frozen, for that takes a microsecond.
+    values: a NumPy array or torch tensor [count, *spec.shape]. The graph never looks inside. The object must not
+    change; it is not frozen only because that takes a microsecond.
     """
 
     values: Any
@@ -38,15 +38,15 @@ class HostValues:
 
 
 class Origin(Protocol):
-    """What made a handle: one per request. Handles of any other origin stand for values of another request."""
+    """The maker of a handle: one per request. A handle of another origin belongs to another request."""
 
     def fetch(self, value: Value | ValueSequence) -> None:
-        """Mark outputs that the host must see."""
+        """Mark outputs that the host needs."""
 
 
 @final
 class Output:
-    """One output of one kind of cell in one request: what all handles to it have in common.
+    """One output of one cell in one request: the data shared by all handles to it.
 
     index: among the outputs of the cell. spec: of one value.
     """
@@ -61,10 +61,9 @@ class Output:
 
 @final
 class Hold:
-    """Shared by all handles to one call's outputs; when the last handle is dropped, `on_drop(first, count)` is called.
+    """Shared by all handles to one call's outputs. Dropping the last handle calls `on_drop(first, count)`.
 
-    Only requests whose unfold function waits need it: their rows are kept for as long as the function could still use
-    them.
+    Only requests whose unfold function waits need it: their rows are kept as long as the function could still use them.
     """
 
     __slots__ = ("_count", "_first", "_on_drop")
@@ -81,7 +80,7 @@ class Hold:
 @final
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """What the end of a run or loop knows of its steps: the first of them, and whether it may stop at any of them."""
+    """The steps of a run or loop, known at its end: the first step, and whether the run may stop at any step."""
 
     first: int
     open_ended: bool
@@ -90,11 +89,11 @@ class Chain:
 @final
 @refuses_to_be_the_value
 class Value:
-    """One output of one node: what a cell call gives back inside an unfold function.
+    """One output of one node: the return value of a cell call inside an unfold function.
 
-    It stands for a tensor of shape `spec.shape` that will exist once the node has run. Hand it to another
-    cell, return it, or `yield` it to wait for it. `steps` is the sequence of this output over all steps,
-    where the value is the end of a run or loop.
+    It stands for a tensor of shape `spec.shape` that will exist once the node has run. Pass it to another cell, return
+    it, or `yield` it to wait for it. `steps` is the sequence of this output over all steps, if the value is the end of
+    a run or loop.
     """
 
     __slots__ = ("_chain", "_holds", "node", "of")
@@ -107,7 +106,7 @@ class Value:
 
     @property
     def output(self) -> int:
-        """Which output of its node it is."""
+        """The output number of its node."""
         return self.of.index
 
     @property
@@ -122,8 +121,8 @@ class Value:
     def steps(self) -> ValueSequence:
         """This output at every step of the run or loop that ends here. ModelError for a single node.
 
-        The steps of a loop with `until` travel to the host as they are computed and are kept nowhere else, so they
-        must be asked for before the unfold function waits for anything: ModelError afterwards.
+        The steps of a loop with `until` travel to the host as they are computed and are stored nowhere else. So ask for
+        them before the unfold function waits for anything: ModelError afterwards.
         """
         if self._chain is None:
             raise ModelError(
@@ -168,12 +167,11 @@ class Value:
 @final
 @refuses_to_be_the_value
 class ValueSequence:
-    """The same output of several nodes, in order: what `map`, `tree` and a run's `steps` give back.
+    """The same output of several nodes, in order: the return value of `map` and `tree`, and a run's `steps`.
 
-    It can be indexed, also by an array, tensor or list of indices, sliced, reversed, iterated and handed to `run` and
-    `map`.
-    `open_ended` marks the steps of a loop whose length depends on values: such a sequence can only be returned.
-    numbers: its nodes, as a range where they follow each other. holds: what must live as long as it and its values.
+    It can be indexed (also by an array, tensor or list of indices), sliced, reversed, iterated and passed to `run` and
+    `map`. `open_ended` marks the steps of a loop whose length depends on values: such a sequence can only be returned.
+    numbers: its nodes, as a range if they are consecutive. holds: objects that must live as long as it and its values.
     """
 
     __slots__ = ("_holds", "numbers", "of", "open_ended")
@@ -196,7 +194,7 @@ class ValueSequence:
 
     @property
     def output(self) -> int:
-        """Which output of its nodes it is."""
+        """The output number of its nodes."""
         return self.of.index
 
     @property
@@ -256,7 +254,7 @@ class ValueSequence:
 
 
 def _as_index(index: Any) -> NDArray[np.integer]:
-    """Return a list or tensor of indices as an array. InvalidRequestError for what is neither."""
+    """Return a list or tensor of indices as an array. InvalidRequestError for any other object."""
     if isinstance(index, list) or hasattr(index, "__array__"):
         array = np.asarray(index, np.int64) if isinstance(index, list) and not index else np.asarray(index)
         if array.dtype.kind in "iu":

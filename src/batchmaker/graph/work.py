@@ -1,4 +1,4 @@
-"""How much a cell graph has to compute of each type: what policies and predictors reason with."""
+"""The work of a cell graph by cell type, for policies and predictors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from batchmaker.graph.cell_graph import CellGraph, NodeBlock, Run, Work
 
 
 def work_of(graph: CellGraph) -> Work:
-    """Return what a graph, or an extension of one, has to compute. Found once per graph."""
+    """Return the work of a graph or of an extension. Computed once per graph."""
     if graph.known_work is None:
         graph.known_work = _count(graph)
     return graph.known_work
@@ -36,7 +36,7 @@ def _count(graph: CellGraph) -> Work:
 
 
 def _longest_paths(graph: CellGraph, types: list[int]) -> NDArray[np.int64]:
-    """Return, per type, the most nodes of it on any path. One sweep over the nodes in their order."""
+    """Return, per type, the largest number of its nodes on any path. One pass over the nodes in their order."""
     column = {type_id: i for i, type_id in enumerate(types)}
     depth = np.zeros((graph.num_nodes + 1, len(types)), np.int64)  # the last row: values from outside
     outside = graph.num_nodes

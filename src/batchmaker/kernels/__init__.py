@@ -12,7 +12,7 @@ __all__ = ["PersistentGRU", "PersistentLSTM"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a module when it is first used: what chooses and compiles kernels comes without torch."""
+    """Import a submodule at its first use. Modules that choose and compile kernels need no torch."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module("batchmaker.kernels.modules"), name)

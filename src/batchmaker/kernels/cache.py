@@ -1,4 +1,4 @@
-"""Files that save work the next time: compiled kernels, and configurations that were measured to be best."""
+"""Caches on disk: compiled kernels, and the best measured configurations."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _LOG = logging.getLogger("batchmaker.kernels")
 
 
 def default_directory(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Return where caches lie by default: `batchmaker` in $XDG_CACHE_HOME, which must be absolute, or in ~/.cache.
+    """Return the default directory of caches: `batchmaker` in $XDG_CACHE_HOME, which must be absolute, or in ~/.cache.
 
-    None where there is no home directory.
+    None without a home directory.
     """
     given = environment.get("XDG_CACHE_HOME", "")
     if os.path.isabs(given):
@@ -26,10 +26,10 @@ def default_directory(environment: Mapping[str, str] = os.environ) -> Path | Non
 
 @final
 class CacheDirectory:
-    """Entries by name in one directory, which is made when the first is written.
+    """Named entries in one directory, which is made at the first write.
 
-    Losing an entry costs time, never an answer: what cannot be read is absent, and what cannot be written is a warning
-    on the log, once. Entries are replaced whole, so that processes may share the directory. root: None keeps nothing.
+    Losing an entry costs only time. An unreadable entry counts as absent. A failed write is a warning in the log, once.
+    Entries are replaced as a whole, so processes may share the directory. root: None keeps nothing.
     """
 
     __slots__ = ("_warned", "root")
@@ -39,7 +39,7 @@ class CacheDirectory:
         self._warned = False
 
     def read(self, name: str) -> bytes | None:
-        """Return an entry, None if it is not there or cannot be read."""
+        """Return an entry, None if it is missing or cannot be read."""
         if self.root is None:
             return None
         try:
@@ -48,7 +48,7 @@ class CacheDirectory:
             return None
 
     def write(self, name: str, content: bytes) -> None:
-        """Keep an entry if that is possible."""
+        """Store an entry if possible."""
         if self.root is None:
             return
         try:

@@ -1,4 +1,4 @@
-"""Kernels compiled with NVRTC to machine code of one architecture. Needs no nvcc, no driver and no device."""
+"""Compiles kernels with NVRTC to machine code of one architecture. Needs no nvcc, no driver and no device."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from batchmaker.kernels.cache import CacheDirectory
 
 EXTRA: Final = "the extra `cuda` of batchmaker is not installed: pip install 'batchmaker[cuda]'"
 OPTIONS: Final = {"std": "c++17", "ptxas_options": "-v"}
-"""What every kernel is compiled with; -v makes the assembler say what registers it used and spilled."""
+"""Options for every kernel. With -v the assembler reports used registers and spills."""
 _FORMAT: Final = 1
-"""Of an entry of the cache; entries of another are compiled again."""
+"""Version of the cache entries. Entries of another version are compiled again."""
 
 
 @final
@@ -25,9 +25,10 @@ _FORMAT: Final = 1
 class Compiled:
     """A kernel as machine code.
 
-    cubin: loadable by a driver. symbol: the kernel's mangled name in it. registers: of one thread. spill_bytes: that a
-    thread stores to local memory and loads from it for want of registers, counted once in the code. shared_bytes:
-    shared memory of a block that is declared in the source; what is asked for at the launch comes on top.
+    cubin: can be loaded by a driver. symbol: the kernel's mangled name in it. registers: of one thread. spill_bytes:
+    bytes that a thread stores to local memory and loads from it for lack of registers, counted once in the code.
+    shared_bytes: shared memory of a block that is declared in the source, without the shared memory requested at the
+    launch.
     """
 
     arch: str
@@ -43,12 +44,12 @@ class KernelCompiler(Protocol):
 
     @property
     def version(self) -> str:
-        """What compiles: another version may give other code."""
+        """The compiler's identity: another version may produce other code."""
 
     def compile(self, source: str, name_expression: str, arch: str) -> Compiled:
         """Return one instance of a kernel template, such as `scale<float, 4>`, for `arch`, such as `sm_90`.
 
-        DeviceError with the compiler's log if it refuses; OptionError for an architecture that it does not know.
+        DeviceError with the compiler's log if it refuses; OptionError for an unknown architecture.
         """
 
 
@@ -68,11 +69,16 @@ class Nvrtc:
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        """Those that it compiles for, without their variants such as sm_90a."""
+        """The architectures that it supports, without variants such as sm_90a."""
         _, numbers = self._bindings.nvrtcGetSupportedArchs()
         return tuple(f"sm_{number}" for number in numbers)
 
     def compile(self, source: str, name_expression: str, arch: str) -> Compiled:
+        """Compile one instance of the source for `arch`.
+
+        DeviceError with the compiler's log if it refuses, OptionError for an unknown architecture. Each call compiles;
+        see CachedCompiler.
+        """
         if re.sub(r"[af]$", "", arch) not in self.architectures:
             raise OptionError(
                 f"NVRTC {self.version} does not know arch {arch!r}; known: {', '.join(self.architectures)}"
@@ -82,7 +88,7 @@ class Nvrtc:
         try:
             program = self._core.Program(source, "c++", options)
             built = program.compile("cubin", name_expressions=(name_expression,), logs=log)
-        except Exception as error:  # its classes of errors are not public
+        except Exception as error:  # its error classes are not public
             raise DeviceError(f"{name_expression} does not compile for {arch}: {error}") from error
         usage = read_usage(log.getvalue())
         symbol = built.symbol_mapping[name_expression]
@@ -93,7 +99,7 @@ class Nvrtc:
 @final
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the assembler says that a kernel uses; see Compiled."""
+    """The assembler's report on a kernel; see Compiled."""
 
     registers: int
     spill_bytes: int
@@ -101,9 +107,9 @@ class Usage:
 
 
 def read_usage(log: str) -> Usage:
-    """Return what the log of one kernel, assembled with -v, says. Functions that it calls are counted too.
+    """Return the content of the log of one kernel, assembled with -v. Called functions are included.
 
-    DeviceError if it says nothing of registers.
+    DeviceError if it does not mention registers.
     """
     registers = [int(found) for found in re.findall(r"Used (\d+) registers", log)]
     if not registers:
@@ -115,10 +121,10 @@ def read_usage(log: str) -> Usage:
 
 @final
 class CachedCompiler:
-    """Compiles what it has not compiled before; the rest comes from disk.
+    """Compiles each kernel once; later requests are read from disk.
 
-    An entry is found by the hash of source, options, name expression, architecture and compiler version. One that
-    cannot be read back whole is compiled again and replaced. `num_compiled` counts what was not found.
+    An entry is found by the hash of source, options, name expression, architecture and compiler version. A damaged
+    entry is compiled again and replaced. `num_compiled` counts the compilations.
     """
 
     __slots__ = ("_cache", "_compiler", "num_compiled")
@@ -133,6 +139,10 @@ class CachedCompiler:
         return self._compiler.version
 
     def compile(self, source: str, name_expression: str, arch: str) -> Compiled:
+        """Return the instance from the cache; compile and store it if it is not there.
+
+        Raises the errors of the compiler.
+        """
         parts = (str(_FORMAT), self.version, arch, repr(OPTIONS), name_expression, source)
         key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
         found = _decoded(self._cache.read(f"{key}.kernel"))
@@ -150,7 +160,7 @@ def _encoded(compiled: Compiled) -> bytes:
 
 
 def _decoded(entry: bytes | None) -> Compiled | None:
-    """Return what an entry holds, None if there is none or it is not whole."""
+    """Return the content of an entry, None if there is none or it is damaged."""
     if entry is None or hashlib.sha256(entry[32:]).digest() != entry[:32]:
         return None
     try:
@@ -165,6 +175,6 @@ def _modules() -> tuple[Any, Any]:
         from cuda.bindings import nvrtc
 
         nvrtc.nvrtcVersion()
-    except (ImportError, RuntimeError) as error:  # RuntimeError: the bindings are there, the compiler's library is not
+    except (ImportError, RuntimeError) as error:  # RuntimeError: the compiler's library is missing
         raise DeviceError(f"{EXTRA} ({error})") from error
     return cuda.core, nvrtc

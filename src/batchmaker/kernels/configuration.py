@@ -1,4 +1,4 @@
-"""Which configurations of the kernel can serve a layer on a device (GRNN section 7.2, for this kernel)."""
+"""The configurations of the kernel that can serve a layer on a device (GRNN section 7.2, for this kernel)."""
 
 from __future__ import annotations
 
@@ -21,21 +21,23 @@ from batchmaker.kernels.template import (
 )
 
 MAX_WEIGHT_REGISTERS: Final = 224
-"""Of one thread (GRNN); the others hold sums, what is loaded, and addresses."""
+"""Of one thread (GRNN). The other registers hold sums, loaded values and addresses."""
 FALLBACK: Final = "PyTorch's operations, step by step"
 _WIDTHS: Final = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 _ROW_STEPS: Final = (1, 2, 4, 8)
 _OTHER_REGISTERS: Final = 40
-"""Addresses, counters and what the compiler keeps besides: the least with which configurations were seen to compile
-without spilling; it takes more where there are more."""
+"""Addresses, counters and other registers of the compiler.
+
+The least number with which configurations compiled without spilling. The compiler takes more if there are more.
+"""
 _SHARED_WEIGHT_REGISTERS: Final = 20
-"""More where some weights come from shared memory: those on their way."""
+"""Additional registers if some weights come from shared memory: those being loaded."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A recurrent layer and how it is called: `batch` rows of `steps` steps each. OptionError if it cannot be."""
+    """A recurrent layer and its call: `batch` rows of `steps` steps each. OptionError for invalid values."""
 
     cell: CellKind
     dtype: KernelType
@@ -54,7 +56,7 @@ class Problem:
 
     @property
     def weight_bytes(self) -> int:
-        """Of the recurrent weights."""
+        """Bytes of the recurrent weights."""
         return (4 if self.cell == "lstm" else 3) * self.hidden**2 * (4 if self.dtype == "float32" else 2)
 
     def __str__(self) -> str:
@@ -62,7 +64,10 @@ class Problem:
 
 
 def estimated_registers(config: KernelConfig) -> int:
-    """Return registers that a thread needs at least: weights, sums, one load of h, the gates of its units, the rest."""
+    """Return the registers that a thread needs at least.
+
+    They hold weights, sums, one load of h, the gates of its units, and the rest.
+    """
     if config.uses_tensor_cores:
         tiles, row_tiles = config.group_columns // 16, config.row_step // 8
         sums, loaded = 4 * tiles * row_tiles, 4 * row_tiles
@@ -75,12 +80,12 @@ def estimated_registers(config: KernelConfig) -> int:
 
 
 def register_limit(config: KernelConfig, device: DeviceSpec) -> int:
-    """Return how many registers the compiler may give a thread; they are handed out in eights."""
+    """Return how many registers the compiler may give a thread. They are allocated in units of eight."""
     return min(device.max_registers_per_thread, device.registers // config.num_threads // 8 * 8)
 
 
 def why_not(config: KernelConfig, device: DeviceSpec) -> str | None:
-    """Return why the configuration cannot run on the device, None if it can."""
+    """Return the reason why the configuration cannot run on the device, None if it can."""
     try:
         config.check()
     except OptionError as error:
@@ -97,10 +102,10 @@ def why_not(config: KernelConfig, device: DeviceSpec) -> str | None:
 
 
 def candidates(problem: Problem, device: DeviceSpec) -> Iterator[KernelConfig]:
-    """Yield the configurations that can run, each once. None: the layer needs the fallback, see `FALLBACK`.
+    """Yield the configurations that can run, each once. If there is none, the layer needs the fallback, see `FALLBACK`.
 
-    Weights are kept in registers as far as they fit, the rest in shared memory. Of groups that give a tile the same
-    number of blocks only the fewest are tried, and tiles no higher than the batch needs.
+    Weights are kept in registers as far as they fit, the rest in shared memory. Of the groups that give a tile the same
+    number of blocks only the fewest are tried, and tiles are no higher than the batch needs.
     """
     if problem.weight_bytes > device.on_chip_bytes:
         return
@@ -117,7 +122,7 @@ def candidates(problem: Problem, device: DeviceSpec) -> Iterator[KernelConfig]:
 
 
 def fallback_reason(problem: Problem, device: DeviceSpec) -> str:
-    """Say why no configuration can run, and what runs instead."""
+    """Return the reason why no configuration can run, and the name of the fallback."""
     need, have = problem.weight_bytes / 2**20, device.on_chip_bytes / 2**20
     if need > have:
         why = (
@@ -129,7 +134,7 @@ def fallback_reason(problem: Problem, device: DeviceSpec) -> str:
 
 
 def _shapes(problem: Problem, device: DeviceSpec, regime: Regime) -> Iterator[KernelConfig]:
-    """Yield what is the same for all heights: widths, groups and their sizes."""
+    """Yield the parameters that are independent of the height: widths, groups and their sizes."""
     tensor = problem.dtype != "float32"
     most_blocks = {"block": 1, "cluster": MAX_CLUSTER, "grid": device.sms}[regime]
     sizes = [1 << power for power in range(5 if tensor else 0, 11)]
@@ -168,7 +173,7 @@ def _group_counts(hidden: int, width: int, size: int, most_blocks: int, max_thre
 
 
 def _heights(problem: Problem) -> Iterator[tuple[int, int]]:
-    """Yield heights of a tile that share the batch evenly, with the rows taken at once."""
+    """Yield heights of a tile that share the batch evenly, with the number of rows at once."""
     row_steps = _ROW_STEPS if problem.dtype == "float32" else (8, 16)
     done: set[tuple[int, int]] = set()
     tiles = {-(-problem.batch // rows) for rows in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)} | {1, 2}
@@ -182,7 +187,7 @@ def _heights(problem: Problem) -> Iterator[tuple[int, int]]:
 
 
 def _placed(config: KernelConfig, device: DeviceSpec) -> KernelConfig | None:
-    """Return the configuration with as few of its weights in shared memory as registers allow, None if none may be."""
+    """Return the configuration with as few weights in shared memory as registers allow, None if it cannot run."""
     per_step = 4 * config.chunks_per_step
     left = register_limit(config, device) - (estimated_registers(config) - config.weight_registers)
     if min(left, MAX_WEIGHT_REGISTERS) >= per_step * config.steps:

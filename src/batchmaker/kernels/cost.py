@@ -1,8 +1,8 @@
-"""What a call of the kernel costs, in clocks of one SM: our counterpart of GRNN's performance model (section 7.1).
+"""The cost of a call of the kernel, in clocks of one SM: our counterpart of GRNN's performance model (section 7.1).
 
-Unlike GRNN's it speaks of time, for it also has to choose between regimes, whose exchanges differ most. Within a step
-nothing overlaps but the next step's input, so a step is the sum of its phases; within a phase, the slowest of what its
-units do at once counts, or a warp's own chain of instructions where that is longer.
+Unlike GRNN's model it predicts time, because it also chooses between regimes, whose exchanges differ most. Within a
+step only the next step's input overlaps with other phases, so a step is the sum of its phases. Within a phase the
+slowest unit counts, or a warp's own chain of instructions if that is longer.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ RECORDED_OPERATIONS = 10
 class KernelStepCost:
     """The phases of one step of one batch tile, in clocks.
 
-    multiply: h times the weights, and sums brought together. gates: what follows for each unit. exchange: h to all
-    blocks of the tile, barrier included. input: what of fetching the next step's input the others do not hide.
+    multiply: h times the weights, and the reduction of sums. gates: the pointwise operations of each unit. exchange: h
+    to all blocks of the tile, barrier included. input: the part of fetching the next step's input that the others do
+    not hide.
     """
 
     multiply: float
@@ -42,8 +43,11 @@ class KernelStepCost:
 @final
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """A whole call. tiles_in_turn: batch tiles that a team of blocks takes one after another. start_s: launch, and
-    weights brought onto the chip. seconds: all of it, for rows that all have the problem's steps."""
+    """A whole call. tiles_in_turn: batch tiles that a team of blocks takes one after another.
+
+    start_s: launch, and loading of weights onto the chip. seconds: the whole call, for rows that all have the problem's
+    steps.
+    """
 
     step: KernelStepCost
     tiles_in_turn: int
@@ -52,7 +56,7 @@ class Cost:
 
 
 def cost(problem: Problem, config: KernelConfig, device: DeviceSpec) -> Cost:
-    """Return what the model predicts for a configuration that can run on the device."""
+    """Return the predicted cost of a configuration that can run on the device."""
     tiles = math.ceil(problem.batch / config.tile_height)
     most = device.resident(config.blocks_per_tile, cluster=config.regime == "cluster")
     teams = min(tiles, most)
@@ -68,8 +72,10 @@ def cost(problem: Problem, config: KernelConfig, device: DeviceSpec) -> Cost:
 
 
 def recorded_step_s(problem: Problem, device: DeviceSpec) -> float:
-    """Return what the model predicts for one step of the layer as a recording of a library's product and pointwise
-    operations: launches, and the product by arithmetic or by its weights' way onto the chip."""
+    """Return the predicted time of one recorded step with a library's product and pointwise operations.
+
+    It is the launches, and the product: the longer of its arithmetic and the loading of its weights onto the chip.
+    """
     timings = device.timings
     macs = problem.weight_bytes // (4 if problem.dtype == "float32" else 2) * problem.batch
     per_clock = 128.0 if problem.dtype == "float32" else SCHEDULERS * 16 * 8 * 16 / timings.mma_clocks
@@ -82,7 +88,7 @@ def recorded_step_s(problem: Problem, device: DeviceSpec) -> float:
 
 
 def least_steps(problem: Problem, config: KernelConfig, device: DeviceSpec) -> int | None:
-    """Return from how many steps on one call is taken to be faster than a recording for each step, at least 2.
+    """Return the number of steps from which on one call is predicted to be faster than recorded steps, at least 2.
 
     None if it never is.
     """
@@ -129,7 +135,7 @@ def _scalar_products(config: KernelConfig, rows: int, timings: Timings) -> float
 
 
 def _shuffles(sums: int, lanes: int) -> tuple[int, int]:
-    """Return how many shuffles bring `sums` values of each of `lanes` lanes together, and how many a lane then has."""
+    """Return how many shuffles reduce `sums` values over `lanes` lanes, and how many results a lane then has."""
     count = 0
     while lanes > 1:
         sums = sums // 2 if sums % 2 == 0 else sums
@@ -139,7 +145,7 @@ def _shuffles(sums: int, lanes: int) -> tuple[int, int]:
 
 
 def _tensor_products(config: KernelConfig, rows: int, timings: Timings) -> float:
-    """16-bit types: mma.m16n8k16, two of them to each step of a sum and tile of 16 columns and 8 rows."""
+    """16-bit types: mma.m16n8k16, two for each step of a sum and each tile of 16 columns and 8 rows."""
     warps, passes = config.num_threads / WARP, math.ceil(rows / config.row_step)
     tiles, row_tiles = config.group_columns // 16, config.row_step // 8
     products = 2 * config.steps * tiles * row_tiles
@@ -159,13 +165,16 @@ def _tensor_products(config: KernelConfig, rows: int, timings: Timings) -> float
 
 
 def _gates(config: KernelConfig, rows: int, timings: Timings) -> float:
-    """Sigmoids and products of all units and rows of a block, 32 to a warp; the first of a scheduler hides nothing."""
+    """Sigmoids and products of all units and rows of a block, 32 per warp.
+
+    The first warp of a scheduler hides nothing.
+    """
     turns = math.ceil(rows * config.units_per_block / WARP / min(SCHEDULERS, config.num_threads / WARP))
     return timings.gates_latency + (turns - 1) * (timings.gates_instructions + config.gates * config.splits)
 
 
 def _exchange(config: KernelConfig, rows: int, blocks: int, timings: Timings) -> float:
-    """New values of h from where they are made to where they are needed."""
+    """Transfer of the new values of h from their owners to their readers."""
     whole = rows * config.state_stride * config.item_bytes
     if config.regime == "block":
         return _block_barrier(config, timings)
@@ -175,7 +184,7 @@ def _exchange(config: KernelConfig, rows: int, blocks: int, timings: Timings) ->
         issued = 3 * stores / WARP / min(SCHEDULERS, config.num_threads / WARP)
         return max(sent, issued) + timings.cluster_barrier
     arrivals = config.blocks_per_tile * timings.l2_atomic_clocks
-    released = timings.l2_latency + arrivals + 1.5 * timings.l2_latency  # the stores; the counter, polled
+    released = timings.l2_latency + arrivals + 1.5 * timings.l2_latency  # the stores; then the counter, polled
     loaded = timings.l2_latency + whole / _l2_share(blocks, timings)
     return released + loaded + 3 * _block_barrier(config, timings)
 
@@ -187,10 +196,10 @@ def _block_barrier(config: KernelConfig, timings: Timings) -> float:
 def _exposed_input(
     problem: Problem, config: KernelConfig, rows: int, blocks: int, hidden_behind: float, device: DeviceSpec
 ) -> float:
-    """The next step's inputs come while h is exchanged and multiplied; what takes longer is waited for.
+    """The part of fetching the next step's inputs that is not hidden by exchange and products.
 
-    They come from L2, where the product that made them has left them, unless those of the call fill more than half of
-    it. An index is read first, which tells where they are.
+    The inputs come from L2, where the product has left them, unless those of the call fill more than half of it. First
+    an index is read, which gives their place.
     """
     timings = device.timings
     per_row = config.gates * config.hidden * config.item_bytes
@@ -203,15 +212,15 @@ def _exposed_input(
 
 
 def _l2_share(blocks: int, timings: Timings) -> float:
-    """Bytes per clock that each of so many SMs gets from L2."""
+    """Bytes per clock from L2 for each of `blocks` SMs."""
     return min(timings.l2_bytes_per_clock, timings.l2_total_bytes_per_clock / blocks)
 
 
 def ranked(problem: Problem, found: list[KernelConfig], device: DeviceSpec) -> list[tuple[KernelConfig, Cost]]:
     """Return configurations with their costs, the cheapest first.
 
-    Of those that all wait for their inputs, and so take equally long, the one with the least to do is first, for the
-    wait is the least certain of the phases; then the one with fewer threads.
+    Several may all wait for their inputs and so take equally long. Then the one with the least work is first, because
+    the wait is the least certain of the phases; then the one with fewer threads.
     """
     costs = [(config, cost(problem, config, device)) for config in found]
 

@@ -1,9 +1,10 @@
-"""What a GPU can hold, and how long its parts take: the numbers of the cost model, each with its source.
+"""The capacity and speed of GPUs: the numbers of the cost model, each with its source.
 
 [S] NVIDIA's data sheet, programming guide or white paper. [E] our estimate. [P] published microbenchmarks: Luo et al.,
 arXiv 2402.13499 (L24) and 2501.12084 (L25); Burtchell and Burtscher, IISWC 2024 (BB24); Luo et al., ClusterFusion,
 arXiv 2508.18850 (CF25); Li et al., CREDIT, arXiv 2609.01864 (CR26); Chips and Cheese on the H100, 2023 (CC23).
-Measurements on other boards of the same architecture stand for it. A run of the tuner on the device is worth more.
+Measurements on other boards of the same architecture are used for it. A run of the tuner on the device is more
+reliable.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from batchmaker.errors import OptionError
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """Clocks that the cost model counts with. The defaults hold for both architectures.
+    """Clocks in the cost model. The defaults hold for both architectures.
 
     Latencies are from issue to use. *_per_clock: of one SM. mma_clocks: of one scheduler, for one mma.m16n8k16.
-    l2_latency: to the half of L2 that is farther away, since an exchange waits for the last. cluster_barrier: with what
-    has been stored into peers; measured for two blocks, how it grows is not known.
+    l2_latency: to the farther half of L2, because an exchange waits for the last. cluster_barrier: including stores
+    into peers; measured for two blocks, its growth is unknown.
     """
 
     fma_latency: float = 4  # [P] L24
@@ -33,7 +34,7 @@ class Timings:
     mma_clocks: float
     barrier_clocks: float = 21  # [P] BB24, of a block; and for each of its warps
     barrier_clocks_per_warp: float = 2  # [P] BB24
-    gates_latency: float = 160  # [E] four exponentials and divisions, one after the other, and what they read
+    gates_latency: float = 160  # [E] four exponentials and divisions in sequence, and their operands
     gates_instructions: float = 70  # [E] of one warp, for one unit of one row
     l2_latency: float
     l2_bytes_per_clock: float = 64  # [S] one SM alone
@@ -44,7 +45,7 @@ class Timings:
     dram_latency: float
     launch_s: float = 5e-6  # [E] a cooperative or cluster launch, on an idle stream
     recorded_launch_s: float = 1.5e-6  # [E] from one small kernel of a CUDA graph to the next
-    library_share: float = 0.7  # [E] of its peak that a library's matrix product reaches
+    library_share: float = 0.7  # [E] share of its peak that a library's matrix product reaches
 
 
 @final
@@ -52,8 +53,8 @@ class Timings:
 class DeviceSpec:
     """One kind of GPU.
 
-    shared_bytes: dynamic shared memory that a block can ask for. processor_clusters: SMs of each GPC, within which a
-    thread-block cluster must lie; empty: no clusters. clock_hz: under load. dram_bytes_per_s: peak. registers: of 32
+    shared_bytes: dynamic shared memory that a block can request. processor_clusters: SMs of each GPC; a thread-block
+    cluster must lie within one GPC; empty: no clusters. clock_hz: under load. dram_bytes_per_s: peak. registers: of 32
     bits, of an SM.
     """
 
@@ -71,7 +72,7 @@ class DeviceSpec:
     max_registers_per_thread: int = 255
 
     def resident(self, blocks: int, *, cluster: bool) -> int:
-        """Return how many teams of so many blocks can run at once, one block to an SM."""
+        """Return how many teams of `blocks` blocks can run at once, one block to an SM."""
         if cluster:
             return sum(sms // blocks for sms in self.processor_clusters)
         return self.sms // blocks
@@ -117,9 +118,9 @@ _MODELLED: Final = {device.arch: device for device in (A100, H200)}
 
 
 def modelled(arch: str) -> DeviceSpec:
-    """Return the device by whose numbers kernels for `arch` are chosen; sm_90a is sm_90 with more instructions.
+    """Return the device whose numbers are used for `arch`; sm_90a is sm_90 with more instructions.
 
-    OptionError for an architecture that the cost model has no numbers for.
+    OptionError for an architecture without numbers in the cost model.
     """
     found = _MODELLED.get(arch.removesuffix("a"))
     if found is None:

@@ -1,4 +1,4 @@
-"""Whether there is a GPU here that can run the kernels, and if not, why."""
+"""Finds a GPU that can run the kernels, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from batchmaker.kernels.devices import A100, H200, DeviceSpec
 from batchmaker.kernels.tuner import DeviceIdentity
 
 OLDEST_DRIVER: Final = (13, 0)
-"""The version of CUDA that the driver must support: machine code of NVRTC 13 needs no more."""
+"""The version of CUDA that the driver must support, as required by the machine code of NVRTC 13."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class FoundDevice:
-    """A GPU. arch: what to compile for. device: the cost model's numbers, with what this GPU says of itself."""
+    """A GPU. arch: the architecture to compile for. device: the cost model's numbers, with the GPU's own values."""
 
     identity: DeviceIdentity
     arch: str
@@ -25,14 +25,14 @@ class FoundDevice:
 
 
 def found_device(ordinal: int = 0, driver: Any = None, release: str | None = None) -> FoundDevice:
-    """Return the GPU with this number. DeviceError that says what is missing: extra, driver, GPU, or one new enough.
+    """Return the GPU with this number. DeviceError says what is missing: the extra, the driver, or a recent GPU.
 
-    driver: `cuda.bindings.driver`, or what stands for it. release: of the driver; default: what it says itself.
+    driver: `cuda.bindings.driver`, or a stand-in. release: of the driver; by default its own answer.
     """
     driver = driver or _driver()
     try:
         _called(driver, "no NVIDIA driver can be used", driver.cuInit(0))
-    except RuntimeError as error:  # the bindings look for the driver's library at the first call
+    except RuntimeError as error:  # the bindings load the driver's library at the first call
         raise DeviceError("there is no NVIDIA driver on this machine") from error
     version = _called(driver, "the driver's version", driver.cuDriverGetVersion())
     supported = (version // 1000, version % 1000 // 10)
@@ -49,12 +49,12 @@ def found_device(ordinal: int = 0, driver: Any = None, release: str | None = Non
 
 
 def driver_release() -> str | None:
-    """Return the driver's release, such as 580.65.6; None where its management library does not tell."""
+    """Return the driver's release, such as 580.65.6; None if its management library does not tell."""
     try:
         from cuda.core import system
 
         return ".".join(map(str, system.get_kernel_mode_driver_version()))
-    except Exception:  # its classes of errors are not public
+    except Exception:  # its error classes are not public
         return None
 
 
@@ -86,14 +86,14 @@ def _described(driver: Any, handle: Any, release: str) -> FoundDevice:
 
 
 def _even(nearest: DeviceSpec, sms: int) -> tuple[int, ...]:
-    """Return the SMs of each GPC if they have as many as those of `nearest`, which the driver does not tell."""
+    """Return the SMs of each GPC, taken from `nearest` if it has as many: the driver does not tell."""
     if not nearest.processor_clusters:
         return ()
     return (16,) * (sms // 16)
 
 
 def _called(driver: Any, what: str, answer: Any) -> Any:
-    """Return what a call of the driver gave. DeviceError if it failed."""
+    """Return the result of a driver call. DeviceError if it failed."""
     result, *values = answer
     if result != driver.CUresult.CUDA_SUCCESS:
         raise DeviceError(f"{what}: the NVIDIA driver says {getattr(result, 'name', result)}")

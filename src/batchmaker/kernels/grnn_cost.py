@@ -1,6 +1,6 @@
 """GRNN's own space and performance model, for the TITAN V of the paper (Holmes et al., EuroSys 2019, sections 6 and 7).
 
-It ranks tilings; its unit is the time of one fused multiply-add, and it says nothing of seconds. The kernels of this
+It ranks tilings. Its unit is the time of one fused multiply-add; it does not predict seconds. The kernels of this
 package have a model of their own, see `batchmaker.kernels.cost`.
 """
 
@@ -27,7 +27,7 @@ FMA_CLOCKS: Final = 4
 FMAS_PER_SHUFFLE: Final = 7
 L2_ROUND_TRIP_FMAS: Final = 50
 ROUND_TRIPS: Final = 2
-"""Of one grid synchronisation: each of the two accesses L2 once."""
+"""Of one grid synchronisation: arrival and release access L2 once each."""
 
 Cell = Literal["lstm", "gru"]
 Synchronisations = Literal[1, 2]
@@ -38,8 +38,8 @@ Synchronisations = Literal[1, 2]
 class GrnnTiling:
     """One configuration of GRNN's kernel.
 
-    tile_width: hidden units that a block makes, each with all its gates. tile_height: rows of the batch that it makes
-    them for. groups: work groups of a block. group_size: threads of one, which share its outputs along K. syncs: grid
+    tile_width: hidden units of a block, each with all its gates. tile_height: rows of the batch for these units.
+    groups: work groups of a block. group_size: threads of a group, which share its outputs along K. syncs: grid
     synchronisations of a step; 2 only for the GRU (section 5.1).
     """
 
@@ -86,7 +86,7 @@ class GrnnTiling:
 
     @property
     def weights_per_thread(self) -> float:
-        """Weights that a thread keeps in registers (equation 5 prunes by it)."""
+        """Weights that a thread keeps in registers (equation 5 uses them for pruning)."""
         first = self.subtile_width * self.hidden / self.group_size
         if self.cell == "lstm":
             return first
@@ -98,7 +98,8 @@ class GrnnTiling:
     def fits(self) -> bool:
         """Whether the kernel can run: SMs, registers, threads, whole work groups, and a thread for each result.
 
-        Every scheduler gets the same number of whole warps: with that, and not without, the ranks of Table 2 are ours.
+        Every scheduler must get the same number of whole warps: only with this condition the ranks of Table 2 are
+        reproduced.
         """
         return (
             self.active_sms <= SMS
@@ -123,12 +124,15 @@ class GrnnCost:
 
     @property
     def total(self) -> float:
-        """Their sum: none of them overlaps another (equation 15)."""
+        """The sum of the terms: none of them overlaps another (equation 15)."""
         return self.data_movement + self.partial_dot + self.reduction + self.synchronisation
 
 
 def grnn_cost(tiling: GrnnTiling) -> GrnnCost:
-    """Return what one step of the tiling costs. The two terms that the authors round to hundredths are rounded here."""
+    """Return the cost of one step of the tiling.
+
+    The two terms that the authors round to hundredths are rounded here.
+    """
     return GrnnCost(
         data_movement=round(_data_movement(tiling), 2),
         partial_dot=round(_partial_dot(tiling), 2),
@@ -158,7 +162,8 @@ def grnn_space(cell: Cell, hidden: int, batch: int) -> Iterator[GrnnTiling]:
 def _data_movement(tiling: GrnnTiling) -> float:
     """The state that a block loads over the bus to L2, which a pair of SMs shares.
 
-    The paper says that the cost doubles above half of the SMs; at all of them the published figures have it tripled.
+    The paper says that the cost doubles above half of the SMs; in the published figures it triples when all SMs are
+    used.
     """
     values: float = tiling.hidden * tiling.tile_height
     if tiling.cell == "gru" and tiling.syncs == 2:
@@ -170,10 +175,10 @@ def _data_movement(tiling: GrnnTiling) -> float:
 
 
 def _partial_dot(tiling: GrnnTiling) -> float:
-    """The multiply-adds of one thread, as slow as one warp without reuse, over the speed-ups S1 and S2.
+    """The multiply-adds of one thread, in the time of one warp without reuse, divided by the speed-ups S1 and S2.
 
-    Doubling the warps of a scheduler takes 1.6 times as long rather than twice, doubling the gate columns 1.33 times,
-    until their product is 8; from there on the time is in proportion to the work.
+    Doubling the warps of a scheduler takes 1.6 times as long instead of twice; doubling the gate columns takes 1.33
+    times as long; until their product is 8. From there on the time is proportional to the work.
     """
     per_column = tiling.tile_height * tiling.hidden / tiling.group_size
     warps, columns = tiling.warps_per_scheduler, tiling.subtile_width
@@ -189,10 +194,10 @@ def _partial_dot(tiling: GrnnTiling) -> float:
 
 
 def _reduction(tiling: GrnnTiling) -> float:
-    """The shuffles that add a group's partial sums, over the speed-up S3.
+    """The shuffles that add a group's partial sums, divided by the speed-up S3.
 
-    log2(group_size) shuffles, and one more for groups below a warp, whose results have to be brought together. They
-    hide behind each other (3 % more for each result and warp) up to twelve; then they queue.
+    There are log2(group_size) shuffles, and one more for groups below a warp, to collect the results. They hide behind
+    each other (3 % more for each result and warp) up to twelve; then they queue.
     """
     shuffles = math.log2(tiling.group_size) + (1 if tiling.group_size < WARP else 0)
     results = tiling.warps_per_scheduler * tiling.subtile_width * tiling.tile_height

@@ -1,4 +1,4 @@
-"""Kernels on a GPU: loaded, given their weights, and put onto torch's current stream."""
+"""Kernels on a GPU: loading, packing of weights, and launches on torch's current stream."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from batchmaker.kernels.tuner import batch_bucket, best_ranked, compiled_best, r
 
 _LOG = logging.getLogger("batchmaker.kernels")
 _COUNTER_STRIDE: Final = 32
-"""Words from one team's barrier to the next: each has a cache line of its own."""
+"""Words between the barriers of two teams: each barrier has its own cache line."""
 _PORTABLE_CLUSTER: Final = 8
 
 
@@ -37,8 +37,8 @@ _PORTABLE_CLUSTER: Final = 8
 class LoadedKernel:
     """One instance of the kernel on one GPU, with the weights of one layer.
 
-    Calls must not overlap in time: they share the exchange and the barrier's counters. A call that is broken off leaves
-    those in an unknown state; make a new one then.
+    Calls must not overlap in time: they share the exchange and the barrier's counters. An aborted call leaves these in
+    an unknown state; make a new instance then.
     """
 
     def __init__(self, config: KernelConfig, compiled: Compiled, weights: LayerWeights) -> None:
@@ -55,7 +55,7 @@ class LoadedKernel:
                 self._max_teams = self._resident_teams()
         except DeviceError:
             raise
-        except Exception as error:  # the classes of errors of cuda.core are not public
+        except Exception as error:  # the error classes of cuda.core are not public
             raise DeviceError(f"{config.name_expression} does not load on {device}: {error}") from error
         if self._max_teams < 1:
             raise DeviceError(
@@ -70,7 +70,7 @@ class LoadedKernel:
         self._arrivals = torch.zeros(self._max_teams * _COUNTER_STRIDE, dtype=torch.int32, device=device)
 
     def run(self, rows: CallRows, px: Tensor, h_state: Tensor, c_state: Tensor | None, y: Tensor | None) -> None:
-        """Put one call onto torch's current stream; see RecurrentLayer.run, whose checks have been made."""
+        """Enqueue one call on torch's current stream; see RecurrentLayer.run, which has checked the arguments."""
         if rows.longest == 0:
             return
         batch = len(rows.slot)
@@ -93,11 +93,11 @@ class LoadedKernel:
         y: Tensor | None,
         c_steps: Tensor | None = None,
     ) -> None:
-        """As run, with the rows' numbers on the device: int32, longest row first, and nothing is checked.
+        """As run, with the rows' numbers on the device: int32, longest row first, without checks.
 
         c_steps: c of every step of an LSTM, [rows of y, hidden], float32.
 
-        Nothing is allocated either, so that a CUDA graph can capture it; a replay reads what the tensors hold then.
+        Nothing is allocated, so a CUDA graph can capture the call; a replay reads the tensors' contents at that time.
         """
         tensors = (
             self._packed, self._bias_n, px, px_offset, step_offset, slot, length, h_state, c_state, y, y_offset,
@@ -115,13 +115,16 @@ class LoadedKernel:
             raise DeviceError(f"{self._config.name_expression} does not start on {px.device}: {error}") from error
 
     def on_buffers(self, call: CallBuffers) -> Callable[[], None]:
-        """Return what enqueues a call in these buffers. Who records that must keep it: it holds the rows' numbers."""
+        """Return a function that enqueues a call in these buffers.
+
+        The owner of a recording must keep it, because it holds the rows' numbers.
+        """
         row = torch.arange(call.rows, dtype=torch.int32, device=call.h.device)
         first = row * call.steps
         return lambda: self.enqueue(first, None, row, call.length, first, call.px, call.h, call.c, call.y, call.c_steps)
 
     def _allow(self, config: KernelConfig) -> None:
-        """Allow as much shared memory, and clusters as large, as the instance asks for; by default both are less."""
+        """Allow the shared memory and the cluster size of the instance; the defaults are smaller."""
         kinds = self._driver.CUfunction_attribute
         wanted = {kinds.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: config.shared_bytes}
         if config.regime == "cluster" and config.blocks_per_tile > _PORTABLE_CLUSTER:
@@ -132,7 +135,10 @@ class LoadedKernel:
                 raise DeviceError(f"{config.name_expression}: setting {kind.name} to {value} failed: {result.name}.")
 
     def _resident_teams(self) -> int:
-        """Return how many teams run at once; more would never meet at the barrier, or only wait for their turn."""
+        """Return how many teams can run at once.
+
+        More teams would not meet at the barrier, or would only wait for their turn.
+        """
         config, occupancy = self._config, self._kernel.occupancy
         if config.regime == "cluster":
             stream = self._device.default_stream
@@ -156,7 +162,7 @@ class CudaLayers:
     def __init__(
         self, found: FoundDevice, compiler: KernelCompiler, cache: CacheDirectory, recorder: StepRecorder
     ) -> None:
-        """recorder: of the steps of layers that no configuration fits."""
+        """recorder: records the steps of layers without a fitting configuration."""
         self._found = found
         self._compiler = compiler
         self._cache = cache
@@ -164,10 +170,10 @@ class CudaLayers:
 
     @classmethod
     def for_device(cls, device: torch.device, cache: Path | None = None) -> CudaLayers:
-        """Return layers for the GPU that weights are on.
+        """Return layers for the GPU that holds the weights.
 
-        cache: directory of compiled kernels and of the tuner's winners; default: that of `batchmaker tune`.
-        DeviceError if the weights are on no GPU, or if GPU, driver or compiler are missing or too old.
+        cache: directory of compiled kernels and of the tuner's winners; by default that of `batchmaker tune`.
+        DeviceError if the weights are not on a GPU, or if GPU, driver or compiler are missing or too old.
         """
         found = found_device(device.index or 0)
         if device.type != "cuda" or not torch.cuda.is_available():
@@ -196,10 +202,10 @@ class CudaLayers:
         return LoadedKernel(*best, weights)
 
     def at_once(self, weights: LayerWeights, rows: int, steps: int) -> tuple[LoadedKernel, int] | None:
-        """Return a kernel for up to so many rows and steps, and from how many steps on one call of it is faster than a
-        recording for each step: by the cost model, or 2 where the tuner has measured a configuration for such calls.
+        """Return a kernel for these numbers of rows and steps, and from how many steps on it is faster than recordings.
 
-        None where that is more than `steps`, where no configuration fits, and for types that the kernels do not have.
+        The number comes from the cost model, or is 2 if the tuner has measured a configuration for such calls. None if
+        it is more than `steps`, if no configuration fits, and for unsupported types.
         """
         if weights.w_hh.dtype not in map(torch_dtype, KERNEL_TYPES):
             return None
@@ -211,7 +217,7 @@ class CudaLayers:
             compiled = self._compiler.compile(source, config.name_expression, found.arch)
             return LoadedKernel(config, compiled, weights), 2
         if not any(_pays(problem, config, found.device) for config, _ in best_ranked(problem, found.device)):
-            return None  # before anything is compiled
+            return None  # before any compilation
         best = compiled_best(problem, found.device, source, self._compiler, arch=found.arch)
         least = None if best is None else _pays(problem, best[0], found.device)
         return None if best is None or least is None else (LoadedKernel(*best, weights), least)
@@ -228,6 +234,10 @@ class CudaLayer(RecurrentLayer):
         self._steps: RecordedLayer | None = None
 
     def run_rows(self, rows: CallRows, px: Tensor, h_state: Tensor, c_state: Tensor | None, y: Tensor | None) -> None:
+        """Compute the rows with a persistent kernel for their number, or step by step if none fits.
+
+        The arguments are those of RecurrentLayer.run_rows. DeviceError if a kernel cannot be compiled or loaded.
+        """
         bucket = batch_bucket(max(1, len(rows.slot)))
         if bucket not in self._kernels:
             self._kernels[bucket] = self._layers.loaded(self._weights, bucket)
@@ -250,11 +260,15 @@ class StreamRecorder:
         return work()
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Run the work once, capture it as a CUDA graph, and return a function that replays the graph.
+
+        Raises torch's error if the work cannot be captured.
+        """
         with _on(self._device), torch.no_grad():
             aside, graph = torch.cuda.Stream(self._device), torch.cuda.CUDAGraph()  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()  # the buffers were made on another stream
             with torch.cuda.stream(aside):
-                work()  # libraries set themselves up at their first calls, which cannot be recorded
+                work()  # the first call of a library initialises it, which cannot be recorded
             torch.cuda.synchronize()
             with torch.cuda.graph(graph, stream=aside, capture_error_mode="thread_local"):
                 work()
@@ -267,13 +281,13 @@ class StreamRecorder:
 
 
 def _pays(problem: Problem, config: KernelConfig, device: DeviceSpec) -> int | None:
-    """Return from how many steps on a call is faster than recorded steps, None if it is not at the problem's."""
+    """Return the number of steps from which on a call is faster than recorded steps, None if the problem has fewer."""
     least = least_steps(problem, config, device)
     return None if least is None or least > problem.steps else least
 
 
 def prepared_call(problem: Problem, config: KernelConfig, compiled: Compiled) -> Callable[[], None]:
-    """Load a kernel on torch's current GPU with random weights and data, and return what enqueues one call of it."""
+    """Load a kernel on torch's current GPU with random weights and data; return a function that enqueues one call."""
     device = torch.device("cuda", torch.cuda.current_device())
     dtype = getattr(torch, problem.dtype)
     gates = 4 if problem.cell == "lstm" else 3
@@ -297,25 +311,25 @@ def prepared_call(problem: Problem, config: KernelConfig, compiled: Compiled) ->
 
 
 def packed_weights(config: KernelConfig, w_hh: Tensor) -> Tensor:
-    """Return the recurrent weights [gates * hidden, hidden] in the order in which the kernel reads them, flat."""
+    """Return the recurrent weights [gates * hidden, hidden] in the kernel's order, flat."""
     index = torch.from_numpy(weight_index(config).ravel()).to(w_hh.device)
     return torch.cat([w_hh.detach().flatten(), w_hh.new_zeros(1)]).index_select(0, index)
 
 
 def kernel_type(dtype: torch.dtype) -> KernelType:
-    """Return the kernels' name of a type that they compute in."""
+    """Return the kernels' name of a supported dtype."""
     return next(name for name in KERNEL_TYPES if torch_dtype(name) == dtype)
 
 
 def torch_dtype(name: KernelType) -> torch.dtype:
-    """Return torch's type of a name."""
+    """Return the torch dtype of a name."""
     dtype: torch.dtype = getattr(torch, name)
     return dtype
 
 
 @final
 class _TorchStream:
-    """A stream of torch, as cuda.core wants to see it."""
+    """A stream of torch in the form for cuda.core."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
@@ -325,12 +339,12 @@ class _TorchStream:
 
 
 def _on(device: torch.device) -> AbstractContextManager[Any]:
-    """Make a GPU current, as cuda.core needs it, and afterwards the one that torch had before."""
+    """Make a GPU current, as cuda.core needs it, and then restore torch's current GPU."""
     return torch.cuda.device(device)
 
 
 def _modules() -> tuple[Any, Any]:
-    import cuda.core  # found_device has said what is missing
+    import cuda.core  # found_device has reported missing packages
     from cuda.bindings import driver
 
     return cuda.core, driver

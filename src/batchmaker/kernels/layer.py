@@ -1,4 +1,4 @@
-"""What a recurrent layer is given and gives back, whoever computes it."""
+"""The interface of a recurrent layer, for every implementation."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from batchmaker.kernels.template import CellKind
 class LayerWeights:
     """The recurrent weights of one layer, in PyTorch's order of gates: (i, f, g, o) or (r, z, n).
 
-    w_hh: [gates * hidden, hidden], float32, bfloat16 or float16. bias_n: [hidden], float32, what is added to the
-    candidate's product before the reset gate; only for "gru". All other biases belong to the projected inputs.
+    w_hh: [gates * hidden, hidden], float32, bfloat16 or float16. bias_n: [hidden], float32, added to the candidate's
+    product before the reset gate; only for "gru". All other biases belong to the projected inputs.
     """
 
     cell: CellKind
@@ -39,12 +39,12 @@ class LayerWeights:
 @final
 @dataclass(frozen=True, slots=True)
 class CallBuffers:
-    """The tensors of a call that is recorded: the same at every replay, whatever they hold then.
+    """The tensors of a recorded call: the same at every replay, with any content.
 
     Step t of row b reads row b * steps + t of px, [rows * steps, gates * hidden] or longer, and writes that row of y,
-    [rows * steps, hidden]. length: [rows] int32, of each row at most `steps`, longest first; y is undefined beyond.
-    h, c: [rows, hidden], the state before and after; c is float32, None but for an LSTM. c_steps: c of every step in
-    float32, where y has h; None if nobody wants it.
+    [rows * steps, hidden]. length: [rows] int32, at most `steps`, longest first; y is undefined beyond. h, c: [rows,
+    hidden], the state before and after; c is float32, and None except for an LSTM. c_steps: c of every step in float32,
+    in the rows of y; None if it is not needed.
     """
 
     px: Tensor
@@ -64,7 +64,7 @@ class CallBuffers:
 
 
 class RecurrentLayer(ABC):
-    """One layer, ready to run: the engine's task of several steps. Subclasses say who computes it."""
+    """One layer, ready to run: the engine's task of several steps. Subclasses implement the computation."""
 
     def __init__(self, weights: LayerWeights) -> None:
         self._weights = weights
@@ -82,21 +82,21 @@ class RecurrentLayer(ABC):
         *,
         step_offset: Numbers | None = None,
     ) -> None:
-        """Take each row its number of steps further: the tables hold its state after the last, and y its h of each.
+        """Advance each row by its number of steps: the tables then hold its last state, and y its h of each step.
 
-        px: projected inputs [rows, gates * hidden]. px_row_offset, slot, length: of each row, on the host, in any
-        order; a length may be 0. h_state: [slots, hidden]; c_state: the same in float32, None but for an LSTM; both
-        are written where slot says. y: [rows, hidden], its rows may be part of longer ones. y_offset: default:
-        px_row_offset. step_offset: how far step t lies from a row's first; default: t. Calls of one layer must not
-        overlap in time.
-        Raises ShapeError for what does not fit, OptionError for a row, slot or length that cannot be.
+        px: projected inputs [rows, gates * hidden]. px_row_offset, slot, length: for each row, on the host, in any
+        order; a length may be 0. h_state: [slots, hidden]; c_state: the same in float32, and None except for an LSTM;
+        both are written at `slot`. y: [rows, hidden]; its rows may be part of longer ones. y_offset: default:
+        px_row_offset. step_offset: the distance of step t from a row's first step; default: t. Calls of one layer must
+        not overlap in time. Raises ShapeError for tensors that do not fit, OptionError for an invalid row, slot or
+        length.
         """
         checked = self._checked(px, px_row_offset, slot, length, h_state, c_state, y, y_offset, step_offset)
         self.run_rows(checked, px, h_state, c_state, y)
 
     @abstractmethod
     def run_rows(self, rows: CallRows, px: Tensor, h_state: Tensor, c_state: Tensor | None, y: Tensor | None) -> None:
-        """Compute rows that have been checked; the other arguments are those of `run`."""
+        """Compute rows that were checked; the other arguments are those of `run`."""
 
     def _checked(
         self,
@@ -110,7 +110,7 @@ class RecurrentLayer(ABC):
         y_offset: Numbers | None,
         step_offset: Numbers | None,
     ) -> CallRows:
-        """Return the rows of a call of `run`, having checked all of its arguments."""
+        """Check all arguments of a call of `run` and return its rows."""
         weights = self._weights
         hidden, dtype = weights.hidden, weights.w_hh.dtype
         _check("px", px, weights.gates * hidden, dtype, weights.w_hh.device)

@@ -23,7 +23,7 @@ _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 @final
 @dataclass(frozen=True, slots=True)
 class _Projected:
-    """One direction of one layer: what its inputs are multiplied with, and what runs over time."""
+    """One direction of one layer: its input projection, and the recurrent layer."""
 
     w_ih: Tensor
     bias: Tensor | None
@@ -31,10 +31,10 @@ class _Projected:
 
 
 class PersistentRecurrent(nn.Module, ABC):
-    """Several layers, one or two directions. Weights are copied when it is made; there is no training.
+    """Several layers, one or two directions. Weights are copied at construction; there is no training.
 
-    The input projection of a layer is one product over all steps; what depends on the state runs in one kernel per
-    layer and direction, which holds the recurrent weights on the chip. Calls must not overlap in time.
+    The input projection of a layer is one product over all steps. The part that depends on the state runs in one kernel
+    per layer and direction, which keeps the recurrent weights on the chip. Calls must not overlap in time.
     """
 
     source_type: ClassVar[type[nn.RNNBase]]
@@ -57,12 +57,12 @@ class PersistentRecurrent(nn.Module, ABC):
     @classmethod
     @abstractmethod
     def from_module(cls, module: Any) -> Self:
-        """Return a copy of a module of PyTorch."""
+        """Return a copy of a PyTorch module."""
 
     def _run(
         self, source: Tensor | PackedSequence, h0: Tensor | None, c0: Tensor | None, with_c: bool
     ) -> tuple[Tensor | PackedSequence, Tensor, Tensor | None]:
-        """Return the outputs, the last h and the last c, all as PyTorch's modules give them. c0 and c: LSTM only."""
+        """Return the outputs, the last h and the last c, as PyTorch's modules return them. c0 and c: LSTM only."""
         data = source.data if isinstance(source, PackedSequence) else source
         if data.dtype != self._dtype:
             raise ShapeError(f"recurrent module: input is {data.dtype}, the weights are {self._dtype}.")
@@ -100,7 +100,7 @@ class PersistentRecurrent(nn.Module, ABC):
         return y
 
     def _initial(self, name: str, given: Tensor | None, sequences: KernelSequences) -> Tensor:
-        """Return a fresh [layers * directions, batch, hidden]: zeros, or what the caller gave."""
+        """Return a fresh [layers * directions, batch, hidden]: zeros, or a copy of the caller's state."""
         shape = (self.num_layers * self._directions, sequences.batch, self.hidden_size)
         if given is None:
             return sequences.data.new_zeros(shape)
@@ -119,18 +119,18 @@ class PersistentRecurrent(nn.Module, ABC):
 class PersistentLSTM(PersistentRecurrent):
     """nn.LSTM for inference: `output, (h_n, c_n) = lstm(input, (h_0, c_0))`, the input padded, unbatched or packed.
 
-    c is float32 within a call, and between calls of the type of the weights, as in PyTorch.
+    c is float32 within a call. Between calls it has the type of the weights, as in PyTorch.
     """
 
     source_type = nn.LSTM
 
     @classmethod
     def from_module(cls, module: nn.LSTM, *, layers: KernelLayers | None = None) -> Self:
-        """Return a copy of an LSTM on the GPU that its weights are on.
+        """Return a copy of an LSTM on the GPU that holds its weights.
 
-        layers: what computes the layers; default: persistent kernels.
-        Raises DeviceError if there is no GPU, driver or compiler that can be used, OptionError for a module with
-        projections (proj_size), in training with dropout, or of another type than float32, bfloat16 or float16.
+        layers: makes the layers; by default persistent kernels. Raises DeviceError without a usable GPU, driver or
+        compiler, OptionError for a module with projections (proj_size), in training with dropout, or of another type
+        than float32, bfloat16 or float16.
         """
         return cls(module, "lstm", layers)
 
@@ -140,6 +140,12 @@ class PersistentLSTM(PersistentRecurrent):
         input: Tensor | PackedSequence,  # noqa: A002 - as in PyTorch
         hx: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor | PackedSequence, tuple[Tensor, Tensor]]:
+        """Run the layers, as nn.LSTM does; without gradients.
+
+        input: [T, B, width] (with batch_first [B, T, width]), [T, width], or packed. hx: (h_0, c_0), each [layers *
+        directions, B, hidden]; zeros if None. Returns (output, (h_n, c_n)), with output in the form of the input.
+        ShapeError for arguments of another form.
+        """
         if hx is not None and (not isinstance(hx, tuple | list) or len(hx) != 2):
             raise ShapeError("recurrent module: hx of an LSTM is a pair (h_0, c_0).")
         h0, c0 = (None, None) if hx is None else hx
@@ -156,10 +162,10 @@ class PersistentGRU(PersistentRecurrent):
 
     @classmethod
     def from_module(cls, module: nn.GRU, *, reset_after: bool = True, layers: KernelLayers | None = None) -> Self:
-        """Return a copy of a GRU on the GPU that its weights are on; see PersistentLSTM.from_module.
+        """Return a copy of a GRU on the GPU that holds its weights; see PersistentLSTM.from_module.
 
-        reset_after: the reset gate acts on the product with h, as in PyTorch; False: on h before the product, as in the
-        paper that introduced the GRU, with the same weights.
+        reset_after: True: the reset gate acts on the product with h, as in PyTorch. False: on h before the product, as
+        in the paper that introduced the GRU, with the same weights.
         """
         return cls(module, "gru" if reset_after else "gru-before", layers)
 
@@ -169,6 +175,12 @@ class PersistentGRU(PersistentRecurrent):
         input: Tensor | PackedSequence,  # noqa: A002 - as in PyTorch
         hx: Tensor | None = None,
     ) -> tuple[Tensor | PackedSequence, Tensor]:
+        """Run the layers, as nn.GRU does; without gradients.
+
+        input: [T, B, width] (with batch_first [B, T, width]), [T, width], or packed. hx: h_0 [layers * directions, B,
+        hidden]; zeros if None. Returns (output, h_n), with output in the form of the input. ShapeError for arguments of
+        another form.
+        """
         if hx is not None and not isinstance(hx, Tensor):
             raise ShapeError(f"recurrent module: hx of a GRU is the tensor h_0, got {type(hx).__name__}.")
         y, h, _ = self._run(input, hx, None, with_c=False)
@@ -191,7 +203,10 @@ def _check_module(module: nn.RNNBase, wanted: type[nn.RNNBase]) -> None:
 
 
 def _projected(module: nn.RNNBase, suffix: str, cell: CellKind, layers: KernelLayers) -> _Projected:
-    """Return one direction of one layer. All biases but one are added to the inputs: sums of them are rounded once."""
+    """Return one direction of one layer.
+
+    All biases but one are added to the inputs; their sums are rounded once.
+    """
     w_ih, w_hh = (getattr(module, name + suffix).detach().clone() for name in ("weight_ih", "weight_hh"))
     bias, bias_n = None, None
     if module.bias:
@@ -208,7 +223,7 @@ def _is_unbatched(sequences: KernelSequences) -> bool:
 
 
 def _given_back(state: Tensor, sequences: KernelSequences) -> Tensor:
-    """Return a final state in the order and shape of the caller's."""
+    """Return a final state in the caller's order and shape."""
     if isinstance(sequences.source, PackedSequence) and sequences.source.unsorted_indices is not None:
         return state.index_select(1, sequences.source.unsorted_indices)
     return state[:, 0] if _is_unbatched(sequences) else state

@@ -1,6 +1,6 @@
-"""tanh and sigmoid for compiled loops over float32, in a form that LLVM turns into vectors of any width.
+"""tanh and sigmoid for compiled loops over float32, in a form that LLVM vectorises to any width.
 
-It cannot do that to the C library's exp and tanh.
+LLVM cannot vectorise calls of the C library's exp and tanh.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import numpy as np
 from batchmaker.compiled import compiled_arithmetic
 
 TANH_ERROR: Final = 3e-7
-"""Bound of the absolute error of tanh; sigmoid's is half of it."""
+"""Bound of the absolute error of tanh; that of sigmoid is half of it."""
 
 _HALF = np.float32(0.5)
 END: Final = np.float32(7.905311)
 """Beyond it, tanh is one."""
 
-# An odd polynomial over an even one, by the coefficients that Eigen's ptanh has for float32.
+# An odd polynomial over an even one, with the coefficients of Eigen's ptanh for float32.
 _P1, _P3, _P5 = np.float32(4.89352455891786e-03), np.float32(6.37261928875436e-04), np.float32(1.48572235717979e-05)
 _P7, _P9 = np.float32(5.12229709037114e-08), np.float32(-8.60467152213735e-11)
 _P11, _P13 = np.float32(2.00018790482477e-13), np.float32(-2.76076847742355e-16)
@@ -26,7 +26,7 @@ _Q0, _Q2 = np.float32(4.89352518554385e-03), np.float32(2.26843463243900e-03)
 _Q4, _Q6 = np.float32(1.18534705686654e-04), np.float32(1.19825839466702e-06)
 TANH_OVER: Final = (_P13, _P11, _P9, _P7, _P5, _P3, _P1)
 TANH_UNDER: Final = (_Q6, _Q4, _Q2, _Q0)
-"""Coefficients of the two polynomials in x squared; the one over is multiplied by x."""
+"""Coefficients of the denominator and the numerator in x squared; the numerator is multiplied by x."""
 
 
 @compiled_arithmetic

@@ -1,4 +1,4 @@
-"""Which rows one call of a recurrent layer computes: checked, and longest first."""
+"""The rows of one call of a recurrent layer: checked and sorted, longest first."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def call_rows(
     num_slots: int,
     num_outputs: int | None,
 ) -> CallRows:
-    """Return the rows of a call, having checked that all they name is there.
+    """Check the rows of a call and return them.
 
     num_inputs, num_slots, num_outputs: rows of the projected inputs, of the state tables, and of the outputs if there
-    are any. y_offset: default: as px_offset. step_offset: default: steps lie one after the other.
-    Raises ShapeError if the arrays do not fit each other, OptionError for a length below zero, a row that is not there,
-    or a slot that two rows share.
+    are any. y_offset: default: as px_offset. step_offset: default: consecutive steps. Raises ShapeError if the arrays
+    do not fit each other, OptionError for a length below zero, a row that does not exist, or a slot that two rows
+    share.
     """
     arrays = {"px_row_offset": px_offset, "slot": slot, "length": length}
     arrays["y_offset"] = px_offset if y_offset is None else y_offset

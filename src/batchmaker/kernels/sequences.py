@@ -1,4 +1,4 @@
-"""Where the steps of a batch of sequences lie: padded, batch first, unbatched or packed, without moving any."""
+"""The places of the steps of a batch of sequences: padded, batch first, unbatched or packed, without copies."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Places = NDArray[np.int64]
 class KernelSequences:
     """A batch of sequences as rows of one matrix: step t of sequence b is row offset[b] + step_offset[t].
 
-    data: [rows, width]. lengths, offset: [batch]. step_offset: [longest]. source: what it was made from, whose form
-    `outputs` gives back.
+    data: [rows, width]. lengths, offset: [batch]. step_offset: [longest]. source: the original input; `outputs` returns
+    its form.
     """
 
     data: Tensor
@@ -37,7 +37,7 @@ class KernelSequences:
         return len(self.lengths)
 
     def reversed_rows(self) -> Places:
-        """Return for each row the one that holds the same sequence's step counted from its end."""
+        """Return, for each row, the row of the same sequence's step counted from the end."""
         rows = np.arange(len(self.data))
         for b, length in enumerate(self.lengths):
             mine = self.offset[b] + self.step_offset[:length]
@@ -52,10 +52,10 @@ class KernelSequences:
 
 
 def sequences_of(source: Tensor | PackedSequence, width: int, batch_first: bool) -> KernelSequences:
-    """Return the sequences of an input as nn.LSTM takes it: [T, B, width], with batch_first [B, T, width], [T, width],
-    or packed, whose sequences come sorted by length.
+    """Return the sequences of an input of nn.LSTM.
 
-    Raises ShapeError for another shape, and for an input without steps or sequences.
+    The input is [T, B, width], with batch_first [B, T, width], [T, width], or packed, whose sequences are sorted by
+    length. Raises ShapeError for another shape, and for an input without steps or sequences.
     """
     if isinstance(source, PackedSequence):
         data, sizes = source.data, source.batch_sizes.numpy().astype(np.int64)

@@ -10,12 +10,12 @@ ALGORITHM: Final = ("sums.cuh", "recurrent.cu")
 
 
 def kernel_source() -> str:
-    """Return the CUDA C++ source of the kernel template: complete without headers, for NVRTC or nvcc, C++17."""
+    """Return the CUDA C++ source of the kernel template: C++17, complete without headers, for NVRTC or nvcc."""
     return joined((INSTRUCTIONS, *ALGORITHM))
 
 
 def algorithm() -> str:
-    """Return the part of the source that is written in terms of the instructions, whatever provides those."""
+    """Return the part of the source that uses machine instructions by name only, for any implementation of them."""
     return joined(ALGORITHM)
 
 

@@ -1,4 +1,4 @@
-"""Recurrent layers step by step with PyTorch's operations, on any device: for what no persistent kernel holds."""
+"""Recurrent layers step by step with PyTorch's operations, on any device, if no persistent kernel fits."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from batchmaker.kernels.tuner import batch_bucket
 
 _LOG = logging.getLogger("batchmaker.kernels")
 MOST_STEPS: Final = 32
-"""Steps of the longest recording; a call of more steps replays it again and again."""
+"""Steps of the longest recording; a longer call replays it several times."""
 
 
 @final
 class SteppedLayers:
-    """Makes layers that compute one product per step (two for "gru-before"), in the kernels' arithmetic."""
+    """Makes layers with one product per step (two for "gru-before"), in the kernels' arithmetic."""
 
     def layer(self, weights: LayerWeights) -> SteppedLayer:
         return SteppedLayer(weights)
@@ -32,7 +32,7 @@ class SteppedLayers:
 
 @final
 class SteppedLayer(RecurrentLayer):
-    """See RecurrentLayer. h is rounded to its type in every step, gates and c are float32."""
+    """See RecurrentLayer. h is rounded to its type in every step; gates and c are float32."""
 
     def __init__(self, weights: LayerWeights) -> None:
         super().__init__(weights)
@@ -40,6 +40,11 @@ class SteppedLayer(RecurrentLayer):
 
     @torch.no_grad()
     def run_rows(self, rows: CallRows, px: Tensor, h_state: Tensor, c_state: Tensor | None, y: Tensor | None) -> None:
+        """Advance the rows step by step with PyTorch's operations.
+
+        The arguments are those of RecurrentLayer.run_rows. Step t computes only the rows that have at least t + 1
+        steps.
+        """
         px_offset, slots, y_rows = (
             torch.from_numpy(each).long().to(px.device) for each in (rows.px_offset, rows.slot, rows.y_offset)
         )
@@ -58,8 +63,10 @@ class SteppedLayer(RecurrentLayer):
 
     @torch.no_grad()
     def run_buffers(self, call: CallBuffers) -> tuple[Tensor, ...]:
-        """Compute a call in its buffers without looking at a value, so that it can be recorded: all rows go through all
-        steps, and those that have ended keep their state. Returns what has been written."""
+        """Compute a call in its buffers without reading a value, so that it can be recorded.
+
+        All rows go through all steps; rows that have ended keep their state. Returns the written tensors.
+        """
         rows, steps = call.rows, call.steps
         px, y = call.px[: rows * steps].view(rows, steps, -1), call.y.view(rows, steps, -1)
         for t in range(steps):
@@ -93,19 +100,22 @@ class SteppedLayer(RecurrentLayer):
 
 
 class StepRecorder(Protocol):
-    """What records work of a device and does it again; the executor's devices are such."""
+    """Records work of a device and replays it; implemented by the executor's devices."""
 
     def compute(self, work: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """Submit operations, after what was submitted before."""
+        """Submit operations after all earlier ones."""
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Return what submits the work once more. Raises whatever keeps it from being recorded."""
+        """Return a function that submits the work again. Raises any error that prevents the recording."""
 
 
 @final
 class RecordedLayer(RecurrentLayer):
-    """See RecurrentLayer. Steps are replayed from a recording, made once for each number of rows and of steps, both
-    rounded up to powers of two; what cannot be recorded runs step by step, and the log says so once."""
+    """See RecurrentLayer. Steps are replayed from recordings.
+
+    There is one for each number of rows and of steps, both rounded up to powers of two. A layer that cannot be recorded
+    runs step by step, and the log says so once.
+    """
 
     def __init__(self, weights: LayerWeights, recorder: StepRecorder) -> None:
         super().__init__(weights)
@@ -115,6 +125,11 @@ class RecordedLayer(RecurrentLayer):
         self._cannot = False
 
     def run_rows(self, rows: CallRows, px: Tensor, h_state: Tensor, c_state: Tensor | None, y: Tensor | None) -> None:
+        """Advance the rows by replays of a recording, or step by step if recording is impossible.
+
+        The arguments are those of RecurrentLayer.run_rows. All work is submitted to the recorder's device and may not
+        have finished at the return.
+        """
         recording = None if rows.longest == 0 else self._recording(rows)
         if recording is None:
             self._submit(lambda: self._stepped.run_rows(rows, px, h_state, c_state, y))
@@ -149,7 +164,7 @@ class RecordedLayer(RecurrentLayer):
         self._recorder.compute(quietly)
 
     def _recording(self, rows: CallRows) -> tuple[CallBuffers, Callable[[], None]] | None:
-        """Return buffers and what replays the steps in them, None where nothing can be recorded."""
+        """Return buffers and a function that replays the steps in them, None if recording is impossible."""
         size = batch_bucket(len(rows.slot)), min(MOST_STEPS, batch_bucket(rows.longest))
         if size not in self._recordings and not self._cannot:
             call = call_buffers(self._weights, *size)
@@ -161,14 +176,14 @@ class RecordedLayer(RecurrentLayer):
                 self._recordings[size] = call, self._recorder.record(work)
             except (DeviceError, torch.OutOfMemoryError):
                 raise
-            except Exception as error:  # whatever a device does not let be recorded
+            except Exception as error:  # any error of the device
                 self._cannot = True
                 _LOG.warning("the steps of a layer are not recorded (%s); they run one operation at a time", error)
         return self._recordings.get(size)
 
 
 def call_buffers(weights: LayerWeights, rows: int, steps: int) -> CallBuffers:
-    """Return buffers for so many rows and steps, beside the weights, with lengths of zero."""
+    """Return buffers for these numbers of rows and steps, on the weights' device, with lengths of zero."""
 
     def zeros(*shape: int, dtype: torch.dtype = weights.w_hh.dtype) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=weights.w_hh.device)
@@ -185,7 +200,7 @@ def call_buffers(weights: LayerWeights, rows: int, steps: int) -> CallBuffers:
 @final
 @dataclass(frozen=True, slots=True)
 class _Numbers:
-    """Which steps of a call one replay computes. length: of each row. place: in the buffers, px_row, y_row: outside."""
+    """The steps of a call in one replay. length: of each row. place: in the buffers; px_row, y_row: outside."""
 
     length: Tensor
     place: Tensor
@@ -194,7 +209,7 @@ class _Numbers:
 
     @classmethod
     def of(cls, rows: CallRows, first: int, call: CallBuffers) -> _Numbers:
-        """The steps from `first` on that fit into the buffers."""
+        """Return the steps from `first` on that fit into the buffers."""
         length = np.zeros(call.rows, np.int64)
         length[: len(rows.length)] = np.clip(rows.length - first, 0, call.steps)
         row, step = np.nonzero(np.arange(call.steps) < length[:, None])

@@ -1,4 +1,4 @@
-"""The parameters of one instance of the kernel template, and what follows from them."""
+"""The parameters of one instance of the kernel template, and derived sizes."""
 
 from __future__ import annotations
 
@@ -27,16 +27,21 @@ _MMA_COLUMNS, _MMA_ROWS, _MMA_DEPTH = 16, 8, 32
 @final
 @dataclass(frozen=True, slots=True)
 class KernelConfig:
-    """One way to compute a recurrent layer: the template's arguments, in their order.
+    """One way to compute a recurrent layer: the template's arguments, in their order (GRNN sections 5, 6 and 7.1).
 
-    cell: "lstm"; "gru", whose reset gate acts after the product as in PyTorch and cuDNN; "gru-before", where it acts
-    on h before the product, which takes two exchanges per step. dtype: of weights, inputs, h and outputs; sums and c
-    are float32. regime: who exchanges h at the end of a step - the threads of a block, the blocks of a cluster, or
-    blocks of the whole grid. hidden: units of the layer, any number. tile_width: hidden units per work group, with all
-    their gates (GRNN counts gate columns). tile_height: rows that a block computes in one pass over time. groups: work
-    groups per block. group_size: threads per work group; they share the sum over the hidden units. row_step: rows whose
-    sums a thread holds at once. shared_steps: of the `steps` of that sum, how many take their weights from shared
-    memory; those of the others stay in registers. GRNN sections 5, 6 and 7.1.
+    - cell: "lstm"; "gru", whose reset gate acts after the product as in PyTorch and cuDNN; "gru-before", where it acts
+      on h before the product, which takes two exchanges per step.
+    - dtype: of weights, inputs, h and outputs; sums and c are float32.
+    - regime: the group that exchanges h at the end of a step: the threads of a block, the blocks of a cluster, or
+      blocks of the whole grid.
+    - hidden: units of the layer, any number.
+    - tile_width: hidden units per work group, with all their gates (GRNN counts gate columns).
+    - tile_height: rows that a block computes in one pass over time.
+    - groups: work groups per block.
+    - group_size: threads per work group; they share the sum over the hidden units.
+    - row_step: rows whose sums a thread holds at once.
+    - shared_steps: the number of the sum's `steps` whose weights come from shared memory; the weights of the others
+      stay in registers.
     """
 
     cell: CellKind
@@ -50,7 +55,8 @@ class KernelConfig:
     row_step: int
     shared_steps: int = 0
 
-    # --- what follows ----------------------------------------------------------------------------------------------
+    # --- derived sizes
+    # -------------------------------------------------------------------------------------------------
 
     @property
     def gates(self) -> int:
@@ -59,7 +65,7 @@ class KernelConfig:
 
     @property
     def exchanges_per_step(self) -> int:
-        """Vectors that the blocks of a tile must have from each other before a step is done."""
+        """Vectors that the blocks of a tile must exchange in a step."""
         return 2 if self.cell == "gru-before" else 1
 
     @property
@@ -80,7 +86,7 @@ class KernelConfig:
 
     @property
     def blocks_per_tile(self) -> int:
-        """Blocks that share the units of one batch tile; the units of the last may be fewer."""
+        """Blocks that share the units of one batch tile; the last may have fewer units."""
         return -(-self.hidden // self.units_per_block)
 
     @property
@@ -90,7 +96,7 @@ class KernelConfig:
 
     @property
     def splits(self) -> int:
-        """Warps that share one sum; their parts meet in shared memory."""
+        """Warps that share one sum; their parts are added in shared memory."""
         return max(1, self.group_size // WARP)
 
     @property
@@ -105,14 +111,14 @@ class KernelConfig:
 
     @property
     def padded_hidden(self) -> int:
-        """Hidden units with the zeros that fill the last step."""
+        """Hidden units including the zeros that fill the last step."""
         return self.steps * self.step_depth
 
     @property
     def state_stride(self) -> int:
         """Elements from one row of h to the next in shared memory and in the exchange.
 
-        For tensor cores it is 32 more than a multiple of 64: then the 16-byte loads of two rows meet no bank twice.
+        For tensor cores it is 32 more than a multiple of 64: then the 16-byte loads of two rows cause no bank conflict.
         """
         if not self.uses_tensor_cores:
             return self.padded_hidden
@@ -130,18 +136,18 @@ class KernelConfig:
 
     @property
     def packed_bytes(self) -> int:
-        """Bytes of all weights as the kernel reads them, zeros for padding included."""
+        """Bytes of all weights in the kernel's order, padding zeros included."""
         return self.blocks_per_tile * self.steps * self.chunks_per_step * self.num_threads * CHUNK_BYTES
 
     @property
     def sum_stride(self) -> int:
-        """Floats from one row of partial sums to the next: four over a multiple of 16, so that no bank is met twice."""
+        """Floats from one row of partial sums to the next: a multiple of 16 plus four, to avoid bank conflicts."""
         columns = self.groups * self.group_columns
         return columns + (4 - columns) % 16
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of one block: weights, h (twice where peers write into it), partial sums, lengths."""
+        """Dynamic shared memory of one block: weights, h (twice if peers write into it), partial sums, lengths."""
         weights = self.shared_steps * self.chunks_per_step * self.num_threads * CHUNK_BYTES
         state = (1 if self.regime == "grid" else 2) * self.tile_height * self.state_stride * self.item_bytes
         sums = self.splits * self.tile_height * self.sum_stride * 4
@@ -149,12 +155,12 @@ class KernelConfig:
 
     @property
     def exchange_elements(self) -> int:
-        """Elements of the exchange that one resident batch tile needs in global memory; 0 where h stays on chip."""
+        """Elements of the exchange that one resident batch tile needs in global memory; 0 if h stays on the chip."""
         return 2 * self.tile_height * self.state_stride if self.regime == "grid" else 0
 
     @property
     def name_expression(self) -> str:
-        """The instance's name, as NVRTC wants it."""
+        """The instance's name in the form for NVRTC."""
         numbers = (
             CELL_KINDS.index(self.cell),
             KERNEL_TYPES.index(self.dtype),
@@ -169,10 +175,11 @@ class KernelConfig:
         )
         return f"recurrent<{', '.join(map(str, numbers))}>"
 
-    # --- what is possible ------------------------------------------------------------------------------------------
+    # --- limits
+    # ----------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise OptionError, naming the first field that the kernel cannot serve and what it may be."""
+        """Raise OptionError with the first invalid field and its valid values."""
         _known("cell", self.cell, CELL_KINDS)
         _known("dtype", self.dtype, KERNEL_TYPES)
         _known("regime", self.regime, REGIMES)

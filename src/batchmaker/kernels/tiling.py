@@ -1,7 +1,7 @@
-"""Who computes what in the kernel, in NumPy: how weights are packed, and the specification that tests hold it to.
+"""The division of work in the kernel, in NumPy: it packs the weights and is the specification for tests.
 
-GRNN tiles the output: whoever has a hidden unit has all of its gates (section 5). A block has `units_per_block`
-units, a work group of it `tile_width`, and the threads of a group share the sum over the hidden units (section 6.3).
+GRNN tiles the output: the owner of a hidden unit has all of its gates (section 5). A block has `units_per_block` units,
+a work group of it `tile_width`, and the threads of a group share the sum over the hidden units (section 6.3).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ Floats = NDArray[np.float32]
 
 
 def weight_columns(config: KernelConfig) -> Indices:
-    """Return the gate column of each weight that a thread holds: gate * hidden + unit, or -1 where it is padding.
+    """Return the gate column of each weight of a thread: gate * hidden + unit, or -1 for padding.
 
-    Shape [blocks, chunks, threads, items]: the same for all steps. Items are what one 16-byte chunk holds.
+    Shape [blocks, chunks, threads, items]: the same for all steps. Items are the content of one 16-byte chunk.
     """
     thread = np.arange(config.num_threads)
     if config.uses_tensor_cores:
-        # The rows of A in mma.m16n8k16: registers 0 and 2 hold row lane / 4, registers 1 and 3 the one eight below.
+        # The rows of A in mma.m16n8k16: registers 0 and 2 hold row lane / 4, registers 1 and 3 the row eight below.
         register = np.arange(8) // 2
         row = (thread % WARP // 4)[:, None] + 8 * (register % 2)
         column = 16 * (np.arange(config.chunks_per_step) // 2)[:, None, None] + row
@@ -38,7 +38,7 @@ def weight_columns(config: KernelConfig) -> Indices:
 
 
 def weight_depths(config: KernelConfig) -> Indices:
-    """Return the hidden unit that each weight of a thread is multiplied with, or -1 where it is padding.
+    """Return the hidden unit for each weight of a thread, or -1 for padding.
 
     Shape [steps, chunks, threads, items]: the same for all blocks.
     """
@@ -57,10 +57,10 @@ def weight_depths(config: KernelConfig) -> Indices:
 
 
 def weight_index(config: KernelConfig) -> Indices:
-    """Return where each packed weight lies in the flattened recurrent weights [gates * hidden, hidden].
+    """Return the position of each packed weight in the flattened recurrent weights [gates * hidden, hidden].
 
-    Shape [blocks, steps, chunks, threads, items], the order in which the kernel reads them. Padding is
-    gates * hidden * hidden, one past the end: a zero belongs there.
+    Shape [blocks, steps, chunks, threads, items], the kernel's order. Padding is gates * hidden * hidden, one past the
+    end: a zero belongs there.
     """
     columns = weight_columns(config)[:, None]
     depths = weight_depths(config)[None]
@@ -69,7 +69,7 @@ def weight_index(config: KernelConfig) -> Indices:
 
 
 def owned_pairs(config: KernelConfig) -> tuple[Indices, Indices]:
-    """Return the rows of a tile and the units whose gates each thread combines; units are -1 where there is nothing.
+    """Return the rows of a tile and the units whose gates each thread combines; unused entries have unit -1.
 
     Shape of both: [blocks, pairs, threads]. Neighbouring threads have neighbouring units of one row.
     """
@@ -84,9 +84,10 @@ def owned_pairs(config: KernelConfig) -> tuple[Indices, Indices]:
 def step_sums(config: KernelConfig, weights: Floats, h: Floats) -> Floats:
     """Return h times the recurrent weights in the kernel's order of additions, in float32.
 
-    weights: [gates * hidden, hidden]; h: [rows, hidden]. Returns [rows, gates * hidden]. Of each sum a thread adds up
-    its own steps one after the other; then the lanes of a warp in a tree; then the warps, first to last. What a tensor
-    core does within one mma is not specified; here its products are added in the order of the units.
+    weights: [gates * hidden, hidden]; h: [rows, hidden]. Returns [rows, gates * hidden]. For each sum a thread first
+    adds up its own steps one after the other. Then the lanes of a warp are added in a tree, then the warps, first to
+    last. The order of a tensor core within one mma is not specified; here its products are added in the order of the
+    units.
     """
     rows, hidden = h.shape
     sums = np.zeros((rows, config.gates * hidden), np.float32)
@@ -116,7 +117,7 @@ def _warp_sum(config: KernelConfig, products: Floats, split: int) -> Floats:
     for step in range(part.shape[1]):
         for item in range(part.shape[3]):
             lanes = lanes + part[:, step, :, item]
-    while lanes.shape[1] > 1:  # lane i meets lane i + half, then their halves meet
+    while lanes.shape[1] > 1:  # lane i is added to lane i + half, and so on
         half = lanes.shape[1] // 2
         lanes = lanes[:, :half] + lanes[:, half:]
     return lanes[:, 0]

@@ -19,12 +19,12 @@ WARM_UP = 5
 REPEATS = 30
 
 Prepare: TypeAlias = Callable[[Problem, KernelConfig, Compiled], Callable[[], object]]
-"""Loads a kernel, makes data for it, and returns what puts one call onto torch's current stream."""
+"""Loads a kernel, makes data for it, and returns a function that enqueues one call on torch's current stream."""
 
 
 @final
 class CudaTimer:
-    """Times calls by events on torch's current stream, one after the other, so that a launch is part of each."""
+    """Times calls by events on torch's current stream, one after the other, so each time includes a launch."""
 
     __slots__ = ("_found", "_prepare")
 
@@ -43,7 +43,7 @@ class CudaTimer:
             for _ in range(WARM_UP):
                 call()
             times = [self._timed(call) for _ in range(REPEATS)]
-        except RuntimeError as error:  # torch's, of the device
+        except RuntimeError as error:  # torch's error for a device
             raise DeviceError(f"{config.name_expression} failed on {self._found.identity.name}: {error}") from error
         return statistics.median(times)
 

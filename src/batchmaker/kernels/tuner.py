@@ -1,4 +1,4 @@
-"""The best configuration for a layer: ranked by the cost model, compiled, and measured where there is a device."""
+"""Finds the best configuration for a layer: ranked by the cost model, compiled, and measured if there is a device."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from batchmaker.kernels.devices import DeviceSpec
 from batchmaker.kernels.template import KernelConfig
 
 TOP: Final = 5
-"""Configurations that are compiled and measured (GRNN's Top-5)."""
+"""Number of configurations that are compiled and measured (GRNN's Top-5)."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class DeviceIdentity:
-    """The GPU that measured: what was best on it need not be so on another, or with another driver."""
+    """The GPU of a measurement. The winner may differ on another GPU or with another driver."""
 
     name: str
     sms: int
@@ -33,7 +33,7 @@ class DeviceIdentity:
 
 
 class Timer(Protocol):
-    """Runs kernels on a device and takes the time."""
+    """Runs kernels on a device and measures the time."""
 
     @property
     def identity(self) -> DeviceIdentity:
@@ -46,7 +46,7 @@ class Timer(Protocol):
 @final
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One of the configurations that the model ranks highest.
+    """One of the configurations with the highest ranks in the model.
 
     rank: by the model, from 1. registers, spill_bytes: see Compiled; None if it did not compile. measured_s: None if it
     was not measured. failure: why it cannot be used; None if it can.
@@ -64,7 +64,7 @@ class Trial:
 @final
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What `tune` has found. trials: by rank; none if no configuration fits. measured_on: None without a device."""
+    """The result of `tune`. trials: by rank; none if no configuration fits. measured_on: None without a device."""
 
     problem: Problem
     device: DeviceSpec
@@ -75,15 +75,17 @@ class Tuning:
 
     @property
     def chosen(self) -> Trial | None:
-        """The fastest measured; where nothing was, the first by rank that compiles without spilling, or the first that
-        compiles. None if there is none."""
+        """The fastest measured trial; None if no trial is usable.
+
+        Without measurements it is the first by rank that compiles without spilling, or the first that compiles.
+        """
         usable = [trial for trial in self.trials if trial.failure is None]
         if self.measured_on is not None:
             return min(usable, key=lambda trial: trial.measured_s or 0.0, default=None)
         return next((trial for trial in usable if not trial.spill_bytes), usable[0] if usable else None)
 
     def measured_rank(self, trial: Trial) -> int | None:
-        """Return the place of a trial among those measured, from 1; None if it was not."""
+        """Return the place of a trial among the measured ones, from 1; None if it was not measured."""
         if trial.measured_s is None:
             return None
         return 1 + sum(1 for other in self.trials if (other.measured_s or trial.measured_s) < trial.measured_s)
@@ -103,8 +105,9 @@ def tune(
 ) -> Tuning:
     """Rank all configurations that fit, compile the `top` first, measure them, and keep the winner in the cache.
 
-    arch: to compile for; default: the device's. timer: None measures and keeps nothing. done: called after each trial.
-    A configuration that does not compile or run is a failed trial; the others go on. DeviceError if all of them fail.
+    arch: to compile for; by default the device's. timer: None measures and keeps nothing. done: called after each
+    trial. A configuration that does not compile or run is a failed trial; the others continue. DeviceError if all of
+    them fail.
     """
     order = ranked(problem, list(candidates(problem, device)), device)
     trials = []
@@ -135,12 +138,12 @@ def _tried(
 
 
 def batch_bucket(batch: int) -> int:
-    """Return the power of two up to which a batch is served by one configuration."""
+    """Return the largest batch served by the same configuration: the next power of two."""
     return 1 << (batch - 1).bit_length()
 
 
 def winner_name(problem: Problem, identity: DeviceIdentity, source: str) -> str:
-    """Return under what name a winner is kept: of device, driver, kernel source, layer and batch bucket."""
+    """Return the cache name of a winner: device, driver, kernel source, layer and batch bucket."""
     parts = (
         identity.name, str(identity.sms), identity.driver, hashlib.sha256(source.encode()).hexdigest(),
         problem.cell, problem.dtype, str(problem.hidden), str(batch_bucket(problem.batch)),
@@ -152,7 +155,7 @@ def winner_name(problem: Problem, identity: DeviceIdentity, source: str) -> str:
 def recalled(
     problem: Problem, device: DeviceSpec, identity: DeviceIdentity, source: str, cache: CacheDirectory
 ) -> KernelConfig | None:
-    """Return the configuration that was measured to be best, None if none was or it is not one for this problem."""
+    """Return the best measured configuration, None if there is none or it does not suit this problem."""
     entry = cache.read(winner_name(problem, identity, source))
     if entry is None:
         return None
@@ -166,14 +169,14 @@ def recalled(
 
 @lru_cache(maxsize=256)
 def best_ranked(problem: Problem, device: DeviceSpec) -> tuple[tuple[KernelConfig, Cost], ...]:
-    """Return the model's `TOP`, the best first; known from then on, for a start asks for the same few again."""
+    """Return the model's `TOP`, the best first. Cached, because a start asks for the same few again."""
     return tuple(ranked(problem, list(candidates(problem, device)), device)[:TOP])
 
 
 def compiled_best(
     problem: Problem, device: DeviceSpec, source: str, compiler: KernelCompiler, *, arch: str | None = None
 ) -> tuple[KernelConfig, Compiled] | None:
-    """Return the first of the model's `TOP` that does not spill, and no more compiled than that needs.
+    """Return the first of the model's `TOP` that does not spill, compiling no more than needed.
 
     If all of them spill, the first. None if the layer needs the fallback. DeviceError if it does not compile.
     """
@@ -187,7 +190,7 @@ def compiled_best(
 
 
 def agreement(trials: Sequence[Trial]) -> float | None:
-    """Return how far the model's order is that of the measurement: 1 if it is, -1 if reversed (Kendall's tau).
+    """Return the agreement of the model's order with the measured order: 1 if equal, -1 if reversed (Kendall's tau).
 
     None for fewer than two measured trials.
     """

@@ -1,1 +1,1 @@
-"""For those who compare: simulator, baselines, learners, NPU, the papers' networks, data sets, pictures."""
+"""Tools for comparisons: simulator, baselines, learners, NPU, the papers' networks, data sets, pictures."""

@@ -1,4 +1,4 @@
-"""What planning makes of a cell, in numbers: batches, copies, and time beside the module as it is written."""
+"""The effect of planning on a cell, in numbers: batches, copies, and times beside the unplanned module."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PRODUCTS: Final = (_aten.linear.default, _aten.bmm.default, _aten.matmul.defaul
 
 @dataclass(frozen=True, slots=True)
 class PlannedBatch:
-    """Operations that run together. results: their names as they lie in memory."""
+    """Operations that run together. results: their names in memory order."""
 
     operation: str
     results: tuple[str, ...]
@@ -43,12 +43,15 @@ class PlannedBatch:
 class CellReport:
     """A cell before and after planning.
 
-    num_operations: of the cell written gate by gate, 0 where it cannot be traced. batches: as planned. written: names
-    of the results in the order of the program; planned: in that of memory; widths: columns of each, by name. before,
-    after: what one run at the batch size copies. eager_us, bound_us, planned_us: medians of a call of the module as it
-    is, of the cell bound without planning, and planned. over_eager, over_bound: how many times faster the planned one
-    is, medians of the ratios round by round: what slows the machine down for a while is in both. products_us: of the
-    planned call, what its matrix products take; 0 for a cell that cannot be traced.
+    - num_operations: of the cell written gate by gate, 0 if it cannot be traced.
+    - batches: as planned.
+    - written: names of the results in program order; planned: in memory order; widths: columns of each, by name.
+    - before, after: the work of one run at the batch size.
+    - eager_us, bound_us, planned_us: medians of a call of the module itself, of the cell bound without planning, and
+      planned.
+    - over_eager, over_bound: speed-ups of the planned cell, as medians of the ratios round by round, so a slow phase of
+      the machine affects both sides.
+    - products_us: the time of the planned call's matrix products; 0 for a cell that cannot be traced.
     """
 
     name: str
@@ -106,7 +109,7 @@ def report_on(cell: Cell, inputs: tuple[ValueSpec, ...], name: str, batch: int, 
 
 
 def _compared(calls: Sequence[Callable[[], Any]], seconds: float) -> list[float]:
-    """Return the medians of the calls in microseconds, and how many times faster the last is than each before it."""
+    """Return the medians of the calls in microseconds, and the speed-up of the last over each before it."""
     measured = times_in_turn_s(calls, seconds)
     *others, last = measured
     ratios = [statistics.median(map(truediv, other, last)) for other in others]
@@ -115,7 +118,7 @@ def _compared(calls: Sequence[Callable[[], Any]], seconds: float) -> list[float]
 
 @final
 class _Timed:
-    """A call whose times are added up. seconds: so far."""
+    """A call that sums up its times. seconds: so far."""
 
     __name__ = "timed"
 
@@ -150,7 +153,7 @@ def _products_us(lowered: TracedCell, rows: tuple[Tensor, ...], seconds: float) 
 
 
 def _names(operations: Sequence[fx.Node]) -> dict[fx.Node, str]:
-    """Return what to call each result: its operation, numbered from 1 in the order of the program."""
+    """Return a name for each result: its operation, numbered from 1 in program order."""
     seen: Counter[str] = Counter()
     names = {}
     for node in operations:

@@ -1,1 +1,1 @@
-"""What a user writes: cells, unfold functions, layers, sequences; and how a request is unfolded."""
+"""The interface for model authors: cells, unfold functions, layers, sequences; and the unfolding of a request."""

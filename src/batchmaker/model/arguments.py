@@ -1,4 +1,4 @@
-"""What an unfold function gives to cells: values and sequences of values, or data, which is laid out."""
+"""The arguments that an unfold function gives to cells: values, sequences of values, or data. Data is laid out here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from batchmaker.compile.declaration import Declared
 from batchmaker.compiled import int64s
 from batchmaker.errors import InvalidRequestError
-from batchmaker.graph.fitting import foreign
+from batchmaker.graph.argument_errors import foreign
 from batchmaker.graph.recorder import Argument
 from batchmaker.graph.spec import CellType, ValueSpec
 from batchmaker.graph.trees import SequenceArgument
@@ -22,7 +22,7 @@ from batchmaker.model.stand_ins import StandIn
 
 
 class CalledCell(Protocol):
-    """A cell as its arguments are looked at; see `batchmaker.model.cell.Cell`."""
+    """The part of a cell that is needed to read its arguments; see `batchmaker.model.cell.Cell`."""
 
     @property
     def name(self) -> str | None: ...
@@ -43,17 +43,17 @@ def where(cell: CalledCell, port: int | None = None) -> str:
 
 
 def single(cell: CalledCell, argument: Any, known: CellType | None, port: int) -> Argument:
-    """Return one value for an input. known: the cell's type, None at first use."""
+    """Return one value for an input. known: the cell's type, or None at first use."""
     if type(argument) is Value:
         return argument
     return host_value(argument, _declared(cell, known, port), cell.data_dtype(port), where(cell, port))
 
 
 def column(cell: CalledCell, sequence: Any, known: CellType | None, port: int) -> SequenceArgument:
-    """Return a sequence for an input, one element per call. known: the cell's type, None at first use."""
+    """Return a sequence for an input, one element per call. known: the cell's type, or None at first use."""
     if type(sequence) is ValueSequence:
         if sequence.open_ended:
-            len(sequence)  # an open-ended loop's steps have no length yet, which is an error here
+            len(sequence)  # a loop that ends at a value has no length yet, which is an error here
         return sequence
     if type(sequence) is np.ndarray and known is not None and port < len(known.inputs):
         rows = rows_as_declared(sequence, known.inputs[port])
@@ -65,7 +65,7 @@ def column(cell: CalledCell, sequence: Any, known: CellType | None, port: int) -
 
 
 def integers(cell: CalledCell, given: Any, what: str) -> NDArray[np.int64]:
-    """Return a writable array of integers. InvalidRequestError for anything else, with what they must be."""
+    """Return a writable array of integers. Otherwise raise InvalidRequestError; `what` describes the argument."""
     try:
         array = np.asarray(given)
     except (TypeError, ValueError) as error:
@@ -76,7 +76,7 @@ def integers(cell: CalledCell, given: Any, what: str) -> NDArray[np.int64]:
 
 
 def is_several(parts: tuple[Any, ...]) -> bool:
-    """Whether a tuple holds several sequences rather than the elements of one."""
+    """Whether a tuple holds several sequences, as opposed to the elements of one sequence."""
     return all(
         part.is_sequence
         if type(part) is StandIn
@@ -88,7 +88,7 @@ def is_several(parts: tuple[Any, ...]) -> bool:
 
 
 def reversed_data(sequence: Any) -> Any:
-    """Return data or a sequence of values from its end to its start."""
+    """Return data or a sequence of values in reverse order."""
     if type(sequence) is StandIn:
         is_tensor = isinstance(sequence.codes, torch.Tensor)
     else:
@@ -102,7 +102,7 @@ def _declared(cell: CalledCell, known: CellType | None, port: int) -> ValueSpec 
 
 
 def sequence_of(values: Sequence[Value], where: str) -> ValueSequence:
-    """Make a sequence of values of one output. The values stay alive with it."""
+    """Make a sequence of the values of one output. The sequence keeps the values alive."""
     kinds = {value.of for value in values}
     if len({id(of.origin) for of in kinds}) > 1:
         raise foreign(where)

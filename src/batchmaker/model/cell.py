@@ -16,8 +16,8 @@ from batchmaker.compile.export import flat_module
 from batchmaker.compile.opaque import Opaque, float_dtype_of
 from batchmaker.compile.programs import AnyProgram, Programs, ReadProgram, module_of
 from batchmaker.errors import InvalidRequestError, ModelError, OptionError, ShapeError
+from batchmaker.graph.argument_errors import misfit
 from batchmaker.graph.calls import Calls
-from batchmaker.graph.fitting import misfit
 from batchmaker.graph.recorder import Argument
 from batchmaker.graph.spec import CellType, ValueSpec
 from batchmaker.graph.trees import SequenceArgument
@@ -34,7 +34,10 @@ DEFAULT_MAX_SHAPES = 8
 
 
 def size_ladder(largest: int, *, exact: int, parts: int) -> tuple[int, ...]:
-    """Return sizes from 1 to `largest`: each one up to `exact`, then `parts` (a power of two) to every doubling."""
+    """Return the sizes from 1 to `largest`.
+
+    Each size up to `exact`, then `parts` sizes (a power of two) in every doubling.
+    """
     sizes = {*range(1, min(largest, exact) + 1), largest}
     size = exact
     while size < largest:
@@ -44,27 +47,32 @@ def size_ladder(largest: int, *, exact: int, parts: int) -> tuple[int, ...]:
 
 
 def default_batch_sizes(max_batch: int) -> tuple[int, ...]:
-    """Return the sizes at which a cell is materialised: padding adds less than an eighth."""
+    """Return the batch sizes at which a cell is called. Padding up to the next one adds less than an eighth."""
     return size_ladder(max_batch, exact=32, parts=8)
 
 
 @final
 class Cell:
-    """An nn.Module as a unit of batching: dimension 0 of every input and output is the batch.
+    """An nn.Module as the unit of batching: dimension 0 of every input and output is the batch.
 
-    max_batch: most rows in one call (`batchmaker profile` finds a good one). batch_sizes: the only sizes at which the
-    module is ever called; a batch in between is padded up. Default: every size to 32, then coarser up to max_batch.
-    priority: larger is preferred when several cells could run; give later parts of a network more (decoder over
-    encoder, inner nodes over leaves). host_outputs: outputs that steer, such as a word: the first is what `until` of a
-    loop looks at.
-    name: for messages and reports; a Model names its cells after their attributes.
-    module may be what `bm.onnx` and `bm.opaque` give, or an exported program with a dynamic dimension 0. declared: what
-    the program takes and gives, proved against the program here and against the requests at first use. state: shapes of
-    the state's parts in order, an int for one dimension, where chains start from zeros and the module does not tell:
-    `state=(64, 128, 128)`; in the dtype of the module's weights, any other as a ValueSpec. max_shapes: with how many
-    shapes of its inputs the cell may be called, such as pictures of several widths; rows of one shape alone are
-    batched. optimize: plan the operations inside the cell when it is first used, and run them in batches where that is
-    measured to be faster (see `batchmaker plan`).
+    module: an nn.Module, the result of `bm.onnx` or `bm.opaque`, or an exported program with a dynamic dimension 0.
+
+    - max_batch: most rows in one call (`batchmaker profile` helps to choose it).
+    - batch_sizes: the only sizes at which the module is called; a batch in between is padded up. Default: every size to
+      32, then coarser steps up to max_batch.
+    - priority: larger goes first when several cells could run. Give later parts of a network more (decoder over
+      encoder, inner nodes over leaves).
+    - host_outputs: numbers of outputs that control the request, such as a word. `until` of a loop looks at the first.
+    - name: for messages and reports. A Model names its cells after their attributes.
+    - declared: input and output rows of the program. They are proved against the program here and against the requests
+      at first use.
+    - state: shapes of the parts of the state, in order, an int for one dimension: `state=(64, 128, 128)`. Needed only
+      if chains start from zeros and the widths cannot be found in the module. The dtype is that of the module's
+      weights; give another as a ValueSpec.
+    - max_shapes: the number of input shapes that the cell accepts, such as pictures of several widths. Only rows of one
+      shape are batched.
+    - optimize: plan the operations inside the cell at first use, and run them in batches where this is measured to be
+      faster (see `batchmaker plan`).
 
     The methods are for use inside `Model.unfold`.
     """
@@ -119,18 +127,18 @@ class Cell:
 
     @cached_property
     def float_dtype(self) -> str:
-        """Dtype of the module's first floating weight, else float32: what floating request data is converted to."""
+        """Dtype of the module's first floating weight, else float32. Floating data of requests is converted to it."""
         return float_dtype_of(self.module)
 
     @cached_property
     def _data_dtypes(self) -> tuple[str, ...]:
-        """Dtypes of the inputs, as far as they are known before the first use."""
+        """Dtypes of the inputs, as far as they are known before first use."""
         if isinstance(self.module, Opaque):
             return tuple([form.dtype for form in self.module.inputs])
         return () if self.programs is None else tuple([spec.dtype for spec in self.programs.forms[0][0].inputs])
 
     def data_dtype(self, port: int) -> str:
-        """Return the dtype of request data for an input, if it is of that kind, before the cell is first used."""
+        """Return the dtype of an input's request data before first use, if it is of that kind; otherwise None."""
         return self._data_dtypes[port] if port < len(self._data_dtypes) else self.float_dtype
 
     def source(self, inputs: tuple[ValueSpec, ...]) -> nn.Module | AnyProgram:
@@ -138,7 +146,7 @@ class Cell:
         return self.module if self.programs is None else self.programs.form(inputs)[1]
 
     def module_for(self, inputs: tuple[ValueSpec, ...]) -> nn.Module:
-        """Return the module that computes these inputs. ShapeError as `source`."""
+        """Return the module for these inputs. ShapeError as for `source`."""
         source = self.source(inputs)
         if isinstance(source, nn.Module):
             return source
@@ -146,7 +154,7 @@ class Cell:
         return self.module if first else module_of(source)
 
     def declared_for(self, inputs: tuple[ValueSpec, ...]) -> Declared | None:
-        """Return what the cell declares where it is given these inputs, None if nothing is known before it is bound."""
+        """Return the cell's declaration for these inputs, or None if nothing is known before binding."""
         return self.declared if self.programs is None else self.programs.form(inputs)[0]
 
     def exported(self, inputs: tuple[ValueSpec, ...]) -> torch.export.ExportedProgram:
@@ -159,7 +167,7 @@ class Cell:
     # --- inside an unfold function ----------------------------------------------------------------------------
 
     def __call__(self, *arguments: Any) -> Any:
-        """Add one node. Arguments are values of other cells or data of this request (one row, without batch).
+        """Add one node. Arguments: values of other cells, or data of this request (one row, without the batch).
 
         Returns the cell's output, or a tuple of its outputs.
         """
@@ -172,12 +180,13 @@ class Cell:
         return outputs[0] if len(outputs) == 1 else outputs
 
     def run(self, sequence: Any, init: Any = None) -> Any:
-        """Add a chain: the cell is called once per element, its last outputs fed back as its last inputs.
+        """Add a chain: one call per element; the last outputs of a call are the last inputs of the next.
 
-        sequence: data [steps, *shape], a sequence of values, or one value of shape [steps, *shape] that a cell gives; a
-        tuple of those for a cell that takes several inputs per step. init: the initial state, one value or a tuple;
-        zeros if omitted, as are those of its parts that are None. Returns the last step's output (or a tuple of
-        outputs); `.steps` of each is the sequence over all steps.
+        sequence: data [steps, *shape], a sequence of values, or one value of shape [steps, *shape] from a cell. If the
+        cell takes several inputs per step, a tuple of those. init: the initial state, one value or a tuple. It is zeros
+        if omitted, and so are parts that are None.
+
+        Returns the last step's output (or a tuple of outputs); `.steps` of each is the sequence over all steps.
         """
         scope = scope_of(self)
         is_tuple = type(sequence) is not StandIn and isinstance(sequence, tuple)
@@ -188,9 +197,9 @@ class Cell:
     def loop(self, init: Any, *, until: Any = None, max_steps: int) -> Any:
         """Add a chain that feeds all its inputs from its own last outputs, starting with `init`, as in `run`.
 
-        It ends after max_steps steps, or after the step at which the first of the cell's host_outputs (the first output
-        where none is declared) equals `until`; `until` may also be a function that takes an array of such values, one
-        per request, and returns an array of bools. Returns what `run` returns.
+        It ends after max_steps steps, or after the step at which the watched output equals `until`. The watched output
+        is the first of the cell's host_outputs, or output 0 if none is declared. `until` may also be a function: it
+        takes an array of watched values, one per request, and returns an array of bools. Returns the same as `run`.
         """
         scope = scope_of(self)
         return self._chain(scope, scope.types.known(self), [], init, max_steps, until)
@@ -207,19 +216,21 @@ class Cell:
     def tree(self, children: Any, leaves: Any, *inputs: Any) -> Any:
         """Add the inner nodes of a tree or DAG, all of them calls of this cell.
 
-        children: integers [num_nodes, arity], children before parents: an entry below the number of leaves is a leaf,
-        any other is inner node `entry - number of leaves`. leaves: a sequence, of values or data, or a tuple of
-        sequences if a node's state has several parts. inputs: optional sequences with one element per inner node. The
-        module is called with the inputs, then each child's state in order: forward(h_left, c_left, h_right, c_right).
-        Returns the outputs as sequences over the inner nodes; the root of a tree is the last: `h[-1]`.
+        children: integers [num_nodes, arity], children before parents. An entry below the number of leaves is a leaf;
+        any other is inner node `entry - number of leaves`. leaves: a sequence of values or data; a tuple of sequences
+        if a node's state has several parts. inputs: optional sequences with one element per inner node. The module is
+        called with the inputs, then the state of each child in order: forward(h_left, c_left, h_right, c_right).
+
+        Returns the outputs as sequences over the inner nodes. The root of a tree is the last: `h[-1]`.
         """
         return tree(leaves, TreeCalls(self, slice(None), children, inputs))
 
     def at(self, places: Any, children: Any, *inputs: Any) -> TreeCalls:
-        """Return the nodes of a tree of several cells that are calls of this one, for `bm.tree`.
+        """Return this cell's nodes of a tree with several cells, for `bm.tree`.
 
-        places: integers [count], which of the tree's nodes they are. children: integers [count, arity] as for `tree`,
-        where inner nodes are those of the whole tree. inputs: optional sequences with one element per place.
+        places: integers [count], the positions of these nodes among all inner nodes of the tree. children: integers
+        [count, arity] as for `tree`; inner nodes are numbered over the whole tree. inputs: optional sequences with one
+        element per place.
         """
         return TreeCalls(self, places, children, inputs)
 
@@ -228,9 +239,10 @@ class Cell:
     def _columns(
         self, scope: UnfoldingScope, sequences: tuple[Any, ...]
     ) -> tuple[CellType | None, list[SequenceArgument], ShapeError | None]:
-        """Return sequences for the first inputs, one element per call, and the type that takes them if it is known.
+        """Return sequences for the first inputs, the type for them if known, and an error or None.
 
-        Where it takes other shapes: what is wrong with these, and None in its place.
+        There is one element per call in each sequence. The error is set, and the type is None, if the known type takes
+        other shapes.
         """
         known = scope.types.known(self)
         if Value in map(type, sequences):
@@ -247,11 +259,11 @@ class Cell:
         return known, columns, None
 
     def _type_of(self, scope: UnfoldingScope, inputs: tuple[ValueSpec, ...], error: ShapeError | None) -> CellType:
-        """Return a new type. error: of the one that the cell has already, whose shapes these are not."""
+        """Return a new type for these shapes. error: that of the cell's existing type, which takes others."""
         return scope.types.learn(self, inputs) if error is None else scope.types.other(self, inputs, error)
 
     def _other_calls(self, scope: UnfoldingScope, arguments: tuple[Any, ...], error: ShapeError) -> Calls:
-        """Return what adds this request's calls with these shapes."""
+        """Return the object that adds this request's calls with these shapes."""
         given = [single(self, argument, None, port) for port, argument in enumerate(arguments)]
         known = scope.types.other(self, tuple([argument.spec for argument in given]), error)
         calls = scope.other_calls.get(known.type_id)
@@ -261,7 +273,7 @@ class Cell:
         return calls
 
     def _first_call(self, scope: UnfoldingScope, arguments: tuple[Any, ...]) -> Calls:
-        """Return what adds this request's calls, now that there is one."""
+        """Return the object that adds this request's calls, at the first of them."""
         known = scope.types.known(self)
         if known is None:
             given = [single(self, argument, None, port) for port, argument in enumerate(arguments)]
@@ -304,7 +316,7 @@ class Cell:
     def _zeros(
         self, scope: UnfoldingScope, sequence: tuple[ValueSpec, ...], error: ShapeError | None
     ) -> tuple[ValueSpec, ...]:
-        """Return the state that starts from zeros. error: raised where there is none for these shapes."""
+        """Return the zero state. Raises `error` if these shapes have none."""
         try:
             return scope.types.zero_state(self, sequence)
         except ModelError:
@@ -319,18 +331,18 @@ class Cell:
         state: tuple[ValueSpec, ...],
         error: ShapeError | None,
     ) -> CellType:
-        """Return the type of a chain's cell. ShapeError where the state is another than the cell gives back."""
+        """Return the type of a chain's cell. ShapeError if the cell returns a state of another shape than it takes."""
         try:
             known = self._type_of(scope, (*sequence, *state), error)
             if error is not None:
-                scope.types.use_in_runs(known, len(sequence))  # raises where the state does not come back as it is
+                scope.types.use_in_runs(known, len(sequence))  # raises if the cell returns another state than it takes
             return known
         except ModelError:
             if error is not None:
                 raise error from None
             try:
                 zeros = scope.types.zero_state(self, sequence)
-            except ModelError:  # it cannot be told
+            except ModelError:  # the length is unknown
                 zeros = state
             if [part.row_signature for part in state] != [part.row_signature for part in zeros]:
                 given, wanted = ("(" + ", ".join(map(str, parts)) + ")" for parts in (state, zeros))
@@ -345,7 +357,7 @@ class Cell:
 
 
 def elements(scope: UnfoldingScope, value: Value) -> ValueSequence:
-    """Return a value of shape [n, *shape] as a sequence of n values: each is copied out by a node of its own."""
+    """Return a value of shape [n, *shape] as a sequence of n values. A node of its own copies each element out."""
     spec, count = value.spec, value.spec.shape[0]
     cell = _ELEMENTS.get(spec) or _ELEMENTS.setdefault(spec, Cell(Element(), name="element"))
     known = scope.types.known(cell) or scope.types.learn(cell, (spec, INDEX))
@@ -355,7 +367,7 @@ def elements(scope: UnfoldingScope, value: Value) -> ValueSequence:
 
 
 _ELEMENTS: Final[dict[ValueSpec, Cell]] = {}
-"""What copies elements out of values of each spec: the same for all models of the process."""
+"""The cells that copy elements out of values, by spec. Shared by all models of the process."""
 
 
 def _one_or_all(outputs: tuple[Any, ...]) -> Any:

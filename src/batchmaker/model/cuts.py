@@ -1,8 +1,8 @@
-"""Cutting a static network into layers: its traced graph in groups of nodes, each of them a module of its own.
+"""Cutting a static network into layers: the nodes of its traced graph in groups, each group a module.
 
-A group begins at an *anchor*, such as a convolution, and takes in what follows it. A node that is no anchor joins the
-last of the groups that its inputs come from, so values only ever flow to later groups. What needs no value at all
-(weights, positions) or sizes alone is copied into every group that reads it.
+A group begins at an *anchor*, such as a convolution, and includes the nodes after it. A node that is no anchor joins
+the last group among its inputs' groups, so values only flow to later groups. Nodes that need no value (weights,
+positions) or sizes only are copied into every group that reads them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from batchmaker.errors import ModelError
 from batchmaker.model.network_graph import Traced, is_size, is_weak
 
 Place = tuple[int, int]
-"""Where a value comes from: (layer, output), or (REQUEST, input)."""
+"""The origin of a value: (layer, output), or (REQUEST, input)."""
 
 REQUEST: Final = -1
 
@@ -35,7 +35,7 @@ _PRODUCTS = frozenset(("matmul", "mm", "bmm", "addmm", "baddbmm", "einsum"))
 @final
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One cell. sources: where each of its inputs comes from, in order. num_outputs: tensors that it returns."""
+    """One cell. sources: the origin of each of its inputs, in order. num_outputs: number of tensors that it returns."""
 
     name: str
     module: nn.Module
@@ -48,8 +48,8 @@ class Layer:
 class Cut:
     """A network in layers, in an order in which they can run.
 
-    inputs: names of what a request gives. form: "tensor", "tuple", "list" or "dict", what the network returns; results:
-    where it comes from; keys: names of the results of a dict.
+    inputs: names of the request's inputs. form: the form of the network's result: "tensor", "tuple", "list" or "dict".
+    results: the origin of each result. keys: names of the results of a dict.
     """
 
     layers: tuple[Layer, ...]
@@ -60,7 +60,7 @@ class Cut:
 
 
 def has_weights(module: nn.Module) -> bool:
-    """Whether a module, or one in it, has weights and is more than a normalisation."""
+    """Whether a module, or a submodule, has weights and is not just a normalisation."""
     if isinstance(module, _NORMS):
         return False
     own = any(True for _ in module.parameters(recurse=False))
@@ -70,14 +70,14 @@ def has_weights(module: nn.Module) -> bool:
 def cut(traced: Traced, chosen: frozenset[int] | None) -> Cut:
     """Cut a traced network. chosen: ids of the submodules at which a layer begins; None for every layer with weights.
 
-    Raises ModelError where a layer would write into the value of another one or returns what is no tensor.
+    Raises ModelError if a layer would write into the value of another one, or returns something other than tensors.
     """
     return _Cutter(traced, chosen).cut()
 
 
 @final
 class _Cutter:
-    """One cut. groups: each node's group; free: nodes that are copied into whichever group reads them."""
+    """One cut. groups: the group of each node. free: nodes that are copied into every group that reads them."""
 
     def __init__(self, traced: Traced, chosen: frozenset[int] | None) -> None:
         self._graph, self._root = traced.graph, traced.root
@@ -142,7 +142,7 @@ class _Cutter:
         return name in _LAYERS or (name in _PRODUCTS and constant)
 
     def _returned(self) -> tuple[str, tuple[str, ...], list[fx.Node]]:
-        """Return the form of what the network returns, its keys if it is a dict, and the nodes."""
+        """Return the form of the network's result, its keys if it is a dict, and its nodes."""
         value: Any = self._graph.output_node().args[0]
         keys: tuple[str, ...] = ()
         parts: list[Any]
@@ -171,9 +171,9 @@ class _Cutter:
         return found
 
     def _needs(self, members: Iterable[fx.Node]) -> list[fx.Node]:
-        """Return the nodes that a group reads, itself, others and inputs, in order of first use.
+        """Return the nodes that a group reads (itself, other groups and inputs) in order of first use.
 
-        The size of dimension 0, the batch, can be read off any of them, so it is no reason to need one.
+        The size of dimension 0, the batch, is the same for all of them, so reading it does not make a node necessary.
         """
         needed: dict[fx.Node, None] = {}
         waiting = [source for node in members for source in node.all_input_nodes][::-1]
@@ -202,7 +202,7 @@ class _Cutter:
     # --- modules -----------------------------------------------------------------------------------------------
 
     def _module(self, members: list[fx.Node], outputs: list[fx.Node]) -> tuple[nn.Module, list[fx.Node]]:
-        """Return a group as a module, and the nodes that it takes as inputs, in order."""
+        """Return a group as a module, and its input nodes in order."""
         own = set(members)
         outside = [node for node in self._needs(members) if node not in own]
         graph = fx.Graph()
@@ -242,9 +242,10 @@ def _is_batch_size(node: fx.Node) -> bool:
 def run_layers(
     layers: Iterable[tuple[Callable[..., Any], tuple[Place, ...], int]], given: tuple[Any, ...]
 ) -> list[tuple[Any, ...]]:
-    """Call layers in order on values or handles and return each one's outputs. ModelError if a layer returns others.
+    """Call layers in order on values or handles and return each one's outputs.
 
-    layers: what to call, where its inputs come from, how many outputs it must give.
+    layers: the callable, the origins of its inputs, the number of its outputs. ModelError if a layer returns another
+    number of outputs.
     """
     made: list[tuple[Any, ...]] = []
     for call, sources, num_outputs in layers:

@@ -1,4 +1,4 @@
-"""A value [n, ...] of a cell as a sequence of n values, which other cells run over."""
+"""A value [n, ...] of a cell as a sequence of n values, as input of other cells."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from batchmaker.graph.spec import ValueSpec
 
 INDEX: Final = ValueSpec((), "int64")
-"""What `Element` takes beside the value."""
+"""The second input of `Element`, beside the value."""
 
 
 @final

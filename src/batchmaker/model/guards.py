@@ -1,7 +1,8 @@
-"""What an unfold function reads besides its request, and whether it is still what it was.
+"""Records what an unfold function reads besides its request, and checks later that it is unchanged.
 
-While a template is made, the function runs on a model that notes which of its attributes are read, under a hook that
-sees which other functions run. What they read must be of kinds that can be compared; what they change is noticed.
+While a template is made, the function runs on a model that records which of its attributes are read, under a hook that
+sees which other functions run. All values that it reads must be of kinds that can be compared. Changes that it makes
+are detected.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from batchmaker.model.model import Model, cells_in
 
 MAX_ITEMS: Final = 4096
 MAX_BYTES: Final = 1 << 20
-"""What a function may read, and how large an array. With more its templates would cost more than they save."""
+"""Limits of what a function may read: items, and bytes of an array. Beyond them a template costs more than it saves."""
 
 _CONSTANT: Final = (
     type(None), bool, int, float, complex, str, bytes, range, slice, type(...), type(NotImplemented), torch.dtype,
@@ -39,7 +40,7 @@ _TRUSTED: Final = frozenset((
     "numpy", "torch", "math", "itertools", "operator", "functools", "collections", "typing", "abc", "enum",
     "contextlib", "dataclasses", "types", "numbers", "cmath", "bisect", "heapq", "copy", "string",
 ))  # fmt: skip
-"""Modules whose functions give the same for the same; that they draw no random numbers is seen separately."""
+"""Modules whose functions return equal results for equal arguments. Random numbers are detected separately."""
 _ACTS: Final = frozenset((
     "print", "open", "input", "exec", "eval", "compile", "setattr", "delattr", "globals", "locals", "vars", "id", "dir",
     "__import__",
@@ -48,15 +49,14 @@ _FOREIGN: Final = (frozenset(sys.stdlib_module_names) - {"__main__"}) | {"numpy"
 
 
 class UnprovenError(Exception):
-    """It cannot be told whether the function gives the same next time."""
+    """It is unknown whether the function gives the same result next time."""
 
 
 @final
 class Guard:
-    """What was read: names in dicts with their values, containers and arrays with what was in them, tensors with their
-    version.
+    """A record of reads: names in dicts with their values, containers and arrays with contents, tensors with versions.
 
-    key: the same for two guards of the same things.
+    key: equal for two guards of the same reads.
     """
 
     __slots__ = ("_arrays", "_cells", "_containers", "_names", "_tensors", "key")
@@ -70,7 +70,7 @@ class Guard:
         self.key: Hashable = None
 
     def close(self) -> None:
-        """All that is read is known."""
+        """The record is complete."""
         self.key = (
             tuple(
                 [
@@ -82,7 +82,7 @@ class Guard:
         )
 
     def holds(self) -> bool:
-        """Whether everything is as it was when it was read. It takes some microseconds."""
+        """Whether everything that was read is unchanged. This takes a few microseconds."""
         for get, read in self._names.values():
             if not all(map(is_, map(get, read), read.values())):
                 return False
@@ -109,7 +109,7 @@ def _content(container: Any) -> tuple[tuple[Any, ...], ...]:
 
 @final
 class Reads:
-    """Notes what is read. Raises UnprovenError where that is of a kind that could change unseen."""
+    """Records reads. Raises UnprovenError for a value of a kind that could change unnoticed."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -120,7 +120,7 @@ class Reads:
         self._refused: str | None = None
 
     def guard(self) -> Guard:
-        """Return what was read; UnprovenError if something of it has changed since, or cannot be told to stay."""
+        """Return the record. UnprovenError if a value in it has changed since, or may change unnoticed."""
         if self._refused is not None:
             raise UnprovenError(self._refused)
         if not self._guard.holds():
@@ -129,7 +129,7 @@ class Reads:
         return self._guard
 
     def name(self, owner: Any, name: str, value: Any) -> None:
-        """A name was looked up. owner: the dict that it was found in, or a class."""
+        """Record the look-up of a name. owner: the dict or the class in which it was found."""
         _, read = self._guard._names.setdefault(
             id(owner), (owner.get if isinstance(owner, dict) else owner.__dict__.get, {})
         )
@@ -138,7 +138,7 @@ class Reads:
             self.value(value)
 
     def value(self, value: Any) -> None:
-        """The function can see a value."""
+        """Record a value that the function can see."""
         self._count += 1
         if self._count > MAX_ITEMS:
             self.refuse("it reads too much besides the request")
@@ -173,7 +173,7 @@ class Reads:
             self.refuse(f"it reads a {type(value).__name__}")
 
     def code(self, code: CodeType, names: dict[str, Any]) -> None:
-        """A function that is not of the trusted modules runs."""
+        """Record that a function outside the trusted modules runs."""
         if code in self._codes:
             return
         self._codes.add(code)
@@ -181,11 +181,11 @@ class Reads:
         if acts:
             self.refuse("it imports, or sets a global")
         for name in found:
-            if name in names:  # else it is built in
+            if name in names:  # otherwise it is built in
                 self.name(names, name, names[name])
 
     def refuse(self, why: str) -> NoReturn:
-        """The function may give something else next time."""
+        """Raise UnprovenError: the function may give another result next time."""
         self._refused = self._refused or why
         raise UnprovenError(why)
 
@@ -198,13 +198,13 @@ class Reads:
         for cell in function.__closure__ or ():
             try:
                 found = cell.cell_contents
-            except ValueError:  # nothing is in it yet
+            except ValueError:  # the cell is still empty
                 self.refuse("it uses a name that is not bound yet")
             self._guard._cells[id(cell)] = (cell, found)
             self.value(found)
 
     def _class(self, value: type) -> None:
-        """What a class of the user's has is read with it."""
+        """Record all attributes of a user's class with the class."""
         if _root(value.__module__) in _FOREIGN | {"batchmaker"} or id(value) in self._guard._containers:
             return
         self._guard._containers[id(value)] = (value, _content(value))
@@ -224,9 +224,9 @@ class Reads:
 
 @contextmanager
 def noting(model: Model, function: str, reads: Reads) -> Iterator[Callable[..., Any]]:
-    """Give the model's function as it can be called to note what it reads, and see what runs meanwhile.
+    """Give the model's function in a form that records its reads, and watch which code runs meanwhile.
 
-    UnprovenError where a function of the model's class cannot be watched, or random numbers were drawn.
+    UnprovenError if a function of the model's class cannot be watched, or random numbers were drawn.
     """
     if sys.getprofile() is not None:
         raise UnprovenError("somebody else looks at what runs")
@@ -254,7 +254,7 @@ def noting(model: Model, function: str, reads: Reads) -> Iterator[Callable[..., 
     @wraps(call)
     def watched_call(*given: Any, **named: Any) -> Any:
         collects = gc.isenabled()
-        gc.disable()  # what it calls is not the function's doing
+        gc.disable()  # finalisers that it calls are not part of the function
         sys.setprofile(seen)
         try:
             return call(*given, **named)
@@ -269,7 +269,7 @@ def noting(model: Model, function: str, reads: Reads) -> Iterator[Callable[..., 
 
 
 def is_trusted(names: Mapping[str, Any]) -> bool:
-    """Whether functions with these globals are this library's or of modules that are known not to remember."""
+    """Whether functions with these globals belong to this library or to modules that are known to keep no state."""
     module = str(names.get("__name__"))
     if module.startswith("batchmaker."):
         return not module.startswith("batchmaker.lab.zoo.")
@@ -281,7 +281,7 @@ def _root(module: str) -> str:
 
 
 def _watched(model: Model, reads: Reads) -> Any:
-    """Return the same model, with the same attributes, as one that notes what is read of it."""
+    """Return the same model, with the same attributes, in a form that records reads of them."""
     cls: Any = type(model)
     plain = cls.__getattribute__ is object.__getattribute__ and not hasattr(cls, "__getattr__")
     if type(cls) not in (type, ABCMeta) or not plain or cls.__setattr__ is not Model.__setattr__:
@@ -307,7 +307,7 @@ def _watched(model: Model, reads: Reads) -> Any:
                 if name in base.__dict__:
                     if base is not object and base is not Model:
                         reads.name(base, name, base.__dict__[name])
-                        reads.name(own, name, None)  # nor may one of the model's own come before it
+                        reads.name(own, name, None)  # nor may an attribute of the model itself hide it
                     break
         return object.__getattribute__(self, name)
 
@@ -328,7 +328,7 @@ def _random_states() -> tuple[Any, ...]:
 
 @lru_cache(maxsize=1024)
 def _globals_of(code: CodeType) -> tuple[tuple[str, ...], bool]:
-    """Return the names that a function looks up outside, and whether it imports or sets any."""
+    """Return the global names that a function looks up, and whether it imports or sets any."""
     found, acts = [], False
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):

@@ -21,9 +21,9 @@ from batchmaker.model.stand_ins import StandIn, holds_stand_ins, standing_in
 def host_sequence(data: Any, spec: ValueSpec | None, float_dtype: str, where: str) -> HostValues:
     """Lay out one value per node.
 
-    data: a list, NumPy array or tensor [count, *shape]. spec: what the input declares, None at first use. float_dtype:
-    dtype for floating data where nothing is declared; where it is one of integers or bools, for those. Returns values
-    [count, *shape] in the declared dtype; floats convert to floats and integers to integers, nothing else. Raises
+    data: a list, NumPy array or tensor [count, *shape]. spec: the input's declaration, None at first use. float_dtype:
+    dtype for floating data without a declaration; if it is an integer or bool dtype, it holds for those. Returns values
+    [count, *shape] in the declared dtype. Floats convert to floats and integers to integers, nothing else. Raises
     InvalidRequestError or RequestShapeError, which name `where`.
     """
     stand_ins = standing_in.get()
@@ -53,7 +53,7 @@ def _other_shape(shape: tuple[int, ...], spec: ValueSpec, where: str) -> Request
 
 
 def rows_as_declared(array: NDArray[Any], spec: ValueSpec) -> HostValues | None:
-    """Return an array that is just what an input declares as one value per node; None for any other, also if wrong."""
+    """Return an array that already is one value per node as declared; None for any other, even if it is wrong."""
     dtype = array.dtype
     if dtype is not _DTYPES.get(spec.dtype) or array.shape[1:] != spec.shape or not array.flags.carray:
         return None
@@ -87,9 +87,9 @@ def host_value(data: Any, spec: ValueSpec | None, float_dtype: str, where: str) 
 
 @final
 class CallData:
-    """Lays out the data that comes with calls of one cell, one by one: see `graph.calls.Layout`.
+    """Lays out the data of single calls of one cell: see `graph.calls.Layout`.
 
-    inputs: what the cell declares. where: names an input in messages.
+    inputs: the cell's declaration. where: names an input in messages.
     """
 
     def __init__(self, inputs: Sequence[ValueSpec], float_dtype: str, where: Callable[[int], str]) -> None:
@@ -98,7 +98,7 @@ class CallData:
         self._where = where
 
     def kept(self, data: Any, port: int) -> Any:
-        """Return a number as it is, and of anything else a copy, which the unfold function does not change."""
+        """Return a number unchanged, and a copy of anything else, so that the unfold function cannot change it."""
         if type(data) is StandIn:
             return data
         if isinstance(data, int | float | np.generic):
@@ -113,20 +113,20 @@ class CallData:
         return array.copy() if array is data or array.base is not None else array
 
     def laid_out(self, data: Sequence[Any], port: int) -> HostValues:
-        """Return one value per call, as `host_value` does for each; at once where they are all of one kind."""
+        """Return one value per call, each as from `host_value`; in one pass if all are of one kind."""
         spec, where = self._inputs[port], self._where(port)
         if holds_stand_ins(data):
             return host_sequence(data, spec, self._float_dtype, where)
         rows = _stacked(data)
         if rows is not None:
-            with suppress(InvalidRequestError):  # which says what is wrong with all; below, with the first at fault
+            with suppress(InvalidRequestError):  # the code below reports the first wrong value
                 return host_sequence(rows, spec, self._float_dtype, where)
         values = [host_value(one, spec, self._float_dtype, where).values for one in data]
         return HostValues(torch.cat([torch.as_tensor(one) for one in values]), len(data), spec)
 
 
 def _stacked(data: Sequence[Any]) -> Any:
-    """Return values of one type, and of one dtype and shape, as the rows of one array; None if they are not."""
+    """Return values of one type, dtype and shape as the rows of one array; None if they differ."""
     if len(set(map(type, data))) > 1:
         return None
     if not isinstance(data[0], np.ndarray | torch.Tensor):
@@ -160,7 +160,7 @@ def _kind(array: Any) -> str:
 
 
 def _default_dtype(array: Any, dtype: str) -> str:
-    """Return the dtype if it is of the array's kind, else the usual one of that kind."""
+    """Return the dtype if it is of the array's kind, else the usual dtype of that kind."""
     kind = _kind(array)
     return dtype if kind == _dtype_kind(torch_dtype(dtype)) else {"f": "float32", "b": "bool"}.get(kind, "int64")
 
@@ -170,7 +170,7 @@ def _dtype_kind(dtype: torch.dtype) -> str:
 
 
 def converted(array: Any, spec: ValueSpec, where: str) -> Any:
-    """Return an array or tensor in the dtype of a spec; RequestShapeError if its values are of another kind."""
+    """Return an array or tensor in the dtype of a spec. RequestShapeError if its values are of another kind."""
     kind = _kind(array)
     wanted = torch_dtype(spec.dtype, where)
     if kind != _dtype_kind(wanted):
@@ -185,7 +185,7 @@ def converted(array: Any, spec: ValueSpec, where: str) -> Any:
 
 def _check_tokens(values: Any, num_tokens: int, where: str) -> None:
     if isinstance(values, np.ndarray) and values.dtype == np.int64:
-        fits = int(values.view(np.uint64).max()) < num_tokens  # a negative number is a large one without its sign
+        fits = int(values.view(np.uint64).max()) < num_tokens  # negative numbers are large without a sign
     else:
         fits = int(values.min()) >= 0 and int(values.max()) < num_tokens
     if not fits:

@@ -1,4 +1,4 @@
-"""The recurrent state of a module whose initial value the user left out."""
+"""The initial recurrent state of a module when the user gives none."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from batchmaker.model.cell import Cell
 State = tuple[ValueSpec, ...]
 
 _MAX_TRIES: Final = 512
-"""States with parts of different widths that are tried."""
+"""The most states with parts of different widths to try."""
 _STEPS: Final = nn.LSTMCell | nn.GRUCell | nn.RNNCell
 
 
 def initial_state(cell: Cell, sequence: State) -> State:
-    """Return the specs of a chain's initial state where the unfold function gives none: declared, or found."""
+    """Return the specs of a chain's initial state when the unfold function gives none: declared, or found by trials."""
     if cell.declared is not None:
         return cell.declared.inputs[len(sequence) :]
     if cell.state is not None:
@@ -38,7 +38,7 @@ def initial_state(cell: Cell, sequence: State) -> State:
 
 
 def _state_of_opaque(module: Opaque, num_sequence_inputs: int) -> State:
-    """Return the inputs that come after these. ModelError where their sizes are open."""
+    """Return the inputs after the sequence inputs. ModelError if their sizes are open."""
     specs = []
     for form in module.inputs[num_sequence_inputs:]:
         if form.spec is None:
@@ -53,10 +53,10 @@ def _state_of_opaque(module: Opaque, num_sequence_inputs: int) -> State:
 def zero_state_specs(module: nn.Module, sequence: State) -> State:
     """Return the row specs of the state that `module` takes after its sequence inputs, all to start at zero.
 
-    The shapes are those at which the module's last outputs have exactly the rows of its state. Tried in order: the
-    states of the recurrent cells in it; one width for all parts, those that a `hidden_size` names before every size of
-    a parameter; parts of different widths among these; and of each the widths that the module gives back. Raises
-    ModelError where none fits or more than one does, ShapeError where one would fit other inputs.
+    The shapes are right if the module's last outputs have exactly the rows of its state. These are tried in order: the
+    states of the recurrent cells in it; one width for all parts, first those of a `hidden_size`, then every size of a
+    parameter; parts of different widths among these. For each trial, the widths that the module returns are tried too.
+    Raises ModelError if no state fits or several do, ShapeError if one would fit other inputs.
     """
     name = type(module).__name__
     if isinstance(module, _STEPS):
@@ -84,7 +84,7 @@ def zero_state_specs(module: nn.Module, sequence: State) -> State:
 
 
 def num_inputs(module: nn.Module) -> int:
-    """Return how many values forward() needs. ModelError where its signature does not tell."""
+    """Return how many values forward() needs. ModelError if its signature does not say."""
     parameters = signature_of(module).parameters.values()
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         raise ModelError(
@@ -101,7 +101,7 @@ def _state_of(cell: nn.LSTMCell | nn.GRUCell | nn.RNNCell, dtype: str) -> State:
 
 @final
 class _StateSearch:
-    """Looks for the states, of so many parts, that a module gives back as it takes them."""
+    """Searches for states, with a given number of parts, that a module returns in the form in which it takes them."""
 
     def __init__(self, module: nn.Module, num_states: int) -> None:
         self._module, self._flat, self._num_states = module, flat_module(module), num_states
@@ -110,7 +110,7 @@ class _StateSearch:
     def found(self, sequence: State, *, different: bool = False) -> State | None:
         """Return the state for these inputs, None if there is none. ModelError if there are several.
 
-        different: try parts of different widths too.
+        different: also try parts of different widths.
         """
         sizes = [part.hidden_size for part in self._module.modules() if isinstance(part, _STEPS)]
         named = (getattr(part, "hidden_size", None) for part in self._module.modules())
@@ -139,12 +139,12 @@ class _StateSearch:
         return None
 
     def said(self, sequence: State) -> str:
-        """Return what the module says to the likeliest state, for a message."""
+        """Return the module's reply to the likeliest state, for a message."""
         for tried in chain(self._of_cells(), self._alike(parameter_sizes(self._module)[-1:])):
             shown = ", ".join(map(str, tried))
             try:
                 return f": it gives ({', '.join(map(str, self._run(sequence, tried)))}) for a state of ({shown})"
-            except Exception as error:  # the module's own
+            except Exception as error:  # any exception of the module
                 return f": with a state of ({shown}) it raised {said_first(error)}"
         return ""
 
@@ -171,11 +171,14 @@ class _StateSearch:
         return tuple(map(spec_of_rows, flat_outputs(returned, "")))
 
     def _fixed_point(self, sequence: State, state: State) -> State | None:
-        """Return a state that comes back with the same specs: this one, or that of the widths that come back for it."""
+        """Return a state with specs that the module reproduces.
+
+        It is the given state, or one with the widths that the module returns for it.
+        """
         for _ in range(2):
             try:
                 outputs = self._run(sequence, state)
-            except Exception:  # a wrong width makes the module raise whatever it likes
+            except Exception:  # a wrong width may raise anything
                 return None
             made = outputs[len(outputs) - self._num_states :]
             if [spec.row_signature for spec in made] == [spec.row_signature for spec in state]:

@@ -25,14 +25,14 @@ DEFAULT_MAX_BATCH: Final = 64
 CUTS: Final = ("layers", "blocks", "whole")
 
 CutAt = str | Sequence[str | type[nn.Module]]
-"""How fine a network is cut: one of CUTS, or submodules by dotted name or by class."""
+"""Where a network is cut: one of CUTS, or submodules by dotted name or by class."""
 
 
 class Layered(Model):
     """A static network whose layers are cells. Made by `layers`; a subclass may give requests another form.
 
-    A request is one row: a tensor, or a tuple or dict of tensors where the module takes several. See `layers` for the
-    options. open_sizes: requests may have other shapes than the example.
+    A request is one row: a tensor, or a tuple or dict of tensors if the module takes several. See `layers` for the
+    options. open_sizes: whether requests may have other shapes than the example.
     """
 
     open_sizes: bool = False
@@ -64,7 +64,7 @@ class Layered(Model):
         self.inputs, self.form, self.results, self.keys = found.inputs, found.form, found.results, found.keys
 
     def _free_name(self, name: str) -> str:
-        """Return a name for the attribute of a layer."""
+        """Return a free attribute name for a layer."""
         name = re.sub(r"\W", "_", name, flags=re.ASCII)
         if not name.isidentifier():
             name = f"layer_{name}"
@@ -78,7 +78,7 @@ class Layered(Model):
         return self._formed([given[k] if layer < 0 else made[layer][k] for layer, k in self.results])
 
     def length(self, request: Any) -> int:
-        """Return 1: all requests are alike."""
+        """Return 1: all requests have the same length."""
         return 1
 
     def batched(self, requests: Sequence[Any]) -> list[Any]:
@@ -104,7 +104,7 @@ class Layered(Model):
         return self.batched([request])[0]
 
     def given(self, request: Any) -> tuple[Any, ...]:
-        """Return what a request gives for each input, in order. For subclasses whose requests have another form."""
+        """Return the request's values for the inputs, in order. Override this if requests have another form."""
         if type(request) is not StandIn and isinstance(request, Mapping):
             if set(request) != set(self.inputs):
                 got = ", ".join(sorted(map(str, request)))
@@ -141,7 +141,7 @@ class Layered(Model):
         )
 
     def _formed(self, parts: list[Any]) -> Any:
-        """Return parts in the form that the network returns them in."""
+        """Return parts in the form of the network's result."""
         if self.form == "dict":
             return dict(zip(self.keys, parts, strict=True))
         return parts[0] if self.form == "tensor" else parts if self.form == "list" else tuple(parts)
@@ -155,18 +155,20 @@ def layers(
     max_batch: int = DEFAULT_MAX_BATCH,
     batch_sizes: Iterable[int] | None = None,
 ) -> Layered:
-    """Return a model whose cells are the layers of a static network, each with what follows it elementwise.
+    """Return a model whose cells are the layers of a static network, each with the elementwise operations after it.
 
-    module: dimension 0 of every input and output, and of every value between layers, is the batch. It is put in eval
-    mode. example_request: one row, without batch: a tensor, or a tuple or dict of tensors for several inputs; with it
-    shapes are proved when the engine starts, and modules that torch.fx cannot trace are traced by torch.export.
-    What the module returns is what requests get: a tensor, or a tuple, list or dict of tensors.
-    cut: "layers" begins a cell at every convolution, linear, recurrent or embedding layer, and takes normalisations,
-    activations, pooling and sums into the cell before them; "blocks" keeps each child of the module whole (children of
-    nn.Sequential and nn.ModuleList count as its own); "whole" makes one cell; a list of submodules, by dotted name or
-    by class, begins a cell at each of those. A submodule that cannot be traced stays whole.
-    max_batch, batch_sizes: of every cell, as for Cell. Later layers have the higher priority, so that what is begun
-    ends. Raises ModelError with advice for a module that cannot be traced.
+    - module: dimension 0 of every input and output, and of every value between layers, is the batch. It is put in eval
+      mode. The module's result is the result of a request: a tensor, or a tuple, list or dict of tensors.
+    - example_request: one row, without the batch: a tensor, or a tuple or dict of tensors for several inputs. With it
+      shapes are proved when the engine starts, and torch.export traces modules that torch.fx cannot trace.
+    - cut: "layers" begins a cell at every convolution, linear, recurrent or embedding layer, and adds normalisations,
+      activations, pooling and sums to the cell before them. "blocks" keeps each child of the module whole (children of
+      nn.Sequential and nn.ModuleList count as its own). "whole" makes one cell. A list of submodules, by dotted name or
+      by class, begins a cell at each of them. A submodule that cannot be traced stays whole.
+    - max_batch, batch_sizes: of every cell, as for Cell.
+
+    Later layers have the higher priority, so that requests in progress end. Raises ModelError with advice for a module
+    that cannot be traced.
     """
     return Layered(module, example_request, cut=cut, max_batch=max_batch, batch_sizes=batch_sizes)
 
@@ -175,7 +177,7 @@ def layers(
 
 
 def _check_network(module: Any) -> None:
-    """ModelError for what is no network, with what to write instead."""
+    """ModelError for an object that is not a network; the message says what to write instead."""
     if isinstance(module, type) and issubclass(module, nn.Module):
         raise ModelError(f"bm.layers takes a module, got the class {module.__name__}; make one: {module.__name__}(...)")
     if not isinstance(module, nn.Module):
@@ -198,7 +200,7 @@ def _cut(module: nn.Module, example_request: Any, float_dtype: str, at: CutAt) -
     chosen = None if at == "layers" else frozenset(map(id, _chosen(module, at)))
     try:
         traced = trace_modules(module, inputs, lambda part: chosen is not None and id(part) in chosen)
-    except Exception as error:  # whatever its code runs into when it is given stand-ins
+    except Exception as error:  # its code may raise anything on stand-ins
         if chosen is not None:
             raise ModelError(
                 f"{type(module).__name__}: torch.fx cannot trace its forward() ({_first_line(error)}); use "
@@ -210,7 +212,7 @@ def _cut(module: nn.Module, example_request: Any, float_dtype: str, at: CutAt) -
 
 
 def _example_rows(inputs: tuple[str, ...], example: Any, float_dtype: str) -> tuple[torch.Tensor, ...] | None:
-    """Return the example request as a batch of one row per input, None where there is none."""
+    """Return the example request as a batch of one row per input, None without an example."""
     if example is None:
         return None
     laid = [host_value(value, None, float_dtype, "the example request").values for value in _given(inputs, example)]
@@ -218,7 +220,7 @@ def _example_rows(inputs: tuple[str, ...], example: Any, float_dtype: str) -> tu
 
 
 def _given(inputs: tuple[str, ...], example: Any) -> tuple[Any, ...]:
-    """Return what an example request gives for each input."""
+    """Return the example request's value for each input."""
     if isinstance(example, Mapping):
         return tuple([example[name] for name in inputs])
     return example if isinstance(example, tuple) else (example,)
@@ -227,7 +229,7 @@ def _given(inputs: tuple[str, ...], example: Any) -> tuple[Any, ...]:
 def _exported(
     module: nn.Module, inputs: tuple[str, ...], example_request: Any, float_dtype: str, reason: Exception
 ) -> Traced:
-    """Trace by torch.export what torch.fx has refused for this reason."""
+    """Trace with torch.export. reason: why torch.fx has refused."""
     where = f"{type(module).__name__}: torch.fx cannot trace it ({_first_line(reason)})"
     advice = (
         'Keep it whole with cut="whole", take the control flow that depends on values out of forward(), or write a '
@@ -241,7 +243,7 @@ def _exported(
     given = _given(inputs, example_request)
     try:
         traced = trace_operators(by_position(module, inputs), tuple(_spec(value, float_dtype) for value in given))
-    except Exception as error:  # whatever its code runs into
+    except Exception as error:  # its code may raise anything
         raise ModelError(f"{where}, nor can torch.export ({_first_line(error)}). {advice}.") from error
     for node, name in zip((n for n in traced.graph.nodes if n.op == "placeholder"), inputs, strict=True):
         node.target = name

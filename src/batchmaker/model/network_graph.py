@@ -1,4 +1,4 @@
-"""A static network as one graph: torch.fx makes one of calls of modules, torch.export one of ATen operators."""
+"""A static network as one graph: torch.fx gives calls of modules, torch.export gives ATen operators."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SIZE_ATTRIBUTES: Final = frozenset(("shape", "ndim", "device", "dtype"))
 @final
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """A graph whose placeholders are what a request gives, and the module that holds what its nodes name."""
+    """A graph whose placeholders are the request's inputs, and the module that holds the attributes of its nodes."""
 
     graph: fx.Graph
     root: nn.Module
@@ -34,8 +34,8 @@ class Traced:
 def input_names(module: nn.Module, example_request: Any) -> tuple[str, ...]:
     """Return the names of the inputs of forward() that a request gives.
 
-    They are those that the example gives: by name in a dict, by position in a tuple. Without one, those that have no
-    default. Raises ModelError where forward() takes any number of inputs, or others than the example's.
+    They are the inputs in the example: by name in a dict, by position in a tuple. Without an example they are the
+    inputs without a default. Raises ModelError if forward() takes any number of inputs, or does not match the example.
     """
     signature = signature_of(module).parameters.values()
     name = type(module).__name__
@@ -62,7 +62,8 @@ def input_names(module: nn.Module, example_request: Any) -> tuple[str, ...]:
 def trace_modules(module: nn.Module, inputs: tuple[str, ...], leaf: Callable[[nn.Module], bool]) -> Traced:
     """Trace with torch.fx. leaf: submodules that stay one node, besides those of torch.nn.
 
-    A submodule that cannot be traced stays one node too. Raises what torch.fx raises if the module itself cannot be.
+    A submodule that cannot be traced stays one node too. Raises the error of torch.fx if the module itself cannot be
+    traced.
     """
     parameters = signature_of(module).parameters.values()
     left = {p.name: p.default for p in parameters if p.name not in inputs and p.kind is not p.VAR_KEYWORD}
@@ -78,7 +79,7 @@ def trace_modules(module: nn.Module, inputs: tuple[str, ...], leaf: Callable[[nn
 
 @final
 class _Tracer(fx.Tracer):
-    """torch.fx's own, which goes on where a submodule cannot be traced."""
+    """The tracer of torch.fx, which continues if a submodule cannot be traced."""
 
     def __init__(self, leaf: Callable[[nn.Module], bool]) -> None:
         super().__init__()
@@ -93,7 +94,7 @@ class _Tracer(fx.Tracer):
         before, stack = len(self.graph.nodes), self.module_stack.copy()
         try:
             return super().call_module(m, forward, args, kwargs)
-        except Exception:  # whatever its code runs into when it is given stand-ins
+        except Exception:  # its code may raise anything on stand-ins
             for node in list(self.graph.nodes)[: before - 1 : -1]:
                 self.graph.erase_node(node)
             self.module_stack = stack
@@ -101,7 +102,7 @@ class _Tracer(fx.Tracer):
 
 
 def trace_operators(module: nn.Module, specs: tuple[ValueSpec, ...]) -> Traced:
-    """Trace with torch.export, for rows of these specs. Raises whatever it raises."""
+    """Trace with torch.export, for rows of these specs. Raises any error of torch.export."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch copies its own deprecated classes
         program = without_writes(export_cell(module, specs))
@@ -119,7 +120,7 @@ def trace_operators(module: nn.Module, specs: tuple[ValueSpec, ...]) -> Traced:
 
 
 def is_size(node: fx.Node) -> bool:
-    """Whether the node asks a value for its size, device or dtype: it reads no numbers in it."""
+    """Whether the node asks a value for its size, device or dtype, and reads no numbers in it."""
     if node.op == "call_method":
         return node.target in _SIZE_METHODS
     if node.op != "call_function":
@@ -128,7 +129,7 @@ def is_size(node: fx.Node) -> bool:
 
 
 def is_weak(node: fx.Node) -> bool:
-    """Whether the node is needed only for what it says of another value, or is a weight."""
+    """Whether the node is a weight, or is needed only for the size, device or dtype of another value."""
     return node.op == "get_attr" or is_size(node)
 
 

@@ -19,7 +19,7 @@ _DTYPES: Final = {
     "tensor(double)": "float64",
     **{f"tensor({name})": name for name in ("int64", "int32", "int16", "int8", "uint8", "bool")},
 }
-"""ONNX Runtime's names of the types that rows can have."""
+"""The dtype of each ONNX Runtime type that rows can have."""
 
 _DYNAMIC: Final = (
     "Export it with dimension 0 of every input and output dynamic, such as torch.onnx.export(module, rows, "
@@ -31,7 +31,7 @@ _DYNAMIC: Final = (
 @final
 @dataclass(frozen=True, slots=True)
 class OnnxFile:
-    """The bytes of a model: in memory, or in a file, which must not change. sha256: of them, in hexadecimal."""
+    """The bytes of a model: in memory, or in a file, which must not change. sha256: their hash, in hexadecimal."""
 
     where: str
     sha256: str
@@ -51,7 +51,7 @@ class OnnxFile:
 
 @final
 class OnnxModel(Opaque):
-    """An ONNX model. See `onnx`. file: where its bytes are. threads: compute threads of one call."""
+    """An ONNX model as a module. See `onnx`. file: the bytes. threads: compute threads of one call."""
 
     def __init__(
         self, file: OnnxFile, session: Any, inputs: tuple[RowForm, ...], outputs: tuple[RowForm, ...], threads: int
@@ -68,7 +68,7 @@ class OnnxModel(Opaque):
 
     @property
     def identity(self) -> str:
-        """Its bytes and what is taken of them: the same file in two cells is one type of cell."""
+        """The bytes and the chosen inputs and outputs: the same file in two cells is one cell type."""
         return f"onnx {self.file.sha256} {self._given} {self._made} {self.threads}"
 
     def compute(self, rows: list[Array]) -> Sequence[Array]:
@@ -85,13 +85,16 @@ def onnx(
 ) -> OnnxModel:
     """Return an ONNX model as a module, for `Cell` or `layers`. ONNX Runtime computes it, on the CPU.
 
-    model: a file, or its bytes. Dimension 0 of all its inputs and outputs is the batch and must be dynamic there;
-    names, dtypes and the shapes of rows are the file's. Other dimensions may be dynamic too: then a cell has one type
-    for each shape that requests bring, as with any module. inputs: all names in the order in which the cell takes them,
-    where the file's order is another: state last. outputs: names of those to compute, in order, by default all.
-    threads: compute threads of each call. Weights in files beside a file are joined with it. The bytes are kept with a
-    saved model; nothing in them runs as code. Raises ModelError for what is no such model, and
-    without onnxruntime; OptionError for a name that it does not have.
+    - model: a file, or its bytes. Dimension 0 of all inputs and outputs is the batch and must be dynamic in the file.
+      Names, dtypes and the shapes of rows are those of the file. Other dimensions may be dynamic too: then a cell has
+      one type for each shape in the requests, as with any module.
+    - inputs: all names in the cell's order (state last), if the file has another order.
+    - outputs: names of the outputs to compute, in order; by default all.
+    - threads: compute threads of each call.
+
+    Weights in separate files beside the model are joined with it. A saved model keeps the bytes; nothing in them runs
+    as code. Raises ModelError for anything that is no such model, and without onnxruntime; OptionError for an unknown
+    name.
     """
     if isinstance(model, bytes):
         where, content, path = "the ONNX model", model, None
@@ -117,7 +120,7 @@ def onnx(
 def open_onnx(
     file: OnnxFile, content: bytes, inputs: Sequence[str] | None, outputs: Sequence[str] | None, threads: int
 ) -> OnnxModel:
-    """Return the model of a file whose bytes are at hand. As `onnx` otherwise; the bytes may not name other files."""
+    """Return the model of a file whose bytes are given. As `onnx` otherwise; the bytes may not name other files."""
     session = _session(file, content, threads)
     given = _chosen("input", [_form(arg, "input", file.where) for arg in session.get_inputs()], inputs)
     made = _chosen("output", [_form(arg, "output", file.where) for arg in session.get_outputs()], outputs)
@@ -143,12 +146,12 @@ def _read(path: Path) -> bytes:
 
 
 def _joined(path: Path) -> bytes:
-    """Return a model whose weights are in files beside it as one. ModelError where that cannot be."""
+    """Return a model and its separate weight files as one model. ModelError if they cannot be joined."""
     try:
         import onnx
 
         content: bytes = onnx.load(path).SerializeToString()
-    except Exception as error:  # its own, those of protobuf, and of the files
+    except Exception as error:  # errors of onnx, of protobuf, and of the files
         raise ModelError(
             f"{path}: keeps its weights in other files, which cannot be joined with it ({said_first(error)}). All "
             "must be in one folder, and the package onnx be installed (pip install 'batchmaker[onnx]'); or export it "
@@ -166,7 +169,7 @@ def _session(file: OnnxFile, content: bytes, threads: int) -> Any:
         ) from None
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    options.log_severity_level = 4  # what is wrong comes as an error; nothing else is printed
+    options.log_severity_level = 4  # errors are raised; nothing else is printed
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.devnull)
     try:
         return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
@@ -182,13 +185,13 @@ def _refused(where: str, error: Exception) -> ModelError:
     said = said_first(error)
     if type(error).__name__ == "InvalidProtobuf":
         return ModelError(f"{where}: is not an ONNX file ({said})")
-    if "External data" in said or os.devnull in said:  # nothing else is looked for there
+    if "External data" in said or os.devnull in said:  # nothing else is looked up there
         return _OtherFilesError(f"{where}: names other files for its weights, which are not read ({said})")
     return ModelError(f"{where}: ONNX Runtime cannot load it ({said})")
 
 
 def _form(arg: Any, kind: str, where: str) -> RowForm:
-    """Return the form of an input or output. ModelError where its rows cannot be batched."""
+    """Return the form of an input or output. ModelError if its rows cannot be batched."""
     dtype = _DTYPES.get(arg.type)
     at = f"{where}: {kind} {arg.name!r}"
     if dtype is None:
@@ -198,7 +201,7 @@ def _form(arg: Any, kind: str, where: str) -> RowForm:
 
 def _row_shape(arg: Any, kind: str, at: str) -> tuple[int | None, ...] | None:
     if not arg.shape and kind == "output":
-        return None  # a single number, or a shape that the file does not tell: its first use does
+        return None  # a single number, or unknown before first use
     if not arg.shape:
         raise ModelError(f"{at} has no dimensions, so there is no batch. " + _DYNAMIC.format(name=arg.name))
     if isinstance(arg.shape[0], int):
@@ -209,7 +212,7 @@ def _row_shape(arg: Any, kind: str, at: str) -> tuple[int | None, ...] | None:
 
 
 def _chosen(kind: str, forms: list[RowForm], names: Sequence[str] | None) -> tuple[RowForm, ...]:
-    """Return the forms of these names, in their order; all where none are given."""
+    """Return the forms of these names, in their order; all of them without names."""
     if names is None:
         return tuple(forms)
     known = {form.name: form for form in forms}

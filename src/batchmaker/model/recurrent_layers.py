@@ -1,4 +1,4 @@
-"""Recurrent layers as torch has them, nn.LSTM, nn.GRU and nn.RNN, as cells: one for each layer and direction."""
+"""Torch's recurrent layers nn.LSTM, nn.GRU and nn.RNN as cells: one cell for each layer and direction."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ProjectedLSTMCell(nn.Module):
 class LayerStep(nn.Module):
     """One step of one direction of a layer: (inputs..., state...) -> new state.
 
-    embedding: makes the layer's input of the only one; without it several inputs are put side by side.
+    embedding: makes the layer's input from the only input; without it several inputs are concatenated.
     """
 
     def __init__(self, cell: nn.Module, num_inputs: int, embedding: nn.Module | None) -> None:
@@ -73,7 +73,7 @@ class LayerStep(nn.Module):
 
 @final
 class Join(nn.Module):
-    """Both directions side by side, as torch has them in its output."""
+    """Concatenates both directions, as in torch's output."""
 
     def forward(self, forwards: Tensor, backwards: Tensor) -> Tensor:
         return torch.cat((forwards, backwards), -1)
@@ -81,10 +81,10 @@ class Join(nn.Module):
 
 @final
 class RecurrentLayers(Model):
-    """The layers of an nn.LSTM, nn.GRU or nn.RNN. Made by `recurrent`, which see; call it inside `unfold`.
+    """The layers of an nn.LSTM, nn.GRU or nn.RNN. Made by `recurrent`; call it inside `unfold`.
 
-    Its cells are named as torch names weights: `l0`, `l0_reverse`, `l1`, ..., and `join` for the output of two
-    directions. As a model of its own a request is one sequence [n, input_size], and the result is what torch gives.
+    Its cells have torch's names of weights: `l0`, `l0_reverse`, `l1`, ..., and `join` for the output of two directions.
+    As a model by itself it takes one sequence [n, input_size] as a request, and its result is that of torch.
     """
 
     l0: Cell
@@ -123,15 +123,16 @@ class RecurrentLayers(Model):
             self.example_request = torch.zeros((2, *first[0].shape), dtype=getattr(torch, first[0].dtype))
 
     def __call__(self, sequence: Any, state: Any = None) -> tuple[Any, Any]:
-        """Run the layers over a request's sequence, inside an unfold function; returns (output, state) as torch does.
+        """Run the layers over a request's sequence, inside an unfold function. Returns (output, state) as torch does.
 
-        sequence: data [n, input_size], a sequence of values of other cells or one value [n, input_size], n at least 1,
-        without a batch in either order of dimensions; with an embedding what that takes. state: the initial one, as
-        torch has it: (h_0, c_0) for an LSTM, else h_0, each with a row for every layer and direction,
-        [num_layers * directions, width], as data, as a list of values (None for zeros), or as returned by a call
-        before; zeros if left out.
-        Returns the top layer's h of every step as a sequence of n values (two of them where `join` is False), and
-        (h_n, c_n) or h_n as sequences of num_layers * directions values.
+        - sequence: data [n, input_size], a sequence of values of other cells, or one value [n, input_size]. n is at
+          least 1, and there is no batch dimension. With an embedding: the embedding's inputs.
+        - state: the initial state, as in torch: (h_0, c_0) for an LSTM, else h_0. Each has a row for every layer and
+          direction, [num_layers * directions, width]: data, a list of values (None for zeros), or the result of an
+          earlier call. Zeros if left out.
+
+        Returns the top layer's h of every step as a sequence of n values (two sequences if `join` is False), and (h_n,
+        c_n) or h_n as sequences of num_layers * directions values.
         """
         scope = scope_of(self.l0)
         if type(sequence) is Value and sequence.spec.shape:
@@ -157,9 +158,9 @@ class RecurrentLayers(Model):
         return self(request)
 
     def unfold_chunk(self, chunk: Any, state: Any) -> tuple[Any, Any]:
-        """Return for a chunk [n, input_size] what `unfold` returns for a sequence, and the state to go on from.
+        """Return the result for a chunk [n, input_size], as `unfold` does for a sequence, and the new state.
 
-        ModelError where there are two directions.
+        ModelError if there are two directions.
         """
         if not self.takes_chunks:
             raise ModelError(_BACKWARDS)
@@ -203,20 +204,21 @@ def recurrent(
     batch_sizes: Iterable[int] | None = None,
     priority: int = 0,
 ) -> RecurrentLayers:
-    """Return an nn.LSTM, nn.GRU or nn.RNN as cells, with the weights that it has: several layers, both directions,
-    projections and all.
+    """Return an nn.LSTM, nn.GRU or nn.RNN as cells that share its weights: all layers, both directions, projections.
 
         self.lstm = bm.recurrent(nn.LSTM(80, 256, num_layers=2))    # in a model's __init__
         output, (h_n, c_n) = self.lstm(frames)                      # in its unfold, as torch returns them
 
-    It is a model too, `bm.Engine(bm.recurrent(module))`: a request is one sequence [n, input_size], a result what torch
-    gives for it. Sequences (unfold_chunk) go on from the state returned, with one direction only.
+    It is also a model, `bm.Engine(bm.recurrent(module))`: a request is one sequence [n, input_size], and the result is
+    that of torch. Sequences (unfold_chunk) continue from the returned state, with one direction only. Requests have no
+    batch dimension, so `batch_first` has no effect. Dropout between layers is left out, as in eval mode.
 
-    Requests have no batch dimension, so `batch_first` does not matter; dropout between layers is left out, as in eval
-    mode. embedding: a module that makes the first layer's input of what it is given, such as the nn.Embedding of a
-    network of tokens; in the same cell, where it becomes a table. join: False leaves the outputs of two directions
-    apart, (forwards, backwards), for a cell that takes both and would join them itself. max_batch, batch_sizes,
-    priority: of every cell, as for Cell. Raises ModelError for any other module.
+    - embedding: a module that makes the first layer's input, such as the nn.Embedding of a network of tokens. It is in
+      the same cell and becomes a table there.
+    - join: False returns the outputs of two directions separately, (forwards, backwards), for a cell that takes both.
+    - max_batch, batch_sizes, priority: of every cell, as for Cell.
+
+    Raises ModelError for any other module.
     """
     return RecurrentLayers(
         module, embedding=embedding, join=join, max_batch=max_batch, batch_sizes=batch_sizes, priority=priority
@@ -243,14 +245,14 @@ def _check(module: Any, embedding: Any) -> None:
 
 
 def _first_input(module: nn.RNNBase, embedding: nn.Module | None, dtype: str) -> tuple[ValueSpec] | None:
-    """Return what the first layer takes at each step; None where its first use will tell."""
+    """Return the first layer's inputs at each step; None if only the first use can tell."""
     if embedding is None:
         return (ValueSpec((module.input_size,), dtype),)
     return (ValueSpec((), "int64"),) if isinstance(embedding, nn.Embedding) else None
 
 
 def _cell_of(module: nn.RNNBase, suffix: str, layer: int) -> nn.Module:
-    """Return one direction of one layer as a cell that has the very same weights."""
+    """Return one direction of one layer as a cell that shares the layer's weights."""
     width = module.input_size if layer == 0 else (module.proj_size or module.hidden_size) * (1 + module.bidirectional)
     cell: nn.Module
     if module.proj_size:
@@ -260,7 +262,7 @@ def _cell_of(module: nn.RNNBase, suffix: str, layer: int) -> nn.Module:
         cell = kind(width, module.hidden_size, bias=module.bias, device="meta", **options)
     names = ["weight_ih", "weight_hh", *(["bias_ih", "bias_hh"] if module.bias else ())]
     for name in [*names, "weight_hr"] if module.proj_size else names:
-        weight = getattr(module, name + suffix)  # a plain tensor where it is computed, as by a weight normalisation
+        weight = getattr(module, name + suffix)  # a plain tensor if it is computed, e.g. by weight normalisation
         if not isinstance(weight, nn.Parameter):
             weight = nn.Parameter(weight.detach(), requires_grad=False)
         setattr(cell, name, weight)

@@ -19,23 +19,23 @@ from batchmaker.model.initial_state import initial_state
 from batchmaker.model.scope import CellTypes
 
 _TRACING = threading.Lock()
-"""torch.export puts stand-ins into the module that it traces: one at a time in a process, for models may share one."""
+"""torch.export puts stand-ins into the module that it traces. Models may share modules, so one trace runs at a time."""
 
 
 _MAX_REFUSED: Final = 64
-"""Shapes that a cell is tried with in vain, after which no other is tried."""
+"""A cell that has refused so many shapes is not tried with others."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Shapes:
-    """Of one cell: its types for other shapes of its inputs than those at first, and shapes that it does not take."""
+    """The types of one cell for later shapes of its inputs, and the shapes that it refuses."""
 
     types: dict[tuple[tuple[int, ...], ...], CellType]
     refused: set[tuple[tuple[int, ...], ...]]
 
 
 def _planner() -> Planner:
-    """Return the planner, which is large; most engines plan nothing and do not load it."""
+    """Import and return the planner. It is large, and most engines do not need it."""
     from batchmaker.compile.planner.in_runs import planner
 
     return planner
@@ -66,37 +66,37 @@ class CellRegistry:
 
     @property
     def notes(self) -> dict[str, tuple[str, ...]]:
-        """What was done to make each cell fast on the CPU, or why nothing was, by the names of the cell types.
+        """What was done to make each cell fast on the CPU, or why nothing was done, by the names of the cell types.
 
-        Cells that are equal share a type, under the name of the first; those kept apart by an option alone say so.
-        Cells that were not used yet are missing.
+        Equal cells share a type, under the name of the first. Cells that are separate because of an option alone say
+        so. Cells that were not used yet are missing.
         """
         found = {}
-        for cell_type, bound in zip(self.types, self.bound, strict=False):  # both may be growing
+        for cell_type, bound in zip(self.types, self.bound, strict=False):  # both lists may be growing
             count = self.num_sequence_inputs.get(cell_type.type_id)
             notes = bound.notes if count is None else bound.split(count).notes
             found[cell_type.name] = (*notes, *self._apart.get(cell_type.type_id, ()))
         return found
 
     def prefixed(self, prefix: str) -> CellTypes[Cell]:
-        """Return this registry for one of several models: the names of its cell types begin with `prefix`."""
+        """Return this registry for one of several models. The names of its cell types begin with `prefix`."""
         return _Prefixed(self, prefix)
 
     def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...], prefix: str = "") -> CellType:
-        """Bind a cell to its inputs' specs and give it a type, that of an equal cell if there is one."""
+        """Bind a cell to its inputs' specs and give it a type: the type of an equal cell if there is one."""
         known = self._types[cell] = self._learned(cell, inputs, prefix + (cell.name or type(cell.module).__name__))
         return known
 
     def types_of(self, cell: Cell) -> list[CellType]:
-        """Return the types of a cell, one for each shape of its inputs that it has been called with, in order."""
+        """Return the types of a cell in order, one for each shape of its inputs so far."""
         others = self._shapes[cell].types.values() if cell in self._shapes else ()
         return [self._types[cell], *others] if cell in self._types else []
 
     def other(self, cell: Cell, inputs: tuple[ValueSpec, ...], error: ShapeError, prefix: str = "") -> CellType:
-        """Return the type of a cell that is called with other shapes than at first, bound now if they are new.
+        """Return the type of a cell for other shapes than at first. New shapes are bound now.
 
-        Raises `error` where the cell does not take them, or other dtypes or numbers of dimensions than at first; one
-        like it beyond the cell's `max_shapes`.
+        Raises `error` if the cell does not take them, or if dtypes or numbers of dimensions differ from the first use;
+        a similar error beyond the cell's `max_shapes`.
         """
         first = self._types[cell].inputs
         alike = [(spec.dtype, len(spec.shape)) for spec in inputs] == [(spec.dtype, len(spec.shape)) for spec in first]
@@ -131,8 +131,8 @@ class CellRegistry:
     def _learned(self, cell: Cell, inputs: tuple[ValueSpec, ...], name: str) -> CellType:
         """Bind a cell and return its type, a new one or that of an equal cell.
 
-        A type has one set of batch sizes and one priority, which policies go by, and one set of host outputs, by which
-        loops stop. So cells that differ in one of these have types of their own, and do not run in one batch.
+        A type has one set of batch sizes, one priority, and one set of host outputs. So cells that differ in one of
+        these have separate types, and do not run in one batch.
         """
         try:
             source, declared = cell.source(inputs), cell.declared_for(inputs)
@@ -178,7 +178,7 @@ class CellRegistry:
         return cell_type
 
     def bind_on(self, type_id: TypeId, device: torch.device) -> BoundCell:
-        """Return a cell type's module bound for another device, with weights of its own there."""
+        """Return a cell type's module bound for another device, with its own copy of the weights."""
         cell, cell_type = self._cells[type_id], self.types[type_id]
         with _TRACING:
             return bind(
@@ -190,7 +190,7 @@ class CellRegistry:
             )
 
     def use_in_runs(self, cell: CellType, num_sequence_inputs: int) -> None:
-        """Note that chains of this cell take so many inputs per step; ModelError if others take another number."""
+        """Note the number of inputs per step in this cell's chains. ModelError if earlier chains differ."""
         known = self.num_sequence_inputs.get(cell.type_id)
         if known == num_sequence_inputs:
             return
@@ -203,13 +203,13 @@ class CellRegistry:
         self.num_sequence_inputs[cell.type_id] = num_sequence_inputs
 
     def zero_state(self, cell: Cell, sequence: tuple[ValueSpec, ...]) -> tuple[ValueSpec, ...]:
-        """Return the specs of a chain's initial state where the unfold function gives none."""
+        """Return the specs of a chain's initial state when the unfold function gives none."""
         return initial_state(cell, sequence)
 
 
 @final
 class _Prefixed:
-    """A registry as the cells of one of several models see it."""
+    """The registry as seen by the cells of one of several models."""
 
     def __init__(self, registry: CellRegistry, prefix: str) -> None:
         self._registry = registry
@@ -219,16 +219,16 @@ class _Prefixed:
         self.zero_state = registry.zero_state
 
     def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...]) -> CellType:
-        """As the registry's, with a name of the model's own."""
+        """As in the registry, under a name with the model's prefix."""
         return self._registry.learn(cell, inputs, self._prefix)
 
     def other(self, cell: Cell, inputs: tuple[ValueSpec, ...], error: ShapeError) -> CellType:
-        """As the registry's, with a name of the model's own."""
+        """As in the registry, under a name with the model's prefix."""
         return self._registry.other(cell, inputs, error, self._prefix)
 
 
 def _differences(known: CellType, cell: Cell) -> str:
-    """Return the options by which an otherwise equal cell is of another type, "" if there are none."""
+    """Return the options that separate two otherwise equal cells, "" if there are none."""
     options = {
         "batch sizes": (known.batch_sizes, cell.batch_sizes),
         "priority": (known.priority, cell.priority),
@@ -238,7 +238,7 @@ def _differences(known: CellType, cell: Cell) -> str:
 
 
 def _check_declared(declared: Declared, bound: BoundCell) -> None:
-    """ShapeError unless a cell that declares its rows was bound to just these."""
+    """ShapeError unless a cell was bound to exactly the rows that it declares."""
     _check_side(bound.name, "output", bound.outputs, declared.outputs)
     for index, (got, wanted) in enumerate(zip(bound.inputs, declared.inputs, strict=True)):
         if wanted.num_tokens not in (None, got.num_tokens):
@@ -248,7 +248,7 @@ def _check_declared(declared: Declared, bound: BoundCell) -> None:
 
 
 def _check_side(name: str, kind: str, found: tuple[ValueSpec, ...], declared: tuple[ValueSpec, ...]) -> None:
-    """ShapeError unless rows are those that a cell declares."""
+    """ShapeError unless the rows are the declared ones."""
     if len(found) != len(declared):
         raise ShapeError(f"cell {name!r}: got {len(found)} {kind}s, expected {len(declared)}, as the cell declares")
     for index, (got, wanted) in enumerate(zip(found, declared, strict=True)):

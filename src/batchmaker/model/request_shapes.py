@@ -1,4 +1,4 @@
-"""The shape of a request: what an unfold function may use that looks at no value."""
+"""The shape of a request: everything that an unfold function may use without looking at a value."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ import torch
 from batchmaker.model.stand_ins import Kind
 
 MAX_VALUES: Final = 1 << 20
-"""Requests with more values than this have no shape here, and neither have those in more than MAX_PARTS parts."""
+"""Requests with more values than this, or in more than MAX_PARTS parts, have no shape here."""
 MAX_PARTS: Final = 4096
 
 Leaf = tuple[Kind, Any]
-"""Numbers that lie together: their kind, and the list, the array or tensor, or the number itself."""
+"""Numbers that are stored together: their kind, and the list, array, tensor or number itself."""
 
 
 def shape_of(request: Any, leaves: list[Leaf]) -> Hashable | None:
-    """Return what requests have in common that differ in nothing but their values; None where there is no telling.
+    """Return a key that is equal for requests that differ only in their values; None if there is no such key.
 
-    It takes about a microsecond for a list of 25 numbers. leaves: what holds the values is added to it, in order.
+    This takes about a microsecond for a list of 25 numbers. leaves: the containers of the values are appended to it, in
+    order.
     """
     kind = type(request)
     if kind is list:

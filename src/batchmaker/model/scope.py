@@ -1,4 +1,4 @@
-"""Where the calls of cells go while an unfold function runs."""
+"""The destination of cell calls while an unfold function runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ C = TypeVar("C", contravariant=True)
 
 
 class CellTypes(Protocol[C]):
-    """Gives cells their types; an unfolding asks it at every call."""
+    """Gives types to cells. An unfolding asks it at every call."""
 
     def known(self, cell: C) -> CellType | None:
         """Return the type of a cell that has been used before."""
@@ -28,15 +28,15 @@ class CellTypes(Protocol[C]):
         """Return the type of a cell for other shapes than at first. Raises `error` if it does not take them."""
 
     def use_in_runs(self, cell: CellType, num_sequence_inputs: int) -> None:
-        """Note that chains of this cell take so many inputs per step; ModelError if others take another number."""
+        """Note the number of inputs per step in this cell's chains. ModelError if earlier chains differ."""
 
     def zero_state(self, cell: C, sequence: tuple[ValueSpec, ...]) -> tuple[ValueSpec, ...]:
-        """Return the specs of a chain's initial state where the unfold function gives none."""
+        """Return the specs of a chain's initial state when the unfold function gives none."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenLoop:
-    """A loop that a value ends. first, last: its nodes, if it takes all its steps. until: see Cell.loop."""
+    """A loop that ends at a value. first, last: its nodes, if it takes all its steps. until: see Cell.loop."""
 
     first: int
     last: int
@@ -45,8 +45,10 @@ class OpenLoop:
 
 @final
 class UnfoldingScope:
-    """What cell calls inside a running unfold function write to. loops: by first node. calls: those made one by one;
-    other_calls: those of cells called with other shapes than at first, by type."""
+    """The record of cell calls in a running unfold function.
+
+    loops: by first node. calls: single calls. other_calls: calls of cells with other shapes than at first, by type.
+    """
 
     __slots__ = ("calls", "loops", "other_calls", "recorder", "types")
 
@@ -62,7 +64,7 @@ current_scope: ContextVar[UnfoldingScope | None] = ContextVar("batchmaker_unfold
 
 
 def scope_of(cell: CalledCell) -> UnfoldingScope:
-    """Return the scope of the unfold function that calls a cell; ModelError where none does."""
+    """Return the scope of the unfold function that calls a cell. ModelError outside an unfold function."""
     scope = current_scope.get()
     if scope is None:
         raise ModelError(f"{where(cell)} was called outside Model.unfold; hand the request to an Engine instead")

@@ -1,4 +1,4 @@
-"""The state of a sequence between two chunks: what `unfold_chunk` gave back, without its request."""
+"""The state of a sequence between two chunks: the second result of `unfold_chunk`, without its request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, final
 import numpy as np
 
 from batchmaker.errors import ModelError
-from batchmaker.graph.fitting import foreign
+from batchmaker.graph.argument_errors import foreign
 from batchmaker.graph.recorder import Recorder
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.graph.values import NodeArray, Output, Value, ValueSequence
@@ -17,7 +17,7 @@ from batchmaker.model.structure import handles, replaced
 
 @dataclass(frozen=True, slots=True)
 class KeptHandle:
-    """Stands for a handle. places: of its nodes among those that are kept, one number or several."""
+    """Stands for a handle. places: positions of its nodes among the kept nodes, one number or several."""
 
     places: int | NodeArray
     output: int
@@ -27,9 +27,9 @@ class KeptHandle:
 @final
 @dataclass(frozen=True, slots=True)
 class KeptState:
-    """A structure with places of kept nodes for its handles; all else in it is as the function gave it.
+    """A structure with KeptHandle in place of handles; everything else is unchanged.
 
-    num_nodes: how many nodes are kept, whose outputs rest on the device.
+    num_nodes: number of kept nodes; their outputs stay on the device.
     """
 
     structure: Any = None
@@ -51,9 +51,9 @@ NOTHING_KEPT = KeptState()
 
 
 def keep(structure: Any, recorder: Recorder) -> KeptState:
-    """Mark what the structure's handles stand for as kept, and return it without them.
+    """Mark the nodes of the structure's handles as kept, and return the structure without handles.
 
-    ModelError for the steps of a loop that a value ends: how many there are is not known.
+    ModelError for the steps of a loop that ends at a value: their number is unknown.
     """
     found = list(handles(structure))
     for handle in found:

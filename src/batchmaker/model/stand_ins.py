@@ -1,7 +1,7 @@
-"""Stand-ins for the values of a request: an unfold function that ends on them has looked at none.
+"""Stand-ins for the values of a request. If an unfold function succeeds on them, it has looked at no value.
 
-Lists, tuples and dicts of a request stay what they are; what stands in are the numbers in them, and arrays and tensors.
-A stand-in knows its shape and can be sliced; whoever asks for more gets Looked.
+Lists, tuples and dicts of a request are kept; stand-ins replace the numbers in them, and arrays and tensors. A stand-in
+knows its shape and can be sliced; any other use raises Looked.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from batchmaker.graph.spec import ValueSpec
 from batchmaker.graph.values import HostValues
 
 Codes = NDArray[np.int64]
-"""Which values of a request: places among all its values of one kind, those beyond them are constants."""
+"""References to values of a request: positions among all its values of one kind; codes beyond them are constants."""
 
 Kind = type[int] | type[float] | str | torch.dtype
-"""What values of a request are: Python's numbers, an array's dtype as NumPy writes it, or a tensor's."""
+"""The kind of a request's values: a Python number type, NumPy's name of a dtype, or a tensor's dtype."""
 
 NUMPY_VIEWS: Final = frozenset(("reshape", "ravel", "flatten", "transpose", "squeeze", "swapaxes", "copy", "repeat"))
 TORCH_VIEWS: Final = frozenset((
     "view", "reshape", "flatten", "unsqueeze", "squeeze", "permute", "transpose", "t", "unbind", "chunk", "split",
     "unfold", "narrow", "select", "contiguous", "detach", "clone", "expand", "repeat", "flip", "roll", "movedim",
 ))  # fmt: skip
-"""Methods that only say which values are where."""
+"""Methods that only rearrange values."""
 _ATTRIBUTES: Final = frozenset(("shape", "ndim", "T", "mT"))
 _TORCH_SIZES: Final = frozenset(("size", "dim", "numel", "nelement"))
 
 
 class Looked(BaseException):
-    """An unfold function has asked for more than the shape of its request."""
+    """An unfold function has used more than the shape of its request."""
 
 
 @final
 class StandIns:
-    """What stands in for one request, in a `with` statement that is the proof: afterwards they stand for nothing.
+    """The stand-ins of one request, in a `with` statement that is the proof. After it they are invalid.
 
-    looked: whether a value was asked for, whatever became of the answer. over: whether the proof has ended.
-    sizes: of each kind, how many values the request has. constants: of each kind, numbers of the unfold function's own
-    that it put among them. checks: kind, codes, and below what number these must be.
+    looked: whether a value was asked for, even if the error was caught. over: whether the proof has ended. sizes:
+    number of values of each kind in the request. constants: numbers of the unfold function's own among the values, by
+    kind. checks: kind, codes, and the limit that the values must be below.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class StandIns:
         self.over = True
 
     def of(self, request: Any) -> Any:
-        """Return a request of the same shape without its values. For requests that `shape_of` has found one for."""
+        """Return a request of the same shape without its values. The request must have a shape (see `shape_of`)."""
         kind = type(request)
         if kind is list or kind is tuple:
             return kind([self.of(part) for part in request])
@@ -85,7 +85,7 @@ class StandIns:
         return first
 
     def look(self) -> NoReturn:
-        """Somebody has asked for a value. ModelError once the proof is over, if a function has kept a stand-in."""
+        """Report that a value was asked for. ModelError after the proof, if a function has kept a stand-in."""
         if self.over:
             raise ModelError(
                 "this stands for a value of a request while an unfold function is proved to look at none, and was kept "
@@ -94,10 +94,10 @@ class StandIns:
         self.looked = True
         raise Looked
 
-    # --- what cells are given ----------------------------------------------------------------------------------
+    # --- arguments of cells ---------------------------------------------------------------------------------------
 
     def rows(self, data: Any, spec: ValueSpec | None) -> HostValues:
-        """Return data with stand-ins in it as rows for an input. Looked unless it is what the input takes."""
+        """Return data that contains stand-ins as rows for an input. Looked unless it fits the input."""
         kind, codes = self.codes(data)
         if spec is None or codes.ndim == 0 or len(codes) == 0 or codes.shape[1:] != spec.shape:
             self.look()
@@ -106,7 +106,7 @@ class StandIns:
         return HostValues(StandIn(codes, kind, self), len(codes), spec)
 
     def codes(self, data: Any) -> tuple[Kind, Codes]:
-        """Return what data with stand-ins in it consists of. Looked unless it is all of one kind and one shape."""
+        """Return the codes of data that contains stand-ins. Looked unless it is all of one kind and one shape."""
         kinds = set(_kinds(data))
         if len(kinds) != 1:
             self.look()
@@ -128,22 +128,22 @@ class StandIns:
 
 
 CONSTANT: Final = 1 << 40
-"""Codes from here on are of constants."""
+"""Codes from here on are constants."""
 
 standing_in: ContextVar[StandIns | None] = ContextVar("batchmaker_standing_in", default=None)
 
 
 def holds_stand_ins(data: Any) -> bool:
-    """Whether there is a stand-in among data that is given to a cell."""
+    """Whether data for a cell contains a stand-in."""
     if type(data) is StandIn:
         return True
     return (type(data) is list or type(data) is tuple) and any(map(holds_stand_ins, data))
 
 
 def standing_tokens(data: Any, num_tokens: int) -> Any:
-    """Return data with stand-ins in it as one for an array [count] of integers, all below a number.
+    """Return data with stand-ins as a stand-in for an array [count] of integers below a number.
 
-    Requests that have others are unfolded, so that whoever calls this can refuse them.
+    Requests with other values are unfolded, so that the caller can refuse them.
     """
     stand_ins = _current()
     kind, codes = stand_ins.codes(data)
@@ -154,7 +154,7 @@ def standing_tokens(data: Any, num_tokens: int) -> Any:
 
 
 def standing_frames(data: Any, width: int) -> Any:
-    """Return data with stand-ins in it as one for an array [count, width] of floats."""
+    """Return data with stand-ins as a stand-in for an array [count, width] of floats."""
     stand_ins = _current()
     kind, codes = stand_ins.codes(data)
     if codes.ndim != 2 or len(codes) == 0 or codes.shape[1] != width or kind_letter(kind) != "f":
@@ -164,13 +164,13 @@ def standing_frames(data: Any, width: int) -> Any:
 
 def _current() -> StandIns:
     stand_ins = standing_in.get()
-    if stand_ins is None:  # one was kept, and came back with another request
+    if stand_ins is None:  # it was kept from another request
         raise Looked
     return stand_ins
 
 
 def kind_letter(kind: Kind) -> str:
-    """Return f, i or b, and O for anything else."""
+    """Return f, i or b; O for anything else."""
     if kind is int or kind is float:
         return "i" if kind is int else "f"
     if isinstance(kind, torch.dtype):
@@ -189,12 +189,12 @@ def _kinds(data: Any) -> Iterator[Any]:
         for part in data:
             yield from _kinds(part)
     else:
-        yield type(data)  # a number of the same kind can stand among them; any other makes two kinds
+        yield type(data)  # a number of the same kind can be among them; another kind makes two kinds
 
 
 @final
 class StandIn:
-    """Stands in for a number, an array or a tensor. codes: a number, an array or a tensor of the same shape."""
+    """A stand-in for a number, an array or a tensor. codes: a number, an array or a tensor of the same shape."""
 
     __slots__ = ("_stand_ins", "codes", "kind")
 
@@ -208,11 +208,11 @@ class StandIn:
 
     @property
     def is_sequence(self) -> bool:
-        """Whether it stands in for an array or tensor with a first dimension."""
+        """Whether it stands for an array or tensor with a first dimension."""
         return not isinstance(self.codes, int) and self.codes.ndim > 0
 
     def _other(self, codes: Any) -> Any:
-        """Return what stands in for other places of the same values, or what is known of them."""
+        """Return the stand-in for other positions of the same values, or their known constant."""
         if isinstance(codes, np.integer):
             return StandIn(np.array(codes), self.kind, self._stand_ins)
         if isinstance(codes, np.ndarray | torch.Tensor):
@@ -254,11 +254,11 @@ class StandIn:
         return iter([self[i] for i in range(len(self))])
 
     @property  # type: ignore[misc]
-    def __class__(self) -> type:  # what isinstance asks for
+    def __class__(self) -> type:  # the answer to isinstance
         codes = object.__getattribute__(self, "codes")
         if object.__getattribute__(self, "_stand_ins").over:
             return StandIn
-        if not isinstance(codes, np.ndarray) or codes.ndim == 0:  # torch trusts the answer, and would read memory
+        if not isinstance(codes, np.ndarray) or codes.ndim == 0:  # torch would trust the answer and read memory
             self._stand_ins.look()
         return np.ndarray
 
@@ -285,7 +285,7 @@ for _name in str.split(_ASKS):
 
 
 def _harmless(name: str, answer: Callable[..., Any]) -> None:
-    """Let what anybody may ask of any object have an answer once the proof is over."""
+    """Answer attributes that every object has, after the proof is over."""
 
     def asked(self: StandIn, *given: Any) -> Any:
         return answer(self, *given) if object.__getattribute__(self, "_stand_ins").over else _looks(self)

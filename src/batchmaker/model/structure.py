@@ -1,4 +1,4 @@
-"""What unfold functions take and give: lists, tuples and dicts, nested, with handles or other things in them."""
+"""Nested lists, tuples and dicts with handles or other items: arguments and results of unfold functions."""
 
 from __future__ import annotations
 

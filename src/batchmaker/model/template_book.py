@@ -1,4 +1,4 @@
-"""Which requests have templates: kept by shape, proved at second sight, and compared with a recording now and then."""
+"""The templates of requests: kept by shape, proved at the second request, compared with a recording now and then."""
 
 from __future__ import annotations
 
@@ -22,18 +22,17 @@ from batchmaker.model.unfolding import Unfolding
 MAX_TEMPLATES: Final = 2048
 MAX_NODES: Final = 1 << 18
 MAX_SHAPES: Final = 8192
-"""Templates that are kept, their nodes in all, and shapes of which something is known. The least used go first."""
+"""Limits: kept templates, their nodes in total, and known shapes. The least recently used are dropped first."""
 REFUSALS: Final = 16
-"""Shapes without a template after which a model is asked no more, if none of its shapes has had one."""
+"""After so many shapes without a template a model is not asked any more, if none of its shapes has had one."""
 MISSES: Final = 256
-"""Requests of a model in a row without a template after which it is asked for few; a refusal is as many as PER_REFUSAL.
-"""
+"""After so many requests in a row without a template a model is asked rarely; a refusal counts as PER_REFUSAL."""
 PER_REFUSAL: Final = 8
 ASKED: Final = 64
-"""Then it is asked for one in so many, until one of them has a template."""
+"""Then one request in so many is tried, until one has a template."""
 EARLY: Final = frozenset((1, 4, 16, 64, 256))
 COMPARED: Final = 1024
-"""Uses at which a template is compared with a recording, and every so many."""
+"""A template is compared with a recording at this number of uses, and at every multiple."""
 
 _SEEN: Final = "seen"
 _REFUSED: Final = "refused"
@@ -43,9 +42,9 @@ _log: Final = logging.getLogger(__name__)
 
 @final
 class Sight:
-    """A request as templates know it. shape: with its model and the state before it. template: None if there is none.
+    """The view of a request for templates. shape: with its model and previous state. template: None if there is none.
 
-    compares: whether the request is to be unfolded all the same and compared with it.
+    compares: whether the request must still be unfolded and compared with the template.
     """
 
     __slots__ = ("compares", "leaves", "shape", "template")
@@ -64,16 +63,16 @@ class TemplateBook:
     def __init__(self, cells: Sequence[CellType], max_nodes: int) -> None:
         self._cells = cells
         self._max_nodes = max_nodes
-        self._known: OrderedDict[Hashable, Template | str] = OrderedDict()  # by shape, the least used first
+        self._known: OrderedDict[Hashable, Template | str] = OrderedDict()  # by shape, least recently used first
         self._num_templates = 0
         self._num_nodes = 0
         self._refusals: dict[int, int] = {}  # by model, until it has had a template
-        self._misses: dict[int, int] = {}  # by model, since a request had a template
-        self._without: set[int] = set()  # models that are asked no more
+        self._misses: dict[int, int] = {}  # by model, since the last request with a template
+        self._without: set[int] = set()  # models that are not asked any more
         self._proven: set[int] = set()
         self._guards: dict[Hashable, Guard] = {}
-        self._forms: dict[Hashable, object] = {}  # each has one object, which is found faster
-        self._held: dict[int, bool] = {}  # guards that were looked at in this turn
+        self._forms: dict[Hashable, object] = {}  # one object for each form, which is faster to look up
+        self._held: dict[int, bool] = {}  # guards already checked in this turn
         self._states: OrderedDict[Hashable, KeptState] = OrderedDict()
 
     @property
@@ -82,17 +81,17 @@ class TemplateBook:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of all templates that are kept."""
+        """Number of nodes of all kept templates."""
         return self._num_nodes
 
     def new_turn(self) -> None:
-        """What models read may have changed since."""
+        """A new turn begins: attributes of models may have changed."""
         self._held.clear()
 
     def look(self, model_id: int, request: Any, before: KeptState | None) -> Sight | None:
-        """Return what is known of a request's shape; None where its requests are always unfolded.
+        """Return the known state of a request's shape; None if its requests are always unfolded.
 
-        before: see Unfolding; a state that `canonical` has returned.
+        before: see Unfolding; a state from `canonical`.
         """
         if model_id in self._without:
             return None
@@ -120,8 +119,11 @@ class TemplateBook:
         self, sight: Sight, model: Model, model_id: int, types: CellTypes[Cell], request: Any, before: KeptState | None,
         unfolding: Unfolding,
     ) -> None:  # fmt: skip
-        """A request that `look` knew was unfolded. The second of a shape proves its template, if it has one."""
-        if model_id in self._without or self._known.get(sight.shape) is _REFUSED:  # since this turn began
+        """Note that a request which `look` has seen was unfolded.
+
+        The second request of a shape proves its template, if there is one.
+        """
+        if model_id in self._without or self._known.get(sight.shape) is _REFUSED:  # decided since this turn began
             return
         if unfolding.waits:
             self._refuse(sight.shape, model, model_id, "it is a generator function")
@@ -134,7 +136,7 @@ class TemplateBook:
             difference = self._difference(template, sight, unfolding)
         except (UnprovenError, Looked) as error:
             self._refuse(sight.shape, model, model_id, str(error) or "a value of the request is part of its graph")
-        except Exception as error:  # whatever the user's objects do when they are looked at
+        except Exception as error:  # the user's objects may raise anything
             self._give_up(model, model_id, f"{type(error).__name__}: {error}")
         else:
             if difference is not None:
@@ -143,7 +145,7 @@ class TemplateBook:
                 self._keep(sight.shape, model_id, template)
 
     def canonical(self, state: KeptState) -> KeptState:
-        """Return the one object that stands for all states that are the same; the state itself if it could change."""
+        """Return one object for all equal states; the state itself if it could change."""
         if state.structure is None and state.num_nodes == 0:
             return NOTHING_KEPT
         key = _signature(state.structure)
@@ -225,7 +227,7 @@ class TemplateBook:
 
 
 def _signature(structure: Any) -> Hashable | None:
-    """Return what two structures share that are the same; None where something in it could change."""
+    """Return a key that is equal for equal structures; None if a part could change."""
     if type(structure) is KeptHandle:
         places = structure.places if isinstance(structure.places, int) else structure.places.tobytes()
         return (KeptHandle, places, structure.output, structure.spec)

@@ -1,4 +1,4 @@
-"""The values of many requests that have templates, laid out together for the cells that take them."""
+"""The values of many requests with templates, laid out together for their cells."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Counts = NDArray[np.int64]
 
 @final
 class Given:
-    """Values of requests whose templates are of one form, [all their nodes, *shape] for each feed.
+    """Values of requests whose templates have one form, [all their nodes, *shape] for each feed.
 
-    Where a request's nodes are is known when it is admitted: see `rows`.
+    The places of a request's nodes are known after admission: see `rows`.
     """
 
     __slots__ = ("_counts", "_ends", "_firsts", "_nodes", "_only", "_values", "num_requests")
@@ -30,9 +30,9 @@ class Given:
     def __init__(self, templates: Sequence[Template], values: list[Any]) -> None:
         self.num_requests = len(templates)
         self._values = values
-        self._nodes = [feed.host.nodes for feed in templates[0].feeds]  # alike in all where there are any
+        self._nodes = [feed.host.nodes for feed in templates[0].feeds]  # the same in all templates, if there are any
         self._only = templates[0].feeds if len(templates) == 1 else ()
-        if self._only:  # the arrays below would take longer than all else
+        if self._only:  # the arrays below would cost more than the rest
             return
         count, feeds = len(templates), len(values)
         nodes = np.fromiter(chain.from_iterable([one.spans for one in templates]), np.int64, 2 * count * feeds)
@@ -42,7 +42,8 @@ class Given:
     def rows(self, feed: int, places: Sequence[int], shifts: Sequence[int]) -> tuple[slice | NDArray[np.int64], Any]:
         """Return rows and values of some of the requests for one feed.
 
-        places: which requests, each once. shifts: for each, what leads from its own nodes' numbers to rows.
+        places: positions of the requests, each once. shifts: for each request, the offset from its own node numbers to
+        rows.
         """
         values, nodes = self._values[feed], self._nodes[feed]
         if self._only:
@@ -76,10 +77,10 @@ Drawn = tuple[Template, Given, int]
 
 
 def gather(templates: Sequence[Template], leaves: Sequence[Sequence[Leaf]]) -> tuple[Given | None, list[int]]:
-    """Lay out the values of requests whose templates are of one form. leaves: of each request.
+    """Lay out the values of requests whose templates have one form. leaves: of each request.
 
-    Returns their values, and which of them are wrong and must be unfolded, which says what is wrong. With any of these
-    there are no values: the others are to be gathered again. None of no requests.
+    Returns their values, and the positions of wrong requests. These must be unfolded, which raises their error. If
+    there are any, there are no values: gather the others again. Returns None for no requests.
     """
     if not templates:
         return None, []
@@ -104,14 +105,14 @@ def _width(values: Any, templates: Sequence[Template]) -> int:
 
 
 def _wrong(templates: Sequence[Template], leaves: Sequence[Sequence[Leaf]]) -> list[int]:
-    """Return the positions of requests that are wrong: all but those that pass alone."""
+    """Return the positions of the wrong requests: all that do not pass alone."""
     if len(templates) == 1:
         return [0]
     return [i for i in range(len(templates)) if gather(templates[i : i + 1], leaves[i : i + 1])[1]]
 
 
 def _flat(kind: Kind, leaves: Any) -> Any:
-    """Return all values of one kind among the leaves of requests, in order."""
+    """Return all values of one kind in the leaves of requests, in order."""
     mine = [values for of, values in leaves if of is kind or of == kind]
     if isinstance(kind, torch.dtype):
         flat = [values.detach().reshape(-1) for values in mine]
@@ -126,7 +127,7 @@ def _flat(kind: Kind, leaves: Any) -> Any:
 
 def _are_below(values: Any, limit: int) -> bool:
     if isinstance(values, np.ndarray) and values.dtype == np.int64:
-        return int(values.view(np.uint64).max(initial=0)) < limit  # a negative number is a large one without its sign
+        return int(values.view(np.uint64).max(initial=0)) < limit  # negative numbers are large without a sign
     return int(values.min()) >= 0 and int(values.max()) < limit
 
 

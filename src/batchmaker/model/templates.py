@@ -1,7 +1,7 @@
-"""Templates: the graph of every request of one shape, where the unfold function looks at no value.
+"""Templates: one graph for every request of one shape, if the unfold function looks at no value.
 
-A template is proved, not declared: the function runs on stand-ins (`stand_ins`), under a watch of what else it reads
-(`guards`), and what it records is compared with what it recorded for a request of that shape.
+A template is proved, not declared. The function runs on stand-ins (`stand_ins`), and `guards` records what else it
+reads. Its recording is compared with the recording of a real request of that shape.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _PLAIN: Final = (type(None), bool, int, float, complex, str, bytes)
 @final
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """Which values of a request one host input takes.
+    """The values of a request for one host input.
 
-    host: the input; it has no values. spec: what one of them is. kind: of the request's values, all of which, in order,
-    are flat in one array, followed by `constants`. codes: which of them, flat; None where it is all of them in order.
-    fixed: [count, *shape], where the values do not come from the request at all.
+    host: the input, without values. spec: of one value. kind: of the request's values; all values of this kind are flat
+    in one array, in order, followed by `constants`. codes: the positions of the input's values in it; None for all
+    values in order. fixed: [count, *shape], if the values do not come from the request at all.
     """
 
     host: HostInput
@@ -50,7 +50,7 @@ class Feed:
 @final
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Some of a request's values, by their codes or all of them, must be at least 0 and below `limit`."""
+    """A check: values of a request, given by codes or all of them, must be at least 0 and below `limit`."""
 
     kind: Kind
     codes: Codes | None
@@ -59,12 +59,12 @@ class Check:
 
 @final
 class Template:
-    """What unfolding any request of one shape gives, but for its values. It takes the place of an ended `Unfolding`.
+    """The unfolding of any request of one shape, without its values. It replaces an ended `Unfolding`.
 
-    graph: shared by all. feeds: one for each of its host inputs. checks: without them a request must be unfolded, for
-    it is wrong. kinds: of its values. guard: while it holds, the function would still give this. form: templates of one
-    form take the values of their requests alike, all of them in order, so that those of many are laid end to end.
-    spans: the first nodes of all feeds, then how many each has.
+    graph: shared by all. feeds: one for each host input. checks: a request that fails one must be unfolded, because it
+    is wrong. kinds: of its values. guard: while it holds, the function would still give this graph. form: templates of
+    one form take the values of their requests in the same way, all of them in order, so the values of many requests can
+    be concatenated. spans: the first nodes of all feeds, then the counts.
     """
 
     __slots__ = (
@@ -114,7 +114,7 @@ class Template:
         return resolved(self._result, lookup, rows)
 
     def close(self) -> None:
-        """There is no function to clean up."""
+        """Nothing to do: there is no running function."""
 
 
 def prove(
@@ -125,9 +125,9 @@ def prove(
     max_nodes: int,
     before: KeptState | None,
 ) -> Template:
-    """Return the template of a request's shape, all of whose cells have their types. cells: by type.
+    """Return the template of a request's shape. All its cells must have types. cells: by type.
 
-    UnprovenError says why there is none.
+    UnprovenError gives the reason if there is none.
     """
     with StandIns() as stand_ins:
         reads, stand_in = Reads(model), stand_ins.of(request)
@@ -161,7 +161,7 @@ def prove(
 
 
 def _checks(feeds: Sequence[Feed], stand_ins: StandIns) -> tuple[Check, ...]:
-    """Return what must be checked of each request: what the function wants to be, and what its cells take."""
+    """Return the checks for each request: the function's own, and those of its cells."""
     wanted = [(kind, _all_of(codes, stand_ins.sizes[kind]), limit) for kind, codes, limit in stand_ins.checks]
     wanted += [
         (feed.kind, feed.codes, feed.spec.num_tokens)
@@ -177,7 +177,7 @@ def _checks(feeds: Sequence[Feed], stand_ins: StandIns) -> tuple[Check, ...]:
 
 
 def _is_plain(returned: Any) -> bool:
-    """Whether what a function returned consists of handles, in lists, tuples and dicts, and of what cannot change."""
+    """Whether a function's result consists of handles and immutable objects, in lists, tuples and dicts."""
     if type(returned) in (Value, ValueSequence, KeptHandle, *_PLAIN):
         return True
     if type(returned) is dict:
@@ -199,18 +199,18 @@ def _feed(host: HostInput, spec: ValueSpec, stand_ins: StandIns) -> Feed:
 
 
 def _all_of(codes: Codes, size: int) -> Codes | None:
-    """Return None for codes that are of all values in order."""
+    """Return None for codes that stand for all values in order."""
     codes = codes.reshape(-1)
     return None if len(codes) == size and bool((codes == np.arange(size)).all()) else codes
 
 
-# --- whether two unfoldings are the same ----------------------------------------------------------------------------
+# --- comparison of two unfoldings ----------------------------------------------------------------------------------
 
 
 def differs(template: Template, recorded: Unfolding, values: list[Any]) -> str | None:
-    """Return what a request's unfolding has that its template has not; None if they are the same.
+    """Return a description of the first difference between a request's unfolding and its template; None without one.
 
-    values: what the template's feeds give for the request.
+    values: the values for the template's feeds in this request.
     """
     one, other = template.graph, recorded.graph
     if (one.first, one.num_nodes, one.plain) != (other.first, other.num_nodes, other.plain) or not (
@@ -245,7 +245,7 @@ def _same_values(one: Any, other: Any) -> bool:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Deep equality of what unfold functions give: handles are the same if they stand for the same values."""
+    """Deep equality of results of unfold functions. Handles are equal if they stand for the same values."""
     if type(one) is not type(other):
         return False
     if isinstance(one, np.ndarray):

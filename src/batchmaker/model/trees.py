@@ -1,4 +1,4 @@
-"""Trees and other graphs without cycles as arrays of children: what an unfold function gives of each cell."""
+"""Trees and other graphs without cycles as arrays of children, for unfold functions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHILDREN: Final = "children must be integers [num_nodes, arity]"
 @final
 @dataclass(slots=True)
 class TreeCalls:
-    """Calls of one cell among the nodes of a tree; see `Cell.at`. places: a slice where they are all nodes."""
+    """Calls of one cell among the nodes of a tree; see `Cell.at`. places: a slice if they are all nodes."""
 
     cell: CalledCell
     places: Any
@@ -31,10 +31,10 @@ class TreeCalls:
 def tree(leaves: Any, *parts: TreeCalls) -> Any:
     """Add the inner nodes of a tree or DAG that call several cells.
 
-    leaves: as for `Cell.tree`. parts: `cell.at(places, children, ...)` of each cell, which together have one place for
-    each inner node, from 0 on. Children come before parents, whichever cells they call. The cells give alike, the parts
-    of a node's state last. A part without places is left out.
-    Returns the outputs as sequences over all inner nodes, in order of their places.
+    leaves: as for `Cell.tree`. parts: `cell.at(places, children, ...)` of each cell; together they have one place for
+    each inner node, from 0 on. Children come before parents, whichever cells they call. All cells must return the same
+    outputs, with the parts of a node's state last. A part without places is ignored. Returns the outputs as sequences
+    over all inner nodes, in order of their places.
     """
     if not parts:
         raise InvalidRequestError("a tree has no parts; give cell.at(places, children) of at least one cell")

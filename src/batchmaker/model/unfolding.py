@@ -22,27 +22,28 @@ from batchmaker.model.stand_ins import StandIn
 from batchmaker.model.structure import Handle, handles, replaced
 
 Lookup = Callable[[int, int], Any]
-"""(local node, output) -> the value, which must have been fetched."""
+"""(local node, output) -> its value, which must have been fetched."""
 
 Rows = Callable[[Handle], torch.Tensor | None]
-"""A handle -> a tensor of what it stands for, None where that must be looked up value by value."""
+"""A handle -> a tensor of its values, or None if they must be looked up one by one."""
 
 
 _RESULTS: Final = frozenset((Value, ValueSequence, tuple, list, dict))
-"""What most functions return that do not wait."""
+"""The usual result types of functions that do not wait."""
 _EMPTY: Final = CellGraph(0, 0)
 _NO_DICTS: Final = frozenset((StandIn, list, tuple, np.ndarray, str, int, float))
 
 
 @final
 class Unfolding:
-    """Runs `model.unfold(request)` and collects what it records; `model.unfold_chunk(request, state)` in a sequence.
+    """Runs `model.unfold(request)`, or `model.unfold_chunk(request, state)`, and collects the recording.
 
-    before: the sequence's state, from which it goes on; None where the request stands for itself. function: what is
-    called in the place of the model's own.
-    After `start` and each `resume`: `graph` is what was added, `open` tells whether the function waits, `awaited` lists
-    the (node, output) it waits for, `dropped` the nodes it can no longer use. `after`, once it has ended: the
-    sequence's state if this request is answered.
+    - before: the previous state of the sequence; None for a request outside a sequence.
+    - function: called in place of the model's own.
+
+    After `start` and each `resume`: `graph` is the new part, `open` tells whether the function waits, `awaited` lists
+    the (node, output) it waits for, `dropped` the nodes it can no longer use. `after`, once it has ended: the state of
+    the sequence if this request is answered.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Unfolding:
 
     @property
     def loops(self) -> dict[int, OpenLoop]:
-        """The loops that a value ends, by first local node."""
+        """The loops that end at a value, by first local node."""
         return self._scope.loops
 
     def take_dropped(self) -> tuple[tuple[int, int], ...]:
@@ -85,10 +86,10 @@ class Unfolding:
         return dropped
 
     def start(self) -> None:
-        """Call the unfold function, up to its first `yield` if it has one. Raises what it raises."""
+        """Call the unfold function, up to its first `yield` if it has one. Raises every exception of the function."""
         try:
             result = self._enter(self._call)
-        except StopIteration as error:  # a `next` in a function that is no generator
+        except StopIteration as error:  # `next` in a function that is no generator
             raise InvalidRequestError(f"{self._name} raised StopIteration") from error
         if type(result) in _RESULTS:
             self._finish(result)
@@ -105,13 +106,13 @@ class Unfolding:
             self._finish(result)
 
     def resume(self, lookup: Lookup) -> Any:
-        """Hand the function what it waited for and run it on. Returns what it was handed."""
+        """Give the function the values that it waited for and continue it. Returns these values."""
         generator = self._generator
         assert generator is not None
         sent = _resolve(self._yielded, lambda handle: _computed(handle, lookup))
         self._streamed.append(sent)
         self._yielded = None
-        if len(self._streamed) > self._max_yields:  # values already there can be waited for without a new node
+        if len(self._streamed) > self._max_yields:  # waiting for existing values adds no node
             raise NodeLimitError(
                 f"{self._name} yielded more than {self._max_yields} times; does it end? Raise max_nodes if it should"
             )
@@ -126,17 +127,17 @@ class Unfolding:
 
     @property
     def returned(self) -> Any:
-        """What the function returned, with its handles; of a chunk the result alone."""
+        """The function's result, with its handles; for a chunk without the state."""
         return self._result
 
     @property
     def handles(self) -> tuple[Handle, ...]:
-        """The handles in what the function returned, in order."""
+        """The handles in the function's result, in order."""
         return tuple(handles(self._result))
 
     @property
     def returns_kept(self) -> bool:
-        """Whether the result has values that were kept from an earlier request of the sequence."""
+        """Whether the result contains values that were kept from an earlier request of the sequence."""
         if self._before is None or self._before.num_nodes == 0:
             return False
         first = self._before.num_nodes
@@ -146,21 +147,21 @@ class Unfolding:
 
     @property
     def waits(self) -> bool:
-        """Whether the function is one that can wait for values."""
+        """Whether the function can wait for values."""
         return self._generator is not None
 
     @property
     def streamed_sequence(self) -> ValueSequence | None:
-        """The sequence whose elements stream to the caller as they are computed, where the result is one."""
+        """The sequence whose elements stream to the caller as they are computed, if the result is one."""
         return self._result if isinstance(self._result, ValueSequence) else None
 
     @property
     def streams_result(self) -> bool:
-        """Whether nothing streams before the end, so that a stream consists of the result alone."""
+        """Whether nothing streams before the end, so the stream consists of the result alone."""
         return self._generator is None and self.streamed_sequence is None
 
     def close(self) -> None:
-        """Let the function clean up, if it waits."""
+        """Let the function clean up, if it is waiting."""
         if self._generator is not None:
             self._generator.close()
 
@@ -183,7 +184,7 @@ class Unfolding:
         if isinstance(handle, Value):
             self.awaited.append((_place(handle), handle.output))
         else:
-            len(handle)  # an open-ended loop has none: an error with advice
+            len(handle)  # raises an error with advice for a loop without a known length
             self.awaited.extend((int(node), handle.output) for node in handle.nodes)
 
     def _finish(self, result: Any) -> None:
@@ -248,7 +249,7 @@ def _num_parameters(model: type[Model], function: str) -> int:
 
 
 def end_of_loop(node: int) -> int:
-    """Return the number under which the final outputs of a loop are looked up, wherever it ended. node: its last."""
+    """Return the number under which the final outputs of a loop are looked up. node: its last possible node."""
     return -1 - node
 
 
@@ -257,7 +258,7 @@ def _place(value: Value) -> int:
 
 
 def resolved(structure: Any, lookup: Lookup, rows: Rows) -> Any:
-    """Return what an unfold function returned with what was computed in place of its handles."""
+    """Return an unfold function's result with computed values in place of its handles."""
 
     def computed(handle: Handle) -> Any:
         found = rows(handle)
@@ -267,7 +268,7 @@ def resolved(structure: Any, lookup: Lookup, rows: Rows) -> Any:
 
 
 def _resolve(structure: Any, computed: Callable[[Handle], Any]) -> Any:
-    """Replace every handle by what was computed."""
+    """Replace every handle by its computed value."""
     if isinstance(structure, Value):
         return computed(structure)
     return replaced(structure, (Value, ValueSequence), computed)

@@ -1,4 +1,4 @@
-"""A network that is not cut: its inputs by name, and what it returns as one tensor after the other."""
+"""An uncut network: its inputs by name, and its result as a flat list of tensors."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from batchmaker.model.cuts import REQUEST, Cut, Layer
 
 @final
 class ByName(nn.Module):
-    """A module that is given its inputs by name, and returns a tuple for a list or dict.
+    """A module that gets its inputs by name, and returns a tuple for a list or dict.
 
-    keys: names of the tensors of a dict to return; none where it returns no dict.
+    keys: names of the tensors of a dict to return; none if it returns no dict.
     """
 
     def __init__(self, module: nn.Module, inputs: tuple[str, ...], keys: tuple[str, ...] = ()) -> None:
@@ -34,7 +34,7 @@ class ByName(nn.Module):
 
 
 def by_position(module: nn.Module, inputs: tuple[str, ...]) -> nn.Module:
-    """Return a module that takes these inputs of forward() in order: the module itself where they are its first."""
+    """Return a module that takes these inputs of forward() in order: the module itself if they are its first inputs."""
     first = tuple(signature_of(module).parameters)[: len(inputs)]
     return module if first == inputs else ByName(module, inputs)
 
@@ -42,9 +42,9 @@ def by_position(module: nn.Module, inputs: tuple[str, ...]) -> nn.Module:
 def whole(module: nn.Module, inputs: tuple[str, ...], rows: tuple[Tensor, ...] | None) -> Cut:
     """Return a network as one layer.
 
-    rows: a batch [1, *shape] per input, on which it is tried to see what it returns: a tensor, or a tuple, list or dict
-    of tensors (what is None in a dict is left out). None if there is no example; then it is taken to return one tensor.
-    Raises ModelError for anything else.
+    rows: a batch [1, *shape] per input for a trial call, which shows the form of the result: a tensor, or a tuple, list
+    or dict of tensors (None entries of a dict are left out). Without rows the network must return one tensor. Raises
+    ModelError for any other form.
     """
     form, keys, count = "tensor", tuple[str, ...](), 1
     if rows is not None:
@@ -65,12 +65,12 @@ def _one_layer(module: nn.Module, inputs: tuple[str, ...], form: str, keys: tupl
 
 
 def _returned(module: nn.Module, rows: dict[str, Tensor]) -> tuple[str, tuple[str, ...], int]:
-    """Return the form in which a network returns tensors, the keys of a dict, and how many they are."""
+    """Return the form of a network's result, the keys of a dict, and the number of tensors."""
     name = type(module).__name__
     try:
         with torch.no_grad():
             returned = module(**rows)
-    except Exception as error:  # the module's own
+    except Exception as error:  # any exception of the module
         raise ModelError(f"{name}: does not take the example request: it raised {said_first(error)}") from error
     if isinstance(returned, Tensor):
         return "tensor", (), 1

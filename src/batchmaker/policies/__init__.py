@@ -1,6 +1,6 @@
-"""Which ready cells run next, together. Each policy is one small file; `make` finds them by name.
+"""The choice of the ready cells that run next, together. Each policy is one small file; `make` finds them by name.
 
-Graph batching, what these are compared with, is loaded when it is asked for: see BASELINES.
+The baselines for graph batching are loaded when they are asked for: see BASELINES.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ POLICIES: Final[dict[str, type[CellPolicy]]] = {
 }
 
 BASELINES: Final = dict.fromkeys(("graph", "orloj", "padded", "serial"), "batchmaker.lab.baselines")
-"""By name, where policies are that batch whole requests: no engine that serves cells loads them."""
+"""Modules of the policies that batch whole requests, by name. An engine that serves cells never loads them."""
 
 
 def names() -> list[str]:
@@ -41,7 +41,7 @@ def names() -> list[str]:
 
 
 def find(name: str) -> type[CellPolicy] | type[GraphPolicy]:
-    """Return the class of a policy. OptionError names the nearest if there is none of that name."""
+    """Return the class of a policy. For an unknown name OptionError names the nearest one."""
     if name in POLICIES:
         return POLICIES[name]
     if name not in BASELINES:
@@ -53,8 +53,8 @@ def find(name: str) -> type[CellPolicy] | type[GraphPolicy]:
 def make(name: str, **options: Any) -> CellPolicy | GraphPolicy:
     """Return a new policy by name, which may carry options as text: `make("graph:window_ms=45,max_batch=32")`.
 
-    OptionError names the nearest if the name or an option is not known; it also refuses an option that is given both
-    ways or has a wrong value.
+    For an unknown name or option OptionError names the nearest one. It also refuses an option that is given twice or
+    has a wrong value.
     """
     name, _, text = name.partition(":")
     policy = find(name)

@@ -1,4 +1,4 @@
-"""Ageing: what is passed over too often in a row goes first, whatever the policy. So nothing starves."""
+"""Ageing: a type that was passed over too often in a row goes first, whatever the policy. So nothing starves."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from typing import Final, final
 from batchmaker.graph.spec import TypeId
 
 PATIENCE: Final = 1000
-"""How often in a row a cell type with ready nodes may be passed over. Far above what the policies' own orders lead to
-within one mini-batch (a few hundred: the longest chain), so that it changes no published schedule, and still about a
-second of steps of 1 ms."""
+"""How often in a row a cell type with ready nodes may be passed over.
+
+The policies' own orders pass a type over at most a few hundred times within one mini-batch (the longest chain), so this
+limit changes no published schedule. It is about a second of steps of 1 ms.
+"""
 
 
 @final
 class Ageing:
-    """Counts, for each cell type, the tasks in a row that others got while it had ready nodes.
+    """Counts, for each cell type, the tasks of other types in a row while it had ready nodes.
 
-    patience: tasks after which a type goes before what the policy prefers.
+    patience: after so many tasks the type goes before the policy's choice.
     """
 
     __slots__ = ("_passed", "patience")
@@ -27,7 +29,7 @@ class Ageing:
         self._passed: dict[TypeId, int] = {}
 
     def order(self, ranked: Sequence[TypeId]) -> Sequence[TypeId]:
-        """Return the policy's order with those first that have waited too long, the longest wait first."""
+        """Return the policy's order with the types first that have waited too long, the longest wait first."""
         overdue = [type_id for type_id in ranked if self._passed.get(type_id, 0) >= self.patience]
         if not overdue:
             return ranked
@@ -35,6 +37,6 @@ class Ageing:
         return [*overdue, *(type_id for type_id in ranked if type_id not in overdue)]
 
     def ran(self, chosen: TypeId, ranked: Sequence[TypeId]) -> None:
-        """A task of one type was submitted while all of these had ready nodes."""
+        """Note that a task of one type was submitted while all these types had ready nodes."""
         if len(ranked) > 1 or self._passed:
             self._passed = {t: self._passed.get(t, 0) + 1 for t in ranked if t != chosen}

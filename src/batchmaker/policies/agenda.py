@@ -11,7 +11,7 @@ from batchmaker.policies.base import CellPolicy, DepthView, ReadyView
 
 
 class _ByMeanDepth(CellPolicy):
-    """The ready type of the lowest mean depth first; ties go to the lower type id."""
+    """Ranks the ready type of the lowest mean depth first; ties go to the lower type id."""
 
     needs_depth: ClassVar[bool] = True
     node_by_node: ClassVar[bool] = True
@@ -24,17 +24,17 @@ class _ByMeanDepth(CellPolicy):
 
     @abstractmethod
     def _mean_depth(self, depths: DepthView, type_id: TypeId) -> float:
-        """Return the depth that a type is ranked by."""
+        """Return the depth by which a type is ranked."""
 
 
 @final
 class AgendaPolicy(_ByMeanDepth):
     """Rank types by the mean depth of all their nodes in the mini-batch, run or not (Neubig et al., NeurIPS 2017).
 
-    max_steps: steps per task; 1 looks at the order before every batch, as the paper does.
-    A mini-batch is what is in flight together, from a moment when nothing is to the next. DyNet computes the means
-    once, with the whole mini-batch at hand; here every request that begins is added and none is taken away, so the
-    order is DyNet's where all begin together. Under a load that never pauses the means settle, and the order with them.
+    max_steps: steps per task; 1 looks at the order before every batch, as the paper does. A mini-batch is the requests
+    in flight between two moments at which none is. DyNet computes the means once, with the whole mini-batch at hand.
+    Here every request that begins is added and none is removed, so the order is DyNet's if all begin together. Under a
+    load without pauses the means settle, and so does the order.
     """
 
     name = "agenda"
@@ -45,10 +45,10 @@ class AgendaPolicy(_ByMeanDepth):
 
 @final
 class AgendaRemainingPolicy(_ByMeanDepth):
-    """Rank types by the mean depth of those of their nodes that have not been submitted (ED-Batch's agenda).
+    """Rank types by the mean depth of their nodes that have not been submitted (ED-Batch's agenda).
 
-    max_steps: steps per task; 1 looks at the order before every batch, as the paper does.
-    The nodes are those of the requests in flight, whenever they began, so the order follows the load.
+    max_steps: steps per task; 1 looks at the order before every batch, as the paper does. The nodes are those of all
+    requests in flight, so the order follows the load.
     """
 
     name = "agenda-remaining"

@@ -1,4 +1,4 @@
-"""What a policy sees and decides. A policy chooses; the scheduler forms the batch, keeps the books and submits."""
+"""The interface of policies. A policy chooses; the scheduler forms the batch, keeps the books and submits."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from batchmaker.policies.requests import RequestTable
 
 
 class DepthView(Protocol):
-    """Depths of nodes: how many others must run one after another before each, 0 for a node without sources."""
+    """Depths of nodes: how many nodes must run one after another before each, 0 for a node without sources."""
 
     def mean(self, type_id: TypeId) -> float:
-        """Mean depth of all nodes of a type in the mini-batch (what is in flight together), run or not."""
+        """Mean depth of all nodes of a type in the mini-batch (the requests in flight together), run or not."""
 
     def mean_left(self, type_id: TypeId) -> float:
         """Mean depth of the nodes of a type that are in flight and not submitted."""
@@ -30,18 +30,18 @@ class DepthView(Protocol):
 
 
 class FrontierView(Protocol):
-    """Which nodes wait for no other node of their own type."""
+    """The nodes that wait for no other node of their own type."""
 
     def independent(self, type_id: TypeId) -> int:
-        """Nodes of a type in flight and not submitted of which no ancestor of the type is left to submit.
+        """Number of unsubmitted nodes of a type in flight that have no unsubmitted ancestor of the same type.
 
-        This is ED-Batch's |Frontier(G^a)|: the ready nodes, and those that wait for other types alone. A run counts as
-        one node, since only its next step can come first.
+        This is ED-Batch's |Frontier(G^a)|: the ready nodes, and those that wait only for other types. A run counts as
+        one node, because only its next step can come first.
         """
 
 
 class ReadyView(Protocol):
-    """The scheduler as a policy sees it."""
+    """The policy's view of the scheduler."""
 
     @property
     def now_s(self) -> float:
@@ -56,22 +56,22 @@ class ReadyView(Protocol):
         """Cell types with ready nodes, ascending."""
 
     def num_ready(self, type_id: TypeId) -> int:
-        """Nodes of this type whose inputs are there or on their way."""
+        """Nodes of this type whose inputs are computed or will be by submitted steps."""
 
     def num_running(self, type_id: TypeId) -> int:
         """Steps of this type submitted and not finished."""
 
     @property
     def requests(self) -> RequestTable:
-        """What is known of each request. Kept only for policies that watch requests."""
+        """Facts about each request. Kept only for policies that watch requests."""
 
     @property
     def depths(self) -> DepthView:
-        """What is known of depth. Kept only for policies that need it."""
+        """Depths of nodes. Kept only for policies that need them."""
 
     @property
     def frontiers(self) -> FrontierView:
-        """What is known of frontiers. Kept only for policies that need it."""
+        """Frontiers of types. Kept only for policies that need them."""
 
     @property
     def num_waiting(self) -> int:
@@ -83,7 +83,7 @@ class ReadyView(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Slots of waiting requests that begin now, and of those that are turned away."""
+    """Slots of waiting requests that begin now, and of those that are refused."""
 
     begin: Sequence[int]
     refuse: Sequence[int] = ()
@@ -92,15 +92,18 @@ class Admission:
 class CellPolicy(ABC):
     """Decides which requests begin and which cell type an idle worker runs next.
 
-    watches_requests: the policy holds requests back or looks at them one by one; the scheduler keeps `view.requests`
-    and asks `admit`. Otherwise every request begins when it arrives. needs_depth: the scheduler keeps `view.depths`.
-    one_depth: and a batch holds only nodes of one depth, the lowest that is ready. needs_frontiers: the policy
-    may ask `view.frontiers`, which is kept once it has. node_by_node: a single node is ready when its own inputs are;
-    otherwise connected nodes of one type wait together for all inputs from outside, and then follow each other within
-    a task. urgent_first: types with a ready node of a more urgent request go before others, whatever the rank (see
-    `Urgency`).
-    max_steps: steps that one task may have (MaxTasksToSubmit); 1 looks at the rank before every batch. OptionError
-    below 1. budget_ms: milliseconds that a task of several steps may take, as far as step times are known; None: any.
+    - watches_requests: the policy holds requests back or looks at single ones. The scheduler keeps `view.requests` and
+      calls `admit`. Otherwise every request begins when it arrives.
+    - needs_depth: the scheduler keeps `view.depths`.
+    - one_depth: a batch holds only nodes of one depth, the lowest that is ready.
+    - needs_frontiers: the policy may ask `view.frontiers`, which is kept from the first time on.
+    - node_by_node: a single node is ready when its own inputs are. Otherwise connected nodes of one type wait together
+      for all inputs from outside, and then follow each other within a task.
+    - urgent_first: types with a ready node of a more urgent request go before others, whatever the rank (see
+      `Urgency`).
+    - max_steps: the most steps of a task (MaxTasksToSubmit); 1 looks at the rank before every batch. OptionError below
+      1.
+    - budget_ms: milliseconds that a task of several steps may take, by known step times; None for any.
     """
 
     name: str
@@ -124,43 +127,43 @@ class CellPolicy(ABC):
 
     @property
     def budget_s(self) -> float:
-        """Seconds that a task of several steps may take, infinity for any number."""
+        """Seconds that a task of several steps may take, infinity for no limit."""
         return self._budget_s
 
     @property
     def max_steps(self) -> int:
-        """Steps that one task may have (MaxTasksToSubmit)."""
+        """The most steps of a task (MaxTasksToSubmit)."""
         return self._max_steps
 
     @abstractmethod
     def rank(self, view: ReadyView) -> Sequence[TypeId]:
-        """Cell types with ready nodes, best first. The scheduler takes the first of which it can form a batch.
+        """Return the cell types with ready nodes, best first. The scheduler takes the first that can form a batch.
 
-        A type that has been passed over very often in a row goes first all the same (see `ageing`).
+        A type that was passed over very often in a row goes first, whatever the rank (see `ageing`).
         """
 
     def admit(self, view: ReadyView) -> Admission:
-        """Decide which waiting requests begin, whenever a worker is about to be given work.
+        """Decide which waiting requests begin. Called whenever a worker is about to get work.
 
-        If none is in flight or begins, the first in line begins all the same.
+        If no request is in flight and none begins, the first in line begins anyway.
         """
         return Admission(view.waiting(view.num_waiting).tolist())
 
     def check_cells(self, cells: Sequence[CellType]) -> None:  # noqa: B027
-        """Raise unless the policy can serve these cell types. Asked once all types that will come are known."""
+        """Raise unless the policy can serve these cell types. Called once all types are known."""
 
     def step_finished(self, type_id: TypeId, batch: int, seconds: float) -> None:  # noqa: B027
-        """A step of `batch` rows took so long on its worker."""
+        """Note that a step of `batch` rows took so long on its worker."""
 
     def request_finished(self, view: ReadyView, slot: int) -> None:  # noqa: B027
-        """A request was answered; its facts can be read a last time."""
+        """Note that a request was answered. Its facts can be read for the last time."""
 
 
 class GraphPolicy(ABC):
     """Decides which whole requests an idle worker computes together, and when (graph batching).
 
-    Requests of different models never share a batch. Among those that a policy holds equal, the highest priority comes
-    first, then the earliest arrival. Times are engine seconds and never run backwards.
+    Requests of different models never share a batch. Among requests that a policy ranks equal, the highest priority
+    comes first, then the earliest arrival. Times are engine seconds and never run backwards.
     """
 
     name: str
@@ -168,7 +171,7 @@ class GraphPolicy(ABC):
     @property
     @abstractmethod
     def max_batch(self) -> int:
-        """Most requests computed together. Above 1 they are padded to a common length."""
+        """The most requests computed together. Above 1 they are padded to a common length."""
 
     @abstractmethod
     def add(
@@ -180,27 +183,27 @@ class GraphPolicy(ABC):
         model: int = 0,
         priority: int = 0,
     ) -> None:
-        """A request of this length has arrived."""
+        """Note that a request of this length has arrived."""
 
     @abstractmethod
     def discard(self, request: int) -> None:
-        """A waiting request was given up; unknown requests are ignored."""
+        """Note that a waiting request was given up. Unknown requests are ignored."""
 
     @abstractmethod
     def choose(self, now_s: float) -> Sequence[int]:
         """Remove and return the requests of the next batch, all of one model; empty if none may start now."""
 
     def next_wakeup_s(self, now_s: float) -> float | None:
-        """Return when `choose` may give something although nothing arrives; None if it will not."""
+        """Return when `choose` may return a batch without another arrival; None if it will not."""
         return None
 
     def refuse(self, now_s: float) -> Sequence[int]:
-        """Remove and return the requests that are turned away, whenever a worker is about to be given work."""
+        """Remove and return the requests to refuse. Called whenever a worker is about to get work."""
         return ()
 
     def batch_finished(self, model: int, lengths: Sequence[int], seconds: float) -> None:  # noqa: B027
-        """A batch of requests of these lengths took so long on its worker."""
+        """Note that a batch of requests of these lengths took so long on its worker."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """Waiting requests."""
+        """Number of waiting requests."""

@@ -12,16 +12,16 @@ BUDGET_MS: Final = 4.0
 """Milliseconds of a task, as measured in decision 14: shorter tasks cost small networks more than newcomers gain."""
 
 MOST_STEPS: Final = 64
-"""Steps of a task, however short they are: positions of all of them are told of together."""
+"""Most steps of a task, however short they are. All positions of a task are reported together."""
 
 
 @final
 class CellularPolicy(CellPolicy):
-    """Prefer a full batch, then a type that is not running, then anything ready; within each, the highest priority.
+    """Prefer a full batch, then a type that is not running, then any ready type; within each, the highest priority.
 
-    A task has as many steps as fit into budget_ms, by what steps have taken lately: long enough that deciding costs
-    little beside it, short enough for newcomers and other types, who wait for it. max_steps: MaxTasksToSubmit instead,
-    5 in the paper: so many steps, however long they take.
+    A task has as many steps as fit into budget_ms, by recent step times. It is long enough that deciding costs little
+    beside it, and short enough for newcomers and other types, which wait for it. max_steps: a fixed number of steps
+    instead (MaxTasksToSubmit, 5 in the paper), however long they take.
     """
 
     name = "cellular"
@@ -33,6 +33,8 @@ class CellularPolicy(CellPolicy):
             super().__init__(max_steps)
 
     def rank(self, view: ReadyView) -> Sequence[TypeId]:
+        """Rank the ready types by the three criteria of Algorithm 1, then by priority, then by id."""
+
         def criterion(type_id: TypeId) -> int:
             if view.num_ready(type_id) >= view.cells[type_id].max_batch:
                 return 0

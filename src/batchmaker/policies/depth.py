@@ -13,10 +13,10 @@ from batchmaker.policies.base import CellPolicy, ReadyView
 class DepthPolicy(CellPolicy):
     """The type with the least deep ready node runs first, and only its nodes of that depth (Looks et al., ICLR 2017).
 
-    On one worker that is not run ahead of, requests that begin together are computed in one batch for each depth and
-    type, in order of depth, or more where a batch would be larger than the cell's max_batch. Requests that begin later
-    start at depth 0 and so go first, until they have caught up or ageing lets the older ones on. Ties go to the lower
-    type id. One step per task, since the next depth of the type may have to wait for other types.
+    With one worker and no run-ahead, requests that begin together are computed in one batch for each depth and type, in
+    order of depth; in more batches if one would be larger than the cell's max_batch. Requests that begin later start at
+    depth 0 and so go first, until they have caught up or ageing lets the older ones continue. Ties go to the lower type
+    id. One step per task, because the next depth of the type may have to wait for other types.
     """
 
     name = "depth"

@@ -1,4 +1,4 @@
-"""What LazyBatching expects of the future: the steps that requests have left, and the seconds that steps take."""
+"""LazyBatching's predictions: the remaining steps of requests, and the seconds of steps."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ Lengths = Literal["conditional", "fixed", "true"]
 Steps = NDArray[np.int64]
 
 CORRECT_EVERY = 64
-"""Steps measured between two updates of the forecast's times."""
+"""Steps between two updates of the forecast's times."""
 
 
 @final
 class StepsLeft:
-    """How many steps of each type requests have left.
+    """The number of remaining steps of each type, for each request.
 
-    For most types the graph tells. For those with a length profile (`conditional`) it is the quantile of what is left
-    given the input length and the steps done; or (`fixed`, LazyBatching's dec_timesteps) a length that `percent` % of
-    outputs do not exceed. `true` believes the graph for every type: the Oracle, where the graph holds true lengths.
+    For most types the graph tells. For types with a length profile there are three modes. `conditional`: the quantile
+    of the remaining steps, given the input length and the steps done. `fixed` (LazyBatching's dec_timesteps): a length
+    that `percent` % of outputs do not exceed. `true`: the graph's numbers for every type; this is the Oracle, if the
+    graph holds true lengths.
     """
 
     __slots__ = ("_known", "_lengths", "_predicted", "_quantile", "_share")
@@ -41,7 +42,7 @@ class StepsLeft:
         self._predicted: list[tuple[int, int | None, LengthProfile]] = []
 
     def use(self, profile: CostProfile) -> None:
-        """Predict lengths from this profile; what is learnt while serving stays with this object."""
+        """Predict lengths from this profile. Lengths learnt while serving stay in this object."""
         if self._lengths == "true":
             return
         self._known = [
@@ -50,7 +51,7 @@ class StepsLeft:
         ]
 
     def learn_types(self, cells: Sequence[CellType]) -> None:
-        """Find the columns of the types that profiles name."""
+        """Find the columns of the types that are named in profiles."""
         column = {cell.name: i for i, cell in enumerate(cells)}
         self._predicted = [
             (column[cell], None if given is None else column.get(given), profile)
@@ -59,7 +60,7 @@ class StepsLeft:
         ]
 
     def left(self, table: RequestTable, slots: Slots) -> Steps:
-        """Return the steps of each type that these requests still have to run: [slots, types]."""
+        """Return the remaining steps of each type for these requests: [slots, types]."""
         nodes, width = table.left[slots], table.width[slots]
         steps = nodes if (width == 1).all() else np.ceil(nodes / width - 1e-9).astype(np.int64)
         for cell, given, profile in self._predicted:
@@ -74,11 +75,11 @@ class StepsLeft:
         return steps
 
     def whole(self, table: RequestTable, slots: Slots) -> Steps:
-        """Return the steps of each type that these requests have in all, done ones included: [slots, types]."""
+        """Return all steps of each type for these requests, done ones included: [slots, types]."""
         return self.left(table, slots) + np.ceil(table.done[slots] / table.width[slots] - 1e-9).astype(np.int64)
 
     def request_finished(self, table: RequestTable, slot: int) -> None:
-        """Learn from a request how long its runs were."""
+        """Learn the lengths of a request's runs."""
         if self._lengths != "conditional":
             return
         for cell, given, profile in self._predicted:
@@ -96,9 +97,9 @@ class StepsLeft:
 
 @final
 class ExpectedStepTimes:
-    """Seconds per step of each type and batch size: profiled, and corrected by what steps take while serving.
+    """Seconds per step of each type and batch size: profiled, and corrected by measured times while serving.
 
-    A cell that the profile does not know takes as long as its steps have taken so far, whatever their size; before its
+    A cell without a profile is predicted to take as long as its steps have taken so far, for any batch size; before its
     first step, no time at all.
     """
 
@@ -120,11 +121,11 @@ class ExpectedStepTimes:
 
     @property
     def replay(self) -> Replay:
-        """Forecasts with the times as they are believed now."""
+        """Forecasts with the present times."""
         return self._replay
 
     def learn_types(self, cells: Sequence[CellType]) -> None:
-        """Fill in the rows of cell types that are new."""
+        """Add rows for new cell types."""
         names = [cell.name for cell in cells]
         self._measured = np.concatenate((self._measured, np.zeros(len(names) - len(self._measured))))
         if self._correction is not None:
@@ -141,7 +142,7 @@ class ExpectedStepTimes:
         self._rebuild()
 
     def step_finished(self, type_id: int, batch: int, seconds: float) -> None:
-        """A step was measured."""
+        """Learn from a measured step."""
         if self._correction is None or type_id >= len(self._names):
             return
         predicted = float(self._base[type_id, min(batch, self._base.shape[1] - 1)])

@@ -1,11 +1,11 @@
 """LazyBatching: node-level batching with a test before newcomers may preempt (Choi et al., HPCA 2021, section IV).
 
-The paper's BatchTable is a stack of sub-batches at different nodes, the laggard on top, and entries merge where their
-next nodes are equal. Since progress never decreases from top to bottom, the top is always the sub-batch that is
-furthest behind, and all who are at a node belong to one entry. So the stack needs no books of its own: the requests in
-flight are its members, and the cell type that comes first among those with ready nodes is its top. What is left to
-decide is who may join, and when. Who was refused entry once is not asked about again before somebody comes, begins or
-ends: catching up only becomes dearer while those in flight go on.
+The paper's BatchTable is a stack of sub-batches at different nodes. The sub-batch that is furthest behind is on top,
+and entries merge when their next nodes are equal. Progress never decreases from top to bottom, so the top is always the
+sub-batch that is furthest behind, and all requests at a node belong to one entry. So the stack needs no data of its
+own: the requests in flight are its members, and the first cell type with ready nodes is its top. The policy only
+decides which requests may join, and when. A request that was refused entry is not tested again before another request
+comes, begins or ends: catching up only becomes more expensive while the requests in flight continue.
 """
 
 from __future__ import annotations
@@ -28,17 +28,22 @@ from batchmaker.policies.slack import EquationTwo, NoSlack, ReplaySlack, Situati
 class LazyPolicy(CellPolicy):
     """Requests wait in line; at every step the longest prefix of the line joins that is feasible and beneficial.
 
-    profile: step times and length profiles; without any, newcomers are judged by the steps seen so far.
-    slack: `replay` forecasts when each request finishes; `oldest` and `literal` are Equation 2, asked of the oldest
-    request in flight or of everybody; `none` asks nobody. benefit: also ask that the sum of finish times shrinks.
-    estimate: for Equation 2, `sum` adds what each takes alone (the paper), `table` looks up the common batch.
-    lengths: steps of a decoder by `conditional` quantile `quantile` of what is left, by the `fixed` length that
-    `percent` % do not exceed (the paper's dec_timesteps), or `true`: the graph's own, which makes it the Oracle: it
-    knows the requests present, not those to come. hopeless: a request that would be late in any case is ignored,
-    forbids joining (`veto`), or is turned away while it waits (`drop`). max_in_flight: most requests of a model in
-    flight, by default the smallest max_batch of the cells, so that merged batches fit. stack: which of several models
-    goes first, `slack`: that with the least slack, or `recent`: that of the newest member, the paper's single stack.
-    max_steps: steps per task; newcomers can only join between tasks.
+    - profile: step times and length profiles. Without any, newcomers are judged by the steps so far.
+    - slack: `replay` forecasts when each request finishes; `oldest` and `literal` are Equation 2, tested for the oldest
+      request in flight or for all; `none` is no test.
+    - benefit: also require that the sum of finish times shrinks.
+    - estimate: for Equation 2, `sum` adds the times of each request alone (the paper), `table` looks up the common
+      batch.
+    - lengths: steps of a decoder by the `conditional` quantile `quantile` of the remaining steps; by the `fixed` length
+      that `percent` % do not exceed (the paper's dec_timesteps); or `true`, the graph's own. `true` makes it the
+      Oracle: it knows the present requests, not later ones.
+    - hopeless: a request that would be late in any case is ignored (`ignore`), forbids joining (`veto`), or is refused
+      while it waits (`drop`).
+    - max_in_flight: most requests of a model in flight, by default the smallest max_batch of the cells, so that merged
+      batches fit.
+    - stack: which of several models goes first: `slack`, the one with the least slack; or `recent`, that of the newest
+      member (the paper's single stack).
+    - max_steps: steps per task; newcomers can only join between tasks.
     """
 
     name = "lazy"
@@ -103,7 +108,7 @@ class LazyPolicy(CellPolicy):
             self.use_profile(profile)
 
     def use_profile(self, profile: CostProfile) -> None:
-        """Take step times and length profiles from here."""
+        """Use the step times and length profiles of this profile."""
         self._left.use(profile)
         self._times.use(profile)
         self._num_types = 0
@@ -118,8 +123,10 @@ class LazyPolicy(CellPolicy):
         return sorted(ready, key=lambda type_id: (urgency[int(table.type_model[type_id])], type_id))
 
     def admit(self, view: ReadyView) -> Admission:
-        """Begin the longest prefix of the line that the slack test allows and, with `benefit`, that makes the sum of
-        finish times smaller; refuse what cannot be in time, where `hopeless` says so.
+        """Begin the longest prefix of the line that may join; with `hopeless="drop"`, refuse late requests.
+
+        The slack test must allow the prefix. With `benefit` it must also lower the sum of finish times. A request is
+        refused if it cannot be in time.
         """
         table, cells = view.requests, view.cells
         if len(cells) != self._num_types:
@@ -162,7 +169,7 @@ class LazyPolicy(CellPolicy):
         return late
 
     def _urgency(self, view: ReadyView, table: RequestTable, slots: Slots) -> dict[int, float]:
-        """Return a number per model: the smaller, the sooner it runs."""
+        """Return a number per model. The smallest runs first."""
         models = table.model[slots]
         if self._recent:
             keys = -table.began_s[slots]
@@ -183,7 +190,7 @@ def _slack_test(slack: str, *, from_table: bool, veto: bool) -> SlackTest:
 
 
 def _fitting(table: RequestTable, line: Slots, cap: int) -> Slots:
-    """Return those in line whose model has fewer than `cap` requests in flight, in order."""
+    """Return the requests in line whose model has fewer than `cap` requests in flight, in order."""
     counts = np.bincount(table.model[table.in_flight], minlength=table.num_models)
     chosen = []
     for slot in line.tolist():

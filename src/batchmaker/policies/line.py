@@ -1,4 +1,4 @@
-"""A line of requests that wait: by priority, then by arrival."""
+"""A line of waiting requests: by priority, then by arrival."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Item = TypeVar("Item")
 
 @final
 class WaitingLine(Generic[Item]):
-    """Numbers with what belongs to each, the highest priority first, in order of arrival within a priority."""
+    """Numbers with their items: the highest priority first, in order of arrival within a priority."""
 
     __slots__ = ("_items",)
 
@@ -36,7 +36,7 @@ class WaitingLine(Generic[Item]):
         items[number] = item
 
     def leave(self, number: int) -> Item:
-        """Take a request out, wherever it stands; return what belongs to it."""
+        """Take a request out at any position; return its item."""
         priority = next(priority for priority, items in self._items.items() if number in items)
         items = self._items[priority]
         item = items.pop(number)
@@ -45,7 +45,7 @@ class WaitingLine(Generic[Item]):
         return item
 
     def take(self, limit: int) -> list[Item]:
-        """Take the first `limit` requests out; return what belongs to them, in order."""
+        """Take the first `limit` requests out; return their items, in order."""
         taken: list[Item] = []
         for priority, items in list(self._items.items()):
             taken += [items.popitem(last=False)[1] for _ in range(min(limit - len(taken), len(items)))]
@@ -62,5 +62,5 @@ class WaitingLine(Generic[Item]):
         return np.fromiter(islice(chain.from_iterable(self._items.values()), limit), np.int64)
 
     def oldest(self) -> list[Item]:
-        """Return what belongs to the first request of each priority."""
+        """Return the item of the first request of each priority."""
         return [next(iter(items.values())) for items in self._items.values()]

@@ -1,4 +1,4 @@
-"""Policies as text, name:option=value,option=value: what the command line and configuration files say."""
+"""Policies as text, name:option=value,option=value, for the command line and configuration files."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _SCALARS: dict[type, tuple[str, Callable[[str], Any]]] = {
 
 
 def read_options(policy: str, constructor: type, text: str) -> dict[str, Any]:
-    """Return the options that `text` gives, as the constructor's annotations say.
+    """Return the options in `text`, with types by the constructor's annotations.
 
-    Raises OptionError if an option is not known, given twice, of the wrong type, or cannot be given as text.
+    Raises OptionError if an option is unknown, given twice, of the wrong type, or cannot be given as text.
     """
     parameters = inspect.signature(constructor, eval_str=True).parameters
     options: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""What a policy knows of the requests: one row per slot, as arrays."""
+"""Facts about the requests for policies: one row per slot, as arrays."""
 
 from __future__ import annotations
 
@@ -14,13 +14,18 @@ Slots = NDArray[np.int64]
 
 @final
 class RequestTable:
-    """Facts of the requests that wait or are in flight, by slot.
+    """Facts about the requests that wait or are in flight, by slot.
 
-    arrived_s, began_s, deadline_s: [slots] engine seconds; infinity where it has not begun or there is no deadline.
-    model: [slots]. open: [slots] the request may still get nodes. left, done: [slots, types] nodes not submitted yet
-    and nodes submitted. width: [slots, types] nodes per step: how many of a type the request can run together, at least
-    1. num_models: how many models requests have come for. type_model: [types] the model that last used each type.
-    changes: how often requests have come, begun, grown or ended. The scheduler writes, policies read.
+    - arrived_s, began_s, deadline_s: [slots] engine seconds; infinity if the request has not begun or has no deadline.
+    - model: [slots].
+    - open: [slots] the request may still get nodes.
+    - left, done: [slots, types] nodes not submitted yet, and submitted nodes.
+    - width: [slots, types] nodes per step: how many nodes of a type the request can run together, at least 1.
+    - num_models: number of models so far.
+    - type_model: [types] the model that last used each type.
+    - changes: how often requests have come, begun, grown or ended.
+
+    The scheduler writes, policies read.
     """
 
     __slots__ = (
@@ -62,7 +67,7 @@ class RequestTable:
         return self._listed
 
     def add_type(self) -> None:
-        """One more cell type."""
+        """Add a column for one more cell type."""
         column = np.zeros((len(self.left), 1), np.int64)
         self.left = np.concatenate((self.left, column), axis=1)
         self.done = np.concatenate((self.done, column), axis=1)
@@ -70,7 +75,7 @@ class RequestTable:
         self.type_model = np.append(self.type_model, 0)
 
     def enter(self, slot: int, arrived_s: float, deadline_s: float | None, model: int, *, is_open: bool) -> None:
-        """A request has arrived."""
+        """Note that a request has arrived."""
         self.changes += 1
         while slot >= len(self.arrived_s):
             self._grow()
@@ -85,30 +90,30 @@ class RequestTable:
         self.width[slot] = 1.0
 
     def add_work(self, slot: int, work: Work) -> None:
-        """A request has this much more to compute."""
+        """Note that a request has more to compute."""
         self.changes += 1
         self.left[slot, work.types] += work.nodes
         self.type_model[work.types] = self.model[slot]
         self.width[slot, work.types] = np.maximum(self.width[slot, work.types], work.nodes / work.steps)
 
     def begin(self, slot: int, now_s: float) -> None:
-        """A request has left the waiting line."""
+        """Note that a request has left the waiting line."""
         self.changes += 1
         self.began_s[slot] = now_s
         self._in_flight[slot] = None
         self._listed = None
 
     def submitted(self, slots: Slots, type_id: int) -> None:
-        """One node of this type of each of these requests is on a worker; slots may repeat."""
+        """Note that one node of this type of each of these requests was submitted; slots may repeat."""
         np.subtract.at(self.left[:, type_id], slots, 1)
         np.add.at(self.done[:, type_id], slots, 1)
 
     def stopped(self, slots: Slots, type_id: int, counts: NDArray[np.int64]) -> None:
-        """Runs of these requests ended early: so many nodes of the type will not be computed."""
+        """Note that runs of these requests ended early: `counts` nodes of the type will not be computed."""
         np.subtract.at(self.left[:, type_id], slots, counts)
 
     def leave(self, slot: int) -> None:
-        """A request has ended."""
+        """Note that a request has ended."""
         self.changes += 1
         if slot in self._in_flight:
             del self._in_flight[slot]

@@ -1,6 +1,6 @@
 """Slack tests: how many of the candidates may join without making a request late (LazyBatching, Equations 1 and 2).
 
-A test answers for every prefix of the candidates, first in line first, at once.
+A test answers for all prefixes of the candidates at once, first in line first.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Allowed = NDArray[np.bool_]
 @final
 @dataclass(frozen=True)
 class Situation:
-    """A boundary between two steps: who is in flight and who might join.
+    """A boundary between two steps: the requests in flight and the candidates to join.
 
     slots: [requests] those in flight, in the order in which they began, then the candidates. left, whole: [requests,
-    types] steps left, and steps in all. deadline_s: [requests] seconds from now. Forecasts are found when first asked
-    for.
+    types] remaining steps, and all steps. deadline_s: [requests] seconds from now. Forecasts are computed at the first
+    use.
     """
 
     table: RequestTable
@@ -64,19 +64,19 @@ class Situation:
 
     @cached_property
     def slack_of_line_s(self) -> Seconds:
-        """SLA less the time in line: [requests]. Stalls after the beginning do not count (the paper's T_wait)."""
+        """SLA minus the time in line: [requests]. Stalls after the beginning do not count (the paper's T_wait)."""
         begun_s = np.minimum(self.table.began_s[self.slots], self.now_s)
         slack_s: Seconds = self.table.deadline_s[self.slots] - begun_s
         return slack_s
 
     @cached_property
     def together(self) -> Forecasts:
-        """When each finishes if so many candidates join now."""
+        """Finish times if 0, 1, 2, ... of the candidates join now."""
         return self.replay.forecasts(self.left, self.num_in_flight, self.width)
 
     @cached_property
     def apart_s(self) -> Seconds:
-        """When each finishes if so many candidates start once those in flight are done: [candidates + 1, requests]."""
+        """Finish times if so many candidates start after those in flight are done: [candidates + 1, requests]."""
         n = self.num_in_flight
         width = None if self.width is None else self.width[n:]
         after = self.replay.forecasts(self.left[n:], 0, width)
@@ -87,7 +87,7 @@ class Situation:
 
     @cached_property
     def counts(self) -> Allowed:
-        """Which requests are there if so many candidates join: [candidates + 1, requests]."""
+        """The requests that are present if so many candidates join: [candidates + 1, requests]."""
         joining = np.arange(len(self.slots)) - self.num_in_flight
         return joining < np.arange(self.num_candidates + 1)[:, None]
 
@@ -102,7 +102,7 @@ class SlackTest(ABC):
 
 @final
 class NoSlack(SlackTest):
-    """Everybody may join."""
+    """Allows everybody."""
 
     def allows(self, situation: Situation) -> Allowed:
         return np.ones(situation.num_candidates + 1, np.bool_)
@@ -112,9 +112,9 @@ class NoSlack(SlackTest):
 class EquationTwo(SlackTest):
     """Slack = SLA - (time in line + execution of all members) must not be negative.
 
-    oldest_only: of the requests in flight, only the one that began first is asked; otherwise all of them and the
-    candidates. from_table: the execution of all members together as the step times of their common batch say,
-    otherwise the sum of what each takes alone. veto: whether a request that would be late anyway counts as well.
+    oldest_only: test only the request in flight that began first; otherwise all of them and the candidates. from_table:
+    the execution of all members is that of their common batch in the table; otherwise the sum of the times of each
+    alone. veto: whether a request that would be late anyway counts as well.
     """
 
     def __init__(self, *, oldest_only: bool, from_table: bool, veto: bool) -> None:
@@ -123,6 +123,7 @@ class EquationTwo(SlackTest):
         self._veto = veto
 
     def allows(self, situation: Situation) -> Allowed:
+        """Return, for each prefix of the candidates, whether nobody's slack is negative: [candidates + 1] bool."""
         s, n = situation, situation.num_in_flight
         alone_s = s.replay.alone(s.whole)
         summed_s = alone_s.cumsum()[n - 1 :]
@@ -138,7 +139,7 @@ class EquationTwo(SlackTest):
 
 @final
 class ReplaySlack(SlackTest):
-    """No request that would be in time becomes late, by a forecast of when each finishes with and without joining.
+    """No request that would be in time becomes late, by forecasts of all finish times with and without joining.
 
     veto: a request that is late in any case forbids joining, too.
     """
@@ -155,14 +156,14 @@ class ReplaySlack(SlackTest):
 
 
 def beneficial(situation: Situation) -> Allowed:
-    """Return which prefixes make all finish sooner, in sum, by joining now than by starting after the others."""
+    """Return the prefixes for which joining now gives a smaller sum of finish times than starting after the others."""
     s = situation
     sooner: Allowed = ((s.together.finish_s - s.apart_s) * s.counts).sum(axis=1) <= 0.0
     return sooner
 
 
 def largest_prefix(situation: Situation, test: SlackTest, *, benefit: bool) -> int:
-    """Return how many candidates may join: the longest prefix that the test allows and that is beneficial."""
+    """Return how many candidates may join: the longest prefix that is allowed by the test and beneficial."""
     allowed = test.allows(situation)
     if benefit and allowed[1:].any():
         allowed &= beneficial(situation)

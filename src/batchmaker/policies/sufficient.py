@@ -1,4 +1,4 @@
-"""The sufficient condition for a best order (ED-Batch, Lemma 1) as a rule: the type nearest to it runs first."""
+"""The sufficient condition for a best order (ED-Batch, Lemma 1) as a heuristic: the type nearest to it runs first."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from batchmaker.policies.base import CellPolicy, ReadyView
 
 
 def full_first(view: ReadyView, ranked: Sequence[TypeId]) -> Sequence[TypeId]:
-    """Return the order with those types first whose ready nodes fill a batch.
+    """Return the order with the types first whose ready nodes fill a batch.
 
-    Orders that save batches wait for a type's nodes to gather. Where they would overfill a batch waiting saves nothing,
-    and what the full one computes lets other types gather earlier.
+    Orders that save batches wait until more nodes of a type gather. If they already fill a batch, waiting saves
+    nothing, and running the full batch lets other types gather earlier.
     """
     cells = view.cells
     full = [type_id for type_id in ranked if view.num_ready(type_id) >= cells[type_id].max_batch]
@@ -23,9 +23,9 @@ def full_first(view: ReadyView, ranked: Sequence[TypeId]) -> Sequence[TypeId]:
 def sufficient_order(view: ReadyView) -> list[TypeId]:
     """Return the ready types by num_ready / independent, highest first. The policy must declare needs_frontiers.
 
-    At 1 no ancestor of another type holds back a node that its own type would let run, and some shortest sequence of
-    batches goes on with the type. Ties go to the type with more ready nodes, since its batch does more of what is to be
-    done, and then to the lower type id.
+    At a ratio of 1, no node that its own type would let run is held back by an ancestor of another type. Then some
+    shortest sequence of batches continues with the type. Ties go to the type with more ready nodes, because its batch
+    does more of the work, and then to the lower type id.
     """
     independent = view.frontiers.independent
     counts = [(view.num_ready(type_id), type_id) for type_id in view.ready]
@@ -34,12 +34,11 @@ def sufficient_order(view: ReadyView) -> list[TypeId]:
 
 @final
 class SufficientPolicy(CellPolicy):
-    """Rank types by the share of their frontier that is ready (Chen et al., ICML 2023, section 2.3).
+    """Rank types by the ready share of their frontier (Chen et al., ICML 2023, section 2.3).
 
-    Full batches go first; that section knows no limit to batches.
-    max_steps: steps per task; 1 looks at the order before every batch, as the paper does. The paper plans a closed
-    mini-batch, forwards or backwards from the sinks. Here requests come and go, so it is forwards: what is in flight
-    when a step is chosen is the mini-batch.
+    Full batches go first; that section has no limit to batches. max_steps: steps per task; 1 looks at the order before
+    every batch, as the paper does. The paper plans a closed mini-batch, forwards or backwards from the sinks. Here
+    requests come and go, so it works forwards: the mini-batch is everything in flight when a step is chosen.
     """
 
     name = "sufficient"

@@ -1,4 +1,4 @@
-"""Saved models: a directory with a manifest, each cell's graph and its weights; nothing in it is ever unpickled."""
+"""Saved models: a directory with a manifest, each cell's graph and its weights. Nothing in it is ever unpickled."""
 
 from batchmaker.saved.directory import load, write
 

@@ -28,8 +28,11 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 def dump_graph(program: ExportedProgram, where: str) -> bytes:
-    """Return the program as a .pt2 archive of torch's layout: its graph alone. SavedModelError if it cannot be."""
-    from torch._export.serde import serialize  # half of what every command would import, for those that save
+    """Return the program as a .pt2 archive in torch's layout: only its graph.
+
+    SavedModelError if it cannot be serialised.
+    """
+    from torch._export.serde import serialize  # this import is large, so it is made only for saving
 
     try:
         artifact = serialize.serialize(
@@ -40,18 +43,18 @@ def dump_graph(program: ExportedProgram, where: str) -> bytes:
         check_graph(graph)
     except RefusedGraphError as error:
         raise SavedModelError(f"{where}: cannot be saved: its graph has {error}") from None
-    except Exception as error:  # torch's serialiser raises whatever it runs into
+    except Exception as error:  # torch's serialiser may raise anything
         raise SavedModelError(f"{where}: cannot be saved: {type(error).__name__}: {error}") from error
     contents = (b"pt2", b"0", sys.byteorder.encode(), json.dumps(graph).encode())
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as archive:
         for member, content in zip(_MEMBERS, contents, strict=True):
-            archive.writestr(zipfile.ZipInfo(f"cell/{member}"), content)  # no date: the same cell, the same bytes
+            archive.writestr(zipfile.ZipInfo(f"cell/{member}"), content)  # no date: equal cells give equal bytes
     return stream.getvalue()
 
 
 def _strip(graph: dict[str, Any]) -> None:
-    """Remove what is not needed to run the graph: traces, guards, the calls of inner modules."""
+    """Remove parts that are not needed to run the graph: traces, guards, the calls of inner modules."""
     graph["guards_code"] = []
     module = graph["graph_module"]
     module["metadata"], module["treespec_namedtuple_fields"] = {}, {}
@@ -87,7 +90,7 @@ def load_weights(content: bytes, aliases: dict[str, str], where: str) -> dict[st
             warnings.simplefilter("ignore")
             tensors = dict(safetensors.torch.load(content))
         tensors.update({name: tensors[source] for name, source in aliases.items()})
-    except Exception as error:  # SafetensorError is not alone: a bad header can raise nearly anything
+    except Exception as error:  # besides SafetensorError a bad header can raise nearly anything
         raise SavedModelError(f"{where}: cannot be read ({type(error).__name__}: {error}). Save it again.") from None
     return tensors
 
@@ -110,7 +113,7 @@ def load_program(archive: bytes, tensors: dict[str, Tensor], where: str) -> AnyP
         raise
     except RefusedGraphError as error:
         raise SavedModelError(f"{where}: refused, its graph has {error}. Do not trust where it comes from.") from None
-    except Exception as error:  # what is wrong with a malformed graph comes out as anything
+    except Exception as error:  # a malformed graph may raise anything
         raise SavedModelError(f"{where}: malformed graph ({type(error).__name__}: {error}). Save it again.") from error
 
 
@@ -136,7 +139,7 @@ def _by_torch(raw: Any, weights: dict[str, Tensor], constants: dict[str, Tensor]
 
 
 def _graph_json(content: bytes, where: str) -> bytes:
-    """Return the graph of an archive that has exactly the members that `dump_graph` writes."""
+    """Return the graph of an archive that has exactly the members written by `dump_graph`."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             entries = archive.infolist()
@@ -160,7 +163,7 @@ def _graph_json(content: bytes, where: str) -> bytes:
 
 
 def _check_weights(program: ExportedProgram) -> None:
-    """Every tensor that the graph reads is there, with the shape and dtype that the graph was made for."""
+    """Check that every tensor of the graph exists, with the expected shape and dtype."""
     placeholders = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
     for spec in program.graph_signature.input_specs:
         if spec.kind is InputKind.USER_INPUT:

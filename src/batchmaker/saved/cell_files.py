@@ -1,4 +1,4 @@
-"""The cells of a saved model: programs and ONNX models as files in its directory, written and read again."""
+"""The cells of a saved model: programs and ONNX models as files in its directory, written and loaded."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def write_cells(model: Model, directory: Path, registry: CellRegistry) -> tuple[
 @final
 @dataclass(slots=True)
 class _CellWriter:
-    """What has been written so far: programs by cell type, and files by their hash. count: of names given."""
+    """Writes files and records them: programs by cell type, and files by their hash. count: number of names given."""
 
     directory: Path
     registry: CellRegistry
@@ -132,7 +132,7 @@ class _CellWriter:
         return stem
 
     def _file(self, name: str, content: bytes) -> SavedFile:
-        """Return the file with this content, a new one of this name where there is none."""
+        """Return the file with this content: an existing one, or a new one of this name."""
         file = SavedFile.of(name, content)
         if file.sha256 not in self.files:
             self.files[file.sha256] = write_file(self.directory, name, content)
@@ -163,7 +163,7 @@ def load_cells(path: Path, manifest: Manifest) -> dict[str, Cell]:
 @final
 @dataclass(slots=True)
 class _CellReader:
-    """What has been read so far, by the names of its files."""
+    """Reads files and keeps them by name."""
 
     path: Path
     programs: dict[tuple[str, str], AnyProgram] = field(default_factory=dict)

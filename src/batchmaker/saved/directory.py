@@ -29,7 +29,7 @@ _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)
 
 
 def class_path(model_class: type[Model]) -> str:
-    """Return "package.module:Class", by which the class can be imported. SavedModelError if it cannot."""
+    """Return "package.module:Class", the path to import the class. SavedModelError if it cannot be imported."""
     module, name = model_class.__module__, model_class.__qualname__
     if module == "__main__" or "<locals>" in name:
         raise SavedModelError(
@@ -103,10 +103,10 @@ def _state_to_json(model: Model, where: str, paths: dict[int, str]) -> Any:
 def load(directory: str | os.PathLike[str], *, model_class: type[Model] | None = None) -> Model:
     """Return the model that `batchmaker.save` wrote, ready for an Engine.
 
-    model_class: the class whose `unfold` is used; by default the one that the manifest names, whose module is then
-    imported from what is installed: its code is trusted, as with any import. The files themselves are not: nothing is
-    unpickled, and graphs may hold ATen calls alone. `__init__` is not called; cells and `saved_state()` are put back,
-    and the example request is proved when the engine starts. Raises SavedModelError.
+    model_class: the class whose `unfold` is used. By default it is the class in the manifest, whose installed module is
+    imported: its code is trusted, as with any import. The files are not trusted: nothing is unpickled, and graphs may
+    hold ATen calls only. `__init__` is not called; cells and `saved_state()` are restored, and the example request is
+    proved when the engine starts. Raises SavedModelError.
     """
     path = Path(directory)
     manifest = read_manifest(path)
@@ -126,7 +126,7 @@ def load(directory: str | os.PathLike[str], *, model_class: type[Model] | None =
 
 
 def _state_from_json(state: Any, where: str, cells: dict[str, Cell], model_class: type[Model]) -> Any:
-    """Return a model's state with the cells and models in it. model_class: that of the whole model."""
+    """Return a model's state with its cells and models. model_class: the class of the whole model."""
 
     def other(tag: str, content: Any, where: str) -> Any:
         try:
@@ -146,7 +146,7 @@ def _state_from_json(state: Any, where: str, cells: dict[str, Cell], model_class
 
 
 def _restored(model_class: type[Model], cells: dict[str, Cell], state: Any, where: str) -> Model:
-    """Return a model of a class, whose __init__ is not called, with its cells and its state."""
+    """Return a model of a class with its cells and its state, without calling `__init__`."""
     try:
         model: Model = model_class.__new__(model_class)
         for name, cell in cells.items():
@@ -161,7 +161,7 @@ def _restored(model_class: type[Model], cells: dict[str, Cell], state: Any, wher
 
 
 def _load_profile(path: Path) -> CostProfile | None:
-    """Return the profile that lies beside the model, None if there is none."""
+    """Return the profile beside the model, None if there is none."""
     if not path.exists():
         return None
     try:

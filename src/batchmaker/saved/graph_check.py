@@ -1,7 +1,7 @@
-"""What the graph of a saved cell may hold: tensors, numbers, ATen calls. Checked before torch sees any of it.
+"""Checks that the graph of a saved cell holds only tensors, numbers and ATen calls, before torch reads it.
 
 torch's own reader trusts the file: it evaluates symbolic sizes as Python, writes node names into Python source, runs
-`guards_code`, and takes any attribute of `torch` for an operator. Each is refused here unless it is harmless.
+`guards_code`, and takes any attribute of `torch` for an operator. Each of these is refused here unless it is harmless.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import fx
 
 
 class RefusedGraphError(Exception):
-    """The graph holds something that it may not hold; the message says what."""
+    """The graph holds something that is not allowed; the message names it."""
 
 
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -168,7 +168,7 @@ def _is_size(node: ast.expr) -> bool:
 
 
 def _is_flag(value: Any) -> bool:
-    return isinstance(value, int)  # bool is one; Float(..., precision=53) another
+    return isinstance(value, int)  # bool is an int; Float(..., precision=53) is another type
 
 
 def _is_leaf(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""manifest.json: what a saved model consists of, and its files read and checked."""
+"""manifest.json: the parts of a saved model; reads and checks its files."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ class SavedSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SavedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file in the directory. sha256: of its bytes, in hexadecimal. num_bytes: None in models saved before it was
-    noted."""
+    """A file in the directory. sha256: of its bytes, in hexadecimal. num_bytes: None in models of older versions."""
 
     name: str
     sha256: str
@@ -50,7 +49,7 @@ class SavedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SavedProgram(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A cell's program for one shape of its inputs. Programs of one cell type name the same two files.
 
-    aliases: weights that are the same tensor as another one, by that one's name.
+    aliases: weights that are the same tensor as another one, with the name of the other.
     """
 
     inputs: tuple[SavedSpec, ...]
@@ -72,9 +71,9 @@ class SavedOnnx(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class SavedCell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One cell. attribute: its path in the model.
 
-    inputs, outputs, graph, weights, aliases: its program, see SavedProgram. others: those for other shapes of its
-    inputs. onnx: its ONNX model, in place of programs. state, max_shapes, optimize: see Cell. What has a default is
-    left out where it is not used, as before there was such a thing.
+    inputs, outputs, graph, weights, aliases: its program, see SavedProgram. others: programs for other shapes of its
+    inputs. onnx: its ONNX model, instead of programs. state, max_shapes, optimize: see Cell. Fields with a default are
+    omitted if they are not used, as in older versions.
     """
 
     attribute: str
@@ -95,7 +94,7 @@ class SavedCell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def programs(self) -> tuple[SavedProgram, ...]:
-        """Its programs, the first one first; none where it has no graph or no weights."""
+        """Its programs, the first one first; none without a graph or weights."""
         if self.graph is None or self.weights is None:
             return ()
         first = SavedProgram(
@@ -105,8 +104,11 @@ class SavedCell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole saved model. model: "package.module:Class". state, example_request: see saved.plain. deadline_ms: see
-    Model. example_requests: those after the first."""
+    """The whole saved model.
+
+    model: "package.module:Class". state, example_request: see saved.plain. deadline_ms: see Model. example_requests:
+    those after the first.
+    """
 
     format: int
     batchmaker: str
@@ -125,7 +127,7 @@ class _Version(msgspec.Struct):
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Return the directory's manifest, of this format and well formed. Raises SavedModelError."""
+    """Return the directory's manifest. SavedModelError if it is malformed or of another format."""
     path = directory / MANIFEST
     advice = "it is not a saved model; write one with batchmaker.save(model, directory)"
     size = _size(path, advice)
@@ -145,7 +147,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def read_file(directory: Path, file: SavedFile) -> bytes:
-    """Return the content of a file in the directory, which has the hash that the manifest gives."""
+    """Return the content of a file in the directory after checking its hash against the manifest."""
     if not _FILE_NAME.fullmatch(file.name):
         raise SavedModelError(
             f"{directory / MANIFEST}: file name {file.name!r} is refused: it must be a plain name in the same directory"
@@ -171,7 +173,7 @@ def write_file(directory: Path, name: str, content: bytes) -> SavedFile:
 
 
 def _size(path: Path, advice: str) -> int:
-    """Return a file's size, before anything of it is read. Pipes and devices, which may never end, are no files."""
+    """Return a file's size before reading it. Pipes and devices, which may never end, are refused."""
     try:
         found = path.stat()
     except OSError as error:

@@ -16,20 +16,20 @@ from batchmaker.errors import ModelError, SavedModelError
 _TAGS = ("$tuple", "$float", "$tensor", "$array", "$dict")
 
 OTHERS = ("$cell", "$model")
-"""Tags of what is no plain data."""
+"""Tags of data that is not plain."""
 
 Writes = Callable[[Any, str], Any]
-"""What is no plain data, and where -> its JSON, with a tag; None for what cannot be saved."""
+"""Data that is not plain, and its place -> its JSON, with a tag; None if it cannot be saved."""
 Reads = Callable[[str, Any, str], Any]
-"""A tag that is not known here, its content and where -> what it stands for."""
+"""A tag that is unknown here, its content and place -> the object."""
 
 
 def to_json(value: Any, where: str, other: Writes | None = None) -> Any:
-    """Return `value` in what JSON has, the rest tagged; SavedModelError names what is not plain data.
+    """Return `value` in types of JSON, other types tagged. SavedModelError names data that is not plain.
 
     Tensors and arrays become {"$tensor": {"dtype", "shape", "data"}}, tuples {"$tuple": [...]}, numbers that are not
-    finite {"$float": "inf"}, dicts whose keys are not all plain text {"$dict": [[key, value], ...]}. other: for the
-    rest.
+    finite {"$float": "inf"}, dicts whose keys are not all plain text {"$dict": [[key, value], ...]}. other: converts
+    everything else.
     """
     if value is None or isinstance(value, bool | str):
         return value
@@ -82,7 +82,10 @@ def _tensor_to_json(tensor: Tensor, where: str) -> dict[str, Any]:
 
 
 def from_json(value: Any, where: str, other: Reads | None = None) -> Any:
-    """Return what `to_json` was given. SavedModelError if the JSON is not what it makes. other: for tags of its own."""
+    """Return the original of `to_json`. other: for its own tags.
+
+    SavedModelError for JSON that `to_json` cannot have written.
+    """
     if isinstance(value, list):
         return [from_json(item, where, other) for item in value]
     if not isinstance(value, dict):

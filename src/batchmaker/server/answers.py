@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from batchmaker.server.faults import FaultKind, ServiceError
-from batchmaker.server.reading import unless_gone
+from batchmaker.server.request_body import unless_gone
 
 STATUS: Final[dict[FaultKind, int]] = {
     FaultKind.INVALID: 400,
@@ -32,7 +32,7 @@ STATUS: Final[dict[FaultKind, int]] = {
 
 
 def encoded(body: bytes, headers: Mapping[str, str] | None = None) -> Response:
-    """Return an answer whose body is JSON already."""
+    """Return an answer whose body is already JSON."""
     return Response(body, media_type="application/json", headers=headers)
 
 
@@ -48,7 +48,7 @@ def error_answer(status: int, message: str, headers: Mapping[str, str] | None = 
 
 
 def fault_answer(fault: ServiceError) -> Response:
-    """Return the answer for a call that is refused or has failed."""
+    """Return the answer for a call that was refused or has failed."""
     headers: dict[str, str] = {}
     if fault.retry_after_s is not None:
         headers["Retry-After"] = str(fault.retry_after)
@@ -66,7 +66,7 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(self, parts: AsyncIterator[bytes], write_seconds: float) -> None:
-        """parts: an async generator; closed when the client leaves. write_seconds: to take what was sent."""
+        """parts: an async generator; closed when the client leaves. write_seconds: for the client to take sent data."""
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._parts: Any = parts

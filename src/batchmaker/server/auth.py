@@ -1,4 +1,4 @@
-"""Who may call: API keys, and how often each."""
+"""Authentication: API keys, and a rate for each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENVIRONMENT: Final = "BATCHMAKER_API_KEYS"
 """Environment variable with keys as NAME:KEY, separated by commas."""
 
 WRONG_A_SECOND: Final = 100.0
-"""Calls with wrong keys that are answered as such."""
+"""Most calls a second with wrong keys that get the answer "wrong key"."""
 
 _MIN_KEY: Final = 16
 
@@ -36,7 +36,7 @@ class TokenBucket:
         self._filled_s = clock.now_s()
 
     def take(self) -> float:
-        """Take one token and return 0, or return the seconds after which there will be one."""
+        """Take one token and return 0, or return the seconds until there is one."""
         now_s = self._clock.now_s()
         self._tokens = min(self._burst, self._tokens + (now_s - self._filled_s) * self._rate)
         self._filled_s = now_s
@@ -48,11 +48,11 @@ class TokenBucket:
 
 @final
 class KeyRing:
-    """The keys that are known, by the name of whom each was given to. Without any, all may call.
+    """The known keys, by the name of the holder. Without keys, everybody may call.
 
     rate: calls a second for each key, None for any number; burst: calls at once. control: names that may load and
-    unload models; empty for all. Calls with wrong keys have a rate too, WRONG_A_SECOND of all clients together: above
-    it they are told to wait, right keys never.
+    unload models; empty for all. Calls with wrong keys share a rate too, WRONG_A_SECOND of all clients together. Above
+    it they are told to wait; right keys never are.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class KeyRing:
         burst: float | None = None,
         control: frozenset[str] = frozenset(),
     ) -> None:
-        """Know these keys from now on, and no others. OptionError leaves all as it was."""
+        """Replace all keys. OptionError leaves everything unchanged."""
         unknown = sorted(control - set(keys))
         if unknown:
             raise OptionError(f"control_keys names {unknown[0]!r}, but there is no key of that name")
@@ -90,11 +90,11 @@ class KeyRing:
         return not self._digests
 
     def caller(self, key: str | None, *, counted: bool = True) -> str:
-        """Return the name of a key's holder, "" where all may call.
+        """Return the name of a key's holder, "" if everybody may call.
 
-        counted: whether the call counts towards the key's rate. Raises ServiceError: UNAUTHENTICATED for a key that is
-        missing or unknown, TOO_MANY above its rate. All keys are looked at in constant time, so the time taken tells
-        nothing of them.
+        counted: whether the call counts towards the key's rate. Raises ServiceError: UNAUTHENTICATED for a missing or
+        unknown key, TOO_MANY above its rate. All keys are compared in constant time, so the time tells nothing about
+        them.
         """
         if self.open:
             return ""
@@ -132,7 +132,7 @@ def _digest(key: str) -> bytes:
 def read_keys(path: Path | None, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return keys by name from a file with NAME:KEY on each line (# begins a comment), and from the environment.
 
-    Raises OptionError for what is malformed or too short to be a secret. Messages never hold a key.
+    Raises OptionError for malformed keys, and for keys too short to be secret. Messages never contain a key.
     """
     entries: list[tuple[str, str]] = []
     if path is not None:

@@ -1,4 +1,4 @@
-"""HTTP bodies of the Open Inference Protocol v2: JSON, and the binary tensors that may follow it."""
+"""HTTP bodies of the Open Inference Protocol v2: JSON, optionally followed by binary tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from batchmaker.server.parameters import refuse_unsupported
 from batchmaker.server.tensors import Tensor, from_json, from_raw, num_elements, to_json, to_raw
 
 HEADER_LENGTH: Final = "inference-header-content-length"
-"""How many bytes of a body are JSON; the rest are tensors, in the order in which the JSON names them."""
+"""The number of JSON bytes of a body. The rest is tensors, in the order in which the JSON names them."""
 
 
 class _Input(msgspec.Struct):
@@ -40,7 +40,7 @@ _BODY: Final = msgspec.json.Decoder(_Body)
 
 
 def decode_json(decoder: msgspec.json.Decoder[Any], body: bytes | memoryview) -> Any:
-    """Return what the decoder reads. INVALID, with the place, if it cannot."""
+    """Return the decoded value. INVALID, with the place, if it cannot be decoded."""
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -77,7 +77,7 @@ def _parsed_length(header_length: str, size: int) -> int:
 
 
 def _read_input(given: _Input, raw: memoryview) -> tuple[Tensor, memoryview]:
-    """Return an input, and what it leaves of the binary data."""
+    """Read an input; return it and the rest of the binary data."""
     refuse_unsupported(given.name, given.parameters)
     size = given.parameters.get("binary_data_size")
     if size is None:
@@ -105,9 +105,9 @@ def _flag(parameters: dict[str, Parameter], name: str) -> bool | None:
 
 
 def write_infer(response: InferResponse, request: InferRequest) -> tuple[bytes, int | None]:
-    """Return a body, and how much of it is JSON where binary tensors follow.
+    """Return a body, and the length of its JSON if binary tensors follow.
 
-    An output is binary where the client asked for that, for it or (`binary_data_output`) for all.
+    An output is binary if the client asked for that, for this output or (`binary_data_output`) for all.
     """
     by_default = _flag(dict(request.parameters), "binary_data_output")
     asked = {wanted.name: wanted.binary for wanted in request.outputs}

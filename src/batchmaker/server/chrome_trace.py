@@ -1,4 +1,4 @@
-"""The last steps of a running engine, in the JSON that Perfetto and Chrome's trace viewer open."""
+"""The last steps of a running engine, as JSON for Perfetto and Chrome's trace viewer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from batchmaker.engine.stats import StepSeen
 from batchmaker.engine.timeline import cell_spans
 
 _MAX_NAMED: Final = 64
-"""Requests of a step that are listed by name in the trace."""
+"""Most requests of a step that are listed by name in the trace."""
 
 
 @final
@@ -23,7 +23,7 @@ class StepRing:
         self._steps: deque[StepSeen] = deque(maxlen=max_steps)
 
     def add(self, step: StepSeen) -> None:
-        """Keep one step, in place of the oldest. Called in the engine's thread."""
+        """Keep one step and drop the oldest. Called in the engine's thread."""
         self._steps.append(step)
 
     def since(self, begin_s: float) -> list[StepSeen]:
@@ -38,10 +38,10 @@ class StepRing:
 
 
 def trace_events(process: int, name: str, steps: Sequence[StepSeen], origin_s: float) -> list[dict[str, Any]]:
-    """Return one model's steps as events: a thread per worker with its steps, and one per row with who held it.
+    """Return one model's steps as events: a thread per worker with its steps, and one per row with its requests.
 
-    process: its number in the trace; rows are put under `process + 1`. origin_s: engine time that is 0 in the trace,
-    whose times are microseconds.
+    process: its number in the trace; rows are under `process + 1`. origin_s: engine time that is 0 in the trace, whose
+    times are microseconds.
     """
     events = [_named("process_name", process, 0, f"{name}: workers"), _named("process_name", process + 1, 0, name)]
     events += [_named("thread_name", process, worker, f"worker {worker}") for worker in {s.worker for s in steps}]

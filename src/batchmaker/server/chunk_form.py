@@ -1,4 +1,4 @@
-"""How the chunks of one connection are written, and their answers: as tensors' values or as plain JSON."""
+"""The format of the chunks and answers of one connection: tensor values or plain JSON."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _ANSWERS: Final = ("json", "binary")
 
 @final
 class ChunkForm:
-    """Reads chunks and writes answers as the query of a connection says.
+    """Reads chunks and writes answers in the format of a connection's query.
 
-    A text message is a chunk as `generate` takes it; a binary one holds the values of the model's only tensor, without
-    its name and shape. Answers are what `generate` answers or, with `answers=binary`, the values of one output.
+    A text message is a chunk in the form of `generate`. A binary message holds the values of the model's only tensor,
+    without name and shape. Answers are in the form of `generate` or, with `answers=binary`, the values of one output.
     """
 
     def __init__(self, signature: Signature, query: Mapping[str, str]) -> None:
@@ -49,7 +49,7 @@ class ChunkForm:
             raise invalid(f"binary answers hold one output, and the model has {names}; name one as output=NAME")
 
     def read(self, message: bytes | str) -> InferRequest:
-        """Return the chunk in a message. INVALID if it is not as the model's inputs are."""
+        """Return the chunk in a message. INVALID if it does not fit the model's inputs."""
         if isinstance(message, str):
             asked = read_generate(message.encode(), self._signature)
             return msgspec.structs.replace(
@@ -68,7 +68,7 @@ class ChunkForm:
 
     @staticmethod
     def write_fault(fault: ServiceError, request_id: str = "") -> str:
-        """Return the message that says why a chunk has no answer: text, whatever the answers are."""
+        """Return the message for a chunk without a result: always text."""
         said: dict[str, Any] = {"error": str(fault), "status": STATUS[fault.kind]}
         if fault.retry_after_s is not None:
             said["retry_after_s"] = fault.retry_after_s
@@ -78,7 +78,7 @@ class ChunkForm:
 
 
 def _only_tensor(signature: Signature) -> TensorSpec | None:
-    """Return the input that is meant by values alone: the only one, or the only one that must be there."""
+    """Return the input for a binary message: the only one, or the only required one."""
     required = [spec for spec in signature.inputs if not spec.optional] or list(signature.inputs)
     if len(required) != 1 or required[0].datatype == "BYTES":
         return None
@@ -87,7 +87,7 @@ def _only_tensor(signature: Signature) -> TensorSpec | None:
 
 
 def _shape(spec: TensorSpec, num_bytes: int) -> tuple[int, ...]:
-    """Return the shape of so many bytes. INVALID if they are no whole number of rows."""
+    """Return the shape of data with this number of bytes. INVALID if it is not a whole number of rows."""
     if -1 not in spec.shape:
         return spec.shape
     row = raw_width(spec.datatype) * math.prod(size for size in spec.shape if size != -1)
@@ -101,7 +101,7 @@ def _shape(spec: TensorSpec, num_bytes: int) -> tuple[int, ...]:
 
 
 def _numbers(query: Mapping[str, str]) -> dict[str, Parameter]:
-    """Return the parameters that every chunk has."""
+    """Return the parameters for every chunk."""
     found: dict[str, Parameter] = {}
     for name, kind in (("deadline_ms", float), ("priority", int)):
         if name in query:

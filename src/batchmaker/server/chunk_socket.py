@@ -1,4 +1,4 @@
-"""One WebSocket connection, one sequence: its messages are chunks, and each has one message as its answer, in order."""
+"""One WebSocket connection, one sequence: its messages are chunks, each with one message as its answer, in order."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from batchmaker.server.chunk_form import ChunkForm
 from batchmaker.server.faults import ServiceError
 from batchmaker.server.parts import Site
 from batchmaker.server.sequences import ConnectedSequence
-from batchmaker.server.served import ServedModel
+from batchmaker.server.served_model import ServedModel
 
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """How a connection is closed: a code of RFC 6455, and the reason in at most 123 bytes."""
+    """The code of RFC 6455 for closing a connection, and the reason in at most 123 bytes."""
 
     code: int
     reason: str
@@ -31,7 +31,7 @@ _FAILED: Final = Closing(1011, "the sequence has ended: a chunk has no answer, o
 
 @final
 class _Over(Exception):  # noqa: N818 - the end of a connection is no error of anybody
-    """Ends all that is done for a connection. closing: None if the client has gone."""
+    """Ends all work for a connection. closing: None if the client has gone."""
 
     def __init__(self, closing: Closing | None) -> None:
         super().__init__()
@@ -42,9 +42,9 @@ class _Over(Exception):  # noqa: N818 - the end of a connection is no error of a
 class ChunkSocket:
     """Reads chunks, has them computed and answers them.
 
-    While `max_chunks_ahead` of them have no answer that was handed to the connection, no further one is read, and the
-    client feels that in its own sending. An answer is not handed over while the client leaves too much unread, and for
-    `write_seconds` at most: so a client that takes nothing is not read from either, and then cut off.
+    No further chunk is read while `max_chunks_ahead` of them have no answer that was handed to the connection; this
+    slows down the client's sending. Handing over an answer waits while the client leaves too much unread, for at most
+    `write_seconds`. So a client that reads nothing is not read from either, and is then disconnected.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class ChunkSocket:
         caller: str,
         key: str | None,
     ) -> None:
-        """caller, key: whose chunks these are, and by which key each is counted."""
+        """caller, key: the owner of the chunks, and the key for counting each."""
         self._site = site
         self._served = served
         self._sequence = sequence
@@ -72,9 +72,9 @@ class ChunkSocket:
         self._patience: asyncio.Timeout | None = None
 
     async def run(self, receive: Receive, send: Send) -> Closing | None:
-        """Answer chunks until the end; return how to close the connection, None if there is nobody to hear it.
+        """Answer chunks until the end; return how to close the connection, None if nobody listens.
 
-        It ends with what the client does, with the sequence, with its server or model, and when it was idle.
+        It ends when the client, the sequence, the model or the server ends it, or when it was idle.
         """
         self._quiet_since = asyncio.get_running_loop().time()
         self._served.connected.add(self._stop)
@@ -91,16 +91,16 @@ class ChunkSocket:
             self._served.connected.discard(self._stop)
 
     def _stop(self) -> None:
-        """Read no further; answer what was read, and end."""
+        """Read no further; answer the chunks already read, and end."""
         self._stopping = True
         if self._patience is not None and not self._patience.expired():
             self._patience.reschedule(asyncio.get_running_loop().time())
 
     async def _read_all(self, tasks: asyncio.TaskGroup, receive: Receive, send: Send) -> Closing:
-        """Begin a task for each chunk: they reach the engine in the order in which they are begun."""
+        """Start a task for each chunk. Chunks reach the engine in the order in which their tasks start."""
         answered = asyncio.Event()
         answered.set()
-        first = True  # its key was looked at when the connection was made
+        first = True  # its key was checked when the connection was made
         while True:
             await self._room.acquire()
             chunk = await self._next(receive)
@@ -112,7 +112,7 @@ class ChunkSocket:
             first = False
 
     async def _next(self, receive: Receive) -> bytes | str | Closing:
-        """Return the next chunk, or why no more is to be read."""
+        """Return the next chunk, or the reason for reading no more."""
         while not self._stopping:
             now_s = asyncio.get_running_loop().time()
             since_s = now_s if self._num_open else self._quiet_since
@@ -134,7 +134,7 @@ class ChunkSocket:
     async def _answer(
         self, chunk: bytes | str, first: bool, before: asyncio.Event, answered: asyncio.Event, send: Send
     ) -> None:
-        """Have one chunk computed, and answer it after those `before`."""
+        """Have one chunk computed, and answer it after all earlier ones."""
         said, last = await self._computed(chunk, first)
         await before.wait()
         await self._write(send, said)
@@ -146,7 +146,7 @@ class ChunkSocket:
         self._room.release()
 
     async def _computed(self, chunk: bytes | str, first: bool) -> tuple[Message, bool]:
-        """Return the message that answers a chunk, and whether the sequence has ended with it."""
+        """Return the message for a chunk, and whether the sequence has ended with it."""
         request_id, last = "", False
         try:
             with self._site.bodies.holding() as held:
@@ -165,7 +165,7 @@ class ChunkSocket:
         try:
             async with asyncio.timeout(self._limits.write_seconds):
                 await send(message)
-        except OSError as error:  # it has gone, or takes nothing (TimeoutError)
+        except OSError as error:  # it has gone, or reads nothing (TimeoutError)
             raise _Over(None) from error
 
 

@@ -20,11 +20,11 @@ from batchmaker.server.sources import parse_source
 
 
 class AuthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who may call.
+    """Authentication.
 
     keys: file with NAME:KEY on each line. rate: calls a second for each key; burst: at once, by default as many as in a
-    second. control_keys: names of keys that may load and unload models; empty for all. origins: whose pages may call
-    where there are no keys, besides the server's own: "https://example.org", "null" for files, "*" for all.
+    second. control_keys: names of keys that may load and unload models; empty for all. origins: sites whose pages may
+    call if there are no keys, besides the server's own: "https://example.org", "null" for files, "*" for all.
     """
 
     keys: str | None = None
@@ -34,7 +34,7 @@ class AuthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     origins: list[str] = []
 
     def keys_and_rates(self) -> tuple[dict[str, str], float | None, float | None, frozenset[str]]:
-        """Return what a KeyRing is made of, with the keys as they are in the file and the environment now."""
+        """Return the arguments of a KeyRing, with the present keys of the file and the environment."""
         path = None if self.keys is None else Path(self.keys)
         return read_keys(path), self.rate, self.burst, frozenset(self.control_keys)
 
@@ -47,8 +47,11 @@ class TlsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class LogConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """level: of the log. access: one line for every call. spans: OpenTelemetry spans, sent where its own environment
-    variables (OTEL_...) say."""
+    """Logging.
+
+    level: of the log. access: one line for every call. spans: OpenTelemetry spans, sent to the address in its own
+    environment variables (OTEL_...).
+    """
 
     level: Level = "info"
     access: bool = False
@@ -56,8 +59,10 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A model. source: as on the command line. options: of a built-in network. policy, workers, threads,
-    device: see Engine."""
+    """A model.
+
+    source: as on the command line. options: of a built-in network. policy, workers, threads, device: see Engine.
+    """
 
     source: str
     name: str | None = None
@@ -69,11 +74,16 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything the server is told. grpc_port: None for HTTP alone. admin_port: for probes, metrics, traces, loading
-    and unloading, apart from calls of models; None to have all at one port. hosts: names by which browsers reach it,
-    see Origins. page: a file of HTML, shown at /page. replace_hung: whether a model whose engine hangs or has failed is
-    loaded anew, at most once a minute. versions: serve each model's newest version or all. trace_steps: finished steps
-    kept for /v2/trace; 0 also leaves out metrics of single cells."""
+    """All settings of the server.
+
+    - grpc_port: None for HTTP alone.
+    - admin_port: for probes, metrics, traces, loading and unloading, separate from calls of models; None for one port.
+    - hosts: names by which browsers reach it, see Origins.
+    - page: an HTML file, shown at /page.
+    - replace_hung: whether a model whose engine hangs or has failed is loaded again, at most once a minute.
+    - versions: serve each model's newest version or all.
+    - trace_steps: finished steps kept for /v2/trace; 0 also leaves out metrics of single cells.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -91,7 +101,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     log: LogConfig = LogConfig()
 
     def entries(self) -> list[Entry]:
-        """Return the models' sources. OptionError for one that is not there."""
+        """Return the models' sources. OptionError for a missing one."""
         return [
             Entry(
                 parse_source(model.source, model.options, model.name),
@@ -109,9 +119,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def read_config(path: Path) -> Config:
-    """Return the settings in a TOML file. OptionError names an option that is not known, and the nearest one that is.
+    """Return the settings in a TOML file. For an unknown option OptionError names the nearest one.
 
-    Paths in it are taken from the folder of the file.
+    Paths in it are relative to the folder of the file.
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -129,7 +139,7 @@ def read_config(path: Path) -> Config:
 
 
 def check_config(config: Config) -> None:
-    """Raise OptionError for settings that cannot be used, or not together."""
+    """Raise OptionError for settings that are invalid, alone or together."""
     for name in ("port", "grpc_port", "admin_port"):
         port = getattr(config, name)
         if port is not None and not 0 <= port < 65536:
@@ -148,7 +158,7 @@ def check_config(config: Config) -> None:
 
 
 def _check_names(content: dict[str, Any], struct: type[msgspec.Struct], where: str) -> None:
-    """Raise OptionError for a key that `struct`, or a struct within it, does not have."""
+    """Raise OptionError for a key that `struct`, or a struct in it, does not have."""
     types = {field.name: field.type for field in msgspec.structs.fields(struct)}
     for key, value in content.items():
         if key not in types:
@@ -162,7 +172,7 @@ def _check_names(content: dict[str, Any], struct: type[msgspec.Struct], where: s
 
 
 def _struct_in(kind: Any) -> type[msgspec.Struct] | None:
-    """Return the struct that a type is, or is a list of."""
+    """Return the struct of a type: the type itself, or the items of a list."""
     if isinstance(kind, UnionType):
         return None
     found = next(iter(typing.get_args(kind)), kind) if typing.get_origin(kind) is list else kind

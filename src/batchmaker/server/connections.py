@@ -1,4 +1,4 @@
-"""The open HTTP connections: how many each client has, and which of them are idle."""
+"""The open HTTP connections: the number for each client, and the idle ones."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Protocol, final
 
 
 class Connection(Protocol):
-    """One connection, as far as it is counted."""
+    """One connection, as seen by the counts."""
 
     def close_idle(self) -> None:
-        """Close it; no call is under way."""
+        """Close it; no call is in progress."""
 
 
 @final
 class Connections:
-    """Counts connections by the client's address. When there are as many as may be, who comes takes the place of the
-    one that has been idle longest: connections that do nothing keep nobody out.
+    """Counts connections by the client's address.
 
-    max_open: of all clients. max_of_client: of one address; more are refused.
+    When the limit is reached, a new connection replaces the one that has been idle longest, so idle connections keep
+    nobody out. max_open: of all clients. max_of_client: of one address; more are refused.
     """
 
     def __init__(self, max_open: int, max_of_client: int) -> None:
@@ -26,7 +26,7 @@ class Connections:
         self._max_of_client = max_of_client
         self._clients: dict[Connection, str] = {}
         self._of_client: Counter[str] = Counter()
-        self._idle: dict[Connection, None] = {}  # the one idle longest comes first
+        self._idle: dict[Connection, None] = {}  # the longest idle one comes first
         self.num_refused = 0
         self.num_closed_idle = 0
 
@@ -35,7 +35,7 @@ class Connections:
         return len(self._clients)
 
     def opened(self, connection: Connection, client: str) -> str | None:
-        """Count a new connection, idle as yet. Returns why it may not stay, None if it may."""
+        """Count a new, idle connection. Returns the reason if it must be refused, otherwise None."""
         if self._of_client[client] >= self._max_of_client:
             self.num_refused += 1
             return "your address has as many connections open as one may; close some"
@@ -53,7 +53,7 @@ class Connections:
         return None
 
     def closed(self, connection: Connection) -> None:
-        """A connection has ended, if it was counted."""
+        """Note the end of a connection, if it was counted."""
         client = self._clients.pop(connection, None)
         if client is None:
             return
@@ -63,10 +63,10 @@ class Connections:
         self._idle.pop(connection, None)
 
     def busy(self, connection: Connection) -> None:
-        """A call has begun."""
+        """Note the beginning of a call."""
         self._idle.pop(connection, None)
 
     def idle(self, connection: Connection) -> None:
-        """No call is under way, and none has begun."""
+        """Note that no call is in progress."""
         if connection in self._clients:
             self._idle[connection] = None

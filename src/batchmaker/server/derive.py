@@ -1,4 +1,4 @@
-"""A model's signature, read from its example request and what came of it."""
+"""A model's signature, derived from its example request and the result."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from batchmaker.server.signature import (
 )
 
 _WIDER = {"FP64": "FP32"}
-"""Python's floats are FP64; networks rarely are."""
+"""Python's floats are FP64, which networks rarely use."""
 
 
 def signature_of(model: Model, result: Any, streamed: Sequence[Any]) -> Signature:
-    """Return how a model appears as tensors: as it declares, or as its example request tells.
+    """Return a model's tensors: as declared, or as its example request shows.
 
-    result, streamed: what the engine made of the example request, at once and value by value. The first dimension of
-    every input varies, and that of an output unless it is known not to; the others are the example's. Raises ModelError
-    if request or result is not a value or a flat list or dict of them.
+    result, streamed: the engine's result of the example request, as a whole and value by value. The first dimension of
+    every input varies, and that of an output unless it is known to be fixed; the others are the example's. Raises
+    ModelError if request or result is not a value or a flat list or dict of them.
     """
     if isinstance(model, DeclaresSignature):
         return model.serving_signature()
@@ -86,7 +86,7 @@ def _spec(model: Model, where: str, name: str, value: Any, *, fixed: bool = Fals
 
 
 def _stream_form(result: Any, streamed: Sequence[Any]) -> StreamForm:
-    """Tell whether what streamed are the elements of the result, or the result itself."""
+    """Return whether the streamed values are the elements of the result, or the result itself."""
     if isinstance(result, Mapping | tuple):
         return "result" if len(streamed) == 1 and isinstance(streamed[0], type(result)) else "values"
     parts = [_shape(value) for value in streamed]

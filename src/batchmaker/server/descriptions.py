@@ -1,11 +1,11 @@
-"""What the server says of itself and its models, in the JSON of the Open Inference Protocol and Triton's extensions."""
+"""Descriptions of the server and its models, in the JSON of the Open Inference Protocol and Triton's extensions."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 import batchmaker
-from batchmaker.server.served import ServedModel
+from batchmaker.server.served_model import ServedModel
 from batchmaker.server.signature import TensorSpec
 
 PLATFORM: Final = "batchmaker"
@@ -19,7 +19,7 @@ EXTENSIONS: Final = (
     "model_configuration",
     "generate",
 )
-"""What is implemented, and nothing else."""
+"""The implemented extensions."""
 
 
 def server_metadata() -> dict[str, Any]:
@@ -45,8 +45,8 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
 def model_config(model: ServedModel) -> dict[str, Any]:
     """GET /v2/models/M/config.
 
-    max_batch_size is 0: a request is one example, and batches are the engine's own. A model that takes sequences
-    says so in `parameters` and not as Triton's sequence_batching, which means that it takes nothing else.
+    max_batch_size is 0: a request is one example, and the engine forms the batches. A model that takes sequences says
+    so in `parameters` and not as Triton's sequence_batching, which means that it takes only sequences.
     """
     config: dict[str, Any] = {
         "name": model.name,

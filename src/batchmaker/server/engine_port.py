@@ -19,7 +19,7 @@ from batchmaker.server.parameters import CallOptions
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What the engine of a model is made with; see Engine."""
+    """The options of a model's engine; see Engine."""
 
     policy: str | None = None
     workers: int = 1
@@ -46,9 +46,9 @@ class EnginePort:
         )
 
     def start(self) -> tuple[Any, list[Any]]:
-        """Start, and return what becomes of the example request: its result, and its values as they stream.
+        """Start; return the result of the example request, and its values as they stream.
 
-        Both are None and empty where the model has no example request. Blocks while cells are materialised.
+        Without an example request these are None and empty. Blocks while every cell runs at every batch size.
         """
         self._engine.start()
         example = self._model.example_request
@@ -60,31 +60,34 @@ class EnginePort:
     def watch(
         self, on_settled: Callable[[Ticket, BaseException | None], None], on_step: Callable[[StepSeen], None] | None
     ) -> None:
-        """Call these from now on, in the engine's thread, with every answer and every finished step."""
+        """From now on call these in the engine's thread, with every answer and every finished step."""
         self._engine.on_settled = on_settled
         self._engine.observe(on_step)
 
     def stop(self, *, drain: bool, within_s: float | None = None) -> bool:
-        """Take no more requests; finish those accepted, or cancel them. Blocks until the engine has ended, or for
-        `within_s`; returns whether it has. See Engine.stop."""
+        """Take no more requests; finish the accepted ones, or cancel them.
+
+        Blocks until the engine has ended, or for `within_s`; returns whether it has ended. See Engine.stop.
+        """
         return self._engine.stop(drain=drain, within_s=within_s)
 
     @property
     def heartbeat(self) -> Heartbeat:
-        """What the engine's thread does now."""
+        """The present activity of the engine's thread."""
         return self._engine.heartbeat
 
     def submit(self, request: Any, options: CallOptions, sequence: Sequence | None) -> Answer:
-        """Hand a request over; await its answer. Cancelling the task that waits for it frees the request's rows.
+        """Submit a request and await its answer. Cancelling the waiting task frees the request's rows.
 
-        sequence: of which it is a chunk. If that has ended, SequenceError comes at once, and the engine had nothing.
+        sequence: the sequence of the chunk. If it has ended, SequenceError is raised at once, before the engine gets
+        the request.
         """
         if sequence is not None:
             return sequence.submit(request, deadline_ms=options.deadline_ms)
         return self._engine.submit(request, deadline_ms=options.deadline_ms, priority=options.priority)
 
     def stream(self, request: Any, options: CallOptions, sequence: Sequence | None) -> AsyncGenerator[Any, None]:
-        """Return a request's values, as they come. Closing the iterator, once it is begun, frees the request's rows.
+        """Return a request's values as they come. Closing the iterator, once begun, frees the request's rows.
 
         Otherwise as `submit`.
         """
@@ -99,17 +102,17 @@ class EnginePort:
         return self._model.takes_chunks and isinstance(self._engine.driver, CellDriver)
 
     def open_sequence(self, priority: int, idle_s: float) -> Sequence:
-        """Begin a sequence, which ends when closed, or idle for `idle_s`. Raises what Engine.open_sequence does."""
+        """Begin a sequence, which ends when closed, or idle for `idle_s`. Raises as Engine.open_sequence does."""
         return self._engine.open_sequence(priority=priority, idle_timeout_s=idle_s)
 
     @property
     def num_sequences(self) -> int:
-        """Sequences that are open."""
+        """Number of open sequences."""
         return self._engine.num_sequences
 
     @property
     def clock(self) -> RealClock:
-        """What the times of tickets and steps refer to."""
+        """The clock of the times in tickets and steps."""
         return self._engine.clock
 
     @property

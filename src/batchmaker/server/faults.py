@@ -1,4 +1,4 @@
-"""Why a call was not answered, in words that are no protocol's own: HTTP and gRPC each have a code for every kind."""
+"""The reasons why a call has no result, independent of the protocol. HTTP and gRPC have a code for each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from batchmaker.errors import (
 
 
 class FaultKind(Enum):
-    """What went wrong, and by that who can mend it. The value is the reason under which metrics count it."""
+    """The kind of error, which tells who can correct it. The value is the reason in the metrics."""
 
     INVALID = "BAD_REQUEST"
     UNAUTHENTICATED = "UNAUTHENTICATED"
@@ -41,9 +41,9 @@ class FaultKind(Enum):
 
 @final
 class ServiceError(BatchmakerError):
-    """A call is refused or has failed. The message is for the client: what to mend, and nothing of the inside.
+    """A call was refused or has failed. The message is for the client: how to correct it, without internals.
 
-    retry_after_s: when trying again may help; None where it never does.
+    retry_after_s: when trying again may help; None if it never does.
     """
 
     def __init__(self, kind: FaultKind, message: str, retry_after_s: float | None = None) -> None:
@@ -53,17 +53,17 @@ class ServiceError(BatchmakerError):
 
     @property
     def retry_after(self) -> int:
-        """When to try again, in the whole seconds that HTTP wants; at least 1."""
+        """When to try again, in whole seconds for HTTP; at least 1."""
         return max(1, math.ceil(self.retry_after_s or 0.0))
 
 
 def invalid(message: str) -> ServiceError:
-    """Return the fault for a call that is wrong as it stands."""
+    """Return the fault for an invalid call."""
     return ServiceError(FaultKind.INVALID, message)
 
 
 def fault_of(error: BaseException) -> ServiceError:
-    """Return what a client hears of any error. Messages that quote the model's own code are left out."""
+    """Return the fault that a client sees for any error. Messages that quote the model's own code are left out."""
     match error:
         case ServiceError():
             return error

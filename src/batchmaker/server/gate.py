@@ -1,4 +1,4 @@
-"""What every HTTP call passes: its id, its key, its span, its line in the log, and the answer to its errors."""
+"""Common handling of every HTTP call: its id, its key, its span, its log line, and the answer to its errors."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from batchmaker.server.spans import Spans
 
 _LOG = logging.getLogger("batchmaker.server")
 OPEN_PATHS: Final = frozenset({"/", "/page", "/v2/health/live", "/v2/health/ready"})
-"""Probes have no key, nor has a browser that asks for a page; what the page then asks for needs one."""
+"""Calls without a key: probes, and a browser's request for a page. The page's later calls need one."""
 
 _FREE_PATHS: Final = frozenset({"/metrics"})
-"""Calls that do not count towards the rate of their key: who watches must see what goes on when it is used up."""
+"""Calls that do not count towards the rate of their key, so that monitoring works when the rate is used up."""
 
 _REFUSED: Final = STATUS[FaultKind.UNAVAILABLE]
-"""Counted and not logged: an overloaded server has other things to do than to write a line for each."""
+"""Counted and not logged: an overloaded server must not spend time on a log line for each."""
 
 _STARTS: Final = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
 _UPGRADED: Final = 101
 _LAST_WORD_S: Final = 1.0
 _KEY_PROTOCOL: Final = "batchmaker.key."
-"""Before an API key in base64url, as a subprotocol of a WebSocket: pages can set no headers."""
+"""The prefix of an API key in base64url, as a subprotocol of a WebSocket: pages cannot set headers."""
 
 
 @final
 class Gate:
-    """An ASGI application around another: nothing that is raised inside leaves it."""
+    """An ASGI application around another. It handles all exceptions of the inner one."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             return
-        scope.setdefault("method", "GET")  # which is what a WebSocket begins as
+        scope.setdefault("method", "GET")  # a WebSocket begins as a GET
         call = _Call(scope, send, self._ids.of(sent_id_in(scope["headers"])))
         begin = time.perf_counter()
         if self._spans.enabled:
@@ -94,17 +94,17 @@ class Gate:
                 else:
                     call.key = key_in(headers) or key_in_protocols(call.scope.get("subprotocols", ()))
                     call.caller = self._keys.caller(call.key, counted=path not in _FREE_PATHS)
-            call.scope["app"] = self  # so that the router raises what it does not find
+            call.scope["app"] = self  # so that the router raises when it finds no route
             call.scope["state"] = {"request_id": call.request_id, "caller": call.caller, "key": call.key}
             await self._app(call.scope, receive, call.send)
         except ServiceError as fault:
             if fault.kind is FaultKind.CANCELLED:
-                call.status = STATUS[fault.kind]  # nobody is there to be answered
+                call.status = STATUS[fault.kind]  # nobody is there to receive an answer
             else:
                 await call.fail(receive, fault_answer(fault))
         except HTTPException as error:
             await call.fail(receive, _routing_error(call.scope, error))
-        except asyncio.CancelledError:  # the server stops, and this call has had its time
+        except asyncio.CancelledError:  # the server stops, and the time of this call is over
             await call.fail(
                 receive, fault_answer(ServiceError(FaultKind.UNAVAILABLE, "the server is shutting down", 1.0))
             )
@@ -126,7 +126,7 @@ class Gate:
 
 @final
 class _Call:
-    """One call, and what has been answered so far."""
+    """One call, and the progress of its answer."""
 
     __slots__ = ("_closed", "_send", "caller", "key", "request_id", "scope", "status")
 
@@ -147,7 +147,7 @@ class _Call:
         await self._send(message)
 
     async def fail(self, receive: Receive, answer: Any) -> None:
-        """Answer with an error. If an answer has begun, break it off, so that it cannot be taken for a whole one."""
+        """Answer with an error. If an answer has begun, break it off, so that it does not look complete."""
         if self.status == _UPGRADED:
             await self._hang_up(answer.status_code)
             return
@@ -156,7 +156,7 @@ class _Call:
         await answer(self.scope, receive, self.send)
 
     async def _hang_up(self, status: int) -> None:
-        """Close a WebSocket that is open, and say why to whoever takes it at once."""
+        """Close an open WebSocket. A client that is connecting gets the reason."""
         if self._closed:
             return
         code, reason = (1001, "the server is being stopped") if status == _REFUSED else (1011, "the server failed")

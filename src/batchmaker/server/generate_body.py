@@ -59,5 +59,5 @@ def write_generate(response: InferResponse) -> bytes:
 
 
 def _texts(data: Any) -> Any:
-    """Return nested lists of bytes as text; what is not UTF-8 is marked as such."""
+    """Return nested lists of bytes as text; bytes that are not UTF-8 are marked."""
     return [_texts(item) for item in data] if isinstance(data, list) else data.decode(errors="replace")

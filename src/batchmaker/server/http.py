@@ -19,7 +19,7 @@ from batchmaker.server.spans import Spans
 
 
 def make_app(site: Site, spans: Spans, *, admin_apart: bool = False, log_access: bool = False) -> Gate:
-    """Return the application. admin_apart: what `make_admin_app` answers is left out."""
+    """Return the application. admin_apart: leave out the routes of `make_admin_app`."""
     routes = user_routes(site) if admin_apart else all_routes(site)
     return Gate(
         Router(routes, redirect_slashes=False, default=_nothing_here),
@@ -32,7 +32,7 @@ def make_app(site: Site, spans: Spans, *, admin_apart: bool = False, log_access:
 
 
 def make_admin_app(site: Site, spans: Spans, *, log_access: bool = False) -> Gate:
-    """Return the application of those who run the server, for a port that others do not reach: metrics need no key."""
+    """Return the application for operators, for a port that others cannot reach: metrics need no key."""
     router = Router(admin_routes(site), redirect_slashes=False, default=_nothing_here)
     open_paths = OPEN_PATHS | {"/metrics"}
     return Gate(
@@ -51,15 +51,15 @@ async def _nothing_here(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def all_routes(site: Site) -> list[BaseRoute]:
-    """Return all routes; what is called most comes first."""
+    """Return all routes, the most frequent first."""
     return [*user_routes(site), *repository_routes(site), *observe_routes(site), *live_routes(site)]
 
 
 def user_routes(site: Site) -> list[BaseRoute]:
-    """Return the routes of those who ask models."""
+    """Return the routes for users of models."""
     return [*infer_routes(site), *chunk_routes(site), *health_routes(site), *model_routes(site)]
 
 
 def admin_routes(site: Site) -> list[BaseRoute]:
-    """Return the routes of those who run the server: probes, metrics, traces, loading and unloading."""
+    """Return the routes for operators: probes, metrics, traces, loading and unloading."""
     return [*health_routes(site), *observe_routes(site), *repository_routes(site), *live_routes(site)]

@@ -1,4 +1,4 @@
-"""How much one client, and all of them together, may ask for."""
+"""Limits for one client, and for all clients together."""
 
 from __future__ import annotations
 
@@ -6,19 +6,26 @@ import msgspec
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Bounds that hold whatever arrives; with them the server's memory is bounded.
+    """Limits that hold for any input. They bound the server's memory.
 
-    max_body_bytes: of one request. max_total_body_bytes: of all requests read and not answered. max_in_flight: requests
-    of one model accepted and not answered; more are refused with "try again". max_streams: open streams, all models.
-    max_sequences: open sequences of one model. max_key_sequences: those of them that one API key may have begun.
-    sequence_idle_seconds: after which an open sequence without a request ends. max_chunks_ahead: chunks of one
-    connection that are read before they are answered. max_connections: of all clients; beyond it the one idle longest
-    is closed. max_client_connections: of one client's address. max_head_bytes: of a request's line and headers.
-    max_sequence: elements along any
-    variable dimension of an input. max_tensors: inputs of one request. max_nodes: cells of one request. body_seconds:
-    to send a whole request, from its first byte. write_seconds: until a client takes what was sent. drain_seconds:
-    to finish what was accepted, once told to stop or to unload. hung_seconds: in one turn of its engine's thread, after
-    which a model counts as hung.
+    - max_body_bytes: of one request.
+    - max_total_body_bytes: of all requests read and not answered.
+    - max_in_flight: requests of one model accepted and not answered; more are refused with "try again".
+    - max_streams: open streams, all models.
+    - max_sequences: open sequences of one model.
+    - max_key_sequences: those begun with one API key.
+    - sequence_idle_seconds: an open sequence ends after this time without a request.
+    - max_chunks_ahead: chunks of one connection that are read before they are answered.
+    - max_connections: of all clients; beyond it the one idle longest is closed.
+    - max_client_connections: of one client's address.
+    - max_head_bytes: of a request's line and headers.
+    - max_sequence: elements along any variable dimension of an input.
+    - max_tensors: inputs of one request.
+    - max_nodes: cells of one request.
+    - body_seconds: to send a whole request, from its first byte.
+    - write_seconds: for a client to take sent data.
+    - drain_seconds: to finish accepted requests at shutdown or unloading.
+    - hung_seconds: a model counts as hung after this time in one turn of its engine's thread.
     """
 
     max_body_bytes: int = 16 << 20

@@ -1,4 +1,4 @@
-"""What one model is doing now, in a form that is cheap to make, to send and to draw: see the page at `/`."""
+"""A snapshot of one model's activity, cheap to make, to send and to draw: see the page at `/`."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Final
 
 from batchmaker.engine import StepSeen
 from batchmaker.server.recent import KEPT_S, Stretch, together
-from batchmaker.server.served import ServedModel
+from batchmaker.server.served_model import ServedModel
 
 SPANS_S: Final = {"10": 10.0, "1": 1.0, "0.1": 0.1}
-"""Stretches of time that can be looked at."""
+"""Time spans that can be shown."""
 
 TICKS: Final = 400
-"""Moments in such a stretch. Of the steps, those that were running at one of them are told."""
+"""Moments in a time span. Only steps that were running at one of them are included."""
 
 MAX_ROWS: Final = 128
-"""Rows of a step that are told by request."""
+"""Rows of a step whose requests are included."""
 
 SUMMARY_S: Final = 10
 
@@ -34,7 +34,7 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A Stretch in numbers. Percentiles and waiting are of the requests answered, None where there was none."""
+    """A Stretch in numbers. Percentiles and queueing are of the answered requests, None without any."""
 
     second: int
     answered: int
@@ -66,7 +66,7 @@ class CellTold:
 class SampledStep:
     """A step that was running from one tick to another, both included. cell: its place in the list of cells.
 
-    rows: useful ones; computed: padding included. requests: who was in the first of them, None for nobody any more.
+    rows: useful ones; computed: padding included. requests: those in the first rows, None for one that has ended.
     """
 
     first: int
@@ -79,8 +79,9 @@ class SampledStep:
 
 @dataclass(frozen=True, slots=True)
 class LiveView:
-    """What is told. now_s: to be sent as `after` the next time. tick: number of the last moment; tick_s: its step.
+    """The snapshot.
 
+    now_s: to be sent as `after` the next time. tick: number of the last moment; tick_s: time between moments.
     sequences: open now; each holds rows between its requests.
     """
 
@@ -103,14 +104,14 @@ class LiveView:
 def live_view(
     served: ServedModel, models: Iterable[ServedModel], span_s: float, after_s: float | None, *, server_ready: bool
 ) -> LiveView:
-    """Return what has happened in the last `span_s` seconds, or since `after_s` (engine seconds) if that was later."""
+    """Return the activity of the last `span_s` seconds, or since `after_s` (engine seconds) if that is later."""
     now_s = served.port.clock.now_s()
     tick_s = span_s / TICKS
     second = int(now_s)
     recent = served.statistics.recent.since(max(0, second - KEPT_S))
     from_second = 0 if after_s is None else int(after_s) - 1  # an answer may have been noted a little late
     begin_s = now_s - span_s if after_s is None else max(after_s, now_s - span_s)
-    steps = served.steps.since(begin_s)  # before the cells, so that theirs are among them
+    steps = served.steps.since(begin_s)  # before the cells, so that the cells of these steps are included
     cells = served.statistics.cells
     return LiveView(
         server_ready=server_ready,
@@ -131,7 +132,7 @@ def live_view(
 
 
 def _sampled(steps: Sequence[StepSeen], tick_s: float, places: Mapping[str, int]) -> list[SampledStep]:
-    """Return the steps that were running at a tick. A short step is among them in proportion to its time."""
+    """Return the steps that were running at a tick. The chance of a short step is proportional to its time."""
     found: list[SampledStep] = []
     for step in steps:
         first, last = int(step.begin_s / tick_s) + 1, int(step.end_s / tick_s)

@@ -1,4 +1,4 @@
-"""Logs as one JSON object a line, on standard error, written by a thread that nobody waits for."""
+"""Logs as one JSON object per line on standard error, written by a separate thread without blocking others."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ import msgspec
 Level = Literal["debug", "info", "warning", "error"]
 
 MAX_LINES: Final = 10_000
-"""Lines that may wait to be written."""
+"""Most lines that may wait to be written."""
 
 _OWN: Final = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 _OTHERS: Final = ("uvicorn", "grpc", "asyncio", "py.warnings")
-"""Loggers of others, whose warnings are logged too."""
+"""Other packages' loggers, whose warnings are logged too."""
 
 
 @final
 class JsonFormatter(logging.Formatter):
-    """time, level, logger and event of a record; whatever it was given as `extra`; and its traceback, if it has one."""
+    """Formats time, level, logger and event of a record, its `extra` fields, and its traceback if it has one."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return the record as one line of JSON. Values that JSON cannot represent are written as text."""
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -42,11 +43,10 @@ class JsonFormatter(logging.Formatter):
 
 @final
 class LogQueue(QueueHandler):
-    """Hands lines to a thread of its own, which writes them.
+    """Passes lines to a separate thread, which writes them.
 
-    Standard error may be a pipe that nobody reads, and a write to a full pipe waits for ever; whoever logs must not.
-    When `max_lines` wait, what comes is dropped and counted, and the next line that there is room for says how many
-    were.
+    Standard error may be a pipe that nobody reads, and a write to a full pipe waits for ever; callers must not wait.
+    When `max_lines` wait, further lines are dropped and counted, and the next written line reports their number.
     """
 
     queue: Queue[logging.LogRecord]
@@ -64,7 +64,7 @@ class LogQueue(QueueHandler):
         return logging.makeLogRecord({"msg": self.format(record), "name": record.name})
 
     def enqueue(self, record: logging.LogRecord) -> None:
-        """Called with the handler's lock held."""
+        """Add a line. Called with the handler's lock held."""
         try:
             if self.num_dropped > self._num_told:
                 self.queue.put_nowait(self.prepare(_dropped(self.num_dropped - self._num_told)))
@@ -74,7 +74,7 @@ class LogQueue(QueueHandler):
             self.num_dropped += 1
 
     def end(self, within_s: float = 1.0) -> None:
-        """Write what waits, for `within_s` at most. What is left then, because nobody reads, is lost."""
+        """Write the waiting lines, for `within_s` at most. Lines that nobody reads are then lost."""
         end = time.monotonic() + within_s
         while self.queue.unfinished_tasks and time.monotonic() < end:
             time.sleep(0.001)
@@ -84,7 +84,7 @@ class LogQueue(QueueHandler):
 
 @final
 class _LogWriter(logging.StreamHandler[Any]):
-    """Writes for one thread, and so without a lock, for which the end of the process would wait."""
+    """Writes for one thread, without a lock: the end of the process would wait for a lock."""
 
     def createLock(self) -> None:  # noqa: N802
         self.lock = None
@@ -92,7 +92,7 @@ class _LogWriter(logging.StreamHandler[Any]):
 
 @final
 class _StandardError:
-    """Standard error without Python's own buffer, whose lock the end of the process would wait for."""
+    """Standard error without Python's buffer, because the end of the process would wait for its lock."""
 
     def write(self, text: str) -> None:
         left = text.encode("utf-8", "backslashreplace")
@@ -100,7 +100,7 @@ class _StandardError:
             left = left[os.write(sys.stderr.fileno(), left) :]
 
     def flush(self) -> None:
-        """Nothing is kept."""
+        """Nothing is buffered."""
 
 
 def _dropped(count: int) -> logging.LogRecord:
@@ -109,7 +109,7 @@ def _dropped(count: int) -> logging.LogRecord:
 
 
 def configure(level: Level) -> LogQueue:
-    """Send the logs of batchmaker, and the warnings of what it stands on, to standard error as JSON."""
+    """Send the logs of batchmaker, and warnings of its packages, to standard error as JSON."""
     handler = LogQueue(_StandardError())
     logging.captureWarnings(True)
     for name in ("batchmaker", *_OTHERS):
@@ -122,5 +122,5 @@ def configure(level: Level) -> LogQueue:
 
 
 def set_level(level: Level) -> None:
-    """Have batchmaker's own lines logged from this level on."""
+    """Set the level of batchmaker's own log lines."""
     logging.getLogger("batchmaker").setLevel(level.upper())

@@ -1,4 +1,4 @@
-"""An inference as it is asked for and answered, in no protocol's own form."""
+"""An inference request and its response, independent of the protocol."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Parameter = bool | int | float | str | None
 
 
 class WantedOutput(msgspec.Struct, frozen=True):
-    """An output that the client names. binary: how it wants it sent; None leaves that to the whole request."""
+    """An output that the client names. binary: its form; None leaves that to the whole request."""
 
     name: str
     binary: bool | None = None
 
 
 class InferRequest(msgspec.Struct, frozen=True):
-    """What a client asks of a model. outputs: empty for all. parameters: the client's, reserved ones included."""
+    """A client's request to a model. outputs: empty for all. parameters: the client's, reserved ones included."""
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[WantedOutput, ...] = ()
@@ -28,9 +28,9 @@ class InferRequest(msgspec.Struct, frozen=True):
 
 
 class InferResponse(msgspec.Struct, frozen=True):
-    """What a model answered: the outputs asked for, in the order asked for, or one part of a stream.
+    """A model's response: the requested outputs in order, or one part of a stream.
 
-    single: names of outputs that are one value, and not a list that happens to have one.
+    single: names of outputs that are one value, and not a list of length one.
     """
 
     model: str

@@ -19,7 +19,7 @@ import batchmaker
 from batchmaker.server.connections import Connections
 from batchmaker.server.logs import LogQueue
 from batchmaker.server.reload import Reload
-from batchmaker.server.served import ServedModel
+from batchmaker.server.served_model import ServedModel
 from batchmaker.server.service import Service
 from batchmaker.server.statistics import CellCounts, Histogram, ModelStatistics
 
@@ -109,7 +109,7 @@ def _total_us(counts: ModelStatistics) -> float:
 
 @final
 class Metrics(Collector):
-    """Reads the counts of every loaded model when asked; nothing is kept twice."""
+    """Reads the counts of every loaded model on request; it keeps no counts of its own."""
 
     def __init__(self, service: Service, sources: Sources) -> None:
         self._service = service
@@ -131,6 +131,7 @@ class Metrics(Collector):
         return ()
 
     def collect(self) -> Iterator[Metric]:
+        """Yield all metrics with their present values, for prometheus_client. Called for each scrape."""
         models = self._service.repository.models()
         yield from self._triton(models)
         yield _outcomes(models)
@@ -224,7 +225,7 @@ class Metrics(Collector):
 
 
 def _triton_counter(name: str, meaning: str, samples: Sequence[tuple[dict[str, str], float]]) -> Metric:
-    """Return a counter under exactly this name; prometheus_client would end it in `_total`, so it is untyped."""
+    """Return a counter under exactly this name. It is untyped, because prometheus_client would append `_total`."""
     metric = Metric(name, meaning, "unknown")
     for labels, value in samples:
         metric.add_sample(name, labels, value)

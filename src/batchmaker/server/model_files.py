@@ -15,11 +15,11 @@ from batchmaker.model.model import Model
 
 
 def build(path: Path, options: Mapping[str, Any]) -> Model:
-    """Run a Python file and return what its function `build` makes of the options.
+    """Run a Python file and return the result of its function `build` with the options.
 
-    The file is run anew each time, under its own name, so that classes in it can be saved and loaded; other files
-    beside it can be imported, after everything that is installed. Raises ModelError where the file or `build` raises,
-    or where it returns no model, and OptionError for an option that `build` does not take.
+    The file is run again each time, under its own name, so classes in it can be saved and loaded. Other files beside it
+    can be imported; installed packages go first. Raises ModelError if the file or `build` raises, or if the result is
+    not a model, and OptionError for an option that `build` does not take.
     """
     module = _run(path)
     function = getattr(module, "build", None)

@@ -1,4 +1,4 @@
-"""What HTTP answers to, as an OpenAPI description: for people, for makers of clients, for tests that make calls."""
+"""An OpenAPI description of all HTTP calls, for people, client generators and tests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _INFERRING: Final = (*_READING, 404, 500, 501, 504)
 
 @dataclass(frozen=True, slots=True)
 class _ApiCall:
-    """One method of one path. body: its schema, None where none is read. answer: the schema of its answer.
+    """One method of one path. body: its schema, None without a body. answer: the schema of its answer.
 
     media: the type of the answer, "" for no body. errors: statuses besides 401 and 429, which every call can get.
     versioned: whether there is a second path that names the version. status: of the answer.

@@ -1,4 +1,4 @@
-"""Calls that a page of another site makes a browser send, which a server without keys must not take."""
+"""Refuses calls that a page of another site makes a browser send, if the server has no keys."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _WATCHED: Final = frozenset({b"host", b"origin", b"sec-fetch-site"})
 
 @final
 class Origins:
-    """Tells calls of people and programs from those that somebody else's page makes.
+    """Distinguishes calls of people and programs from those of other sites' pages.
 
-    A page in a browser can send calls to any address that the browser reaches, this machine's own included. Browsers
-    say so in Origin and Sec-Fetch-Site (Fetch standard; Fetch Metadata). Where the page's own name has been made to
-    lead here (DNS rebinding) they do not, but then Host is that name: so a server that only this machine reaches takes
-    calls for addresses, for localhost and for `hosts`, and no other name.
+    A page in a browser can send calls to any address that the browser reaches, this machine included. Browsers declare
+    this in Origin and Sec-Fetch-Site (Fetch standard; Fetch Metadata). They do not if the page's own name resolves to
+    this machine (DNS rebinding), but then Host is that name. So a server that only this machine reaches accepts calls
+    for addresses, for localhost and for `hosts`, and for no other name.
 
-    hosts: names by which this server is called; where they are given no other is taken, wherever it listens. allowed:
-    origins whose pages may call, as browsers write them; "null" for files, "*" for all.
+    hosts: names of this server; if given, no other name is accepted, on any interface. allowed: origins whose pages may
+    call, as browsers write them; "null" for files, "*" for all.
     """
 
     def __init__(self, hosts: Collection[str], allowed: Collection[str] = (), *, only_this_machine: bool) -> None:
@@ -59,7 +59,7 @@ class Origins:
                 FaultKind.FORBIDDEN,
                 f"this server does not go by the name {name[:64]!r}; call it by its address, or add the name to hosts",
             )
-        if len(self._known) < 64:  # names that clients chose are not collected without end
+        if len(self._known) < 64:  # a limit, because clients choose these names
             self._known.add(host)
 
 

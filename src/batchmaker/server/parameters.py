@@ -1,4 +1,4 @@
-"""The parameters of a request that mean something to the server; all others pass."""
+"""The request parameters that the server uses; all others are ignored."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _MAX_SEQUENCE_ID: Final = (1 << 64) - 1
 _MAX_SEQUENCE_NAME: Final = 128
 
 SequenceName = int | str
-"""What a client calls its sequence; 7 and "7" are two."""
+"""A client's name of its sequence. 7 and "7" are two names."""
 
 
 class ChunkOptions(msgspec.Struct, frozen=True):
-    """Which sequence a request is a chunk of, and whether it is the first, and the last."""
+    """The sequence of a chunk, and whether it is the first or the last."""
 
     name: SequenceName
     start: bool = False
@@ -30,9 +30,9 @@ class ChunkOptions(msgspec.Struct, frozen=True):
 
 
 class CallOptions(msgspec.Struct, frozen=True):
-    """How the engine is to treat a request. deadline_ms: from its arrival, waiting included. priority: larger first.
+    """Options of a request for the engine. deadline_ms: from its arrival, waiting included. priority: larger first.
 
-    chunk: None for a request that is in no sequence.
+    chunk: None for a request outside sequences.
     """
 
     deadline_ms: float | None = None
@@ -44,7 +44,7 @@ _DEFAULT: Final = CallOptions()
 
 
 def call_options(parameters: Mapping[str, Parameter]) -> CallOptions:
-    """Return what a request's parameters ask for.
+    """Return the options in a request's parameters.
 
     `timeout` (microseconds) and `deadline_ms`: the earlier counts, 0 is none. `priority`: 1 is the highest; without
     one, or with 0, a request comes after all that have one. `sequence_id`: 0 and "" are none.
@@ -60,7 +60,7 @@ def call_options(parameters: Mapping[str, Parameter]) -> CallOptions:
 
 
 def refuse_unsupported(name: str, parameters: Mapping[str, Parameter]) -> None:
-    """Raise UNSUPPORTED for an input or output whose own parameters ask for what this server does not do."""
+    """Raise UNSUPPORTED for parameters of an input or output that this server does not implement."""
     if parameters.get("classification"):
         raise ServiceError(FaultKind.UNSUPPORTED, f"tensor {name!r}: classification is not supported; ask for the data")
     if "shared_memory_region" in parameters:

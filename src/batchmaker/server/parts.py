@@ -1,4 +1,4 @@
-"""What the routes of HTTP and the methods of gRPC stand on."""
+"""Common parts of the HTTP routes and the gRPC methods."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from starlette.types import Receive, Scope, Send
 from batchmaker.server.auth import KeyRing
 from batchmaker.server.metrics import Metrics
 from batchmaker.server.origins import Origins
-from batchmaker.server.reading import BodyBudget
+from batchmaker.server.request_body import BodyBudget
 from batchmaker.server.service import Service
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One server's parts, for the routes and methods that need them.
+    """The parts of one server, for routes and methods.
 
-    origins: asked where no key is. page: HTML of the server's owner.
+    origins: checked without keys. page: the operator's HTML.
     """
 
     service: Service
@@ -34,9 +34,9 @@ class Site:
 
 @final
 class Endpoint:
-    """A function of a route as an ASGI application. What it raises goes on to the Gate, which answers all errors.
+    """A route's function as an ASGI application. Its exceptions reach the Gate, which answers all errors.
 
-    Given the function itself, Starlette would look for handlers of its errors, twice.
+    With the plain function, Starlette would look for error handlers, twice.
     """
 
     def __init__(self, answer: Callable[[Request], Awaitable[Response]]) -> None:
@@ -48,7 +48,7 @@ class Endpoint:
 
 
 def caller_of(request: Request) -> str:
-    """Return the name of the API key's holder, as the Gate has found it."""
+    """Return the name of the API key's holder, as found by the Gate."""
     caller: str = request.scope["state"]["caller"]
     return caller
 

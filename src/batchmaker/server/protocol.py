@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol, with limits on what comes before and after a call."""
+"""uvicorn's HTTP protocol, with limits before and after a call."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any, Final, cast
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from batchmaker.server.connections import Connections
-from batchmaker.server.joined import JoinedWrites
+from batchmaker.server.joined_writes import JoinedWrites
 from batchmaker.server.limits import Limits
-from batchmaker.server.reading import DEPARTURE, WHOLE, Departure
 from batchmaker.server.refusals import Refusals
+from batchmaker.server.request_body import DEPARTURE, WHOLE, Departure
 from batchmaker.server.socket_protocol import LimitedSocketProtocol
 
 _LARGE_HEAD: Final = "the head of the request is too large"
@@ -20,7 +20,7 @@ _LARGE_HEAD: Final = "the head of the request is too large"
 def limited_protocol(
     limits: Limits, connections: Connections, refusals: Refusals | None = None
 ) -> type[HttpToolsProtocol]:
-    """Return the protocol for uvicorn, which makes one for each connection. See LimitedProtocol."""
+    """Return the protocol class for uvicorn, which makes one object for each connection. See LimitedProtocol."""
 
     class Protocol(LimitedProtocol):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -32,10 +32,10 @@ def limited_protocol(
 class LimitedProtocol(HttpToolsProtocol):
     """A protocol that writes the head and body of an answer together, and has limits for clients.
 
-    They have `body_seconds` for the head of a request, which may be `max_head_bytes` long, and again for the rest of a
-    body that nobody reads. connections: all that are open. refusals: answers calls for which there is no room as soon
-    as their heads are there; what follows of them is thrown away. Calls find in their scope's extensions what DEPARTURE
-    and WHOLE say.
+    A client has `body_seconds` for the head of a request, which may be `max_head_bytes` long, and again for the rest of
+    a body that nobody reads. connections: all open ones. refusals: answers calls without room as soon as their heads
+    have arrived; the rest of them is thrown away. Calls find the values DEPARTURE and WHOLE in their scope's
+    extensions.
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._refusals = refusals
         self._timer: asyncio.TimerHandle | None = None
         self._in_head = True
-        self._begun = False  # a message, whose head is not complete
-        self._refused = False  # a message, of which the rest is thrown away
+        self._begun = False  # a message whose head is not complete
+        self._refused = False  # a message whose rest is thrown away
         self._head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -67,7 +67,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._departure.happened()
 
     def close_idle(self) -> None:
-        """Close the connection to make room for others; no call is under way."""
+        """Close the connection to make room for others; no call is in progress."""
         self._disarm()
         self._unset_keepalive_if_required()
         self.transport.close()
@@ -79,7 +79,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._in_head and self._head_bytes > self._limits.max_head_bytes:
             self._refuse(431, _LARGE_HEAD)
         elif (self._begun or self._refused) and self._timer is None:
-            self._arm()  # what comes in one piece needs no timer
+            self._arm()  # a message in one piece needs no timer
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -90,9 +90,10 @@ class LimitedProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
 
     def on_headers_complete(self) -> None:
+        """Check the size of the head, refuse a call without room, or hand the call on. Called by the parser."""
         self._disarm()
         if self._head_bytes > self._limits.max_head_bytes and self._head_size() > self._limits.max_head_bytes:
-            self._refuse(431, _LARGE_HEAD)  # all of it came in one piece
+            self._refuse(431, _LARGE_HEAD)  # it came in one piece
             self._refused = True
             return
         self._in_head = self._begun = False
@@ -105,7 +106,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def _head_size(self) -> int:
-        """The bytes of a call's target and headers, without the line's other parts."""
+        """The bytes of a call's target and headers, without the other parts of the request line."""
         return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
 
     def on_body(self, body: bytes) -> None:
@@ -113,6 +114,7 @@ class LimitedProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        """Hand the end of the body on, and count the connection as idle if its answer is complete."""
         if not self._refused:
             self.scope["extensions"][WHOLE] = True  # type: ignore[assignment]
             super().on_message_complete()
@@ -124,10 +126,10 @@ class LimitedProtocol(HttpToolsProtocol):
         self._in_head = True
         self._disarm()
         if not self.transport.is_closing() and (self.cycle is None or self.cycle.response_complete):
-            self._open_connections.idle(self)  # the answer came before the end of the body
+            self._open_connections.idle(self)  # the answer was complete before the end of the body
 
     def handle_websocket_upgrade(self) -> None:
-        """Hand the connection over, unless an answer is still to come on it: that would be lost among the messages."""
+        """Hand the connection over, unless an answer is still due on it, which would be lost among the messages."""
         self._disarm()
         if self.cycle is not None and not self.cycle.response_complete:
             self.transport.close()
@@ -138,7 +140,7 @@ class LimitedProtocol(HttpToolsProtocol):
             taker.on_lost = lambda: self._open_connections.closed(self)
 
     def _refuse_call(self, answer: bytes) -> None:
-        """Refuse one call for want of room; the connection stays open if the client wants that."""
+        """Refuse one call for lack of room. The connection stays open if the client wants that."""
         self._refused = True
         self.server_state.total_requests += 1
         stays = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
@@ -151,12 +153,12 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if not self._in_head:
-            self._arm()  # an answer came before the end of the body; what is left of it is thrown away
+            self._arm()  # an answer was complete before the end of the body; the rest of the body is thrown away
         elif not self._begun and self.cycle.response_complete:  # and no call waits behind it
             self._open_connections.idle(self)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP as every other error is answered, unless an answer is on its way already."""
+        """Answer data that is not HTTP like every other error, unless an answer is already being sent."""
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
             self._say(400, "this is not a valid HTTP request")
         self.transport.close()
@@ -172,7 +174,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._timer = None
 
     def _refuse(self, status: int, message: str) -> None:
-        """Close the connection, with a word if no answer is under way."""
+        """Close the connection, with a message if no answer is in progress."""
         self._disarm()
         if self.transport.is_closing():
             return

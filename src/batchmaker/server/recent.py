@@ -1,4 +1,4 @@
-"""The last minute of one model, second by second."""
+"""Counts of the last minute of one model, second by second."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from batchmaker.engine.stats import LatencyHistogram
 from batchmaker.errors import DeadlineError, RefusedError
 
 KEPT_S: Final = 61
-"""Seconds that are kept: a minute, and the one that is not over."""
+"""Seconds that are kept: a minute, and the present one."""
 
 
 @dataclass(slots=True)
 class Stretch:
-    """What happened in one second of the engine's clock, or in several.
+    """Counts of one second of the engine's clock, or of several.
 
-    second: the first one. missed: deadlines, by answers that came late as well as by requests that were given up or
-    refused for it. failed: for any other reason. queue_s: time until the first cell began, of all answered together.
-    deadline_ms: the shortest that a request had. in_flight: the most requests accepted and not answered. rows: useful;
-    computed: padding included.
+    second: the first one. missed: deadlines, by late answers and by requests given up or refused. failed: for any other
+    reason. queue_s: time until the first cell began, summed over the answered requests. deadline_ms: the shortest
+    deadline of a request. in_flight: the most requests accepted and not answered. rows: useful; computed: padding
+    included.
     """
 
     second: int
@@ -57,7 +57,7 @@ class Stretch:
         self.computed += step.padded
 
     def absorb(self, other: Stretch) -> None:
-        """Add what happened in another stretch."""
+        """Add the counts of another stretch."""
         self.latency.absorb(other.latency)
         self.failed += other.failed
         self.missed += other.missed
@@ -72,7 +72,7 @@ class Stretch:
 
 @final
 class RecentSeconds:
-    """The last KEPT_S seconds in which something happened. The engine's thread writes, any reads."""
+    """The last KEPT_S seconds with activity. The engine's thread writes, any thread reads."""
 
     __slots__ = ("_seconds",)
 
@@ -80,7 +80,7 @@ class RecentSeconds:
         self._seconds: deque[Stretch] = deque([Stretch(-1)], maxlen=KEPT_S)
 
     def at(self, now_s: float, in_flight: int) -> Stretch:
-        """Return the second that `now_s` (engine seconds) belongs to, to be written. in_flight: requests now."""
+        """Return the second of `now_s` (engine seconds) for writing. in_flight: requests now."""
         last = self._seconds[-1]
         if now_s >= last.second + 1:
             last = Stretch(int(now_s))

@@ -1,4 +1,4 @@
-"""Refusing at once, on the head of a call alone: an overloaded server must not spend its time on saying no."""
+"""Refuses calls by their heads alone: an overloaded server must not spend time on refusals."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _CALLS: Final = frozenset({"infer", "generate", "generate_stream"})
 
 @final
 class Refusals:
-    """Knows which calls would be refused for want of room, before their bodies are read and anything is made of them.
+    """Finds calls that would be refused for lack of room, before their bodies are read.
 
-    What it says is what the call itself would have been told later; whatever else is wrong with a call is left to that.
+    The answer is the one that the call would get later. All other errors of a call are found later.
     """
 
     def __init__(self, service: Service, keys: KeyRing) -> None:
@@ -31,7 +31,7 @@ class Refusals:
         self._ids = RequestIds()
 
     def answer(self, method: bytes, target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
-        """Return what follows the status line, 503, and any header about the connection; None to go on with the call.
+        """Return the answer after the status line 503 and without connection headers; None to go on with the call.
 
         target: path and query, as sent.
         """

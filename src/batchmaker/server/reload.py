@@ -1,4 +1,4 @@
-"""Taking over changed settings while requests run, at SIGHUP."""
+"""Applies changed settings while requests run, at SIGHUP."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _TAKEN_OVER: Final = frozenset(
 
 @final
 class Reload:
-    """Reads the settings anew and takes over keys, the certificate, the level of the log and models.
+    """Reads the settings again and applies keys, the certificate, the log level and models.
 
     What is wrong in them is logged, and everything stays as it was. What else has changed waits for the next start,
     which the log says. successful: whether all was taken over when settings were last read. taken_over_unix_s: when
@@ -46,7 +46,7 @@ class Reload:
     """
 
     def __init__(self, config: Config, read: Callable[[], Config], keys: KeyRing, repository: Repository) -> None:
-        """config: as the server was started. read: reads them anew."""
+        """config: the settings at the start. read: reads them again."""
         self._config = config
         self._read = read
         self._keys = keys
@@ -58,7 +58,7 @@ class Reload:
         self.taken_over_unix_s = time.time()
 
     def with_certificate(self, context: ssl.SSLContext | None) -> None:
-        """Have this context's certificate read anew too; connections that are made from then on see it."""
+        """Also reload this context's certificate; later connections use it."""
         if context is not None:
             self.on_certificate(partial(_use, context))
 
@@ -67,7 +67,7 @@ class Reload:
         self._certificate_takers.append(take_over)
 
     def begin(self) -> None:
-        """Begin; if one is under way, there is another after it."""
+        """Begin a reload. If one is in progress, another follows."""
         if self._running is None:
             self._running = asyncio.ensure_future(self._reload())
             self._running.add_done_callback(self._ended)
@@ -118,7 +118,7 @@ def _use(context: ssl.SSLContext, config: Config) -> None:
 
 
 def waiting_settings(started: Config, now: Config) -> list[str]:
-    """Return the names of settings that differ from those of the start and are not taken over, "limits.max_nodes"."""
+    """Return the names of changed settings that need a restart, such as "limits.max_nodes"."""
     names: list[str] = []
     for name in Config.__struct_fields__:
         old, new = getattr(started, name), getattr(now, name)

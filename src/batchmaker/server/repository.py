@@ -1,4 +1,4 @@
-"""The models that are served: loaded and unloaded while requests run."""
+"""The served models: loaded and unloaded while requests run."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from batchmaker.model.model import Model
 from batchmaker.server.engine_port import EngineOptions
 from batchmaker.server.faults import FaultKind, ServiceError, fault_of
 from batchmaker.server.limits import Limits
-from batchmaker.server.served import ServedModel
+from batchmaker.server.served_model import ServedModel
 from batchmaker.server.sources import Source, Versions
 
 _LOG = logging.getLogger("batchmaker.server")
 
 _LOOK_S: Final = 1.0
 _AGAIN_S: Final = 60.0
-"""Between two looks for models that hang, and until one that was replaced may be so again."""
+"""Seconds between two checks for hung models, and between two replacements of one model."""
 
 VersionPolicy = Literal["latest", "all"]
 State = Literal["READY", "LOADING", "UNLOADING", "UNAVAILABLE"]
@@ -30,7 +30,7 @@ State = Literal["READY", "LOADING", "UNLOADING", "UNAVAILABLE"]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A source of models and how their engines are made."""
+    """A source of models and the options of their engines."""
 
     source: Source
     options: EngineOptions = field(default_factory=EngineOptions)
@@ -48,7 +48,7 @@ class IndexLine:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A model in a source. chosen: the versions to be served, of all that there are."""
+    """A model in a source. chosen: the versions to serve."""
 
     chosen: Versions
     versions: Versions
@@ -56,13 +56,13 @@ class _Found:
 
     @property
     def stamp(self) -> tuple[Hashable, ...]:
-        """Differs when what would be served differs."""
+        """Differs if the models to serve differ."""
         return self.options, *((number, version.stamp) for number, version in sorted(self.chosen.items()))
 
 
 @final
 class Repository:
-    """Models by name and version. One engine for each version that is loaded."""
+    """Models by name and version. One engine for each loaded version."""
 
     def __init__(
         self, entries: Sequence[Entry], limits: Limits, versions: VersionPolicy = "latest", trace_steps: int = 20_000
@@ -72,12 +72,12 @@ class Repository:
         self._policy: VersionPolicy = versions
         self._trace_steps = trace_steps
         self._served: dict[str, dict[str, ServedModel]] = {}
-        self._loaded: dict[str, tuple[Hashable, ...]] = {}  # what the models in `_served` were made of
+        self._loaded: dict[str, tuple[Hashable, ...]] = {}  # the stamps of the models in `_served`
         self._states: dict[tuple[str, str], tuple[State, str]] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
     def _scan(self) -> tuple[dict[str, _Found], set[str]]:
-        """Return what all sources have now, by name, and the names that two of them have, of which neither counts."""
+        """Return the present models of all sources by name, and the names that occur twice, which do not count."""
         found: dict[str, _Found] = {}
         clashes: set[str] = set()
         for entry in self._entries:
@@ -93,7 +93,7 @@ class Repository:
         return versions if self._policy == "all" else {newest: versions[newest]}
 
     async def load_all(self) -> None:
-        """Load every model there is. Raises what the first that fails raises, OptionError if two have one name."""
+        """Load every model. Raises the error of the first that fails, OptionError if two have one name."""
         found, clashes = await asyncio.to_thread(self._scan)
         if clashes:
             raise OptionError(_clash(min(clashes)))
@@ -101,7 +101,7 @@ class Repository:
             await self._load(name, one)
 
     async def load(self, name: str) -> None:
-        """Load a model anew: its newest version, or all. What was served goes on until then and is then drained."""
+        """Load a model again: its newest version, or all. The old one serves until then and is then drained."""
         found, clashes = await asyncio.to_thread(self._scan)
         if name in clashes:
             raise ServiceError(FaultKind.INVALID, _clash(name))
@@ -161,7 +161,7 @@ class Repository:
             await _close_all(old, self._limits.drain_seconds)
 
     def _make(self, name: str, version: str, make: Callable[[], Model], options: EngineOptions) -> ServedModel:
-        """Return a loaded model, in a thread. What would end the event loop that waits for it is a ModelError."""
+        """Load a model in a thread. An exception that would end the waiting event loop becomes a ModelError."""
         try:
             return ServedModel(name, version, make(), options, self._limits, self._trace_steps)
         except Exception:
@@ -170,9 +170,9 @@ class Repository:
             raise ModelError(f"model {name!r}: its code raised {said_by(error)} while it was loaded") from error
 
     async def replace_hung(self) -> None:
-        """Load models anew whose engines hang or have failed, until cancelled; each at most once a minute.
+        """Load models again whose engines hang or have failed, until cancelled; each at most once a minute.
 
-        What the old engine has accepted gets its time to drain, and is then answered with an error.
+        The old engine gets its time to drain; then its accepted requests are answered with an error.
         """
         tried_s: dict[str, float] = {}
         while True:
@@ -186,7 +186,7 @@ class Repository:
                     await self.load(model.name)
 
     async def unload(self, name: str) -> None:
-        """Take no more requests for a model, finish those accepted and end its engines. NOT_FOUND if it has none."""
+        """Take no more requests for a model, finish the accepted ones and end its engines. NOT_FOUND if it has none."""
         if not self._served.get(name):
             raise ServiceError(FaultKind.NOT_FOUND, f"model {name[:128]!r} is not loaded")
         async with self._locks[name]:
@@ -199,7 +199,7 @@ class Repository:
                 _LOG.info("model unloaded", extra={"model": name, "version": version})
 
     def get(self, name: str, version: str | None = None) -> ServedModel:
-        """Return a loaded model, its newest version unless one is named. NOT_FOUND otherwise."""
+        """Return a loaded model: the named version, or the newest. NOT_FOUND if there is none."""
         versions = self._served.get(name)
         if not versions:
             raise ServiceError(
@@ -217,11 +217,11 @@ class Repository:
         return tuple(sorted(self._served.get(name, {}), key=int))
 
     def models(self) -> list[ServedModel]:
-        """Return all that is loaded."""
+        """Return all loaded models."""
         return [model for versions in self._served.values() for model in versions.values()]
 
     async def index(self, *, ready_only: bool = False) -> list[IndexLine]:
-        """Return what is loaded, and what could be."""
+        """Return the loaded models, and those that could be loaded."""
         lines = {key: IndexLine(*key, *state) for key, state in self._states.items()}
         if not ready_only:
             found, clashes = await asyncio.to_thread(self._scan)
@@ -240,12 +240,12 @@ class Repository:
 
     @property
     def ready(self) -> bool:
-        """Whether every loaded model takes requests, and there is one."""
+        """Whether there is a loaded model and every loaded model takes requests."""
         models = self.models()
         return bool(models) and all(model.ready for model in models)
 
     async def close(self, within_s: float) -> bool:
-        """Finish what was accepted, for `within_s` at most, and end all engines. Returns whether all was finished."""
+        """Finish accepted requests, for `within_s` at most, and end all engines. Returns whether all were finished."""
         return await _close_all({str(number): model for number, model in enumerate(self.models())}, within_s)
 
 

@@ -1,4 +1,4 @@
-"""Ids of calls, by which the log and the client speak of the same one."""
+"""Ids of calls, shared by the log and the client."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import secrets
 from typing import Final, final
 
 HEADER: Final = "x-request-id"
-"""Where a client says its id, and hears it."""
+"""The header of the client's id and of the answer's."""
 
 _SENT: Final = re.compile(r"[!-~]{1,128}")
 
@@ -22,7 +22,7 @@ class RequestIds:
         self._numbers = itertools.count(1)
 
     def of(self, sent: str | None) -> str:
-        """Return the id that the client sent, if it can be written anywhere, or a new one."""
+        """Return the client's id if it is safe to write anywhere, or a new one."""
         if sent is not None and _SENT.fullmatch(sent):
             return sent
         return f"{self._prefix}-{next(self._numbers)}"

@@ -1,4 +1,4 @@
-"""The server as a process: from its settings to its last answer."""
+"""The server process, from its settings to its last answer."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from batchmaker.server.metrics import Metrics, Sources
 from batchmaker.server.origins import Origins
 from batchmaker.server.parts import Site
 from batchmaker.server.protocol import limited_protocol
-from batchmaker.server.reading import BodyBudget
 from batchmaker.server.refusals import Refusals
 from batchmaker.server.reload import Reload
 from batchmaker.server.repository import Repository
+from batchmaker.server.request_body import BodyBudget
 from batchmaker.server.service import Service
 from batchmaker.server.socket_protocol import limited_socket_protocol
 from batchmaker.server.spans import Spans
@@ -45,20 +45,20 @@ _LOG = logging.getLogger("batchmaker.server")
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _LAST_WRITES_S: Final = 5
 _AT_ONCE_S: Final = 2.0
-"""For a second signal to end the process in order; what hangs then, in a model or in loading one, is cut off."""
+"""Seconds for an orderly end after a second signal; code that hangs then, in a model or in loading one, is cut off."""
 _KEEP_ALIVE_S: Final = 75
 _ADMIN_CONNECTIONS: Final = 64
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 
 OnReady = Callable[[list[str], list[str]], None]
-"""Called with the server's addresses and the names of its models once requests are taken."""
+"""Called with the server's addresses and the names of its models when requests are taken."""
 
 
 def serve(config: Config, on_ready: OnReady, read: Callable[[], Config] | None = None) -> bool:
-    """Serve until SIGTERM or SIGINT, then finish what was accepted. Returns whether all of it was.
+    """Serve until SIGTERM or SIGINT, then finish accepted requests. Returns whether all were finished.
 
-    read: reads the settings anew, at SIGHUP; see Reload. Without it they stay, and keys and models alone are looked at
-    again. Raises OptionError for settings that cannot be used, and what loading a model raises.
+    read: reads the settings again, at SIGHUP; see Reload. Without it only keys and models are reloaded. Raises
+    OptionError for invalid settings, and every error of loading a model.
     """
     gc.freeze()  # see _leave_models_alone: so it looks at what loading makes alone
     check_config(config)
@@ -138,14 +138,14 @@ async def _serve(
 
 
 def _address(config: Config, listener: socket.socket) -> str:
-    """Return where a listener is reached, as a URL."""
+    """Return the URL of a listening socket."""
     host, port = listener.getsockname()[:2]
     scheme = "http" if config.tls.cert is None else "https"
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _page(config: Config) -> bytes | None:
-    """Return the page of the server's owner. OptionError if it cannot be read."""
+    """Return the operator's page. OptionError if it cannot be read."""
     try:
         return None if config.page is None else Path(config.page).read_bytes()
     except OSError as error:
@@ -153,18 +153,18 @@ def _page(config: Config) -> bytes | None:
 
 
 def _leave_models_alone() -> None:
-    """Let the collector of garbage look no more at what is there now: looking at torch and a model takes 0.2 s."""
+    """Exclude present objects from garbage collection: a pass over torch and a model takes 0.2 s."""
     gc.collect()
     gc.freeze()
 
 
 def _bind(config: Config, port: int) -> socket.socket:
-    """Return a socket with the server's address, which does not listen yet. OptionError if it cannot be had."""
+    """Return a socket bound to the server's address, not listening yet. OptionError if it is not available."""
     listener = socket.socket(socket.AF_INET6 if ":" in config.host else socket.AF_INET)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # clients inherit both: one that has vanished
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # without a word, or takes nothing, is noticed
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # silently, or reads nothing, is noticed
             milliseconds = int(1e3 * config.limits.write_seconds)
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
         listener.bind((config.host, port))
@@ -178,8 +178,8 @@ def _bind(config: Config, port: int) -> socket.socket:
 
 
 def _make_rpc(config: Config, site: Site, spans: Spans) -> RpcServer:
-    """Return the server of gRPC, which is imported only where it is wanted."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its core would write lines of its own between those of the log
+    """Return the gRPC server, which is imported only if it is needed."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its core would write lines between those of the log
     from batchmaker.server.rpc.server import RpcServer
 
     return RpcServer(config, site, spans)
@@ -204,7 +204,7 @@ def _listening(config: Config, site: Site, app: Gate, protocol: type[asyncio.Pro
         http=protocol,
         ws=limited_socket_protocol(site.bodies),
         ws_max_size=config.limits.max_body_bytes,
-        ws_ping_interval=None,  # an idle sequence ends, and TCP notices who has vanished
+        ws_ping_interval=None,  # an idle sequence ends, and TCP notices vanished clients
         ws_per_message_deflate=False,
         lifespan="off",
         proxy_headers=False,
@@ -226,7 +226,7 @@ def _listening(config: Config, site: Site, app: Gate, protocol: type[asyncio.Pro
 
 @final
 class _Server(uvicorn.Server):
-    """uvicorn, which leaves signals to us and says when it listens."""
+    """uvicorn without its signal handlers, and with a call when it listens."""
 
     on_started: Callable[[], None] = staticmethod(lambda: None)
 
@@ -246,9 +246,9 @@ def _end_now() -> None:
 
 @final
 class _Stop:
-    """Refuses what is new, finishes what was accepted and ends, at a signal. A second one ends at once.
+    """At a signal refuses new requests, finishes accepted ones and ends. A second signal ends at once.
 
-    SIGHUP does not end it: settings are read anew.
+    SIGHUP does not end it; it reloads the settings.
     """
 
     def __init__(self, service: Service, server: _Server, reload: Reload) -> None:
@@ -259,7 +259,7 @@ class _Stop:
         self.finished = True
 
     def on_signals(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Act on SIGTERM, SIGINT and SIGHUP from now on."""
+        """Handle SIGTERM, SIGINT and SIGHUP from now on."""
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._signalled)
         loop.add_signal_handler(signal.SIGHUP, self._reload.begin)
@@ -271,7 +271,7 @@ class _Stop:
         if not self._server.force_exit:
             self.finished = False
             self._server.should_exit = self._server.force_exit = True
-            end = threading.Timer(_AT_ONCE_S, _end_now)  # not on the loop, which ends before the threads are waited for
+            end = threading.Timer(_AT_ONCE_S, _end_now)  # not on the loop, which ends before the threads are joined
             end.daemon = True
             end.start()
 

@@ -1,7 +1,7 @@
-"""The open sequences of one model, as clients name them: which request belongs to which, and what ends one.
+"""The open sequences of one model by clients' names: the sequence of each request, and the end of sequences.
 
-The engine keeps a sequence's rows, and ends it when it has been idle for too long. Here it has a name, which is its
-caller's own: what others call theirs is nothing to it.
+The engine keeps a sequence's rows, and ends it when it has been idle for too long. Names belong to the caller: the same
+name of another caller is another sequence.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _RETRY_AFTER_S: Final = 1.0
 
 @final
 class TakenChunk:
-    """The place of one request in its sequence, to be entered while the request is computed and its answer made.
+    """The place of one request in its sequence, entered while the request is computed and answered.
 
-    When it is left with an answer, the rows of a sequence of which this was the last request are free. Left with an
-    error, or because the client has gone, the sequence has ended, with what was sent behind this request.
-    ended: what the client is told then, after the error.
+    If the block ends with an answer, the rows are freed if this was the sequence's last request. If it ends with an
+    error, or because the client has gone, the sequence has ended, with all requests sent after this one. ended: the
+    message for the client then, after the error.
     """
 
     __slots__ = ("_ended", "_last", "sequence")
@@ -48,14 +48,14 @@ class TakenChunk:
         self.sequence.close(drain=False)
         if not isinstance(error, ServiceError) or isinstance(error.__cause__, SequenceError):
             return
-        if error.kind is FaultKind.CANCELLED:  # by that very closing, for one before it; the client still waits
+        if error.kind is FaultKind.CANCELLED:  # by closing for an earlier one; the client still waits
             raise fault_of(SequenceError()) from error
         raise ServiceError(error.kind, f"{error}; {self._ended}", error.retry_after_s) from error
 
 
 @final
 class ConnectedSequence:
-    """The sequence of one connection: the requests that come over it are its chunks, and no others."""
+    """The sequence of one connection: the connection's requests are its chunks."""
 
     __slots__ = ("_sequence",)
 
@@ -72,17 +72,17 @@ class ConnectedSequence:
 
     @property
     def is_open(self) -> bool:
-        """Whether it takes requests; not if it was idle for too long, or one of them has failed."""
+        """Whether it takes requests. It does not after a long idle time, or after a failed request."""
         return self._sequence.is_open
 
     def close(self) -> None:
-        """Give up what is not answered and free the rows."""
+        """Cancel unanswered requests and free the rows."""
         self._sequence.close(drain=False)
 
 
 @final
 class OpenSequences:
-    """Used from one event loop. Holds nothing of sequences that have ended but, for a while, their names."""
+    """The open sequences, used from one event loop. Keeps only names of ended sequences, for a while."""
 
     def __init__(self, model: str, port: EnginePort, limits: Limits) -> None:
         self._model = model
@@ -95,15 +95,15 @@ class OpenSequences:
 
     @property
     def idle_s(self) -> float:
-        """Seconds after which a sequence without a request ends."""
+        """Seconds without a request after which a sequence ends."""
         return self._limits.sequence_idle_seconds
 
     def take(self, options: CallOptions, caller: str) -> TakenChunk | None:
-        """Return a request's place in the sequence that it names; None for a request in none.
+        """Return a request's place in the sequence that it names; None for a request outside sequences.
 
-        A first request begins the sequence; if one of that name is open, it ends once its requests are answered. A last
-        one takes the name back. caller: whose sequences are meant. Raises INVALID for a sequence that is not open,
-        UNAVAILABLE where no more may be.
+        A first request begins the sequence; an open one of that name ends once its requests are answered. A last one
+        releases the name. caller: the owner of the names. Raises INVALID for a sequence that is not open, UNAVAILABLE
+        if no more may be open.
         """
         chunk = options.chunk
         if chunk is None:
@@ -122,9 +122,9 @@ class OpenSequences:
         return TakenChunk(sequence, last=chunk.end, ended=said)
 
     def connect(self, caller: str, priority: int) -> ConnectedSequence:
-        """Begin the sequence of one connection. It has no name, and counts with those that the caller has named.
+        """Begin the sequence of one connection. It has no name, and counts with the caller's named ones.
 
-        Raises INVALID for a model that keeps nothing between requests, UNAVAILABLE where no more may be open.
+        Raises INVALID for a model without state between requests, UNAVAILABLE if no more may be open.
         """
         self._check_kept("ask it by infer or generate")
         self.num_connected += 1
@@ -160,7 +160,7 @@ class OpenSequences:
         return sequence
 
     def _forget_ended(self) -> None:
-        """Drop the names of sequences that have ended, whenever there are twice as many names as were open."""
+        """Drop the names of ended sequences when there are twice as many names as sequences were open."""
         if len(self._named) >= self._sweep_at:
             self._named = {key: held for key, held in self._named.items() if held.is_open}
             self._sweep_at = max(64, 2 * len(self._named))

@@ -1,4 +1,4 @@
-"""What a server does with a call, whatever protocol it came by."""
+"""Handling of calls, independent of the protocol."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from batchmaker.server.limits import Limits
 from batchmaker.server.messages import InferRequest, InferResponse
 from batchmaker.server.repository import Repository
 from batchmaker.server.sequences import ConnectedSequence
-from batchmaker.server.served import ServedModel
+from batchmaker.server.served_model import ServedModel
 
 AnsweredCalls = Counter[tuple[str, str]]
 """How many calls were answered, by protocol ("http" or "grpc") and code: "200", "UNAVAILABLE"."""
@@ -31,7 +31,7 @@ class Service:
         self._draining = False
 
     def drain(self) -> None:
-        """From now on refuse what is new; what was accepted goes on."""
+        """Refuse new requests from now on; accepted ones continue."""
         self._draining = True
         for model in self.repository.models():
             model.hang_up()
@@ -47,11 +47,11 @@ class Service:
         return not self._draining and self.repository.ready
 
     def takes(self, model: ServedModel) -> bool:
-        """Whether requests for a model are taken; that others hang is nothing to it."""
+        """Whether requests for a model are taken, independently of other models."""
         return not self._draining and model.ready
 
     def check_room(self, model: str, version: str | None) -> None:
-        """Raise the ServiceError that a request for this model would meet now, before the work of reading it."""
+        """Raise the ServiceError that a request for this model would get now, before the work of reading it."""
         served = self._served(model, version)
         try:
             served.check_room()
@@ -68,9 +68,9 @@ class Service:
     def connected(
         self, model: str, version: str | None, caller: str, priority: int
     ) -> Iterator[tuple[ServedModel, ConnectedSequence]]:
-        """Begin the sequence of one connection; it ends with the block, and with it what is not answered.
+        """Begin the sequence of one connection; the end of the block ends it and cancels unanswered chunks.
 
-        Raises ServiceError as `infer` does, and where no more sequences may be open.
+        Raises ServiceError as `infer` does, and if no more sequences may be open.
         """
         served = self._served(model, version)
         sequence = served.connect(caller, priority)
@@ -82,9 +82,9 @@ class Service:
             sequence.close()
 
     async def infer(self, model: str, version: str | None, request: InferRequest, caller: str = "") -> InferResponse:
-        """Return a model's answer. Raises ServiceError. Cancelling the task that waits here gives the request up.
+        """Return a model's answer. Raises ServiceError. Cancelling the waiting task gives the request up.
 
-        caller: whose sequences are meant, by the name of the API key's holder.
+        caller: the owner of sequence names, by the name of the API key's holder.
         """
         return await self._served(model, version).infer(request, caller)
 

@@ -1,4 +1,4 @@
-"""How a model's request and result appear as named tensors."""
+"""A model's request and result as named tensors."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ StreamForm = Literal["elements", "result", "values"]
 class TensorSpec:
     """Name, datatype and shape of an input or output; -1 for a dimension that varies.
 
-    A shape of (1,) is a single number or string, which the model gets and gives as such. optional: an input that a
-    client may leave out.
+    A shape of (1,) is a single number or string for the model too. optional: an input that a client may leave out.
     """
 
     name: str
@@ -40,15 +39,18 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a model takes and gives.
+    """The inputs and outputs of a model.
 
-    request: the model's request is the only input itself ("value"), or a dict of the inputs given ("keys"). alone: an
-    input which, given without any other, is the request itself. result: it is the only output ("value"), or holds the
-    outputs in order ("items") or by name ("keys"). stream: what streams are elements of the only output along its
-    first dimension, or the result as a whole, or values that are in no output.
-    encode: makes of what the client gave what the model's `unfold` is given, such as ids of a text. decode: makes of a
-    result, and of what the client gave, what is sent, such as the words of ids; nothing streams before it then. Both
-    are called in the server's own thread, so they must be quick.
+    - request: the model's request is the only input itself ("value"), or a dict of the inputs given ("keys").
+    - alone: an input that is the request itself if no other is given.
+    - result: the only output ("value"), or the outputs in order ("items") or by name ("keys").
+    - stream: streamed values are elements of the only output along its first dimension, or the result as a whole, or
+      values that are in no output.
+    - encode: converts the client's input into the argument of `unfold`, such as the ids of a text.
+    - decode: converts a result, given the client's input, into the value to send, such as the words of ids. With it
+      nothing streams before the end.
+
+    encode and decode are called in the server's own thread, so they must be fast.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -67,13 +69,13 @@ class Signature:
 
     @property
     def single_parts(self) -> frozenset[str]:
-        """Names of what is one value in each part of a stream."""
+        """Names of the outputs that are one value in each part of a stream."""
         if self.stream == "elements":
             return frozenset(spec.name for spec in self.outputs if len(spec.shape) == 1)
         return self.single_outputs
 
     def to_request(self, tensors: Sequence[Tensor], limits: Limits) -> Any:
-        """Return what the client gave, before any `encode`. INVALID unless the tensors are those that are taken."""
+        """Return the client's input, before any `encode`. INVALID unless the tensors fit."""
         given: dict[str, Any] = {}
         specs = {spec.name: spec for spec in self.inputs}
         for tensor in tensors:
@@ -90,14 +92,14 @@ class Signature:
         return given[self.alone] if self.alone is not None and set(given) == {self.alone} else given
 
     def check_outputs(self, wanted: Sequence[WantedOutput]) -> None:
-        """Raise INVALID for an output that the model does not give."""
+        """Raise INVALID for an output that the model does not have."""
         known = {spec.name for spec in self.outputs}
         for output in wanted:
             if output.name not in known:
                 raise invalid(f"unknown output {output.name[:64]!r}; the outputs are {_listed(self.outputs)}")
 
     def to_outputs(self, result: Any, wanted: Sequence[WantedOutput] = ()) -> tuple[Tensor, ...]:
-        """Return a result as tensors: all, or those wanted in their order."""
+        """Return a result as tensors: all, or the wanted ones in their order."""
         if self.result == "value":
             values: list[Any] = [result]
         elif self.result == "items":
@@ -108,7 +110,7 @@ class Signature:
         return tuple(tensors[output.name] for output in wanted) if wanted else tuple(tensors.values())
 
     def to_part(self, value: Any) -> tuple[Tensor, ...]:
-        """Return one streamed value as tensors. Parts of a streamed sequence put in a row are the output as a whole."""
+        """Return one streamed value as tensors. The concatenated parts of a streamed sequence are the whole output."""
         if self.stream == "result":
             return self.to_outputs(value)
         if self.stream == "elements":
@@ -124,7 +126,7 @@ class Signature:
 
 @runtime_checkable
 class DeclaresSignature(Protocol):
-    """A model that says itself how it appears as tensors, where its example request does not tell."""
+    """A model that declares its tensors itself, if its example request is not enough."""
 
     def serving_signature(self) -> Signature: ...
 
@@ -134,7 +136,7 @@ def _listed(specs: Sequence[TensorSpec]) -> str:
 
 
 def _input_value(spec: TensorSpec, tensor: Tensor, limits: Limits) -> Any:
-    """Return one input as the model gets it: an array, or a list of strings, or a single one of either."""
+    """Return one input in the model's form: an array, or a list of strings, or a single one of either."""
     if kind_of(spec.datatype) != kind_of(tensor.datatype):
         raise invalid(f"input {spec.name!r}: got {tensor.datatype}, expected {spec.datatype}")
     shape = tensor.shape
@@ -162,7 +164,7 @@ def _strings(name: str, data: NDArray[Any]) -> list[str]:
 
 
 def _converted(spec: TensorSpec, tensor: Tensor) -> NDArray[Any]:
-    """Return the data in the spec's datatype, which is of the same kind. INVALID for an integer that does not fit."""
+    """Return the data in the spec's datatype. INVALID for another kind, or an integer that does not fit."""
     dtype = NUMPY[spec.datatype]
     if tensor.data.dtype == dtype:
         return tensor.data
@@ -179,7 +181,7 @@ def _converted(spec: TensorSpec, tensor: Tensor) -> NDArray[Any]:
 
 
 def as_array(value: Any) -> NDArray[Any]:
-    """Return a tensor, number, string, or a list of them as an array. ValueError for what is none."""
+    """Return a tensor, number, string, or a list of them as an array. ValueError for anything else."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
         return np.asarray(value.float() if value.dtype == torch.bfloat16 else value)
@@ -205,7 +207,7 @@ _DATATYPE_OF = {dtype.newbyteorder("="): name for name, dtype in NUMPY.items() i
 
 
 def datatype_of(array: NDArray[Any]) -> str:
-    """Return the datatype in which an array is sent. bfloat16 arrives here as float32, and is sent as that: FP32."""
+    """Return the datatype in which an array is sent. bfloat16 arrives here as float32 and is sent as FP32."""
     return _DATATYPE_OF[array.dtype.newbyteorder("=")]
 
 

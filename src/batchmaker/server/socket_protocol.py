@@ -1,4 +1,4 @@
-"""uvicorn's WebSocket protocol, with limits on what a client may leave half sent, unread or to be kept."""
+"""uvicorn's WebSocket protocol, with limits on a client's partial, unread and stored messages."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, Final
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 
-from batchmaker.server.reading import BodyBudget
+from batchmaker.server.request_body import BodyBudget
 
 _PIECE: Final = 16_384
-"""Bytes that are taken apart at once: a read may hold thousands of messages, each larger in memory than on the wire."""
+"""Bytes that are parsed at once: a read may hold thousands of messages, each larger in memory than on the wire."""
 
 
 def limited_socket_protocol(budget: BodyBudget) -> type[WebSocketsSansIOProtocol]:
-    """Return the protocol for uvicorn, which makes one for each connection."""
+    """Return the protocol class for uvicorn, which makes one object for each connection."""
 
     class SocketProtocol(LimitedSocketProtocol):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -26,11 +26,11 @@ def limited_socket_protocol(budget: BodyBudget) -> type[WebSocketsSansIOProtocol
 
 
 class LimitedSocketProtocol(WebSocketsSansIOProtocol):
-    """A protocol that holds little of what its application has not asked for, and counts it in the budget of bodies.
+    """A protocol that stores little beyond its application's reads, and counts it in the budget of bodies.
 
-    After a message that nobody has taken, nothing more is taken apart or read. A message has `body_seconds` to arrive
-    in, unless it is the application that lets it wait. Fragments are joined as they come, however small. Pings of a
-    client that does not read are not answered.
+    After an unread message nothing more is parsed or read. A message has `body_seconds` to arrive in, unless the
+    application lets it wait. Fragments are joined as they come, however small. Pings of a client that does not read are
+    not answered.
     """
 
     def __init__(self, budget: BodyBudget, *args: Any, **kwargs: Any) -> None:
@@ -56,7 +56,7 @@ class LimitedSocketProtocol(WebSocketsSansIOProtocol):
             self._refuse_handshake()
 
     async def receive(self) -> Any:
-        """Return the next message for the application; what was left unread behind it is looked at again."""
+        """Return the next message for the application; then look at the unread rest again."""
         message = await super().receive()
         if self._unparsed:
             self._parse()
@@ -71,7 +71,7 @@ class LimitedSocketProtocol(WebSocketsSansIOProtocol):
         self._note_unread()
 
     def _note_unread(self) -> None:
-        """Count what has come and is no whole message yet, and see to it that it becomes one."""
+        """Count the bytes of an incomplete message, and limit the time for its rest."""
         partial = len(self.conn.reader.buffer) + sum(map(len, self.frames))
         unread = 0 if self.disconnected else partial + len(self._unparsed)
         self._budget.held += unread - self._counted
@@ -96,7 +96,7 @@ class LimitedSocketProtocol(WebSocketsSansIOProtocol):
             self._timer = None
 
     def _fail(self, code: int, reason: str) -> None:
-        """Close the connection for what the client does."""
+        """Close the connection because of a client's fault."""
         self._disarm()
         if not self.close_sent and not self.transport.is_closing():
             self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
@@ -124,4 +124,4 @@ class LimitedSocketProtocol(WebSocketsSansIOProtocol):
         if self.writable.is_set():
             super().handle_ping()
         else:
-            self.conn.data_to_send()  # thrown away: it would be kept until the client reads
+            self.conn.data_to_send()  # thrown away: it would be stored until the client reads

@@ -1,4 +1,4 @@
-"""Where models come from: built-in networks, directories of saved models, folders that hold many of those, files."""
+"""Sources of models: built-in networks, directories of saved models, folders of those, Python files."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from batchmaker.server import model_files
 @final
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One version of a model. stamp: differs when what would be made differs."""
+    """One version of a model. stamp: changes when the model changes."""
 
     make: Callable[[], Model]
     stamp: Hashable
 
 
 Versions = Mapping[str, Version]
-"""By their numbers, "1", "2", ..."""
+"""Versions by number, "1", "2", ..."""
 
 _LOG: Final = logging.getLogger("batchmaker.server")
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", re.ASCII)
 _VERSION: Final = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 _ALIAS: Final = re.compile(r"([^=:/]+)=(.+)", re.DOTALL)
 _RESERVED: Final = {"stats"}
-"""Names that are part of a route."""
+"""Names that are parts of routes."""
 _ZOO: Final = "batchmaker.lab.zoo"
-"""Where the built-in networks are, loaded when a server is told of models by name."""
+"""The module of the built-in networks, loaded when a server needs them."""
 
 
 class Source(Protocol):
-    """Something that has models. What clients send never reaches it: it says what it has, and they choose by name."""
+    """A source of models. Clients' input never reaches it: it lists its models, and clients choose by name."""
 
     def scan(self) -> Mapping[str, Versions]:
-        """Return the models that are there now, by name."""
+        """Return the present models by name."""
 
 
 @final
@@ -75,7 +75,7 @@ class SavedDirectory:
 @final
 @dataclass(frozen=True, slots=True)
 class RepositoryRoot:
-    """A folder of saved models: NAME/ or NAME/VERSION/. What is added later is found at the next scan."""
+    """A folder of saved models: NAME/ or NAME/VERSION/. Later models are found at the next scan."""
 
     path: Path
 
@@ -88,7 +88,7 @@ class RepositoryRoot:
 @final
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """A Python file with a function `build` that returns the model, as version 1. It is run anew at each loading."""
+    """A Python file with a function `build` that returns the model, as version 1. It is run at each loading."""
 
     name: str
     path: Path
@@ -104,12 +104,12 @@ def _zoo() -> Any:
 
 
 def is_name(name: str) -> bool:
-    """Whether a model may have this name."""
+    """Whether this is a valid name for a model."""
     return _NAME.fullmatch(name) is not None and name not in _RESERVED
 
 
 def _versions(folder: Path) -> Versions:
-    """Return the saved models in a folder; none if it cannot be read, as when it is being removed."""
+    """Return the saved models in a folder; none if it cannot be read, for example while it is being removed."""
     try:
         if (folder / MANIFEST).is_file():
             return {"1": _saved(folder)}
@@ -121,21 +121,21 @@ def _versions(folder: Path) -> Versions:
 
 
 def _saved(folder: Path) -> Version:
-    """Return a saved model, whose manifest names its files by their hashes: it differs when they do."""
+    """Return a saved model. Its stamp is the manifest, which names its files by their hashes."""
     return Version(lambda: load(folder), _stamp(folder / MANIFEST))
 
 
 def _stamp(file: Path) -> tuple[Hashable, ...]:
-    """Return what differs when another file is there, or it has been written anew."""
+    """Return a stamp that changes when the file is replaced or written."""
     found = file.stat()
     return str(file), found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def parse_source(text: str, options: Mapping[str, Any] | None = None, name: str | None = None) -> Source:
-    """Return the source that a text names: `lstm`, `lstm:hidden=256,layers=2`, a directory, a file
-    `NAME.py`, `NAME.py:option=value`, or `NAME=` one of these.
+    """Return the source that a text names.
 
-    options, name: as given apart from the text. Raises OptionError where nothing of that name is there.
+    It is `lstm`, `lstm:hidden=256,layers=2`, a directory, a file `NAME.py`, `NAME.py:option=value`, or `NAME=` one of
+    these. options, name: given separately from the text. Raises OptionError if nothing of that name exists.
     """
     alias = _ALIAS.fullmatch(text)
     if alias is not None:

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans, one for each call, where the package is installed and spans are asked for."""
+"""OpenTelemetry spans, one for each call, if the package is installed and spans are enabled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from batchmaker.errors import OptionError
 
 @final
 class Spans:
-    """Opens a span around each call, as a child of the one that the client names in `traceparent`."""
+    """Opens a span around each call, as a child of the client's span in `traceparent`."""
 
     def __init__(self, *, enabled: bool) -> None:
         self._tracer: Any = _make_tracer() if enabled else None
@@ -24,7 +24,7 @@ class Spans:
 
     @contextmanager
     def call(self, name: str, carrier: Mapping[str, str], attributes: Mapping[str, str]) -> Iterator[Any]:
-        """Open a span for the block. carrier: headers by lower-case name. Yields the span."""
+        """Open a span for the block and yield it. carrier: headers by lower-case name."""
         from opentelemetry import propagate, trace
 
         context = propagate.extract(dict(carrier))
@@ -44,7 +44,7 @@ def _make_tracer() -> Any:
 
 
 def _export_as_configured(trace: Any) -> None:
-    """Send spans where OTEL_EXPORTER_OTLP_ENDPOINT says, unless the process already has a provider of its own."""
+    """Send spans to OTEL_EXPORTER_OTLP_ENDPOINT, unless the process already has a provider."""
     if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         return
     try:

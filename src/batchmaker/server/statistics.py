@@ -1,4 +1,4 @@
-"""What has happened to the requests of one model, counted where it happens and read by whoever asks."""
+"""Counts of the requests of one model."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The one place where tensors are read from bytes or JSON and written again (Open Inference Protocol v2).
+"""Reads tensors from bytes or JSON and writes them (Open Inference Protocol v2).
 
-A tensor is a NumPy array with a name and one of the protocol's datatypes. BF16, which NumPy lacks, is held as float32,
-which has all its values; BYTES is an array of objects, each of them `bytes`.
+A tensor is a NumPy array with a name and one of the protocol's datatypes. BF16, which NumPy lacks, is stored as
+float32, which has all its values; BYTES is an array of objects, each of them `bytes`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from batchmaker.server.faults import FaultKind, ServiceError, invalid
 
 MAX_DIMENSIONS: Final = 16
 MAX_ELEMENTS: Final = 1 << 56
-"""What the sizes of an empty tensor may multiply to, its zeros aside: no array has more."""
+"""The limit of the product of an empty tensor's sizes without zeros: no array has more."""
 
 NUMPY: Final[dict[str, np.dtype[Any]]] = {
     "BOOL": np.dtype("?"),
@@ -40,14 +40,14 @@ NUMPY: Final[dict[str, np.dtype[Any]]] = {
     "BF16": np.dtype("<f4"),
     "BYTES": np.dtype(object),
 }
-"""How each datatype is held in memory."""
+"""The NumPy dtype of each datatype."""
 
 _JSON_TYPE: Final[dict[str, type]] = {"b": bool, "i": int, "u": int, "f": float, "O": str}
 _LENGTH: Final = struct.Struct("<I")
 
 
 class Tensor(msgspec.Struct, frozen=True):
-    """One named tensor. data: its values in the shape that the client sees, as NUMPY says for the datatype."""
+    """One named tensor. data: its values in the client's shape, with the dtype in NUMPY."""
 
     name: str
     datatype: str
@@ -65,7 +65,7 @@ def kind_of(datatype: str) -> str:
 
 
 def num_elements(name: str, datatype: str, shape: Sequence[int]) -> int:
-    """Return how many elements a tensor has by its declaration. INVALID unless datatype and shape are well formed."""
+    """Return the number of elements of a declared tensor. INVALID unless datatype and shape are well formed."""
     if datatype not in NUMPY:
         raise invalid(f"tensor {name!r}: unknown datatype {datatype[:32]!r}; known: {', '.join(NUMPY)}")
     if len(shape) > MAX_DIMENSIONS:
@@ -108,7 +108,7 @@ def raw_width(datatype: str) -> int:
 
 
 def to_raw(tensor: Tensor) -> bytes:
-    """Return the elements as `from_raw` reads them. Float32 becomes BF16 by rounding to the nearest, ties to even."""
+    """Return the elements as bytes for `from_raw`. Float32 becomes BF16 by rounding to nearest, ties to even."""
     if tensor.datatype == "BYTES":
         parts: list[bytes] = []
         for item in tensor.data.ravel():
@@ -128,7 +128,7 @@ def _to_bfloat16(data: NDArray[Any]) -> bytes:
 
 
 def _split_strings(name: str, count: int, raw: memoryview) -> list[bytes]:
-    """Return `count` strings, each of which carries its length before it."""
+    """Split bytes into `count` strings, each with its length before it."""
     if count * _LENGTH.size > len(raw):
         raise invalid(
             f"tensor {name!r}: {len(raw)} bytes cannot hold {count} elements; each has its length (4 bytes) before it"
@@ -168,7 +168,7 @@ def from_values(name: str, datatype: str, shape: Sequence[int], values: Sequence
     try:
         dtype = NUMPY[datatype]
         with np.errstate(over="ignore") if dtype.kind == "f" else nullcontext():
-            array = np.array(values, dtype)  # a number beyond the type is infinite, as in the language of the client
+            array = np.array(values, dtype)  # a number beyond the type is infinite, as in the client's language
     except (OverflowError, ValueError):
         raise invalid(f"tensor {name!r}: a value is outside the range of {datatype}") from None
     return Tensor(name, datatype, array.reshape(tuple(shape)))
@@ -186,7 +186,7 @@ def _decoder(scalar: type, depth: int) -> msgspec.json.Decoder[Any]:
 
 
 def from_json(name: str, datatype: str, shape: Sequence[int], data: bytes) -> Tensor:
-    """Return the tensor whose elements are a JSON list, flat or nested as the shape is. INVALID if they do not fit."""
+    """Return the tensor of a JSON list, flat or nested like the shape. INVALID if the elements do not fit."""
     num_elements(name, datatype, shape)
     if datatype == "BF16":
         raise invalid(f"tensor {name!r}: BF16 cannot be written in JSON; send it as binary data")
@@ -206,7 +206,7 @@ def from_json(name: str, datatype: str, shape: Sequence[int], data: bytes) -> Te
 
 
 def _flattened(values: list[Any], shape: tuple[int, ...]) -> list[Any]:
-    """Return nested lists as one flat list. ValueError unless every list is as long as `shape` says."""
+    """Return nested lists as one flat list. ValueError unless their lengths are those of `shape`."""
     count = 1
     for outer, inner in pairwise(shape):
         count *= outer
@@ -217,7 +217,7 @@ def _flattened(values: list[Any], shape: tuple[int, ...]) -> list[Any]:
 
 
 def to_json(tensor: Tensor) -> list[Any]:
-    """Return the elements as a flat list. UNSUPPORTED for what JSON cannot hold."""
+    """Return the elements as a flat list. UNSUPPORTED for values that JSON cannot represent."""
     if tensor.datatype == "BF16":
         raise ServiceError(
             FaultKind.UNSUPPORTED, f"tensor {tensor.name!r}: BF16 is not written in JSON; ask for binary data"

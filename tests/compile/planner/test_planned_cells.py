@@ -19,7 +19,7 @@ from batchmaker.compile.rewrite import cut_recurrent_cells, fold_constants, lift
 from batchmaker.compile.split import compile_whole, split_cell
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.lab.zoo.gatewise import CELLS, inputs_of
-from batchmaker.lab.zoo.treelstm import Inner
+from batchmaker.lab.zoo.treelstm import LstmInner
 
 APART, JOINED, PASSES_APART, PASSES_JOINED = 1, 2, 3, 4
 WAYS = [APART, JOINED, PASSES_APART, PASSES_JOINED]
@@ -110,7 +110,7 @@ def test_the_gates_of_an_lstm_become_one_product_and_one_sigmoid():
 
 
 def test_gates_written_as_one_layer_give_the_same_plan_as_gates_written_one_by_one():
-    packed = Inner(8)
+    packed = LstmInner(8)
     one_by_one, inputs = gatewise("treelstm_internal", 8, "float32")
     plans = planned(packed, rows(8, 8, 8, 8), APART).way.batched, planned(one_by_one, inputs, APART).way.batched
     counts = [sorted((str(batch[0].target), len(batch)) for batch in plan.batches) for plan in plans if plan]

@@ -15,7 +15,7 @@ from batchmaker.graph.mini_batch import merged, mini_batch
 from batchmaker.lab.learners.closed import num_batches
 from batchmaker.lab.learners.learning import Samples, learn
 from batchmaker.lab.learners.qlearning import Learner, Settings
-from batchmaker.lab.learners.refining import Refiner
+from batchmaker.lab.learners.refiner import Refiner
 from batchmaker.policies.agenda import AgendaRemainingPolicy
 from batchmaker.policies.learned.encodings import ENCODINGS
 from batchmaker.policies.learned.policy import TablePolicy

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from batchmaker.cli import options
 from batchmaker.cli.bench import report
 from batchmaker.cli.bench.measurement import BenchPlan, measure_all
-from batchmaker.cli.bench.report import Setting
-from batchmaker.cli.workload import UNPADDED, make_workload
+from batchmaker.cli.bench.report import Result, Setting
+from batchmaker.cli.workload import UNPADDED, Workload, make_workload
 from batchmaker.errors import OptionError
 from batchmaker.executor.cpu import default_threads
 from batchmaker.executor.cuda.open import device_numbers
+from batchmaker.model.model import Model
 
 
 def bench(
@@ -53,8 +54,8 @@ def bench(
     """Measure policies against each other and against the best of plain torch, all in one run.
 
     Without --rate, --load or --requests the engine is saturated: many requests always wait. With --deadline-ms late
-    requests are counted, and computed to the end all the same. Baselines are computed on the CPU only; with --device
-    the policies are those that batch cells, and the reference is torch on the same GPU.
+    requests are counted, and still computed to the end. Baselines run on the CPU only; with --device the policies are
+    those that batch cells, and the reference is torch on the same GPU.
 
     [bold]Examples[/bold]
 
@@ -74,11 +75,20 @@ def bench(
     made_options = {"hidden": hidden, "layers": layers, "dtype": dtype, "max_batch": max_batch, "seed": seed}
     options.check_model(model, **made_options)
     workload = make_workload(model, data=data or (), lengths=lengths, count=requests, seed=seed)
-    sizes = {"vocabulary_size": workload.vocabulary_size, **workload.options}
-    built = options.make_model(model, **sizes, **made_options)
+    built = _made_for(workload, model, made_options)
     width, threads = hidden or options.width_of(model), threads or default_threads(workers)
     setting = Setting(model, width, layers or 1, dtype, threads, workers, workload.source, load, deadline_ms, device)
     results = measure_all(built, workload, setting, plan)
+    _report(setting, results, json)
+
+
+def _made_for(workload: Workload, model: str, given: dict[str, Any]) -> Model:
+    """Return the built-in model with the sizes of the workload. given: other options."""
+    return options.make_model(model, vocabulary_size=workload.vocabulary_size, **workload.options, **given)
+
+
+def _report(setting: Setting, results: list[Result], json: Path | None) -> None:
+    """Print the results, and write them to `json` if it is given."""
     report.show(options.out(), setting, results)
     if json is not None:
         options.write_json(json, results)

@@ -1,4 +1,4 @@
-"""Offering load to an engine and noting what becomes of it."""
+"""Offers load to an engine and records the outcome."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from batchmaker.lab.baselines.driver import GraphDriver
 from batchmaker.lab.datasets import poisson_arrivals
 
 SWITCH_INTERVAL_S = 5e-4
-"""Python's default of 5 ms makes a worker wait that long for the interpreter whenever another thread computes."""
+"""Python's default of 5 ms makes a worker wait that long for the interpreter while another thread computes."""
 
 LEAST_STEPS = 8
-"""A window is made longer than asked until it holds so many: graph batches of slow models take seconds each."""
+"""A window is extended until it holds so many steps: graph batches of slow models take seconds each."""
 
 LONGEST_WARM_UP, LONGEST_WINDOW = 1.0, 6.0
-"""Where it takes long to come so far, warm-up and window end after so many times as long as was asked for."""
+"""Limits on warm-up and window, as multiples of the requested time."""
 
 Progress = Callable[[float, int], None]
-"""Called with the share that is done and the number of requests answered."""
+"""Called with the finished share and the number of answered requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was seen in the measured window.
+    """The measurements of one window.
 
-    latencies_s, queues_s: of requests answered (or still unanswered at the end: then how long they have waited).
-    answered: whether each of these has a result.
-    cells: useful cells of the requests answered in the window. stats: the engine's counts inside the window.
+    latencies_s, queues_s: of requests answered (or still unanswered at the end: then their waiting time so far).
+    answered: whether each of these has a result. cells: useful cells of the requests answered in the window. stats: the
+    engine's counts inside the window.
     """
 
     seconds: float
@@ -58,7 +58,7 @@ class Measured:
     late_ms: float = 0.0
 
     def num_in_time(self, deadline_s: float) -> int:
-        """Return how many requests had their result within so many seconds."""
+        """Return the number of requests with a result within `deadline_s`."""
         return int(np.count_nonzero(self.answered & (self.latencies_s <= deadline_s)))
 
     @property
@@ -69,7 +69,7 @@ class Measured:
 
 @final
 class Journal:
-    """Writes down every settled request, in the engine's thread."""
+    """Records every settled request, in the engine's thread."""
 
     def __init__(self, engine: Engine, workload: Workload) -> None:
         self._engine = engine
@@ -93,12 +93,12 @@ class Journal:
             engine.observe(self._see_batch)
 
     def see_steps(self, observer: Callable[[StepSeen], None]) -> None:
-        """Show every finished step to an observer as well."""
+        """Pass every finished step to an observer as well."""
         self._observer = observer
         self._engine.observe(self._see_batch)
 
     def length(self, request: int) -> int:
-        """Return how many cells a settled request needed, 1 if it is not known."""
+        """Return the number of cells of a settled request, 1 if it is unknown."""
         return self._cells[self._indices[request]] if request in self._indices else 1
 
     def _see_batch(self, seen: StepSeen) -> None:
@@ -108,7 +108,7 @@ class Journal:
             self._observer(seen)
 
     def note(self, ticket: Ticket, error: BaseException | None) -> None:
-        """Write down one settled request, and offer the next where a backlog is kept up."""
+        """Record one settled request, and offer the next one if a backlog is kept."""
         if self.closed:
             return
         finished_s = ticket.finished_s or 0.0
@@ -126,7 +126,7 @@ class Journal:
             self.all_settled.set()
 
     def measured(self, first: int, last: int, begin_s: float, end_s: float) -> Measured:
-        """Return what was settled after entry `first` up to entry `last`; -1 begins with the first."""
+        """Return the requests settled after entry `first` up to entry `last`; -1 begins with the first."""
         rows = np.array(self.tickets[first + 1 : last + 1], np.float64).reshape(-1, 4)
         arrived, started, finished, cells = rows.T
         stats = self.delta(first, last)
@@ -154,7 +154,7 @@ class Journal:
 
 
 def counts(stats: DriverStats) -> tuple[float, ...]:
-    """Return the counts in order of their fields (dataclasses.astuple copies deeply, which is slow)."""
+    """Return the counts in field order (dataclasses.astuple copies deeply, which is slow)."""
     return (
         stats.steps, stats.cells, stats.padded_cells, stats.tasks, stats.scheduler_s, stats.unfold_s, stats.busy_s
     )  # fmt: skip
@@ -162,7 +162,7 @@ def counts(stats: DriverStats) -> tuple[float, ...]:
 
 @contextlib.contextmanager
 def quiet_interpreter() -> Iterator[None]:
-    """Keep the garbage collector and long turns of the interpreter lock out of what is measured."""
+    """Keep the garbage collector and long turns of the interpreter lock out of the measurement."""
     interval_s = sys.getswitchinterval()
     gc.collect()
     gc.freeze()
@@ -177,7 +177,7 @@ def quiet_interpreter() -> Iterator[None]:
 
 
 def all_at_once(engine: Engine, workload: Workload, count: int, progress: Progress) -> Measured:
-    """Offer `count` requests at one time and measure until the last is answered."""
+    """Offer `count` requests at once and measure until the last answer."""
     engine.start()
     journal = Journal(engine, workload)
     journal.expected = count
@@ -194,8 +194,8 @@ def all_at_once(engine: Engine, workload: Workload, count: int, progress: Progre
 def backlog(engine: Engine, workload: Workload, in_flight: int, seconds: float, progress: Progress) -> Measured:
     """Keep `in_flight` requests in flight; measure `seconds` of the steady state.
 
-    The window begins and ends between steps. The first `in_flight` requests all begin at the same time; measuring
-    begins once as many have been answered, or after `seconds` where that takes longer. Stops the engine.
+    The window begins and ends between steps. The first `in_flight` requests all begin at the same time. Measuring
+    begins when as many have been answered, or after `seconds` if that takes longer. Stops the engine.
     """
     engine.start()
     journal = Journal(engine, workload)
@@ -238,11 +238,12 @@ def poisson(
     progress: Progress,
     watch: Callable[[Journal], None] | None = None,
 ) -> Measured:
-    """Offer a Poisson process and measure the requests that arrive in `seconds`, after a fifth of that unmeasured.
+    """Offer a Poisson process and measure the requests that arrive in `seconds`.
 
-    A request counts from the time at which it was due, so a late generator does not hide waiting. What is not answered
-    within `seconds` (at least 10) after the last arrival is given up and counts as it stands. watch: is handed the
-    journal before the first request. Stops the engine.
+    A fifth of that time passes before, unmeasured. A request counts from the time at which it was due, so a late
+    generator does not hide waiting. Requests without an answer within `seconds` (at least 10) after the last arrival
+    are given up and count with their time so far. watch: called with the journal before the first request. Stops the
+    engine.
     """
     engine.start()
     journal = Journal(engine, workload)
@@ -266,7 +267,7 @@ def poisson(
         engine.stop(drain=False)
     _raise_if_all_failed(journal)
     rows = np.array(journal.tickets, np.float64)
-    rows[np.argsort(rows[:, 0], kind="stable"), 0] = begin_s + arrivals[: len(rows)]  # when due: one thread sends all
+    rows[np.argsort(rows[:, 0], kind="stable"), 0] = begin_s + arrivals[: len(rows)]  # due times: one thread sends all
     in_window = (rows[:, 2] >= begin_s + warm_s) & (rows[:, 2] < end_s)
     settled = np.flatnonzero(in_window)
     stats = journal.delta(int(settled[0]) - 1, int(settled[-1])) if len(settled) else DriverStats()

@@ -26,7 +26,7 @@ from batchmaker.policies.options import read_options
 @final
 @dataclass(frozen=True, slots=True)
 class BenchPlan:
-    """What to measure, and how. OptionError for policies that do not exist and loads that contradict each other.
+    """What to measure, and how. OptionError for unknown policies and contradictory loads.
 
     requests: offer so many at once; else rate_rps, or load, a share of the baseline's peak; else a backlog for
     `seconds`.
@@ -73,7 +73,7 @@ class Bench:
             return offering.backlog(engine, self._workload, self._in_flight(policy), plan.seconds, tell)
 
     def peak_rps(self, policy: str) -> float:
-        """Return the saturated throughput of a baseline, measured shortly, in requests a second."""
+        """Return the saturated throughput of a baseline from a short measurement, in requests a second."""
         seconds = max(0.5, min(self._plan.seconds, 10.0))
         with self._engine(policy) as engine:
             tell = self._task(f"peak of {policy}")
@@ -81,7 +81,7 @@ class Bench:
         return measured.cells / measured.seconds / float(self._workload.cells.mean())
 
     def reference(self) -> float:
-        """Return the cells a second of the same network in plain torch at its best batch size."""
+        """Return the cells per second of the same network in plain torch at its best batch size."""
         tell = self._task("reference")
         setting = self._setting
         found = reference_cells_per_s(
@@ -92,19 +92,19 @@ class Bench:
         return found
 
     def batch_of(self, policy: str) -> int:
-        """Return the most requests (graph batching) or cells that the policy puts into one batch."""
+        """Return the largest number of requests (graph batching) or cells in a batch of the policy."""
         made = self._made(policy)
         return made.max_batch if isinstance(made, GraphPolicy) else next(iter(self._model.cells.values())).max_batch
 
     def _in_flight(self, policy: str) -> int:
-        """Several batches deep; graph batching needs as many in each bucket of lengths."""
+        """Return the backlog: several batches; for graph batching as many in each bucket of lengths."""
         batch = self.batch_of(policy)
         if report.batches_cells(policy):
             return 4 * batch
         return (8 if batch == 1 else 16) * batch
 
     def _made(self, policy: str) -> CellPolicy | GraphPolicy:
-        """Return a new policy; one that pads takes --padded-batch unless its own text gives max_batch."""
+        """Return a new policy; a padding one gets --padded-batch unless its own text sets max_batch."""
         name, _, text = policy.partition(":")
         kind = policies.find(name)
         pads = not report.batches_cells(policy) and "max_batch" in inspect.signature(kind).parameters
@@ -131,7 +131,7 @@ class Bench:
 def measure_all(model: Model, workload: Workload, setting: Setting, plan: BenchPlan) -> list[Result]:
     """Return one result per policy of the plan, in order, with a progress bar on a terminal.
 
-    The reference is measured before and after everything else: the better one counts, so that a busy moment does not.
+    The reference is measured before and after all policies; the better one counts, so that a busy moment does not.
     """
     answered = TextColumn("{task.fields[answered]}")
     columns = (TextColumn("{task.description:>16}"), BarColumn(), TimeElapsedColumn(), answered)

@@ -1,6 +1,6 @@
-"""The best that plain torch does with the same cells on this machine: full batches of equal lengths.
+"""The reference: the best of plain torch with the same cells on this machine, in full batches of equal lengths.
 
-No request ever waits for another here and nothing is padded, so it bounds what graph batching can reach.
+No request waits for another here and nothing is padded, so it is an upper bound for graph batching.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from batchmaker.model.model import Model
 BATCHES: Final = (64, 256)
 BATCHES_ON_GPU: Final = (64, 256, 512, 1024)
 WHOLE_BATCHES: Final = (4, 16)
-"""Requests computed together where a request is a whole network."""
+"""Requests computed together if a request is a whole network."""
 STEPS: Final = 24
 SECONDS_EACH: Final = 0.4
 
@@ -35,9 +35,9 @@ def reference_cells_per_s(
     threads: int,
     device: str = "cpu",
 ) -> float:
-    """Return the useful cells per second of the best way found, over the workload's mix of cells.
+    """Return the useful cells per second of the best method, over the workload's mix of cells.
 
-    device: as an engine's; of several GPUs the first. 0 where there is no reference for the model on GPUs.
+    device: as an engine's; of several GPUs the first. 0 for models without a reference on GPUs.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -65,7 +65,7 @@ def reference_cells_per_s(
 
 
 def _whole_s(model: Model, workload: Workload) -> float:
-    """Return seconds per cell of whole requests, all like the one in the middle, at the better batch size."""
+    """Return seconds per cell of whole requests, all like the median one, at the better batch size."""
     middle = int(workload.cells.argsort()[len(workload) // 2])
     request, cells = workload.requests[middle], int(workload.cells[middle])
 
@@ -133,8 +133,10 @@ def median_s(call: Callable[[], Any], seconds: float, least: int = 3) -> float:
 
 
 def times_s(call: Callable[[], Any], seconds: float, least: int = 3) -> list[float]:
-    """Return the times of a call, ascending: repeated for about so long and at least `least` times, after one to warm
-    up."""
+    """Return the times of a call, ascending.
+
+    It is repeated for about `seconds` and at least `least` times, after one call to warm up.
+    """
     call()
     times: list[float] = []
     end_s = time.perf_counter() + seconds

@@ -1,4 +1,4 @@
-"""What a measurement says: one object per policy, and a table to read."""
+"""Results of a measurement: one object per policy, and a table."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What was measured; equal for all policies of one run."""
+    """The measured setting; equal for all policies of one run."""
 
     model: str
     hidden: int | None
@@ -52,7 +52,7 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """Return the commit of the source tree that runs, or the version of an installed package."""
+    """Return the commit of the running source tree, or the version of an installed package."""
     folder = Path(batchmaker.__file__).parent
     try:
         found = subprocess.run(
@@ -64,7 +64,7 @@ def commit() -> str:
 
 
 def batches_cells(policy: str) -> bool:
-    """Return whether a known policy, as it is given on the command line, batches cells rather than whole requests."""
+    """Return whether a known policy, in its command-line form, batches cells rather than whole requests."""
     return issubclass(policies.find(policy.partition(":")[0]), CellPolicy)
 
 
@@ -115,7 +115,7 @@ def result(setting: Setting, policy: str, max_batch: int, measured: Measured, re
 
 
 def add_ratios(results: list[Result]) -> None:
-    """Add to each object how it compares with the first baseline (any policy that batches whole requests)."""
+    """Add to each object its comparison with the first baseline (any policy that batches whole requests)."""
     base = next((line for line in results if not batches_cells(line["policy"])), None)
     if base is None:
         return

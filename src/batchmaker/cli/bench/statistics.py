@@ -1,4 +1,4 @@
-"""Numbers about many requests."""
+"""Statistics over many requests."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def percentiles(values_s: Sequence[float] | NDArray[np.float64]) -> Percentiles:
 
 
 def whole_steps(steps: Sequence[float], warm: int) -> tuple[int, int]:
-    """Return the first and the last settled request after which a step ended, the first at or after number `warm`.
+    """Return two settled requests after which a step ended: the first one from number `warm` on, and the last one.
 
-    steps: the count of steps when each request was settled. A graph batch is one step and all of it is settled at one
-    time: a window of whole steps is not off by parts of them. Without two such requests: all after the first.
+    steps: the count of steps when each request was settled. All requests of a graph batch, which is one step, are
+    settled at once, so a window of whole steps has no partial batches. Without two such requests: all after the first.
     """
     ends = np.flatnonzero(np.diff(np.asarray(steps)))
     chosen = ends[ends >= warm]

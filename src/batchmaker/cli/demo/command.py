@@ -25,10 +25,10 @@ from batchmaker.lab.plots.pictures import DrawnLanes, draw_timeline
 from batchmaker.model.model import Model
 
 LOAD = 0.7
-"""Share of the padded baseline's peak that is offered to both."""
+"""Offered load for both, as a share of the padded baseline's peak."""
 PADDED_BATCH = 64
 DRAWN_BATCHES = 10
-"""Padded batches that the picture spans."""
+"""Number of padded batches in the picture."""
 
 
 def demo(
@@ -42,7 +42,8 @@ def demo(
 ) -> None:
     """See cellular and padded batching serve the same requests, one after the other, side by side.
 
-    An LSTM reads sentences of Europarl's lengths that arrive at random. Draws who was in which row of the batch when.
+    An LSTM reads sentences with Europarl's lengths that arrive at random times. The picture shows the request in each
+    row of the batch over time.
 
     [bold]Examples[/bold]
 
@@ -146,7 +147,7 @@ def _draw(png: Path, sides: list[Side], results: list[Result], subtitle: str) ->
 
 
 def _busiest(steps: list[StepSeen]) -> list[StepSeen]:
-    """Return the stretch of DRAWN_BATCHES with the most requests in it."""
+    """Return the stretch of DRAWN_BATCHES with the most requests."""
     sizes = [len(step.requests) for step in steps]
     last = max(0, len(steps) - DRAWN_BATCHES)
     begin = max(range(last + 1), key=lambda first: sum(sizes[first : first + DRAWN_BATCHES]))

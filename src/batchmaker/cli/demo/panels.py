@@ -1,4 +1,4 @@
-"""What the demo shows while it runs: one panel per policy."""
+"""The live display of the demo: one panel per policy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from batchmaker.engine.timeline import Timeline
 COLOURS = ("red", "green", "yellow", "blue", "magenta", "cyan", "bright_red", "bright_green", "bright_blue")
 PANEL_WIDTH = 56
 RECENT = 2000
-"""Percentiles shown live are over so many last answers."""
+"""Live percentiles are over so many last answers."""
 
 
 @dataclass(slots=True)
@@ -37,11 +37,11 @@ class Side:
 
     @property
     def begin_s(self) -> float:
-        """When the first step began, in its engine's time: the same arrivals follow by either policy."""
+        """The start of the first step, in its engine's time. Arrivals after it are the same for both policies."""
         return self.timeline.steps[0].begin_s if self.timeline.steps else 0.0
 
     def watch(self, journal: Journal) -> None:
-        """Take note of the journal of the run that begins."""
+        """Use the journal of the run that begins."""
         self.journal = journal
         journal.see_steps(self.timeline.add)
 
@@ -50,7 +50,7 @@ class Side:
         return percentiles([finished - arrived for arrived, _, finished, _ in tickets])
 
     def panel(self) -> Panel:
-        """Return the panel as it is now."""
+        """Return the panel for the present state."""
         if self.journal is None or self.engine is None:
             return Panel(Text("waiting", style="dim"), title=self.name, width=PANEL_WIDTH, border_style="dim")
         stats, latency = self.engine.stats, self.latency()
@@ -77,12 +77,12 @@ class Side:
 
 
 def side_by_side(sides: list[Side]) -> Columns:
-    """Return all panels next to each other where the terminal is wide enough."""
+    """Return all panels, next to each other if the terminal is wide enough."""
     return Columns([side.panel() for side in sides])
 
 
 def _rows(requests: Sequence[int]) -> Text:
-    """Return one block per row; a request has the same colour wherever it is."""
+    """Return one block per row; a request has the same colour in every row."""
     text = Text()
     for row in range(2 * (PANEL_WIDTH - 6)):
         if row and row % (PANEL_WIDTH - 6) == 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +14,7 @@ from rich.table import Table
 from batchmaker.cli import options
 from batchmaker.cli.bench.report import commit
 from batchmaker.cli.learn.graphs import Graphs, read_graphs
-from batchmaker.cli.learn.intended import saved_name
+from batchmaker.cli.learn.policy_model import saved_name
 from batchmaker.cli.learn.requests import LEARNABLE
 from batchmaker.errors import unknown_name
 from batchmaker.lab.learners.comparison import Standing, compare
@@ -55,10 +55,10 @@ def learn(
 ) -> None:
     """Learn which cell to run next, so that requests together need few batches, and compare with the known orders.
 
-    Nothing is computed but graphs. Requests are unfolded in the order of the file; tables are learnt by Q-learning, as
-    in ED-Batch, on mini-batches that are drawn from requests other than those counted. The orders compared are depth,
-    agenda, agenda-remaining, the sufficient condition (heuristic-forward, heuristic-backward) and one table for each
-    encoding of states (e_base, e_max, e_sort). No order can need less than the lower bound.
+    Only graphs are made; no request is computed. Requests are unfolded in the order of the file. Tables are learnt by
+    Q-learning, as in ED-Batch, on mini-batches of requests that are not counted. The compared orders are depth, agenda,
+    agenda-remaining, the sufficient condition (heuristic-forward, heuristic-backward) and one table for each encoding
+    of states (e_base, e_max, e_sort). No order can need fewer batches than the lower bound.
 
     [bold]Examples[/bold]
 
@@ -71,27 +71,33 @@ def learn(
     batchmaker serve treelstm-2type --policy learned:file=policy.json
     """
     picture = out.with_suffix(".png") if png is None else png
-    for path in (out, json, picture):
-        options.check_writable(path)
-    if encoding not in ENCODINGS:
-        raise unknown_name("encoding", encoding, ENCODINGS)
+    written = _check(encoding, (out, json, picture))
     graphs = read_graphs(model, data, batch, train_data=train_data, words=words, seed=seed)
     model = saved_name(model)
     samples = Samples(graphs.to_learn, batch, seed)
-    settings = {
-        name: Settings(
+    settings = [
+        Settings(
             encoding=name, episodes=episodes, learners=learners, steps=steps, rate=rate, bootstrap=bootstrap, seed=seed
         )
         for name in ENCODINGS
-    }
-    learnt = _learn_all(samples, list(settings.values()))
+    ]
+    learnt = _learn_all(samples, settings)
     standings = compare(graphs.counted, {name: found.table for name, found in learnt.items()})
-    _write(out, model, graphs, learnt[encoding], batch)
+    _write(out, model, graphs, learnt[written], batch)
     under = f"{graphs.learnt_from}; batch {batch}; {len(samples.held_out)} mini-batches held out; seed {seed}"
     draw_panels(picture, _panels(list(learnt.values())), f"Learning the order of {model}'s batches", under)
     _show(model, batch, graphs, standings, learnt)
     if json is not None:
         options.write_json(json, [_row(standing, batch) for standing in standings])
+
+
+def _check(encoding: str, outputs: Iterable[Path | None]) -> Encoding:
+    """Return the encoding of this name. OptionError if it is unknown, DataError for an unusable output path."""
+    for path in outputs:
+        options.check_writable(path)
+    if encoding not in ENCODINGS:
+        raise unknown_name("encoding", encoding, ENCODINGS)
+    return encoding
 
 
 def _learn_all(samples: Samples, settings: Sequence[Settings]) -> dict[Encoding, Learnt]:

@@ -22,18 +22,21 @@ from batchmaker.lab.zoo.blueprint import blueprint
 from batchmaker.model.model import Model
 
 COUNTED: Final = 5
-"""Mini-batches whose batches are counted: the first of the file."""
+"""Mini-batches whose batches are counted: the first ones of the file."""
 MOST: Final = 1024
-"""Requests that are learnt from, at most: the first after those that are counted."""
+"""Most requests to learn from: the first ones after those that are counted."""
 WIDTH: Final = 8
-"""Of the model's state while graphs are recorded, where heads do not share it; no graph depends on it."""
+"""Width of the model's state during recording, if heads do not share it. No graph depends on it."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Graphs:
-    """counted: the first mini-batches of the file. to_learn: requests that are in none of them. cells: the model's, by
-    type id. counted_from, learnt_from: in words."""
+    """Recorded graphs.
+
+    counted: the first mini-batches of the file. to_learn: requests in none of them. cells: the model's, by type id.
+    counted_from, learnt_from: in words.
+    """
 
     counted: tuple[MiniBatch, ...]
     to_learn: tuple[MiniBatch, ...]
@@ -45,11 +48,11 @@ class Graphs:
 def read_graphs(
     name: str, data: Path, batch: int, *, train_data: Path | None = None, words: Path | None = None, seed: int = 0
 ) -> Graphs:
-    """Unfold the requests of a file, nothing computed, and return their graphs.
+    """Unfold the requests of a file without computing them, and return their graphs.
 
-    name: a built-in model, or the directory of a saved one. What is learnt from follows what is counted, or is in a
-    file of its own. Raises DataError if the file has too few requests for either, ModelError if a graph depends on
-    values, and what `read_requests` raises.
+    name: a built-in model, or the directory of a saved one. The requests to learn from follow the counted ones, or are
+    in another file. Raises DataError if the file has too few requests for either, ModelError if a graph depends on
+    values, and the errors of `read_requests`.
     """
     saved = is_saved(name)
     given = read_requests(name, data, words=words, seed=seed)
@@ -71,7 +74,7 @@ def read_graphs(
     else:
         rest = _recorded(recording, other, slice(0, MOST))
         learnt_from = f"{other.source}, requests 1 to {len(rest)}"
-    cells = recording.cells  # all of them, now that every request has been seen
+    cells = recording.cells  # all of them, now that every request was unfolded
     counted = [unrolled(graph, len(cells)) for graph in first]
     return Graphs(
         tuple(merged(counted[i : i + batch]) for i in range(0, num_counted, batch)),
@@ -83,7 +86,7 @@ def read_graphs(
 
 
 class RecordedGraphs(Protocol):
-    """A model whose requests are unfolded one after another. cells: those used so far, by type id."""
+    """A model that unfolds one request after another. cells: those used so far, by type id."""
 
     @property
     def cells(self) -> tuple[CellType, ...]: ...
@@ -111,7 +114,10 @@ class _BuiltIn:
 
 
 def _maker(name: str, given: Fitted, other: Fitted | None, seed: int) -> Callable[[], Model]:
-    """Return what makes a model that fits all requests: options that are fitted to data are sizes, so the larger."""
+    """Return a function that makes a model for all requests.
+
+    Options fitted to data are sizes, so the larger one is used.
+    """
     fitted: dict[str, Any] = dict(given.options)
     for option, value in ({} if other is None else other.options).items():
         fitted[option] = max(value, fitted[option]) if isinstance(value, int) else value

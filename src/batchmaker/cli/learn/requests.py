@@ -1,4 +1,4 @@
-"""Requests to learn from: of built-in networks, in the formats of their data, and of saved models, as JSON lines."""
+"""Requests to learn from: of built-in networks, in their data formats, and of saved models, as JSON lines."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from batchmaker.lab.datasets import read_lines
 TEXTS: Final = ("lstm", "gru", "bert")
 """Networks that take lines of text."""
 TRANSLATORS: Final = ("seq2seq", *ATTENTION)
-"""Networks that take two aligned files; lstm-nmt is among WORKLOADS."""
+"""Networks that take two aligned files; lstm-nmt is in WORKLOADS."""
 LEARNABLE: Final = (*WORKLOADS, *TEXTS, *TRANSLATORS)
 """Built-in models whose requests can be read from files."""
 ANY_WORD: Final = 3
-"""The id of every word where no graph depends on which word it is."""
+"""The id of every word if no graph depends on the word."""
 
 
 @final
@@ -35,9 +35,9 @@ class JsonRequest:
 
 
 def is_saved(model: str) -> bool:
-    """Return whether this is the directory of a saved model, as `batchmaker run` decides it.
+    """Return whether this is the directory of a saved model, with the rule of `batchmaker run`.
 
-    Raises OptionError, saying what can be learnt for, unless it is that or in LEARNABLE.
+    Otherwise it must be in LEARNABLE; if not, OptionError lists the valid models.
     """
     if model in LEARNABLE:
         return False

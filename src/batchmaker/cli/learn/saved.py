@@ -1,4 +1,4 @@
-"""The graphs of a saved model's requests, as its unfold function records them; no request is computed."""
+"""The graphs of a saved model's requests, as recorded from its unfold function; no request is computed."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from batchmaker.model.unfolding import Unfolding
 
 @final
 class SavedRecording:
-    """A model that `batchmaker.save` wrote. The cells of its example request come first, as an engine starts with them.
+    """A model that `batchmaker.save` wrote. The cells of its example request come first, as in an engine.
 
-    Raises SavedModelError if it cannot be loaded, and what its example request raises.
+    Raises SavedModelError if it cannot be loaded, and the errors of its example request.
     """
 
     def __init__(self, directory: Path) -> None:
         self._model = batchmaker.load(directory)
-        self._registry = CellRegistry()  # as an engine: equal cells are one type
+        self._registry = CellRegistry()  # as in an engine: equal cells are one type
         for request in self._model.examples:
             Unfolding(self._model, self._registry, request).start()
 
@@ -33,8 +33,11 @@ class SavedRecording:
         return tuple(self._registry.types)
 
     def graph(self, fitted: Fitted, item: Any) -> CellGraph:
-        """Return the graph of a JsonRequest. DataError, naming file and line, for a request that the model refuses;
-        ModelError if the graph depends on values."""
+        """Return the graph of a JsonRequest.
+
+        DataError, naming file and line, for a request that the model refuses; ModelError if the graph depends on
+        values.
+        """
         given = fitted.encode(self._model, item)
         try:
             return self._unfold(given.request)

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
 from batchmaker.cli import options
-from batchmaker.cli.learn.intended import warn_of_another_model
+from batchmaker.cli.learn.policy_model import warn_of_another_model
 from batchmaker.cli.simulate import device, tables, workload
 from batchmaker.cli.simulate.plan import Ask, make_study, run_study
+from batchmaker.cli.simulate.study import Result
+from batchmaker.cost.profile import CostProfile
 from batchmaker.errors import OptionError
 from batchmaker.lab.plots.sweeps import draw_panels
 from batchmaker.lab.simulator.cells import NO_OVERHEAD
 from batchmaker.lab.simulator.costs import step_costs
 from batchmaker.lab.simulator.run import SimulatedDevice
-from batchmaker.lab.zoo.blueprint import blueprint
+from batchmaker.lab.zoo.blueprint import Blueprint, blueprint
 
 DEFAULT_POLICIES: Final = ("serial", "graph", "cellular")
 MAX_BATCH: Final = 64
-"""Of LazyBatching's evaluation."""
+"""As in LazyBatching's evaluation."""
 
 
 def simulate(
@@ -56,7 +59,7 @@ def simulate(
 ) -> None:
     """Compare policies under a virtual clock: the scheduler and policies that serve, with a model of cost as device.
 
-    Every policy gets the same arrivals and requests from a seed; the same command gives the same numbers.
+    Every policy gets the same arrivals and requests for a seed; the same command gives the same numbers.
 
     [bold]Examples[/bold]
 
@@ -77,20 +80,29 @@ def simulate(
     plan = blueprint(model, lambda: options.make_model(model, hidden=hidden, layers=layers, max_batch=max_batch))
     work = workload.make(model, plan, files or (), requests)
     profile, costs = device.cost_profile(plan, work, npu=npu, dataflow=dataflow, table=latency_table)
-    as_inline = not npu and workers == 1  # then the engine computes in its own thread, and its types take turns
-    overhead = profile.overhead if as_inline and profile.overhead is not None else NO_OVERHEAD
-    machine = SimulatedDevice(
-        step_costs(plan.model, profile.latency, padded=not npu), workers, run_ahead, as_inline, overhead
-    )
+    machine = _machine(plan, profile, npu=npu, workers=workers, run_ahead=run_ahead)
     about = {"workload": work.source, "arrivals": str(coming), "costs": costs, "workers": workers}
     study = make_study(ask, plan, work, coming, profile, machine, about)
     results = run_study(study, ask, jobs)
-    for name in ask.policies:  # one for other cells was refused
+    for name in ask.policies:  # policies for other cells have been refused
         warn_of_another_model(name, model)
+    under = f"{work.source}; {coming} arrivals; costs: {costs}; {requests} requests, {len(ask.seeds)} seeds"
+    _show(results, json, png, f"Policies on {model}, simulated", under)
+
+
+def _machine(plan: Blueprint, profile: CostProfile, *, npu: bool, workers: int, run_ahead: int) -> SimulatedDevice:
+    """Return the device of the simulations: that of the profile, with the engine's overhead if it has one worker."""
+    as_inline = not npu and workers == 1  # then the engine computes in its own thread, and cell types take turns
+    overhead = profile.overhead if as_inline and profile.overhead is not None else NO_OVERHEAD
+    costs = step_costs(plan.model, profile.latency, padded=not npu)
+    return SimulatedDevice(costs, workers, run_ahead, as_inline, overhead)
+
+
+def _show(results: Sequence[Result], json: Path | None, png: Path | None, title: str, under: str) -> None:
+    """Print the tables; write the results to `json` and the picture to `png`, if given."""
     tables.show(options.out(), results)
     tables.show_differences(options.out(), results)
     if json is not None:
         options.write_json(json, results)
     if png is not None:
-        under = f"{work.source}; {coming} arrivals; costs: {costs}; {requests} requests, {len(ask.seeds)} seeds"
-        draw_panels(png, tables.panels(results), f"Policies on {model}, simulated", under)
+        draw_panels(png, tables.panels(results), title, under)

@@ -1,4 +1,4 @@
-"""What steps cost in a simulation: from a file, or from the NPU model."""
+"""The costs of steps in a simulation: from a file, or from the NPU model."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from batchmaker.lab.npu.systolic import dataflow_named
 from batchmaker.lab.zoo.blueprint import Blueprint
 
 DATAFLOW: Final = "tpu"
-"""Weights are loaded ahead of their use, as in the accelerators that the paper's is like."""
+"""Weights are loaded ahead of their use, as in the accelerators on which the paper's is modelled."""
 
 
 def cost_profile(
     blueprint: Blueprint, workload: SimulatedWorkload, *, npu: bool, dataflow: str, table: Path | None
 ) -> tuple[CostProfile, str]:
-    """Return what steps cost and what policies may know of lengths, and where the costs are from.
+    """Return the costs of steps, the lengths for policies, and the origin of the costs.
 
-    Lengths are those in the file if it has any, or else those that the workload is drawn from. OptionError unless
+    Lengths are those in the file if it has any, or else those from which the workload is drawn. OptionError unless
     exactly one source of costs is given.
     """
     if npu == (table is not None):
@@ -48,7 +48,7 @@ def cost_profile(
 
 
 def predicted_lengths(blueprint: Blueprint, workload: SimulatedWorkload) -> tuple[PredictedLength, ...]:
-    """Return how the steps of every run that may end follow from those of a cell with one step for each element."""
+    """Return, for every run that may end early, the dependence of its length on a cell with one step per element."""
     source, words = 7, 5
     graph, cells = blueprint.sized(source, words).graph, blueprint.model.cells
     ends = sorted({int(run.type_id) for run in graph.runs if run.open_ended})
@@ -65,7 +65,7 @@ def predicted_lengths(blueprint: Blueprint, workload: SimulatedWorkload) -> tupl
 
 
 def _lengths(workload: SimulatedWorkload, given: int | None, end: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the nodes of type `given` (0 for None) and of type `end` of the samples that have any of the latter."""
+    """Return the nodes of type `given` (0 for None) and of type `end`, for all samples with any of the latter."""
     counts = [dict(zip(work.types.tolist(), work.nodes.tolist(), strict=True)) for work in (
         work_of(request.graph) for request in workload.samples)]  # fmt: skip
     pairs = [(0 if given is None else count.get(given, 0), count[end]) for count in counts if end in count]

@@ -1,4 +1,4 @@
-"""What is asked for, and carrying it out with a progress bar."""
+"""The requested simulations, and running them with a progress bar."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from batchmaker.lab.zoo.blueprint import Blueprint
 @final
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """All that is simulated: every policy at every rate, SLA and seed. requests: of each simulation."""
+    """All simulations of a call: every policy at every rate, SLA and seed. requests: of each simulation."""
 
     policies: tuple[str, ...]
     rates: tuple[float, ...]
@@ -33,7 +33,7 @@ class Ask:
     give_up: bool
 
     def check(self) -> None:
-        """Raise OptionError unless everything is in range and nothing is there twice."""
+        """Raise OptionError unless everything is in range and without duplicates."""
         if not self.rates:
             raise OptionError("how often do requests come? Give --rate, for example --rate 500; once or several times")
         for flag, values in (("--rate", self.rates), ("--sla-ms", self.slas_ms)):
@@ -57,7 +57,7 @@ def make_study(
     device: SimulatedDevice,
     about: Mapping[str, Any],
 ) -> Study:
-    """Draw all requests and arrivals; say so where an SLA is shorter than any request alone."""
+    """Draw all requests and arrivals; warn if an SLA is shorter than any request alone."""
     requests = {seed: work.draw(seed, ask.requests) for seed in ask.seeds}
     arrivals = {(rate, seed): coming.times_s(rate, seed, ask.requests) for rate in ask.rates for seed in ask.seeds}
     first = requests[ask.seeds[0]]
@@ -75,7 +75,7 @@ def make_study(
 
 
 def run_study(study: Study, ask: Ask, num_processes: int) -> list[Result]:
-    """Return the results of everything that is asked for, by policy, rate, SLA and seed in the order given."""
+    """Return all results by policy, rate, SLA and seed, in the given order."""
     jobs = jobs_of(study, ask.policies, ask.rates, ask.seeds)
     console = options.err()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -1,4 +1,4 @@
-"""All simulations of one call: every policy at every rate, SLA and seed, on as many processes as asked for."""
+"""All simulations of one call: every policy at every rate, SLA and seed, on a number of processes."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ BLIND: Final = ("serial", "padded", "graph")
 @final
 @dataclass(frozen=True, slots=True)
 class Study:
-    """What all simulations have in common.
+    """The common part of all simulations.
 
-    profile: what policies may know of costs and lengths. requests: by seed, the same for all policies and rates.
-    arrivals: by rate and seed, the same for all policies. about: fields of every result.
+    profile: costs and lengths for policies. requests: by seed, the same for all policies and rates. arrivals: by rate
+    and seed, the same for all policies. about: fields of every result.
     """
 
     model: SimulatedModel
@@ -45,7 +45,7 @@ class Study:
 @final
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One simulation. sla_s: the deadlines that the policy sees; None: it would not look at them."""
+    """One simulation. sla_s: the deadlines in the policy's view; None if it ignores them."""
 
     policy: str
     rate_rps: float
@@ -62,14 +62,14 @@ def make_policy(text: str, profile: CostProfile) -> CellPolicy | GraphPolicy:
 
 
 def looks_at_deadlines(policy: CellPolicy | GraphPolicy) -> bool:
-    """Whether another SLA could change what the policy does. A policy that is not known to be blind is not."""
+    """Whether another SLA could change the policy's decisions. Unknown policies count as looking at deadlines."""
     if isinstance(policy, CellPolicy):
         return policy.watches_requests or policy.urgent_first
     return policy.name not in BLIND
 
 
 def jobs_of(study: Study, names: Sequence[str], rates: Sequence[float], seeds: Sequence[int]) -> list[Job]:
-    """Return every simulation that is needed: one for all SLAs where the SLA changes nothing."""
+    """Return all necessary simulations: one for all SLAs if the policy ignores the SLA."""
     found = []
     for name in names:
         blind = not study.give_up_late and not looks_at_deadlines(make_policy(name, study.profile))
@@ -79,7 +79,7 @@ def jobs_of(study: Study, names: Sequence[str], rates: Sequence[float], seeds: S
 
 
 def play(study: Study, job: Job) -> list[Result]:
-    """Return the results of one simulation: one per SLA that it stands for."""
+    """Return the results of one simulation: one for each SLA that it covers."""
     offered = Offered(study.requests[job.seed], study.arrivals[job.rate_rps, job.seed])
     records = simulate(
         study.model, make_policy(job.policy, study.profile), offered, study.device, sla_s=job.sla_s,
@@ -94,7 +94,7 @@ def play(study: Study, job: Job) -> list[Result]:
 
 
 def play_all(study: Study, jobs: Sequence[Job], num_processes: int, finished: Callable[[], None]) -> list[Result]:
-    """Return the results of all jobs, in order of the jobs and whatever the number of processes.
+    """Return the results of all jobs, in order of the jobs, for any number of processes.
 
     finished: called after each job.
     """
@@ -110,7 +110,7 @@ def _played(study: Study, jobs: Sequence[Job], num_processes: int) -> Iterator[t
         for number, job in enumerate(jobs):
             yield number, play(study, job)
         return
-    context = multiprocessing.get_context("spawn")  # the parent has torch's threads, which a fork would not survive
+    context = multiprocessing.get_context("spawn")  # the parent has torch's threads, which do not survive a fork
     with ProcessPoolExecutor(min(num_processes, len(jobs)), context, _receive, (study,)) as pool:
         numbers = {pool.submit(_play_here, job): number for number, job in enumerate(jobs)}
         for future in as_completed(numbers):
@@ -118,7 +118,7 @@ def _played(study: Study, jobs: Sequence[Job], num_processes: int) -> Iterator[t
 
 
 _study: Study | None = None
-"""What this process simulates, where it is a worker of `play_all`."""
+"""The study of this process, if it is a worker of `play_all`."""
 
 
 def _receive(study: Study) -> None:

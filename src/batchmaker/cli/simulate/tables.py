@@ -1,4 +1,4 @@
-"""Results of simulations for people: a table, how sure differences are, and curves to draw."""
+"""Output of simulations: a table, confidence of differences, and curves to draw."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COLUMNS: Final = (  # title, key, form, whether quartiles are shown
 
 
 def show(console: Console, results: Sequence[Result]) -> None:
-    """Print one row per policy, rate and SLA: means over seeds, some with their quartiles where there are several."""
+    """Print one row per policy, rate and SLA: means over seeds, some with quartiles if there are several."""
     table = Table(title=f"{results[0]['model']}, simulated", title_style="bold")
     table.add_column("policy", overflow="fold")
     for name in ("rate/s", "SLA ms", *(title for title, *_ in _COLUMNS)):
@@ -36,7 +36,7 @@ def show(console: Console, results: Sequence[Result]) -> None:
 
 
 def show_differences(console: Console, results: Sequence[Result]) -> None:
-    """Print by how much each policy is above the first, by the paired bootstrap; nothing without seeds to pair."""
+    """Print the difference of each policy from the first, by the paired bootstrap; nothing without seeds to pair."""
     groups = _grouped(results)
     first = results[0]["policy"]
     table = Table(title=f"Difference to {first}: mean over seeds, 95 % of resamples", title_style="bold")
@@ -62,7 +62,7 @@ def show_differences(console: Console, results: Sequence[Result]) -> None:
 
 
 def panels(results: Sequence[Result]) -> list[Panel]:
-    """Return what is drawn: latency, throughput and violations against rate, and violations against SLA."""
+    """Return the panels to draw: latency, throughput and violations against rate, and violations against SLA."""
     slas = sorted({row["sla_ms"] for row in results})
     rates = sorted({row["rate"] for row in results})
     at_sla = [row for row in results if row["sla_ms"] == slas[-1]]

@@ -1,4 +1,4 @@
-"""Requests and arrivals of a simulation: from files, or seeded where there are none."""
+"""Requests and arrivals of a simulation: from files, or seeded without files."""
 
 from __future__ import annotations
 
@@ -26,19 +26,22 @@ from batchmaker.lab.simulator.workload import SimulatedRequest
 from batchmaker.lab.zoo.blueprint import Blueprint
 
 LENGTHS_STREAM: Final = 1
-"""Number of the random stream that lengths are drawn from, beside the arrivals of the same seed."""
+"""Number of the random stream for lengths, beside the arrivals of the same seed."""
 MOST_WORDS: Final = 80
-"""Of one request that is drawn: what the networks with a fixed number of positions have room for."""
+"""Most words of a generated request, because some networks have a fixed number of positions."""
 
 Draw = Callable[[int, int], Sequence[SimulatedRequest]]
-"""(seed, count) -> so many requests."""
+"""(seed, count) -> `count` requests."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class SimulatedWorkload:
-    """draw: requests of one seed. source: in words. What policies may know of lengths: lengths, (source, words) [n]
-    each, where it is drawn from such pairs; or else samples."""
+    """The requests of a simulation.
+
+    draw: requests of one seed. source: in words. lengths, samples: the knowledge of policies about lengths: pairs
+    (source, words) [n] each if requests are drawn from them, otherwise samples.
+    """
 
     draw: Draw
     source: str
@@ -47,7 +50,10 @@ class SimulatedWorkload:
 
 
 def make(name: str, blueprint: Blueprint, files: Sequence[Path], count: int) -> SimulatedWorkload:
-    """Return the workload of a model. Raises DataError, naming file and line, for what cannot be read or unfolded."""
+    """Return the workload of a model.
+
+    Raises DataError, naming file and line, for input that cannot be read or unfolded.
+    """
     if files:
         found = _from_files(name, blueprint, files)
 
@@ -73,7 +79,7 @@ def make(name: str, blueprint: Blueprint, files: Sequence[Path], count: int) -> 
         words = np.minimum(words, MOST_WORDS)
         return [blueprint.sized(n, m) for n, m in zip(source.tolist(), words.tolist(), strict=True)]
 
-    # What a policy may learn of lengths beforehand comes from a stream of its own, never from the simulated requests.
+    # Lengths for policies come from a stream of their own, never from the simulated requests.
     return SimulatedWorkload(
         drawn, "generated pairs (LazyBatching's lengths)", lazybatching_lengths(30_000, _training())
     )
@@ -111,7 +117,7 @@ def _is_json(path: Path) -> bool:
 
 
 def _read_line(line: str, as_json: bool) -> tuple[tuple[int, int] | None, Any]:
-    """Return the lengths (source, words) that a line gives, or None and the request that it is."""
+    """Return the lengths (source, words) of a line, or None and the request in the line."""
     if not as_json:
         words = len(tokenize(line))
         return (words, words), None
@@ -129,7 +135,7 @@ def _read_line(line: str, as_json: bool) -> tuple[tuple[int, int] | None, Any]:
 
 @final
 class SimulatedArrivals:
-    """When requests come. kind: poisson, mmpp, or trace, which needs the path of one.
+    """Arrival times. kind: poisson, mmpp, or trace, which needs a path.
 
     OptionError for anything else, DataError for bad files.
     """
@@ -151,13 +157,13 @@ class SimulatedArrivals:
 
     @property
     def default_rates(self) -> tuple[float, ...]:
-        """The rates to simulate where none is given: a trace has one of its own."""
+        """The default rates: a trace has its own."""
         return () if self._trace is None else ((len(self._trace) - 1) / float(self._trace[-1]),)
 
     def times_s(self, rate_rps: float, seed: int, count: int) -> NDArray[np.float64]:
-        """Return times of arrival: [count] seconds. The same seed at another rate is the same process, stretched.
+        """Return arrival times: [count] seconds. Another rate with the same seed is the same process, stretched.
 
-        A trace is stretched to the rate, begins at a place drawn from the seed, and begins anew where it ends.
+        A trace is stretched to the rate, begins at a place drawn from the seed, and repeats from its beginning.
         """
         if self._kind == "poisson":
             return poisson_arrivals(rate_rps, seed, count=count)

@@ -1,7 +1,7 @@
-"""A cell gate by gate: layers and operations that were written for several gates at once, taken apart again.
+"""A cell gate by gate: layers and operations that compute several gates at once are split.
 
-Where a value is read slice by slice, each slice gets a layer or operation of its own, back to the layer that it comes
-from. Then it does not matter how a cell was written: the planner puts together what belongs together.
+If a value is read slice by slice, each slice gets a layer or operation of its own, back to the layer at its origin. So
+the plan does not depend on the way in which a cell was written.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ _aten = torch.ops.aten
 
 
 def gate_by_gate(cell: TracedCell, *, layers: bool = True) -> TracedCell:
-    """Return an equal graph in which no pointwise operation is read in slices, where that can be had, and, with
-    `layers`, no layer."""
+    """Return an equal graph without pointwise operations that are read in slices; with `layers`, no such layers either.
+
+    Operations that cannot be split remain.
+    """
     apart = _Apart(extract(cell, cell.inputs, cell.outputs), layers)
     apart.write()
     return apart.made
@@ -37,7 +39,7 @@ def gate_by_gate(cell: TracedCell, *, layers: bool = True) -> TracedCell:
 
 @final
 class _Apart:
-    """cuts: per node that can be taken apart, the columns at which it is, both ends included."""
+    """The split graph. cuts: for each node that can be split, its column boundaries, both ends included."""
 
     def __init__(self, cell: TracedCell, layers: bool) -> None:
         self.cell = cell
@@ -58,7 +60,7 @@ class _Apart:
         self.made.graph.eliminate_dead_code()
 
     def _whole(self, node: fx.Node) -> fx.Node:
-        """Return the copy of a node; views are copied when they are first asked for."""
+        """Return the copy of a node; a view is copied at its first use."""
         source, start, stop = columns(node)
         if node in self.cuts or source is not node:
             return self._columns(source, start, stop)
@@ -67,7 +69,7 @@ class _Apart:
         return self._copies[node]
 
     def _columns(self, source: fx.Node, start: int, stop: int) -> fx.Node:
-        """Return columns start to stop of a node that is no slice itself."""
+        """Return columns start to stop of a node that is not a slice itself."""
         key = (source, start, stop)
         if key in self._slices:
             return self._slices[key]
@@ -108,7 +110,7 @@ class _Apart:
         return self._columns(source, first + start, first + stop)
 
     def _constant(self, argument: Any, start: int, stop: int, dim: int) -> fx.Node:
-        """Return rows or columns of a constant; the constant itself, so that it can be recognised, if these are all."""
+        """Return rows or columns of a constant; the constant itself if these are all, so that it can be recognised."""
         constant: Tensor = self.cell.constants[str(argument.target)]
         if constant.shape[dim] == stop - start or (dim == -1 and constant.shape[dim] == 1):
             return self._whole(argument)
@@ -120,8 +122,10 @@ def _rows(node: fx.Node, width: int) -> TracedValue:
 
 
 def _cuts(cell: TracedCell, layers: bool) -> dict[fx.Node, list[int]]:
-    """Return the columns at which nodes are taken apart: where somebody reads a slice, and everything between there
-    and the layers."""
+    """Return the columns at which nodes are split.
+
+    They are the boundaries of the slices that are read, for every node from there to the layers.
+    """
     cuts: dict[fx.Node, set[int]] = {}
     for node in cell.graph.nodes:
         if (layers and is_linear(cell, node)) or (is_pointwise(node) and _is_even(cell, node)):
@@ -132,7 +136,7 @@ def _cuts(cell: TracedCell, layers: bool) -> dict[fx.Node, list[int]]:
         for node in reversed(cell.graph.nodes):
             if node in cuts and is_pointwise(node):
                 _join_cuts(cuts, node)
-            elif not is_view(node) or columns(node)[0] is node:  # slices of slices are seen through
+            elif not is_view(node) or columns(node)[0] is node:  # skip slices of slices
                 for argument in node.all_input_nodes:
                     source, start, stop = columns(argument)
                     if source in cuts:
@@ -142,7 +146,7 @@ def _cuts(cell: TracedCell, layers: bool) -> dict[fx.Node, list[int]]:
 
 
 def _join_cuts(cuts: dict[fx.Node, set[int]], node: fx.Node) -> None:
-    """Cut a pointwise node where its arguments are cut, and these where it is."""
+    """Split a pointwise node at the boundaries of its arguments, and the arguments at its own."""
     for argument in operands(node):
         source, start, stop = columns(argument)
         if source not in cuts:
@@ -155,7 +159,10 @@ def _join_cuts(cuts: dict[fx.Node, set[int]], node: fx.Node) -> None:
 
 
 def _is_even(cell: TracedCell, node: fx.Node) -> bool:
-    """Whether the arguments are rows as wide as the result, single columns, or constants that can be cut alike."""
+    """Whether all arguments can be split like the result.
+
+    They are rows as wide as the result, single columns, or constants that can be split in the same way.
+    """
     width = width_of(node)
     for argument in operands(node):
         constant = cell.value(argument)

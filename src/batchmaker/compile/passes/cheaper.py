@@ -1,8 +1,8 @@
-"""Cheaper operations for the same numbers, before batches are chosen.
+"""Cheaper operations with the same results, before batches are chosen.
 
 tanh costs five times as much as sigmoid on a CPU, and tanh(x) = 2 sigmoid(2x) - 1 (see compile/projected_steps.py).
-Doubling is exact, so the weights before a gate take it; such a gate is then one more sigmoid and can share their batch.
-Products that are added up, and means with complementary weights, are one operation each.
+Doubling is exact, so it goes into the weights before the gate; the gate is then one more sigmoid and can share their
+batch. Sums of products, and means with complementary weights, become one operation each.
 """
 
 from __future__ import annotations
@@ -66,8 +66,10 @@ def _rewrite_tanh(cell: TracedCell, node: fx.Node) -> None:
 
 
 def _doubled_by(cell: TracedCell, node: Any) -> list[fx.Node] | None:
-    """Return the layers whose weights to double so that the node's value, read once, doubles; None if there are
-    none."""
+    """Return the layers whose weights to double so that the node's value doubles; None if there are none.
+
+    The value must be read once.
+    """
     if not isinstance(node, fx.Node) or len(node.users) != 1:
         return None
     if is_linear(cell, node):
@@ -128,14 +130,14 @@ def _as_mean(cell: TracedCell, node: fx.Node) -> None:
 
 
 def _is_product(value: Any, reader: fx.Node) -> bool:
-    """Whether the value is a product that this node alone reads, once."""
+    """Whether the value is a product and this node is its only reader, once."""
     if not isinstance(value, fx.Node) or value.target is not _aten.mul.Tensor or len(value.users) != 1:
         return False
     return list(operands(reader)).count(value) == 1
 
 
 def _alike(value: Any, node: fx.Node) -> bool:
-    """Whether the value is computed, and has the form and dtype of the node's."""
+    """Whether the value is computed, and has the shape and dtype of the node's value."""
     if not isinstance(value, fx.Node) or value.op == "get_attr" or width_of(node) is None:
         return False
     mine, its = node.meta["val"], value.meta.get("val")

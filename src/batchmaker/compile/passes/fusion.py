@@ -1,4 +1,4 @@
-"""Pointwise operations between matrix products, put together into passes over the rows (see interpreter.py)."""
+"""Fuses pointwise operations between matrix products into passes over the rows (see interpreter.py)."""
 
 from __future__ import annotations
 
@@ -19,18 +19,24 @@ from batchmaker.compile.passes.pointwise import Assembler, can_be_assembled
 from batchmaker.compile.projected_steps import GRUStep, LSTMStep, RNNStep
 
 _FEWEST_SAVED: Final = 3
-"""Calls that a pass takes the place of, beyond its results, at least: it starts in the time of two to three, and adding
-up a few values is no faster in it at any batch size. Measured on one core; slices count, since they are calls too."""
+"""Calls that a pass must replace at least, beyond its results.
+
+A pass starts in the time of two to three calls, and adding up a few values is no faster in it at any batch size.
+Measured on one core. Slices count, because they are calls too.
+"""
 _CALLS_OF_A_STEP: Final = 5
 _DTYPES: Final = (torch.float32, torch.bfloat16)
 
 _Stage: TypeAlias = tuple[int, int, str, torch.dtype]
-"""What the operations of one pass have in common: how many other calls come before it, width, rows and dtype."""
+"""The common properties of operations in one pass: number of other calls before it, width, rows and dtype."""
 
 
 def run_in_passes(cell: TracedCell) -> None:
-    """Rewrite the graph in place: steps of recurrent cells are written out, pointwise operations are taken apart where
-    they are read in slices, and all go into passes, if that leaves fewer calls."""
+    """Rewrite the graph in place with passes, if that leaves fewer calls.
+
+    Steps of recurrent cells are written out, pointwise operations that are read in slices are split, and all go into
+    passes.
+    """
     if not is_available():
         return
     made = gate_by_gate(open_steps(cell, layers=False), layers=False)
@@ -41,21 +47,24 @@ def run_in_passes(cell: TracedCell) -> None:
 
 
 def _num_calls(cell: TracedCell) -> int:
-    """Count the calls that do something; the step of a recurrent cell is several."""
+    """Count the calls that compute; the step of a recurrent cell counts as several."""
     calls = [node for node in cell.graph.nodes if node.op == "call_function" and not is_view(node)]
     return sum(_CALLS_OF_A_STEP if isinstance(node.target, LSTMStep | GRUStep | RNNStep) else 1 for node in calls)
 
 
 def fuse_pointwise(cell: TracedCell, fewest_saved: int = _FEWEST_SAVED) -> None:
-    """Rewrite the graph in place: pointwise operations on rows of one width and dtype become passes, one for all that
-    lie between the same products. What they are computed from and who reads them does not change."""
+    """Replace pointwise operations by passes, in place.
+
+    All operations on rows of one width and dtype between the same products become one pass. Values that are not
+    pointwise, and their readers, stay the same.
+    """
     passes = _passes(cell, fewest_saved) if is_available() else []
     if passes:
         cell.graph = _Rewriting(cell, passes).write()
 
 
 def can_fuse(cell: TracedCell) -> bool:
-    """Whether there is anything to put together."""
+    """Whether there is anything to fuse."""
     return is_available() and bool(_passes(cell, _FEWEST_SAVED))
 
 
@@ -71,23 +80,23 @@ def _passes(cell: TracedCell, fewest_saved: int) -> list[list[fx.Node]]:
 
 
 def _calls_saved(nodes: Sequence[fx.Node]) -> int:
-    """Count the operations and the slices that they read, less the results."""
+    """Count the operations and the slices that they read, minus the results."""
     read = {operand for node in nodes for operand in operands(node)}
     return len(nodes) + sum(columns(value)[0] is not value for value in read) - len(_results(nodes))
 
 
 def _results(nodes: Sequence[fx.Node]) -> list[fx.Node]:
-    """Return the nodes that others read as well."""
+    """Return the nodes that nodes outside the pass read as well."""
     inside = set(nodes)
     return [node for node in nodes if any(user not in inside for user in node.users)]
 
 
 def _stages(cell: TracedCell) -> dict[fx.Node, int]:
-    """Return for each node how many calls that are not pointwise must come before it, itself included.
+    """Return for each node the number of non-pointwise calls that must come before it, itself included.
 
-    Views count where they make rows of another form, so that within a stage rows only become narrower: else two passes
-    could wait for each other. What needs one value alone is put off to the stage in which it is first read: the value
-    need not be written and read again.
+    Views that make rows of another form count too, so within a stage rows only become narrower; otherwise two passes
+    could wait for each other. An operation that needs only one value is moved to the stage of its first reader: then
+    the value need not be written and read again.
     """
     stages: dict[fx.Node, int] = {}
     for node in cell.graph.nodes:
@@ -103,7 +112,7 @@ def _stages(cell: TracedCell) -> dict[fx.Node, int]:
 
 
 def _can_be_fused(cell: TracedCell, node: fx.Node) -> bool:
-    """Whether the machine knows the operation and all it reads: rows as wide as the result, or constants."""
+    """Whether the interpreter supports the operation and its arguments: rows as wide as the result, or constants."""
     if not is_pointwise(node) or not can_be_assembled(node) or node.meta["val"].dtype not in _DTYPES:
         return False
     width, dtype = width_of(node), node.meta["val"].dtype
@@ -123,12 +132,12 @@ def _is_alike(value: fx.Node, node: fx.Node) -> bool:
 
 
 def _is_column(constant: Tensor, width: int | None) -> bool:
-    """Whether a constant of `width` elements is not one row."""
+    """Whether a constant with `width` elements is not one row."""
     return constant.dim() > 0 and constant.numel() == width and constant.shape[-1] != width
 
 
 def _reshapes(view: fx.Node) -> bool:
-    """Whether a view makes rows [n, columns] of another form, and not by taking some of the columns."""
+    """Whether a view makes rows [n, columns] of another form, other than by taking some of the columns."""
     if width_of(view) is None or columns(view)[0] is not view:
         return False
     return str(shape_of(view)) != str(shape_of(view.all_input_nodes[0]))
@@ -136,7 +145,7 @@ def _reshapes(view: fx.Node) -> bool:
 
 @final
 class _Rewriting:
-    """Copies a graph node by node, each after what it reads, with one node for the operations of a pass."""
+    """Copies a graph node by node, each after its arguments, with one node for the operations of a pass."""
 
     def __init__(self, cell: TracedCell, passes: Sequence[Sequence[fx.Node]]) -> None:
         self.cell = cell

@@ -1,11 +1,12 @@
-"""Pointwise operations of a cell in one walk over its rows: a small machine, compiled once for all cells.
+"""Pointwise operations of a cell in one pass over its rows: an interpreter, compiled once for all cells.
 
-Each operation of eager PyTorch reads and writes whole batches. Here all of them are done for one row before the next,
-so that what lies between them stays in the first-level cache, and a call starts once. The machine computes in float32;
-bfloat16 is widened where it is read and rounded where a result leaves.
+Each operation of eager PyTorch reads and writes whole batches. Here all of them are done for one row before the next
+row, so that intermediate values stay in the first-level cache and only one call starts. The interpreter computes in
+float32; bfloat16 is widened when it is read and rounded when a result is written.
 
-Values are found by address, since what a product has made for several gates is read in slices. Where a slot lies, and
-how far its next row and column are, is worked out once for a program: a call brings the addresses of its arguments.
+Values are found by address, because the result of a product for several gates is read in slices. The offset of each
+slot, and its steps to the next row and column, are computed once for a program. A call supplies the addresses of its
+arguments.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from batchmaker.kernels.pointwise import sigmoid, tanh
 Words = NDArray[np.int64]
 
 ADD: Final = 0
-"""a + b. The numbers of the other codes follow this form: what is written to the first operand of an instruction."""
+"""a + b. The other codes are described in the same way, as the value written to the first operand of an instruction."""
 SUB: Final = 1
 MUL: Final = 2
 DIV: Final = 3
@@ -42,12 +43,12 @@ MAXIMUM: Final = 10
 MINIMUM: Final = 11
 ABS: Final = 12
 WIDEN: Final = 13
-"""a, which is bfloat16, as float32"""
+"""a, which is bfloat16, as float32."""
 NARROW: Final = 14
-"""a, as bfloat16"""
+"""a, as bfloat16."""
 
 BLOCK: Final = 512
-"""Columns that are worked on together: a dozen registers of so many numbers fit the first-level cache."""
+"""Columns that are processed together: a dozen registers of so many numbers fit the first-level cache."""
 LINE: Final = 64
 
 _ZERO: Final = np.float32(0)
@@ -55,12 +56,12 @@ _NAN: Final = 0x7FC0  # of bfloat16
 
 
 def is_available() -> bool:
-    """Whether loops are compiled here: in Python the machine would be of no use."""
+    """Whether loops are compiled here: the interpreter is useless in pure Python."""
     return not getattr(config, "DISABLE_JIT", False)
 
 
 def _machine_code(write: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function of compiled loops out of one that writes LLVM's instructions for it."""
+    """Make a numba function from a function that writes its LLVM instructions."""
     made: Callable[..., Any] = intrinsic(write)
     return made
 
@@ -78,7 +79,7 @@ def _load(_typing: Any, address: Any, index: Any) -> Any:
 
 @_machine_code
 def _store(_typing: Any, address: Any, index: Any, value: Any) -> Any:
-    """Put a float32 number at place `index` from an address on."""
+    """Store a float32 number as number `index` from an address on."""
 
     def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         pointer = builder.inttoptr(arguments[0], context.get_value_type(types.float32).as_pointer())
@@ -104,7 +105,7 @@ def _load_short(_typing: Any, address: Any, index: Any) -> Any:
 
 @_machine_code
 def _store_short(_typing: Any, address: Any, index: Any, value: Any) -> Any:
-    """Put a float32 number, rounded to bfloat16 (to even in the middle), at place `index` from an address on."""
+    """Store a float32 number as bfloat16 number `index` from an address on, rounded to nearest even."""
 
     def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         pointer = builder.inttoptr(arguments[0], context.get_value_type(types.int16).as_pointer())
@@ -121,7 +122,7 @@ def _store_short(_typing: Any, address: Any, index: Any, value: Any) -> Any:
 
 @compiled_arithmetic
 def _work(code: int, d: int, a: int, b: int, c: int, count: int) -> None:
-    """Do one operation on `count` numbers; the result lies apart from the operands."""
+    """Do one operation on `count` numbers. The result must not overlap the operands."""
     if code == ADD:
         for j in range(count):
             _store(d, j, _load(a, j) + _load(b, j))
@@ -155,7 +156,7 @@ def _work(code: int, d: int, a: int, b: int, c: int, count: int) -> None:
 
 @compiled_arithmetic
 def _work_seldom(code: int, d: int, a: int, b: int, count: int) -> None:
-    """As `_work`, for the other operations. A NaN in either operand is one in the result."""
+    """As `_work`, for the other operations. A NaN in either operand gives a NaN."""
     if code == RELU:
         for j in range(count):
             x = _load(a, j)
@@ -188,9 +189,9 @@ def _address(slots: Words, bases: Words, slot: int, row: int, column: int) -> in
 def interpret(program: Words, slots: Words, bases: Words, registers: int, rows: int, width: int) -> None:
     """Run a program on rows of `width` numbers.
 
-    program: [instructions, 5], code, slot of the result, slots of a, b and c. slots: [slots, 4], which base (the last
-    is that of the registers), bytes from it, bytes to the next row and to the next column. bases: addresses, whose last
-    is filled in here. No instruction may write to what it reads. Whoever calls keeps alive what addresses point to.
+    program: [instructions, 5], code, slot of the result, slots of a, b and c. slots: [slots, 4], the base (the last is
+    that of the registers), bytes from it, bytes to the next row and to the next column. bases: addresses; the last is
+    filled in here. No instruction may write to its operands. The caller keeps the memory behind the addresses alive.
     """
     block = min(width, BLOCK)
     memory = np.empty(registers * block + LINE, np.float32)
@@ -207,10 +208,10 @@ def interpret(program: Words, slots: Words, bases: Words, registers: int, rows: 
                     _address(slots, bases, program[k, 4], row, start),
                     count,
                 )
-    memory[0] = 0  # the compiler frees an array after its last use, and does not see that addresses are one
+    memory[0] = 0  # keeps the array alive: the compiler does not see that an address points to it
 
 
 def prepare() -> None:
-    """The machine is compiled, or loaded if an earlier process could keep it on disk."""
+    """Compile the interpreter, or load it from disk if an earlier process could store it."""
     if is_available():
         interpret(np.zeros((0, 5), np.int64), np.zeros((0, 4), np.int64), np.zeros(1, np.int64), 0, 0, 1)

@@ -1,4 +1,4 @@
-"""What the planner knows of a node: layers, operations on single values, and views."""
+"""Kinds of nodes for the planner: layers, operations on single values, and views."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _SPLITS = (_aten.split.Tensor, _aten.split_with_sizes.default, _aten.chunk.defau
 
 
 def shape_of(node: fx.Node) -> tuple[Any, ...]:
-    """Return the shape of a node's value, () if it is no tensor. Sizes that follow the batch are symbols."""
+    """Return the shape of a node's value, () if it is not a tensor. Sizes that depend on the batch are symbols."""
     value = node.meta.get("val")
     return value.shape if isinstance(value, TracedValue) else ()
 
 
 def width_of(node: fx.Node) -> int | None:
-    """Return the columns of a value [n, columns], None for a value of another form."""
+    """Return the number of columns of a value [n, columns], None for a value of another form."""
     shape = shape_of(node)
     return shape[1] if len(shape) == 2 and isinstance(shape[1], int) else None
 
@@ -34,7 +34,7 @@ def like(node: fx.Node, *shape: Any) -> TracedValue:
 
 
 def is_linear(cell: TracedCell, node: fx.Node, dimensions: int = 2) -> bool:
-    """Whether the node is a linear layer with constant weights over values of so many dimensions."""
+    """Whether the node is a linear layer with constant weights over values with so many dimensions."""
     if node.target is not _aten.linear.default or cell.value(node.args[1]) is None:
         return False
     bias = node.args[2] if len(node.args) > 2 else None
@@ -42,7 +42,7 @@ def is_linear(cell: TracedCell, node: fx.Node, dimensions: int = 2) -> bool:
 
 
 def is_pointwise(node: fx.Node) -> bool:
-    """Whether each number of the result [n, columns] is from the numbers in the same place of the arguments."""
+    """Whether each number of the result [n, columns] depends only on the numbers at the same place of the arguments."""
     if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.pointwise not in node.target.tags:
         return False
     if is_view(node):
@@ -65,7 +65,7 @@ def is_view(node: fx.Node) -> bool:
 
 
 def operands(node: fx.Node) -> Iterator[fx.Node]:
-    """Yield the arguments of a pointwise node that are nodes, in order, repeated ones too."""
+    """Yield the arguments of a pointwise node that are nodes, in order, with repeats."""
     for argument in (*node.args, *node.kwargs.values()):
         if isinstance(argument, fx.Node):
             yield argument
@@ -83,7 +83,7 @@ def columns(node: fx.Node) -> tuple[fx.Node, int, int]:
 
 
 def put_together(nodes: Sequence[fx.Node]) -> list[fx.Node]:
-    """Return the nodes with a value in place of its slices of columns where these are all of it."""
+    """Return the nodes, with a value in place of all the slices of its columns."""
     slices: dict[fx.Node, dict[tuple[int, int], fx.Node]] = {}
     for node in nodes:
         source, *place = columns(node)
@@ -99,7 +99,7 @@ def put_together(nodes: Sequence[fx.Node]) -> list[fx.Node]:
 
 
 def _slice(node: fx.Node) -> tuple[fx.Node, int] | None:
-    """Return what a node is a slice of columns of, and where it begins; None if it is no such slice."""
+    """Return the node whose columns this node is a slice of, and the first column; None if it is no such slice."""
     if node.target is operator.getitem:
         parts, index = node.args
         if not isinstance(parts, fx.Node) or parts.target not in _SPLITS or not isinstance(index, int):

@@ -1,4 +1,4 @@
-"""Steps of torch's recurrent cells written out as layers and pointwise operations, to be put together anew."""
+"""Steps of torch's recurrent cells, written out as layers and pointwise operations."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _aten = torch.ops.aten
 def open_steps(cell: TracedCell, *, layers: bool = True) -> TracedCell:
     """Return an equal graph without steps of LSTMs and GRUs.
 
-    layers: the steps' layers become plain linear nodes, that can be planned; else the packed ones stay, and steps of
-    plain RNNs are written out too.
+    layers: the steps' layers become plain linear nodes that can be planned; otherwise the packed ones stay, and steps
+    of plain RNNs are written out too.
     """
     opened = copied(cell)
     for node in list(opened.graph.nodes):
@@ -32,7 +32,7 @@ def open_steps(cell: TracedCell, *, layers: bool = True) -> TracedCell:
 
 
 def _replace(step: fx.Node, index: int, result: fx.Node) -> None:
-    """Let who read one output of a step read `result`."""
+    """Let the readers of one output of a step read `result`."""
     if not isinstance(step.target, LSTMStep):
         step.replace_all_uses_with(result)
         return
@@ -41,7 +41,7 @@ def _replace(step: fx.Node, index: int, result: fx.Node) -> None:
 
 
 class _StepWriter:
-    """Writes one step before its node. Rows that go through tanh are scaled by two (see compile/projected_steps.py)."""
+    """Writes one step before its node. Inputs of tanh are scaled by two (see compile/projected_steps.py)."""
 
     def __init__(self, cell: TracedCell, step: fx.Node, layers: bool) -> None:
         self.cell, self.layers = cell, layers
@@ -78,7 +78,7 @@ class _StepWriter:
         return self._call(_aten.lerp.Tensor, n, self.h, z)
 
     def _total(self, step: LSTMStep | RNNStep) -> fx.Node:
-        """Return the gates before their sigmoids: what the inputs and the state add to them."""
+        """Return the gates before their sigmoids: the sum of the shares of the inputs and the state."""
         if self.layers and isinstance(step, LSTMStep):
             return self._call(_aten.add.Tensor, self.projected, self._layer(lstm_rows(step.weight_hh), None))
         return self._packed(step.linear.add, self.h, self.projected)
@@ -91,14 +91,17 @@ class _StepWriter:
         return self._call(_aten.linear.default, self.h, *constants, width=weight.shape[0])
 
     def _packed(self, layer: Any, *arguments: Any) -> fx.Node:
-        """Append a call of a packed layer, whose result is as wide as the projected input."""
+        """Append a call of a packed layer with a result as wide as the projected input."""
         return self._call(layer, *arguments, width=int(shape_of(self.projected)[1]))  # type: ignore[arg-type]
 
     def _gate(self, gates: Any, index: int) -> fx.Node:
         return self._call(_aten.narrow.default, gates, 1, index * self.width, self.width)
 
     def _call(self, target: Any, *arguments: Any, width: int | None = None) -> fx.Node:
-        """Append a call. width: columns of its result, by default those of its first argument, a gate's for a slice."""
+        """Append a call.
+
+        width: columns of its result, by default those of its first argument; for a slice, those of a gate.
+        """
         made = self.cell.graph.call_function(target, arguments)
         first = arguments[0]
         columns = self.width if target is _aten.narrow.default else width or int(shape_of(first)[1])

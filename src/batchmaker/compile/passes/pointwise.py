@@ -1,4 +1,4 @@
-"""ATen's pointwise operations as programs of the interpreter, and such programs as calls in a graph."""
+"""ATen's pointwise operations as programs of the interpreter, and these programs as calls in a graph."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _aten = torch.ops.aten
 class _Slot:
     """A place that instructions read or write. argument: of the call, None for constants, results and registers.
 
-    column: where in the argument it begins. row: a constant's numbers. num_bytes: of one number.
+    column: where it begins in the argument. row: a constant's numbers. num_bytes: of one number.
     """
 
     argument: int | None = None
@@ -43,9 +43,10 @@ Writer: TypeAlias = Callable[["Assembler", Sequence[_Slot], fx.Node], _Slot]
 
 @final
 class Pass:
-    """Several pointwise operations on rows [n, width] of float32 or bfloat16, done in one walk over the rows.
+    """Several pointwise operations on rows [n, width] of float32 or bfloat16, done in one pass over the rows.
 
-    Calls take the values that it reads, [n, any columns], and return fresh results [n, width], a tensor if it is one.
+    Calls take the values that it reads, [n, any columns], and return fresh results [n, width], a tensor if there is
+    only one.
     """
 
     __name__ = "pointwise_pass"
@@ -76,7 +77,7 @@ class Pass:
         self._like = next((slot.argument for slot in given if slot.argument_width == width), None)
         self._constants = [slot.row for slot in rows if slot.row is not None]
         arguments = 1 + max((slot.argument or 0 for slot in given), default=-1)
-        first = arguments + len(results)  # the bases are arguments, results, zero for constants, and the registers'
+        first = arguments + len(results)  # the order of bases: arguments, results, zero for constants, registers
         block = min(width, machine.BLOCK) * 4
         self._slots = np.array(
             [
@@ -101,7 +102,7 @@ class Pass:
         rows = len(values[0])
         if self._like is None:
             results = [torch.empty((rows, self.width), dtype=self._dtype) for _ in range(self._results)]
-        else:  # half the time of a call
+        else:  # this takes half the time of a call
             like = values[self._like]
             results = [torch.empty_like(like) for _ in range(self._results)]
         bases = np.array([*[v.data_ptr() for v in values], *[r.data_ptr() for r in results], 0, 0], np.int64)
@@ -110,14 +111,15 @@ class Pass:
 
 
 def _three(operands: list[int]) -> list[int]:
-    """Return slots for a, b and c: an instruction with fewer operands does not look at the others."""
+    """Return slots for a, b and c. An instruction with fewer operands ignores the others."""
     return (operands + operands[:1] * 2)[:3]
 
 
 def _registers(instructions: Sequence[_Instruction], results: Sequence[_Slot]) -> tuple[dict[_Slot, int], int]:
-    """Return a register for each value that is no result, and how many there are.
+    """Return a register for each value that is not a result, and the number of registers.
 
-    A register is free again after the last instruction that reads it; none writes to one that it reads.
+    A register is free again after the last instruction that reads it. No instruction writes to a register that it
+    reads.
     """
     last = {slot: index for index, each in enumerate(instructions) for slot in each.operands}
     kept = set(results)
@@ -137,7 +139,7 @@ def _registers(instructions: Sequence[_Instruction], results: Sequence[_Slot]) -
 
 @final
 class Assembler:
-    """Collects the operations of one pass over rows of `width` numbers of a dtype, each after what it reads."""
+    """Collects the operations of one pass over rows of `width` numbers of a dtype, in order of their dependencies."""
 
     def __init__(self, width: int, dtype: torch.dtype = torch.float32) -> None:
         self.width, self.dtype = width, dtype
@@ -151,14 +153,14 @@ class Assembler:
         return node in self._slots
 
     def argument(self, node: fx.Node, argument: int, source: fx.Node, column: int) -> None:
-        """Let a node be columns, from `column` on, of the value that is argument number `argument` of the call."""
+        """Define a node as columns, from `column` on, of argument number `argument` of the call."""
         self._slots[node] = _Slot(argument, column, width_of(source) or 0, num_bytes=self.dtype.itemsize)
 
     def constant(self, node: fx.Node, value: Tensor) -> None:
         self._slots[node] = _Slot(row=value.float().reshape(-1).expand(self.width).contiguous())
 
     def operation(self, node: fx.Node) -> None:
-        """Append a node's operation; what it reads is known."""
+        """Append a node's operation. Its operands must be known."""
         given = [self._operand(argument) for argument in node.args]
         self._slots[node] = _WRITERS[node.target](self, given, node)
 
@@ -171,7 +173,7 @@ class Assembler:
         return Pass(self.width, self.dtype, slots, wanted, self._instructions)
 
     def write(self, code: int, *operands: _Slot) -> _Slot:
-        """Append an instruction and return where its result lies."""
+        """Append an instruction and return the slot of its result."""
         result = _Slot()
         self._instructions.append(_Instruction(code, result, list(operands)))
         return result
@@ -187,7 +189,7 @@ class Assembler:
         if not isinstance(argument, fx.Node):
             return self.number(float(argument))
         slot = self._slots[argument]
-        if slot.num_bytes == 4:  # what is computed, or read as it lies
+        if slot.num_bytes == 4:  # computed values, and float32 arguments
             return slot
         if slot not in self._widened:
             self._widened[slot] = self.write(machine.WIDEN, slot)
@@ -203,7 +205,7 @@ class Assembler:
 
 
 def _join_products(instructions: list[_Instruction], wanted: set[_Slot]) -> None:
-    """Replace, in place, a product that is only added or subtracted once: a + b c is one instruction."""
+    """Replace, in place, a product that is only added or subtracted once by one instruction a + b c."""
     reads = Counter(slot for each in instructions for slot in each.operands)
     products = {
         each.result: each

@@ -1,4 +1,4 @@
-"""Memory used again: a pointwise operation that alone reads a fresh value writes its result over it."""
+"""Reuse of memory: a pointwise operation that is the only reader of a fresh value overwrites it with its result."""
 
 from __future__ import annotations
 
@@ -25,12 +25,15 @@ _IN_PLACE: Final[dict[Any, Callable[..., Tensor]]] = {
     _aten.addcmul.default: Tensor.addcmul_,
 }
 _FRESH = frozenset((*_IN_PLACE, *_IN_PLACE.values(), _aten.lerp.Tensor, _aten.lerp.Scalar, _aten.rsub.Scalar))
-"""Operations whose result always has memory of its own; of some others it is the argument itself."""
+"""Operations whose result always has memory of its own. The result of others may be the argument itself."""
 _EITHER_WAY = (_aten.add.Tensor, _aten.mul.Tensor)
 
 
 def reuse_memory(cell: TracedCell) -> None:
-    """Rewrite the graph in place, last of all: from here on its nodes may write. Inputs and outputs are left alone."""
+    """Rewrite the graph in place.
+
+    This must be the last pass: from here on its nodes may write. Inputs and outputs are left alone.
+    """
     for node in cell.graph.nodes:
         layer = getattr(node.target, "__self__", None)
         if isinstance(layer, Linear) and node.target == layer.add and _can_write(node, node.args[1]):
@@ -46,7 +49,7 @@ def reuse_memory(cell: TracedCell) -> None:
 
 
 def _can_write(node: fx.Node, value: Any) -> bool:
-    """Whether the node may write its result over the value: fresh, read by nobody else, of the same form."""
+    """Whether the node may overwrite the value: it is fresh, has no other reader, and has the same form."""
     if not isinstance(value, fx.Node) or not _is_fresh(value) or len(value.users) != 1:
         return False
     its, mine = value.meta["val"], node.meta["val"]
@@ -54,5 +57,5 @@ def _can_write(node: fx.Node, value: Any) -> bool:
 
 
 def _is_fresh(value: fx.Node) -> bool:
-    """Whether the node's value has memory of its own, that no other node's value lies in."""
+    """Whether the node's value has memory of its own that it shares with no other node."""
     return value.target in _FRESH or isinstance(getattr(value.target, "__self__", value.target), Linear)

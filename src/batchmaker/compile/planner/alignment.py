@@ -1,10 +1,10 @@
-"""An order of variables in which batches find what they read and write as slices (ED-Batch 3.2 and appendix B).
+"""An order of variables in which batches read and write slices (ED-Batch 3.2 and appendix B).
 
-The columns of a batch, its results and the operands that shall be slices, must each be consecutive, all in the same
-order of positions. A PQ-tree holds the orders in which they are consecutive. What it says of one column is told to
-the others of the batch, position by position, until all say the same. Then the trees of the columns differ only in how
-their nodes are turned, and `Turns` finds out whether they can be turned to agree. So the answer is exact: there is no
-order if none is found.
+The columns of a batch are its results and the operands that must be slices. Each column must be consecutive, and all
+columns of a batch must have the same order of positions. A PQ-tree holds the orders in which the columns are
+consecutive. Its knowledge about one column is passed to the others of the batch, position by position, until all agree.
+Then the trees of the columns differ only in the arrangement of their nodes, and `Turns` finds out whether they can be
+made equal. So the answer is exact: there is no order if none is found.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from batchmaker.compile.planner.pq_tree.tree import Order, Part, PQTree
 from batchmaker.compile.planner.turns import Turns
 
 Column = tuple[int, ...]
-"""Variables by the position of the batch, without repeats."""
+"""Variables by position of the batch, without repeats."""
 
 
 def aligned_order(
     num_variables: int, together: Sequence[Column], batches: Sequence[Sequence[Column]]
 ) -> list[int] | None:
-    """Return an order in which every column is a slice and all columns of a batch have one order; None if none exists.
+    """Return an order in which every column is a slice and all columns of a batch agree; None if none exists.
 
     together: further sets that must be consecutive.
     """
@@ -43,7 +43,7 @@ def aligned_order(
 
 
 def _agree(tree: PQTree, batches: Sequence[Sequence[Column]]) -> bool:
-    """Tell all columns of a batch what the tree says of one of them, until nothing is new; return whether it can be."""
+    """Pass the tree's knowledge about one column of a batch to the others; return False on conflict."""
     readers: dict[int, set[int]] = defaultdict(set)
     for number, batch in enumerate(batches):
         for column in batch:
@@ -68,7 +68,10 @@ def _agree(tree: PQTree, batches: Sequence[Sequence[Column]]) -> bool:
 
 
 def _consecutive(whole: Part) -> Iterator[tuple[int, ...]]:
-    """Yield sets that are consecutive in a part; together with the whole they rule out all that the part does."""
+    """Yield consecutive sets of a part.
+
+    Together with the whole they exclude every order that the part excludes.
+    """
     stack = [whole]
     while stack:
         part = stack.pop()
@@ -82,7 +85,7 @@ def _consecutive(whole: Part) -> Iterator[tuple[int, ...]]:
 
 @final
 class _Turning:
-    """Ties the parts of a tree that does not change any more."""
+    """Ties parts of a tree that no longer changes."""
 
     __slots__ = ("_parents", "_place", "_turns")
 
@@ -94,7 +97,7 @@ class _Turning:
     def tie(self, first: Part, second: Part, image: dict[int, int]) -> bool:
         """Demand that two parts of the same shape are arranged alike; return whether that is possible.
 
-        image: the variable of `second` that belongs to each one of `first`.
+        image: the variable of `second` for each variable of `first`.
         """
         stack = [(first, second)]
         while stack:
@@ -112,7 +115,7 @@ class _Turning:
         return True
 
     def orders(self) -> dict[Node, Order]:
-        """Return how to arrange the nodes that were tied."""
+        """Return arrangements of the tied nodes."""
         return self._turns.orders()
 
     def _as_they_lie(self, part: Part) -> list[Part]:

@@ -1,4 +1,4 @@
-"""Batches written out as a graph: one call each, on slices of what came before."""
+"""Writes batches as a graph: one call each, on slices of earlier results."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _aten = torch.ops.aten
 
 
 def write_batches(cell: TracedCell, plan: Batched) -> TracedCell:
-    """Return an equal graph in which what is batched runs as one call, as far as its operands are slices of one value.
+    """Return an equal graph in which a batch is one call, if its operands are slices of one value.
 
-    A pointwise batch whose operands lie in several places becomes one call for each stretch of them: that is never
-    slower than to copy them together first, for the copy is a call as well.
+    A pointwise batch with operands in several places becomes one call for each stretch of them: this is never slower
+    than copying them together first, because the copy is a call as well.
     """
     writer = _BatchWriter(cell)
     for batch, placed in zip(plan.batches, plan.layout.batches, strict=True):
@@ -32,7 +32,7 @@ def write_batches(cell: TracedCell, plan: Batched) -> TracedCell:
 
 @final
 class _BatchWriter:
-    """places: per operation that was written, the node whose value holds its own, and the column where it begins."""
+    """Writes batches. places: for each written operation, the node with its value, and the first column."""
 
     def __init__(self, cell: TracedCell) -> None:
         self.cell = cell
@@ -44,7 +44,7 @@ class _BatchWriter:
             self._copies[node] = self.made.graph.node_copy(node)
 
     def batch(self, nodes: Sequence[fx.Node]) -> None:
-        """Write operations of one kind, in the order in which their results are to lie."""
+        """Write operations of one kind. Their results lie in the given order."""
         if is_linear(self.cell, nodes[0]):
             self._layer(nodes)
         elif is_pointwise(nodes[0]):
@@ -64,7 +64,7 @@ class _BatchWriter:
         self.made.drop_unused_constants()
 
     def _value(self, node: fx.Node) -> fx.Node:
-        """Return the node of the new graph that has the value of one of the old."""
+        """Return the node of the new graph for the value of an old node."""
         if node in self._places:
             return self._stretch(*self._places[node], width_of(node) or 0)
         if node not in self._copies:
@@ -81,7 +81,7 @@ class _BatchWriter:
         return self._slices[key]
 
     def _follow(self, one: fx.Node, other: fx.Node) -> bool:
-        """Whether every operand of `other` is a constant, the same single column, or lies right after that of `one`."""
+        """Whether every operand of `other` is a constant, the same single column, or directly after that of `one`."""
         width = width_of(one) or 0
         for a, b in zip(operands(one), operands(other), strict=True):
             if self.cell.value(a) is not None:
@@ -136,7 +136,7 @@ class _BatchWriter:
 
 
 def _split_once(graph: fx.Graph) -> None:
-    """Take slices of one value that do not overlap with one call."""
+    """Replace slices of one value that do not overlap by one split call."""
     slices: dict[fx.Node, list[tuple[int, int, fx.Node]]] = {}
     for node in graph.nodes:
         if node.target is _aten.narrow.default and node.args[1] == 1:

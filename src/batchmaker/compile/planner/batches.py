@@ -1,4 +1,4 @@
-"""Batches inside a cell: what they compute and read, checked before anything is planned."""
+"""Batches inside a cell: their results and operands, checked before the planning."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from batchmaker.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One value that the layout places. size: elements per example. region: variables of one region lie together."""
+    """One value that the layout places.
+
+    size: elements per example. region: variables of one region are stored together.
+    """
 
     size: int = 1
     region: int = 0
@@ -18,9 +21,9 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """What a batch reads, position by position: a variable's index, or None for a value that is not placed.
+    """The operand of a batch: for each position a variable's index, or None for a value that is not placed.
 
-    gather_cost: what a copy of it costs, in any unit, the same for all operands; by default its elements per example.
+    gather_cost: the cost of a copy, in any unit, the same for all operands; by default its elements per example.
     """
 
     variables: tuple[int | None, ...]
@@ -29,19 +32,19 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One batched operation. results: per position, the variable that it computes; operands are as long."""
+    """One batched operation. results: for each position, the variable that it computes; operands alike."""
 
     results: tuple[int, ...]
     operands: tuple[Operand, ...]
 
 
 def placed_only(variables: Sequence[int | None]) -> tuple[int, ...]:
-    """Return the variables among these, without the positions that hold a value from outside."""
+    """Return the variables, without the positions of values from outside."""
     return tuple(variable for variable in variables if variable is not None)
 
 
 def check_batches(variables: Sequence[Variable], batches: Sequence[Batch]) -> None:
-    """Raise ModelError if the batches cannot be laid out. Whether they depend on each other in a circle is not seen."""
+    """Raise ModelError if the batches cannot be laid out. Cyclic dependencies are not detected."""
     computed: dict[int, int] = {}
     for number, batch in enumerate(batches):
         _check_lengths(number, batch)

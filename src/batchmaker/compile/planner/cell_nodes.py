@@ -1,4 +1,4 @@
-"""A cell's operations as nodes to batch: their types, what they read, and the layout of their results."""
+"""A cell's operations as nodes to batch: their types, their operands, and the layout of their results."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from batchmaker.compile.planner.layout import Layout, plan_layout
 from batchmaker.compile.planner.search import Schedule, fewest_batches
 
 Kind: TypeAlias = Callable[[fx.Node], Hashable]
-"""The type of an operation: those of one type can run as one."""
+"""The type of an operation. Operations of one type can run as one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batched:
-    """What runs together. operations: in graph order; batches: of these, in the order in which they run. layout: its
-    variables are the operations by number. proven: there are no schedules with fewer batches."""
+    """The batches of a cell.
+
+    operations: in graph order. batches: of these, in the order in which they run. layout: its variables are the
+    operations by number. proven: no schedule has fewer batches.
+    """
 
     operations: tuple[fx.Node, ...]
     batches: tuple[tuple[fx.Node, ...], ...]
@@ -30,12 +33,12 @@ class Batched:
 
 
 def computing(cell: TracedCell) -> list[fx.Node]:
-    """Return the nodes that compute or copy something, in order: all calls but views."""
+    """Return the nodes that compute or copy, in order: all calls except views."""
     return [node for node in cell.graph.nodes if node.op == "call_function" and not is_view(node)]
 
 
 def batched(cell: TracedCell) -> Batched:
-    """Choose batches and a layout. The graph should be taken apart gate by gate."""
+    """Choose batches and a layout. The graph should already be split gate by gate."""
     operations = computing(cell)
     number = {node: index for index, node in enumerate(operations)}
     schedule = schedule_of(operations, lambda node: _kind(cell, node, number))
@@ -58,7 +61,7 @@ def schedule_of(operations: Sequence[fx.Node], kind: Kind) -> Schedule:
 
 
 def _computed_from(node: fx.Node, number: dict[fx.Node, int]) -> Iterator[fx.Node]:
-    """Yield the operations whose results a node reads, also those that it reads a view of."""
+    """Yield the operations whose results a node reads, directly or through views."""
     for source in node.all_input_nodes:
         if source in number:
             yield source
@@ -67,11 +70,11 @@ def _computed_from(node: fx.Node, number: dict[fx.Node, int]) -> Iterator[fx.Nod
 
 
 def _kind(cell: TracedCell, node: fx.Node, number: dict[fx.Node, int]) -> Hashable:
-    """Return what operations that can run as one have in common, the node itself if it always runs alone.
+    """Return a key that is equal for operations that can run as one; the node itself if it always runs alone.
 
-    Layers: one input. Pointwise operations: what they do, and which operands are values of their own for each, as wide
-    as the result; all others must be the same. Results that leave the cell keep to themselves: they must not share
-    memory with what does not leave.
+    Layers are alike if they have the same input. Pointwise operations are alike if they do the same and have their own
+    operands at the same arguments, as wide as the result; all other arguments must be equal. Outputs of the cell have
+    types of their own, because they must not share memory with other values.
     """
     leaves = any(user.op == "output" for user in node.users)
     if is_linear(cell, node):
@@ -92,7 +95,7 @@ def _operand_kind(cell: TracedCell, operand: fx.Node, node: fx.Node, number: dic
 
 
 def _layout_operands(cell: TracedCell, nodes: Sequence[fx.Node], number: dict[fx.Node, int]) -> tuple[Operand, ...]:
-    """Return what a batch reads that should lie in order: the operands of pointwise operations."""
+    """Return the operands of a batch that should be in order: the operands of pointwise operations."""
     if is_linear(cell, nodes[0]) or not is_pointwise(nodes[0]):
         return ()
     columns = zip(*(tuple(operands(node)) for node in nodes), strict=True)

@@ -1,4 +1,4 @@
-"""Which demands to keep when not all of them can be met together."""
+"""The choice of demands to keep if not all of them can be met together."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 Demands = tuple[int, ...]
-"""Numbers of demands, ascending: the one that weighs most is 0."""
+"""Numbers of demands, ascending. Demand 0 has the largest weight."""
 
 
 @dataclass(slots=True)
 class Trials:
-    """Finds out whether demands can be met together. left: trials to spend, below 0 where more were needed."""
+    """Tests whether demands can be met together. left: remaining trials, below 0 if more were needed."""
 
     can_be_met: Callable[[Demands], bool]
     left: int
@@ -25,12 +25,12 @@ class Trials:
 def heaviest(
     weights: Sequence[float], can_be_met: Callable[[Demands], bool], known: Demands, most_trials: int
 ) -> Demands:
-    """Return demands that can be met together, of the largest total weight.
+    """Return demands that can be met together, with the largest total weight.
 
-    weights: not negative, descending. can_be_met: of no demands it is True, and with any it is of each part of them.
-    known: demands that can be met together. After about `most_trials` calls of `can_be_met` the best is not looked for
-    any longer: then the answer is the heavier of two, taking what still fits in order of weight from nothing, and from
-    `known`.
+    weights: not negative, descending. can_be_met: True without demands; if it is True for some demands, it is True for
+    each subset. known: demands that can be met together. After about `most_trials` calls of `can_be_met` the search
+    stops. Then the answer is the heavier of two greedy ones, which add demands in order of weight: one starts from
+    nothing, the other from `known`.
     """
     trials = Trials(can_be_met, most_trials)
     best = _exact(weights, trials)
@@ -47,7 +47,7 @@ def heaviest(
 def _exact(weights: Sequence[float], trials: Trials) -> Demands | None:
     """Return the heaviest demands, None if no trial is left: Reiter's tree of hitting sets, the lightest first.
 
-    Of every conflict one demand must go. What has the lightest such losses and meets no further conflict is best.
+    Of every conflict one demand must be dropped. The set with the smallest loss that meets no further conflict is best.
     """
     conflicts: list[Demands] = []
     waiting: list[tuple[float, Demands]] = [(0.0, ())]
@@ -72,10 +72,10 @@ def _exact(weights: Sequence[float], trials: Trials) -> Demands | None:
 
 
 def _conflict(demands: Demands, trials: Trials) -> Demands:
-    """Return some of the demands that cannot be met together, though they can without any one of them."""
+    """Return some of the demands that cannot be met together, but can without any one of them."""
     found: Demands = ()
     while not found or trials(found):
-        low, high = 0, len(demands)  # found and the first `high` cannot be met together, with the first `low` they can
+        low, high = 0, len(demands)  # `found` and the first `high` cannot be met together; the first `low` can
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if trials((*found, *demands[:middle])) else (low, middle)
@@ -84,7 +84,7 @@ def _conflict(demands: Demands, trials: Trials) -> Demands:
 
 
 def _filled(kept: Demands, offered: Demands, can_be_met: Callable[[Demands], bool]) -> Demands:
-    """Return `kept` and what can be added to it, one after the other; halves a group as long as it cannot be met."""
+    """Add demands to `kept` one after the other and return the result. A group that cannot be met is halved."""
     waiting = [offered]
     while waiting:
         group = waiting.pop()

@@ -1,4 +1,4 @@
-"""Planning as binding asks for it: for the whole cell, and whether its steps in runs are better left unplanned."""
+"""Planning for the binding of a cell: for the whole cell, and whether its steps in chains should stay unplanned."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from batchmaker.compile.planner.plan import Plan, Way, fastest_in_runs, plan_cel
 
 
 def planner(cell: TracedCell) -> PlannedCell:
-    """Return how to run a cell: as `plan_cell` has measured it."""
+    """Return the fastest way to run a cell, as measured by `plan_cell`."""
     return PlannedCell(plan_cell(cell))
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class PlannedCell:
-    """A plan as binding takes it; see `batchmaker.compile.binding.Planned`."""
+    """A plan in the form for binding; see `batchmaker.compile.binding.Planned`."""
 
     plan: Plan
 
@@ -43,9 +43,9 @@ class PlannedCell:
 @final
 @dataclass(frozen=True, slots=True)
 class Unplanned:
-    """What is left to choose for a planned cell: whether its steps are faster planned as well.
+    """The remaining choice for a planned cell: whether planning also makes its steps faster.
 
-    graph: the cell as bound without planning. way: as planned. In neither are tokens folded, `fold` does that in place.
+    graph: the cell as bound without planning. way: as planned. Tokens are folded in neither; `fold` does that in place.
     """
 
     graph: TracedCell
@@ -53,7 +53,7 @@ class Unplanned:
     fold: Callable[[TracedCell], list[str]]
 
     def preferred(self, num_sequence_inputs: int) -> TracedCell | None:
-        """Return the graph to cut into hoisted part and step instead of the planned one, None if that is faster."""
+        """Return the graph to split instead of the planned one, None if the planned one is faster."""
         itself = Way(self.graph, fused=True, reuse=False)
         if fastest_in_runs([itself, self.way], num_sequence_inputs) == 1:
             return None

@@ -1,9 +1,9 @@
-"""Where the values inside a cell lie in memory, so that batched operations read and write slices (ED-Batch 3.2).
+"""Places of the values inside a cell in memory, so that batched operations read and write slices (ED-Batch 3.2).
 
-A batch is one operation done on several values at once: position by position its operands go in and its results come
-out. Its positions have no order of their own, so the layout may permute them, but results and operands all in the same
-way. What cannot be had for all operands is given up where it costs least: such an operand is gathered, which means a
-copy before the operation and never another result.
+A batch is one operation on several values at once, position by position. Its positions have no fixed order. The layout
+may permute them, but must permute results and operands in the same way. If this is impossible for all operands, the
+cheapest ones are given up. Such an operand is gathered: this needs a copy before the operation and never changes a
+result.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from batchmaker.compile.planner.demands import Demands, heaviest
 
 
 class Access(Enum):
-    """How a batch gets at an operand."""
+    """The way in which a batch reads an operand."""
 
     VIEW = "view"
     """A slice of the layout, in the batch's order."""
@@ -28,12 +28,12 @@ class Access(Enum):
     GATHER = "gather"
     """Copied together before the operation, in the batch's order."""
     EXTERNAL = "external"
-    """No position is placed: weights and inputs, which the caller brings into the batch's order."""
+    """No position is placed: weights and inputs. The caller puts them into the batch's order."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedOperand:
-    """first: where in `Layout.order` the slice of a VIEW, or the variable of a BROADCAST, begins; else None."""
+    """first: the start in `Layout.order` of the slice of a VIEW, or of the variable of a BROADCAST; else None."""
 
     access: Access
     first: int | None
@@ -43,8 +43,8 @@ class PlacedOperand:
 class PlacedBatch:
     """Results are always a slice: `Layout.order[first : first + len(positions)]`.
 
-    positions: the batch's positions as they lie in memory; the i-th result there is `results[positions[i]]`. Gathered
-    and external operands must be brought into this order too.
+    positions: the batch's positions in memory order; the i-th result there is `results[positions[i]]`. Gathered and
+    external operands must be put into this order too.
     """
 
     first: int
@@ -54,10 +54,10 @@ class PlacedBatch:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A place for every variable, and what each batch makes of it.
+    """A place for every variable, and the access of each batch.
 
-    order: variables as they lie in memory. offsets: per variable, the elements per example that lie before it in its
-    region. batches: as they were given. gather_cost: sum over the operands that are gathered.
+    order: variables in memory order. offsets: for each variable, the elements per example before it in its region.
+    batches: in the given order. gather_cost: sum over the gathered operands.
     """
 
     order: tuple[int, ...]
@@ -67,16 +67,16 @@ class Layout:
 
 
 MOST_WORK = 20_000
-"""Sets of operands that are tried, times the variables, before the best set is no longer looked for."""
+"""A limit of the search for the best set of operands: number of tried sets times the number of variables."""
 
 
 def plan_layout(variables: Sequence[Variable], batches: Sequence[Batch]) -> Layout:
-    """Return a layout in which all results are slices, and so are the operands that cost most to gather.
+    """Return a layout in which all results are slices, and so are the operands that are most expensive to gather.
 
-    The gather cost is the least that any such layout has, unless so many operands contradict each other that finding
-    out would take too long; even then it is never more than if the variables lay in the order given, where that has
-    all results in slices. Raises ModelError if a batch names a variable that is not there, computes one twice or in
-    several sizes or regions, or has operands of another length, and for costs below 0.
+    The gather cost is the least that any such layout has, unless too many operands contradict each other for a complete
+    search. Even then it is never more than with the variables in the given order, if all results are slices there.
+    Raises ModelError if a batch names an unknown variable, computes one twice or in several sizes or regions, or has
+    operands of another length, and for costs below 0.
     """
     check_batches(variables, batches)
     if not variables:
@@ -106,7 +106,10 @@ def plan_layout(variables: Sequence[Variable], batches: Sequence[Batch]) -> Layo
 
 
 def _layout(variables: Sequence[Variable], batches: Sequence[Batch], order: Sequence[int]) -> Layout:
-    """Return what an order in which all results are slices makes of the batches. Nothing is taken on trust here."""
+    """Return the layout for an order in which all results are slices.
+
+    All conditions are checked again.
+    """
     offsets, used = [0] * len(variables), dict.fromkeys((variable.region for variable in variables), 0)
     for index in order:
         variable = variables[index]
@@ -143,7 +146,7 @@ def _placed_batch(variables: Sequence[Variable], place: Sequence[int], batch: Ba
 def _slices_as_given(
     variables: Sequence[Variable], batches: Sequence[Batch], wishes: Sequence[tuple[float, int, int]]
 ) -> Demands:
-    """Return the wishes that come true if the variables lie in the order given; none if it scatters some results."""
+    """Return the wishes that hold if the variables are in the given order; none if it scatters some results."""
     place = range(len(variables))
     if not all(_is_slice(place, sorted(batch.results)) for batch in batches):
         return ()
@@ -154,7 +157,7 @@ def _slices_as_given(
 
 
 def _places(order: Sequence[int]) -> list[int]:
-    """Return where each variable lies."""
+    """Return the place of each variable."""
     place = [0] * len(order)
     for number, variable in enumerate(order):
         place[variable] = number
@@ -162,7 +165,7 @@ def _places(order: Sequence[int]) -> list[int]:
 
 
 def _is_slice(place: Sequence[int], ordered: Sequence[int]) -> bool:
-    """Whether the variables lie one after the other, in this order."""
+    """Whether the variables are consecutive, in this order."""
     return all(place[after] == place[before] + 1 for before, after in pairwise(ordered))
 
 

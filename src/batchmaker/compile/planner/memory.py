@@ -1,11 +1,10 @@
-"""What a cell copies to run its batches: before, as its variables lie in the order in which they are written down, and
-after, in the graph that was planned.
+"""The copies of a cell that runs in batches: before, with variables in program order, and after, in the planned graph.
 
-A memory kernel is one copy that brings an operand of a batch together, or takes its results apart: ED-Batch's measure
-(table 2). Before, every isomorphic batch needs one for each operand whose values do not lie next to each other in the
-batch's order, one for each value that all its operations share, and one for results that are scattered; parameters
-lie in the order of their use. After, it is what the graph does copy; a value that layers share is not copied, since
-they became one product.
+A memory kernel is one copy that gathers an operand of a batch, or scatters its results: ED-Batch's measure (table 2).
+Before, every isomorphic batch needs one for each operand whose values are not consecutive in the batch's order, one for
+each value that all its operations share, and one for scattered results; parameters are in the order of their use.
+After, only the copies of the graph count. A value that layers share is not copied, because the layers became one
+product.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ _COPIES = (_aten.cat.default, _aten.stack.default, _aten.clone.default)
 
 @dataclass(frozen=True, slots=True)
 class CellMemory:
-    """What one run of a cell does at some batch size.
+    """The work of one run of a cell at some batch size.
 
-    calls: calls that compute, a batch being one. kernels: calls that copy. copied_bytes: what these write.
+    calls: calls that compute; a batch is one. kernels: calls that copy. copied_bytes: bytes that these write.
     """
 
     calls: int
@@ -41,7 +40,7 @@ class CellMemory:
 
 
 def memory_before(cell: TracedCell, batch: int) -> CellMemory:
-    """Return what batches of isomorphic operations need if every value lies where it stands in the program."""
+    """Return the work of isomorphic batches if every value is stored in program order."""
     gates = gate_by_gate(cell)
     place = {node: index for index, node in enumerate(_as_written(gates))}
     computed = computing(gates)
@@ -59,7 +58,7 @@ def memory_before(cell: TracedCell, batch: int) -> CellMemory:
 
 
 def memory_after(graph: TracedCell, batch: int) -> CellMemory:
-    """Return what the calls of a graph copy."""
+    """Return the copies of a graph's calls."""
     calls = [node for node in computing(graph) if node.target is not torch.unsafe_split_with_sizes]
     copies = [node for node in calls if node.target in _COPIES]
     copied = sum(_bytes(graph, node, batch) for node in copies)
@@ -67,7 +66,7 @@ def memory_after(graph: TracedCell, batch: int) -> CellMemory:
 
 
 def _as_written(cell: TracedCell) -> list[fx.Node]:
-    """Return inputs, parameters and results in the order in which a reader of the program meets them."""
+    """Return inputs, parameters and results in the order of the program."""
     inputs = cell.inputs
     seen: dict[fx.Node, None] = dict.fromkeys(inputs)
     for node in cell.graph.nodes:
@@ -78,8 +77,7 @@ def _as_written(cell: TracedCell) -> list[fx.Node]:
 
 
 def _isomorphic(cell: TracedCell, node: fx.Node) -> Hashable:
-    """Return what operations of one form and shape have in common; results that leave the cell are a form of their
-    own."""
+    """Return a key that is equal for operations of one form and shape. Outputs of the cell have keys of their own."""
     leaves = any(user.op == "output" for user in node.users)
     if is_linear(cell, node) or is_linear(cell, node, 3):
         x: Any = node.args[0]
@@ -91,7 +89,7 @@ def _isomorphic(cell: TracedCell, node: fx.Node) -> Hashable:
 
 
 def _columns(cell: TracedCell, nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
-    """Return the operands of a batch: per argument, the nodes that its operations read."""
+    """Return the operands of a batch: for each argument, the nodes that its operations read."""
     arguments = zip_longest(*((*node.args, *node.kwargs.values()) for node in nodes))
     columns = [[a for a in column if isinstance(a, fx.Node) and _is_large(cell, a)] for column in arguments]
     return [column for column in columns if len(column) > 1]

@@ -1,4 +1,4 @@
-"""A cell made faster from inside: gate by gate, batched, laid out, written anew, and measured (ED-Batch 3)."""
+"""Optimises the inside of a cell: gate by gate, batched, laid out, written as a new graph, measured (ED-Batch 3)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from batchmaker.compile.split import Split, compile_whole, split_cell
 MEASURED_BATCH: Final = 64
 _SECONDS: Final = 0.4
 _GAIN: Final = 0.98
-"""A way to batch is preferred to one before it if it needs at most this share of its time."""
+"""A way is preferred to an earlier one if it needs at most this share of its time."""
 _KNOWN_ALONE: Final = frozenset(
     ("bmm", "cat", "embedding", "flatten", "index_select", "matmul", "stack", "tanh", "unflatten")
 )
@@ -39,9 +39,9 @@ _LINEAR: Final = torch.ops.aten.linear.default
 class Way:
     """One way to run a cell.
 
-    graph: equal to the cell's. batched: what runs together; of the cell as it is, None. fused: pointwise operations run
-    in passes over the rows, whatever their batches. reuse: others write over what nobody else reads. num_operations: of
-    the cell gate by gate.
+    graph: equal to the cell's. batched: its batches; None for the unplanned cell. fused: pointwise operations run in
+    passes over the rows, whatever their batches. reuse: other pointwise operations overwrite values without another
+    reader. num_operations: of the cell gate by gate.
     """
 
     graph: TracedCell
@@ -51,7 +51,7 @@ class Way:
     num_operations: int = 0
 
     def packer(self) -> Packer:
-        """Return what to compile the graph with."""
+        """Return the packer for compiling the graph."""
         return Packer(reuse=self.reuse, fuse=self.fused)
 
     def lowered(self) -> TracedCell:
@@ -63,19 +63,19 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How to run a cell, and a note on what was done, or why nothing was: then the way is the cell as it is."""
+    """A way to run a cell, and a note on what was done. If nothing was done, the way is the unplanned cell."""
 
     way: Way
     note: str
 
 
 def plan_cell(cell: TracedCell, choose: Callable[[Sequence[Way]], int] | None = None) -> Plan:
-    """Return the fastest of the cell as it is and the ways to batch its operations.
+    """Return the fastest of the unplanned cell and the ways to batch its operations.
 
-    The ways differ in whether layers over values side by side are one product or a sum of several, and in whether
-    pointwise operations run batch by batch or in passes over the rows. choose: gives the index of the fastest way, the
-    cell itself being the first; by default they are measured, on random rows. The cell is not changed, and what the
-    graph computes differs from it by rounding only.
+    The ways differ in two respects: layers over concatenated values are one product or a sum of several; and pointwise
+    operations run batch by batch or in passes over the rows. choose: returns the index of the fastest way, with the
+    unplanned cell first; by default the ways are measured on random rows. The cell is not changed, and the result of
+    the graph differs from the cell's by rounding only.
     """
     itself = Way(cell, fused=True)
     try:
@@ -92,8 +92,10 @@ def plan_cell(cell: TracedCell, choose: Callable[[Sequence[Way]], int] | None = 
 
 
 def ways_of(cell: TracedCell) -> list[Way]:
-    """Return the ways to batch a cell's operations: in batches, with products parted and joined, then in passes, where
-    there is anything for them. Raises CannotRewriteError."""
+    """Return the ways to batch a cell's operations. CannotRewriteError if there is none.
+
+    First in batches, with separate and joined products, then in passes, if these apply.
+    """
     gates = gate_by_gate(cell)
     ways = [_in_batches(gates, apart) for apart in (True, False)]
     opened = gate_by_gate(open_steps(cell))
@@ -108,7 +110,7 @@ def ways_of(cell: TracedCell) -> list[Way]:
 
 
 def fastest(ways: Sequence[Way]) -> int:
-    """Return the index of the way that takes least time at a batch of 64; the first unless one is clearly faster."""
+    """Return the index of the fastest way at a batch of 64; the first unless another is clearly faster."""
     programs = [compile_whole(way.graph, way.packer()) for way in ways]
     specs = [spec_of_rows(node.meta["val"]) for node in ways[0].graph.inputs]
     inputs = example_rows(specs, MEASURED_BATCH, random=True)
@@ -116,8 +118,10 @@ def fastest(ways: Sequence[Way]) -> int:
 
 
 def fastest_in_runs(ways: Sequence[Way], num_sequence_inputs: int) -> int:
-    """Return, as `fastest`, the way whose hoisted part and step take least time together. Raises CannotRewriteError if
-    one cannot be cut."""
+    """Return, as `fastest`, the way whose hoisted part and step together are fastest.
+
+    Raises CannotRewriteError if a way cannot be split.
+    """
     splits = [split_cell(way.graph, num_sequence_inputs, way.packer()) for way in ways]
     specs = [spec_of_rows(node.meta["val"]) for node in ways[0].graph.inputs]
     inputs = example_rows(specs, MEASURED_BATCH, random=True)
@@ -130,8 +134,8 @@ def _hoist_and_step(split: Split, sequence: tuple[Tensor, ...], state: tuple[Ten
 
 
 def _first_of_least(calls: Sequence[Callable[[], Any]]) -> int:
-    """Return the index of the call that takes least time; an earlier one unless a later one is clearly faster."""
-    least = [min(times) for times in times_in_turn_s(calls, _SECONDS, least=5, most=50)]  # what disturbs only adds
+    """Return the index of the fastest call; an earlier one unless a later one is clearly faster."""
+    least = [min(times) for times in times_in_turn_s(calls, _SECONDS, least=5, most=50)]  # disturbances only add time
     best = 0
     for index, seconds in enumerate(least):
         if seconds < _GAIN * least[best]:
@@ -176,7 +180,7 @@ def _can_be_batched(node: fx.Node) -> bool:
 
 
 def _left_alone(chosen: Batched) -> str:
-    """Name the operations that the planner does not know."""
+    """Return the names of the operations that the planner does not support."""
     names = (getattr(node.target, "__name__", str(node.target)).split(".")[0] for node in chosen.operations
              if not _can_be_batched(node))  # fmt: skip
     return ", ".join(dict.fromkeys(name for name in names if name not in _KNOWN_ALONE))

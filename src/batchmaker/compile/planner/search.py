@@ -1,4 +1,4 @@
-"""Which operations of a cell run together: the fewest batches, found by search (ED-Batch 3.1, 5)."""
+"""The choice of batches inside a cell: the fewest batches, found by search (ED-Batch 3.1, 5)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from batchmaker.graph.frontier import Frontier
 from batchmaker.graph.mini_batch import MiniBatch, mini_batch
 
 MOST_STATES = 5_000
-"""States that the search looks at before it is content with the best found so far."""
+"""The search stops after so many states, with the best result so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +23,12 @@ class Schedule:
 
 
 def fewest_batches(types: Sequence[int], sources: Sequence[Iterable[int]], most_states: int = MOST_STATES) -> Schedule:
-    """Return batches of nodes of one type, each run as soon as all that it reads has been.
+    """Return batches of nodes of one type, each run as soon as its sources have run.
 
-    types: per node, from 0. sources: per node, the nodes that it reads, all before it. Sequences of types are searched
-    depth first, cut off where the batches so far and the lower bound of the rest reach the best known; where all
-    independent nodes of a type are ready it goes first without trying others (ED-Batch, Lemma 1). Beyond most_states
-    the result is the best seen, at worst that of Lemma 1 as a rule of thumb, forwards or backwards.
+    types: for each node, from 0. sources: for each node, the earlier nodes that it reads. The search over sequences of
+    types goes depth first. It is cut off when the batches so far plus the lower bound of the rest reach the best known
+    result. If all independent nodes of a type are ready, it goes first without other trials (ED-Batch, Lemma 1). Beyond
+    most_states the result is the best so far, at worst that of Lemma 1 as a heuristic, forwards or backwards.
     """
     nodes = mini_batch(types, sources, max(types, default=-1) + 1)
     backwards = [tuple(len(nodes) - 1 - node for node in batch) for batch in reversed(_by_rule(nodes.turned))]
@@ -49,7 +49,7 @@ def _by_rule(nodes: MiniBatch) -> list[tuple[int, ...]]:
 
 @final
 class _Search:
-    """Sets of nodes are the bits of one number."""
+    """The search. Sets of nodes are the bits of one number."""
 
     def __init__(self, nodes: MiniBatch, best: list[tuple[int, ...]], most_states: int) -> None:
         self.best = best
@@ -61,7 +61,7 @@ class _Search:
         self._height: list[int] = (nodes.turned.own_depths[::-1] + 1).tolist()
 
     def visit(self, left: int, batches: list[tuple[int, ...]]) -> None:
-        """Try to run the nodes in `left` in fewer batches than the best known; `batches` have run."""
+        """Try to run the nodes in `left` in fewer batches than the best known result; `batches` have already run."""
         if not left:
             self.best = list(batches)
             return
@@ -77,7 +77,7 @@ class _Search:
             self.visit(left & ~_bits(ready[kind]), [*batches, tuple(ready[kind])])
 
     def _look(self, left: int) -> tuple[dict[int, list[int]], dict[int, int], dict[int, int]]:
-        """Return per type the ready nodes, how many are independent, and the most on any way through the rest."""
+        """Return by type: the ready nodes, the number of independent nodes, the most on any path through the rest."""
         ready: dict[int, list[int]] = {}
         independent: dict[int, int] = {}
         heights: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Times of calls beside each other, on a machine that does other things too."""
+"""Comparable times of several calls on a machine with other work."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import torch
 def times_in_turn_s(
     calls: Sequence[Callable[[], Any]], seconds: float, *, least: int = 3, most: int = 100_000
 ) -> list[list[float]]:
-    """Return the times of each call, after one to warm up.
+    """Return the times of each call, after one call to warm up.
 
-    They are called in turn, so that what else the machine does meets all alike, and in an order drawn anew for each
-    round, so that none always finds in the caches what the same other one left there: for about so many seconds
-    together, at least `least` and at most `most` times each. Place i of each list is from round i.
+    The calls take turns, so other work on the machine affects all alike. The order of each round is random, so that no
+    call always finds the caches as the same other call left them. The measurement takes about `seconds` in total, with
+    at least `least` and at most `most` times each. Item i of each list is from round i.
     """
     order, drawn = list(range(len(calls))), random.Random(0)
     times: list[list[float]] = [[] for _ in calls]

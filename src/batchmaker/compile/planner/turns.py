@@ -1,4 +1,4 @@
-"""How nodes of a PQ-tree must be arranged relative to each other: a union-find whose edges carry permutations."""
+"""Relative arrangements of nodes of a PQ-tree: a union-find whose edges carry permutations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def composed(outer: Order, inner: Order) -> Order:
 
 
 def inverted(order: Order) -> Order:
-    """Return the permutation that undoes this one."""
+    """Return the inverse permutation."""
     places = [0] * len(order)
     for place, image in enumerate(order):
         places[image] = place
@@ -23,7 +23,7 @@ def inverted(order: Order) -> Order:
 
 @final
 class Turns:
-    """Which arrangement of each node follows from that of the node that decides for it.
+    """The arrangement of each node, as it follows from that of its deciding node.
 
     The arrangement of a node is `composed(turn, arrangement of its decider)`.
     """
@@ -34,10 +34,10 @@ class Turns:
         self._decider: dict[Node, tuple[Node, Order]] = {}
 
     def tie(self, first: Node, second: Node, image: Order) -> bool:
-        """Demand that what lies at a place of `first` corresponds to what lies at the same place of `second`.
+        """Demand that the same places of `first` and `second` hold corresponding children.
 
-        image: per child of `first`, the child of `second` that corresponds to it; for the direction of a chain (0, 1)
-        or (1, 0). Returns False, and demands nothing, if it contradicts what was demanded before.
+        image: for each child of `first`, the corresponding child of `second`; for the direction of a chain (0, 1) or
+        (1, 0). Returns False, and demands nothing, if it contradicts an earlier demand.
         """
         first_root, first_turn = self._found(first, len(image))
         second_root, second_turn = self._found(second, len(image))
@@ -48,11 +48,11 @@ class Turns:
         return True
 
     def orders(self) -> dict[Node, Order]:
-        """Return an arrangement of every node that was tied, such that all demands hold."""
+        """Return an arrangement of every tied node that meets all demands."""
         return {node: self._found(node, len(turn))[1] for node, (_, turn) in list(self._decider.items())}
 
     def _found(self, node: Node, degree: int) -> tuple[Node, Order]:
-        """Return the node that decides for `node`, and the turn from it, and shorten the way to it."""
+        """Return the deciding node of `node` and the turn from it, and shorten the path to it."""
         way = []
         root = node
         while root in self._decider and self._decider[root][0] is not root:

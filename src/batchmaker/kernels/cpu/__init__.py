@@ -1,5 +1,5 @@
-"""Recurrent steps on the CPU: all those of a task in one compiled call.
+"""Recurrent steps on the CPU: all steps of a task in one compiled call.
 
-`loop` has what the executor calls, `steps` what is compiled, `products` the ways to multiply by the weights, `choice`
-which of them is the fastest here, and `machine` what numba lacks.
+`loop` is the interface for the executor, `steps` the compiled code, `products` the ways to multiply by the weights,
+`choice` the choice of the fastest, and `machine` the operations that numba lacks.
 """

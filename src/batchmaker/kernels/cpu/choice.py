@@ -1,4 +1,4 @@
-"""Which way to compute recurrent steps is the fastest here, found by trying at a few batch sizes."""
+"""Finds the fastest way to compute recurrent steps by trials at a few batch sizes."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from batchmaker.kernels.cpu.steps import BLOCK, OWN, TILED
 from batchmaker.kernels.cpu.tiled import Rows
 
 _OWN_ROWS: Final = 8
-"""Above so many rows, loops that are then slow are not tried where a library could multiply: see _is_slow."""
+"""Above this number of rows, slow loops are not tried if a library could multiply: see _is_slow."""
 _WIDE: Final = 1 << 20
 _SIZE_S: Final = 3e-3
 _ALL_S: Final = 80e-3
-"""How long a size may take, and all sizes: after that, what has been found holds for larger ones."""
+"""Time limits of one size and of all sizes. After that, the result so far is used for larger sizes."""
 _SHORT: Final = 1 << 22
-"""Multiplications of a step up to which a task of several steps is timed."""
+"""A task of several steps is timed up to so many multiplications per step."""
 
 
 def choose(
     loop: RecurrentLoop, step: Callable[[int], Callable[[], Any]], batch_sizes: Sequence[int]
 ) -> NDArray[np.bool_]:
-    """Make the loop's plan; return for n up to the largest size if it is faster for tasks of at most n rows a step.
+    """Choose the loop's plan; return, for each n, whether it is faster for tasks of at most n rows a step.
 
-    step: makes the same step of n rows as it is computed otherwise. batch_sizes: those at which it has been
-    computed before, ascending. Takes some 10 ms, for wide cells up to 100.
+    n goes up to the largest size. step: makes the alternative, the same step of n rows. batch_sizes: the sizes at which
+    the alternative has been run before, ascending. Takes about 10 ms, for wide cells up to 100.
     """
     largest = batch_sizes[-1]
     ways = np.full(BLOCK + 1, loop.products.ways[-1], np.int64)
@@ -49,7 +49,7 @@ def choose(
             ways[: n + 1] = measured[n].way
     sizes, every = sorted(measured), np.arange(largest + 1)
     times = np.array([[measured[n].compiled_s, measured[n].products_s, measured[n].step_s] for n in sizes])
-    times = np.maximum(times, 1e-9)  # a clock may stand still between two looks
+    times = np.maximum(times, 1e-9)  # a clock may return the same time twice
     by_product = np.interp(every, sizes, times[:, 1] / times[:, 0]) < 1
     loop.plan = LoopPlan(ways, by_product, batch_sizes if by_product.any() else ())
     faster: NDArray[np.bool_] = np.interp(every, sizes, times[:, :2].min(1) / times[:, 2]) < 1
@@ -59,9 +59,12 @@ def choose(
 def choose_greedy(
     loop: GreedyLoop, step: Callable[[int], Callable[[], Any]], batch_sizes: Sequence[int]
 ) -> NDArray[np.bool_]:
-    """As `choose`, for a greedy decoder: first how its recurrent step multiplies, then whether the whole is faster."""
+    """As `choose`, for a greedy decoder: first for its recurrent step, then for the whole.
+
+    The second part compares the whole with the alternative.
+    """
     choose(loop.recurrent, step, batch_sizes)
-    _greedy(loop, 1, 1)()  # compiled, or loaded
+    _greedy(loop, 1, 1)()  # compile or load it
     faster: dict[int, float] = {}
     end_s = time.thread_time() + _ALL_S
     for n in _sizes(batch_sizes[-1]):
@@ -85,7 +88,7 @@ def _greedy(loop: GreedyLoop, n: int, num_steps: int) -> Callable[[], Any]:
 @final
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """Seconds of the same steps in one compiled call, in the fastest way to multiply, and otherwise."""
+    """Seconds of the same steps in one compiled call, with the fastest product, and with the alternative."""
 
     way: int
     compiled_s: float
@@ -109,14 +112,16 @@ def _num_steps(loop: RecurrentLoop, n: int) -> int:
 
 
 def _is_slow(loop: RecurrentLoop, way: int) -> bool:
-    """Whether a way takes long for many rows: own loops read the weights again and again, and tiles of bfloat16 do not
-    use the processor's products of it."""
+    """Whether a way is slow for many rows.
+
+    Own loops read the weights repeatedly, and tiles of bfloat16 do not use the processor's bfloat16 products.
+    """
     wide = loop.width * loop.hidden > _WIDE and loop.products.w.dtype == np.int16
     return way == OWN or (way == TILED and wide)
 
 
 def example_task(loop: RecurrentLoop, n: int, num_steps: int) -> LoopTask:
-    """Return a task of n chains from their first step on; its inputs are left out."""
+    """Return a task of n chains from their first step on, without inputs."""
     none = np.zeros(0, np.int64)
     lanes = np.arange(n, dtype=np.int64)
     zeros = np.zeros((loop.num_state, n), np.int64)
@@ -143,12 +148,12 @@ def example_task(loop: RecurrentLoop, n: int, num_steps: int) -> LoopTask:
 
 
 def _sizes(largest: int) -> list[int]:
-    """Return the sizes to try, what says the most first: time may not be left for all."""
+    """Return the sizes to try, the most informative first: there may not be time for all."""
     return list(dict.fromkeys(min(size, largest) for size in (1, BLOCK, 4, 16, 2, 8, 4 * BLOCK, 16 * BLOCK)))
 
 
 def _compile(loop: RecurrentLoop) -> None:
-    """Everything that a task needs is compiled, or loaded."""
+    """Compile or load everything that a task needs."""
     task = example_task(loop, 1, 1)
     task.fetch_at, task.fetch_of, task.fetched = (task.lanes,), (0,), (loop.zeros(1),)
     px = np.zeros((1, loop.width), loop.zeros(0).dtype)
@@ -166,9 +171,10 @@ def _products(loop: RecurrentLoop, task: LoopTask, px: Rows) -> Callable[[], Any
 
 
 def _least_s(calls: list[Callable[[], Any]]) -> list[float]:
-    """Return the least time of each call, called in turn for some milliseconds, but at least twice or three times.
+    """Return the least time of each call.
 
-    It is the time of this thread: what else the machine does must not decide.
+    The calls take turns for some milliseconds, at least two or three times each. The clock is that of this thread, so
+    other work on the machine does not count.
     """
     least = [np.inf] * len(calls)
     started_s = time.thread_time()

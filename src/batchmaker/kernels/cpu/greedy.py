@@ -17,11 +17,11 @@ from batchmaker.kernels.cpu.steps import BLOCK, Flags
 from batchmaker.kernels.cpu.tiled import Floats, Ints
 
 TOKEN: Final = 2
-"""Which part of the state the token is that was chosen last; 0 is h, 1 is c."""
+"""The part of the state that is the last chosen token; 0 is h, 1 is c."""
 
 
 class LoopEnds(Protocol):
-    """Where loops end, by node and by test: see `batchmaker.engine.stop_tests.StopTests`. `over` is written."""
+    """The ends of loops, by node and by test: see `batchmaker.engine.stop_tests.StopTests`. `over` is written."""
 
     test_of: Ints
     last: Ints
@@ -32,7 +32,7 @@ class LoopEnds(Protocol):
 
 @final
 class _NoEnds:
-    """No value ends a loop."""
+    """No loop ends at a value."""
 
     test_of = last = constants = np.zeros(0, np.int64)
     over = is_constant = np.zeros(0, np.bool_)
@@ -41,7 +41,7 @@ class _NoEnds:
 @final
 @dataclass(frozen=True, slots=True)
 class ScoreWeights:
-    """The token is that of the greatest of h @ weights.T + bias. weights: [tokens, hidden]; bias: [tokens], if any."""
+    """The next token is the argmax of h @ weights.T + bias. weights: [tokens, hidden]; bias: [tokens], if any."""
 
     weights: Tensor
     bias: Tensor | None
@@ -49,10 +49,10 @@ class ScoreWeights:
 
 @final
 class GreedyLoop:
-    """Runs tasks of a cell that is a recurrent step of its own last token, then the choice of the next one.
+    """Runs tasks of a cell that is a recurrent step of its own last token and the choice of the next token.
 
-    recurrent: the step; its table has a row for each token. state, outputs: for each state input and each output, 0
-    for h, 1 for c and TOKEN. Threads may run tasks at once, on lanes of their own.
+    recurrent: the step; its table has a row for each token. state, outputs: for each state input and each output, 0 for
+    h, 1 for c and TOKEN. Threads may run tasks at once, on lanes of their own.
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class GreedyLoop:
         return tuple(lanes)
 
     def run(self, task: LoopTask, nodes: Ints, ends: LoopEnds | None) -> tuple[Flags, Flags] | None:
-        """Compute all steps of a task, but for those of loops that have ended; None, with nothing written, if some
-        token, step or stop test cannot be computed here.
+        """Compute all steps of a task, except those of loops that have ended.
 
-        nodes: [positions]. ends: of the loops; None if no value ends them before the task does. Returns at which
-        positions loops have ended, and which did not run; what is fetched of these is zero.
+        nodes: [positions]. ends: of the loops; None if none ends at a value before the task does. Returns the positions
+        at which loops have ended, and those that did not run; fetched values of the latter are zero. Returns None, with
+        nothing written, if some token, step or stop test cannot be computed here.
         """
         recurrent, products = self.recurrent, self._products
         count = len(task.lanes)

@@ -1,7 +1,6 @@
-"""The steps of a task of greedy decoders, compiled: a recurrent step, the scores of all tokens, the best is read next.
+"""The compiled steps of a task of greedy decoders: a recurrent step, the scores of all tokens, the choice of the best.
 
-Loops that come to the token that ends them are left out of the steps that follow, as the stop tests between steps would
-leave them out.
+Loops that reach their end token are left out of later steps, as with stop tests between steps.
 """
 
 from __future__ import annotations
@@ -34,7 +33,10 @@ from batchmaker.kernels.cpu.tiled import Floats, Ints, Rows, run_tiles
 
 @compiled_part
 def best(scores: Floats, b: int, bias: Floats, like: Any) -> int:
-    """Return where scores[b] + bias, rounded as `like` is, is the greatest: the first such place, or that of a NaN."""
+    """Return the index of the greatest scores[b] + bias, rounded to the type of `like`.
+
+    It is the first such index, or that of a NaN.
+    """
     place = 0
     most = widened(rounded(scores[b, 0] + bias[0], like))
     for j in range(1, len(bias)):
@@ -49,7 +51,7 @@ def can_decode(
     used: Flags, nodes: Ints, num_tokens: int, tables: Ints, said_from: Ints, said_rows: Ints, test_of: Ints,
     is_constant: Flags,
 ) -> bool:  # fmt: skip
-    """Whether every step has lanes, every token that is brought has a row, and every stop test is a number."""
+    """Whether every step has lanes, every token from outside has a row, and every stop test is a number."""
     outside = 0
     for s in range(len(used)):
         outside += not used[s]
@@ -64,8 +66,41 @@ def can_decode(
 
 
 @compiled_part
+def enter_tokens(
+    first: int, last: int, lanes: Ints, tables: Ints, move_at: Ints, said_from: Ints, said_rows: Ints, said: Ints
+) -> None:
+    """Write the tokens of moves first to before last into their lanes. Table 0 stands for token 0."""
+    for move in range(first, last):
+        source = said_from[move]
+        said[lanes[move_at[move]]] = int64_at(tables[source], said_rows[move]) if source else 0
+
+
+@compiled_part
+def next_block(
+    p: int, last: int, lanes: Ints, nodes: Ints, said: Ints, over: Flags, places: Ints, skipped: Flags, now: Ints,
+    read: Ints,
+) -> tuple[int, int]:  # fmt: skip
+    """Collect up to BLOCK positions from p to before last; return the position after them, and their number.
+
+    Positions of ended loops are skipped. places, skipped: [positions], written. now, read: [BLOCK] the lanes and the
+    tokens of the collected positions, written.
+    """
+    n = 0
+    while n < BLOCK and p < last:
+        places[p] = lanes[p]
+        if len(over) and over[nodes[p]]:
+            places[p] = -1
+            skipped[p] = True
+        else:
+            now[n], read[n] = lanes[p], said[lanes[p]]
+            n += 1
+        p += 1
+    return p, n
+
+
+@compiled_part
 def clear_skipped(copies: Ints, lanes: Ints) -> None:
-    """Let what is fetched of positions that did not run be zero."""
+    """Set the fetched values of positions that did not run to zero."""
     for i in range(len(copies)):
         row_bytes = copies[i, ROW_BYTES]
         if not copies[i, ROWS]:
@@ -79,7 +114,7 @@ def end_loops(
     first: int, last: int, nodes: Ints, places: Ints, said: Ints, test_of: Ints, last_of: Ints, over: Flags,
     constants: Ints, stopped: Flags,
 ) -> None:  # fmt: skip
-    """Note which loops have ended with the step of positions first to last, of which those with a place ran."""
+    """Record the loops that end with the step of positions first to last, of which those with a place ran."""
     for p in range(first, last):
         node = nodes[p]
         if places[p] < 0 or test_of[node] < 0:
@@ -99,13 +134,13 @@ def run_greedy(
     out_addresses: Ints, out_way: int, scores: Floats, places: Ints, test_of: Ints, last_of: Ints, over: Flags,
     constants: Ints, is_constant: Flags, stopped: Flags, skipped: Flags,
 ) -> bool:  # fmt: skip
-    """Compute all steps of a task; False, with nothing written, if it has to be computed step by step.
+    """Compute all steps of a task; False, with nothing written, if it must be computed step by step.
 
     said: [lanes] the token of each lane, read and written. said_from, said_rows: as h_from and h_rows. outputs: 0 for
-    h, 1 for c, 2 for the token. out_w: [hidden, tokens], out_bias: [tokens], how they are multiplied: out_way. scores:
-    room for those of BLOCK rows. nodes: [positions]; test_of, last_of, over: by node as StopTests has them, constants,
-    is_constant by test; all empty if no value ends a loop here. stopped, skipped: [positions], false, written. places:
-    room for as many. The rest is as in run_steps.
+    h, 1 for c, 2 for the token. out_w: [hidden, tokens], out_bias: [tokens]; out_way: how to multiply them. scores:
+    room for those of BLOCK rows. nodes: [positions]; test_of, last_of, over: by node as in StopTests; constants,
+    is_constant: by test; all empty if no loop ends at a value here. stopped, skipped: [positions], false, written.
+    places: room for [positions]. The rest is as in run_steps.
     """
     if not can_decode(used, nodes, len(px), tables, said_from, said_rows, test_of, is_constant):
         return False
@@ -115,25 +150,14 @@ def run_greedy(
     note_source(copies, 2, said)
     threads = call_with_number(addresses[SET_THREADS], 1) if addresses[SET_THREADS] else 0
     now, read = places[len(lanes) :], places[len(lanes) + BLOCK :]
-    first = move = next_said = blocks = 0
+    first = move = blocks = 0
     for last in ends:
-        move = enter(kind, move, last, lanes, tables, move_at, h_from, h_rows, c_from, c_rows, h, c)
-        while next_said < move:
-            source = said_from[next_said]
-            said[lanes[move_at[next_said]]] = int64_at(tables[source], said_rows[next_said]) if source else 0
-            next_said += 1
+        entered = move
+        move = enter(kind, entered, last, lanes, tables, move_at, h_from, h_rows, c_from, c_rows, h, c)
+        enter_tokens(entered, move, lanes, tables, move_at, said_from, said_rows, said)
         p = first
         while p < last:
-            n = 0
-            while n < BLOCK and p < last:
-                places[p] = lanes[p]
-                if len(over) and over[nodes[p]]:
-                    places[p] = -1
-                    skipped[p] = True
-                else:
-                    now[n], read[n] = lanes[p], said[lanes[p]]
-                    n += 1
-                p += 1
+            p, n = next_block(p, last, lanes, nodes, said, over, places, skipped, now, read)
             if n == 0:
                 continue
             how = ways[n]

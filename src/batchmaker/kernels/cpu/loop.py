@@ -1,4 +1,4 @@
-"""All steps of a task of recurrent chains in one call."""
+"""All steps of a task of recurrent chains in one compiled call."""
 
 from __future__ import annotations
 
@@ -37,20 +37,24 @@ _NONE: Final = np.zeros(0, np.int64)
 @final
 @dataclass(slots=True)
 class LoopTask:
-    """What to compute: chains in lanes of state tables, step by step. Integers are int64, all arrays contiguous.
+    """The work: chains in lanes of state tables, step by step. Integers are int64, all arrays contiguous.
 
-    ends: [steps], the positions of step s are ends[s - 1] (0 for the first) to ends[s]; largest: the most of a step.
-    used: [steps] bool, whether a step's states are in lanes at all. lanes: [positions], the row of the state tables in
-    which each position's state lies; different within a step.
-    tables: [n] addresses of row 0 of the tables that are meant below by their numbers, all contiguous rows; 0 stands
-    for zeros. source_tables, source_rows: [positions] where the token of each position is, an int64. Or `inputs`: each
-    sequence input [positions, *shape], in the order of the positions.
-    move_at: [moves] ascending positions whose state is not in their lane yet. move_tables, move_rows: [state inputs,
-    moves], where it is when their step begins. Within a step no lane is both source and target.
-    state: [lanes, hidden] for each state input, read and written.
-    keep_at: [n] ascending positions whose outputs are written to rows keep_rows [n] of tables keep_tables [outputs], or
-    none at all. fetch_at: for each fetched output [n] ascending positions; fetch_of: which output it is; fetched:
-    [n, hidden] for each, written.
+    - ends: [steps]; the positions of step s are ends[s - 1] (0 for the first) to ends[s]. largest: the most positions
+      of a step.
+    - used: [steps] bool, whether a step's states are in lanes at all.
+    - lanes: [positions], the row of the state tables with each position's state; different within a step.
+    - tables: [n] addresses of row 0 of the tables; below, tables are given by their number here. All have contiguous
+      rows; address 0 stands for zeros.
+    - source_tables, source_rows: [positions] the place of each position's token, an int64. Or `inputs`: each sequence
+      input [positions, *shape], in the order of the positions.
+    - move_at: [moves] ascending positions whose state is not in their lane yet. move_tables, move_rows: [state inputs,
+      moves], its place when their step begins. Within a step no lane is both source and target.
+    - state: [lanes, hidden] for each state input, read and written.
+    - keep_at: [n] ascending positions whose outputs are written to rows keep_rows [n] of tables keep_tables [outputs],
+      or none at all.
+    - fetch_at: for each fetched output [n] ascending positions; fetch_of: the output number; fetched: [n, hidden] for
+      each, written.
+
     Values have the cell's dtype; bfloat16 is given as int16.
     """
 
@@ -79,12 +83,15 @@ class LoopTask:
 class LoopCell:
     """A cell that is one recurrent step of projected inputs.
 
-    kind: which. weights: [gates * hidden, hidden], float32 or bfloat16 on the CPU, in the order of gates (i, f, o, 2g),
-    (r, z, 2n) or one, doubled for tanh: what goes through tanh is scaled by two. bias: [gates * hidden] of the product,
-    only for "gru". state, outputs: for each state input and each output, 0 for h and 1 for c.
-    table: [tokens, gates * hidden], the projected input of each token, None if the inputs are no tokens; token: which
-    sequence input is the token. project: the sequence inputs of n rows -> [n, gates * hidden]; may raise.
-    product: states [n, hidden] -> states @ weights.T + bias in their dtype, by PyTorch.
+    - kind: of the cell.
+    - weights: [gates * hidden, hidden], float32 or bfloat16 on the CPU, in the order of gates (i, f, o, 2g), (r, z, 2n)
+      or one. Inputs of tanh are scaled by two.
+    - bias: [gates * hidden] of the product, only for "gru".
+    - state, outputs: for each state input and each output, 0 for h and 1 for c.
+    - table: [tokens, gates * hidden], the projected input of each token, None if the inputs are not tokens. token: the
+      number of the sequence input that is the token.
+    - project: the sequence inputs of n rows -> [n, gates * hidden]; may raise.
+    - product: states [n, hidden] -> states @ weights.T + bias in their dtype, by PyTorch.
     """
 
     kind: StepKind
@@ -101,11 +108,11 @@ class LoopCell:
 @final
 @dataclass(frozen=True, slots=True)
 class LoopPlan:
-    """How tasks are computed.
+    """The way to compute tasks.
 
-    ways: how n rows are multiplied in the compiled call, for n up to BLOCK. by_product: for tasks whose largest step
-    has n rows whether PyTorch multiplies instead, between two compiled calls for each step; the last for larger ones
-    too. product_sizes: the sizes at which it does, ascending; empty if it never does.
+    ways: the way to multiply n rows in the compiled call, for n up to BLOCK. by_product: for tasks whose largest step
+    has n rows, whether PyTorch multiplies instead, between two compiled calls for each step; the last entry holds for
+    larger tasks too. product_sizes: the sizes of these products, ascending; empty if there are none.
     """
 
     ways: Ints
@@ -114,7 +121,7 @@ class LoopPlan:
 
 
 def can_loop(weights: Tensor) -> bool:
-    """Whether there is a loop for recurrent weights like these: float32 or bfloat16 on the CPU, and a compiler."""
+    """Whether there is a loop for these recurrent weights: float32 or bfloat16 on the CPU, and a compiler."""
     return is_compiled(run_steps) and weights.device.type == "cpu" and weights.dtype in (torch.float32, torch.bfloat16)
 
 
@@ -123,8 +130,8 @@ class RecurrentLoop:
     """Runs tasks of a cell that is one recurrent step. Threads may run tasks at once, on lanes of their own.
 
     kind: a number for the compiled loops. hidden, width: units of the state and of all gates. num_state: parts of the
-    state. products: the weights; bias: of the product. table: the projected input of each token, if there is one.
-    plan: how to compute what; `choice` finds the fastest.
+    state. products: the weights; bias: of the product. table: the projected input of each token, if there is one. plan:
+    the way to compute tasks; `choice` finds the fastest.
     """
 
     def __init__(self, cell: LoopCell, functions: Library | None = None) -> None:
@@ -140,19 +147,22 @@ class RecurrentLoop:
         self.table = None if cell.table is None else bits(cell.table.detach().contiguous())
         self._outputs: Ints = np.array(cell.outputs, np.int64)
         self._h, self._c = (cell.state.index(part) if part in cell.state else 0 for part in (0, 1))
-        # Threads take a room from here and put it back; both are one operation under the interpreter's lock.
+        # Threads take a workspace from here and put it back; both are one operation under the interpreter's lock.
         self._rooms: list[Workspace] = []
 
     @property
     def token(self) -> int | None:
-        """Which sequence input is the token of the folded table, the only one that is read; None without a table."""
+        """The number of the sequence input with the folded table's token; None without a table.
+
+        With a table it is the only input that is read.
+        """
         return None if self.table is None else self._cell.token
 
     def run(self, task: LoopTask) -> bool:
-        """Compute all steps of a task. False, with nothing written, if its inputs cannot be projected or a step has no
-        lanes.
+        """Compute all steps of a task.
 
-        A token that has no row, for one: who computes step by step finds which it was.
+        Returns False, with nothing written, if the inputs cannot be projected or a step has no lanes. One cause is a
+        token without a row; the step-by-step computation then reports it.
         """
         if self.table is not None:
             tokens = task.inputs[self._cell.token] if task.inputs else None
@@ -160,15 +170,15 @@ class RecurrentLoop:
         try:
             with torch.no_grad():
                 px = self._cell.project(task.inputs)
-        except Exception:  # the cell's own
+        except Exception:  # any exception of the cell
             return False
         return self.run_projected(task, bits(px), _NONE)
 
     def run_projected(self, task: LoopTask, px: Rows, tokens: Ints | None) -> bool:
-        """Compute all steps of a task whose inputs have been projected.
+        """Compute all steps of a task with projected inputs.
 
-        px: a row for each token with `tokens` [positions], which is None if the task says where they are; with none
-        [positions or more, gates * hidden].
+        px: with `tokens` [positions], a row for each token; tokens is None if the task gives their places. Without
+        tokens [positions or more, gates * hidden].
         """
         plan = self.plan
         if plan.product_sizes and plan.by_product[min(task.largest, len(plan.by_product) - 1)]:
@@ -223,18 +233,18 @@ class RecurrentLoop:
         return task.move_at, tables[h], rows[h], tables[c], rows[c]
 
     def room(self) -> Workspace:
-        """Return room for a call, which is given back after it."""
+        """Return a workspace for a call, to be returned after it."""
         try:
             return self._rooms.pop()
         except IndexError:
             return Workspace(self.hidden, self.width, self.products.w.dtype)
 
     def give_back(self, room: Workspace) -> None:
-        """Keep room for the next call."""
+        """Keep a workspace for the next call."""
         self._rooms.append(room)
 
     def _padded(self, count: int) -> int:
-        """Return the size at which so many rows are multiplied by PyTorch."""
+        """Return the size at which PyTorch multiplies this number of rows."""
         sizes = self.plan.product_sizes
         at = bisect_left(sizes, count)
         return sizes[at] if at < len(sizes) else count
@@ -250,12 +260,12 @@ class RecurrentLoop:
 
 @final
 class Workspace:
-    """What a call of run_steps works in. arrays: g, a, narrow and t."""
+    """The workspace of a call of run_steps. arrays: g, a, narrow and t."""
 
     __slots__ = ("_copies", "_tokens", "arrays")
 
     def __init__(self, hidden: int, width: int, dtype: Any) -> None:
-        # Rows of `a` that are a power of two apart would share few lines of the first cache.
+        # Rows of `a` at a distance of a power of two would share few lines of the first cache.
         gates, state = (np.zeros((BLOCK, size), np.float32) for size in (width, hidden + LANES))
         self.arrays: tuple[Floats, Floats, Rows, Floats] = (
             gates, state, np.zeros((BLOCK, hidden), dtype), np.empty(width, np.float32)
@@ -264,15 +274,15 @@ class Workspace:
         self._copies: Ints = np.empty((8, COPY_FIELDS), np.int64)
 
     def tokens_of(self, count: int) -> Ints:
-        """Return room for so many tokens."""
+        """Return room for `count` tokens."""
         if len(self._tokens) < count:
             self._tokens = np.empty(2 * count, np.int64)
         return self._tokens[:count]
 
     def copies_of(self, task: LoopTask, outputs: Sequence[int]) -> Ints:
-        """Return room for the copies of a task, of which the fetches are noted. outputs: which part each output is.
+        """Return room for the copies of a task, with its fetches entered. outputs: the part of each output.
 
-        `task` keeps alive what the addresses in it are of.
+        `task` keeps the memory behind the addresses alive.
         """
         kept = len(task.keep_tables)
         count = kept + len(task.fetched)

@@ -1,4 +1,4 @@
-"""What compiled loops need and numba does not have: bfloat16, memory by its address, and calls of C functions."""
+"""Operations that compiled loops need and numba lacks: bfloat16, memory by address, and calls of C functions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ROW_MAJOR, _PLAIN, _TRANSPOSED, _PACKED = 101, 111, 112, 151  # of cblas.h and 
 
 @_made
 def widened(_: Any, value: Any) -> Any:
-    """Return a float32 as it is, an int16 as the float32 that its bits are the upper half of."""
+    """Return a float32 unchanged, an int16 as the float32 whose upper half it is."""
 
     def build(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         if value == types.float32:
@@ -30,7 +30,7 @@ def widened(_: Any, value: Any) -> Any:
 
 @_made
 def rounded(_: Any, value: Any, like: Any) -> Any:
-    """Return a float32 as it is, or where `like` is an int16, as the bits of the nearest bfloat16 (ties to even)."""
+    """Return a float32 unchanged; if `like` is an int16, return the bits of the nearest bfloat16 (ties to even)."""
 
     def build(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         if like == types.float32:
@@ -38,7 +38,7 @@ def rounded(_: Any, value: Any, like: Any) -> Any:
         bits = builder.bitcast(args[0], _INT)
         odd = builder.and_(builder.lshr(bits, _INT(16)), _INT(1))
         up = builder.add(builder.add(bits, odd), _INT(0x7FFF))
-        # Adding to the bits of a NaN could make another number of it.
+        # Adding to the bits of a NaN could turn it into another number.
         wide = builder.select(builder.fcmp_unordered("uno", args[0], args[0]), builder.or_(bits, _INT(1 << 22)), up)
         return builder.trunc(builder.lshr(wide, _INT(16)), ir.IntType(16))
 
@@ -70,7 +70,7 @@ def copy_bytes(_: Any, target: Any, source: Any, count: Any) -> Any:
 
 @_made
 def zero_bytes(_: Any, target: Any, count: Any) -> Any:
-    """Let bytes from an address on be zero."""
+    """Set bytes from an address on to zero."""
 
     def build(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         to, count = args

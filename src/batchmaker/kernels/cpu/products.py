@@ -1,7 +1,7 @@
-"""Ways to multiply a state by the recurrent weights without the interpreter: own loops, and MKL out of torch's library.
+"""Ways to multiply a state by the recurrent weights without the interpreter: own loops, and MKL from torch's library.
 
-PyTorch's wheels for x86 have MKL inside `libtorch_cpu.so` and leave its C functions visible. They are looked up by
-name, tried once on a small product, and not used where one is missing or wrong.
+PyTorch's wheels for x86 contain MKL in `libtorch_cpu.so` with visible C functions. They are looked up by name, tried
+once on a small product, and not used if one is missing or wrong.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PAGE: Final = 4096
 @final
 @dataclass(frozen=True, slots=True)
 class Library:
-    """Functions of MKL; None where this torch has none that is right."""
+    """Functions of MKL; None if this torch has none or a wrong one."""
 
     sgemm: Any = None
     bf16_gemm: Any = None
@@ -51,15 +51,15 @@ class Library:
 
 @cache
 def library() -> Library:
-    """Return MKL's functions as torch's library has them."""
+    """Return MKL's functions from torch's library."""
     try:
         loaded = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-    except OSError:  # another system's name, or linked in another way
+    except OSError:  # another system's name, or another way of linking
         return Library()
     names = ("cblas_sgemm_compute", "cblas_gemm_bf16bf16f32", "cblas_sgemm_pack", "cblas_sgemm_pack_get_size")
     sgemm, bf16, pack, size = (getattr(loaded, name, None) for name in names)
     threads = getattr(loaded, "MKL_Set_Num_Threads_Local", None)
-    if threads is None:  # without it a product might use threads of its own
+    if threads is None:  # without it a product might use several threads
         return Library()
     found = Library(sgemm, bf16, pack, size, threads)
     if None in (sgemm, pack, size) or not _multiplies(found):
@@ -71,11 +71,11 @@ def library() -> Library:
 
 @final
 class Products:
-    """The recurrent weights [gates * hidden, hidden], float32 or bfloat16, ready for every way that there is here.
+    """The recurrent weights [gates * hidden, hidden], float32 or bfloat16, prepared for every available way.
 
-    w: [hidden, gates * hidden], bfloat16 as int16: as tiles where they fit and there are gates (`tiles`), else their
-    transpose for own loops. ways: numbers of the ways. addresses: what the compiled loop needs to call the library;
-    valid as long as this object lives.
+    w: [hidden, gates * hidden], bfloat16 as int16: as tiles if they fit and there are gates (`tiles`), else their
+    transpose for own loops. ways: numbers of the ways. addresses: for the compiled loop's calls of the library; valid
+    as long as this object lives.
     """
 
     def __init__(self, weights: Tensor, functions: Library, *, tiles: bool = True) -> None:
@@ -106,7 +106,7 @@ class Products:
 
 
 def pack(w: NDArray[np.float32], functions: Library) -> tuple[NDArray[np.uint8], int]:
-    """Return w [depth, width] as MKL packs it for one thread and products of up to BLOCK rows, and its address."""
+    """Return w [depth, width] packed by MKL for one thread and products of up to BLOCK rows, and its address."""
     depth, width = w.shape
     functions.packed_size.restype = ctypes.c_size_t
     threads = functions.set_threads(1)
@@ -130,7 +130,7 @@ def bits(values: Tensor) -> NDArray[Any]:
 
 
 def _multiplies(functions: Library) -> bool:
-    """Whether the packed product is right, for one row, for as many as were said when packing, and in between."""
+    """Whether the packed product is right: for one row, for the number of rows given at packing, and in between."""
     random = np.random.default_rng(0)
     w = random.standard_normal((24, 40), np.float32)
     packed, address = pack(w, functions)

@@ -1,8 +1,8 @@
-"""The steps of a task of LSTM, GRU or RNN chains, compiled: no Python between them, and no lock of the interpreter.
+"""The compiled steps of a task of LSTM, GRU or RNN chains, without Python between them or the interpreter's lock.
 
-Rows of weights and projected inputs come as `batchmaker.compile.projected_steps` lays them out: what goes through tanh
-is scaled by two, so that every gate is tanh(x / 2) first. Sums, gates and c of a step are float32; bfloat16 state is
-rounded when it is stored. bfloat16 arrays are int16 here.
+Rows of weights and projected inputs have the layout of `batchmaker.compile.projected_steps`: inputs of tanh are scaled
+by two, so that every gate begins as tanh(x / 2). Sums, gates and c of a step are float32; bfloat16 state is rounded
+when it is stored. bfloat16 arrays are int16 here.
 """
 
 from __future__ import annotations
@@ -35,9 +35,12 @@ BLOCK: Final = 64
 """Most rows that are multiplied at once: their gates stay in the second cache."""
 
 NEXT_AT, COUNT, AT, ROWS, PART, TARGET, SOURCE, ROW_BYTES, COPY_FIELDS = range(9)
-"""Fields of a copy: the next of its positions, how many there are, the address of the positions, that of the rows that
-they go to (0: one after the other), what is copied (0: h, 1: c, 2: the token that was chosen), and the address that
-row 0 goes to; where the first lane is, and the bytes of a row."""
+"""Fields of a copy, see below.
+
+The next of its positions; the number of positions; the address of the positions; the address of their target rows (0:
+consecutive); the part to copy (0: h, 1: c, 2: the chosen token); the address of target row 0; the address of the first
+lane; the bytes of a row.
+"""
 
 SGEMM, WEIGHTS, BF16_GEMM, BF16_WEIGHTS, SET_THREADS, TILES, NUM_ADDRESSES = range(7)
 """Addresses of functions and weights; 0 where there is none."""
@@ -168,7 +171,7 @@ def finish(
 
 @compiled_part
 def bring(tables: Ints, table: int, row: int, target: int, row_bytes: int) -> None:
-    """Write a state that lies in a row of a table, or is zero (table 0), to where it goes."""
+    """Write a state from a row of a table, or zeros (table 0), to its target."""
     if table:
         copy_bytes(target, tables[table] + row * row_bytes, row_bytes)
     else:
@@ -180,7 +183,7 @@ def enter(
     kind: int, move: int, last: int, lanes: Ints, tables: Ints, move_at: Ints, h_from: Ints, h_rows: Ints, c_from: Ints,
     c_rows: Ints, h: Rows, c: Rows,
 ) -> int:  # fmt: skip
-    """Bring the states of positions below `last` into their lanes, from move `move` on; return the next move."""
+    """Move the states of positions below `last` into their lanes, from move `move` on; return the next move."""
     row_bytes = h.shape[1] * h.itemsize
     while move < len(move_at) and move_at[move] < last:
         at = lanes[move_at[move]] * row_bytes
@@ -193,9 +196,9 @@ def enter(
 
 @compiled
 def note_copy(copies: Ints, i: int, part: int, at: Ints, target: Rows) -> None:
-    """Let copy i be that of a part of the state at positions `at` to the rows of the target, one after the other.
+    """Define copy i: a part of the state at positions `at`, to consecutive rows of the target.
 
-    Nothing keeps the arrays alive: copies hold their addresses.
+    The copies hold only addresses and do not keep the arrays alive.
     """
     copies[i, NEXT_AT] = 0
     copies[i, COUNT] = len(at)
@@ -207,7 +210,7 @@ def note_copy(copies: Ints, i: int, part: int, at: Ints, target: Rows) -> None:
 
 @compiled_part
 def note_kept(copies: Ints, tables: Ints, outputs: Ints, keep_at: Ints, keep_rows: Ints, keep_tables: Ints) -> None:
-    """Let the first copies be those of outputs to rows of tables; there is room for them."""
+    """Define the first copies: outputs to rows of tables. There is room for them."""
     for i in range(len(keep_tables)):
         copies[i, NEXT_AT] = 0
         copies[i, COUNT] = len(keep_at)
@@ -219,7 +222,7 @@ def note_kept(copies: Ints, tables: Ints, outputs: Ints, keep_at: Ints, keep_row
 
 @compiled_part
 def note_source(copies: Ints, part: int, state: Rows) -> None:
-    """Let copies of a part of the state be from these rows, one for each lane."""
+    """Set the source of the copies of a part of the state: these rows, one for each lane."""
     row_bytes = state.itemsize * (state.size // len(state))
     for i in range(len(copies)):
         if copies[i, PART] == part:
@@ -229,7 +232,7 @@ def note_source(copies: Ints, part: int, state: Rows) -> None:
 
 @compiled_part
 def hand_out(copies: Ints, last: int, lanes: Ints) -> None:
-    """Copy the outputs of positions below `last` to where they are wanted, from where the last call left off.
+    """Copy the outputs of positions below `last` to their targets, from the end of the previous call on.
 
     lanes: below 0 for positions that did not run; nothing is copied for them.
     """
@@ -249,7 +252,7 @@ def hand_out(copies: Ints, last: int, lanes: Ints) -> None:
 
 @compiled_part
 def gather(how: int, n: int, lanes: Ints, first: int, h: Rows, a: Floats, narrow: Rows) -> None:
-    """Bring the state of n positions together: in float32, and as it is where bfloat16 is multiplied."""
+    """Gather the states of n positions: in float32, and unchanged if bfloat16 is multiplied."""
     row_bytes = h.shape[1] * h.itemsize
     for b in range(n):
         lane = lanes[first + b]
@@ -264,7 +267,7 @@ def prepare(
     used: Flags, tokens: Ints, of: Ints, rows: Ints, num_rows: int, h: Rows, c: Rows, tables: Ints, copies: Ints,
     outputs: Ints, keep_at: Ints, keep_rows: Ints, keep_tables: Ints,
 ) -> bool:  # fmt: skip
-    """Read the tokens from their tables (0: zeros) and note the copies; False if the task cannot be computed here."""
+    """Read the tokens from their tables (0: zeros) and define the copies; False if the task cannot be computed here."""
     outside = 0
     for s in range(len(used)):
         outside += not used[s]
@@ -287,11 +290,12 @@ def run_steps(
 ) -> bool:  # fmt: skip
     """Compute all steps of a task; False, with nothing written, if a token has no row or a step no lanes.
 
-    tokens: of each position its row of px, read from where `of` and `rows` say if they are not empty; empty if that is
-    the position itself. c: h but for an LSTM. tables: addresses. h_from, h_rows, c_from, c_rows: where what moves lies,
-    table and row. outputs: whether each is c. copies: the fetches, with room before them for the kept outputs.
-    w: [hidden, gates * hidden]. ways: how to multiply so many rows, up to BLOCK. g, a, narrow: room for BLOCK rows of
-    gates and of state (or more), in float32 and as stored. t: room for the gates of a row. The rest is as in LoopTask.
+    tokens: the row of px of each position; read from the places `of` and `rows` if these are not empty; empty if it is
+    the position itself. c: h except for an LSTM. tables: addresses. h_from, h_rows, c_from, c_rows: table and row of
+    the states that move. outputs: whether each is c. copies: the fetches, with room before them for the kept outputs.
+    w: [hidden, gates * hidden]. ways: the way to multiply so many rows, up to BLOCK. g, a, narrow: room for BLOCK rows
+    of gates and of state (or more), in float32 and as stored. t: room for the gates of a row. The rest is as in
+    LoopTask.
     """
     if not prepare(used, tokens, of, rows, len(px), h, c, tables, copies, outputs, keep_at, keep_rows, keep_tables):
         return False
@@ -321,7 +325,7 @@ def begin_task(
     used: Flags, tokens: Ints, of: Ints, rows: Ints, num_rows: int, h: Rows, c: Rows, tables: Ints, copies: Ints,
     outputs: Ints, keep_at: Ints, keep_rows: Ints, keep_tables: Ints,
 ) -> bool:  # fmt: skip
-    """As `prepare`, before somebody else multiplies for each step between begin_step and end_step."""
+    """As `prepare`, if PyTorch multiplies for each step between begin_step and end_step."""
     return prepare(used, tokens, of, rows, num_rows, h, c, tables, copies, outputs, keep_at, keep_rows, keep_tables)
 
 
@@ -330,7 +334,10 @@ def begin_step(
     kind: int, first: int, last: int, move: int, lanes: Ints, tables: Ints, move_at: Ints, h_from: Ints, h_rows: Ints,
     c_from: Ints, c_rows: Ints, h: Rows, c: Rows, states: Rows,
 ) -> int:  # fmt: skip
-    """Let `states` be those of positions first to last; return the next move. move: what the step before returned."""
+    """Gather the states of positions first to last into `states`; return the next move.
+
+    move: result of the step before.
+    """
     move = enter(kind, move, last, lanes, tables, move_at, h_from, h_rows, c_from, c_rows, h, c)
     row_bytes = h.shape[1] * h.itemsize
     for b in range(last - first):

@@ -29,23 +29,23 @@ RNN_TANH: Final = 2
 RNN_RELU: Final = 3
 
 _DEPTH: Final = 128
-"""Numbers of a state that are multiplied at once where there are many rows: the weights stay in the first cache."""
+"""Numbers of a state that are multiplied at once with many rows: the weights stay in the first cache."""
 _NEAR, _FAR = 3, 2  # caches to prefetch into
 _VECTOR: Final = 4 * LANES  # bytes in float32
 
 
 def vectors_of(gates: int) -> int:
-    """Return how many vectors a tile has: one of each gate, or four where there is one gate."""
+    """Return the number of vectors of a tile: one for each gate, or four if there is one gate."""
     return 4 if gates == 1 else gates
 
 
 def fits_tiles(hidden: int, gates: int) -> bool:
-    """Whether weights [gates * hidden, hidden] are whole tiles."""
+    """Whether weights [gates * hidden, hidden] divide into whole tiles."""
     return gates in (1, 3, 4) and hidden % (LANES * vectors_of(gates) // gates) == 0
 
 
 def tiled(weights: Rows) -> Rows:
-    """Return weights [gates * hidden, hidden] tile by tile as `tiles` describes, as many and in their dtype."""
+    """Return weights [gates * hidden, hidden] in tiles as described in `tiles`, with the same size and dtype."""
     width, hidden = weights.shape
     gates = width // hidden
     vectors = vectors_of(gates)
@@ -58,7 +58,7 @@ def tiled(weights: Rows) -> Rows:
 
 @compiled_part
 def ask_for(px: Rows, row: int, tile: int, gates: int, near: bool) -> None:
-    """Let the projected inputs of a row for a tile come into the first cache, or the second."""
+    """Prefetch a row's projected inputs for a tile into the first cache, or the second."""
     size = px.itemsize
     count, units = (4, 4 * LANES) if gates == 1 else (gates, LANES)
     step = LANES if gates == 1 else px.shape[1] // gates
@@ -74,7 +74,7 @@ def ask_for(px: Rows, row: int, tile: int, gates: int, near: bool) -> None:
 def finish_tile(
     kind: int, tile: int, sums: int, x: int, before: int, bias: Floats, h: int, c: int, stride: int, w: Rows
 ) -> None:  # fmt: skip
-    """Products of a row and a tile at `sums` -> the new state of its units; all but `bias` by address.
+    """Products of a row and a tile at `sums` -> the new state of its units. All arguments but `bias` are addresses.
 
     x, h, c: of the row's first unit. before: h before the step, float32. stride: bytes of a state.
     """
@@ -100,8 +100,9 @@ def run_tiles(
 ) -> None:  # fmt: skip
     """States a[:n] of n positions from `first` on -> their new state in their lanes.
 
-    down: from the last tile to the first. Blocks that go opposite ways in turn find in the second cache what the one
-    before has used last. weights: the address of the tiles. t: room for n rows of a tile. w: of the weights' dtype.
+    down: from the last tile to the first. If consecutive blocks go in opposite directions, a block first finds the
+    tiles that the previous block used last in the second cache. weights: the address of the tiles. t: room for n rows
+    of a tile. w: of the weights' dtype.
     """
     hidden, size = h.shape[1], w.itemsize
     gates = px.shape[1] // hidden
@@ -134,5 +135,5 @@ def run_tiles(
                     if b + r + TILE_ROWS < n:
                         soon = position + TILE_ROWS
                         ask_for(px, tokens[soon] if len(tokens) else soon, tile, gates, True)
-                    if position + n < len(tokens):  # about where the next block has its row
+                    if position + n < len(tokens):  # about the same row of the next block
                         ask_for(px, tokens[position + n], tile, gates, False)

@@ -1,8 +1,8 @@
 """Products of a few rows with a tile of weights, and the gates of one row of it, as vectors that stay in registers.
 
-A tile is the weights of all gates of LANES units (or of four times as many, where there is one gate), packed in the
+A tile is the weights of all gates of LANES units (or of four times as many units, if there is one gate), packed in the
 order in which they are read: [tiles, hidden, vectors, LANES] float32, or [tiles, hidden / 2, vectors, LANES, 2]
-bfloat16, whose pairs lie in one 32 bit number. Vectors of LANES numbers are LLVM's, on any processor.
+bfloat16, with each pair in one 32 bit number. Vectors of LANES numbers are LLVM's, on any processor.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TILE_ROWS: Final = 6 if _WIDE else 3
 """Rows that are multiplied at once: their sums of four vectors fit into the registers beside the weights."""
 
 _FEW_ROWS: Final = 2
-"""Up to so many rows a product waits for its weights, which are then asked for well before."""
+"""Up to so many rows a product waits for its weights, which are then prefetched well before."""
 
 _AHEAD_BYTES: Final = 4096
 _FLOAT, _INT, _SHORT, _LONG = ir.FloatType(), ir.IntType(32), ir.IntType(16), ir.IntType(64)
@@ -40,8 +40,7 @@ _FLOATS, _INTS, _SHORTS = (ir.VectorType(kind, LANES) for kind in (_FLOAT, _INT,
 
 @_made_for_constants
 def prefetch(_: Any, address: Any, locality: Any) -> Any:
-    """Ask for the cache line of an address, which need not be one that can be read, into the first cache (3) or the
-    second (2)."""
+    """Prefetch the cache line of an address, which may be unreadable, into the first cache (3) or the second (2)."""
     near = locality.literal_value
 
     def build(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
@@ -54,10 +53,10 @@ def prefetch(_: Any, address: Any, locality: Any) -> Any:
 def multiply_tile(
     _: Any, rows: Any, vectors: Any, more: Any, depth: Any, stride: Any, a: Any, w: Any, t: Any, like: Any
 ) -> Any:  # fmt: skip
-    """t [rows, vectors, LANES] = a [rows, depth] @ so many numbers of a tile of weights, all by address, in float32.
+    """t [rows, vectors, LANES] = a [rows, depth] @ `depth` numbers of a tile of weights, in float32, all by address.
 
-    rows: 1 to TILE_ROWS. vectors: 3 or 4, known when compiling. more: added to what is there. depth: even. stride: from
-    one row of `a` to the next, in numbers. like: a number of the weights' dtype.
+    rows: 1 to TILE_ROWS. vectors: 3 or 4, known at compile time. more: add to the present content. depth: even. stride:
+    from one row of `a` to the next, in numbers. like: a number of the weights' dtype.
     """
     count = vectors.literal_value
 
@@ -79,7 +78,10 @@ def multiply_tile(
 def _product(
     builder: Any, rows: int, vectors: int, single: bool, more: Any, depth: Any, stride: Any, a: Any, w: Any, t: Any
 ) -> None:  # fmt: skip
-    """The product of so many rows. Two numbers of each row are taken at a time, with sums of their own for one row."""
+    """The product of `rows` rows.
+
+    Two numbers of each row are processed at a time, with separate sums for a single row.
+    """
     sets = 2 if rows == 1 else 1
     zero = ir.Constant(_FLOATS, [0.0] * LANES)
     before = builder.block
@@ -128,7 +130,7 @@ def _product(
 
 
 def _weights(builder: Any, weights: Any, k: Any, vectors: int, single: bool) -> list[list[Any]]:
-    """Return the weights of numbers k and k + 1, float32 vectors."""
+    """Return the weights of numbers k and k + 1 as float32 vectors."""
     if single:
         first = builder.mul(k, _LONG(vectors))
         loaded = [
@@ -146,7 +148,7 @@ def _weights(builder: Any, weights: Any, k: Any, vectors: int, single: bool) -> 
 
 @_made
 def finish_lstm_tile(_: Any, t: Any, px: Any, stride: Any, h: Any, c: Any, like: Any) -> Any:
-    """Products (i, f, o, 2g) of LANES units of a row at t, and each gate's projected inputs -> h and c, by address.
+    """Products (i, f, o, 2g) of LANES units of a row at t, and projected inputs -> h and c, by address.
 
     px: the projected inputs of the first gate. stride: bytes from one gate's to the next's. like: a number of the dtype
     of px, h and c.
@@ -203,7 +205,7 @@ def finish_rnn_tile(_: Any, relu: Any, t: Any, px: Any, h: Any, like: Any) -> An
 
 
 class _Gates:
-    """Vectors in and out of memory, and what gates need of them. like: numba's type of what is stored."""
+    """Loads and stores of vectors, and the operations of gates. like: numba's type of the stored numbers."""
 
     def __init__(self, builder: Any, like: Any) -> None:
         self._builder = builder
@@ -211,13 +213,13 @@ class _Gates:
         self.size = 4 if self._single else 2
 
     def floats(self, address: Any, number: int) -> Any:
-        """Load a vector of float32, so many vectors after an address."""
+        """Load a vector of float32, `number` vectors after an address."""
         builder = self._builder
         pointer = builder.inttoptr(address, _FLOATS.as_pointer())
         return builder.load(builder.gep(pointer, [_LONG(number)]), align=4)
 
     def values(self, address: Any) -> Any:
-        """Load a vector of what is stored, as float32."""
+        """Load a vector of stored numbers, as float32."""
         if self._single:
             return self.floats(address, 0)
         builder = self._builder
@@ -263,7 +265,10 @@ def _polynomial(builder: Any, s: Any, coefficients: tuple[Any, ...]) -> Any:
 
 
 def _reciprocal(builder: Any, q: Any) -> Any:
-    """Return 1 / q of normal numbers; with AVX-512 by its estimate and one step of Newton's, which is as exact."""
+    """Return 1 / q of normal numbers.
+
+    With AVX-512 it is the estimate and one step of Newton's method, which is as exact.
+    """
     if not _WIDE:
         return builder.fdiv(_all(_FLOATS, 1.0), q)
     mask = ir.IntType(16)

@@ -1,4 +1,4 @@
-"""Graph batching: whole requests, padded and computed together. What cellular batching is compared with."""
+"""Graph batching: whole requests, padded and computed together. The baseline of cellular batching."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""How long a batch of whole requests takes, as a distribution: the maximum over requests that are not looked at."""
+"""The distribution of the time of a batch of whole requests: the maximum over its unknown lengths."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 
 NUM_SAMPLES = 1024  # lengths remembered
 NUM_POINTS = 32  # of the distribution
-REFRESH = 64  # observations between two looks at the samples, fewer at first
-KEEP = 0.98  # weight of what was known when a batch has finished
+REFRESH = 64  # observations between two updates of the distribution, fewer at first
+KEEP = 0.98  # weight of earlier knowledge when a batch has finished
 
 
 @final
 class StepCost:
-    """Seconds of a padded batch, learned: each step costs a fixed part and a part per row.
+    """Learned seconds of a padded batch: each step costs a fixed part and a part per row.
 
-    A least-squares line through (rows, seconds per step) of finished batches, recent ones counting more.
+    A least-squares line through (rows, seconds per step) of finished batches; recent ones count more.
     """
 
     __slots__ = ("_sums",)
@@ -32,12 +32,12 @@ class StepCost:
         return bool(self._sums[0] > 0)
 
     def saw(self, rows: int, longest: int, seconds: float) -> None:
-        """A batch of so many rows, padded to `longest`, took so long."""
+        """Learn from a batch of `rows` rows, padded to `longest`, that took so long."""
         each = seconds / max(longest, 1)
         self._sums = KEEP * self._sums + np.array([1.0, rows, each, rows * rows, rows * each])
 
     def seconds(self, rows: int, longest: int) -> float:
-        """Return what a batch will take; 0 while nothing is known."""
+        """Return the predicted seconds of a batch; 0 while nothing is known."""
         if not self.is_known:
             return 0.0
         mean_rows, mean, rows_squared, product = map(float, self._sums[1:] / self._sums[0])
@@ -64,18 +64,18 @@ class BatchLatency:
         self._cost = StepCost()
         self._lengths: deque[int] = deque(maxlen=NUM_SAMPLES)
         self._num_seen = self._next_look = 0
-        self._known_seconds: dict[tuple[int, int], float] = {}  # what `batch_seconds` has said
+        self._known_seconds: dict[tuple[int, int], float] = {}  # results of `batch_seconds`
         self._mean_s = dict.fromkeys(sizes, 0.0)
         self._seconds: dict[int, NDArray[np.float64]] = {}  # size -> [points] ascending
         self._weights: dict[int, NDArray[np.float64]] = {}  # size -> [points] their probabilities
 
     def saw_length(self, length: int) -> None:
-        """A request of this length has arrived."""
+        """Note that a request of this length has arrived."""
         self._lengths.append(length)
         self._saw()
 
     def saw_batch(self, lengths: Sequence[int], seconds: float) -> None:
-        """A batch of requests of these lengths took so long."""
+        """Learn from a batch of requests of these lengths that took so long."""
         self._cost.saw(len(lengths), max(lengths), seconds)
         self._saw()
 
@@ -84,7 +84,7 @@ class BatchLatency:
         return self._mean_s[size]
 
     def worth(self, size: int, slack_s: NDArray[np.float64], firm: NDArray[np.bool_]) -> float:
-        """Return the sum of the priority scores of requests that are computed now in a batch of this size.
+        """Return the sum of the priority scores of requests in a batch of this size that starts now.
 
         slack_s: [members] seconds until each is due. firm: [members] worth nothing once late; others stay urgent.
         """
@@ -103,7 +103,7 @@ class BatchLatency:
             self._look()
 
     def _look(self) -> None:
-        """Take the distribution from the lengths and the cost known by now."""
+        """Update the distribution with the present lengths and costs."""
         samples = np.sort(np.array(self._lengths))
         num = min(len(samples), NUM_POINTS)
         below = np.arange(num + 1) / num  # probability of a length up to each point

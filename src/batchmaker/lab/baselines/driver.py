@@ -1,4 +1,4 @@
-"""Drives graph batching: whole requests, padded and computed together by the model's own `batched`. The baselines."""
+"""The driver of graph batching: whole requests, padded and computed together by the model's own `batched`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from batchmaker.scheduler.events import RequestCancelled, RequestId, TimePassed
 
 @dataclass(frozen=True, slots=True)
 class _ComputedBatch:
-    """What a worker is given. tickets: those of `run.requests`, in order."""
+    """The work of a worker. tickets: those of `run.requests`, in order."""
 
     run: RunBatch
     tickets: list[Ticket]
@@ -41,9 +41,9 @@ class _Done:
 
 @final
 class GraphDriver:
-    """Hands whole requests to a GraphScheduler and computes the batches that it asks for, on threads.
+    """Hands whole requests to a GraphScheduler and computes its batches on threads.
 
-    The same clock and tickets as cellular batching, so that the two can be compared.
+    It uses the same clock and tickets as cellular batching, so the two can be compared.
     """
 
     def __init__(
@@ -101,12 +101,12 @@ class GraphDriver:
 
     def _accept(self, tickets: Sequence[Ticket], events: list[GraphEvent]) -> None:
         for ticket in tickets:
-            if (over := ticket.over) is not None:  # perhaps while the length of others was asked for
+            if (over := ticket.over) is not None:  # perhaps while the length of others was computed
                 self._settle([(ticket, None, over)])
                 continue
             try:
                 ticket.num_cells = int(ticket.model.length(ticket.request))
-            except RAISED_BY_USERS as error:  # the model's own code; it is that request's error
+            except RAISED_BY_USERS as error:  # the model's own code; this request fails
                 self._settle([(ticket, None, _as_invalid(error))])
                 continue
             self._tickets[ticket.request_id] = ticket
@@ -140,7 +140,7 @@ class GraphDriver:
         self._handle(events or [TimePassed(self._clock.now_s())])
 
     def _take_result(self, done: _Done) -> BatchFinished:
-        """Store what a batch gave and turn it into an event."""
+        """Store the results of a batch and turn them into an event."""
         run, lengths = done.batch.run, [ticket.num_cells for ticket in done.batch.tickets]
         stats = self.stats
         stats.steps += 1
@@ -201,8 +201,8 @@ class GraphDriver:
                 self._notify()
 
     def _outcomes(self, tickets: list[Ticket]) -> list[tuple[Any, BatchmakerError | None]]:
-        """Compute a batch; if it raises, one request at a time, so that only the requests at fault fail."""
-        model = tickets[0].model  # that of all: a batch is of one model
+        """Compute a batch. If it raises, compute one request at a time, so that only the wrong requests fail."""
+        model = tickets[0].model  # all requests of a batch have one model
         try:
             results = list(model.batched([ticket.request for ticket in tickets]))
             if len(results) != len(tickets):

@@ -15,12 +15,12 @@ from batchmaker.lab.baselines.batch_latency import BatchLatency
 from batchmaker.policies.base import GraphPolicy
 
 Entry = tuple[int, float, int]
-"""Minus the priority, when the request is due, the request: sorted, the order in which requests are taken."""
+"""Minus the priority, the due time, the request. Requests are taken in sorted order."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """Where a request stands. firm: it has a deadline of its own and is dropped when that cannot be met."""
+    """The state of a request. firm: it has its own deadline and is dropped when it cannot be met."""
 
     model: int
     entry: Entry
@@ -29,7 +29,7 @@ class _Known:
 
 @final
 class _Queue:
-    """What waits for one model, in order. due_s, firm: [waiting] the same as arrays."""
+    """The waiting requests of one model, in order. due_s, firm: [waiting] the same as arrays."""
 
     __slots__ = ("_due_s", "_firm", "entries", "latency")
 
@@ -51,25 +51,26 @@ class _Queue:
 
 @final
 class OrlojPolicy(GraphPolicy):
-    """Choose the batch size and the requests that are worth most now; drop what cannot be met.
+    """Choose the batch size and the requests of the greatest worth now; drop requests that cannot meet their deadline.
 
-    max_batch: most requests computed together; sizes are the powers of two up to it, and it. assumed_deadline_ms: after
-    its arrival, for a request without a deadline, which is never dropped. batch_seconds: what a batch of requests of
-    these lengths takes, computed together; without it that is learned from finished batches, per model.
+    max_batch: most requests computed together; sizes are max_batch and the powers of two below it. assumed_deadline_ms:
+    from its arrival, for a request without a deadline, which is never dropped. batch_seconds: the time of a batch of
+    requests of these lengths; without it the time is learned from finished batches, per model.
 
-    How long a request takes is not looked at before it runs, only the distribution over requests of its model; that of
+    A request's own length is not used before it runs, only the distribution over requests of its model. The latency of
     a batch is the maximum over its members (see BatchLatency). For every size k, the candidates are the requests whose
-    slack is at least the expected latency of k, the first due first. Computing a request now instead of after a delay
-    that is distributed exponentially with mean 1/b raises its chance of being in time by E[exp(-b (slack - latency));
-    latency <= slack]; that, divided by the expected latency, is its priority score (Chi et al., *Distribution-based
-    query scheduling*, VLDB 2013, on which Orloj builds). The size whose members' scores add up to most is computed.
+    slack is at least the expected latency of k, the first due first. Compare computing a request now with computing it
+    after a delay that is distributed exponentially with mean 1/b. Now raises its chance of being in time by E[exp(-b
+    (slack - latency)); latency <= slack]. This, divided by the expected latency, is its priority score (Chi et al.,
+    *Distribution-based query scheduling*, VLDB 2013, on which Orloj builds). The size with the largest sum of its
+    members' scores is computed.
 
     After Yu, Qiu, Jin, Chowdhury, *Orloj: Predictably Serving Unpredictable DNNs* (arXiv 2209.00159): written from
-    descriptions of it, not from its code, so that details may differ. Known differences: the paper keeps a queue of
-    scores for each batch size and updates them as time passes; here they are computed afresh for each batch, in which
-    the order is that of deadlines, since requests of one model share one distribution. Its distributions are of
-    execution times, per application; here they come from lengths and a cost, per model. 1/b is the expected latency
-    of the largest batch. A batch that is not full is taken to last as long as the next larger size.
+    descriptions, not from its code, so details may differ. Known differences: the paper keeps a queue of scores for
+    each batch size and updates them as time passes; here they are computed for each batch, and its order is that of
+    deadlines, because requests of one model share one distribution. The paper's distributions are of execution times,
+    per application; here they come from lengths and a cost, per model. 1/b is the expected latency of the largest
+    batch. A batch that is not full is assumed to last as long as the next larger size.
     """
 
     __slots__ = ("_assumed_s", "_batch_seconds", "_known", "_max_batch", "_queues", "_sizes")
@@ -109,7 +110,7 @@ class OrlojPolicy(GraphPolicy):
         model: int = 0,
         priority: int = 0,
     ) -> None:
-        """A request has arrived. Its length is one more sample of what requests of the model are like."""
+        """Note a request. Its length is one more sample of the model's distribution."""
         queue = self._queues.get(model)
         if queue is None:
             queue = self._queues[model] = _Queue(BatchLatency(self._sizes, self._batch_seconds))
@@ -120,7 +121,7 @@ class OrlojPolicy(GraphPolicy):
         queue.latency.saw_length(length)
 
     def discard(self, request: int) -> None:
-        """A waiting request was given up; unknown requests are ignored."""
+        """Note that a waiting request was given up. Unknown requests are ignored."""
         if request in self._known:
             known = self._known.pop(request)
             queue = self._queues[known.model]
@@ -128,7 +129,7 @@ class OrlojPolicy(GraphPolicy):
             queue.changed()
 
     def choose(self, now_s: float) -> Sequence[int]:
-        """Remove and return the batch that is worth most; empty only if nothing waits that can be met."""
+        """Remove and return the batch of the greatest worth; empty only if no waiting request can meet its deadline."""
         best: tuple[float, int] = (-1.0, 0)
         chosen: list[int] = []
         for queue in self._queues.values():
@@ -141,7 +142,7 @@ class OrlojPolicy(GraphPolicy):
         return chosen
 
     def refuse(self, now_s: float) -> Sequence[int]:
-        """Remove and return the requests whose deadline is nearer than the expected latency of one alone."""
+        """Remove and return the requests whose deadline is nearer than the expected latency of a single request."""
         late: list[int] = []
         for queue in self._queues.values():
             if queue.entries:
@@ -153,7 +154,7 @@ class OrlojPolicy(GraphPolicy):
         return late
 
     def batch_finished(self, model: int, lengths: Sequence[int], seconds: float) -> None:
-        """A batch of requests of these lengths took so long on its worker."""
+        """Learn from a batch of requests of these lengths that took so long."""
         if model in self._queues and self._batch_seconds is None:
             self._queues[model].latency.saw_batch(lengths, seconds)
 

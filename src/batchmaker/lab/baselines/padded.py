@@ -1,4 +1,4 @@
-"""Graph batching that starts as soon as a worker is idle: by buckets of length, or one request at a time."""
+"""Graph batching without waiting for more requests: by buckets of length, or one request at a time."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ class PaddedPolicy(GraphPolicy):
         model: int = 0,
         priority: int = 0,
     ) -> None:
-        """A request of this length has arrived."""
+        """Note that a request of this length has arrived."""
         key = (model, (max(length, 1) - 1) // self._width)
         self._bucket[request] = key
         self._buckets.setdefault(key, WaitingLine()).join(request, None, priority)
 
     def discard(self, request: int) -> None:
-        """A waiting request was given up; unknown requests are ignored."""
+        """Note that a waiting request was given up. Unknown requests are ignored."""
         if request in self._bucket:
             self._buckets[self._bucket.pop(request)].leave(request)
 
     def choose(self, now_s: float) -> Sequence[int]:
-        """Remove and return the first requests of the next bucket in turn that has any."""
+        """Remove and return the first requests of the next bucket in turn that is not empty."""
         waiting = sorted(key for key, bucket in self._buckets.items() if len(bucket))
         if not waiting:
             return ()
@@ -97,11 +97,11 @@ class SerialPolicy(GraphPolicy):
         model: int = 0,
         priority: int = 0,
     ) -> None:
-        """A request has arrived."""
+        """Note that a request has arrived."""
         self._waiting.join(request, None, priority)
 
     def discard(self, request: int) -> None:
-        """A waiting request was given up; unknown requests are ignored."""
+        """Note that a waiting request was given up. Unknown requests are ignored."""
         if request in self._waiting:
             self._waiting.leave(request)
 

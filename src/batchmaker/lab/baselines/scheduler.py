@@ -74,11 +74,11 @@ class _Batch:
 
 @final
 class GraphScheduler:
-    """Gives an idle worker the policy's next batch of whole requests; all of a batch leave together.
+    """Gives an idle worker the policy's next batch of whole requests; all requests of a batch leave together.
 
-    policy: which requests run together, and when. num_workers: one batch at a time on each. give_up_late: a request
-    that still waits at its deadline fails; one in a batch is computed, however late. A cancelled request fails at once;
-    if it is in a batch, its worker computes it all the same.
+    policy: decides which requests run together, and when. num_workers: one batch at a time on each. give_up_late: a
+    request that still waits at its deadline fails; one in a batch is computed, however late. A cancelled request fails
+    at once; if it is in a batch, its worker still computes it.
     """
 
     def __init__(self, policy: GraphPolicy, *, num_workers: int = 1, give_up_late: bool = True) -> None:
@@ -93,7 +93,7 @@ class GraphScheduler:
         self._next_batch = 0
         self._now_s = 0.0
 
-    # --- what a driver calls -------------------------------------------------------------------------------
+    # --- called by a driver ----------------------------------------------------------------------------------
 
     def handle(self, *events: GraphEvent) -> list[GraphCommand]:
         """Take events in order, then give idle workers work. Returns commands in the order to carry them out."""
@@ -111,7 +111,7 @@ class GraphScheduler:
                         self._fail(event.request, FailureKind.CANCELLED, "cancelled by the caller", commands)
                 case TimePassed():
                     pass
-        self._expire(commands)  # who arrived too late
+        self._expire(commands)  # requests that arrived too late
         if self._idle:
             self._dispatch(commands)
         return commands
@@ -123,13 +123,13 @@ class GraphScheduler:
 
     @property
     def next_wakeup_s(self) -> float | None:
-        """When the driver should send TimePassed at the latest."""
+        """The latest time for the driver to send TimePassed."""
         times = [self.next_deadline_s, self._policy.next_wakeup_s(self._now_s) if self._idle else None]
         return min((time_s for time_s in times if time_s is not None), default=None)
 
     @property
     def num_requests(self) -> int:
-        """Requests not answered, whether they wait or are in a batch."""
+        """Unanswered requests, waiting or in a batch."""
         return len(self._requests)
 
     @property
@@ -220,7 +220,7 @@ class GraphScheduler:
             commands.append(run)
 
     def _check_batch(self, chosen: Sequence[int]) -> int:
-        """Return the model of a batch, which must be of one model, of waiting requests, and not too large."""
+        """Return the model of a batch. It must be of one model, of waiting requests, and not too large."""
         name = self._policy.name
         if not self._waiting.issuperset(chosen) or len(set(chosen)) < len(chosen):
             raise InvariantError(f"policy {name!r} chose {list(chosen)}; not all of these wait")

@@ -15,9 +15,9 @@ class WindowPolicy(GraphPolicy):
     """Collect one batch per model, in order of arrival; it starts when it is full or its window is over.
 
     window_ms: milliseconds from the arrival of the batch's first request; 0 starts as soon as a worker is idle.
-    max_batch: most requests of one batch, the paper's 64. A batch whose window is over while no worker is idle goes on
-    collecting. Of several that may start, the one whose first request arrived first does.
-    Lengths do not matter: the batch is padded to its longest, and all leave together.
+    max_batch: most requests of one batch, the paper's 64. If no worker is idle when the window is over, the batch
+    continues to collect. If several may start, the one whose first request arrived first does. Lengths do not matter:
+    the batch is padded to its longest, and all leave together.
     """
 
     __slots__ = ("_lines", "_max_batch", "_model", "_window_s")
@@ -48,12 +48,15 @@ class WindowPolicy(GraphPolicy):
         model: int = 0,
         priority: int = 0,
     ) -> None:
-        """A request has arrived."""
+        """Note that a request has arrived."""
         self._model[request] = model
         self._lines.setdefault(model, WaitingLine()).join(request, at_s, priority)
 
     def discard(self, request: int) -> None:
-        """A waiting request was given up; unknown requests are ignored. The window is then that of the next one."""
+        """Note that a waiting request was given up. Unknown requests are ignored.
+
+        The window is then that of the next request.
+        """
         if request in self._model:
             model = self._model.pop(request)
             self._lines[model].leave(request)

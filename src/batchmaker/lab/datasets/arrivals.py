@@ -1,4 +1,4 @@
-"""When requests arrive: Poisson processes, bursts and recorded traces.
+"""Arrival times of requests: Poisson processes, bursts and recorded traces.
 
 Times are float64 arrays of seconds, ascending.
 """
@@ -65,11 +65,11 @@ def mmpp_arrivals(
 ) -> NDArray[np.float64]:
     """Return the arrival times of bursty traffic: [count] float64 seconds, from 0 on.
 
-    A Markov-modulated Poisson process of two states, quiet and burst; the stay in each is exponential. rate_rps: mean
-    rate over both. burst_ratio: rate in a burst over the quiet rate, at least 1. burst_share: share of time in bursts,
-    above 0 and below 1. burst_arrivals: mean number of arrivals in one burst. The process starts in a state drawn by
-    its share. With the defaults the quiet rate is 0.59 and the burst rate 4.7 times the mean.
-    Raises OptionError if an argument is out of range.
+    A Markov-modulated Poisson process of two states, quiet and burst; the time in each state is exponential. rate_rps:
+    mean rate over both. burst_ratio: rate in a burst over the quiet rate, at least 1. burst_share: share of time in
+    bursts, above 0 and below 1. burst_arrivals: mean number of arrivals in one burst. The first state is drawn by its
+    share. With the defaults the quiet rate is 0.59 and the burst rate 4.7 times the mean. Raises OptionError if an
+    argument is out of range.
     """
     _positive("rate_rps", rate_rps)
     _positive("burst_arrivals", burst_arrivals)

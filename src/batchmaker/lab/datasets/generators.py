@@ -1,6 +1,6 @@
-"""Seeded lengths, sentences, trees and lattices for those without data at hand.
+"""Seeded lengths, sentences, trees and lattices, if no real data is at hand.
 
-Everything here is a function of its arguments: the same seed gives the same values. A `seed` is an int or a
+Every function depends on its arguments only: the same seed gives the same values. A `seed` is an int or a
 `numpy.random.Generator`, which is then drawn from. Arguments out of range raise OptionError.
 """
 
@@ -28,16 +28,16 @@ _EUROPARL_SIGMA: Final = 0.7
 _LAZYBATCHING_MEDIAN: Final = 16.5
 _LAZYBATCHING_SIGMA: Final = 0.5
 _LAZYBATCHING_MAX_LENGTH: Final = 80
-_WORD_SHARES: Final = {2: 0.42, 3: 0.07, 4: 0.03}  # of places where a word of so many characters ends, as in ED-Batch's
+_WORD_SHARES: Final = {2: 0.42, 3: 0.07, 4: 0.03}  # share of places where a word of this length ends, as in ED-Batch's
 _NUM_LABELS: Final = 5  # sentiment 0 to 4, as in the Stanford treebank
 
 
 def europarl_lengths(n: int, seed: Seed, clip: int | None = None) -> NDArray[np.int64]:
-    """Return sentence lengths spread like those of WMT-15 Europarl: [n] int64, in tokens, 1 to 330.
+    """Return sentence lengths distributed like those of WMT-15 Europarl: [n] int64, in tokens, 1 to 330.
 
-    A clipped lognormal that meets the published figures: mean 24, maximum 330, about 99 % under 100. `clip`
-    shortens longer sentences to that many tokens.
-    Source: BatchMaker (EuroSys 2018), section 7.1 and figure 10; figure 11 for clips of 50 and 100.
+    A clipped lognormal that meets the published figures: mean 24, maximum 330, about 99 % under 100. `clip` shortens
+    longer sentences to that many tokens. Source: BatchMaker (EuroSys 2018), section 7.1 and figure 10; figure 11 for
+    clips of 50 and 100.
     """
     _at_least("n", n, 0)
     longest = EUROPARL_MAX_LENGTH if clip is None else min(_at_least("clip", clip, 1), EUROPARL_MAX_LENGTH)
@@ -64,12 +64,11 @@ def translation_lengths(source_lengths: ArrayLike, seed: Seed, sigma: float = 0.
 
 
 def lazybatching_lengths(count: int, seed: Seed) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return lengths of sentences and of their translations that meet what LazyBatching says of its data: [count] int64
-    each, in tokens.
+    """Return lengths of sentences and translations as described by LazyBatching: [count] int64 each, in tokens.
 
-    Of the translations 90 % are within 32 words and not within 31, 16 % within 10 and not within 9. Sources are
-    lognormal around 16.5, at most 80; a translation is its source x lognormal(0, 0.15).
-    Source: LazyBatching (HPCA 2021), figure 11 and its dec_timesteps.
+    90 % of the translations are within 32 words and not within 31, 16 % within 10 and not within 9. Sources are
+    lognormal around 16.5, at most 80; a translation is its source x lognormal(0, 0.15). Source: LazyBatching (HPCA
+    2021), figure 11 and its dec_timesteps.
     """
     generator = _generator(seed)
     drawn = generator.lognormal(math.log(_LAZYBATCHING_MEDIAN), _LAZYBATCHING_SIGMA, size=_at_least("count", count, 0))
@@ -85,10 +84,10 @@ def random_sentences(
 ) -> list[NDArray[np.int64]]:
     """Return one sentence of token ids per length: [length] int64 each, never a reserved id.
 
-    lengths: [n] integers, in tokens. vocabulary_size: number of ids, reserved ones included; ids are drawn
-    from NUM_RESERVED up to it. distribution: "zipf" draws the k-th ordinary word in proportion to 1/k, as
-    in a vocabulary ranked by frequency; "uniform" draws all alike.
-    The sentences are views of one array and do not overlap.
+    lengths: [n] integers, in tokens. vocabulary_size: number of ids, reserved ones included; ids are drawn from
+    NUM_RESERVED up to it. distribution: "zipf" draws the k-th ordinary word in proportion to 1/k, as in a vocabulary
+    ranked by frequency; "uniform" draws all with the same probability. The sentences are views of one array and do not
+    overlap.
     """
     counts = _lengths("lengths", lengths)
     num_words = _at_least("vocabulary_size", vocabulary_size, NUM_RESERVED + 1) - NUM_RESERVED
@@ -98,7 +97,7 @@ def random_sentences(
     elif distribution == "zipf":
         cumulative = np.cumsum(1.0 / np.arange(1, num_words + 1))
         words = np.searchsorted(cumulative, generator.random(total) * cumulative[-1], side="right")
-        words = np.minimum(words, num_words - 1)  # rounding can reach the very end
+        words = np.minimum(words, num_words - 1)  # rounding can reach the end of the range
     else:
         raise unknown_name("distribution", distribution, ("zipf", "uniform"))
     tokens = words.astype(np.int64) + NUM_RESERVED
@@ -106,10 +105,10 @@ def random_sentences(
 
 
 def random_binary_tree(num_leaves: int, seed: Seed, vocabulary: int | Sequence[str] = 1000) -> Tree:
-    """Return a tree whose spans are each split at a uniformly drawn place, so neither flat nor balanced.
+    """Return a tree in which each span is split at a uniformly drawn place.
 
-    vocabulary: the words to draw from, or how many of "w0", "w1", ... Labels are uniform, 0 to 4. Internal
-    nodes are in postorder.
+    So it is neither flat nor balanced. vocabulary: the words to draw from, or their number for "w0", "w1", ... Labels
+    are uniform, 0 to 4. Internal nodes are in postorder.
     """
     generator = _generator(seed)
     children = np.empty((_at_least("num_leaves", num_leaves, 1) - 1, 2), dtype=np.int32)
@@ -137,7 +136,7 @@ def random_trees(
     max_leaves: int = 30,
     vocabulary: int | Sequence[str] = 1000,
 ) -> list[Tree]:
-    """Return n trees of `random_binary_tree`, numbers of leaves uniform from min_leaves to max_leaves."""
+    """Return n trees of `random_binary_tree` with uniform numbers of leaves from min_leaves to max_leaves."""
     _at_least("max_leaves", max_leaves, _at_least("min_leaves", min_leaves, 1))
     generator = _generator(seed)
     sizes = generator.integers(min_leaves, max_leaves, size=_at_least("n", n, 0), endpoint=True)
@@ -145,7 +144,7 @@ def random_trees(
 
 
 def complete_tree(num_leaves: int = 16, seed: Seed = 0, vocabulary: int | Sequence[str] = 1000) -> Tree:
-    """Return the complete tree with that many leaves, a power of two; internal nodes level by level.
+    """Return the complete tree with this number of leaves, a power of two; internal nodes level by level.
 
     Words and labels as in `random_binary_tree`. Source: the identical trees of BatchMaker, figure 15.
     """
@@ -164,10 +163,10 @@ def random_lattices(
     num_characters: int = 1000,
     num_words: int = 5000,
 ) -> list[Lattice]:
-    """Return n lattices, numbers of characters uniform from min_characters to max_characters.
+    """Return n lattices with uniform numbers of characters from min_characters to max_characters.
 
-    Each place has a word of 2, 3 or 4 characters that ends there with the shares of ED-Batch's lattices: about half a
-    word for each character. Ids are uniform below num_characters and num_words, all labels 0.
+    At each place a word of 2, 3 or 4 characters may end, with the shares of ED-Batch's lattices: about half a word for
+    each character. Ids are uniform below num_characters and num_words, all labels 0.
     """
     _at_least("max_characters", max_characters, _at_least("min_characters", min_characters, 1))
     _at_least("num_characters", num_characters, 1)
@@ -190,7 +189,7 @@ def random_lattices(
 def random_tagged_sentences(
     lengths: ArrayLike, seed: Seed, vocabulary: int = 5000, tags: Sequence[str] = ("O", "I-PER", "I-LOC", "I-ORG")
 ) -> list[TaggedSentence]:
-    """Return one sentence per length in words, drawn as in `random_sentences`, each word with a tag drawn evenly.
+    """Return one sentence of words per length, drawn as in `random_sentences`, with a uniformly drawn tag per word.
 
     The words are `w1`, `w2`, ... up to `vocabulary`, in order of frequency.
     """
@@ -207,7 +206,7 @@ def random_tagged_sentences(
 
 
 def _dressed(children: NDArray[np.int32], generator: np.random.Generator, vocabulary: int | Sequence[str]) -> Tree:
-    """Return the tree of that form with drawn words and labels."""
+    """Return the tree of this form with drawn words and labels."""
     num_leaves = len(children) + 1
     num_words = vocabulary if isinstance(vocabulary, int) else len(vocabulary)
     drawn = generator.integers(0, _at_least("vocabulary", num_words, 1), size=num_leaves).tolist()

@@ -61,10 +61,10 @@ class Lattice:
 def read_lattices(path: str | PathLike[str]) -> list[Lattice]:
     """Return the lattices of a file of ED-Batch's evaluation, in file order. Gzipped if named `.gz`.
 
-    Whole numbers between blanks: how many lattices; then of each its number of nodes, a label for each node, and for
-    each node its number of arcs with a source and an id for each. In the files at hand node 0 has no arcs and every
-    other node has its character first.
-    Raises DataError, naming file and line, for what is not such a file, or one without lattices.
+    The file has whole numbers between blanks: the number of lattices; then for each its number of nodes, a label for
+    each node, and for each node its number of arcs with a source and an id for each. In the known files node 0 has no
+    arcs and every other node has its character first. Raises DataError, naming file and line, for any other file, or
+    one without lattices.
     """
     numbers = _NumberedLines(path)
     count = numbers.next("the number of lattices", least=1)
@@ -86,7 +86,7 @@ def _read_lattice(numbers: _NumberedLines, which: str) -> Lattice:
 
 @final
 class _NumberedLines:
-    """The numbers of a file one by one, each with the line that it stands on."""
+    """The numbers of a file one by one, each with its line."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self._path = path
@@ -99,7 +99,7 @@ class _NumberedLines:
             yield from line.split()
 
     def next(self, what: str, *, least: int = 0, below: int | None = None) -> int:
-        """Return the next number. DataError unless it is there and in range."""
+        """Return the next number. DataError if it is missing or out of range."""
         word = next(self._words, None)
         if word is None:
             raise DataError(f"{self._path}: the file ends after line {self._line}; expected {what}.")

@@ -29,7 +29,7 @@ _LEAF, _OPEN, _CLOSE = 2, 3, 4
 
 
 def read_trees(path: str | PathLike[str]) -> list[Tree]:
-    """Return the trees of a file, one a line; blank lines are passed over. Gzipped if named `.gz`.
+    """Return the trees of a file, one a line; blank lines are skipped. Gzipped if named `.gz`.
 
     Raises DataError, naming file, line and column, for a malformed tree, and if there is no tree at all.
     """
@@ -91,9 +91,9 @@ def parse_tree(text: str) -> Tree:
 
 
 def to_sexpr(tree: Tree) -> str:
-    """Return the tree in brackets on one line; `parse_tree` gives it back, internal nodes in postorder.
+    """Return the tree in brackets on one line; `parse_tree` reads it, internal nodes in postorder.
 
-    Raises DataError for a word that is empty or holds a bracket or a blank: write `-LRB-`, `-RRB-`.
+    Raises DataError for a word that is empty or contains a bracket or a blank: write `-LRB-`, `-RRB-`.
     """
     for word in tree.words:
         if not _WORD.fullmatch(word):
@@ -119,7 +119,7 @@ def _malformed(offset: int, what: str) -> DataError:
 
 
 def _what_is_wrong(rest: str) -> str:
-    """Say what stands where neither a leaf, an opening nor a closing bracket was recognised."""
+    """Describe text that is neither a leaf nor an opening or closing bracket."""
     if rest[0] == ")":
         return "a closing bracket that was never opened (unbalanced)"
     if rest[0] != "(":

@@ -1,4 +1,4 @@
-"""Seeded images and spectrograms, for networks that see and hear. As in `generators`, the same seed gives the same."""
+"""Seeded images and spectrograms. As in `generators`, the same seed gives the same values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from batchmaker.errors import OptionError
 from batchmaker.lab.datasets.generators import Seed
 
 FRAMES_PER_S: Final = 100
-"""Windows of 20 to 25 ms that begin 10 ms after each other, as speech recognition has them."""
+"""Windows of 20 to 25 ms that begin every 10 ms, as is usual in speech recognition."""
 LIBRISPEECH_MEAN_S: Final = 7.42
 LIBRISPEECH_MIN_S: Final = 1.285
 LIBRISPEECH_MAX_S: Final = 34.955
@@ -21,11 +21,11 @@ _LIBRISPEECH_SIGMA: Final = 0.68
 
 
 def librispeech_lengths(count: int, seed: Seed, clip: int | None = None) -> NDArray[np.int64]:
-    """Return lengths of utterances spread like those of LibriSpeech's test-clean: [count] int64, in frames of 10 ms.
+    """Return lengths of utterances distributed like LibriSpeech's test-clean: [count] int64, in frames of 10 ms.
 
     A clipped lognormal that meets the mean (7.4 s), the shortest (1.3 s) and the longest (35 s) of its 2620 utterances.
-    `clip` shortens longer ones to that many frames.
-    Source: Panayotov et al. (ICASSP 2015) for the set; its utterances for the figures.
+    `clip` shortens longer ones to that many frames. Source: Panayotov et al. (ICASSP 2015) for the set; its utterances
+    for the figures.
     """
     if count < 0:
         raise OptionError(f"count: got {count}, expected at least 0.")
@@ -44,6 +44,6 @@ def random_spectrograms(lengths: Iterable[int], pitches: int, seed: Seed) -> lis
 
 
 def random_images(count: int, seed: Seed, size: int = 224) -> list[NDArray[np.float32]]:
-    """Return images [3, size, size] of normal noise, float32, as photographs are once they are normalised."""
+    """Return images [3, size, size] of normal noise, float32, like normalised photographs."""
     generator = np.random.default_rng(seed)
     return [generator.standard_normal((3, size, size), dtype=np.float32) for _ in range(count)]

@@ -28,9 +28,8 @@ class TaggedSentence:
 def read_tagged(path: str | PathLike[str]) -> list[TaggedSentence]:
     """Return the sentences of a file with one a line, each word written `word|TAG`. Gzipped if named `.gz`.
 
-    The last bar is the one before the tag. Blank lines are passed over. Raises DataError, naming file and line, for a
-    word without a tag, and if there is no sentence.
-    Source of the format: WikiNER (Nothman et al. 2013).
+    The last bar is the one before the tag. Blank lines are skipped. Raises DataError, naming file and line, for a word
+    without a tag, and if there is no sentence. Source of the format: WikiNER (Nothman et al. 2013).
     """
     found: list[TaggedSentence] = []
     for number, line in enumerate(read_lines(path), start=1):
@@ -52,10 +51,10 @@ def read_columns(path: str | PathLike[str]) -> list[TaggedSentence]:
 
 
 def read_numbered_characters(path: str | PathLike[str]) -> list[TaggedSentence]:
-    """As `read_columns`, for characters with a digit behind each, its place in its word, which is dropped: 科0 技1.
+    """As `read_columns`, for characters followed by a digit, which is dropped: 科0 技1.
 
-    What is before the digit counts as one character, also where it is several code points.
-    Source of the format: Weibo NER, second edition (Peng and Dredze 2016).
+    The digit is the character's place in its word. The text before the digit counts as one character, even if it is
+    several code points. Source of the format: Weibo NER, second edition (Peng and Dredze 2016).
     """
     return _read_columns(path, _without_digit, "a character, a digit, a tab and its tag")
 

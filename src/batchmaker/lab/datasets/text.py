@@ -15,7 +15,7 @@ from batchmaker.errors import DataError
 class SentencePair:
     """One source line and its translation, neither of them blank.
 
-    line_number: where the pair stands in both files, counted from 1.
+    line_number: of the pair in both files, counted from 1.
     """
 
     source: str

@@ -1,4 +1,4 @@
-"""Labelled binary trees in a compact form: arrays that a tree-shaped network's cells can be made from."""
+"""Labelled binary trees in a compact form: arrays from which the cells of a tree network can be made."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from batchmaker.graph.trees import tree_fault
 class Tree:
     """One binary tree over a sentence. Nodes are numbered leaves first, then internal nodes.
 
-    words: the leaves, left to right. children: [num_internal, 2] int32, left and right child of internal node
-    j, whose own number is num_leaves + j; children come before their parents and the root is last. A tree of
-    one leaf has children of shape [0, 2]. labels: [num_leaves + num_internal] int64, in order of node number.
-    Raises DataError if shapes or dtypes disagree, a node comes after its parent or has not just one.
+    words: the leaves, left to right. children: [num_internal, 2] int32, left and right child of internal node j, whose
+    own number is num_leaves + j; children come before their parents and the root is last. A tree of one leaf has
+    children of shape [0, 2]. labels: [num_leaves + num_internal] int64, in order of node number. Raises DataError if
+    shapes or dtypes disagree, a node comes after its parent, or a node does not have exactly one parent.
     """
 
     words: tuple[str, ...]
@@ -67,7 +67,7 @@ class Tree:
 
 
 def tree_depth(tree: Tree) -> int:
-    """Return the number of nodes on the longest way from the root to a leaf; 1 for a single leaf."""
+    """Return the number of nodes on the longest path from the root to a leaf; 1 for a single leaf."""
     depths = [1] * tree.num_leaves
     for left, right in tree.children.tolist():
         depths.append(1 + max(depths[left], depths[right]))

@@ -1,4 +1,4 @@
-"""Words and their numbers."""
+"""Words and their ids."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from batchmaker.errors import DataError, OptionError
 from batchmaker.lab.datasets.text import read_lines, tokenize
 
 UNK_ID: Final = 0
-"""Stands for every word that is not in the vocabulary."""
+"""The id of every word that is not in the vocabulary."""
 BOS_ID: Final = 1
-"""What a decoder is fed before its first word."""
+"""The input of a decoder before its first word."""
 EOS_ID: Final = 2
-"""What a decoder gives after its last word."""
+"""The output of a decoder after its last word."""
 RESERVED_WORDS: Final = ("<unk>", "<s>", "</s>")
 """Spellings of ids 0, 1, 2, in that order."""
 NUM_RESERVED: Final = len(RESERVED_WORDS)
@@ -74,7 +74,7 @@ class Vocabulary:
             raise DataError("a vocabulary needs at least one word; the text given has none.")
         for word in (*RESERVED_WORDS, *_ALIASES):
             del counts[word]
-        # Python's sort is stable and a Counter keeps order of insertion: ties go by first appearance.
+        # Python's sort is stable and a Counter keeps insertion order, so ties go by first appearance.
         ranked = sorted(counts, key=counts.__getitem__, reverse=True)
         room = None if max_size is None else max_size - NUM_RESERVED
         return cls((*RESERVED_WORDS, *ranked[:room]))

@@ -1,4 +1,4 @@
-"""Lists of words, and the lattices that they make of sentences without blanks."""
+"""Lists of words, and the lattices of sentences without blanks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from batchmaker.lab.datasets.vocabulary import Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class WordList:
-    """Distinct words; a word's id is its place. DataError for one that is empty or comes twice."""
+    """Distinct words; a word's id is its place. DataError for an empty or repeated word."""
 
     words: tuple[str, ...]
     _ids: dict[str, int] = field(init=False, repr=False, compare=False)
@@ -39,10 +39,10 @@ class WordList:
 
 
 def read_word_list(path: str | PathLike[str]) -> WordList:
-    """Return the words of a file with one a line, each alone or before a tab and its frequency. Gzipped if named `.gz`.
+    """Return the words of a file, one a line, alone or before a tab and a frequency. Gzipped if named `.gz`.
 
-    Blank lines are passed over. Raises DataError, naming file and line, for a line that is neither, a word that comes
-    twice, or a file without words.
+    Blank lines are skipped. Raises DataError, naming file and line, for any other line, a repeated word, or a file
+    without words.
     """
     first: dict[str, int] = {}
     for number, line in enumerate(read_lines(path), start=1):
@@ -63,7 +63,7 @@ def read_word_list(path: str | PathLike[str]) -> WordList:
 def lattice_of(
     characters: Sequence[str], words: WordList, vocabulary: Vocabulary, labels: NDArray[np.int64] | None = None
 ) -> Lattice:
-    """Return the lattice of a sentence: its characters, and every word of the list that stands in it.
+    """Return the lattice of a sentence: its characters, and every word of the list in it.
 
     characters: the sentence's, at least one. vocabulary: gives characters their ids. A word is two characters or more.
     Of the arcs to a node the character is first, then words, the longest first. labels: of the characters

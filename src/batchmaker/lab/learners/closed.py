@@ -83,7 +83,7 @@ def turned_back(batches: list[ClosedBatch], num_nodes: int) -> list[ClosedBatch]
 
 
 def check_schedule(mini_batch: MiniBatch, batches: list[ClosedBatch]) -> None:
-    """Raise InvariantError unless the batches compute every node once, after its sources, with others of its type."""
+    """Raise InvariantError unless every node is computed once, after its sources, with others of its type."""
     done = [False] * len(mini_batch)
     starts, sources = mini_batch.starts.tolist(), mini_batch.sources.tolist()
     types = mini_batch.types.tolist()

@@ -1,4 +1,4 @@
-"""How many batches each policy needs on the same closed mini-batches, beside the lower bound."""
+"""The number of batches of each policy on the same closed mini-batches, beside the lower bound."""
 
 from __future__ import annotations
 

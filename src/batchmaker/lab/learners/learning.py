@@ -1,4 +1,4 @@
-"""From requests to a table: sample mini-batches, learners, roll-outs on mini-batches held out, and the best table."""
+"""From requests to a table: mini-batches, learners, roll-outs on held-out mini-batches, and the best table."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from batchmaker.graph.frontier import Frontier
 from batchmaker.graph.mini_batch import MiniBatch, merged
 from batchmaker.lab.learners.closed import num_batches
 from batchmaker.lab.learners.qlearning import Learner, Settings, Table
-from batchmaker.lab.learners.refining import Refiner
+from batchmaker.lab.learners.refiner import Refiner
 from batchmaker.policies.base import CellPolicy
 from batchmaker.policies.learned.policy import TablePolicy
 
 TO_LEARN: Final = 32
 """Mini-batches to learn from."""
 SHARES: Final = (1, 1, 1, 2)
-"""They are of several sizes: the batch size divided by these, in turn."""
+"""Their sizes: the batch size divided by these numbers, in turn."""
 HELD_OUT: Final = 12
-"""Mini-batches of the batch size on which tables are compared."""
+"""Mini-batches of the batch size for the comparison of tables."""
 
 Progress = Callable[[int, float], None]
 """(episodes played, the best table's batches / lower bound so far)."""
@@ -32,7 +32,7 @@ Progress = Callable[[int, float], None]
 @final
 @dataclass(frozen=True, slots=True)
 class RollOut:
-    """A table played without chance: batches / lower bound on the mini-batches held out."""
+    """A table played without random choices: batches / lower bound on the held-out mini-batches."""
 
     learner: int
     episode: int
@@ -42,10 +42,10 @@ class RollOut:
 @final
 @dataclass(frozen=True, slots=True)
 class Learnt:
-    """The best table that was found.
+    """The best table found.
 
-    ratio: its batches / lower bound on the mini-batches held out. curve: all roll-outs. seconds: of
-    processor time that it took, the graphs at hand.
+    ratio: its batches / lower bound on the held-out mini-batches. curve: all roll-outs. seconds: processor time of
+    learning, without making the graphs.
     """
 
     settings: Settings
@@ -57,7 +57,7 @@ class Learnt:
 
 @final
 class Samples:
-    """Mini-batches drawn from requests: frontiers to learn on, and others, of the batch size, held out to compare on.
+    """Mini-batches drawn from requests: some to learn from, others, of the batch size, held out for comparison.
 
     Raises DataError if there are fewer requests than one batch takes.
     """
@@ -80,9 +80,9 @@ class Samples:
 
 
 def learn(samples: Samples, settings: Settings, progress: Progress | None = None) -> Learnt:
-    """Return the best table, by roll-outs on mini-batches held out.
+    """Return the best table, by roll-outs on held-out mini-batches.
 
-    Ends when all learners have played their episodes, or a roll-out meets the lower bound. The same samples and
+    Ends when all learners have played their episodes, or a roll-out reaches the lower bound. The same samples and
     settings give the same table.
     """
     began_s = time.process_time()

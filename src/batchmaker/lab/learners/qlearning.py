@@ -17,15 +17,21 @@ Table = Mapping[State, int]
 @final
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to learn.
+    """Settings of learning.
 
-    encoding: of states. episodes: mini-batches played by each learner. steps: rewards that a return adds up (N).
-    alpha: weight of ready / independent in the reward (Equation 1). rate: step of the updates; None for the mean of a
-    pair's returns, which is 1 / its number of updates, but never less than `least_rate`. bootstrap: add the best value
-    of the state after the last of the N rewards. epsilon, decay, least_epsilon: a choice is random with probability
-    epsilon * decay^episode, at least the least. every: episodes between two roll-outs. learners: how many start anew;
-    the best of all their tables is kept. roll_outs: mini-batches
-    played to refine it (see `Refiner`), 0 for none. seed: of samples and choices.
+    - encoding: of states.
+    - episodes: mini-batches played by each learner.
+    - steps: number of rewards in a return (N).
+    - alpha: weight of ready / independent in the reward (Equation 1).
+    - rate: step of the updates; None for the mean of a pair's returns, which is 1 / its number of updates, but never
+      less than `least_rate`.
+    - bootstrap: add the best value of the state after the last of the N rewards.
+    - epsilon, decay, least_epsilon: a choice is random with probability epsilon * decay^episode, at least
+      least_epsilon.
+    - every: episodes between two roll-outs.
+    - learners: number of independent learners; the best of all their tables is kept.
+    - roll_outs: mini-batches played for refining (see `Refiner`), 0 for none.
+    - seed: of samples and choices.
     """
 
     encoding: Encoding = "sort"
@@ -59,9 +65,9 @@ class Settings:
 class Learner:
     """One table of values, filled episode by episode.
 
-    The value of a type in a state is what the next `steps` rewards after choosing it came to; the reward of a batch is
-    -1 + alpha * ready / independent, with the sizes before it runs. Values begin at 0, above all that can be earned,
-    so what has not been tried looks best. Of equal values the lower type id is taken.
+    The value of a type in a state estimates the next `steps` rewards after choosing it. The reward of a batch is -1 +
+    alpha * ready / independent, with the sizes before it runs. Values begin at 0, above every possible return, so
+    untried choices look best. Ties go to the lower type id.
     """
 
     def __init__(self, settings: Settings, chance: random.Random) -> None:
@@ -96,7 +102,7 @@ class Learner:
         self._update(states, choices, rewards)
 
     def table(self) -> dict[State, int]:
-        """Return the best type of each state among those that were tried in it."""
+        """Return the best type of each state among the types tried in it."""
         table = {}
         for state, values in self._values.items():
             updates = self._updates[state]
@@ -106,7 +112,7 @@ class Learner:
         return table
 
     def _update(self, states: Sequence[State], choices: Sequence[int], rewards: Sequence[float]) -> None:
-        """Move the values of what was chosen towards their returns, the last choice first."""
+        """Move the values of the choices towards their returns, the last choice first."""
         steps, settings, values = self._settings.steps, self._settings, self._values
         total = 0.0
         for i in range(len(rewards) - 1, -1, -1):
@@ -123,5 +129,5 @@ class Learner:
 
 
 def _best(values: Mapping[int, float]) -> int:
-    """Return the type of the highest value; types are in ascending order, and the first of equals is taken."""
+    """Return the type of the highest value. Types are in ascending order; ties go to the first."""
     return max(values, key=values.__getitem__)

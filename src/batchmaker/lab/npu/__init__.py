@@ -1,4 +1,4 @@
-"""A systolic-array accelerator: what a cell asks of it and what that costs (LazyBatching, HPCA 2021)."""
+"""A systolic-array accelerator: the work of a cell on it, and its cost (LazyBatching, HPCA 2021)."""
 
 from batchmaker.lab.npu.accelerator import (
     Activations,

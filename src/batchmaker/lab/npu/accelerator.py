@@ -1,6 +1,6 @@
-"""A systolic-array accelerator with DRAM: what one call of a cell costs on it, by batch size (LazyBatching, Table I).
+"""A systolic-array accelerator with DRAM: the cost of one call of a cell, by batch size (LazyBatching, Table I).
 
-What a cell does is a tuple of operations, each one for a single request (a row); a batch does it for every row.
+The work of a cell is a tuple of operations for a single request (a row); a batch does them for every row.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class OwnGemm:
 @final
 @dataclass(frozen=True, slots=True)
 class VectorWork:
-    """Arithmetic on single values: so many operations of one lane of the vector unit."""
+    """Arithmetic on single values: a number of operations of one lane of the vector unit."""
 
     lane_operations: int
 
@@ -55,7 +55,7 @@ class VectorWork:
 @final
 @dataclass(frozen=True, slots=True)
 class Activations:
-    """Values that an operation reads and writes. They stay on the chip while those of the whole batch fit there."""
+    """Values that an operation reads and writes. They stay on the chip while those of the whole batch fit."""
 
     values_in: int
     values_out: int
@@ -72,7 +72,7 @@ class Streamed:
 @final
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """So many weights read, once for the whole batch. They stay on the chip if those of all cells fit there."""
+    """Weights, read once for the whole batch. They stay on the chip if those of all cells fit there."""
 
     values: int
 
@@ -83,10 +83,10 @@ Operation: TypeAlias = SharedGemm | OwnGemm | VectorWork | Activations | Streame
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Npu:
-    """The accelerator. Defaults are Table I of LazyBatching, where it says something.
+    """The accelerator. Defaults are those of Table I of LazyBatching, as far as given.
 
     array: rows and columns of the systolic array, and lanes of the vector unit. bytes_per_value: of weights and
-    activations alike; the paper does not say, see docs/decisions/0007-npu-model.md.
+    activations alike; the paper does not give it, see docs/decisions/0007-npu-model.md.
     """
 
     array: int = ARRAY
@@ -117,11 +117,10 @@ class Npu:
     def cycles(
         self, operations: Sequence[Operation], sizes: Counts, dataflow: Dataflow, *, working_set: int | None = None
     ) -> NDArray[np.float64]:
-        """Return the cycles of one call at each batch size: [len(sizes)] float64, 0 for a batch of none.
+        """Return the cycles of one call at each batch size: [len(sizes)] float64, 0 for an empty batch.
 
-        A call takes the longer of computing (array, then vector unit) and a DRAM access with all bytes that are moved:
-        the two overlap.
-        working_set: weights, in values, of all cells that take turns on the accelerator; None: more than it holds.
+        A call takes the longer of computing (array, then vector unit) and a DRAM access with all moved bytes: the two
+        overlap. working_set: weights, in values, of all cells that take turns on the accelerator; None: more than fits.
         """
         compute = np.zeros(len(sizes), np.float64)
         moved = np.zeros(len(sizes), np.float64)
@@ -149,7 +148,7 @@ class Npu:
     def latency_table(
         self, cells: Mapping[str, Sequence[Operation]], max_batch: int, dataflow: Dataflow
     ) -> LatencyTable:
-        """Return the time of every cell at every batch size up to `max_batch`: nothing is random, so p95 = median.
+        """Return the time of every cell at every batch size up to `max_batch`. Nothing is random, so p95 = median.
 
         cells: operations of each cell by its name. All of them together are the working set.
         """
@@ -166,5 +165,5 @@ class Npu:
 
 
 def weight_values(operations: Sequence[Operation]) -> int:
-    """Return how many weights the operations read."""
+    """Return the number of weights that the operations read."""
     return sum(operation.values for operation in operations if isinstance(operation, Weights))

@@ -1,4 +1,4 @@
-"""What one ATen call asks of an accelerator: products, arithmetic on single values, and values that move."""
+"""The work of one ATen call for an accelerator: products, arithmetic on single values, and moved values."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _NORM_PASSES: Final = 4
 class AtenCall:
     """One ATen call for a batch of one row.
 
-    target: the overload. args: as given. out: its first output. is_shared: whether a tensor is a weight, or made of
-    weights alone. read: Weights of a tensor, None where this cell has read it before.
+    target: the overload. args: the arguments. out: its first output. is_shared: whether a tensor is a weight, or
+    computed from weights alone. read: Weights of a tensor, None if this cell has read it before.
     """
 
     target: torch._ops.OpOverload
@@ -36,7 +36,7 @@ class AtenCall:
 
     @property
     def name(self) -> str:
-        """The operator without overload; in place or not makes no difference."""
+        """The operator without overload; in-place operators count as others."""
         return str(self.target._schema.name).removeprefix("aten::").rstrip("_")
 
     @property
@@ -45,7 +45,7 @@ class AtenCall:
         return [tensor for tensor in self.tensors if not self.is_shared(tensor)]
 
     def weights(self) -> list[Operation]:
-        """Return what reading all shared arguments moves."""
+        """Return the traffic of reading all shared arguments."""
         reads = [self.read(tensor) for tensor in self.tensors if self.is_shared(tensor)]
         return [weights for weights in reads if weights is not None]
 
@@ -55,7 +55,10 @@ class AtenCall:
 
 
 def operations_of_call(call: AtenCall) -> list[Operation]:
-    """Return what the call does for one request. ModelError for an operator that applies weights in an unknown way."""
+    """Return the operations of the call for one request.
+
+    ModelError for an operator that applies weights in an unknown way.
+    """
     name = call.name
     if name in _FREE or name.startswith(("new_", "sym_")) or name.endswith("_like"):
         return []
@@ -64,7 +67,7 @@ def operations_of_call(call: AtenCall) -> list[Operation]:
     if name.startswith("_scaled_dot_product"):
         return _attention(call)
     if "batch_norm" in name:
-        return [*call.weights(), VectorWork(call.out.numel())]  # one multiplication with addition, fused with its input
+        return [*call.weights(), VectorWork(call.out.numel())]  # one fused multiply-add per value
     if name.endswith(("layer_norm", "group_norm", "rms_norm")):
         return [*call.weights(), VectorWork(_NORM_PASSES * call.out.numel()), call.moved()]
     if name.endswith("softmax"):
@@ -90,7 +93,7 @@ _FREE: Final = frozenset(
 
 
 def _product(call: AtenCall) -> list[Operation]:
-    """mm, bmm, mv and their forms that add a third argument first."""
+    """mm, bmm, mv and their forms with a third argument that is added."""
     left, right = call.args[-2:] if call.name in ("mm", "bmm", "mv") else call.args[1:3]
     k = left.shape[-1]
     m = left.shape[-2] if left.dim() > 1 else 1
@@ -136,13 +139,13 @@ def _attention(call: AtenCall) -> list[Operation]:
 
 
 def _look_up(call: AtenCall) -> list[Operation]:
-    """Rows of a table: only those that are asked for move."""
+    """Rows of a table: only the requested rows are moved."""
     table, values = call.args[0], call.out.numel()
     return [Streamed(values)] if call.is_shared(table) else [Activations(values, values)]
 
 
 def _write_into(call: AtenCall) -> list[Operation]:
-    """Values put at places of a larger tensor: only they move, whatever is returned."""
+    """Values written into a larger tensor: only they are moved, whatever the call returns."""
     arguments = call.target._schema.arguments
     given = {argument.name: value for argument, value in zip(arguments, call.args, strict=False)}
     written = [given[name] for name in ("values", "src", "source") if isinstance(given.get(name), Tensor)]
@@ -182,7 +185,10 @@ _RULES: Final[dict[str, Callable[[AtenCall], list[Operation]]]] = {
 
 
 def merged(operations: Sequence[Operation]) -> tuple[Operation, ...]:
-    """Return the same work with as few operations: what simply adds up is one of its kind, nothing is none."""
+    """Return the same work with as few operations as possible.
+
+    Additive operations of a kind are joined, empty ones dropped.
+    """
     kept: list[Operation] = []
     lanes = streamed = weights = 0
     for operation in operations:

@@ -1,7 +1,7 @@
-"""The operations of a cell, as the NPU model wants them, read off the very module that runs.
+"""The operations of a cell for the NPU model, found by running its module.
 
-The module is called once with one row of pretended tensors, which have shapes and no values: nothing is computed, no
-memory is taken, and modules made on the meta device, too large for this machine, can be counted too.
+The module is called once with one row of fake tensors, which have shapes and no values. Nothing is computed and no
+memory is used, so modules on the meta device, too large for this machine, can be counted too.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from batchmaker.model.registry import CellRegistry
 
 
 def operations_of(module: nn.Module, inputs: Sequence[ValueSpec | Tensor]) -> tuple[Operation, ...]:
-    """Return what the module does for one request; it is put in eval mode.
+    """Return the operations of the module for one request; it is put in eval mode.
 
-    inputs: specs of a row, or batches [n, *shape] as examples of it. ModelError if the module does not take such rows,
-    if what it does depends on their values, or if it applies weights in a way that is not known.
+    inputs: specs of a row, or batches [n, *shape] as examples of it. ModelError if the module refuses such rows, if its
+    operations depend on their values, or if it applies weights in an unknown way.
     """
     return _trial(module, tuple(map(_row, inputs)), f"module {type(module).__name__!r}")[0]
 
@@ -49,8 +49,11 @@ def registry_operations(registry: CellRegistry) -> dict[str, tuple[Operation, ..
 
 @final
 class ShapeRegistry:
-    """Cell types from shapes alone, in place of a CellRegistry: nothing is bound, so a model on the meta device can be
-    unfolded. Each cell is a type of its own. types, outputs and operations are those of the cells used so far."""
+    """Cell types from shapes alone, in place of a CellRegistry.
+
+    Nothing is bound, so a model on the meta device can be unfolded. Each cell is a type of its own. types, outputs and
+    operations are those of the cells used so far.
+    """
 
     def __init__(self) -> None:
         self._types: dict[Cell, CellType] = {}
@@ -80,15 +83,15 @@ class ShapeRegistry:
         return cell_type
 
     def other(self, cell: Cell, inputs: tuple[ValueSpec, ...], error: ShapeError) -> NoReturn:
-        """Raise the error: one shape of a cell's inputs does here."""
+        """Raise the error: only one shape of a cell's inputs is supported here."""
         raise error
 
     def use_in_runs(self, cell: CellType, num_sequence_inputs: int) -> None:
-        """Note how many inputs per step chains of this cell take."""
+        """Note the number of inputs per step in chains of this cell."""
         self.num_sequence_inputs[cell.type_id] = num_sequence_inputs
 
     def zero_state(self, cell: Cell, sequence: tuple[ValueSpec, ...]) -> tuple[ValueSpec, ...]:
-        """Return the specs of a chain's initial state where the unfold function gives none."""
+        """Return the specs of a chain's initial state when the unfold function gives none."""
         with torch.device(_device(cell.module)):
             return initial_state(cell, sequence)
 
@@ -124,7 +127,7 @@ def _trial(
                 outputs = flat_outputs(runnable(*rows), where)
         except BatchmakerError:
             raise
-        except Exception as error:  # the module's code may raise whatever it likes
+        except Exception as error:  # the module's code may raise anything
             declared = ", ".join(map(str, inputs))
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ModelError(
@@ -142,9 +145,9 @@ def _trial(
 
 @contextmanager
 def _plain_kernels() -> Iterator[None]:
-    """Keep torch from calling whole recurrent layers and encoders as one operator, whose inside cannot be seen.
+    """Keep torch from calling whole recurrent layers and encoders as one operator, whose inside is not visible.
 
-    The two settings are the process's, for the milliseconds that this takes.
+    The two settings are global to the process, for a few milliseconds.
     """
     encoders, layers = torch.backends.mha.get_fastpath_enabled(), torch._C._get_mkldnn_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -157,15 +160,15 @@ def _plain_kernels() -> Iterator[None]:
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Writes down the operations of every ATen call that has to do with the request.
+    """Records the operations of every ATen call that involves the request.
 
-    What belongs to the request is what was computed from `rows`; everything else is weights, or made of them once.
+    A value involves the request if it was computed from `rows`; everything else is weights, or computed from them once.
     """
 
     def __init__(self, rows: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[Operation] = []
-        self._kept: list[Tensor] = list(rows)  # a storage's address is its name only as long as it is alive
+        self._kept: list[Tensor] = list(rows)  # a storage's address identifies it only while it is alive
         self._own = {_storage(row) for row in rows}
         self._read: set[tuple[int, int, int]] = set()
 

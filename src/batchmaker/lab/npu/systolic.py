@@ -1,8 +1,8 @@
 """Cycles of matrix products on a systolic array, in closed form.
 
 A product of [m, k] and [k, n] has m input rows, k values to each sum, and n outputs. The array has `array` x `array`
-cells. `count` such products, independent of each other, come one after the other. `m` and `count` may be arrays of the
-same shape, and so is the result then.
+cells. `count` such products, independent of each other, run one after the other. `m` and `count` may be arrays of the
+same shape; then so is the result.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ RHO: Final = 4.0
 
 Counts: TypeAlias = NDArray[np.int64]
 Dataflow: TypeAlias = Callable[[Counts, int, int, Counts, int], Counts]
-"""(m, k, n, count, array) -> cycles: how products are laid onto an array."""
+"""(m, k, n, count, array) -> cycles. The mapping of products onto an array."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """The matrix product [m, k] x [k, n]. A convolution is one by im2col: m output pixels, k values under the filter,
-    n filters. OptionError unless all three are at least 1."""
+    """The matrix product [m, k] x [k, n].
+
+    A convolution is such a product by im2col: m output pixels, k values under the filter, n filters. OptionError unless
+    all three are at least 1.
+    """
 
     m: int
     k: int
@@ -45,12 +48,12 @@ class Gemm:
         """Return the cycles of this product alone on an array x array grid."""
         if array < 1:
             raise OptionError(f"the array must have at least 1 row, got {array}")
-        m, one = np.array([self.m], object), np.array([1], object)  # exact, however large
+        m, one = np.array([self.m], object), np.array([1], object)  # exact integers of any size
         return int(dataflow(m, self.k, self.n, one, array)[0])
 
 
 def scalesim_ws(m: Counts, k: int, n: int, count: Counts, array: int) -> Counts:
-    """Return SCALE-Sim's cycles with stationary weights: each tile is loaded, streamed through and drained by itself.
+    """Return SCALE-Sim's cycles with stationary weights: each tile is loaded, streamed through and drained separately.
 
     Equal to the compute cycles that SCALE-Sim 3.0.0 reports without memory stalls.
     """
@@ -66,10 +69,10 @@ def scalesim_os(m: Counts, k: int, n: int, count: Counts, array: int) -> Counts:
 
 
 def tpu(rho: float = RHO) -> Dataflow:
-    """Return a dataflow with stationary weights whose next tile is loaded while the present one is used.
+    """Return a dataflow with stationary weights that loads the next tile while the present one is used.
 
-    rho: weight rows loaded per cycle. A tile takes as long as the slower of loading and streaming; only the first load
-    and the last drain show, and products that follow each other are merely more tiles. OptionError unless rho is above
+    rho: weight rows loaded per cycle. A tile takes as long as the slower of loading and streaming. Only the first load
+    and the last drain count separately, and consecutive products just have more tiles. OptionError unless rho is above
     0.
     """
     if not 0 < rho < float("inf"):
@@ -83,7 +86,7 @@ def tpu(rho: float = RHO) -> Dataflow:
 
 
 def dataflow_named(name: str, rho: float = RHO) -> Dataflow:
-    """Return the dataflow called ws, os or tpu; `rho` is for the last. OptionError for any other name."""
+    """Return the dataflow named ws, os or tpu; `rho` is for tpu. OptionError for any other name."""
     known: dict[str, Callable[[], Dataflow]] = {
         "ws": lambda: scalesim_ws,
         "os": lambda: scalesim_os,

@@ -1,1 +1,1 @@
-"""Pictures of what was seen, simulated or tuned. matplotlib is loaded when the first one is drawn."""
+"""Pictures of measurements, simulations and tuning. matplotlib is loaded when the first one is drawn."""

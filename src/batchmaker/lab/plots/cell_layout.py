@@ -1,4 +1,4 @@
-"""A picture of where the values inside a cell lie, before and after planning."""
+"""A picture of the places of values inside a cell, before and after planning."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from batchmaker.lab.plots.pictures import GREY, INK, _colour, _pyplot, _save
 
 @dataclass(frozen=True, slots=True)
 class CellStrips:
-    """One cell. written, planned: names of its values in the program's order and in that of memory. widths: columns by
-    name. batches: names of values that are computed together, as they lie."""
+    """One cell. written, planned: names of its values in program order and in memory order.
+
+    widths: columns by name. batches: names of values that are computed together, in memory order.
+    """
 
     title: str
     written: Sequence[str]

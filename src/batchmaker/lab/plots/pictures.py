@@ -1,4 +1,4 @@
-"""Pictures of what was seen. matplotlib is loaded when the first one is drawn."""
+"""Pictures of measurements. matplotlib is loaded when the first one is drawn."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ORANGE = "#d9730d"
 
 @dataclass(frozen=True, slots=True)
 class DrawnLanes:
-    """One policy's stretch of time. title: its name and what it achieved; note: what to see."""
+    """One policy's stretch of time. title: its name and its results; note: an explanation."""
 
     title: str
     note: str
@@ -39,7 +39,7 @@ class Curve:
 def draw_timeline(
     path: Path, lanes: Sequence[DrawnLanes], begin_s: Sequence[float], seconds: float, subtitle: str
 ) -> None:
-    """Write a PNG of who held which row when, after figure 5 of BatchMaker: each request in its own colour.
+    """Write a PNG of the requests in each row over time, after figure 5 of BatchMaker: one colour per request.
 
     begin_s: start of the stretch drawn, for each of `lanes`. Grey, hatched: the row is held by a finished request.
     """
@@ -114,7 +114,7 @@ def draw_profile(path: Path, curves: Sequence[Curve], subtitle: str) -> None:
 
 
 def _colour(request: int) -> Any:
-    """Return a colour unlike that of the requests just before and after: hues step by the golden ratio."""
+    """Return a colour unlike those of the requests before and after: hues step by the golden ratio."""
     from matplotlib.colors import hsv_to_rgb
 
     return tuple(hsv_to_rgb(((request * 0.618034) % 1.0, 0.42 + 0.2 * (request % 3) / 2, 0.9 - 0.12 * (request % 2))))

@@ -25,7 +25,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One picture of several. log: y has a logarithmic axis."""
+    """One of several pictures. log: y has a logarithmic axis."""
 
     title: str
     x: str

@@ -1,4 +1,4 @@
-"""The picture of `batchmaker tune`: what the cost model predicts for each configuration, and what was measured."""
+"""The picture of `batchmaker tune`: predicted and measured times of each configuration."""
 
 from __future__ import annotations
 

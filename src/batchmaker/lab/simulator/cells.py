@@ -1,4 +1,4 @@
-"""The cellular scheduler in virtual time: every step takes what a table of seconds says."""
+"""The cellular scheduler in virtual time: a table gives the seconds of every step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NO_OVERHEAD: Final = Overhead()
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step that was submitted. seconds: that it takes, as policies are told."""
+    """A submitted step. seconds: its time, as reported to policies."""
 
     task: RunTask
     number: int
@@ -34,9 +34,9 @@ class _Step:
 class CellSimulation(Simulation[_Step]):
     """One simulation of a cell policy. seconds: [cells, max_batch + 1], see `costs.step_seconds`.
 
-    run_ahead, take_turns, give_up_late, plan_rows: see Scheduler. A run that may end has as many steps as its graph
-    says, and the scheduler learns so only when the last of them is done. overhead: each step ends so much later, and
-    the first step that is submitted after a request arrived begins later by `request_s`.
+    run_ahead, take_turns, give_up_late, plan_rows: see Scheduler. A run that may end early has the number of steps in
+    its graph, and the scheduler learns this number only when the last step is done. overhead: each step ends later by
+    this time, and the first step submitted after a request arrived begins later by `request_s`.
     """
 
     def __init__(

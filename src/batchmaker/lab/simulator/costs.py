@@ -14,12 +14,15 @@ from batchmaker.lab.simulator.workload import SimulatedModel
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """seconds: [cells, most + 1], by type id and rows. More rows take whole calls of `most` and one for the rest."""
+    """Step times.
+
+    seconds: [cells, most + 1], by type id and rows. More rows take whole calls of `most` and one call for the rest.
+    """
 
     seconds: NDArray[np.float64]
 
     def of(self, types: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return seconds of one step of each type with so many rows."""
+        """Return seconds of one step of each type with these numbers of rows."""
         most = self.seconds.shape[1] - 1
         if int(rows.max(initial=0)) <= most:
             found: NDArray[np.float64] = self.seconds[types, rows]
@@ -31,12 +34,11 @@ class StepCosts:
 def step_costs(
     model: SimulatedModel, table: LatencyTable, *, quantile: Quantile = "median", padded: bool = True
 ) -> StepCosts:
-    """Return what every step of the model costs.
+    """Return the cost of every step of the model.
 
-    padded: a step with a batch between two of its cell's batch_sizes costs as much as the larger, as on the CPU, whose
-    executor pads it up; without, what the table says for just so many rows. Sizes that the table lacks are
-    interpolated, and below its smallest and above its largest as LatencyTable says.
-    Raises DataError naming the cells that the table does not have.
+    padded: a step with a batch between two of its cell's batch_sizes costs as much as the larger one, as on the CPU,
+    whose executor pads it; without, the table's cost for exactly this number of rows. Other sizes are
+    interpolated or extended as in LatencyTable. Raises DataError naming the cells that the table does not have.
     """
     known = {cell.name for cell in table.cells}
     missing = [cell.name for cell in model.cells if cell.name not in known]

@@ -1,4 +1,4 @@
-"""What both simulations share: virtual time, arrivals, what runs on the workers, what becomes of the requests."""
+"""The common part of both simulations: virtual time, arrivals, work on the workers, outcomes of requests."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from batchmaker.scheduler.commands import Fail, FailureKind, Reply
 from batchmaker.scheduler.events import WorkerId
 
 Ran = TypeVar("Ran")
-"""What is submitted to a worker."""
+"""Work submitted to a worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """One batched call on a worker. what: the cell, or "graph". requests: whose rows are in it, in order."""
+    """One batched call on a worker. what: the cell, or "graph". requests: those in its rows, in order."""
 
     worker: WorkerId
     what: str
@@ -36,13 +36,13 @@ Observe = Callable[[Computed], None]
 
 
 class Simulation(ABC, Generic[Ran]):
-    """Plays one scheduler from the first arrival to the last answer. Scheduling itself takes no time.
+    """Runs one scheduler from the first arrival to the last answer. Scheduling itself takes no time.
 
-    sla_s: requests have deadlines so long after their arrival. observe: called with every batched call when it is
+    sla_s: the deadline of each request, in seconds from its arrival. observe: called with every batched call when it is
     submitted.
 
-    Arrivals are told to the scheduler when a worker may be given work, or with the next end of a call: until then it
-    could do nothing about them. With `give_up_late` they are told at once, since it may give them up.
+    Arrivals are reported to the scheduler when a worker may get work, or with the next end of a call: earlier it could
+    do nothing about them. With `give_up_late` they are reported at once, because it may give them up.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Simulation(ABC, Generic[Ran]):
         self.records = Records.of(offered.arrived_s)
 
     def run(self) -> Records:
-        """Play to the end. InvariantError if the policy leaves requests unanswered with nothing running."""
+        """Run to the end. InvariantError if the policy leaves requests unanswered with nothing running."""
         now_s = 0.0
         self._begin()
         while (next_s := self._next_s()) < math.inf:
@@ -85,32 +85,32 @@ class Simulation(ABC, Generic[Ran]):
             )
         return self.records
 
-    # --- what the two do differently -------------------------------------------------------------------------
+    # --- different in the two simulations ---------------------------------------------------------------------
 
     @abstractmethod
     def _begin(self) -> None:
-        """Tell the scheduler what it must know before the first request."""
+        """Give the scheduler its data before the first request."""
 
     @abstractmethod
     def _handle(self, arrivals: Sequence[int], ended: Sequence[Ran], now_s: float) -> int:
-        """Tell the scheduler and carry out what it commands; return how many commands there were."""
+        """Report events to the scheduler and execute its commands; return the number of commands."""
 
     @abstractmethod
     def _may_submit(self) -> bool:
-        """Whether some worker may be given work."""
+        """Whether some worker may get work."""
 
     @abstractmethod
     def _wakeup_s(self) -> float | None:
-        """When time alone gives the scheduler something to do."""
+        """When the passing of time alone gives the scheduler something to do."""
 
     @abstractmethod
     def _num_left(self) -> int:
-        """Requests that the scheduler still holds."""
+        """Requests that are still in the scheduler."""
 
-    # --- what the two share ----------------------------------------------------------------------------------
+    # --- common to both --------------------------------------------------------------------------------------
 
     def _next_s(self) -> float:
-        """Return the next time at which the scheduler has something to decide or to learn."""
+        """Return the next time at which something happens."""
         next_s = self._on_workers[0][0] if self._on_workers else math.inf
         if self._next < len(self._arrived_s) and (self._tell_at_once or self._may_submit()):
             next_s = min(next_s, self._arrived_s[self._next])
@@ -118,7 +118,7 @@ class Simulation(ABC, Generic[Ran]):
         return next_s if wakeup_s is None else min(next_s, wakeup_s)
 
     def _turn(self, now_s: float) -> bool:
-        """Play everything that happens at one time; return whether anything did."""
+        """Execute everything at one time; return whether anything happened."""
         first, arrived_s = self._next, self._arrived_s
         while self._next < len(arrived_s) and arrived_s[self._next] <= now_s:
             self._next += 1
@@ -149,7 +149,7 @@ class Simulation(ABC, Generic[Ran]):
             self._observe(Computed(worker, what, begin_s, end_s, requests))
 
     def _end(self, command: Reply | Fail, now_s: float) -> None:
-        """A request was answered, or will not be."""
+        """Note that a request was answered, or has failed."""
         request = command.request
         self.records.finished_s[request] = now_s
         if isinstance(command, Reply):

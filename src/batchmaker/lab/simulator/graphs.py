@@ -28,9 +28,9 @@ from batchmaker.scheduler.events import RequestId, TimePassed
 class PaddedCost:
     """Seconds of whole requests computed together.
 
-    A batch of b requests takes, for each cell type, as many steps as the member with the most of them, each with b rows
-    times the rows that one step of the widest member has (1 for chains; nodes per step for nodes that run at once). A
-    batch of one costs its own steps at batch 1: SingleInputExecTime of LazyBatching's Algorithm 1.
+    For each cell type, a batch of b requests takes as many steps as its longest member. A step has b rows times the
+    rows in one step of the widest member (1 for chains; nodes per step for nodes that run at once). A batch of one
+    costs its own steps at batch 1: SingleInputExecTime of LazyBatching's Algorithm 1.
     """
 
     def __init__(self, model: SimulatedModel, requests: Sequence[SimulatedRequest], costs: StepCosts) -> None:

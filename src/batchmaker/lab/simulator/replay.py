@@ -50,7 +50,7 @@ _CLASSES: Final = {
 @final
 @dataclass(frozen=True, slots=True)
 class SchedulerOptions:
-    """What the scheduler was made with. policy: as text; see `policies.make`. The rest: see Scheduler."""
+    """The options of a scheduler. policy: as text; see `policies.make`. The rest: see Scheduler."""
 
     policy: str
     num_workers: int = 1
@@ -61,7 +61,7 @@ class SchedulerOptions:
     plan_rows: bool = True
 
     def make(self, policy: CellPolicy | None = None) -> Scheduler:
-        """Return a fresh scheduler, with this policy if one is given. OptionError unless it is one of cells."""
+        """Return a fresh scheduler, with this policy if one is given. OptionError unless it is a cell policy."""
         made = policies.make(self.policy) if policy is None else policy
         if not isinstance(made, CellPolicy):
             raise OptionError(f"policy {self.policy!r} batches whole requests; only logs of cell policies are replayed")
@@ -81,14 +81,14 @@ class Turn:
 
 @final
 class EventLog:
-    """Every event that a scheduler was told, and what it commanded. Values of requests are not kept."""
+    """Every event of a scheduler and its commands. Values of requests are not kept."""
 
     def __init__(self, options: SchedulerOptions, turns: Sequence[Turn] = ()) -> None:
         self.options = options
         self.turns = list(turns)
 
     def record(self, events: Sequence[Event], commands: Sequence[Command]) -> None:
-        """Note one turn: for the `record` hook of a driver."""
+        """Record one turn: for the `record` hook of a driver."""
         self.turns.append(Turn(tuple(map(_without_values, events)), tuple(commands)))
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -123,10 +123,10 @@ class EventLog:
 
 
 def check_replay(log: EventLog, policy: CellPolicy | None = None) -> int:
-    """Tell a fresh scheduler everything in the log; return how many commands it gave, all as recorded.
+    """Give a fresh scheduler all events of the log; return the number of its commands, all as recorded.
 
-    policy: a fresh one, where text does not say all of it, such as one with a cost profile.
-    Raises InvariantError, naming the turn and the first command that differs.
+    policy: a fresh one, if text is not enough, for example with a cost profile. Raises InvariantError, naming the turn
+    and the first command that differs.
     """
     scheduler, count = log.options.make(policy), 0
     for number, turn in enumerate(log.turns):
@@ -141,7 +141,7 @@ def check_replay(log: EventLog, policy: CellPolicy | None = None) -> int:
 
 
 def _without_values(event: Event) -> Event:
-    """Return the event without what only a device needs."""
+    """Return the event without data for devices."""
     if not isinstance(event, RequestArrived | GraphExtended):
         return event
     graph = event.graph

@@ -1,4 +1,4 @@
-"""What simulations say: one line per run, spread over seeds, and how sure a difference between two policies is."""
+"""Results of simulations: one line per run, spread over seeds, and confidence of differences between policies."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from batchmaker.lab.simulator.workload import Records
 class Summary:
     """One simulation in numbers.
 
-    requests: offered. Latencies, from arrival to answer, are of the answered requests; None where there are none.
+    requests: offered. Latencies, from arrival to answer, are of the answered requests; None without any.
     throughput_rps: answers per second from the first arrival to the last answer. goodput_rps: of those, answers within
-    the SLA. violation_share: of all requests, those not answered within the SLA: late, refused or given up.
+    the SLA. violation_share: the share of all requests not answered within the SLA: late, refused or given up.
     mean_batch: rows per batched call. busy_share: of the workers' time in that span.
     """
 
@@ -65,7 +65,7 @@ def _ratio(of: float, per: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A number over several seeds: its mean, and the quartiles that the papers draw as bars."""
+    """A number over several seeds: its mean, and the quartiles."""
 
     mean: float
     p25: float
@@ -73,7 +73,7 @@ class Spread:
 
 
 def spread(values: ArrayLike) -> Spread:
-    """Return mean and quartiles of one number per seed. OptionError where there is none."""
+    """Return mean and quartiles of one number per seed. OptionError without numbers."""
     array = np.asarray(values, np.float64)
     if array.size == 0:
         raise OptionError("there is nothing to take a mean of; simulate at least one seed")
@@ -83,7 +83,7 @@ def spread(values: ArrayLike) -> Spread:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """By how much one policy's number is above another's, in the mean over seeds, and where 95 % of resamples lie."""
+    """The difference between two policies' numbers: the mean over seeds, and the range of 95 % of the resamples."""
 
     mean: float
     low: float
@@ -91,7 +91,7 @@ class Difference:
 
     @property
     def is_certain(self) -> bool:
-        """Whether the sign is the same in all but the outer resamples."""
+        """Whether the sign is the same throughout this range."""
         return self.low > 0 or self.high < 0
 
 

@@ -1,4 +1,4 @@
-"""Simulating one policy: the entrance to this room."""
+"""Simulating one policy: the interface of this room."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from batchmaker.policies.base import CellPolicy, GraphPolicy
 
 @dataclass(frozen=True, slots=True)
 class SimulatedDevice:
-    """What requests are played on. costs: of steps. workers: devices of one kind.
+    """The simulated device. costs: of steps. workers: devices of one kind.
 
     For cell policies alone: run_ahead, take_turns: see Scheduler. overhead: of an engine whose own thread is the one
     worker; OptionError with more.
@@ -46,11 +46,11 @@ def simulate(
     give_up_late: bool = False,
     observe: Observe | None = None,
 ) -> Records:
-    """Return what becomes of every request. A policy object is good for one simulation, since it may learn.
+    """Return the outcome of every request. A policy object is good for one simulation, because it may learn.
 
-    sla_s: requests have deadlines so long after they arrive, for policies to look at. Late requests are finished all
-    the same, as in LazyBatching's evaluation, unless `give_up_late`. The same arguments give the same records, bit by
-    bit. observe: called with every batched call.
+    sla_s: the deadline of each request, in seconds from its arrival. Late requests are still finished, as in
+    LazyBatching's evaluation, unless `give_up_late`. The same arguments give the same records, bit by bit. observe:
+    called with every batched call.
     """
     if isinstance(policy, GraphPolicy):
         return GraphSimulation(

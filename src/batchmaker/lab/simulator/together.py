@@ -1,4 +1,4 @@
-"""Several models on one device: their cells side by side, as one model that the scheduler sees."""
+"""Several models on one device: their cells side by side, as one model for the scheduler."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ class Together:
         self.model = SimulatedModel(" + ".join(names), tuple(cells))
 
     def request(self, number: int, request: SimulatedRequest) -> SimulatedRequest:
-        """Return a request of the model of this number as one of all. Requests that are one object stay one."""
+        """Return a request of one model as a request of the joint model.
+
+        number: of the model. Requests that are one object stay one.
+        """
         key = (number, id(request))
         if key not in self._known:
             moved = _shifted(request.graph, self._first[number])
@@ -46,7 +49,7 @@ class Together:
         return self._known[key][1]
 
     def profile(self, profiles: Sequence[CostProfile]) -> CostProfile:
-        """Return what the cells of all models cost. profiles: one per model, in order."""
+        """Return the cost profile of all models' cells. profiles: one per model, in order."""
         cells = [
             replace(cell, name=f"{name}/{cell.name}")
             for name, profile in zip(self._names, profiles, strict=True)

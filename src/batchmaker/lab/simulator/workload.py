@@ -1,4 +1,4 @@
-"""What is simulated: cell types without weights, requests without values, and what becomes of them."""
+"""The data of a simulation: cell types without weights, requests without values, and their outcomes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Times = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class SimulatedModel:
-    """A model as the scheduler sees it. cells: by type id, with unique names. OptionError if they are not."""
+    """A model as seen by the scheduler. cells: by type id, with unique names. OptionError for duplicate names."""
 
     name: str
     cells: tuple[CellType, ...]
@@ -39,8 +39,8 @@ class SimulatedModel:
 class SimulatedRequest:
     """A request without values. Requests of one shape may be one object, and are then admitted much faster.
 
-    graph: its open-ended runs have as many steps as they really take; that they may end is then all that the scheduler
-    sees. length: what graph batching puts the request into a bucket by. model: which of several that run together.
+    graph: its open-ended runs have their true number of steps; the scheduler only sees that they may end. length: for
+    the buckets of graph batching. model: its number, if several models run together.
     """
 
     graph: CellGraph
@@ -50,7 +50,7 @@ class SimulatedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """Requests and when they come. arrived_s: [num_requests] seconds, ascending, from 0 on. OptionError if not."""
+    """Requests and their arrival times. arrived_s: [num_requests] seconds, ascending, from 0 on. OptionError if not."""
 
     requests: Sequence[SimulatedRequest]
     arrived_s: Times
@@ -71,11 +71,11 @@ ANSWERED, REFUSED, GIVEN_UP = range(3)
 
 @dataclass(slots=True)
 class Records:
-    """What became of each request. Arrays [num_requests], in order of arrival.
+    """The outcome of each request. Arrays [num_requests], in order of arrival.
 
-    arrived_s, started_s, finished_s: seconds; started_s is NaN where nothing was computed, finished_s is when a request
-    that was not answered ended. outcome: index into OUTCOMES. steps, rows: batched calls (of cells, or of whole graphs)
-    and the rows in them. busy_s: seconds that the workers computed, all together.
+    arrived_s, started_s, finished_s: seconds; started_s is NaN if nothing was computed, finished_s is the end of a
+    request without an answer too. outcome: index into OUTCOMES. steps, rows: batched calls (of cells, or of whole
+    graphs) and the rows in them. busy_s: seconds of computing, of all workers together.
     """
 
     arrived_s: Times
@@ -88,7 +88,7 @@ class Records:
 
     @classmethod
     def of(cls, arrived_s: Times) -> Records:
-        """Return records in which nothing has happened yet."""
+        """Return records in which nothing has happened."""
         count = len(arrived_s)
         return cls(arrived_s, np.full(count, np.nan), np.full(count, np.nan), np.zeros(count, np.int8))
 
@@ -98,7 +98,7 @@ class Records:
         return np.asarray(self.outcome == ANSWERED, np.bool_)
 
     def met(self, sla_s: float) -> NDArray[np.bool_]:
-        """Return which requests were answered within so many seconds of their arrival. OptionError unless above 0."""
+        """Return which requests were answered within `sla_s` of their arrival. OptionError unless above 0."""
         if not (math.isfinite(sla_s) and sla_s > 0):
             raise OptionError(f"an SLA must be a finite time above 0, got {sla_s} s")
         return np.asarray(self.answered & (self.finished_s - self.arrived_s <= sla_s), np.bool_)

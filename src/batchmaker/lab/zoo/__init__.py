@@ -1,4 +1,4 @@
-"""The networks of the papers as cells and unfold functions, by name; each is loaded when it is first asked for."""
+"""The networks of the papers as cells and unfold functions, by name; each is loaded at its first use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class _Network(NamedTuple):
-    """Where the class of a network is, and options of it that the name stands for."""
+    """The class of a network, and the options of this name."""
 
     module: str
     name: str
@@ -30,7 +30,8 @@ _NETWORKS: Final = {
     "lstm": _network("recurrent", "LstmModel"),
     "gru": _network("recurrent", "GruModel"),
     "seq2seq": _network("seq2seq", "Seq2SeqModel"),
-    # ED-Batch's code has a layer between a word's embedding and its LSTM: for inference, another table of embeddings.
+    # ED-Batch's code has a layer between a word's embedding and its LSTM. For inference it is another table of
+    # embeddings.
     "lstm-nmt": _network("seq2seq", "Seq2SeqModel", vocabulary_size=17_191, hidden=256),
     "bilstm-tagger": _network("tagger", "BiLstmTaggerModel"),
     "bilstm-tagger-char": _network("tagger", "BiLstmTaggerModel", characters=True),
@@ -53,7 +54,7 @@ _NETWORKS: Final = {
 
 @final
 class _Networks(Mapping[str, Callable[..., "Model"]]):
-    """What makes each network, by its name."""
+    """The factory of each network, by name."""
 
     def __getitem__(self, name: str) -> Callable[..., Model]:
         module, kind, options = _NETWORKS[name]
@@ -81,7 +82,7 @@ def option_names(name: str) -> tuple[str, ...]:
 
 
 def make(name: str, **options: Any) -> Model:
-    """Return a new model by name. OptionError names the nearest if the name or an option is not known."""
+    """Return a new model by name. For an unknown name or option OptionError names the nearest one."""
     known = option_names(name)
     for option in options:
         if option not in known:

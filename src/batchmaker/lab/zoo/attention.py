@@ -1,4 +1,4 @@
-"""Attention over a memory whose rows have a fixed number of places, of which each request uses the first few."""
+"""Attention over a memory with a fixed number of places; each request uses the first few."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from batchmaker.graph.values import ValueSequence
 from batchmaker.model.cell import Cell
 
 BLOCK: Final = 8
-"""Places of a memory that one step fills. Each step writes the whole memory anew, so that few are better."""
+"""Places of a memory that one step fills. Each step writes the whole memory anew, so fewer steps are better."""
 
 
 def used(count: Tensor, places: int) -> Tensor:
@@ -32,7 +32,7 @@ def mean_of(values: Tensor, scores: Tensor, count: Tensor) -> Tensor:
 
 @final
 class AdditiveAttention(nn.Module):
-    """score = v tanh(W query + U memory) (Bahdanau et al. 2015). keys: U memory, which is the same at every step."""
+    """score = v tanh(W query + U memory) (Bahdanau et al. 2015). keys: U memory, constant over the steps."""
 
     def __init__(self, query_width: int, memory_width: int, width: int) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class AdditiveAttention(nn.Module):
 
 @final
 class DotAttention(nn.Module):
-    """score = (W query) (U memory) (Chan et al. 2016, section 3.2). keys: U memory, which is the same at every step."""
+    """score = (W query) (U memory) (Chan et al. 2016, section 3.2). keys: U memory, constant over the steps."""
 
     def __init__(self, query_width: int, memory_width: int, width: int) -> None:
         super().__init__()
@@ -63,9 +63,9 @@ class DotAttention(nn.Module):
 class Remember(nn.Module):
     """Writes encoder outputs into the next places of a memory.
 
-    forward(part of place 1, ..., values, keys, count) -> (values, keys, count). The inputs are `parts` tensors
-    [n, width] for each of `block` places, which side by side are one value. values: [n, places, ...], keys: what
-    `keys` makes of each. count: places in use, [n] int64.
+    forward(part of place 1, ..., values, keys, count) -> (values, keys, count). The inputs are `parts` tensors [n,
+    width] for each of `block` places; concatenated they are one value. values: [n, places, ...]; keys: `keys` of each
+    value. count: places in use, [n] int64.
     """
 
     def __init__(self, keys: nn.Module, parts: int, block: int) -> None:
@@ -75,6 +75,7 @@ class Remember(nn.Module):
         self.block = block
 
     def forward(self, *given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return (values, keys, count) after writing `block` places from `count` on; the arguments are not modified."""
         *rows, values, keys, count = given
         parts = self.parts
         value = torch.stack([torch.cat(rows[at : at + parts], -1) for at in range(0, len(rows), parts)], 1)
@@ -86,7 +87,7 @@ class Remember(nn.Module):
 
 
 def remember_cell(keys: nn.Linear, *, places: int, parts: int, block: int, dtype: str, max_batch: int) -> Cell:
-    """Return a cell that fills a memory from zeros. keys: from what the encoder gives to the keys."""
+    """Return a cell that fills a memory from zeros. keys: the module from the encoder's outputs to the keys."""
     width = keys.in_features
     state = (
         ValueSpec((places, width), dtype),
@@ -99,7 +100,7 @@ def remember_cell(keys: nn.Linear, *, places: int, parts: int, block: int, dtype
 
 
 def remember(blocks: Cell, singles: Cell, parts: tuple[ValueSequence, ...]) -> Any:
-    """Add what fills a memory with a sequence, and return (values, keys, count).
+    """Add the nodes that fill a memory with a sequence, and return (values, keys, count).
 
     blocks: fills BLOCK places a step. singles: fills one, for the rest.
     """

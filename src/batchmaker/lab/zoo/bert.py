@@ -19,7 +19,7 @@ Output = Literal["pooled", "states"]
 
 @final
 class Embeddings(nn.Module):
-    """words [n, places] -> [n, places, width]: the sum of what word, place and segment (the first) say, normalised."""
+    """words [n, places] -> [n, places, width]: the normalised sum of word, place and (first) segment embeddings."""
 
     def __init__(self, vocabulary_size: int, width: int, places: int, segments: int) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Attention(nn.Module):
 
 
 @final
-class FeedForward(nn.Module):
+class BertFeedForward(nn.Module):
     """Each place by itself, added and normalised: x -> norm(x + W2 gelu(W1 x))."""
 
     def __init__(self, width: int, inner: int) -> None:
@@ -65,13 +65,13 @@ class FeedForward(nn.Module):
 
 
 @final
-class EncoderLayer(nn.Module):
+class BertLayer(nn.Module):
     """forward(x, count) -> x."""
 
     def __init__(self, width: int, heads: int, inner: int) -> None:
         super().__init__()
         self.attention = Attention(width, heads)
-        self.feed_forward = FeedForward(width, inner)
+        self.feed_forward = BertFeedForward(width, inner)
 
     def forward(self, x: Tensor, count: Tensor) -> Tensor:
         result: Tensor = self.feed_forward(self.attention(x, count))
@@ -95,7 +95,7 @@ class Pooler(nn.Module):
 class Bert(nn.Module):
     """forward(words, count) -> pooled [n, width], or the states of all places [n, places, width].
 
-    words: [n, places] int64, of which the first `count` [n] are looked at.
+    words: [n, places] int64; the first `count` [n] are used.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Bert(nn.Module):
     ) -> None:
         super().__init__()
         self.embeddings = Embeddings(vocabulary_size, width, places, 2)
-        self.encoder = nn.ModuleList(EncoderLayer(width, heads, inner) for _ in range(layers))
+        self.encoder = nn.ModuleList(BertLayer(width, heads, inner) for _ in range(layers))
         self.pooler = Pooler(width)
         self.output = output
         for module in self.modules():
@@ -122,8 +122,8 @@ class BertModel(Layered):
     """BERT: a text to a vector. A request is a list of at most `length` token ids, padded to `length` with a mask.
 
     output: "pooled", the vector of the first token [hidden], or "states" of all places [length, hidden]; those beyond
-    the text mean nothing. split: two cells for each layer, attention and feed-forward, in place of one. positions:
-    places that have an embedding. heads, inner, layers: of the encoder. Other options as for LstmModel.
+    the text have no meaning. split: two cells for each layer, attention and feed-forward, instead of one. positions:
+    places with an embedding. heads, inner, layers: of the encoder. Other options as for LstmModel.
     """
 
     def __init__(
@@ -152,10 +152,14 @@ class BertModel(Layered):
         with seeded(seed):
             network = Bert(vocabulary_size, hidden, heads, inner, layers, positions, output)
         self.vocabulary_size, self.places = vocabulary_size, length
-        parts: list[type[nn.Module]] = [Attention, FeedForward] if split else [EncoderLayer]
+        parts: list[type[nn.Module]] = [Attention, BertFeedForward] if split else [BertLayer]
         super().__init__(frozen(network, dtype), [0, 0], cut=[Embeddings, *parts, Pooler], max_batch=max_batch)
 
     def given(self, request: Any) -> tuple[Any, ...]:
+        """Return the padded words, [length] int64, and their number.
+
+        InvalidRequestError for tokens out of range, and for a text longer than `length`.
+        """
         tokens = checked_tokens(request, self.vocabulary_size, "the text")
         if len(tokens) > self.places:
             raise InvalidRequestError(

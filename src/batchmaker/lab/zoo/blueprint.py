@@ -1,4 +1,4 @@
-"""Requests as the simulator plays them: unfolded by the model itself, with nothing computed."""
+"""Requests for the simulator: unfolded by the model itself, without computing."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from batchmaker.model.model import Model
 from batchmaker.model.unfolding import Unfolding
 
 FRAMES: Final = 8
-"""Frames of a spectrogram for each element of a source: what LAS's pyramid makes one of."""
+"""Frames of a spectrogram for each element of a source: LAS's pyramid joins so many into one."""
 
 
 @final
 class Blueprint:
-    """A model without weights. Cells are learnt from the example request and from what is unfolded after it.
+    """A model without weights. Cells are learnt from the example request and from later requests.
 
     name: for reports. Raises ModelError if the model has no example request or its unfold function waits for values,
-    which nobody computes here.
+    which are not computed here.
     """
 
     def __init__(self, name: str, model: Model) -> None:
@@ -40,19 +40,19 @@ class Blueprint:
 
     @property
     def model(self) -> SimulatedModel:
-        """The model as the scheduler sees it, with the cells used so far."""
+        """The model in the scheduler's form, with the cells used so far."""
         return SimulatedModel(self._name, tuple(self._registry.types))
 
     @property
     def operations(self) -> Mapping[str, tuple[Operation, ...]]:
-        """What every cell used so far computes, by its name: for the NPU model."""
+        """The operations of every cell used so far, by its name: for the NPU model."""
         return self._registry.operations
 
     def request(self, request: Any) -> SimulatedRequest:
-        """Return a request of the model. What `unfold` refuses raises here.
+        """Return a request of the model. Raises the errors of `unfold`.
 
-        Runs that feed themselves, such as decoders, are marked as ending when a value says so, as they do in life; they
-        have the number of words that the request asks for. Requests that look alike are one object.
+        Runs that feed themselves, such as decoders, are marked as open-ended, as in a real model; they have the number
+        of words in the request. Requests of one shape are one object.
         """
         key = _likeness(request)
         if key not in self._known:
@@ -67,16 +67,16 @@ class Blueprint:
         return self._known[key]
 
     def sized(self, source: int, words: int = 1) -> SimulatedRequest:
-        """Return a request like the example with a source of so many elements, which asks for so many words.
+        """Return a request like the example, with a source of `source` elements and `words` words.
 
-        An element of a spectrogram is FRAMES frames. A model whose example has no length, such as one of images, gives
-        the example whatever is asked for.
+        An element of a spectrogram is FRAMES frames. A model whose example has no length, such as one of images, always
+        gives the example.
         """
         return self.request(_resized(self._model.example_request, source, words))
 
 
 def blueprint(name: str, make: Callable[[], Model]) -> Blueprint:
-    """Return the blueprint of the model that `make` makes, without memory for its weights where that can be."""
+    """Return the blueprint of the model from `make`, without memory for its weights if possible."""
     try:
         with torch.device("meta"):
             return Blueprint(name, make())
@@ -87,7 +87,7 @@ def blueprint(name: str, make: Callable[[], Model]) -> Blueprint:
 
 
 def _open_ended(graph: CellGraph) -> CellGraph:
-    """Return the graph without its values, in which runs that take nothing per step may end at any of them."""
+    """Return the graph without its values. Runs without inputs per step may end at any step."""
     graph.runs = [replace(run, open_ended=not run.sequences) for run in graph.runs]
     graph.host_inputs = []
     return graph
@@ -103,7 +103,7 @@ def _resized(example: Any, source: int, words: int) -> Any:
 
 
 def _likeness(request: Any) -> Hashable:
-    """Return what two requests must share to have one graph. Only of floats are the values left out."""
+    """Return a key that is equal for requests with one graph. Only the values of floats are left out."""
     if isinstance(request, Mapping):
         return tuple((key, _likeness(value)) for key, value in sorted(request.items()))
     try:

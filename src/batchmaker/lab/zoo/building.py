@@ -1,10 +1,10 @@
-"""What all networks share: seeded weights and checked requests."""
+"""Common parts of all networks: seeded weights and checked requests."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import numpy as np
 import torch
@@ -18,9 +18,15 @@ from batchmaker.model.stand_ins import holds_stand_ins, standing_frames, standin
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
+class WordIds(Protocol):
+    """An argument of `encode` that gives ids, such as a datasets.Vocabulary."""
+
+    def encode_words(self, words: Sequence[str]) -> NDArray[np.int64]: ...
+
+
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Draw weights from `seed` inside, and leave torch's own generator as it was."""
+    """Draw weights from `seed` in the block, and leave torch's own generator unchanged."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
@@ -67,7 +73,7 @@ def checked_tokens(tokens: Any, num_tokens: int, what: str) -> NDArray[np.int64]
     if array.size == 0:
         raise InvalidRequestError(f"{what} is empty; at least one token is needed")
     ids = array.astype(np.int64, copy=False)
-    if int(ids.view(np.uint64).max()) >= num_tokens:  # a negative number is a large one without its sign
+    if int(ids.view(np.uint64).max()) >= num_tokens:  # negative numbers are large without a sign
         position = int(np.flatnonzero((ids < 0) | (ids >= num_tokens))[0])
         raise InvalidRequestError(
             f"{what}: token {array[position]} at position {position} is outside the vocabulary 0..{num_tokens - 1}"
@@ -76,7 +82,7 @@ def checked_tokens(tokens: Any, num_tokens: int, what: str) -> NDArray[np.int64]
 
 
 def checked_frames(frames: Any, width: int, what: str) -> NDArray[np.float32]:
-    """Return a spectrogram as an array [frames, width]. InvalidRequestError unless it is one, with a frame at least."""
+    """Return a spectrogram as an array [frames, width]. InvalidRequestError unless it has this form and a frame."""
     if holds_stand_ins(frames):
         rows: NDArray[np.float32] = standing_frames(frames, width)
         return rows
@@ -94,12 +100,12 @@ def checked_frames(frames: Any, width: int, what: str) -> NDArray[np.float32]:
 
 
 def parts_of(state: Any) -> tuple[Any, ...]:
-    """Return what a cell or module gave as a tuple, also where it is one value."""
+    """Return the outputs of a cell or module as a tuple, also if it is one value."""
     return state if isinstance(state, tuple) else (state,)
 
 
 def joined(first: ValueSequence, second: ValueSequence) -> ValueSequence:
-    """Return the values of one sequence and then those of another, both the same output of cells that give alike."""
+    """Return one sequence with the values of two, both the same output of cells with equal outputs."""
     one, other = first.numbers, second.numbers
     if type(one) is range and type(other) is range and one.stop == other.start and one.step == other.step == 1:
         return ValueSequence(range(one.start, other.stop), first.of, holds=(first, second))
@@ -109,7 +115,7 @@ def joined(first: ValueSequence, second: ValueSequence) -> ValueSequence:
 
 @final
 class Classify(nn.Module):
-    """h -> the likeliest label, int64."""
+    """h -> the label with the highest score, int64."""
 
     def __init__(self, hidden: int, labels: int) -> None:
         super().__init__()

@@ -18,9 +18,9 @@ from batchmaker.model.cell import Cell
 Output = Literal["labels", "scores"]
 
 TIME: Final = 11
-"""Frames that a convolution looks at."""
+"""Frames in the window of a convolution."""
 _PITCHES: Final = (41, 21, 21)
-"""Frequencies that each convolution looks at; it keeps every second one."""
+"""Frequencies in the window of each convolution; it keeps every second one."""
 
 
 @final
@@ -41,15 +41,15 @@ class Convolution(nn.Module):
         return F.hardtanh(self.norm(x), 0.0, 20.0)
 
     def frame(self, window: Tensor, inside: Tensor) -> Tensor:
-        """Return one frame of what `forward` gives: [n, outputs, pitches], zeros where `inside` [n] is zero.
+        """Return one frame of the result of `forward`: [n, outputs, pitches], zeros where `inside` [n] is zero.
 
-        window: [n, inputs, pitches, TIME], what lies around the frame.
+        window: [n, inputs, pitches, TIME], the frames around the frame.
         """
         x = F.conv2d(window, self.convolution.weight, None, (2, 1), (self.padding[0], 0))
         return self.activated(x)[..., 0] * inside[:, None, None]
 
     def frames(self, count: Any) -> Any:
-        """Return how many frames `count` of them become."""
+        """Return the number of output frames for `count` input frames."""
         return (count - 1) // self.stride + 1
 
 
@@ -92,7 +92,7 @@ class FirstDirection(nn.Module):
 
 @final
 class PaddedDirection(nn.Module):
-    """One direction of a recurrent layer above another: forward(left, right, h) -> h, of the norm of their sum."""
+    """One direction of a recurrent layer above another: forward(left, right, h) -> h, of the normalised sum of both."""
 
     def __init__(self, norm: nn.Module, hidden: int) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class DeepSpeech2(nn.Module):
         self.scores = Scores(hidden, characters, output)
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """x: [n, longest, pitches], zeros after each end -> what `scores` gives at every step, and the new lengths."""
+        """x: [longest, n, pitches], zeros after each end -> the result of `scores` at every step, and new lengths."""
         x = x.transpose(1, 2)[:, None]
         for layer in self.convolutions:
             x, lengths = layer(x), layer.frames(lengths)  # type: ignore[operator]
@@ -162,11 +162,11 @@ class DeepSpeech2Model(NetworkModel):
     """Deep Speech 2: a spectrogram to characters, for CTC. A request is an array [frames, pitches] of floats.
 
     Two-dimensional convolutions, of which the first halves the number of frames, bidirectional GRU layers whose
-    directions are added up, and a dense layer; the sizes are those in which it is usually measured, smaller than the
-    paper's largest. Each convolution is a cell over the frames around each place, each direction of each recurrent
-    layer is a cell, so any number of frames is exact. output: "labels", the likeliest character at every second frame,
-    int64, or "scores" [steps, characters]. channels: of the first two convolutions. convolutions: 1 to 3. hidden,
-    layers: of the recurrent ones. Other options as for LstmModel.
+    directions are added up, and a dense layer. The sizes are the usual ones for measurements, smaller than the paper's
+    largest. Each convolution is a cell over the frames around each place, and each direction of each recurrent layer is
+    a cell, so any number of frames is exact. output: "labels", the likeliest character at every second frame, int64, or
+    "scores" [steps, characters]. channels: of the first two convolutions. convolutions: 1 to 3. hidden, layers: of the
+    recurrent ones. Other options as for LstmModel.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class DeepSpeech2Model(NetworkModel):
         self._network = network
         self._convolutions: list[Any] = list(network.convolutions)
         self.strides = [layer.stride for layer in self._convolutions]
-        # All layers before the scores have one priority: if upper ones went first, each request would run by itself as
+        # All layers before the scores have one priority. If upper layers went first, each request would run alone as
         # soon as it is a layer ahead of the others.
         for number, layer in enumerate(self._convolutions, start=1):
             window = FirstConvolution(layer) if number == 1 else NextConvolution(layer)
@@ -228,14 +228,14 @@ class DeepSpeech2Model(NetworkModel):
         return [row[:length].clone() for row, length in zip(found, lengths.tolist(), strict=True)]
 
     def _convolved(self, frames: NDArray[np.float32], cells: dict[str, Cell]) -> Any:
-        """Return what the last convolution gives at every step.
+        """Return the outputs of the last convolution at every step.
 
-        A convolution has zeros around what it is given. For the first they are in the array; between layers they are
-        frames outside, before the beginning and after the end, which a layer computes as zeros where the next one looks
-        at them.
+        A convolution has zeros around its input. For the first one they are in the array. Between layers they are
+        frames outside, before the beginning and after the end; a layer computes them as zeros where the next one reads
+        them.
         """
         half = TIME // 2
-        beyond = [0]  # frames outside that each layer gives on either side, and before them those of the spectrogram
+        beyond = [0]  # frames outside on either side for each layer, preceded by those of the spectrogram
         for stride in reversed(self.strides):
             beyond.insert(0, beyond[0] * stride + half)
         count = len(frames)

@@ -1,7 +1,7 @@
-"""The seven cells of ED-Batch's evaluation written gate by gate: a linear layer for each gate and value it reads.
+"""The seven cells of ED-Batch's evaluation, gate by gate: a linear layer for each gate and each value it reads.
 
-That is how the formulas stand in the papers, and the slowest way to compute them: what the planner (`Cell(...,
-optimize=True)`, `batchmaker plan gatewise`) is measured with.
+The formulas in the papers have this form. It is the slowest way to compute them, and the input for measurements of the
+planner (`Cell(..., optimize=True)`, `batchmaker plan gatewise`).
 """
 
 from __future__ import annotations

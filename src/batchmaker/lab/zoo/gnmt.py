@@ -87,11 +87,11 @@ class Encoder(nn.Module):
 
 
 @final
-class Decoder(nn.Module):
+class GnmtDecoder(nn.Module):
     """One step of the decoder.
 
     forward(word, h1, c1, ..., hL, cL, context, values, keys, count) -> (next word, and the same state after it). The
-    bottom layer reads the last context; what it gives asks for the next one, which all layers above read.
+    bottom layer reads the last context; its output is the query for the next context, which all layers above read.
     """
 
     def __init__(self, vocabulary_size: int, hidden: int, layers: int) -> None:
@@ -102,6 +102,10 @@ class Decoder(nn.Module):
         self.project = nn.Linear(hidden, vocabulary_size)
 
     def forward(self, word: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        """Return the next word [n] int64 and the state after it.
+
+        word: [n] int64. state: see the class, each [n, ...].
+        """
         *recurrent, context, values, keys, count = state
         x = self.embedding(word)
         after: list[Tensor] = []
@@ -121,7 +125,7 @@ class Gnmt(nn.Module):
     def __init__(self, vocabulary_size: int, hidden: int, layers: int) -> None:
         super().__init__()
         self.encoder = Encoder(vocabulary_size, hidden, layers)
-        self.decoder = Decoder(vocabulary_size, hidden, layers)
+        self.decoder = GnmtDecoder(vocabulary_size, hidden, layers)
 
 
 @final
@@ -129,8 +133,8 @@ class GnmtModel(NetworkModel):
     """GNMT: translates a sentence word by word; the words stream.
 
     The encoder's first layer runs in both directions, residual connections begin at the third layer of each side, and
-    the decoder asks an additive attention over the encoder's outputs. Each encoder layer is a cell (the first is two),
-    `remember` and `remember_one` put their outputs into a memory of `positions` places, and one cell decodes a word.
+    the decoder uses additive attention over the encoder's outputs. Each encoder layer is a cell (the first is two),
+    `remember` and `remember_one` write their outputs into a memory of `positions` places, and one cell decodes a word.
     Requests as for Seq2SeqModel, of at most `positions` tokens. layers: of encoder and decoder, 2 or more; hidden: of
     all LSTMs and embeddings. Other options as for Seq2SeqModel.
     """
@@ -159,7 +163,7 @@ class GnmtModel(NetworkModel):
         frozen(network, dtype)
         self._network = network
         encoder = network.encoder
-        # All layers before the decoder have one priority: if upper ones went first, each request would run by itself as
+        # All layers before the decoder have one priority. If upper layers went first, each request would run alone as
         # soon as it is a layer ahead of the others.
         self.left = Cell(encoder.left, max_batch=max_batch)
         self.right = Cell(encoder.right, max_batch=max_batch)
@@ -180,7 +184,7 @@ class GnmtModel(NetworkModel):
         self.example_request = {"source": [BOS] * min(BLOCK + 1, positions), "words": 2}
 
     def unfold(self, request: Any) -> Any:
-        """Return the words of a translation, int64 [n]; a request `{"source": ..., "words": n}` asks for n of them."""
+        """Return the words of a translation, int64 [n]; a request `{"source": ..., "words": n}` sets n."""
         order = self._parse(request)
         cells = self.cells
         left, right = self.left.run(order.source)[0], self.right.run(order.source[::-1])[0]

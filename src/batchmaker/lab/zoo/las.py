@@ -1,4 +1,4 @@
-"""Speech recognition by attention: a pyramid of LSTMs listens, another one spells (Chan et al. 2016)."""
+"""Speech recognition by attention: a pyramid of LSTMs as encoder, another LSTM as decoder (Chan et al. 2016)."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ from batchmaker.model.cell import Cell
 
 @final
 class Direction(nn.Module):
-    """One direction of a listener's layer: forward(input 1, ..., h, c) -> (h, c). Inputs are put side by side: a frame,
-    or both directions of two steps of the layer below."""
+    """One direction of a listener's layer: forward(input 1, ..., h, c) -> (h, c).
+
+    Inputs are concatenated: a frame, or both directions of two steps of the layer below.
+    """
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -44,7 +46,7 @@ class Direction(nn.Module):
 
 @final
 class Listener(nn.Module):
-    """A bidirectional LSTM and `pyramid` more that each take two steps of the one below as one."""
+    """A bidirectional LSTM and `pyramid` more; each of them joins two steps of the one below into one."""
 
     def __init__(self, pitches: int, hidden: int, pyramid: int) -> None:
         super().__init__()
@@ -68,8 +70,8 @@ class Listener(nn.Module):
 class Speller(nn.Module):
     """One step: forward(character, h1, c1, ..., hL, cL, context, values, keys, count) -> (next one, the same state).
 
-    The bottom layer reads the last character and context; the top layer asks for the next context, and both together
-    say the next character.
+    The bottom layer reads the last character and context. The output of the top layer is the query for the next
+    context, and both together give the next character.
     """
 
     def __init__(self, vocabulary_size: int, hidden: int, layers: int, memory: int) -> None:
@@ -81,6 +83,10 @@ class Speller(nn.Module):
         self.project = nn.Linear(hidden + memory, vocabulary_size)
 
     def forward(self, character: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        """Return the next character [n] int64 and the state after it.
+
+        character: [n] int64. state: see the class, each [n, ...].
+        """
         *recurrent, context, values, keys, count = state
         x = torch.cat([self.embedding(character), context], -1)
         after: list[Tensor] = []
@@ -108,11 +114,11 @@ class Las(nn.Module):
 class LasModel(NetworkModel):
     """Listen, Attend and Spell: a spectrogram to characters; the characters stream.
 
-    A request is an array [frames, pitches] of floats, spelled until EOS or `max_words` characters (None: twice the
-    steps that the listener makes of it and ten more); or {"source": array, "words": n}, which takes exactly n. It must
-    give the top of the pyramid a step and at most `positions` of them, each of 2^pyramid frames. listener: width of
-    each direction; hidden, layers: of the speller. Each direction of each layer is a cell, `remember` and
-    `remember_one` put what they give into a memory, and one cell spells a character. Other options as for Seq2SeqModel.
+    A request is an array [frames, pitches] of floats, decoded until EOS or `max_words` characters (None: twice the
+    listener's number of steps and ten more); or {"source": array, "words": n} for exactly n characters. It must have at
+    least one and at most `positions` steps at the top of the pyramid, each of 2^pyramid frames. listener: width of each
+    direction; hidden, layers: of the speller. Each direction of each layer is a cell, `remember` and `remember_one`
+    write their outputs into a memory, and one cell decodes a character. Other options as for Seq2SeqModel.
     """
 
     optional_inputs = ("words",)
@@ -143,7 +149,7 @@ class LasModel(NetworkModel):
         frozen(network, dtype)
         self._network = network
         pairs = zip(network.listener.left, network.listener.right, strict=True)
-        # All layers before the decoder have one priority: if upper ones went first, each request would run by itself as
+        # All layers before the decoder have one priority. If upper layers went first, each request would run alone as
         # soon as it is a layer ahead of the others.
         for number, (left, right) in enumerate(pairs):
             setattr(self, f"left_{number}", Cell(left, max_batch=max_batch))
@@ -166,7 +172,7 @@ class LasModel(NetworkModel):
         self.example_request = {"source": np.zeros((steps, pitches), np.float32), "words": 2}
 
     def unfold(self, request: Any) -> Any:
-        """Return the characters of an utterance [frames, pitches], int64 [n]; `{"source": ..., "words": n}` says n."""
+        """Return the characters of an utterance [frames, pitches], int64 [n]; `{"source": ..., "words": n}` sets n."""
         order, cells = self._parse(request), self.cells
         zeros = np.zeros(self.listener, np.float32)
         given: tuple[Any, ...] = (order.source,)
@@ -185,7 +191,7 @@ class LasModel(NetworkModel):
         return len(self._parse(request).source)
 
     def batched(self, requests: Sequence[Any]) -> list[Any]:
-        """Listen to the padded batch, then spell all rows until the last one ends; each keeps its own characters."""
+        """Encode the padded batch, then decode all rows until the last one ends; each keeps its own characters."""
         orders = [self._parse(request) for request in requests]
         network: Las = self._need_network()
         frames, lengths = pad_frames([order.source for order in orders], DTYPES[self.dtype])

@@ -21,7 +21,7 @@ from batchmaker.model.trees import tree
 
 
 class ArcsOfLattice(Protocol):
-    """What `encode` takes, as datasets.Lattice is."""
+    """The argument of `encode`, such as a datasets.Lattice."""
 
     @property
     def arcs(self) -> NDArray[np.int64]: ...
@@ -45,7 +45,7 @@ class LstmArc(nn.Module):
 class GruArc(nn.Module):
     """(id, h) -> h: r, z = sigmoid(U h + W x + b), n = tanh(U (r h) + W x + b), h = z h + (1 - z) n.
 
-    r is applied before the product, as in ED-Batch's code; nn.GRUCell has it after.
+    r is applied before the product, as in ED-Batch's code; in nn.GRUCell it is applied after it.
     """
 
     def __init__(self, ids: int, embedding: int, hidden: int) -> None:
@@ -66,7 +66,7 @@ class GruArc(nn.Module):
 
 @final
 class Sum(nn.Module):
-    """The states of a node's arcs, one after the other -> their sum, part by part."""
+    """The states of a node's arcs, as separate inputs -> their sum, part by part."""
 
     def __init__(self, parts: int) -> None:
         super().__init__()
@@ -81,12 +81,12 @@ class LatticeModel(Model):
 
     A request is {"arcs": integers [num_arcs, 3]}, each (source, target, id), targets ascending. Node 0 is the start,
     node t the place after character t. An arc from t - 1 to t is a character, every other a word, and each is a cell on
-    its source's state; a node with several arcs has their sum, of a cell of its own per number of arcs: sum2, sum3, ...
-    A node without arcs, such as the start, begins from zeros and has no label; in ED-Batch's files only the start has
-    none, and its code begins there with a learnt vector, alike for all, and labels it as well. `encode` makes a request
-    of a datasets.Lattice. Returns the label of each node that has arcs, in order, int64.
+    its source's state. A node with several arcs has their sum, from a cell for each number of arcs: sum2, sum3, ... A
+    node without arcs, such as the start, begins from zeros and has no label. In ED-Batch's files only the start has
+    none; its code begins there with a learnt vector, the same for all, and labels it as well. `encode` makes a request
+    from a datasets.Lattice. Returns the label of each node with arcs, in order, int64.
 
-    vocabulary_size: ids of characters; words: ids of words. max_arity: most arcs to one node. labels: to choose from.
+    vocabulary_size: ids of characters; words: ids of words. max_arity: most arcs to one node. labels: number of labels.
     Other options as for LstmModel.
     """
 
@@ -183,7 +183,7 @@ class LatticeModel(Model):
         return torch.cat([self.label.module(state[0]) for state in states.values()])
 
     def _parse(self, request: Any) -> NDArray[np.int64]:
-        """Return the arcs [num_arcs, 3]. InvalidRequestError unless the model has cells for the lattice they make."""
+        """Return the arcs [num_arcs, 3]. InvalidRequestError unless they make a lattice for the model's cells."""
         arcs = _arcs(request)
         self._check(arcs)
         return arcs
@@ -208,7 +208,7 @@ class LatticeModel(Model):
 
 
 def _arcs(request: Any) -> NDArray[np.int64]:
-    """Return the arcs [num_arcs, 3] of a request that has some. InvalidRequestError otherwise."""
+    """Return the arcs [num_arcs, 3] of a request. InvalidRequestError if there are none."""
     if not isinstance(request, Mapping) or set(request) != {"arcs"}:
         got = sorted(map(str, request)) if isinstance(request, Mapping) else type(request).__name__
         raise InvalidRequestError(f"a request has the key 'arcs', got {got}")
@@ -234,13 +234,13 @@ def lay_out(
     sums: NDArray[np.int64],
     bounds: NDArray[np.int64],
 ) -> int:
-    """Give a place to the call of each arc, and after several arcs to one node to that of their sum.
+    """Compute the places of the calls: of each arc, and, for several arcs to one node, of their sum.
 
-    arcs: [arcs, 3]. characters, words: how many ids there are. The rest is filled. calls: [3, arcs] each arc's place,
-    which state it begins from (0: zeros, else one more than a place) and its id, characters before words. ends: the
-    places at which the nodes with arcs have their states, bounds[0] of them. sums: the places of the sums, those of k
-    arcs from bounds[k] to bounds[k + 1]. Returns the number of characters; -1 for arcs that make no lattice, or one
-    with other ids or with more arcs to a node than bounds has room for.
+    arcs: [arcs, 3]. characters, words: numbers of ids. The other arrays are filled. calls: [3, arcs] each arc's place,
+    the state it begins from (0: zeros, else one more than a place) and its id, characters before words. ends: the
+    places of the states of nodes with arcs, bounds[0] of them. sums: the places of the sums, those of k arcs from
+    bounds[k] to bounds[k + 1]. Returns the number of characters; -1 for arcs that make no lattice, or one with other
+    ids or with more arcs to a node than bounds has room for.
     """
     num_arcs, most = len(arcs), len(bounds) - 2
     nodes, arity = np.empty(num_arcs, np.int64), np.empty(num_arcs, np.int64)

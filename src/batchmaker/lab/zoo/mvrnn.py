@@ -12,7 +12,7 @@ from batchmaker.lab.zoo.trees import Output, TreeModel
 
 
 @final
-class Leaf(nn.Module):
+class MatrixLeaf(nn.Module):
     """word -> (v, M): the word's own vector [hidden] and matrix [hidden, hidden]."""
 
     def __init__(self, vocabulary_size: int, hidden: int) -> None:
@@ -26,8 +26,8 @@ class Leaf(nn.Module):
 
 
 @final
-class Inner(nn.Module):
-    """(v1, M1, v2, M2) -> (v, M): v = tanh(W [M1 v2; M2 v1] + b), M = U [M1; M2] + b, b alike for all columns.
+class MatrixInner(nn.Module):
+    """(v1, M1, v2, M2) -> (v, M): v = tanh(W [M1 v2; M2 v1] + b), M = U [M1; M2] + b, with one b for all columns.
 
     Matrices are kept transposed, so that U applies to their last dimension, as a linear layer does.
     """
@@ -48,7 +48,7 @@ class MvRnnModel(TreeModel):
     """A parse tree through an MV-RNN. Options as for TreeLstmModel; words are as wide as states.
 
     Each word has a matrix [hidden, hidden] of its own, so a large vocabulary needs much memory: 1000 words of hidden
-    256 are 260 MB. ED-Batch's code bounds it as well and lets words share matrices.
+    256 are 260 MB. ED-Batch's code limits their number too and lets words share matrices.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class MvRnnModel(TreeModel):
     ) -> None:
         check_positive(vocabulary_size=vocabulary_size, hidden=hidden, labels=labels)
         with seeded(seed):
-            leaf, inner, classify = Leaf(vocabulary_size, hidden), Inner(hidden), Classify(hidden, labels)
+            leaf, inner, classify = MatrixLeaf(vocabulary_size, hidden), MatrixInner(hidden), Classify(hidden, labels)
         super().__init__(
             leaf, inner, classify, vocabulary_size=vocabulary_size, dtype=dtype, output=output, max_batch=max_batch
         )

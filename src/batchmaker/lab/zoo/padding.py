@@ -1,4 +1,4 @@
-"""What graph batching stands on: torch's own recurrent layers over padded batches, exact at each request's end."""
+"""Padded batches for graph batching: torch's own recurrent layers, exact at each request's end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from batchmaker.model.model import Model
 
 
 def fused(cells: Sequence[nn.LSTMCell] | Sequence[nn.GRUCell]) -> nn.RNNBase:
-    """Return nn.LSTM or nn.GRU with the very weight tensors of a stack of cells."""
+    """Return nn.LSTM or nn.GRU that shares the weight tensors of a stack of cells."""
     first = cells[0]
     kind = nn.LSTM if isinstance(first, nn.LSTMCell) else nn.GRU
     layers = kind(first.input_size, first.hidden_size, len(cells), device="meta")
@@ -28,17 +28,17 @@ def fused(cells: Sequence[nn.LSTMCell] | Sequence[nn.GRUCell]) -> nn.RNNBase:
 
 
 class PaddedModel(Model):
-    """A model whose padded form stands on torch's fused layers, which hold the weights of its cells.
+    """A model whose padded form uses torch's fused layers, which hold the weights of its cells.
 
-    Attributes with a leading underscore follow from the others: they are not saved, and `_prepare` sets them again.
-    `_layers` is None in a loaded model: its cells are graphs, and torch's layers cannot be made from those.
+    Attributes with a leading underscore are derived from the others: they are not saved, and `_prepare` sets them
+    again. `_layers` is None in a loaded model: its cells are graphs, and torch's layers cannot be made from those.
     """
 
     _layers: nn.RNNBase | None = None
 
     @abstractmethod
     def _prepare(self) -> None:
-        """Set what follows from the saved attributes."""
+        """Set the derived attributes."""
 
     def saved_state(self) -> dict[str, Any]:
         return {name: value for name, value in super().saved_state().items() if not name.startswith("_")}
@@ -77,9 +77,10 @@ def pad_frames(spectrograms: Sequence[NDArray[np.float32]], dtype: torch.dtype) 
 def final_states(layers: nn.RNNBase, x: Tensor, lengths: Tensor) -> tuple[Tensor, ...]:
     """Return each state, (h, c) or (h,), as [layers, batch, hidden] at each row's own last step.
 
-    x: [longest, batch, width], padded. The steps that all rows have run as one plain batch, where torch is fastest, the
-    rest packed. Of the exact ways this is the fastest at 64 x 1024 and lengths 21 to 30: 291 ms, against 354 packed and
-    322 padded, which gives no c (one thread, float32). With little to share, packing it all is: lengths 1 to 10.
+    x: [longest, batch, width], padded. The steps that all rows have run as one plain batch, where torch is fastest; the
+    rest is packed. Of the exact methods this is the fastest at 64 x 1024 and lengths 21 to 30: 291 ms, against 354
+    packed and 322 padded, which gives no c (one thread, float32). With few common steps everything is packed: lengths 1
+    to 10.
     """
     shared, longest = int(lengths.min()), len(x)
     if shared == longest:
@@ -104,9 +105,9 @@ def _states(state: Any) -> tuple[Tensor, ...]:
 
 
 class NetworkModel(Model):
-    """A model that keeps its whole network beside its cells, for padded batches and to compare with.
+    """A model with its whole network beside its cells, for padded batches and comparisons.
 
-    Attributes with a leading underscore are not saved: a loaded model has its cells alone.
+    Attributes with a leading underscore are not saved: a loaded model has only its cells.
     """
 
     _network: nn.Module | None = None
@@ -139,7 +140,7 @@ def outputs_of(cell: nn.LSTMCell | nn.GRUCell, x: Tensor, lengths: Tensor | None
 
 
 def from_the_end(x: Tensor, lengths: Tensor) -> Tensor:
-    """Return a padded batch with each row's own steps in reverse order; what is beyond its end stays there.
+    """Return a padded batch with each row's own steps in reverse order; values beyond its end stay there.
 
     x: [longest, batch, width]. lengths: [batch].
     """

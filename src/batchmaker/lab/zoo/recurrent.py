@@ -37,7 +37,7 @@ class LstmStack(nn.Module):
 
 @final
 class OneLstm(LstmStack):
-    """A stack of one, whose signature tells how many values its state has: then it may start from implicit zeros."""
+    """A stack of one layer. Its signature shows the number of state parts, so it may start from implicit zeros."""
 
     def forward(self, token: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
         return super().forward(token, h, c)

@@ -1,4 +1,4 @@
-"""The oracle: one request alone, at batch 1, through the network or the cells' own modules. Nothing is rewritten."""
+"""The reference: one request alone, at batch 1, through the network or the cells' own modules. Nothing is rewritten."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from batchmaker.model.unfolding import Unfolding, end_of_loop
 
 
 def reference(model: Model, request: Any) -> Any:
-    """Return what `model.unfold(request)` means: the result that every policy must give, in plain eager PyTorch.
+    """Return the result of `model.unfold(request)` in plain eager PyTorch; every policy must give it.
 
-    That is the network itself where the model has it (`Model.alone`), else its cells one after the other.
+    It is computed by the network itself if the model has it (`Model.alone`), else by its cells one after the other.
     """
     return interpreted(model, request) if type(model).alone is Model.alone else model.alone(request)
 
 
 def interpreted(model: Model, request: Any) -> Any:
-    """Return what the cell graph of a request gives, node by node, through the cells' own modules."""
+    """Return the result of a request's cell graph, node by node, through the cells' own modules."""
     types = _types.setdefault(model, PlainTypes())
     unfolding = Unfolding(model, types, request)
     values = _Values(types)
@@ -48,7 +48,7 @@ def interpreted(model: Model, request: Any) -> Any:
 
 @final
 class PlainTypes:
-    """Gives each cell a type of its own, found by running its module; nothing is traced."""
+    """Gives each cell a type of its own by running its module; nothing is traced."""
 
     def __init__(self) -> None:
         self._known: dict[Cell, CellType] = {}
@@ -59,7 +59,7 @@ class PlainTypes:
         return self._known.get(cell)
 
     def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...]) -> CellType:
-        """Give a cell a type of its own for these inputs, its outputs found by running its module."""
+        """Give a cell a type of its own for these inputs. Its outputs are found by running its module."""
         name = cell.name or type(cell.module).__name__
         module = flat_module(cell.module)
         outputs = infer_outputs(module, inputs, f"cell {name!r}")
@@ -71,11 +71,11 @@ class PlainTypes:
         return made
 
     def other(self, cell: Cell, inputs: tuple[ValueSpec, ...], error: ShapeError) -> NoReturn:
-        """Raise the error: one shape of a cell's inputs does here."""
+        """Raise the error: only one shape of a cell's inputs is supported here."""
         raise error
 
     def use_in_runs(self, cell: CellType, num_sequence_inputs: int) -> None:
-        """Any number does here."""
+        """Any number is accepted here."""
 
     def zero_state(self, cell: Cell, sequence: tuple[ValueSpec, ...]) -> tuple[ValueSpec, ...]:
         return initial_state(cell, sequence)
@@ -91,7 +91,7 @@ class _Values:
     def __init__(self, types: PlainTypes) -> None:
         self._types = types
         self._rows: dict[tuple[int, int], Tensor] = {}
-        self._ends: dict[int, int] = {}  # last node of a loop that ended early -> the node at which it did
+        self._ends: dict[int, int] = {}  # last node of a loop that ended early -> the node of its end
 
     def lookup(self, node: int, output: int) -> Any:
         """Return one value: a number, or a tensor [*shape]. KeyError for a step that a loop did not take."""

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from batchmaker.lab.zoo.building import check_positive, checked_tokens, frozen, seeded, zeros
+from batchmaker.lab.zoo.building import WordIds, check_positive, checked_tokens, frozen, seeded, zeros
 from batchmaker.lab.zoo.padding import PaddedModel, final_states, fused, pad
 from batchmaker.lab.zoo.recurrent import LstmStack, OneLstm
 from batchmaker.lab.zoo.translation import BOS, EOS, check_vocabulary, read_order, write
@@ -18,7 +18,7 @@ from batchmaker.model.cell import Cell
 
 
 class Pair(Protocol):
-    """What `encode` takes, as datasets.SentencePair is."""
+    """An argument of `encode`, such as a datasets.SentencePair."""
 
     @property
     def source_tokens(self) -> tuple[str, ...]: ...
@@ -26,15 +26,9 @@ class Pair(Protocol):
     def target_tokens(self) -> tuple[str, ...]: ...
 
 
-class WordIds(Protocol):
-    """What `encode` asks for ids, as datasets.Vocabulary does."""
-
-    def encode_words(self, words: Sequence[str]) -> NDArray[np.int64]: ...
-
-
 @final
-class Decoder(nn.Module):
-    """forward(word, h1, c1, ..., hL, cL) -> (next word, h1', c1', ..., hL', cL'): the likeliest word is fed back."""
+class WordDecoder(nn.Module):
+    """forward(word, h1, c1, ..., hL, cL) -> (next word, h1', c1', ..., hL', cL'). The likeliest word is fed back."""
 
     def __init__(self, vocabulary_size: int, embedding: int, hidden: int, layers: int) -> None:
         super().__init__()
@@ -51,8 +45,8 @@ class Seq2SeqModel(PaddedModel):
     """Translates a sentence word by word; the words stream.
 
     A request is a list of source ids, translated until EOS or `max_words` (None: twice the source and ten more); or
-    {"source": ids, "words": n}, which takes exactly n words, EOS or not, as benchmarks do. Returns the words, int64,
-    EOS included. until_eos: False never looks at EOS. Other options as for LstmModel.
+    {"source": ids, "words": n} for exactly n words, with or without EOS, as in benchmarks. Returns the words, int64,
+    EOS included. until_eos: False ignores EOS. Other options as for LstmModel.
     """
 
     optional_inputs = ("words",)
@@ -76,7 +70,7 @@ class Seq2SeqModel(PaddedModel):
         sizes = (vocabulary_size, width, hidden, layers)
         with seeded(seed):
             encoder = (OneLstm if layers == 1 else LstmStack)(*sizes)
-            decoder = Decoder(*sizes)
+            decoder = WordDecoder(*sizes)
         self.encoder = Cell(frozen(encoder, dtype), max_batch=max_batch)
         self.decoder = Cell(frozen(decoder, dtype), max_batch=max_batch, priority=1, host_outputs=(0,))
         self.vocabulary_size = vocabulary_size
@@ -91,7 +85,7 @@ class Seq2SeqModel(PaddedModel):
         self._initial = None if self.layers == 1 else zeros(2 * self.layers, self.hidden, self.dtype)
 
     def encode(self, pair: Pair, vocabulary: WordIds) -> dict[str, Any]:
-        """Return the request for a pair: as many words as its translation has, whatever they are."""
+        """Return the request for a pair, with the number of words in its translation."""
         return {"source": vocabulary.encode_words(pair.source_tokens), "words": len(pair.target_tokens)}
 
     def unfold(self, request: Any) -> Any:

@@ -14,7 +14,16 @@ from torch import Tensor, nn
 from batchmaker.compile.declaration import Declared
 from batchmaker.errors import InvalidRequestError, ModelError, OptionError
 from batchmaker.graph.spec import ValueSpec
-from batchmaker.lab.zoo.building import check_choice, check_positive, checked_tokens, frozen, joined, seeded, zeros
+from batchmaker.lab.zoo.building import (
+    WordIds,
+    check_choice,
+    check_positive,
+    checked_tokens,
+    frozen,
+    joined,
+    seeded,
+    zeros,
+)
 from batchmaker.lab.zoo.recurrent import LstmStack
 from batchmaker.lab.zoo.translation import BOS, EOS
 from batchmaker.model.cell import Cell
@@ -22,20 +31,18 @@ from batchmaker.model.model import Model
 
 Output = Literal["labels", "scores"]
 SPELLED = -1
-"""In place of the id of a word that is spelled."""
+"""Stands for the id of a word that is spelled."""
 
 
 class Words(Protocol):
-    """What `encode` takes, as datasets.TaggedSentence is."""
+    """An argument of `encode`, such as a datasets.TaggedSentence."""
 
     @property
     def words(self) -> tuple[str, ...]: ...
 
 
-class WordIds(Container[object], Protocol):
-    """What `encode` asks for ids, as datasets.Vocabulary does."""
-
-    def encode_words(self, words: Sequence[str]) -> NDArray[np.int64]: ...
+class KnownWords(WordIds, Container[object], Protocol):
+    """Ids of words, and whether a word is known, such as a datasets.Vocabulary."""
 
 
 @final
@@ -56,7 +63,7 @@ class VectorStack(nn.Module):
 
 @final
 class Spell(nn.Module):
-    """(f, b) -> the vector of a word: the last states of both directions over its characters, side by side."""
+    """(f, b) -> the vector of a word: the concatenated last states of both directions over its characters."""
 
     def forward(self, forwards: Tensor, backwards: Tensor) -> Tensor:
         return torch.cat((forwards, backwards), 1)
@@ -80,13 +87,13 @@ class Tag(nn.Module):
 
 @final
 class BiLstmTaggerModel(Model):
-    """A label for each word of a sentence: an LSTM of some layers in each direction, and an output cell for each word.
+    """A label for each word of a sentence: an LSTM stack in each direction, and an output cell for each word.
 
     A request is a list of token ids. With characters=True rare words are spelled: a request is then {"words": ids, or
     -1 for a word that is spelled, "spellings": for each of those, in order, the ids of its characters between BOS and
-    EOS}. A spelled word gets the last states of an LSTM in each direction over its characters, of as many layers and
-    half the embedding's width, in place of an embedding. `encode` makes a request of a datasets.TaggedSentence.
-    Returns the words' labels, int64 [words], or with output="scores" their scores [words, labels].
+    EOS}. Instead of an embedding, a spelled word gets the last states of an LSTM in each direction over its characters,
+    with as many layers and half the embedding's width. `encode` makes a request from a datasets.TaggedSentence. Returns
+    the words' labels, int64 [words], or with output="scores" their scores [words, labels].
 
     alphabet: ids of characters. layers: of each direction; one cell steps through all of them. Other options as for
     LstmModel.
@@ -149,8 +156,8 @@ class BiLstmTaggerModel(Model):
         declared = Declared((given, *state), state)
         return Cell(frozen(stack, self.dtype), max_batch=max_batch, priority=priority, declared=declared)
 
-    def encode(self, sentence: Words, vocabulary: WordIds, alphabet: WordIds | None = None) -> Any:
-        """Return the request for a sentence. With characters, words that the vocabulary does not have are spelled.
+    def encode(self, sentence: Words, vocabulary: KnownWords, alphabet: KnownWords | None = None) -> Any:
+        """Return the request for a sentence. With characters, unknown words of the vocabulary are spelled.
 
         alphabet: gives characters their ids; needed with characters only.
         """
@@ -222,7 +229,7 @@ class BiLstmTaggerModel(Model):
         return tops
 
     def _parse(self, request: Any) -> tuple[NDArray[np.int64], list[NDArray[np.int64]]]:
-        """Return the words and the spellings of those that are spelled. InvalidRequestError for anything else."""
+        """Return the words and the spellings of the spelled ones. InvalidRequestError for anything else."""
         if not self.characters:
             return checked_tokens(request, self.vocabulary_size, "the sentence"), []
         if not isinstance(request, Mapping) or set(request) != {"words", "spellings"}:
@@ -231,7 +238,7 @@ class BiLstmTaggerModel(Model):
         given = request["words"]
         words = np.asarray(given) if isinstance(given, np.ndarray | list | tuple) else np.empty((0, 0))
         if words.ndim != 1 or words.dtype.kind not in "iu":
-            return checked_tokens(given, self.vocabulary_size, "words"), []  # says what is wrong
+            return checked_tokens(given, self.vocabulary_size, "words"), []  # raises the error
         checked_tokens(np.where(words == SPELLED, 0, words), self.vocabulary_size, "words")
         spellings = request["spellings"]
         num_spelled = int((words == SPELLED).sum())

@@ -30,10 +30,10 @@ from batchmaker.model.cell import Cell
 
 @final
 class MultiHeadAttention(nn.Module):
-    """forward(x, keys, values, mask) -> [n, queries, width]: what x asks for (Vaswani et al. 2017, section 3.2.2).
+    """forward(x, keys, values, mask) -> [n, queries, width] (Vaswani et al. 2017, section 3.2.2).
 
     x: [n, queries, width]. keys, values: [n, places, width], from `key` and `value`. mask: bool [n, places], the places
-    that may be looked at.
+    that may be used.
     """
 
     def __init__(self, width: int, heads: int) -> None:
@@ -56,7 +56,7 @@ class MultiHeadAttention(nn.Module):
 
 
 @final
-class FeedForward(nn.Module):
+class ReluFeedForward(nn.Module):
     """x -> W2 relu(W1 x)."""
 
     def __init__(self, width: int, inner: int) -> None:
@@ -70,17 +70,17 @@ class FeedForward(nn.Module):
 
 
 @final
-class EncoderLayer(nn.Module):
+class TransformerLayer(nn.Module):
     """forward(x, count) -> x: attention of every place to the first `count`, then each place by itself.
 
-    x: [n, places, width]. count: [n] int64. What is beyond `count` is never looked at.
+    x: [n, places, width]. count: [n] int64. Places beyond `count` are never used.
     """
 
     def __init__(self, width: int, heads: int, inner: int) -> None:
         super().__init__()
         self.attention = MultiHeadAttention(width, heads)
         self.attention_norm = nn.LayerNorm(width)
-        self.feed_forward = FeedForward(width, inner)
+        self.feed_forward = ReluFeedForward(width, inner)
         self.norm = nn.LayerNorm(width)
 
     def forward(self, x: Tensor, count: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ class DecoderLayer(nn.Module):
         self.attention_norm = nn.LayerNorm(width)
         self.source_attention = MultiHeadAttention(width, heads)
         self.source_norm = nn.LayerNorm(width)
-        self.feed_forward = FeedForward(width, inner)
+        self.feed_forward = ReluFeedForward(width, inner)
         self.norm = nn.LayerNorm(width)
 
     def forward(self, x: Tensor, past: tuple[Tensor, Tensor, Tensor], source: tuple[Tensor, Tensor, Tensor]) -> Tensor:
@@ -113,7 +113,7 @@ class DecoderLayer(nn.Module):
 
 @final
 class Embed(nn.Module):
-    """Words and where they stand: sqrt(width) embedding[word] + sines and cosines of the place (section 3.5)."""
+    """Embeddings of words and places: sqrt(width) embedding[word] + sines and cosines of the place (section 3.5)."""
 
     def __init__(self, embedding: nn.Embedding, places: int) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ def sines(places: int, width: int) -> Tensor:
 
 @final
 class Memory(nn.Module):
-    """What the decoder's layers look at in the source: forward(x) -> keys and values, [n, layers, places, width]."""
+    """Keys and values of the source for the decoder's layers: forward(x) -> both, [n, layers, places, width]."""
 
     def __init__(self, layers: Sequence[DecoderLayer]) -> None:
         super().__init__()
@@ -151,12 +151,12 @@ class Memory(nn.Module):
 
 
 @final
-class Decoder(nn.Module):
+class TransformerDecoder(nn.Module):
     """One step of the decoder.
 
     forward(word, place, keys 1, values 1, ..., keys L, values L, source keys, source values, count) -> (next word, and
     the same state after it). place: words written so far, [n] int64. keys, values: [n, places, width], filled up to
-    `place`. source keys, values, count: from Memory, handed through.
+    `place`. source keys, values, count: from Memory, passed through.
     """
 
     def __init__(self, embed: Embed, project: nn.Linear, layers: Sequence[DecoderLayer]) -> None:
@@ -166,6 +166,10 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(layers)
 
     def forward(self, word: Tensor, place: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        """Return the next word [n] int64 and the state after it.
+
+        word, place: [n] int64. state: see the class, each [n, ...].
+        """
         *past, source_keys, source_values, count = state
         x = (self.embed.scaled(word) + self.embed.places[place])[:, None]
         known, visible = used(place + 1, past[0].shape[1]), used(count, source_keys.shape[2])
@@ -190,7 +194,7 @@ class Transformer(nn.Module):
         self.embed = Embed(embedding, places)
         self.project = nn.Linear(width, vocabulary_size, bias=False)
         self.project.weight = embedding.weight
-        self.encoder = nn.ModuleList(EncoderLayer(width, heads, inner) for _ in range(layers))
+        self.encoder = nn.ModuleList(TransformerLayer(width, heads, inner) for _ in range(layers))
         self.decoder = nn.ModuleList(DecoderLayer(width, heads, inner) for _ in range(layers))
 
     def encode(self, words: Tensor, count: Tensor) -> Tensor:
@@ -206,10 +210,10 @@ class TransformerModel(NetworkModel):
     """The Transformer: translates a sentence word by word; the words stream.
 
     The source is padded to `positions` places, with a mask. A cell embeds it, one cell for each layer encodes it,
-    `memory` makes the keys and values that the decoder's layers look at, and one cell decodes a word: keys and values
-    of the words so far are its state, with room for `positions` of them. Requests as for Seq2SeqModel, of at most
-    `positions` tokens and words. hidden: the width of the model; inner: of its feed-forward layers. Other options as
-    for Seq2SeqModel.
+    `memory` makes the keys and values for the decoder's layers, and one cell decodes a word. Keys and values of the
+    words so far are its state, with room for `positions` of them. Requests as for Seq2SeqModel, of at most `positions`
+    tokens and words. hidden: the width of the model; inner: of its feed-forward layers. Other options as for
+    Seq2SeqModel.
     """
 
     optional_inputs = ("words",)
@@ -248,14 +252,14 @@ class TransformerModel(NetworkModel):
         place, past = ValueSpec((), "int64"), ValueSpec((positions, hidden), dtype)
         source = ValueSpec((layers, positions, hidden), dtype)
         state = (place, *(past,) * (2 * layers), source, source, ValueSpec((), "int64"))
-        step = Decoder(network.embed, network.project, decoder).eval()
+        step = TransformerDecoder(network.embed, network.project, decoder).eval()
         self.decoder = decoder_cell(step, state, max_batch=max_batch, priority=layers + 2)
         self.vocabulary_size, self.hidden, self.layers, self.dtype = vocabulary_size, hidden, layers, dtype
         self.positions, self.max_words, self.until_eos = positions, max_words, until_eos
         self.example_request = {"source": [BOS, BOS], "words": min(2, positions)}
 
     def unfold(self, request: Any) -> Any:
-        """Return the words of a translation, int64 [n]; a request `{"source": ..., "words": n}` asks for n of them."""
+        """Return the words of a translation, int64 [n]; a request `{"source": ..., "words": n}` sets n."""
         order = self._parse(request)
         words = np.zeros(self.positions, np.int64)
         words[: len(order.source)] = order.source

@@ -1,4 +1,4 @@
-"""What networks that write words one by one have in common: their requests, and writing for a padded batch."""
+"""Common parts of networks that write words one by one: their requests, and decoding of a padded batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from batchmaker.graph.spec import ValueSpec
 from batchmaker.model.cell import Cell
 
 BOS: Final = 1
-"""What a decoder reads before its first word; the same id as in datasets."""
+"""The input of a decoder before its first word; the same id as in datasets."""
 EOS: Final = 2
 """The word that ends a text; the same id as in datasets."""
 
@@ -25,8 +25,10 @@ EOS: Final = 2
 @final
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a request asks for. source: tokens or frames. words: the most to write. until: the word that ends the text
-    earlier, if any does."""
+    """The content of a request. source: tokens or frames. words: the most to write.
+
+    until: the word that ends the text earlier, if any.
+    """
 
     source: NDArray[Any]
     words: int
@@ -40,10 +42,10 @@ def check_vocabulary(vocabulary_size: int) -> None:
 
 
 def read_order(request: Any, *, until_eos: bool = True) -> tuple[Any, int | None, int | None]:
-    """Return the source, the number of words where the request says it, and the word that ends the text if it does not.
+    """Return the source, the number of words if the request gives it, and otherwise the word that ends the text.
 
     A request is a source alone, or {"source": source, "words": n} for exactly n words. Raises InvalidRequestError for
-    other keys, or words that are no whole number of at least 1.
+    other keys, or if words is not a whole number of at least 1.
     """
     if not isinstance(request, Mapping):
         return request, None, EOS if until_eos else None
@@ -64,16 +66,16 @@ def decoder_cell(decoder: nn.Module, state: Sequence[ValueSpec], *, max_batch: i
 
 
 def check_places(what: str, count: int, places: int) -> None:
-    """Raise InvalidRequestError where a network has fewer places than are asked for."""
+    """Raise InvalidRequestError if a network has fewer places than needed."""
     if count > places:
         raise InvalidRequestError(f"{what}: got {count}, the network takes at most {places} (option positions)")
 
 
 def write(step: Callable[[Tensor], Tensor], limits: Sequence[int], until: Sequence[int | None]) -> list[Tensor]:
-    """Feed words back to a padded batch until each row has its words; returns them by row, int64.
+    """Feed words back to a padded batch until each row has its words; return them by row, int64.
 
     step: the last words [batch] -> the next ones. limits: most words of each row. until: the word that ends each
-    earlier, if any does.
+    earlier, if any.
     """
     most = torch.tensor(limits)
     ends = torch.tensor([-1 if word is None else word for word in until])

@@ -11,7 +11,7 @@ from batchmaker.lab.zoo.trees import Output, TreeModel
 
 
 @final
-class Leaf(nn.Module):
+class GruLeaf(nn.Module):
     """word -> h: r, z = sigmoid(W x + b), n = tanh(W (r x) + b), h = z x + (1 - z) n of the word's embedding x."""
 
     def __init__(self, vocabulary_size: int, hidden: int) -> None:
@@ -29,7 +29,7 @@ class Leaf(nn.Module):
 
 
 @final
-class Inner(nn.Module):
+class GruInner(nn.Module):
     """(h1, h2) -> h, the mean over the children k of z_k h_k + (1 - z_k) n_k.
 
     r_k, z_k = sigmoid(U_k h_k + b_k), n_k = tanh(U_k (r_k h_k) + b_k). ED-Batch's code has one b for both
@@ -67,7 +67,7 @@ class TreeGruModel(TreeModel):
     ) -> None:
         check_positive(vocabulary_size=vocabulary_size, hidden=hidden, labels=labels)
         with seeded(seed):
-            leaf, inner, classify = Leaf(vocabulary_size, hidden), Inner(hidden), Classify(hidden, labels)
+            leaf, inner, classify = GruLeaf(vocabulary_size, hidden), GruInner(hidden), Classify(hidden, labels)
         super().__init__(
             leaf, inner, classify, vocabulary_size=vocabulary_size, dtype=dtype, output=output, max_batch=max_batch
         )

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from batchmaker.errors import InvalidRequestError
-from batchmaker.lab.zoo.building import Classify, check_positive, frozen, joined, parts_of, seeded
-from batchmaker.lab.zoo.trees import Output, TreeModel, WordIds, WordTree, parse_tree
+from batchmaker.lab.zoo.building import Classify, WordIds, check_positive, frozen, joined, parts_of, seeded
+from batchmaker.lab.zoo.trees import Output, TreeModel, WordTree, parse_tree
 from batchmaker.model.cell import Cell
 from batchmaker.model.trees import tree
 
 
 @final
-class Leaf(nn.Module):
+class LstmLeaf(nn.Module):
     """word -> (h, c): i, o, u from the word's embedding, c = i u, h = o tanh(c)."""
 
     def __init__(self, vocabulary_size: int, embedding: int, hidden: int) -> None:
@@ -36,11 +36,12 @@ class Leaf(nn.Module):
 
 
 @final
-class Inner(nn.Module):
+class LstmInner(nn.Module):
     """(h1, c1, h2, c2) -> (h, c): c = i u + f1 c1 + f2 c2, h = o tanh(c).
 
-    i, o, u = U [h1; h2] + b; each child's forget gate is from its own h alone: f_k = sigmoid(U_k h_k + b_k). One linear
-    layer per child gives all it adds to, in the order f, i, o, u: two products, and nothing is put side by side.
+    i, o, u = U [h1; h2] + b. The forget gate of each child depends on its own h alone: f_k = sigmoid(U_k h_k + b_k).
+    One linear layer per child computes everything that the child adds to, in the order f, i, o, u: two products, and
+    nothing is concatenated.
     """
 
     def __init__(self, hidden: int) -> None:
@@ -61,7 +62,7 @@ class Inner(nn.Module):
 class TreeLstmModel(TreeModel):
     """A parse tree through a binary TreeLSTM.
 
-    Requests and output as for TreeModel; a state is h [hidden] and c. labels: to choose from. Other options as for
+    Requests and output as for TreeModel; a state is h [hidden] and c. labels: number of labels. Other options as for
     LstmModel.
     """
 
@@ -79,7 +80,11 @@ class TreeLstmModel(TreeModel):
         width = hidden if embedding is None else embedding
         check_positive(vocabulary_size=vocabulary_size, hidden=hidden, embedding=width, labels=labels)
         with seeded(seed):
-            leaf, inner, classify = Leaf(vocabulary_size, width, hidden), Inner(hidden), Classify(hidden, labels)
+            leaf, inner, classify = (
+                LstmLeaf(vocabulary_size, width, hidden),
+                LstmInner(hidden),
+                Classify(hidden, labels),
+            )
         super().__init__(
             leaf, inner, classify, vocabulary_size=vocabulary_size, dtype=dtype, output=output, max_batch=max_batch
         )
@@ -89,9 +94,9 @@ class TreeLstmModel(TreeModel):
 class TreeLstm2TypeModel(TreeModel):
     """A TreeLSTM whose inner nodes are of two types, cells with weights of their own.
 
-    A request is one of a tree with "kinds" besides: for each inner node 0, the cell `inner`, or 1, `other`. `encode`
-    tosses a fair coin for each, from `seed` and the sentence alone, so that it is the same whoever asks. Other options
-    as for TreeLstmModel.
+    A request is a request for TreeLstmModel with "kinds" in addition: for each inner node 0, the cell `inner`, or 1,
+    `other`. `encode` tosses a fair coin for each, from `seed` and the sentence alone, so the result is the same for
+    every caller. Other options as for TreeLstmModel.
     """
 
     def __init__(
@@ -108,8 +113,12 @@ class TreeLstm2TypeModel(TreeModel):
         width = hidden if embedding is None else embedding
         check_positive(vocabulary_size=vocabulary_size, hidden=hidden, embedding=width, labels=labels)
         with seeded(seed):
-            leaf, inner, classify = Leaf(vocabulary_size, width, hidden), Inner(hidden), Classify(hidden, labels)
-            other = Inner(hidden)
+            leaf, inner, classify = (
+                LstmLeaf(vocabulary_size, width, hidden),
+                LstmInner(hidden),
+                Classify(hidden, labels),
+            )
+            other = LstmInner(hidden)
         super().__init__(
             leaf, inner, classify, vocabulary_size=vocabulary_size, dtype=dtype, output=output, max_batch=max_batch
         )
@@ -122,7 +131,7 @@ class TreeLstm2TypeModel(TreeModel):
         return {**request, "kinds": tossed(request["words"], request["children"], self.seed)}
 
     def unfold(self, request: Any) -> Any:
-        """Return what the option `output` says of a tree whose inner nodes are of kind 0 or 1 (`kinds`)."""
+        """Return the result by the option `output` for a tree whose inner nodes are of kind 0 or 1 (`kinds`)."""
         words, children = self._parse(request)
         leaves = parts_of(self.leaf.map(words))
         if len(children) == 0:
@@ -145,7 +154,7 @@ class TreeLstm2TypeModel(TreeModel):
 
 
 def tossed(words: NDArray[np.int64], children: NDArray[Any], seed: int) -> NDArray[np.int64]:
-    """Return 0 or 1 for each inner node of a tree: [inner nodes], alike for the same words, children and seed."""
+    """Return 0 or 1 for each inner node of a tree: [inner nodes], a function of words, children and seed."""
     content = np.concatenate((words, children.astype(np.int64).ravel())).tobytes()
     return np.random.default_rng((seed, zlib.crc32(content))).integers(0, 2, len(children))
 

@@ -1,4 +1,4 @@
-"""What networks over parsed sentences have in common: their requests, and leaves, inner nodes and labels as cells."""
+"""Common parts of networks over parsed sentences: their requests, and leaves, inner nodes and labels as cells."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from batchmaker.compiled import compiled, int64s
 from batchmaker.errors import InvalidRequestError
 from batchmaker.graph.trees import tree_fault
-from batchmaker.lab.zoo.building import Classify, check_choice, checked_tokens, frozen, joined, parts_of
+from batchmaker.lab.zoo.building import Classify, WordIds, check_choice, checked_tokens, frozen, joined, parts_of
 from batchmaker.model.cell import Cell
 from batchmaker.model.model import Model
 
@@ -21,7 +21,7 @@ Output = Literal["state", "label", "labels"]
 
 
 class WordTree(Protocol):
-    """What `encode` takes, as datasets.Tree is: leaves in order, and children of the inner nodes."""
+    """An argument of `encode`, such as a datasets.Tree: leaves in order, and children of the inner nodes."""
 
     @property
     def words(self) -> Sequence[str]: ...
@@ -29,20 +29,13 @@ class WordTree(Protocol):
     def children(self) -> NDArray[np.int32]: ...
 
 
-class WordIds(Protocol):
-    """What `encode` asks for ids, as datasets.Vocabulary does."""
-
-    def encode_words(self, words: Sequence[str]) -> NDArray[np.int64]: ...
-
-
 class TreeModel(Model):
     """A binary tree over words: a leaf cell for each word, an inner cell for each inner node.
 
     A request is {"words": token ids, "children": integers [inner nodes, 2]}: an entry below the number of words is a
-    leaf, any other is inner node `entry - number of words`; children come before parents and the root is last.
-    `encode` makes one of a datasets.Tree.
-    output: "state", the first part of the root's state; "label", the likeliest for it; or "labels", the likeliest of
-    each node, leaves first, from an output cell of its own for every node of the tree.
+    leaf, any other is inner node `entry - number of words`; children come before parents and the root is last. `encode`
+    makes one from a datasets.Tree. output: "state", the first part of the root's state; "label", its likeliest label;
+    or "labels", the likeliest label of each node, leaves first, from an output cell for every node of the tree.
     """
 
     can_pad = False
@@ -90,7 +83,7 @@ class TreeModel(Model):
             return [self._alone(request) for request in requests]
 
     def _result(self, nodes: Any, root: Any) -> Any:
-        """Return what is asked for of the first parts of the states of all nodes, and of the root's."""
+        """Return the requested result, from the first parts of the states of all nodes, and of the root's."""
         if self.output == "labels":
             return self.classify.map(nodes)
         return self.classify(root) if self.output == "label" else root
@@ -151,7 +144,7 @@ def _checked_children(children: Any, num_leaves: int) -> NDArray[np.int64]:
 
 @compiled
 def _are_each_once(children: NDArray[np.int64]) -> bool:
-    """Whether children [inner nodes, 2] are the numbers from 0 on, each once."""
+    """Whether children [inner nodes, 2] are the numbers from 0 on, each exactly once."""
     is_there = np.zeros(children.size, np.bool_)
     for child in children.flat:
         if not 0 <= child < len(is_there) or is_there[child]:

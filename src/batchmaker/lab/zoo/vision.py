@@ -1,4 +1,4 @@
-"""Networks of images, cut into their layers: ResNet, VGG and MobileNet."""
+"""Image networks, cut into their layers: ResNet, VGG and MobileNet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IMAGE: Final = 224
 """Height and width of an image in the papers."""
 CLASSES: Final = 1000
 MAX_BATCH: Final = 16
-"""A convolution of such images is busy long before 64 of them."""
+"""Convolutions of such images use the machine fully long before 64 of them."""
 
 
 @final
@@ -42,7 +42,7 @@ class Bottleneck(nn.Module):
 
 
 def _convolution(inputs: int, outputs: int, size: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
-    """Return a convolution that keeps the image's size (but for the stride), batch norm and ReLU."""
+    """Return a convolution that keeps the image's size (except for the stride), batch norm and ReLU."""
     convolution = nn.Conv2d(inputs, outputs, size, stride, size // 2, groups=groups, bias=False)
     return nn.Sequential(convolution, nn.BatchNorm2d(outputs), nn.ReLU())
 
@@ -118,8 +118,10 @@ class VisionModel(Layered):
 
 @final
 class ResNet50Model(VisionModel):
-    """ResNet-50: 53 convolutions and a dense layer, 54 cells. width: channels of the first convolution; blocks:
-    bottlenecks in each of the stages. Others as for VisionModel."""
+    """ResNet-50: 53 convolutions and a dense layer, 54 cells.
+
+    width: channels of the first convolution; blocks: bottlenecks in each of the stages. Others as for VisionModel.
+    """
 
     def __init__(
         self,
@@ -140,8 +142,11 @@ class ResNet50Model(VisionModel):
 
 @final
 class Vgg16Model(VisionModel):
-    """VGG-16: 13 convolutions and 3 dense layers, 16 cells. width: channels of the first convolution; dense: of the
-    hidden dense layers; image: a multiple of 32. Others as for VisionModel."""
+    """VGG-16: 13 convolutions and 3 dense layers, 16 cells.
+
+    width: channels of the first convolution; dense: of the hidden dense layers; image: a multiple of 32. Others as for
+    VisionModel.
+    """
 
     def __init__(
         self,
@@ -162,8 +167,10 @@ class Vgg16Model(VisionModel):
 
 @final
 class MobileNetModel(VisionModel):
-    """MobileNet v1: a convolution, 13 pairs of depthwise and pointwise ones and a dense layer, 28 cells. multiplier: of
-    all channels. Others as for VisionModel."""
+    """MobileNet v1: a convolution, 13 pairs of depthwise and pointwise ones and a dense layer, 28 cells.
+
+    multiplier: of all channels. Others as for VisionModel.
+    """
 
     def __init__(
         self,

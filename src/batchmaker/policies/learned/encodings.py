@@ -1,4 +1,4 @@
-"""States of a learned policy: what it knows of the ready nodes when it chooses (ED-Batch, ICML 2023, 2.3)."""
+"""States of a learned policy: its view of the ready nodes at a choice (ED-Batch, ICML 2023, 2.3)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 Encoding = Literal["base", "max", "sort"]
 State = tuple[int, ...]
-"""Cell types, in the order that the encoding says."""
+"""Cell types, in the order of the encoding."""
 
 
 def encode_base(counts: Sequence[int]) -> State:
@@ -16,9 +16,9 @@ def encode_base(counts: Sequence[int]) -> State:
 
 
 def encode_max(counts: Sequence[int]) -> State:
-    """Return the ready types, ascending, and then the one with the most ready nodes once more (E_max).
+    """Return the ready types, ascending, and then the type with the most ready nodes once more (E_max).
 
-    Of several with the most it is the lowest id.
+    A tie goes to the lowest id.
     """
     return (*encode_base(counts), counts.index(max(counts)))
 
@@ -27,7 +27,7 @@ def encode_sort(counts: Sequence[int]) -> State:
     """Return the ready types, those with more ready nodes first, the lower id first among equals (E_sort)."""
     ready = [kind for kind, count in enumerate(counts) if count]
     if len(ready) > 1:
-        ready.sort(key=counts.__getitem__, reverse=True)  # stable: among equals the lower id stays first
+        ready.sort(key=counts.__getitem__, reverse=True)  # stable: ties keep the lower id first
     return tuple(ready)
 
 

@@ -1,4 +1,4 @@
-"""A learnt table in the live scheduler: the ready counts are the state, whatever requests they come from."""
+"""A learnt table in the live scheduler. The state is the ready counts over all requests."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ class TablePolicy(CellPolicy):
 class LearnedPolicy(TablePolicy):
     """What `batchmaker learn` wrote says which cell runs; where it knows nothing, the sufficient condition does.
 
-    file: the policy. max_steps: steps per task; 1 looks at the state before every batch, as in learning. Requests that
-    come and go change how many nodes are ready, which is all that a state is made of. In a state that was not met in
-    learning, or with a cell that the file does not have, `policies.sufficient` decides: an order may be worse, a result
+    file: the policy. max_steps: steps per task; 1 looks at the state before every batch, as in learning. A state
+    consists only of the numbers of ready nodes, which change as requests come and go. `policies.sufficient` decides in
+    a state that was not met in learning, or with a cell that the file does not have: the order may be worse, a result
     never changes. Raises PolicyFileError for a file that cannot be used.
     """
 
@@ -69,7 +69,7 @@ class LearnedPolicy(TablePolicy):
         super().__init__(self._file.encoding, self._file.table, max_steps)
         self._number = {cell.name: number for number, cell in enumerate(self._file.cells)}
         self._of_type: list[int] = []  # position in the file of each live type
-        self._types: list[TypeId] = [TypeId(_NOT_KNOWN)] * len(self._number)  # and back
+        self._types: list[TypeId] = [TypeId(_NOT_KNOWN)] * len(self._number)  # the inverse
 
     @property
     def learnt_for(self) -> str:
@@ -77,7 +77,7 @@ class LearnedPolicy(TablePolicy):
         return self._file.model
 
     def check_cells(self, cells: Sequence[CellType]) -> None:
-        """PolicyFileError if some of these cells are not of the model that the policy was learnt for."""
+        """PolicyFileError if a cell does not belong to the model that the policy was learnt for."""
         self._file.check_cells(cells)
 
     def _learnt(self, view: ReadyView, ready: Sequence[TypeId]) -> TypeId | None:

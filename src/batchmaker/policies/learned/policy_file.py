@@ -1,4 +1,4 @@
-"""A learned policy as a file: JSON that a person can read, checked in full when it is read."""
+"""A learned policy as a JSON file for people, checked in full when it is read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KEYS: Final = ("format", "version", "model", "encoding", "cells", "learnt", "st
 @final
 @dataclass(frozen=True, slots=True)
 class CellRow:
-    """What tells a cell from those of other models, whatever its width: name, and how many inputs and outputs."""
+    """The identity of a cell among models, for any width: its name, and its numbers of inputs and outputs."""
 
     name: str
     inputs: int
@@ -34,7 +34,7 @@ class CellRow:
 @final
 @dataclass(frozen=True, slots=True)
 class LearntFrom:
-    """How a policy was learnt. data: in words. ratio: batches / lower bound on mini-batches held out."""
+    """The origin of a policy. data: in words. ratio: batches / lower bound on held-out mini-batches."""
 
     data: str
     requests: int
@@ -54,10 +54,10 @@ Row = TypeVar("Row", CellRow, LearntFrom)
 @final
 @dataclass(frozen=True, slots=True)
 class PolicyFile:
-    """A learnt table with all that is needed to use it.
+    """A learnt table with the data needed to use it.
 
-    model: for which it was learnt. cells: the model's; a number in `table` is a position here, which is the type id
-    that the policy knows. table: the cell to run by state, see `encodings`.
+    model: the model that it was learnt for. cells: the model's. A number in `table` is a position in `cells`, which is
+    the type id in the policy. table: the cell to run by state, see `encodings`.
     """
 
     model: str
@@ -67,7 +67,7 @@ class PolicyFile:
     learnt: LearntFrom
 
     def write(self, path: Path) -> None:
-        """Write the file, a state to a line. PolicyFileError if it cannot be written."""
+        """Write the file, one state per line. PolicyFileError if it cannot be written."""
         head = {"format": FORMAT, "version": VERSION, "model": self.model, "encoding": self.encoding}
         lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
         lines.append(f' "learnt": {json.dumps(asdict(self.learnt), ensure_ascii=False)}')
@@ -82,7 +82,7 @@ class PolicyFile:
 
     @classmethod
     def read(cls, path: Path) -> PolicyFile:
-        """Return what a file holds. PolicyFileError if it is missing, malformed or of another version."""
+        """Return the content of a file. PolicyFileError if it is missing, malformed or of another version."""
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
@@ -92,7 +92,7 @@ class PolicyFile:
         return _Reader(path).read(content)
 
     def check_cells(self, cells: Sequence[CellType]) -> None:
-        """Raise PolicyFileError unless all these cells are of the model that the policy was learnt for."""
+        """PolicyFileError unless all these cells belong to the model that the policy was learnt for."""
         known = {cell.name: cell for cell in self.cells}
         for cell in map(CellRow.of, cells):
             wanted = known.get(cell.name)

@@ -1,1 +1,1 @@
-"""HTTP routes, by what they are about. Each file has a function that makes its routes for a Site."""
+"""HTTP routes by subject. Each file has a function that makes its routes for a Site."""

@@ -1,4 +1,4 @@
-"""The route by which a connection becomes a sequence."""
+"""The route that turns a connection into a sequence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from batchmaker.server.chunk_socket import ChunkSocket, Closing
 from batchmaker.server.parts import Endpoint, Site, named_model
 
 PROTOCOL: Final = "batchmaker"
-"""What a client may name as its subprotocol, and is told then."""
+"""The subprotocol that a client may name, and gets as the answer."""
 
 
 def chunk_routes(site: Site) -> list[BaseRoute]:
@@ -33,7 +33,7 @@ def chunk_routes(site: Site) -> list[BaseRoute]:
 
 @final
 class _Connect:
-    """One connection, as an ASGI application. What it raises before the handshake is answered by the Gate."""
+    """One connection as an ASGI application. The Gate answers exceptions before the handshake."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -50,13 +50,13 @@ class _Connect:
             try:
                 await send({"type": "websocket.accept", "subprotocol": spoken, "headers": []})
             except OSError:
-                return  # it has gone already
+                return  # it has already gone
             closing = await socket.run(receive, send)
             if closing is not None:
                 await _close(send, closing, site.service.limits.write_seconds)
 
 
 async def _close(send: Send, closing: Closing, write_seconds: float) -> None:
-    with contextlib.suppress(OSError):  # it has gone, or takes nothing (TimeoutError): then there is nobody to be told
+    with contextlib.suppress(OSError):  # it has gone, or reads nothing (TimeoutError): nobody listens
         async with asyncio.timeout(write_seconds):
             await send({"type": "websocket.close", "code": closing.code, "reason": closing.reason})

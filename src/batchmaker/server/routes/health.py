@@ -1,4 +1,4 @@
-"""Whether the server and its models are there. Answers have no body."""
+"""Health of the server and its models. Answers have no body."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from batchmaker.server.bodies import HEADER_LENGTH, read_infer, write_infer
 from batchmaker.server.generate_body import read_generate, write_generate
 from batchmaker.server.messages import InferResponse
 from batchmaker.server.parts import Endpoint, Site, caller_of, named_model
-from batchmaker.server.reading import HeldBytes, unless_gone
+from batchmaker.server.request_body import HeldBytes, unless_gone
 from batchmaker.server.signature import Signature
 
 
@@ -48,7 +48,7 @@ def infer_routes(site: Site) -> list[Route]:
             held = stack.enter_context(site.bodies.holding())
             asked = read_generate(await read(request, held), signature(request))
             parts = service.stream(*named_model(request), asked, caller_of(request))
-            first = await unless_gone(request.scope, _first(parts))  # its errors still have a status of their own
+            first = await unless_gone(request.scope, _first(parts))  # its errors can still set the status
             return EventStream(_encoded_parts(first, parts, stack.pop_all()), service.limits.write_seconds)
 
     def signature(request: Request) -> Signature:
@@ -66,7 +66,7 @@ def infer_routes(site: Site) -> list[Route]:
 
 
 async def _first(parts: AsyncIterator[InferResponse]) -> list[InferResponse]:
-    """Return the first part, in a list that is empty if there is none."""
+    """Return a list with the first part, empty if there is none."""
     try:
         return [await anext(parts)]
     except StopAsyncIteration:

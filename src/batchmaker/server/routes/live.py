@@ -1,4 +1,4 @@
-"""The page that shows what is running now, and what it asks for."""
+"""The live page, and its data."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from batchmaker.server.auth import TokenBucket
 from batchmaker.server.faults import FaultKind, ServiceError, invalid
 from batchmaker.server.live import SPANS_S, live_view
 from batchmaker.server.parts import Site
-from batchmaker.server.served import ServedModel
+from batchmaker.server.served_model import ServedModel
 
 MAX_LOOKS_PER_S: Final = 20.0
-"""Answers a second, to all viewers together, so that looking on costs the models little."""
+"""Answers a second to all viewers together, so that viewers cost the models little."""
 
 _OWN_HEADERS: Final = {"Content-Security-Policy": "frame-ancestors 'none'", "Cache-Control": "no-cache"}
-"""Of the owner's page, which may do what its owner likes but be shown inside another."""
+"""Headers of the operator's page. It may do anything except be shown inside another page."""
 
 
 def live_routes(site: Site, clock: Clock | None = None) -> list[Route]:
-    """The page at `/`, that of the server's owner at `/page`, and /v2/live. clock: by which answers are counted."""
+    """The page at `/`, the operator's page at `/page`, and /v2/live. clock: for counting answers."""
     repository = site.service.repository
     page = (resources.files("batchmaker.server") / "page" / "live.html").read_bytes()
     headers = {"Content-Security-Policy": _policy(page.decode()), "Cache-Control": "no-cache"}
@@ -88,7 +88,7 @@ def _moment(given: str | None) -> float | None:
 
 
 def _policy(page: str) -> str:
-    """Return the Content-Security-Policy under which the page can do what it holds itself, and nothing else."""
+    """Return a Content-Security-Policy that allows exactly the scripts and styles in the page."""
     hashes = {
         tag: " ".join(f"'sha256-{_hash(text)}'" for text in re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL))
         for tag in ("script", "style")

@@ -1,4 +1,4 @@
-"""What the server says of itself and its models."""
+"""Descriptions of the server and its models."""
 
 from __future__ import annotations
 

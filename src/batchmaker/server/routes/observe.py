@@ -45,7 +45,7 @@ def _seconds(given: str | None) -> float:
 
 
 def _trace(site: Site, seconds: float) -> bytes:
-    """Return the trace as JSON. Time 0 is the beginning of the stretch, for all models."""
+    """Return the trace as JSON. Time 0 is the beginning of the time span, for all models."""
     starts = [(model, model.port.clock.now_s() - seconds) for model in site.service.repository.models()]
     events = [
         event

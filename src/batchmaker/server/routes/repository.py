@@ -1,4 +1,4 @@
-"""The model repository: what there is, and loading and unloading it."""
+"""The model repository: its index, loading and unloading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every call by gRPC passes: its id, its key, its span, its line in the log, and the answer to its errors."""
+"""Common handling of every gRPC call: its id, its key, its span, its log line, and the answer to its errors."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ CODE: Final[dict[FaultKind, grpc.StatusCode]] = {
     FaultKind.INTERNAL: grpc.StatusCode.INTERNAL,
 }
 _LOGGED: Final = {kind for kind, status in STATUS.items() if status >= 500} - {FaultKind.UNAVAILABLE}
-"""As over HTTP: refusals by an overloaded server are counted and not logged."""
+"""As over HTTP: refusals of an overloaded server are counted and not logged."""
 
 _OPEN: Final = frozenset({"ServerLive", "ServerReady"})
-"""Probes have no key."""
+"""Probes need no key."""
 
 
 @final
@@ -69,8 +69,8 @@ class RpcCall:
         return str(self._context.peer())
 
     async def read(self, within_s: float | None, stop: asyncio.Future[None] | None = None) -> bytes | None:
-        """Return the next message, None if there is no more or `stop` is done before it. TOO_SLOW after `within_s`."""
-        # The read goes on by itself where nobody waits any more: the core of gRPC still writes into what it holds.
+        """Return the next message, None if there is no more or `stop` is done first. TOO_SLOW after `within_s`."""
+        # The read continues even if nobody waits any more: the core of gRPC still writes into the object.
         reading = asyncio.ensure_future(self._context.read())
         reading.add_done_callback(_noticed)
         waited_for: set[asyncio.Future[Any]] = {reading} if stop is None else {reading, stop}
@@ -94,28 +94,28 @@ class RpcCall:
         writing.result()
 
     def send_id(self, *more: tuple[str, str]) -> None:
-        """Have the id, and more, sent after the answer."""
+        """Send the id, and other metadata, after the answer."""
         self._context.set_trailing_metadata(((HEADER, self.request_id), *more))
 
     async def fail(self, fault: ServiceError) -> None:
-        """End the call with an error. Raises what ends it."""
+        """End the call with an error. Raises the exception that ends it."""
         self.fault = fault.kind
         if fault.retry_after_s is not None:
             self.send_id(("retry-after", str(fault.retry_after)))
         ending = asyncio.ensure_future(self._context.abort(CODE[fault.kind], str(fault)))
         ending.add_done_callback(_noticed)
-        if fault.kind is FaultKind.CANCELLED:  # nobody is there to be answered, or takes what is sent
+        if fault.kind is FaultKind.CANCELLED:  # nobody listens
             raise asyncio.CancelledError
         await ending
 
 
 Answer = Callable[[Any, RpcCall], Awaitable[Any]]
-"""Answers a message with the fields of the message that answers it, or with that."""
+"""Takes a message; returns the fields of the answer, or the answer."""
 
 
 @final
 class RpcGate:
-    """Makes gRPC's handlers of functions: nothing that these raise leaves it but as a status."""
+    """Makes gRPC's handlers from functions. Exceptions of these become statuses."""
 
     def __init__(self, site: Site, spans: Spans, *, log_access: bool) -> None:
         self._site = site
@@ -140,7 +140,7 @@ class RpcGate:
                 encoded: bytes = answered.SerializeToString()
                 return encoded
 
-        # For gRPC a stream of requests, so that the time to send the one can be limited; clients see no difference
+        # a stream of requests for gRPC, to limit the time to send the only one; clients see no difference
         async def handle(_: Any, context: Any) -> bytes:
             encoded: bytes = await self._pass(RpcCall(method, context, self._ids), work)
             return encoded
@@ -148,7 +148,7 @@ class RpcGate:
         return grpc.stream_unary_rpc_method_handler(handle)
 
     def stream(self, method: str, work: Callable[[RpcCall], Awaitable[None]]) -> Any:
-        """Return the handler of a method that reads and writes by itself."""
+        """Return the handler of a method that reads and writes itself."""
 
         async def handle(_: Any, context: Any) -> None:
             await self._pass(RpcCall(method, context, self._ids), work)
@@ -221,6 +221,6 @@ def _key(metadata: dict[str, str]) -> str | None:
 
 
 def _noticed(future: asyncio.Future[Any]) -> None:
-    """Take note of how a read or write ended that nobody may wait for any more."""
+    """Consume the result of a read or write that nobody waits for any more."""
     if not future.cancelled():
         future.exception()

@@ -1,7 +1,7 @@
-"""grpc.health.v1: whether requests are taken, for the server as a whole and for its service.
+"""grpc.health.v1: whether the server and its service take requests.
 
-The two messages are made as the protocol's others are, so that any version of protobuf will do: the package that
-carries them asks for a newer one than some clients' libraries allow beside it.
+The two messages are built like the other protocol messages, so that any version of protobuf works. The official package
+requires a newer version than some clients' libraries allow.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _MESSAGES: Final = messages_of(
 )
 _SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = 1, 2, 3
 _LOOK_S: Final = 0.2
-"""Between two looks at a state that is watched."""
+"""Seconds between two checks of a watched state."""
 
 
 def health_handlers(service: Service) -> Any:
-    """Return gRPC's handlers of the health service: Check, and Watch, which tells each change until the client goes."""
+    """Return gRPC's handlers of the health service: Check, and Watch, which reports changes until the client goes."""
 
     def state_of(name: str) -> int | None:
         if name not in ("", SERVICE):

@@ -1,4 +1,4 @@
-"""The calls that take one message and give one."""
+"""Methods with one request and one response message."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HTTP_ONLY: Final = frozenset({"binary_tensor_data", "generate"})
 
 
 def unary_methods(site: Site) -> dict[str, Answer]:
-    """Return what answers each method, by its name."""
+    """Return the function of each method, by name."""
     return {**_describing(site), **_repository(site), "ModelInfer": _infer(site)}
 
 

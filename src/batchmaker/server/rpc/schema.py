@@ -1,8 +1,8 @@
-"""The messages of the Open Inference Protocol v2, with Triton's extensions, as far as they are implemented.
+"""The implemented messages of the Open Inference Protocol v2, with Triton's extensions.
 
-They are described here and built when this is imported, in a pool of their own: generated code would put them into the
-pool that all of a process shares, which refuses the names a second time when a client's library brings them too. On the
-wire only numbers and types count. Fields that are left out here are skipped when a client sends them.
+They are described here and built at import, in a descriptor pool of their own. Generated code would use the pool of the
+process, which refuses the same names from a client's library. On the wire only numbers and types count. Fields that are
+missing here are skipped when a client sends them.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ _MESSAGES: Final[dict[str, str]] = {
     "contents: 5 InferTensorContents",
     "ModelStreamInferResponse": "error_message: 1 string; infer_response: 2 ModelInferResponse",
 }
-"""Each field as `name: number [list | map | choice] type`. A map has strings as keys; of choices one is set."""
+"""Each field as `name: number [list | map | choice] type`. The keys of a map are strings; only one choice is set."""
 
 _DATA_TYPES: Final = tuple(
     f"TYPE_{name}"
@@ -98,7 +98,7 @@ CHOICE: Final = "parameter_choice"
 
 
 def messages_of(package: str, messages: Mapping[str, str], enums: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Return the class of each message, by its name, built in a pool of their own.
+    """Return the class of each message by name, built in a descriptor pool of their own.
 
     messages: fields as in _MESSAGES. enums: the names of each one's values, from 0 on.
     """
@@ -117,7 +117,7 @@ def messages_of(package: str, messages: Mapping[str, str], enums: Mapping[str, S
 
 
 def _field(message: DescriptorProto, text: str, package: str, enums: Container[str]) -> None:
-    """Add a field that is written as in _MESSAGES."""
+    """Add a field in the notation of _MESSAGES."""
     name, _, rest = text.partition(":")
     number, *forms, kind = rest.split()
     field = message.field.add(name=name, number=int(number), label=FieldDescriptorProto.LABEL_OPTIONAL)
@@ -148,7 +148,7 @@ MESSAGES: Final = messages_of(PACKAGE, _MESSAGES, {"DataType": _DATA_TYPES})
 
 
 def decode(name: str, data: bytes) -> Any:
-    """Return the message of this name that is written in `data`. INVALID if it is none."""
+    """Return the message of this name from its bytes. INVALID if they are malformed."""
     try:
         return MESSAGES[name].FromString(data)
     except DecodeError:

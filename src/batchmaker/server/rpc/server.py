@@ -30,7 +30,7 @@ class RpcServer:
     """gRPC beside HTTP: the same models, keys, limits and certificate. Used from one event loop."""
 
     def __init__(self, config: Config, site: Site, spans: Spans) -> None:
-        """Bind. OptionError if the address cannot be had."""
+        """Bind to the address. OptionError if it is not available."""
         self._site = site
         self._gate = RpcGate(site, spans, log_access=config.log.access)
         self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -80,11 +80,11 @@ class RpcServer:
             return None
 
     async def start(self) -> None:
-        """Take calls from now on."""
+        """Begin to take calls."""
         await self._server.start()
 
     async def close(self, within_s: float) -> None:
-        """Refuse what is new, let what runs end, for `within_s` at most, and end."""
+        """Refuse new calls, let running ones end, for `within_s` at most, and end."""
         if not self._stop.done():
             self._stop.set_result(None)
         end = time.monotonic() + within_s
@@ -113,8 +113,8 @@ def _options(config: Config) -> list[tuple[str, Any]]:
         ("grpc.absolute_max_metadata_size", limits.max_head_bytes),
         ("grpc.max_concurrent_streams", limits.max_connections),
         ("grpc.max_allowed_incoming_connections", limits.max_connections),
-        ("grpc.keepalive_time_ms", patience_ms),  # clients that have vanished without a word are noticed
+        ("grpc.keepalive_time_ms", patience_ms),  # to notice clients that have vanished silently
         ("grpc.keepalive_timeout_ms", patience_ms),
         ("grpc.compression_enabled_algorithms_bitset", _ONLY_IDENTITY),  # a small message could become a huge one
-        ("grpc.so_reuseport", 0),  # a second server on the same port is an error, not a lottery
+        ("grpc.so_reuseport", 0),  # a second server on the same port is an error
     ]

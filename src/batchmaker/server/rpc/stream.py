@@ -1,4 +1,4 @@
-"""ModelStreamInfer: many requests over one call, computed together, and values of a request as they come."""
+"""ModelStreamInfer: many requests over one call, computed together, with values as they come."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from batchmaker.server.rpc.wire import FINAL, PARTS, read_infer, write_infer
 class InferStream:
     """One call of ModelStreamInfer.
 
-    Requests run as soon as they are read. Answers leave in the order of the requests, but for those that are asked for
-    in parts (PARTS): they leave as they come, and their id tells whose they are. An error is the end of its request
-    only, unless the message cannot be read at all.
+    Requests run as soon as they are read. Answers leave in the order of the requests, except for those requested in
+    parts (PARTS): they leave as they come, and the id names their request. An error ends only its request, unless the
+    message cannot be read at all.
     """
 
     def __init__(self, site: Site, call: RpcCall, stop: asyncio.Future[None]) -> None:
-        """stop: done when no more is to be read."""
+        """stop: done when no more requests may be read."""
         self._site = site
         self._call = call
         self._stop = stop
@@ -42,10 +42,13 @@ class InferStream:
             raise ServiceError(FaultKind.UNAVAILABLE, "the server is shutting down", retry_after_s=1.0)
 
     async def _read_all(self, tasks: asyncio.TaskGroup) -> None:
-        """Begin a task for each request. Reads no further while as many are open as a model may have in flight."""
+        """Start a task for each request.
+
+        Reads no further while as many are open as a model may have in flight.
+        """
         answered = asyncio.Event()
         answered.set()
-        first = True  # the key that came with the call was looked at when it began
+        first = True  # the call's key was checked at its beginning
         while (data := await self._call.read(None, self._stop)) is not None:
             asked = decode("ModelInferRequest", data)
             await self._room.acquire()
@@ -60,7 +63,7 @@ class InferStream:
     async def _answer(
         self, asked: Any, size: int, first: bool, before: asyncio.Event | None, answered: asyncio.Event
     ) -> None:
-        """Answer one request: in parts, or whole after `before`. `answered` is set at the end, whatever comes."""
+        """Answer one request: in parts, or as a whole after `before`. `answered` is set at the end in any case."""
         try:
             with self._site.bodies.holding() as held:
                 held.add(size)

@@ -13,10 +13,10 @@ from batchmaker.server.rpc.schema import CHOICE, MESSAGES
 from batchmaker.server.tensors import Tensor, from_raw, from_values, num_elements, to_raw
 
 FINAL: Final = "triton_final_response"
-"""Parameter of the responses in a stream: whether it is the last to its request."""
+"""Parameter of the responses in a stream: whether it is the last one to its request."""
 
 PARTS: Final = "triton_enable_empty_final_response"
-"""Parameter of a request in a stream: send values as they come, and after them a response without any."""
+"""Parameter of a request in a stream: send values as they come, then a response without any."""
 
 _CONTENTS: Final[dict[str, str]] = {
     "BOOL": "bool_contents",
@@ -28,13 +28,13 @@ _CONTENTS: Final[dict[str, str]] = {
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
-"""Where the elements of each datatype stand, for a tensor that is not raw. The others are sent raw only."""
+"""The field of each datatype's elements, for a tensor that is not raw. The others are sent raw only."""
 
 
 def read_infer(message: Any, limits: Limits, remaining_s: float | None) -> InferRequest:
-    """Return what a ModelInferRequest asks. INVALID or UNSUPPORTED unless it is well formed.
+    """Return the request in a ModelInferRequest. INVALID or UNSUPPORTED unless it is well formed.
 
-    remaining_s: until the call's own deadline, if it has one; it counts as `deadline_ms` if that is later or not given.
+    remaining_s: until the call's own deadline, if it has one; it is used as `deadline_ms` if that is later or missing.
     """
     if len(message.inputs) > limits.max_tensors:
         raise invalid(f"{len(message.inputs)} inputs are more than {limits.max_tensors}")
@@ -57,7 +57,7 @@ def read_infer(message: Any, limits: Limits, remaining_s: float | None) -> Infer
 
 def _read_input(given: Any, raw: bytes | None) -> Tensor:
     refuse_unsupported(given.name, _parameters(given.parameters))
-    num_elements(given.name, given.datatype, given.shape)  # its error is the first that a client should hear
+    num_elements(given.name, given.datatype, given.shape)  # its error should come first
     if raw is None:
         field = _CONTENTS.get(given.datatype)
         if field is None:

@@ -1,4 +1,4 @@
-"""PQ-trees: all orders of some elements in which given sets of them are consecutive (Booth & Lueker, 1976)."""
+"""PQ-trees: all orders of some elements in which given sets are consecutive (Booth & Lueker, 1976)."""
 
 from batchmaker.compile.planner.pq_tree.tree import Part, PQTree
 

@@ -1,9 +1,9 @@
-"""Which nodes of a PQ-tree a set of leaves touches, and whether the set can be made consecutive. Changes nothing.
+"""Finds the nodes of a PQ-tree that a set of leaves touches, and whether the set can be made consecutive.
 
-`climb` is Booth & Lueker's bubbling: from the leaves upward, until everything has met. It finds parents that are not
-stored, because a child of a Q-node learns its parent from a neighbour. `label` then decides bottom-up for each node
-whether its leaves are all in the set (full) or can be ordered so that those in the set are at one side (partial).
-Both visit only nodes that have leaves in the set, and at most as many nodes above them.
+Changes nothing. `climb` is Booth & Lueker's bubbling: from the leaves upward, until all paths have met. It finds
+parents that are not stored: a child of a Q-node learns its parent from a neighbour. `label` then decides bottom-up for
+each node whether its leaves are all in the set (full), or can be ordered so that those in the set are at one side
+(partial). Both visit only nodes that have leaves in the set, and at most as many nodes above them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from batchmaker.compile.planner.pq_tree.nodes import Kind, Node, beyond, chain
 
 
 class Label(Enum):
-    """How much of what is below a node is in the set; nodes without a label have nothing of it."""
+    """The part of the leaves below a node that is in the set. Nodes without a label have no leaf in it."""
 
     FULL = "full"
     PARTIAL = "partial"
@@ -26,10 +26,10 @@ class Label(Enum):
 
 @dataclass(slots=True)
 class Mark:
-    """What is known of one node while one set is reduced.
+    """The state of one node while one set is reduced.
 
-    parent: as found by climbing; None while blocked and in the root. pending: children with leaves in the set whose
-    label is not known yet. leaves: leaves of the set seen below. full, partial: children, by label.
+    parent: as found by climbing; None while blocked and in the root. pending: number of children with leaves in the set
+    whose label is unknown. leaves: leaves of the set counted below. full, partial: children, by label.
     """
 
     blocked: bool = False
@@ -45,14 +45,14 @@ Marks = dict[Node, Mark]
 
 
 def climb(leaves: Sequence[Node]) -> Marks | None:
-    """Return a mark for each node on the ways from the leaves up to where they meet; None if they cannot meet.
+    """Return a mark for each node on the paths from the leaves to their meeting point; None if they cannot meet.
 
-    Where they meet among the inner children of a Q-node whose parent remained unknown, these get a Q-node of their own
-    as parent, which stands in for it and has no place in the tree. leaves: two or more, without repeats.
+    If they meet among the inner children of a Q-node whose parent remained unknown, these children get a temporary
+    Q-node as parent, which is not in the tree. leaves: two or more, without repeats.
     """
     marks = {leaf: Mark() for leaf in leaves}
     queue = deque(leaves)
-    blocks = 0  # groups of neighbours that wait for one who knows their parent
+    blocks = 0  # groups of neighbours that wait for one with a known parent
     past_root = 0
     while len(queue) + blocks + past_root > 1:
         if not queue:
@@ -92,7 +92,7 @@ def _blocked_beyond(node: Node, waiting: Iterable[Node], marks: Marks) -> Iterab
 
 
 def _stand_in(marks: Marks) -> None:
-    """Give the nodes that are still blocked a parent."""
+    """Give the nodes that are still blocked a temporary parent."""
     parent = Node(Kind.Q)
     blocked = [mark for mark in marks.values() if mark.blocked]
     for mark in blocked:
@@ -101,7 +101,7 @@ def _stand_in(marks: Marks) -> None:
 
 
 def label(leaves: Sequence[Node], marks: Marks) -> list[Node] | None:
-    """Label the marked nodes; return the nodes with children that are touched, the lowest first.
+    """Label the marked nodes; return the nodes with touched children, the lowest first.
 
     The last one is the root of the set: the lowest node with all of its leaves below. Returns None if no order of the
     tree has them together.
@@ -131,7 +131,7 @@ def label(leaves: Sequence[Node], marks: Marks) -> list[Node] | None:
 
 
 def _side_label(node: Node, mark: Mark, marks: Marks) -> Label | None:
-    """Return the label of a node that leaves outside the set may follow at one side only; None if it has no order."""
+    """Return the label of a node if leaves outside the set may be at one side only; None if it has no order."""
     if node.kind is Kind.LEAF:
         return Label.FULL
     if len(mark.partial) > 1:
@@ -149,7 +149,7 @@ def _side_label(node: Node, mark: Mark, marks: Marks) -> Label | None:
 
 
 def _root_label(node: Node, mark: Mark, marks: Marks) -> Label | None:
-    """Return the label of the set's root, which leaves outside may follow at both sides; None if it has no order."""
+    """Return the label of the set's root, where leaves outside may be at both sides; None if it has no order."""
     if len(mark.partial) > 2:
         return None
     if node.kind is Kind.P:
@@ -158,7 +158,7 @@ def _root_label(node: Node, mark: Mark, marks: Marks) -> Label | None:
 
 
 def touched_end(node: Node, mark: Mark, marks: Marks) -> Node | None:
-    """Return the end of a Q-node from which the touched children go inward, None if no end is touched."""
+    """Return the end of a Q-node at which the touched children begin, None if no end is touched."""
     wanted = Label.FULL if mark.full else Label.PARTIAL
     return next((end for end in node.ends if end in marks and marks[end].label is wanted), None)
 
@@ -168,7 +168,7 @@ def _full_only(nodes: Iterable[Node], marks: Marks) -> list[Node]:
 
 
 def run_of(mark: Mark, marks: Marks) -> list[Node]:
-    """Return neighbours among a Q-node's touched children, in order, with partial ones only as first and last.
+    """Return neighbours among a Q-node's touched children, in order, with partial ones only at the ends.
 
     They are all of its touched children if these can be made consecutive.
     """

@@ -1,8 +1,8 @@
-"""The nodes of a PQ-tree and how they hang together.
+"""The nodes of a PQ-tree and their links.
 
-The children of a Q-node are a chain whose direction nobody stores: each knows its neighbours, not which is left or
-right, so two chains are joined in constant time. Only the two at the ends know their parent; telling all others would
-cost too much whenever chains are joined.
+The children of a Q-node are a chain without a stored direction: each child knows its neighbours, not which is left or
+right. So two chains can be joined in constant time. Only the two children at the ends know their parent; updating all
+others whenever chains are joined would cost too much.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import final
 
 
 class Kind(Enum):
-    """What may happen to the children of a node."""
+    """The allowed arrangements of a node's children."""
 
     LEAF = "leaf"
     P = "P"
@@ -26,9 +26,9 @@ class Kind(Enum):
 class Node:
     """One node. A Q-node has at least three children, except while a set is being reduced; a P-node at least two.
 
-    children: of a P-node, in no order that matters, as the keys of a dict; else empty. ends: of a Q-node, its first and
-    last child. near: among a Q-node's children, the neighbours; both None for any other node. parent: None in the root
-    and in a child of a Q-node that is not at an end, see `is_inner`.
+    children: of a P-node, without order, as the keys of a dict; else empty. ends: of a Q-node, its first and last
+    child. near: among a Q-node's children, the neighbours; both None for any other node. parent: None in the root and
+    in a child of a Q-node that is not at an end, see `is_inner`.
     """
 
     __slots__ = ("children", "element", "ends", "kind", "near", "parent")
@@ -43,7 +43,7 @@ class Node:
 
     @property
     def is_inner(self) -> bool:
-        """Whether this is a child of a Q-node and not at an end of it, so that its parent is not known."""
+        """Whether this is a child of a Q-node and not at an end of it, so that its parent is unknown."""
         return self.near[0] is not None and self.near[1] is not None
 
     def listed(self) -> Iterator[Node]:
@@ -54,26 +54,26 @@ class Node:
             yield from self.children
 
     def adopt(self, child: Node) -> None:
-        """Take a loose node as a child of this P-node."""
+        """Add a loose node as a child of this P-node."""
         self.children[child] = None
         child.parent = self
         child.near = [None, None]
 
     def begin(self, first: Node, last: Node) -> None:
-        """Take two loose nodes as the children of this new Q-node, for the time until it gets more."""
+        """Make two loose nodes the first children of this new Q-node, which will get more."""
         self.ends = [first, last]
         first.near, last.near = [None, last], [first, None]
         first.parent = last.parent = self
 
     def append(self, end: int, child: Node) -> None:
-        """Put a loose node at an end (0 or 1) of this Q-node, which has two children or more."""
+        """Add a loose node at an end (0 or 1) of this Q-node, which has two children or more."""
         child.near = [None, None]
         self._connect(end, child)
         child.parent = self
         self.ends[end] = child
 
     def extend(self, end: int, other: Node) -> None:
-        """Put the children of another Q-node at an end (0 or 1) of this one, beginning with the other's same end."""
+        """Move the children of another Q-node to an end (0 or 1) of this one, beginning with the other's same end."""
         first, last = other.ends[end], other.ends[1 - end]
         self._connect(end, first)
         first.parent = None
@@ -88,7 +88,7 @@ class Node:
 
 
 def chain(start: Node, before: Node | None) -> Iterator[Node]:
-    """Yield `start` and what follows it in its chain, away from its neighbour `before` (None: from an end)."""
+    """Yield `start` and the nodes after it in its chain, away from its neighbour `before` (None: from an end)."""
     node: Node | None = start
     while node is not None:
         yield node
@@ -101,9 +101,9 @@ def beyond(node: Node, before: Node | None) -> Node | None:
 
 
 def substitute(old: Node, new: Node) -> None:
-    """Put the loose node `new` where `old` is, under the same parent and between the same neighbours.
+    """Put the loose node `new` in the place of `old`, under the same parent and between the same neighbours.
 
-    `old` is loose afterwards. A root has no place: the tree is told by the caller.
+    `old` is loose afterwards. A root has no place: the caller tells the tree.
     """
     parent = old.parent
     new.near, new.parent = old.near, parent

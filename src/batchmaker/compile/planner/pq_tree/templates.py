@@ -1,9 +1,9 @@
-"""Changing a PQ-tree so that a set that can be made consecutive is consecutive in every order that is left.
+"""Changes a PQ-tree so that a set is consecutive in every remaining order. The set must allow this.
 
-Booth & Lueker's templates, applied from the lowest touched node to the root of the set. Their numbers are given where
-they are applied; what is full already (L1, P1, Q1) needs nothing. A partial node is turned into a Q-node whose first
-end is outside the set and whose last end is in it, and the node above takes that Q-node's children into its own chain.
-No template can fail after `marking.label`.
+Applies Booth & Lueker's templates from the lowest touched node to the root of the set. Their numbers are given where
+they are applied; full nodes (L1, P1, Q1) need nothing. A partial node becomes a Q-node whose first end is outside the
+set and whose last end is in it. The node above takes that Q-node's children into its own chain. No template can fail
+after `marking.label`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from batchmaker.compile.planner.pq_tree.marking import Label, Mark, Marks, run_o
 from batchmaker.compile.planner.pq_tree.nodes import Kind, Node, beyond, substitute
 
 OUTSIDE, INSIDE = 0, 1
-"""Which end of a partial Q-node is which."""
+"""The two ends of a partial Q-node."""
 
 
 def rearrange(touched: list[Node], marks: Marks) -> bool:
-    """Apply the templates to the labelled nodes, the root of the set last; return whether anything had to change."""
+    """Apply the templates to the labelled nodes, the root of the set last; return whether the tree has changed."""
     *below, root = touched
     for node in below:
         mark = marks[node]
@@ -47,8 +47,8 @@ def _side_of_p(node: Node, mark: Mark) -> Node:
     substitute(node, chain)
     outside = node if len(node.children) > 1 else next(iter(node.children), None)
     if partial is None:
-        assert outside is not None  # else it would be full
-        assert full is not None  # else it would not be touched
+        assert outside is not None  # otherwise the node would be full
+        assert full is not None  # otherwise the node would not be touched
         chain.begin(outside, full)
         return chain
     if outside is not None:
@@ -110,7 +110,7 @@ def _take_full(node: Node, mark: Mark) -> Node | None:
 def _splice(node: Node, partial: Node, inner: Node | None) -> None:
     """Put the children of a partial Q-node into the chain of its parent, those in the set beside `inner`.
 
-    inner: the neighbour of `partial` that is in the set, None if it is at the end of the chain.
+    inner: the neighbour of `partial` that is in the set, None if `partial` is at the end of the chain.
     """
     outer = beyond(partial, inner)
     for end, neighbour in ((partial.ends[INSIDE], inner), (partial.ends[OUTSIDE], outer)):

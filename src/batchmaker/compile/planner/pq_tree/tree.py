@@ -11,18 +11,19 @@ from batchmaker.compile.planner.pq_tree.nodes import Kind, Node
 from batchmaker.compile.planner.pq_tree.templates import rearrange
 
 Order = tuple[int, ...]
-"""How a node's children are arranged: of a P-node, their places in the tree as it is; of a Q-node (0, 1), or (1, 0) for
-the reverse."""
+"""The arrangement of a node's children.
+
+Of a P-node, their present places; of a Q-node (0, 1), or (1, 0) for the reverse.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """What a tree says of some elements that are consecutive in it.
+    """The tree's knowledge about some consecutive elements.
 
-    node: where in the tree this is; for some of the children of a Q-node, not all, it may be a node that stands in for
-    it and is in no tree. parts: what it is put together from, in the order in which they lie in the tree or
-    its reverse; empty for a single element. in_chain: only this order of them and its reverse are possible; else any.
-    elements: all below, in order.
+    node: the node in the tree; for some, but not all, of the children of a Q-node it may be a temporary node that is in
+    no tree. parts: its components, in the order of the tree or its reverse; empty for a single element. in_chain: only
+    this order of them and its reverse are possible; else any. elements: all below, in order.
     """
 
     node: Node
@@ -42,9 +43,9 @@ class PQTree:
 
     def __init__(self, num_elements: int) -> None:
         self.changes = 0
-        """How many sets have ruled orders out."""
+        """The number of sets that have excluded orders."""
         self._leaves = [Node(Kind.LEAF, element) for element in range(num_elements)]
-        self._top = Node(Kind.P)  # stands above the root, so that the root has a place like any other node
+        self._top = Node(Kind.P)  # above the root, so that the root has a place like any other node
         root = Node(Kind.P) if num_elements > 1 else self._top
         if root is not self._top:
             self._top.adopt(root)
@@ -52,9 +53,10 @@ class PQTree:
             root.adopt(leaf)
 
     def reduce(self, elements: Iterable[int]) -> bool:
-        """Rule out all orders in which these elements are not consecutive and return True.
+        """Exclude all orders in which these elements are not consecutive and return True.
 
-        If none would be left, nothing changes and False is returned. Raises IndexError if one is not in the tree.
+        If no order would be left, nothing changes and False is returned. Raises IndexError if an element is not in the
+        tree.
         """
         leaves = self._leaves_of(elements)
         if len(leaves) < 2:
@@ -67,7 +69,7 @@ class PQTree:
         return True
 
     def frontier(self, orders: Mapping[Node, Order] | None = None) -> list[int]:
-        """Return one of the orders that are left: as the nodes lie in the tree, or with some of them rearranged."""
+        """Return one of the remaining orders: that of the tree, or with some nodes rearranged."""
         orders = orders or {}
         found = []
         stack = [self._root]
@@ -86,7 +88,7 @@ class PQTree:
         return found
 
     def parents(self) -> dict[Node, Node]:
-        """Return the node that each one hangs on, the root excepted; what changes the tree makes it wrong."""
+        """Return the parent of each node except the root. A change of the tree makes the result invalid."""
         found: dict[Node, Node] = {}
         stack = [self._root]
         while stack:
@@ -97,7 +99,7 @@ class PQTree:
         return found
 
     def part(self, elements: Iterable[int]) -> Part:
-        """Return what the tree says of these elements, which an accepted set must have made consecutive."""
+        """Return the tree's knowledge about these elements. An accepted set must have made them consecutive."""
         leaves = self._leaves_of(elements)
         if len(leaves) == 1:
             return _single(leaves[0])
@@ -138,7 +140,7 @@ class PQTree:
 
 
 def _part(touched: Sequence[Node], marks: Marks) -> Part | None:
-    """Put together what lies below the labelled nodes; None if other leaves may come between."""
+    """Combine the parts below the labelled nodes; None if other leaves may come between."""
     parts: dict[Node, Part] = {}
     for node in touched:
         mark = marks[node]

@@ -1,4 +1,4 @@
-"""Writes to one connection that follow each other at once leave together: an answer's head with its body."""
+"""Joins consecutive writes to one connection: the head of an answer leaves with its body."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import asyncio
 from typing import Any, Final, final
 
 _FLUSH_BYTES: Final = 65_536
-"""More than this is not kept back, so that the transport can say when the client does not keep up."""
+"""Larger amounts are not held back, so the transport can notice a slow client."""
 
 
 @final
 class JoinedWrites:
-    """A transport that hands on what is written in one turn of the event loop as one write; otherwise the transport.
+    """A transport that joins the writes of one turn of the event loop into one.
 
-    Two small writes would be two packets, and the second may wait for the first to be acknowledged.
+    Two small writes would be two packets, and the second may wait for the acknowledgement of the first.
     """
 
     __slots__ = ("_loop", "_parts", "_size", "_transport")
@@ -34,7 +34,7 @@ class JoinedWrites:
             self._flush()
 
     def close(self) -> None:
-        """Write what waits and close."""
+        """Write the waiting data and close."""
         self._flush()
         self._transport.close()
 

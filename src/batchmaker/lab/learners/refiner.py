@@ -1,4 +1,4 @@
-"""What Q-learning has found, improved on what counts: the number of batches itself, one state at a time."""
+"""Improves a learnt table directly by the number of batches, one state at a time."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from batchmaker.lab.learners.qlearning import Table
 from batchmaker.policies.learned.encodings import ENCODINGS, Encoding, State
 
 FEWEST: Final = 3
-"""Mini-batches that must meet a state before its choice is changed."""
+"""The choice in a state is changed only if at least so many mini-batches meet it."""
 MOST: Final = 16
 """Mini-batches on which a change is tried."""
 
 
 @final
 class Refiner:
-    """A table and the mini-batches on which its changes are tried.
+    """A table and the mini-batches for trials of its changes.
 
-    A change, one state's other choice, is played on up to MOST of the mini-batches that meet the state. It is given up
-    as soon as FEWEST or more of them together need no fewer batches, and made if in the end they need fewer by more
-    than chance would explain: the sum of the differences exceeds the root of the sum of their squares.
+    A change is another choice in one state. It is played on up to MOST of the mini-batches that meet the state. It is
+    dropped as soon as FEWEST or more of them together need no fewer batches. It is kept if they finally need fewer
+    batches by more than chance would explain: the sum of the differences exceeds the root of the sum of their squares.
     """
 
     def __init__(self, samples: Sequence[Frontier], encoding: Encoding, table: Table, chance: random.Random) -> None:
@@ -35,10 +35,10 @@ class Refiner:
         self.num_roll_outs = 0
         self._counts = [0] * len(samples)
         self._met: list[Counter[State]] = [Counter() for _ in samples]
-        self._stale = set(range(len(samples)))  # not played since the table was changed
+        self._stale = set(range(len(samples)))  # not played since the last change of the table
 
     def refine(self, most_roll_outs: int) -> None:
-        """Change the table until no change helps or so many roll-outs have been played; frequent states first."""
+        """Change the table until no change helps or `most_roll_outs` have been played; frequent states first."""
         improved = True
         while improved:
             improved = False
@@ -52,7 +52,7 @@ class Refiner:
                     improved |= self._try(state, choice)
 
     def met(self, least: int = 2) -> dict[State, int]:
-        """Return the table without what it needs no choice for: states that fewer mini-batches than that lead to."""
+        """Return the table without states that fewer than `least` mini-batches lead to."""
         for number in sorted(self._stale):
             self._replay(number)
         meet = Counter(state for met in self._met for state in met)
@@ -84,7 +84,7 @@ class Refiner:
         self._stale.discard(number)
 
     def _play(self, number: int) -> tuple[int, Counter[State]]:
-        """Return how many batches the table needs, and the states that it meets."""
+        """Return the number of batches with the table, and the states on the way."""
         frontier, encode, table = self._samples[number], self._encode, self.table
         self.num_roll_outs += 1
         met: list[State] = []

@@ -1,4 +1,4 @@
-"""A learned policy beside the model that it drives."""
+"""Checks that a learned policy belongs to the model that it drives."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from batchmaker.policies.learned import LearnedPolicy
 
 
 def saved_name(model: str) -> str:
-    """Return the name by which policy files call a model: a built-in's own, or a saved one's directory."""
+    """Return the model's name in policy files: a built-in's own, or a saved one's directory."""
     return Path(model).resolve().name
 
 
 def warn_of_another_model(policy: str | None, model: str) -> None:
-    """Say on standard error if a learned policy was learnt for a model of another name, whose cells may be the same.
+    """Warn on standard error if a learned policy was learnt for a model of another name.
 
-    policy: as on the command line, if given. model: a built-in's name or a saved one's directory.
+    The cells may still be the same. policy: as on the command line, if given. model: a built-in's name or a saved one's
+    directory.
     """
     made = None if policy is None else policies.make(policy)
     if not isinstance(made, LearnedPolicy) or made.learnt_for == saved_name(model):

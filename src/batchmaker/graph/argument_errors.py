@@ -1,4 +1,4 @@
-"""What is wrong with values that a cell is given."""
+"""Errors for values that do not fit an input of a cell."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from batchmaker.graph.trees import SequenceArgument
 
 
 def misfit(cell: CellType, port: int, spec: ValueSpec) -> ShapeError:
-    """Return the error for a value that an input does not take."""
+    """Return the error for a value that the input does not accept."""
     return ShapeError(
         f"cell {cell.name!r}, input {port}: got {spec}, expected {cell.inputs[port]}; "
         "match the shape and dtype or unfold through a projection"
@@ -18,14 +18,14 @@ def misfit(cell: CellType, port: int, spec: ValueSpec) -> ShapeError:
 
 
 def foreign(where: str) -> InvalidRequestError:
-    """Return the error for a handle that another request's unfold function was given."""
+    """Return the error for a handle of another request."""
     return InvalidRequestError(
         f"{where}: got a value of another request, whose unfold function made it; call the cell in this request too"
     )
 
 
 def common_length(cell: CellType, arguments: Sequence[SequenceArgument]) -> int:
-    """Return how many elements each of the sequences has. InvalidRequestError unless there are some in each."""
+    """Return the number of elements of each sequence. InvalidRequestError if they differ or one is empty."""
     length = len(arguments[0]) if arguments else 0
     for argument in arguments[1:]:
         if len(argument) != length:

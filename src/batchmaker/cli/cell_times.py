@@ -25,7 +25,7 @@ STEPS_PER_TASK: Final = 5
 
 
 def bound_registry(model: Model) -> CellRegistry:
-    """Return the model's cells bound to the inputs that its example request gives them. ModelError without one."""
+    """Return the model's cells bound to the inputs in its example request. ModelError without one."""
     if not model.examples:
         raise ModelError(f"{type(model).__name__} has no example_request to tell what its cells are given")
     registry = CellRegistry()
@@ -59,8 +59,10 @@ def _measured(
 
 
 def _step_s(bound: BoundCell, size: int, num_sequence: int | None, seconds: float) -> tuple[float, float]:
-    """Return median and 95th percentile of a step as the engine runs it: what needs no state is computed for several
-    steps at once."""
+    """Return median and 95th percentile of a step as in the engine.
+
+    The state-independent part is computed for several steps at once.
+    """
     if num_sequence is None:
         inputs = example_rows(bound.inputs, size, random=True)
         return _median_and_p95(lambda: bound.call(inputs), seconds)

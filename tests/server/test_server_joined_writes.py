@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from batchmaker.server.joined import JoinedWrites
+from batchmaker.server.joined_writes import JoinedWrites
 
 
 class Recorder:

@@ -28,19 +28,19 @@ from batchmaker.server.tensors import Tensor
 _LOG = logging.getLogger("batchmaker.server")
 RETRY_AFTER_S = 1.0
 _END_S: Final = 5.0
-"""For an engine that has nothing left to do to end; one that hangs is left behind."""
+"""Seconds for an idle engine to end; one that hangs is left behind."""
 
 _Work = TypeVar("_Work")
 
 
 @final
 class ServedModel:
-    """A model version with its engine: takes requests until it is closed, and then finishes those that it took."""
+    """A model version with its engine: takes requests until it is closed, and then finishes accepted ones."""
 
     def __init__(
         self, name: str, version: str, model: Model, options: EngineOptions, limits: Limits, trace_steps: int
     ) -> None:
-        """Load: the engine starts and the example request is proved. Blocks. Raises what that raises."""
+        """Load: the engine starts and the example request is proved. Blocks. Raises every error of these."""
         self.name = name
         self.version = version
         self._limits = limits
@@ -55,7 +55,7 @@ class ServedModel:
         self.sequences = OpenSequences(name, self._port, limits)
         self.steps = StepRing(trace_steps)
         self.connected: set[Callable[[], None]] = set()
-        """Of each open connection that is a sequence, what tells it to read no further."""
+        """For each open connection with a sequence, a function that tells it to read no further."""
         self._closing = False
         self._port.watch(self._settled, self._stepped if trace_steps else None)
 
@@ -68,7 +68,7 @@ class ServedModel:
 
     @property
     def ready(self) -> bool:
-        """Whether it takes requests: it is not being closed, and its engine responds."""
+        """Whether it takes requests: it is not closing, and its engine responds."""
         return not self._closing and self.responds
 
     @property
@@ -79,7 +79,7 @@ class ServedModel:
 
     @property
     def port(self) -> EnginePort:
-        """The engine, for those who look on."""
+        """The engine, for monitoring."""
         return self._port
 
     def check_room(self) -> None:
@@ -110,7 +110,7 @@ class ServedModel:
     ) -> InferResponse:
         """Return a request's answer. Raises ServiceError; cancelling the caller's task frees the request's rows.
 
-        caller: who asks; sequences are each caller's own. connected: the sequence of the connection it came by.
+        caller: the owner of sequence names. connected: the sequence of the request's connection.
         """
         begin = time.perf_counter()
         work, chunk = self._accept(request, caller, self._port.submit, connected)
@@ -156,9 +156,9 @@ class ServedModel:
         ask: Callable[[Any, CallOptions, Sequence | None], _Work],
         connected: ConnectedSequence | None = None,
     ) -> tuple[_Work, TakenChunk | None]:
-        """Count a request as accepted; return what `ask` makes of it, and its place in a sequence if it has one.
+        """Count a request as accepted; return the result of `ask` and its place in a sequence if it has one.
 
-        Raises ServiceError for what is refused: that leaves a sequence as it was.
+        Raises ServiceError for a refused request, which leaves a sequence unchanged.
         """
         try:
             self.check_room()
@@ -168,7 +168,7 @@ class ServedModel:
             chunk = self.sequences.take(options, caller) if connected is None else connected.take(options)
             try:
                 work = ask(data, options, None if chunk is None else chunk.sequence)
-            except BatchmakerError as error:  # the engine never had it
+            except BatchmakerError as error:  # the engine has not got it
                 raise self._fault(error) from error
         except ServiceError as fault:
             self.statistics.refused[fault.kind] += 1
@@ -177,7 +177,7 @@ class ServedModel:
         return work, chunk
 
     def _encoded(self, given: Any) -> Any:
-        """Return what the model's `unfold` is given. Raises ServiceError where its `encode` raises."""
+        """Return the argument of the model's `unfold`. ServiceError if its `encode` raises."""
         if self.signature.encode is None:
             return given
         try:
@@ -186,11 +186,11 @@ class ServedModel:
             raise self._fault(error) from error
         except Exception as error:
             wrong = InvalidRequestError(f"encode raised {said_by(error)}")
-            wrong.__cause__ = error  # what the log says, and not the client
+            wrong.__cause__ = error  # for the log, not for the client
             raise self._fault(wrong) from error
 
     def _outputs(self, result: Any, request: InferRequest) -> tuple[Tensor, ...]:
-        """Return the outputs asked for. ValueError where the model's `decode` raises."""
+        """Return the requested outputs. ValueError if the model's `decode` raises."""
         if self.signature.decode is not None:
             given = self.signature.to_request(request.inputs, self._limits)
             try:
@@ -200,18 +200,18 @@ class ServedModel:
         return self.signature.to_outputs(result, request.outputs)
 
     async def _guarded(self, work: Any) -> Any:
-        """Await the engine; its errors become faults, and the log says what the client is not told."""
+        """Await the engine; its errors become faults, and details for the log only are logged."""
         try:
             return await work
         except (asyncio.CancelledError, StopAsyncIteration):
             raise
         except Exception as error:
             if not isinstance(error, BatchmakerError):
-                self.statistics.accepted -= 1  # the engine never had it
+                self.statistics.accepted -= 1  # the engine has not got it
             raise self._fault(error) from error
 
     def _fault(self, error: BaseException) -> ServiceError:
-        """Return what the client hears of an error of the engine."""
+        """Return the fault that the client sees for an error of the engine."""
         fault = fault_of(error)
         if self._closing and fault.kind is FaultKind.CANCELLED:
             fault = ServiceError(FaultKind.UNAVAILABLE, "the server stopped before the request was done", RETRY_AFTER_S)
@@ -227,17 +227,20 @@ class ServedModel:
             raise ServiceError(FaultKind.INTERNAL, "the model's result does not fit its own signature") from error
 
     def refuse(self) -> None:
-        """From now on take no more requests; those taken go on."""
+        """Refuse new requests from now on; accepted ones continue."""
         self._closing = True
         self.hang_up()
 
     def hang_up(self) -> None:
-        """Let every connection that is a sequence answer what it has read, and end."""
+        """Let every connection with a sequence answer the chunks it has read, and end."""
         for stop in self.connected:
             stop()
 
     async def close(self, within_s: float) -> bool:
-        """Take no more requests, finish those taken, for `within_s` at most, and end. Returns whether all were done."""
+        """Take no more requests, finish accepted ones, for `within_s` at most, and end.
+
+        Returns whether all were finished.
+        """
         self.refuse()
         end = time.monotonic() + within_s
         while self.statistics.in_flight and self._port.heartbeat.alive and time.monotonic() < end:

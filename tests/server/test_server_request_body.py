@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from batchmaker.server.faults import FaultKind, ServiceError
-from batchmaker.server.reading import DEPARTURE, Departure, unless_gone
+from batchmaker.server.request_body import DEPARTURE, Departure, unless_gone
 
 
 def outcome(meet):

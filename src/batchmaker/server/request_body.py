@@ -1,4 +1,4 @@
-"""Reading what a client sends, within limits, and noticing that it has gone."""
+"""Reads clients' data within limits, and notices clients that have gone."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ DEPARTURE: Final = "batchmaker.departure"
 """Extension of ASGI, in a call's scope: the Departure of its client."""
 
 WHOLE: Final = "batchmaker.whole"
-"""Extension of ASGI: whether the whole body has arrived, so that reading it needs no limit of time."""
+"""Extension of ASGI: whether the whole body has arrived, so that reading it needs no time limit."""
 
 _Result = TypeVar("_Result")
 
 
 @final
 class BodyBudget:
-    """The bytes of all bodies that are held at once."""
+    """The bytes of all bodies in memory."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -32,7 +32,7 @@ class BodyBudget:
 
     @contextmanager
     def holding(self) -> Iterator[HeldBytes]:
-        """Count what is read in the block as held until its end."""
+        """Count the bytes that are read in the block as held until its end."""
         held = HeldBytes(self)
         try:
             yield held
@@ -88,7 +88,7 @@ class HeldBytes:
                 return part if len(parts) == 1 else b"".join(parts)
 
     def add(self, count: int) -> None:
-        """Count bytes that have arrived. Raises ServiceError if it is too much for one request, or with all others."""
+        """Count arrived bytes. Raises ServiceError if they are too many for one request, or for all together."""
         self.size += count
         self._budget.held += count
         self._check(self.size)
@@ -109,9 +109,9 @@ def _gone() -> ServiceError:
 
 @final
 class Departure:
-    """Whether the client at the other end of a connection has gone, and the task of the call that is to hear of it.
+    """Whether the client of a connection has gone, and the task to cancel then.
 
-    A connection has one call at a time. resume: lets the connection read, without which it would not notice.
+    A connection has one call at a time. resume: lets the connection read; otherwise it would not notice.
     """
 
     __slots__ = ("_gone", "_resume", "_task")
@@ -122,13 +122,13 @@ class Departure:
         self._task: asyncio.Task[object] | None = None
 
     def happened(self) -> None:
-        """The client has gone: what is done for it is cancelled."""
+        """The client has gone: cancel the work for it."""
         self._gone = True
         if self._task is not None:
             self._task.cancel()
 
     async def ends(self, work: Awaitable[_Result]) -> _Result:
-        """Return what `work` does; see `unless_gone`."""
+        """Return the result of `work`; see `unless_gone`."""
         task = self._task = asyncio.current_task()
         if task is None:
             raise RuntimeError("calls are answered in tasks")
@@ -147,7 +147,7 @@ class Departure:
 
 
 async def unless_gone(scope: Scope, work: Awaitable[_Result]) -> _Result:
-    """Return what `work` does. If the client leaves first, the work is cancelled and CANCELLED is raised.
+    """Return the result of `work`. If the client leaves first, the work is cancelled and CANCELLED is raised.
 
     Call it once the body has been read.
     """
