@@ -173,11 +173,7 @@ def form_task(
             break
         num_alike = 1
         if goes_on:  # nobody has left since the step before, so nobody came
-            num_alike = costs.max_steps - num_steps
-            if used_s + num_alike * seconds[count] > budget_s:
-                num_alike = max(1, int((budget_s - used_s) / seconds[count]))
-            for i in range(count):
-                num_alike = min(num_alike, int(line.left[batch[i]]))
+            num_alike = _num_alike(line.left, batch, count, costs.max_steps - num_steps, used_s, budget_s, seconds)
         taken_s = costs.seconds[count] + costs.step_s + count * costs.row_s
         until_next_s = taken_s + costs.turn_s
         for _ in range(num_alike):
@@ -186,17 +182,8 @@ def form_task(
         used_s += num_alike * seconds[count]
         scratch.sizes[num_groups], scratch.counts[num_groups] = count, num_alike
         num_groups, num_steps, num_rows = num_groups + 1, num_steps + num_alike, num_rows + num_alike * count
-        staying = 0
-        for i in range(count):
-            request = batch[i]
-            line.left[request] -= num_alike
-            if line.left[request] == 0:
-                line.finished_s[request] = begin_s
-                places.done[place, num_done] = request
-                num_done += 1
-            else:
-                batch[staying] = request
-                staying += 1
+        staying = _leave(line, places.done[place], num_done, batch, count, num_alike, begin_s)
+        num_done += count - staying
         goes_on = staying == count
         count = staying
     _put_back(line, places, place, batch, count, waiting, num_done)
@@ -209,6 +196,35 @@ def form_task(
     places.num_done[place], places.next_done[place] = num_done, 0
     places.is_busy[place], places.task_end_s[place] = 1, begin_s
     return num_steps, num_rows
+
+
+@compiled
+def _num_alike(
+    left: NDArray[np.int32], batch: Ids, count: int, most: int, used_s: float, budget_s: float, seconds: Times
+) -> int:
+    """Return how many steps the same requests take together: until one ends, or the time is over; at least one."""
+    if used_s + most * seconds[count] > budget_s:
+        most = max(1, int((budget_s - used_s) / seconds[count]))
+    for i in range(count):
+        most = min(most, int(left[batch[i]]))
+    return most
+
+
+@compiled
+def _leave(line: Line, done: NDArray[np.int32], num_done: int, batch: Ids, count: int, steps: int, end_s: float) -> int:
+    """Requests have taken so many steps; note those that are done, and return how many stay in the batch."""
+    staying = 0
+    for i in range(count):
+        request = batch[i]
+        line.left[request] -= steps
+        if line.left[request] == 0:
+            line.finished_s[request] = end_s
+            done[num_done] = request
+            num_done += 1
+        else:
+            batch[staying] = request
+            staying += 1
+    return staying
 
 
 @compiled
