@@ -16,7 +16,17 @@ def test_a_fleet_grows_at_once_to_what_the_target_needs() -> None:
 def test_a_fleet_shrinks_only_to_what_was_enough_for_the_whole_cool_down() -> None:
     scaler = Autoscaler(ScalingRule("sequences", target=10, least=2, cool_s=3.0))
     told = [(0, 50), (1, 10), (2, 30), (3, 10), (4, 10), (5, 10), (6, 10), (7, 0)]
-    assert [scaler.wanted(at_s, open_now) for at_s, open_now in told] == [5, 5, 5, 5, 3, 3, 2, 2]
+    assert [scaler.wanted(at_s, open_now) for at_s, open_now in told] == [5, 5, 5, 5, 4, 3, 2, 2]
+
+
+def test_a_fleet_shrinks_by_a_twentieth_at_a_look() -> None:
+    scaler = Autoscaler(ScalingRule("work", target=1.0, cool_s=0.0), replicas=100)
+    assert [scaler.wanted(at_s, 0.0) for at_s in range(1, 5)] == [95, 91, 87, 83]
+
+
+def test_what_a_fleet_has_at_first_was_enough_so_far() -> None:
+    scaler = Autoscaler(ScalingRule("work", target=1.0, cool_s=3.0), replicas=3)
+    assert [scaler.wanted(at_s, 0.0) for at_s in range(6)] == [3, 3, 3, 3, 2, 1]
 
 
 def test_a_rule_is_read_from_text() -> None:

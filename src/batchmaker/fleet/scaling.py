@@ -12,6 +12,10 @@ from batchmaker.errors import OptionError, unknown_name
 MEASURES: Final = ("work", "sequences")
 """What a rule looks at: seconds of unanswered work, or open sequences."""
 
+MOST_SHRUNK: Final = 0.05
+"""Share of the replicas that go at one look, or one replica. Work that waits grows much faster than load, so what is
+enough falls far below what is needed as soon as a fleet is larger than it must be."""
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -20,7 +24,7 @@ class ScalingRule:
 
     measure: one of MEASURES. target: seconds of unanswered work per replica, or open sequences per replica. least,
     most: replicas. every_s: how often it looks. cool_s: the fleet shrinks only to what was enough for so long, and
-    grows at once. Written as in `work:target=0.05,least=2,most=40,every_s=1,cool_s=60`.
+    little by little (MOST_SHRUNK); it grows at once. Written as in `work:target=0.05,least=2,most=40,cool_s=60`.
     """
 
     measure: str
@@ -65,21 +69,29 @@ class ScalingRule:
 
 @final
 class Autoscaler:
-    """Says how many replicas there should be, each time that it is told what there is to do."""
+    """Says how many replicas there should be, each time that it is told what there is to do.
 
-    __slots__ = ("_rule", "_seen")
+    replicas: that there are at first, taken to have been enough so far.
+    """
 
-    def __init__(self, rule: ScalingRule) -> None:
+    __slots__ = ("_rule", "_seen", "_wanted")
+
+    def __init__(self, rule: ScalingRule, replicas: int = 1) -> None:
         self._rule = rule
+        self._wanted = replicas
         self._seen: deque[tuple[float, int]] = deque()  # what was enough when, within cool_s; numbers go down
 
     def wanted(self, now_s: float, measured: float) -> int:
         """Return the number of replicas. now_s: ascending. measured: of the whole fleet, in the rule's measure."""
         rule, seen = self._rule, self._seen
         enough = min(max(math.ceil(measured / rule.target), rule.least), rule.most)
+        if not seen:
+            seen.append((now_s, self._wanted))
         while seen and seen[-1][1] <= enough:
             seen.pop()
         seen.append((now_s, enough))
         while seen[0][0] < now_s - rule.cool_s:
             seen.popleft()
-        return seen[0][1]
+        least = self._wanted - max(1, int(self._wanted * MOST_SHRUNK))
+        self._wanted = max(seen[0][1], min(least, self._wanted))
+        return self._wanted

@@ -17,8 +17,8 @@ from batchmaker.lab.simulator.report import spread
 
 _COLUMNS: Final = (  # title, key, form
     ("mean ms", "mean_ms", "{:.2f}"),
-    ("p99 ms", "p99_ms", "{:.2f}"),
-    ("p99.9 ms", "p999_ms", "{:.2f}"),
+    ("p99 ms", "p99_ms", "{:.1f}"),
+    ("p99.9 ms", "p999_ms", "{:.1f}"),
     ("late", "violation_share", "{:.2%}"),
     ("batch", "mean_batch", "{:.1f}"),
     ("busy", "busy_share", "{:.0%}"),
@@ -33,7 +33,7 @@ def show(console: Console, results: Sequence[Result]) -> None:
     columns = (*_COLUMNS, *(_OF_DEATHS if any(row["deaths"] for row in results) else ()))
     table = Table(title=f"{first['model']}, a fleet simulated ({first['fidelity']})", title_style="bold")
     table.add_column("router", no_wrap=True)
-    for name in ("replicas", "rate/s", "SLA ms", *(title for title, *_ in columns)):
+    for name in ("N", "rate/s", "SLA ms", *(title for title, *_ in columns)):
         table.add_column(name, justify="right", no_wrap=True)
     groups: dict[tuple[str, int, float, float], list[Result]] = {}
     for row in results:

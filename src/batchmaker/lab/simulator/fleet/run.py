@@ -70,7 +70,7 @@ class _Fleet:
         self._progress = progress
         self._last_s = float(replicas.work.arrived_s[-1])
         self._look_s = self._last_s / NUM_SAMPLES or 1.0
-        self._scaler = None if plan.scaling is None else Autoscaler(plan.scaling)
+        self._scaler = None if plan.scaling is None else Autoscaler(plan.scaling, plan.replicas)
         self._lives = np.random.default_rng((plan.seed, DEATHS_STREAM))
         self._events: list[tuple[float, int, int]] = []  # time, what, number of the replica
         self._wanted = plan.replicas
