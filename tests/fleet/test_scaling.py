@@ -21,7 +21,7 @@ def test_a_fleet_shrinks_only_to_what_was_enough_for_the_whole_cool_down() -> No
 
 def test_a_fleet_shrinks_by_a_twentieth_at_a_look() -> None:
     scaler = Autoscaler(ScalingRule("work", target=1.0, cool_s=0.0), replicas=100)
-    assert [scaler.wanted(at_s, 0.0) for at_s in range(1, 5)] == [95, 91, 87, 83]
+    assert [scaler.wanted(at_s, 0.0) for at_s in range(1, 5)] == [100, 95, 91, 87]
 
 
 def test_what_a_fleet_has_at_first_was_enough_so_far() -> None:
