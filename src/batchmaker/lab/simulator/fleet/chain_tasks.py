@@ -19,7 +19,7 @@ from batchmaker.scheduler.step_times import MOST, UNKNOWN_S, WEIGHT
 Ids = NDArray[np.int64]
 Times = NDArray[np.float64]
 NOBODY: Final = -1
-"""In `Line.following` and at both ends of a replica's line."""
+"""In `RequestLine.following` and at both ends of a replica's line."""
 
 
 class ChainCosts(NamedTuple):
@@ -41,7 +41,7 @@ class ChainCosts(NamedTuple):
     num_ahead: int
 
 
-class Line(NamedTuple):
+class RequestLine(NamedTuple):
     """Every request. Arrays [num_requests]. left: steps. following: next in the line of its replica. finished_s: when
     its last step ends, once that is planned."""
 
@@ -50,7 +50,7 @@ class Line(NamedTuple):
     finished_s: Times
 
 
-class Places(NamedTuple):
+class ReplicaTables(NamedTuple):
     """Every replica. Arrays [replicas], but for tables.
 
     first, last: of its line, without those whose last step is planned. num_line: how many. num_new: arrived since its
@@ -124,7 +124,7 @@ def learn(known: Times, seconds: Times, rows: int, steps: int, seen_s: float) ->
 
 
 @compiled
-def join(line: Line, places: Places, place: int, request: int) -> None:
+def join(line: RequestLine, places: ReplicaTables, place: int, request: int) -> None:
     """A request is the last in the line of a replica."""
     line.following[request] = NOBODY
     if places.num_line[place]:
@@ -139,7 +139,13 @@ def join(line: Line, places: Places, place: int, request: int) -> None:
 
 @compiled
 def form_task(
-    line: Line, places: Places, costs: ChainCosts, scratch: Scratch, place: int, now_s: float, busy_s: Times
+    line: RequestLine,
+    places: ReplicaTables,
+    costs: ChainCosts,
+    scratch: Scratch,
+    place: int,
+    now_s: float,
+    busy_s: Times,
 ) -> tuple[int, int]:
     """Plan all steps of the next task of an idle replica; return how many steps and rows they are.
 
@@ -211,7 +217,9 @@ def _num_alike(
 
 
 @compiled
-def _leave(line: Line, done: NDArray[np.int32], num_done: int, batch: Ids, count: int, steps: int, end_s: float) -> int:
+def _leave(
+    line: RequestLine, done: NDArray[np.int32], num_done: int, batch: Ids, count: int, steps: int, end_s: float
+) -> int:
     """Requests have taken so many steps; note those that are done, and return how many stay in the batch."""
     staying = 0
     for i in range(count):
@@ -229,7 +237,7 @@ def _leave(line: Line, done: NDArray[np.int32], num_done: int, batch: Ids, count
 
 @compiled
 def _put_back(
-    line: Line, places: Places, place: int, batch: Ids, count: int, waiting: int, num_done: int
+    line: RequestLine, places: ReplicaTables, place: int, batch: Ids, count: int, waiting: int, num_done: int
 ) -> None:  # fmt: skip
     """Link the line anew: those in the batch who go on, then those that were not taken, of whom `waiting` is first."""
     places.num_line[place] -= num_done
@@ -246,7 +254,7 @@ def _put_back(
         places.first[place] = waiting
 
 
-def clear(places: Places, place: int) -> None:
+def clear(places: ReplicaTables, place: int) -> None:
     """An engine that has seen nothing is in this place."""
     for name in ("num_line", "num_new", "is_busy", "num_done", "next_done", "num_here"):
         getattr(places, name)[place] = 0

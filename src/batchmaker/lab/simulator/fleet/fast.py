@@ -12,7 +12,7 @@ from batchmaker.errors import OptionError
 from batchmaker.fleet.routing import Router
 from batchmaker.graph.cell_graph import Run
 from batchmaker.lab.simulator.fleet import chain_tasks, fast_loop
-from batchmaker.lab.simulator.fleet.chain_tasks import NOBODY, ChainCosts, Line, Places, Scratch
+from batchmaker.lab.simulator.fleet.chain_tasks import NOBODY, ChainCosts, ReplicaTables, RequestLine, Scratch
 from batchmaker.lab.simulator.fleet.records import FleetWork
 from batchmaker.lab.simulator.fleet.replicas import Replicas
 from batchmaker.lab.simulator.run import SimulatedDevice
@@ -64,7 +64,7 @@ class FastReplicas(Replicas):
             overhead.turn_s, overhead.request_s, cell.max_batch, cell.min_batch, policy.max_steps, policy.budget_s,
             ahead,
         )  # fmt: skip
-        self._line = Line(np.zeros(count, np.int32), np.zeros(count, np.int32), self.records.finished_s)
+        self._line = RequestLine(np.zeros(count, np.int32), np.zeros(count, np.int32), self.records.finished_s)
         self._scratch = Scratch(
             np.zeros(cell.max_batch, np.int64), np.zeros(policy.max_steps, np.int64),
             np.zeros(policy.max_steps, np.int64),
@@ -102,7 +102,7 @@ class FastReplicas(Replicas):
         room = len(self._places.first)
         if place >= room:
             larger = self._room(2 * room)
-            for name in Places._fields:
+            for name in ReplicaTables._fields:
                 getattr(larger, name)[:room] = getattr(self._places, name)
             self._places = larger
             tree = np.full(4 * room, math.inf)
@@ -129,15 +129,15 @@ class FastReplicas(Replicas):
         if not self._places.is_busy[place]:
             fast_loop.set_event(self._tree, place, now_s)
 
-    def _room(self, places: int) -> Places:
+    def _room(self, places: int) -> ReplicaTables:
         """Return the tables of so many replicas."""
         most, ahead = self._costs.max_batch, self._costs.num_ahead
-        shapes: dict[str, tuple[tuple[int, ...], Any]] = dict.fromkeys(Places._fields, ((), np.int64))
+        shapes: dict[str, tuple[tuple[int, ...], Any]] = dict.fromkeys(ReplicaTables._fields, ((), np.int64))
         shapes |= {
             "task_end_s": ((), np.float64), "known": ((most.bit_length(),), np.float64),
             "seconds": ((most + 1,), np.float64), "done": ((ahead,), np.int32),
         }  # fmt: skip
-        made = Places(**{name: np.zeros((places, *shape), kind) for name, (shape, kind) in shapes.items()})
+        made = ReplicaTables(**{name: np.zeros((places, *shape), kind) for name, (shape, kind) in shapes.items()})
         for place in range(places):
             chain_tasks.clear(made, place)
         return made

@@ -10,7 +10,15 @@ from numpy.typing import NDArray
 
 from batchmaker.compiled import compiled
 from batchmaker.fleet.routing import NUM_OPEN, pick
-from batchmaker.lab.simulator.fleet.chain_tasks import ChainCosts, Line, Places, Scratch, Times, form_task, join
+from batchmaker.lab.simulator.fleet.chain_tasks import (
+    ChainCosts,
+    ReplicaTables,
+    RequestLine,
+    Scratch,
+    Times,
+    form_task,
+    join,
+)
 from batchmaker.lab.simulator.fleet.records import ANSWERED, FAILED
 from batchmaker.lab.simulator.fleet.replicas import (
     ENDED,
@@ -78,7 +86,7 @@ def _next_place(tree: Times) -> int:
 
 
 @compiled
-def _answer(offer: Offer, routing: Routing, places: Places, place: int, request: int) -> None:
+def _answer(offer: Offer, routing: Routing, places: ReplicaTables, place: int, request: int) -> None:
     """A request is answered: the counts of its replica and its sequence go down."""
     offer.outcome[request] = ANSWERED
     places.num_here[place] -= 1
@@ -114,8 +122,8 @@ def _home_of(offer: Offer, routing: Routing, request: int) -> int:
 
 @compiled
 def play(
-    offer: Offer, routing: Routing, line: Line, places: Places, costs: ChainCosts, scratch: Scratch, tree: Times,
-    busy_s: Times, held: Ids, until_s: float,
+    offer: Offer, routing: Routing, line: RequestLine, places: ReplicaTables, costs: ChainCosts, scratch: Scratch,
+    tree: Times, busy_s: Times, held: Ids, until_s: float,
 ) -> int:  # fmt: skip
     """Play up to a time, itself included; return how many requests are held, for no replica is open: see `held`.
 
