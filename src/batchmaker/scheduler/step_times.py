@@ -9,8 +9,10 @@ from numpy.typing import NDArray
 
 UNKNOWN_S: Final = 1e-4
 """Seconds of a step before any has been measured."""
-_WEIGHT: Final = 0.2  # of the newest task in a size's mean
-_MOST: Final = 4.0  # times the mean that one task may count: a page fault or another process is no property of the cell
+WEIGHT: Final = 0.2
+"""Of the newest task in the mean of a size."""
+MOST: Final = 4.0
+"""Times the mean that one task may count: a page fault or another process is no property of the cell."""
 
 
 @final
@@ -36,7 +38,7 @@ class StepTimes:
             self._known[size] = seen_s
             self._fill()
             return
-        after = self._known[size] = before + _WEIGHT * (min(seen_s, _MOST * before) - before)
+        after = self._known[size] = before + WEIGHT * (min(seen_s, MOST * before) - before)
         self.seconds[1 << size : 2 << size] = after
 
     def _fill(self) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchmaker.errors import DataError, OptionError
-from batchmaker.lab.datasets import mmpp_arrivals, poisson_arrivals, trace_arrivals
+from batchmaker.lab.datasets import mmpp_arrivals, poisson_arrivals, trace_arrivals, with_season
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 RATES = st.floats(0.01, 1000)
@@ -179,3 +179,19 @@ def test_bursty_arrivals_are_ascending_repeatable_and_scale_with_the_rate(rate_r
 def test_bursts_out_of_range_are_refused(wrong):
     with pytest.raises(OptionError):
         mmpp_arrivals(**{"rate_rps": 1.0, "seed": 0, "count": 3, **wrong})
+
+
+def test_a_season_moves_arrivals_from_night_to_day_and_keeps_their_number():
+    even = np.arange(100_000) / 1000.0  # ten days of ten seconds
+    times = with_season(even, depth=0.8, day_s=10.0)
+    assert (np.diff(times) >= 0).all()
+    assert times[::10_000] == pytest.approx(even[::10_000], abs=1e-6)  # each day has as many
+    in_day = np.histogram(times % 10.0, bins=10, range=(0, 10))[0] / 10_000
+    rate = 1 - 0.8 * np.cos(2 * np.pi * (np.arange(10) + 0.5) / 10)
+    assert in_day == pytest.approx(rate, abs=0.03)
+
+
+@pytest.mark.parametrize(("depth", "day_s"), [(1.0, 10.0), (-0.1, 10.0), (0.5, 0.0)])
+def test_a_season_that_cannot_be_is_refused(depth, day_s):
+    with pytest.raises(OptionError):
+        with_season(np.zeros(1), depth=depth, day_s=day_s)

@@ -10,9 +10,9 @@ import typer
 
 from batchmaker.cli import options
 from batchmaker.cli.learn.policy_model import warn_of_another_model
-from batchmaker.cli.simulate import device, tables, workload
+from batchmaker.cli.simulate import device, fleet, fleet_options, tables, workload
 from batchmaker.cli.simulate.plan import Ask, make_study, run_study
-from batchmaker.cli.simulate.study import Result
+from batchmaker.cli.simulate.study import Result, Study
 from batchmaker.cost.profile import CostProfile
 from batchmaker.errors import OptionError
 from batchmaker.lab.plots.sweeps import draw_panels
@@ -44,7 +44,17 @@ def simulate(
         list[Path] | None,
         typer.Option("--workload", help="JSON lines, text or trees; two aligned files. Default: generated."),
     ] = None,
+    lengths: Annotated[
+        str, typer.Option(help="Of what is generated: lazybatching (up to 80 words) or europarl (up to 330).")
+    ] = workload.LENGTHS[0],
     arrivals: Annotated[str, typer.Option(help="poisson, mmpp (bursts), or trace FILE.")] = "poisson",
+    burst_s: Annotated[
+        float | None, typer.Option(min=0, help="Mean seconds of a burst of mmpp. Default: of 50 requests.")
+    ] = None,
+    season: Annotated[
+        float, typer.Option(min=0, max=0.999, help="Day and night: 0.8 is a rate from 0.2 to 1.8 times the mean.")
+    ] = 0.0,
+    day_s: Annotated[float, typer.Option(min=0.001, help="Seconds of a day, with --season.")] = 86_400.0,
     hidden: options.Hidden = None,
     layers: options.Layers = None,
     max_batch: Annotated[int, typer.Option(min=1, help="Most rows in one call of a cell.")] = MAX_BATCH,
@@ -56,6 +66,15 @@ def simulate(
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
     json: Annotated[Path | None, typer.Option(help="Write the results here, one object per simulation.")] = None,
     png: Annotated[Path | None, typer.Option(help="Draw latency, throughput and violations here.")] = None,
+    replicas: fleet_options.Replicas = None,
+    router: fleet_options.Routers = None,
+    fidelity: fleet_options.Fidelity = None,
+    autoscale: fleet_options.Scale = None,
+    start_s: fleet_options.StartS = 0.0,
+    mean_life_s: fleet_options.MeanLifeS = None,
+    chunks: fleet_options.Chunks = None,
+    chunk_gap_ms: fleet_options.ChunkGapMs = 100.0,
+    length_error: fleet_options.LengthError = 0.0,
 ) -> None:
     """Compare policies under a virtual clock: the scheduler and policies that serve, with a model of cost as device.
 
@@ -66,27 +85,55 @@ def simulate(
     batchmaker simulate gnmt --npu --policy lazy --policy graph:window_ms=45 --rate 250 --rate 1000 --seeds 20 --jobs 8
 
     batchmaker simulate lstm --latency-table profile.json --policy cellular --rate 500 --sla-ms 20 --json out.json
+
+    [bold]Fleets[/bold]: with --replicas, so many engines behind each router, with the policy cellular.
+
+    batchmaker simulate lstm --npu --lengths europarl --replicas 8 --replicas 10 --rate 40000 --sla-ms 20
+
+    batchmaker simulate lstm --npu --replicas 1000 --router least-work --rate 5000000 --requests 10000000
+
+    batchmaker simulate lstm --npu --replicas 4 --autoscale work:target=0.02,most=40 --start-s 5 --mean-life-s 600
+    --season 0.8 --day-s 60 --rate 40000 --requests 5000000 --png fleet.png
+
+    batchmaker simulate gru --npu --replicas 4 --router sticky --chunks 20 --chunk-gap-ms 50 --rate 10000
     """
     for path in (json, png):
         options.check_writable(path)
     if seed and seeds:
         raise OptionError("give --seed or --seeds, not both")
-    coming = workload.SimulatedArrivals(arrivals, trace)
+    coming = workload.SimulatedArrivals(arrivals, trace, burst_s=burst_s, season=season, day_s=day_s)
+    asked = fleet_options.FleetAsk(
+        tuple(replicas or ()), tuple(router or ()), fidelity, autoscale, start_s, mean_life_s, chunks, chunk_gap_ms,
+        length_error,
+    )  # fmt: skip
     ask = Ask(
-        tuple(policy or DEFAULT_POLICIES), tuple(rate or coming.default_rates), tuple(sla_ms or (100.0,)),
-        tuple(seed or range(seeds or 1)), requests, give_up,
+        tuple(policy or (("cellular",) if replicas else DEFAULT_POLICIES)), tuple(rate or coming.default_rates),
+        tuple(sla_ms or (100.0,)), tuple(seed or range(seeds or 1)), requests, give_up,
     )  # fmt: skip
     ask.check()
+    asked.check()
+    if replicas:
+        fleet.check_fleet(asked, ask, workers, jobs)
     plan = blueprint(model, lambda: options.make_model(model, hidden=hidden, layers=layers, max_batch=max_batch))
-    work = workload.make(model, plan, files or (), requests)
+    work = workload.make(model, plan, files or (), requests, lengths)
     profile, costs = device.cost_profile(plan, work, npu=npu, dataflow=dataflow, table=latency_table)
     machine = _machine(plan, profile, npu=npu, workers=workers, run_ahead=run_ahead)
     about = {"workload": work.source, "arrivals": str(coming), "costs": costs, "workers": workers}
-    study = make_study(ask, plan, work, coming, profile, machine, about)
+    if replicas:
+        study = fleet.FleetStudy(plan.model, ask.policies[0], machine, profile, work, coming, about)
+        fleet.simulate_fleets(study, ask, asked, json, png)
+    else:
+        one = make_study(ask, plan, work, coming, profile, machine, about)
+        _compare_policies(one, ask, jobs, f"{work.source}; {coming} arrivals; costs: {costs}", json, png)
+
+
+def _compare_policies(study: Study, ask: Ask, jobs: int, under: str, json: Path | None, png: Path | None) -> None:
+    """Play one engine under every policy, show it and write it. under: what stands below the picture's title."""
+    model = study.model.name
     results = run_study(study, ask, jobs)
     for name in ask.policies:  # policies for other cells have been refused
         warn_of_another_model(name, model)
-    under = f"{work.source}; {coming} arrivals; costs: {costs}; {requests} requests, {len(ask.seeds)} seeds"
+    under = f"{under}; {ask.requests} requests, {len(ask.seeds)} seeds"
     _show(results, json, png, f"Policies on {model}, simulated", under)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from typing import Any, Final, final
@@ -36,7 +36,7 @@ class Study:
     device: SimulatedDevice
     profile: CostProfile
     slas_s: tuple[float, ...]
-    requests: dict[int, Sequence[SimulatedRequest]]
+    requests: Mapping[int, Sequence[SimulatedRequest]]
     arrivals: dict[tuple[float, int], Times]
     give_up_late: bool
     about: dict[str, Any]

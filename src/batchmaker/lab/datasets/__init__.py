@@ -1,6 +1,6 @@
 """Readers of real data sets and seeded generators, in NumPy alone."""
 
-from batchmaker.lab.datasets.arrivals import mmpp_arrivals, poisson_arrivals, trace_arrivals
+from batchmaker.lab.datasets.arrivals import mmpp_arrivals, poisson_arrivals, trace_arrivals, with_season
 from batchmaker.lab.datasets.generators import (
     EUROPARL_MAX_LENGTH,
     EUROPARL_MEAN_LENGTH,
@@ -77,4 +77,5 @@ __all__ = [
     "trace_arrivals",
     "translation_lengths",
     "tree_depth",
+    "with_season",
 ]

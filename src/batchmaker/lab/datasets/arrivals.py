@@ -1,4 +1,4 @@
-"""Arrival times of requests: Poisson processes, bursts and recorded traces.
+"""When requests arrive: Poisson processes, bursts, days and nights, recorded traces.
 
 Times are float64 arrays of seconds, ascending.
 """
@@ -19,6 +19,7 @@ from batchmaker.lab.datasets.text import read_lines
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TIMESTAMP_COLUMN: Final = "TIMESTAMP"
+_POINTS_OF_A_DAY: Final = 1 << 14
 
 
 def poisson_arrivals(
@@ -94,6 +95,23 @@ def mmpp_arrivals(
         reached, found, state = reached + stay, found + len(arrived), 1 - state
     times = np.concatenate(parts)[:count] if parts else np.empty(0)
     return times / rate_rps
+
+
+def with_season(times_s: NDArray[np.float64], *, depth: float, day_s: float = 86_400.0) -> NDArray[np.float64]:
+    """Return the same arrivals with days and nights: [num_arrivals] float64 seconds, from 0 on.
+
+    times_s: [num_arrivals], ascending, at least 0, of a process whose rate knows no day. Afterwards the rate at time t
+    is 1 - depth x cos(2 pi t / day_s) times what it was: a day begins at its quietest, and its mean is what it was.
+    depth: at least 0 and below 1. Raises OptionError for options out of range.
+    """
+    _positive("day_s", day_s)
+    if not 0 <= depth < 1:
+        raise OptionError(f"the depth of a season must be at least 0 and below 1, got {depth}.")
+    clock = np.linspace(0.0, 1.0, _POINTS_OF_A_DAY + 1)
+    come = clock - depth / (2 * math.pi) * np.sin(2 * math.pi * clock)
+    days, part = np.divmod(times_s / day_s, 1.0)
+    warped: NDArray[np.float64] = (days + np.interp(part, come, clock)) * day_s
+    return warped
 
 
 def _after(gaps: NDArray[np.float64], rate_rps: float) -> NDArray[np.float64]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from batchmaker.cost.profile import Overhead
 from batchmaker.errors import OptionError
 from batchmaker.lab.simulator.driver import Observe, Simulation
-from batchmaker.lab.simulator.workload import Offered, SimulatedModel
+from batchmaker.lab.simulator.workload import Offered, Records, SimulatedModel
 from batchmaker.policies.base import CellPolicy
 from batchmaker.scheduler.commands import Admit, Fail, Reply, RunTask
 from batchmaker.scheduler.core import Scheduler
@@ -34,9 +34,10 @@ class _Step:
 class CellSimulation(Simulation[_Step]):
     """One simulation of a cell policy. seconds: [cells, max_batch + 1], see `costs.step_seconds`.
 
-    run_ahead, take_turns, give_up_late, plan_rows: see Scheduler. A run that may end early has the number of steps in
-    its graph, and the scheduler learns this number only when the last step is done. overhead: each step ends later by
-    this time, and the first step submitted after a request arrived begins later by `request_s`.
+    run_ahead, take_turns, give_up_late, plan_rows: see Scheduler. A run that may end has as many steps as its graph
+    says, and the scheduler learns so only when the last of them is done. overhead: each step ends so much later, and
+    the first step that is submitted after a request arrived begins later by `request_s`. coming, records, ended: see
+    Simulation.
     """
 
     def __init__(
@@ -54,8 +55,14 @@ class CellSimulation(Simulation[_Step]):
         give_up_late: bool = False,
         plan_rows: bool = False,
         observe: Observe | None = None,
+        coming: list[int] | None = None,
+        records: Records | None = None,
+        ended: Callable[[int, float], None] | None = None,
     ) -> None:
-        super().__init__(offered, sla_s, num_workers, policy.name, observe, give_up_late=give_up_late)
+        super().__init__(
+            offered, sla_s, num_workers, policy.name, observe, give_up_late=give_up_late, coming=coming,
+            records=records, ended=ended,
+        )  # fmt: skip
         largest = max(cell.max_batch for cell in model.cells)
         if seconds.shape[0] != len(model.cells) or seconds.shape[1] <= largest:
             raise OptionError(
@@ -76,7 +83,7 @@ class CellSimulation(Simulation[_Step]):
         self._free_s = [0.0] * num_workers
         self._by_slot: NDArray[np.int64] = np.zeros(256, np.int64)
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         self.scheduler.handle(*(CellTypeAdded(cell, 0.0) for cell in self._model.cells))
 
     def _may_submit(self) -> bool:

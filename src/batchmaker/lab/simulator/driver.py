@@ -41,8 +41,12 @@ class Simulation(ABC, Generic[Ran]):
     sla_s: the deadline of each request, in seconds from its arrival. observe: called with every batched call when it is
     submitted.
 
-    Arrivals are reported to the scheduler when a worker may get work, or with the next end of a call: earlier it could
-    do nothing about them. With `give_up_late` they are reported at once, because it may give them up.
+    Arrivals are told to the scheduler when a worker may be given work, or with the next end of a call: until then it
+    could do nothing about them. With `give_up_late` they are told at once, since it may give them up.
+
+    One of a fleet is not run but asked for its turns: `begin` once, then `offer`, `next_s` and `turn`. coming: numbers
+    of the requests that it has got so far, in order; None: all. records: that the fleet shares. ended: called with the
+    number of a request and the time when it is answered or fails.
     """
 
     def __init__(
@@ -54,6 +58,9 @@ class Simulation(ABC, Generic[Ran]):
         observe: Observe | None,
         *,
         give_up_late: bool,
+        coming: list[int] | None = None,
+        records: Records | None = None,
+        ended: Callable[[int, float], None] | None = None,
     ) -> None:
         if num_workers < 1:
             raise OptionError(f"workers must be at least 1, got {num_workers}")
@@ -63,21 +70,23 @@ class Simulation(ABC, Generic[Ran]):
         self._sla_s = sla_s
         self._name = name
         self._tell_at_once = give_up_late
-        self._next = 0
+        self._coming: Sequence[int] = range(len(self._arrived_s)) if coming is None else coming
+        self._next = 0  # in `_coming`
         self._on_workers: list[tuple[float, int, Ran]] = []  # a heap by the end; then in order of submission
         self._submitted = 0
         self._unfinished = [0] * num_workers
         self._observe = observe
-        self.records = Records.of(offered.arrived_s)
+        self._ended = ended
+        self.records = Records.of(offered.arrived_s) if records is None else records
 
     def run(self) -> Records:
         """Run to the end. InvariantError if the policy leaves requests unanswered with nothing running."""
         now_s = 0.0
-        self._begin()
-        while (next_s := self._next_s()) < math.inf:
+        self.begin()
+        while (next_s := self.next_s()) < math.inf:
             now_s = max(now_s, next_s)
-            happened = self._turn(now_s)
-            if not happened and self._next_s() <= now_s:
+            happened = self.turn(now_s)
+            if not happened and self.next_s() <= now_s:
                 raise InvariantError(f"policy {self._name!r} wants to be asked at {now_s} s and then does nothing")
         if self._num_left():
             raise InvariantError(
@@ -88,8 +97,8 @@ class Simulation(ABC, Generic[Ran]):
     # --- different in the two simulations ---------------------------------------------------------------------
 
     @abstractmethod
-    def _begin(self) -> None:
-        """Give the scheduler its data before the first request."""
+    def begin(self) -> None:
+        """Tell the scheduler what it must know before the first request."""
 
     @abstractmethod
     def _handle(self, arrivals: Sequence[int], ended: Sequence[Ran], now_s: float) -> int:
@@ -109,23 +118,28 @@ class Simulation(ABC, Generic[Ran]):
 
     # --- common to both --------------------------------------------------------------------------------------
 
-    def _next_s(self) -> float:
-        """Return the next time at which something happens."""
+    def offer(self, request: int) -> None:
+        """One more request comes, at the next turn. Only of a fleet, whose `coming` is a list."""
+        assert isinstance(self._coming, list)
+        self._coming.append(request)
+
+    def next_s(self) -> float:
+        """Return the next time at which the scheduler has something to decide or to learn."""
         next_s = self._on_workers[0][0] if self._on_workers else math.inf
-        if self._next < len(self._arrived_s) and (self._tell_at_once or self._may_submit()):
-            next_s = min(next_s, self._arrived_s[self._next])
+        if self._next < len(self._coming) and (self._tell_at_once or self._may_submit()):
+            next_s = min(next_s, self._arrived_s[self._coming[self._next]])
         wakeup_s = self._wakeup_s()
         return next_s if wakeup_s is None else min(next_s, wakeup_s)
 
-    def _turn(self, now_s: float) -> bool:
-        """Execute everything at one time; return whether anything happened."""
-        first, arrived_s = self._next, self._arrived_s
-        while self._next < len(arrived_s) and arrived_s[self._next] <= now_s:
+    def turn(self, now_s: float) -> bool:
+        """Play everything that happens at one time; return whether anything did."""
+        first, arrived_s, coming = self._next, self._arrived_s, self._coming
+        while self._next < len(coming) and arrived_s[coming[self._next]] <= now_s:
             self._next += 1
         ended: list[Ran] = []
         while self._on_workers and self._on_workers[0][0] <= now_s:
             ended.append(heapq.heappop(self._on_workers)[2])
-        num_commands = self._handle(range(first, self._next), ended, now_s)
+        num_commands = self._handle(coming[first : self._next], ended, now_s)
         return bool(num_commands or ended or self._next > first)
 
     def _deadline_s(self, request: int) -> float | None:
@@ -156,3 +170,5 @@ class Simulation(ABC, Generic[Ran]):
             self.records.outcome[request] = ANSWERED
         else:
             self.records.outcome[request] = REFUSED if command.kind is FailureKind.REFUSED else GIVEN_UP
+        if self._ended is not None:
+            self._ended(request, now_s)

@@ -75,7 +75,7 @@ class GraphSimulation(Simulation[RunBatch]):
         self._requests = offered.requests
         self._cost = PaddedCost(model, offered.requests, costs)
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         """Graph policies know nothing of cells."""
 
     def _may_submit(self) -> bool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, final, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,31 @@ class SimulatedRequest:
     graph: CellGraph
     length: int
     model: int = 0
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ShapedRequests(Sequence[SimulatedRequest]):
+    """Requests by the number of their shape: millions of them, of few shapes. kinds: [num_requests] int32."""
+
+    shapes: Sequence[SimulatedRequest]
+    kinds: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    @overload
+    def __getitem__(self, index: int) -> SimulatedRequest: ...
+    @overload
+    def __getitem__(self, index: slice) -> ShapedRequests: ...
+    def __getitem__(self, index: int | slice) -> SimulatedRequest | ShapedRequests:
+        if isinstance(index, slice):
+            return ShapedRequests(self.shapes, self.kinds[index])
+        found: SimulatedRequest = self.shapes[int(self.kinds[index])]
+        return found
+
+    def __iter__(self) -> Iterator[SimulatedRequest]:
+        return (self.shapes[kind] for kind in self.kinds)
 
 
 @dataclass(frozen=True, slots=True)
