@@ -62,7 +62,7 @@ def in_chunks(request: list[int], *cuts: int) -> list[list[int]]:
     return [request[a:b] for a, b in pairwise(edges) if a < b]
 
 
-@pytest.mark.parametrize("policy", ["cellular", "lazy", "agenda", "depth"])
+@pytest.mark.parametrize("policy", ["auto", "cellular", "lazy", "agenda", "depth"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_chunks_give_exactly_what_the_whole_gives(policy: str, workers: int) -> None:
     words = list(range(30))

@@ -73,7 +73,7 @@ def words(rng: random.Random) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("policy", ["cellular", "lazy"])
+@pytest.mark.parametrize("policy", ["auto", "cellular", "lazy"])
 def test_answers_and_errors_are_the_same_with_templates(name: str, policy: str) -> None:
     rng = random.Random(0)
     requests = [words(rng) for _ in range(160)]

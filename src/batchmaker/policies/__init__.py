@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from batchmaker.errors import OptionError, unknown_name
 from batchmaker.policies.agenda import AgendaPolicy, AgendaRemainingPolicy
+from batchmaker.policies.auto import AutoPolicy
 from batchmaker.policies.base import CellPolicy, GraphPolicy, ReadyView
 from batchmaker.policies.cellular import CellularPolicy
 from batchmaker.policies.depth import DepthPolicy
@@ -23,6 +24,7 @@ POLICIES: Final[dict[str, type[CellPolicy]]] = {
     for policy in (
         AgendaPolicy,
         AgendaRemainingPolicy,
+        AutoPolicy,
         CellularPolicy,
         DepthPolicy,
         LazyPolicy,
@@ -72,6 +74,7 @@ __all__ = [
     "POLICIES",
     "AgendaPolicy",
     "AgendaRemainingPolicy",
+    "AutoPolicy",
     "CellPolicy",
     "CellularPolicy",
     "DepthPolicy",

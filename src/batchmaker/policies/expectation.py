@@ -100,12 +100,25 @@ class ExpectedStepTimes:
     """Seconds per step of each type and batch size: profiled, and corrected by measured times while serving.
 
     A cell without a profile is predicted to take as long as its steps have taken so far, for any batch size; before its
-    first step, no time at all.
+    first step, no time at all. by_size: as long as its steps of this size have taken, by doublings of the size; see
+    `_hopeful` for sizes that were not seen.
     """
 
-    __slots__ = ("_base", "_cells", "_correction", "_known", "_measured", "_names", "_replay", "_since")
+    __slots__ = (
+        "_base",
+        "_by_size",
+        "_cells",
+        "_correction",
+        "_known",
+        "_measured",
+        "_names",
+        "_replay",
+        "_since",
+        "_single_s",
+    )
 
-    def __init__(self, *, correct: bool) -> None:
+    def __init__(self, *, correct: bool, by_size: bool = False) -> None:
+        self._by_size: dict[int, dict[int, float]] | None = {} if by_size else None
         self._correction = OnlineCorrection(0) if correct else None
         self._cells: Sequence[CellType] = ()
         self._names: list[str] = []
@@ -113,6 +126,7 @@ class ExpectedStepTimes:
         self._measured: NDArray[np.float64] = np.zeros(0)
         self._base: NDArray[np.float64] = np.zeros((0, 2))
         self._replay = Replay(self._base)
+        self._single_s = np.zeros(0)
         self._since = 0
 
     def use(self, profile: CostProfile) -> None:
@@ -123,6 +137,11 @@ class ExpectedStepTimes:
     def replay(self) -> Replay:
         """Forecasts with the present times."""
         return self._replay
+
+    @property
+    def single_s(self) -> NDArray[np.float64]:
+        """Seconds of a step with one row: [types]. 0 where nothing is known."""
+        return self._single_s
 
     def learn_types(self, cells: Sequence[CellType]) -> None:
         """Add rows for new cell types."""
@@ -151,6 +170,10 @@ class ExpectedStepTimes:
         else:
             before = self._measured[type_id]
             self._measured[type_id] = seconds if before == 0 else 0.9 * before + 0.1 * seconds
+            if self._by_size is not None:
+                seen, size = self._by_size.setdefault(type_id, {}), batch.bit_length()
+                predicted = seen.get(size, 0.0)
+                seen[size] = seconds if predicted == 0 else 0.9 * predicted + 0.1 * seconds
         self._since += 1
         if self._since >= CORRECT_EVERY or predicted == 0:
             self._rebuild()
@@ -162,4 +185,23 @@ class ExpectedStepTimes:
             seconds *= self._correction.factors[:, None]
         unknown = self._base[:, -1] == 0
         seconds[unknown, 1:] = self._measured[unknown, None]
+        doublings = np.log2(np.arange(1, seconds.shape[1])).astype(np.int64) + 1
+        for type_id, seen in (self._by_size or {}).items():
+            seconds[type_id, 1:] = np.array(_hopeful(seen, int(doublings[-1])))[doublings - 1]
         self._replay = Replay(seconds)
+        self._single_s = seconds[:, 1].copy()
+
+
+def _hopeful(seen: dict[int, float], num_doublings: int) -> list[float]:
+    """Return seconds for each doubling of the batch from those that were seen, by number from 1 on.
+
+    Sizes that were not seen are hoped to gain: larger ones cost no more, smaller ones only their share. So both are
+    tried, and known then.
+    """
+    largest = max(seen)
+    found = [seen[largest]] * num_doublings
+    for size in range(largest - 1, 0, -1):
+        found[size - 1] = seen.get(size, found[size] / 2)
+    for size in range(1, num_doublings):
+        found[size] = max(found[size], found[size - 1])
+    return found

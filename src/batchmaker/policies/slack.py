@@ -30,7 +30,8 @@ class Situation:
 
     slots: [requests] those in flight, in the order in which they began, then the candidates. left, whole: [requests,
     types] remaining steps, and all steps. deadline_s: [requests] seconds from now. Forecasts are computed at the first
-    use.
+    use. ends_apart: a single call at the very end of a request is left out if the request has several nodes of another
+    type as well: it does not wait for requests that reach it later.
     """
 
     table: RequestTable
@@ -39,6 +40,7 @@ class Situation:
     now_s: float
     slots: Slots
     num_in_flight: int
+    ends_apart: bool = False
 
     @property
     def num_candidates(self) -> int:
@@ -46,7 +48,14 @@ class Situation:
 
     @cached_property
     def left(self) -> Steps:
-        return self.steps.left(self.table, self.slots)
+        left = self.steps.left(self.table, self.slots)
+        if self.ends_apart:
+            rows = np.arange(len(left))
+            last = left.shape[1] - 1 - (left[:, ::-1] > 0).argmax(axis=1)
+            whole = left + self.table.done[self.slots]
+            whole[rows, last] = 0
+            left[rows, last] -= (left[rows, last] == 1) & (whole.max(axis=1, initial=0) > 1)
+        return left
 
     @cached_property
     def whole(self) -> Steps:
@@ -75,11 +84,21 @@ class Situation:
         return self.replay.forecasts(self.left, self.num_in_flight, self.width)
 
     @cached_property
+    def _after(self) -> Forecasts:
+        """When so many candidates finish by themselves, from their start on."""
+        n = self.num_in_flight
+        return self.replay.forecasts(self.left[n:], 0, None if self.width is None else self.width[n:])
+
+    @cached_property
+    def apart_drain_s(self) -> Seconds:
+        """When all are done if so many candidates start once those in flight are done: [candidates + 1]."""
+        drain_s: Seconds = self.together.drain_s[0] + self._after.drain_s
+        return drain_s
+
+    @cached_property
     def apart_s(self) -> Seconds:
         """Finish times if so many candidates start after those in flight are done: [candidates + 1, requests]."""
-        n = self.num_in_flight
-        width = None if self.width is None else self.width[n:]
-        after = self.replay.forecasts(self.left[n:], 0, width)
+        n, after = self.num_in_flight, self._after
         finish_s = np.empty_like(self.together.finish_s)
         finish_s[:, :n] = self.together.finish_s[0, :n]
         finish_s[:, n:] = after.finish_s + self.together.drain_s[0]

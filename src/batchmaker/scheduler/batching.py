@@ -62,9 +62,9 @@ class Formed:
 class Batcher:
     """Forms tasks from the books. Keeps nothing of its own.
 
-    max_steps, budget_s: of a task; see CellPolicy. loops_ahead: see TaskLimits. patience: given where a batch may hold
-    only nodes of one depth: how many batches in a row may leave the first in the queue behind (see `_one_depth`);
-    then a task has one step.
+    max_steps, budget_s, ahead_alone: of a task; see CellPolicy. loops_ahead: see TaskLimits. patience: given where a
+    batch may hold only nodes of one depth: how many batches in a row may leave the first in the queue behind (see
+    `_one_depth`); then a task has one step.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class Batcher:
         max_steps: int,
         budget_s: float,
         loops_ahead: bool = False,
+        ahead_alone: bool = False,
         patience: int | None = None,
     ) -> None:
         self._books = books
@@ -83,6 +84,7 @@ class Batcher:
         self._max_steps = 1 if patience is not None else max_steps
         self._budget_s = budget_s
         self._loops_ahead = loops_ahead
+        self._ahead_alone = ahead_alone
 
     def form_task(self, task: TaskId, type_id: TypeId, worker: WorkerId) -> Formed | None:
         """Take ready nodes of one type into the steps of a task; None if all are pinned to other workers."""
@@ -116,9 +118,8 @@ class Batcher:
         budget_s = self._budget_s
         if ranks is None and len(candidates) == BATCHES_AHEAD * cell.max_batch and self._is_alone(book):
             budget_s *= SATURATED_BUDGETS
-        limits = TaskLimits(
-            cell.max_batch, cell.min_batch, self._max_steps, budget_s, len(book.ready) > 0, self._loops_ahead
-        )
+        max_steps = 1 if self._ahead_alone and not self._is_alone(book) else self._max_steps
+        limits = TaskLimits(cell.max_batch, cell.min_batch, max_steps, budget_s, len(book.ready) > 0, self._loops_ahead)
         batch = min(len(candidates), cell.max_batch)
         if books.plan_rows and book.pool.fit(self._rows_wanted(book, batch, budget_s)):
             reserves.append(Reserve(book.pool.tables, book.pool.num_rows))

@@ -84,7 +84,7 @@ class Scheduler(View):
         self._batcher = Batcher(
             self._books, share_workers=num_workers > 1, max_steps=policy.max_steps, budget_s=policy.budget_s,
             loops_ahead=loops_ahead and policy.budget_s < math.inf and not self._books.observed,
-            patience=patience if policy.one_depth else None,
+            ahead_alone=policy.ahead_alone, patience=patience if policy.one_depth else None,
         )  # fmt: skip
         self._completion = Completion(self._books)
         self._deadlines: Deadlines[RequestId] = Deadlines()

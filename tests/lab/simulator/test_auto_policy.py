@@ -1,0 +1,214 @@
+"""What the policy `auto` decides, under a virtual clock: who begins, which model and which type goes first."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from simulated_models import CHAIN, NUMBER, PAIR, cell_type, chain, offered, pair, random_arrivals
+
+from batchmaker.cost.latency import CellLatency, LatencyTable
+from batchmaker.cost.profile import CostProfile, ProfileOptions
+from batchmaker.errors import OptionError
+from batchmaker.graph.cell_graph import Work
+from batchmaker.graph.recorder import Recorder
+from batchmaker.graph.values import HostValues
+from batchmaker.lab.simulator.costs import StepCosts, step_costs
+from batchmaker.lab.simulator.driver import Computed
+from batchmaker.lab.simulator.run import SimulatedDevice, simulate
+from batchmaker.lab.simulator.together import Together
+from batchmaker.lab.simulator.workload import Records, SimulatedModel, SimulatedRequest
+from batchmaker.policies import AutoPolicy, make
+from batchmaker.policies.requests import RequestTable
+
+LAYERS = SimulatedModel("layers", tuple(cell_type(i, name, 1, 1, (1, 8)) for i, name in enumerate("abc")))
+TAGGER = SimulatedModel("tagger", (cell_type(0, "step", 2, 1, (1, 64)), cell_type(1, "label", 1, 1, (1, 64))))
+
+
+def layered() -> SimulatedRequest:
+    """A request that passes through three cells."""
+    recorder = Recorder()
+    value: Any = HostValues(None, 1, NUMBER)
+    for cell in LAYERS.cells:
+        (value,) = recorder.node(cell, [value])
+    return SimulatedRequest(recorder.take(), 1)
+
+
+def sentence(words: int) -> SimulatedRequest:
+    """A chain, and a label for each of its steps."""
+    recorder = Recorder()
+    (state,) = recorder.run(TAGGER.cells[0], [HostValues(None, words, NUMBER)], None)
+    recorder.map(TAGGER.cells[1], [state.steps])
+    return SimulatedRequest(recorder.take(), words)
+
+
+def profile_of(model: SimulatedModel, per_row_s: float) -> CostProfile:
+    """A step takes a second, or so much more for each row."""
+    most = max(cell.max_batch for cell in model.cells)
+    seconds = (1.0, 1.0 + per_row_s * (most - 1))
+    cells = tuple(CellLatency(cell.name, (1, most), seconds, seconds) for cell in model.cells)
+    return CostProfile(model.name, ProfileOptions("float32", 1, "none", "none"), LatencyTable(cells))
+
+
+def play(
+    model: SimulatedModel,
+    requests: Any,
+    arrived_s: Any,
+    *,
+    per_row_s: float = 0.0,
+    told: bool = True,
+    sla_s: float | None = None,
+) -> tuple[Records, list[Computed]]:
+    """Records and every batched call. told: whether the policy is given the costs."""
+    profile, calls = profile_of(model, per_row_s), []
+    device = SimulatedDevice(step_costs(model, profile.latency, padded=False))
+    policy = AutoPolicy(profile if told else None, max_steps=1)
+    return simulate(model, policy, offered(requests, arrived_s), device, sla_s=sla_s, observe=calls.append), calls
+
+
+def test_it_is_found_by_name_and_wrong_options_are_refused() -> None:
+    assert make("auto:budget_ms=2,max_steps=7").budget_s == 0.002
+    assert make("auto:max_steps=7").max_steps == 7
+    for wrong in ("auto:budget_ms=0", "auto:max_steps=0", "auto:window_ms=5"):
+        with pytest.raises(OptionError, match="auto"):
+            make(wrong)
+
+
+def test_requests_run_one_after_the_other_where_a_batch_costs_as_much_as_its_rows() -> None:
+    records, _ = play(LAYERS, [layered()] * 3, [0.0] * 3, per_row_s=1.0)
+    assert records.finished_s.tolist() == [3.0, 6.0, 9.0]
+
+
+def test_requests_run_together_where_a_batch_costs_no_more_than_a_row() -> None:
+    records, _ = play(LAYERS, [layered()] * 3, [0.0] * 3)
+    assert records.finished_s.tolist() == [3.0] * 3
+
+
+def test_a_newcomer_catches_up_if_that_makes_the_sum_of_finish_times_smaller() -> None:
+    records, calls = play(LAYERS, [layered()] * 2, [0.0, 0.5])
+    assert [(call.what, len(call.requests)) for call in calls] == [("a", 1), ("a", 1), ("b", 2), ("c", 2)]
+    assert records.finished_s.tolist() == [4.0, 4.0]  # one after the other: 3 and 6
+    records, _ = play(LAYERS, [layered()] * 2, [0.0, 1.5])
+    assert records.finished_s.tolist() == [3.0, 6.0]  # together 5 and 5
+    records, _ = play(LAYERS, [layered()] * 2, [0.0, 0.5], per_row_s=0.5)
+    assert records.finished_s.tolist() == [3.0, 6.0]  # together 5 and 5
+
+
+def test_a_newcomer_waits_where_it_would_make_more_of_them_late() -> None:
+    requests, arrived_s = [layered()] * 2, [0.0, 0.5]
+    assert play(LAYERS, requests, arrived_s, sla_s=3.1)[0].finished_s.tolist() == [3.0, 6.0]
+    assert play(LAYERS, requests, arrived_s, sla_s=9.0)[0].finished_s.tolist() == [4.0, 4.0]
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_labels_are_not_put_off_to_the_end_of_the_longest_sentence(told: bool) -> None:
+    records, _ = play(TAGGER, [sentence(3), sentence(40)], [0.0, 0.0], told=told)
+    assert records.finished_s[0] <= 5.0  # its steps, one that pays for the call, and the call
+    assert records.finished_s[1] <= 42.0
+
+
+def test_labels_wait_for_each_other_while_waiting_costs_less_than_a_call() -> None:
+    _, calls = play(TAGGER, [sentence(n) for n in (10, *[12] * 20)], [0.0] * 21)
+    assert [call.what for call in calls].count("label") == 4  # of 250, 64 at most in a call
+    assert calls[-1].end_s == 16.0
+
+
+def test_a_label_is_computed_at_once_if_its_deadline_would_pass() -> None:
+    requests, arrived_s = [sentence(3), *[sentence(40)] * 5], [0.0] * 6
+    hurried, _ = play(TAGGER, requests, arrived_s, sla_s=4.5)
+    assert hurried.finished_s[0] == 4.0
+    assert play(TAGGER, requests, arrived_s)[0].finished_s[0] > 4.5
+
+
+def test_of_several_models_the_one_goes_first_that_answers_most_for_its_time() -> None:
+    both = Together([CHAIN, PAIR])
+    requests = [both.request(1, pair(20, 1)), both.request(0, chain(2)), both.request(0, chain(2))]
+    records, _ = play(both.model, requests, [0.0, 5.5, 6.5])
+    assert records.finished_s[1:].tolist() == [8.0, 9.0]
+    assert records.finished_s[0] == 24.0
+
+
+def test_all_begin_once_requests_are_seen_to_use_several_types_at_once() -> None:
+    table, policy = RequestTable(), AutoPolicy(profile_of(TAGGER, 1.0))
+    for _ in TAGGER.cells:
+        table.add_type()
+    for slot in range(3):
+        table.enter(slot, 0.0, None, 0, is_open=False)
+        table.add_work(slot, Work(np.arange(2), np.array([4, 4]), np.array([4, 1])))
+    table.begin(0, 0.0)
+    table.submitted(np.zeros(1, np.int64), 0)
+    view: Any = SimpleNamespace(
+        now_s=0.0, cells=TAGGER.cells, requests=table, num_waiting=2, waiting=lambda limit: np.array([1, 2])[:limit]
+    )
+    assert list(policy.admit(view).begin) == []
+    table.submitted(np.zeros(1, np.int64), 1)
+    for _ in range(20):
+        found = policy.admit(view)
+        table.changes += 1  # or it would not ask again
+    assert list(found.begin) == [1, 2]
+
+
+@given(st.integers(0, 2**32), st.booleans(), st.booleans())
+def test_every_request_is_answered_after_its_steps_and_the_same_comes_out_again(
+    seed: int, told: bool, hurry: bool
+) -> None:
+    rng = random.Random(seed)
+    both = Together([CHAIN, TAGGER, PAIR])
+    makers = (
+        lambda: both.request(0, chain(rng.randint(1, 6))),
+        lambda: both.request(1, sentence(rng.randint(1, 6))),
+        lambda: both.request(2, pair(rng.randint(1, 4), rng.randint(1, 4))),
+    )
+    requests = [rng.choice(makers)() for _ in range(rng.randint(1, 20))]
+    arrived_s = random_arrivals(rng, len(requests), 30.0)
+    per_row_s = rng.choice([0.0, 0.2, 1.0])
+    sla_s = 8.0 if hurry else None
+    one, calls = play(both.model, requests, arrived_s, per_row_s=per_row_s, told=told, sla_s=sla_s)
+    assert one.answered.all()
+    assert (one.finished_s - one.arrived_s >= [request.length - 1e-9 for request in requests]).all()
+    assert one.rows == sum(request.graph.num_nodes for request in requests)
+    other, _ = play(both.model, requests, arrived_s, per_row_s=per_row_s, told=told, sla_s=sla_s)
+    assert np.array_equal(one.finished_s, other.finished_s)
+    assert len(calls) == other.steps
+
+
+def test_costs_are_learnt_by_size_so_that_batches_that_gain_nothing_are_given_up() -> None:
+    """Without a profile the first batches are tried; then requests run one after the other."""
+    seconds = StepCosts(np.tile(np.arange(9.0), (3, 1)))
+    arrived_s = [20.0 * (i // 2) for i in range(80)]
+    calls: list[Computed] = []
+    simulate(LAYERS, AutoPolicy(), offered([layered()] * 80, arrived_s), SimulatedDevice(seconds), observe=calls.append)
+    assert max(len(call.requests) for call in calls[:10]) > 1
+    assert max(len(call.requests) for call in calls[-30:]) == 1
+
+
+@pytest.fixture
+def benchmark_script(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[3] / "benchmarks"))
+    yield importlib.import_module("default_policy")
+    sys.modules.pop("default_policy", None)
+
+
+def test_the_benchmark_compares_with_the_best_of_each_case(benchmark_script: Any) -> None:
+    def seen(policy: str, load: float, mean_ms: float, answered: int = 10) -> dict[str, Any]:
+        return {
+            "network": "n", "load": load, "sla": None, "policy": policy, "mean_ms": mean_ms, "p90_ms": 2 * mean_ms,
+            "violation_share": 0.0, "throughput_rps": 100 / mean_ms, "answered": answered, "requests": 10,
+            "decision_us": 1.0, "step_us": 20.0,
+        }  # fmt: skip
+
+    results = [
+        seen("auto", 0.3, 4.0), seen("auto", 0.3, 2.0), seen("a", 0.3, 6.0), seen("b", 0.3, 2.5),
+        seen("refuses", 0.3, 1.0, answered=5), seen("auto", float("inf"), 4.0), seen("a", float("inf"), 2.0),
+    ]  # fmt: skip
+    loaded, waiting = benchmark_script.cases(results, "auto", ["auto"])
+    assert (loaded["mean_ms"]["policy"], loaded["mean_ms"]["ratio"], loaded["p90_ms"]["best"]) == ("b", 1.2, 5.0)
+    assert waiting["throughput_rps"] == {"auto": 25.0, "best": 50.0, "policy": "a", "ratio": 0.5}
