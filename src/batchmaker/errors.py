@@ -21,7 +21,7 @@
     ├── OptionError             an option, policy or model name is not known
     ├── DeviceError             a device, its driver or its compiler is missing or failed
     ├── StoppedError            the engine takes no more requests
-    └── InvariantError          the scheduler's own books do not balance: a defect
+    └── InvariantError          the scheduler's state contradicts itself: a defect
 
 Messages say where, what came, what was wanted and what to do.
 """
@@ -126,7 +126,7 @@ class StoppedError(BatchmakerError):
 
 
 class InvariantError(BatchmakerError):
-    """The scheduler's own books do not balance. Always a defect in batchmaker."""
+    """The scheduler's state contradicts itself. Always a defect in batchmaker."""
 
 
 def said_by(error: BaseException) -> str:

@@ -10,7 +10,7 @@ from engine_models import Totals
 
 from batchmaker.clock import VirtualClock
 from batchmaker.engine.open_sequences import Sequences
-from batchmaker.engine.request import Chunk, SequenceBook, Settled, Ticket
+from batchmaker.engine.request import Chunk, SequenceEntry, Settled, Ticket
 from batchmaker.errors import CancelledError, DeadlineError, SequenceError
 from batchmaker.scheduler.events import RequestId
 
@@ -26,16 +26,16 @@ class Desk:
         self.outcomes: dict[int, BaseException | None] = {}
         self._tickets: dict[int, Ticket] = {}
 
-    def open(self, idle_timeout_s: float) -> SequenceBook:
-        book = self.sequences.make(idle_timeout_s)
-        self.sequences.open(book)
-        return book
+    def open(self, idle_timeout_s: float) -> SequenceEntry:
+        entry = self.sequences.make(idle_timeout_s)
+        self.sequences.open(entry)
+        return entry
 
-    def send(self, book: SequenceBook, request: int, deadline_s: float | None = None, era: int = 0) -> None:
+    def send(self, entry: SequenceEntry, request: int, deadline_s: float | None = None, era: int = 0) -> None:
         ticket = Ticket(RequestId(request), None, self.clock.now_s(), deadline_s, model=Totals())
-        chunk = ticket.chunk = Chunk(book, era)
+        chunk = ticket.chunk = Chunk(entry, era)
         self._tickets[request] = ticket
-        book.accept(ticket, chunk)
+        entry.accept(ticket, chunk)
         if self.sequences.may_begin(ticket, chunk):
             self.begun.append(request)
 
@@ -69,40 +69,40 @@ def test_chunks_of_a_sequence_begin_one_after_another_and_those_of_others_do_not
 
 def test_the_time_out_counts_from_the_last_answer_and_not_while_a_chunk_is_open() -> None:
     desk = Desk()
-    book = desk.open(10)
+    entry = desk.open(10)
     assert desk.sequences.next_wakeup_s() == 10
     desk.at(9)
-    desk.send(book, 1)
+    desk.send(entry, 1)
     desk.at(25)  # it takes long
-    assert book.ended is None
+    assert entry.ended is None
     desk.answer(1)
     desk.at(34.5)
-    assert book.ended is None
+    assert entry.ended is None
     desk.at(35)
-    assert book.ended == "no chunk came for 10 s"
-    assert desk.sequences.take_closed() == [book.sequence_id]
+    assert entry.ended == "no chunk came for 10 s"
+    assert desk.sequences.take_closed() == [entry.sequence_id]
     assert desk.sequences.num_open == 0
-    desk.send(book, 2)
+    desk.send(entry, 2)
     assert isinstance(desk.outcomes[2], SequenceError)
 
 
 def test_many_chunks_leave_one_time_out_behind() -> None:
     desk = Desk()
-    book = desk.open(1000)
+    entry = desk.open(1000)
     for request in range(500):
-        desk.send(book, request)
+        desk.send(entry, request)
         desk.answer(request)
     assert len(desk.sequences._idle._heap) == 1
-    assert (book.outstanding, book.waiting, book.failed) == ({}, {}, {})
+    assert (entry.outstanding, entry.waiting, entry.failed) == ({}, {}, {})
 
 
 def test_a_chunk_whose_deadline_passes_while_it_waits_fails_then_and_takes_those_behind_it_along() -> None:
     desk = Desk()
-    book = desk.open(math.inf)
-    desk.send(book, 1)
-    desk.send(book, 2)
-    desk.send(book, 3, deadline_s=5)
-    desk.send(book, 4)
+    entry = desk.open(math.inf)
+    desk.send(entry, 1)
+    desk.send(entry, 2)
+    desk.send(entry, 3, deadline_s=5)
+    desk.send(entry, 4)
     assert desk.sequences.next_wakeup_s() == 5
     desk.at(5)
     assert isinstance(desk.outcomes[3], DeadlineError)
@@ -110,17 +110,17 @@ def test_a_chunk_whose_deadline_passes_while_it_waits_fails_then_and_takes_those
     desk.answer(1)
     desk.answer(2)
     assert desk.begun == [1, 2]
-    desk.send(book, 5)
-    desk.send(book, 6, era=1)
+    desk.send(entry, 5)
+    desk.send(entry, 6, era=1)
     assert isinstance(desk.outcomes[5], SequenceError)
     assert desk.begun == [1, 2, 6]
 
 
 def test_late_chunks_wait_on_where_late_requests_are_finished() -> None:
     desk = Desk(give_up_late=False)
-    book = desk.open(math.inf)
-    desk.send(book, 1)
-    desk.send(book, 2, deadline_s=5)
+    entry = desk.open(math.inf)
+    desk.send(entry, 1)
+    desk.send(entry, 2, deadline_s=5)
     desk.at(6)
     desk.answer(1)
     assert (desk.begun, desk.outcomes) == ([1, 2], {1: None})
@@ -129,11 +129,11 @@ def test_late_chunks_wait_on_where_late_requests_are_finished() -> None:
 @pytest.mark.parametrize("failing", [1, 2])
 def test_who_said_resume_is_not_taken_along(failing: int) -> None:
     desk = Desk()
-    book = desk.open(math.inf)
-    desk.send(book, 1)
-    desk.send(book, 2)
-    desk.send(book, 3)
-    desk.send(book, 4, era=1)
+    entry = desk.open(math.inf)
+    desk.send(entry, 1)
+    desk.send(entry, 2)
+    desk.send(entry, 3)
+    desk.send(entry, 4, era=1)
     if failing == 1:
         desk.answer(1, CancelledError("given up"))
     else:
@@ -145,9 +145,9 @@ def test_who_said_resume_is_not_taken_along(failing: int) -> None:
 
 def test_a_thousand_chunks_behind_one_that_fails_all_fail() -> None:
     desk = Desk()
-    book = desk.open(math.inf)
+    entry = desk.open(math.inf)
     for request in range(2000):
-        desk.send(book, request)
+        desk.send(entry, request)
     desk.answer(0, CancelledError("given up"))
     assert len(desk.outcomes) == 2000
     assert desk.sequences.num_waiting == 0

@@ -292,8 +292,8 @@ def test_any_interleaving_gives_what_each_sequence_alone_gives(
     for sequence in sequences.values():
         sequence.close()
     wait_until(lambda: scheduler(engine).num_rows == 0 and scheduler(engine).num_requests == 0)
-    assert not scheduler(engine)._books.shelves.in_use
-    assert scheduler(engine)._books.arena.nodes.num_used == 0
+    assert not scheduler(engine)._state.store.in_use
+    assert scheduler(engine)._state.arena.nodes.num_used == 0
 
 
 def play_long(num_chunks: int) -> list[int]:
@@ -305,7 +305,7 @@ def play_long(num_chunks: int) -> list[int]:
     ):
         for number in range(num_chunks):
             assert float(sequence.submit([1, 0]).result(60)) == number + 1
-            arena = scheduler(engine)._books.arena
+            arena = scheduler(engine)._state.arena
             assert (scheduler(engine).num_rows, arena.nodes.num_used) == (1, 1)
             if number + 1 in (num_chunks // 5, num_chunks):
                 gc.collect()

@@ -18,10 +18,10 @@ from batchmaker.engine.cell_driver import CellDriver
 from batchmaker.errors import BatchmakerError, InvalidRequestError
 from batchmaker.lab import zoo
 from batchmaker.lab.simulator.replay import EventLog, SchedulerOptions, check_replay
-from batchmaker.model.template_book import TemplateBook
+from batchmaker.model.template_cache import TemplateCache
 
 
-def book_of(engine: bm.Engine) -> TemplateBook:
+def book_of(engine: bm.Engine) -> TemplateCache:
     assert isinstance(engine.driver, CellDriver)
     return engine.driver.templates
 
@@ -29,7 +29,7 @@ def book_of(engine: bm.Engine) -> TemplateBook:
 @contextmanager
 def always_unfolded() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TemplateBook, "look", lambda *_: None)
+        patch.setattr(TemplateCache, "look", lambda *_: None)
         yield
 
 

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from unfolding_forms import Step
 
 import batchmaker as bm
-from batchmaker.model import template_book
+from batchmaker.model import template_cache
 from batchmaker.model.registry import CellRegistry
 from batchmaker.model.sequence_state import KeptState
-from batchmaker.model.template_book import TemplateBook
+from batchmaker.model.template_cache import TemplateCache
 from batchmaker.model.template_values import gather
 from batchmaker.model.templates import Template, differs
 from batchmaker.model.unfolding import Unfolding
@@ -63,7 +63,7 @@ class Serving:
     """Requests of one model, as an engine would unfold them."""
 
     model: Shapes
-    book: TemplateBook
+    book: TemplateCache
     types: CellRegistry
     num_recorded: int = 0
 
@@ -99,7 +99,7 @@ def types() -> CellRegistry:
 
 @pytest.fixture
 def serve(types: CellRegistry) -> Callable[..., Serving]:
-    return lambda does, model=None: Serving(model or Shapes(does), TemplateBook(types.types, 1000), types)
+    return lambda does, model=None: Serving(model or Shapes(does), TemplateCache(types.types, 1000), types)
 
 
 FORMS: dict[str, tuple[Callable[..., Any], Callable[[np.random.Generator], Any]]] = {
@@ -206,7 +206,7 @@ def test_what_was_not_seen_to_change_is_found_when_it_is_compared(
         serving.ask(request)
     assert serving.book.num_templates == 1
     lengths[0] = 1
-    with caplog.at_level(logging.DEBUG, "batchmaker.model.template_book"):
+    with caplog.at_level(logging.DEBUG, "batchmaker.model.template_cache"):
         while serving.book.num_templates:
             sight = serving.book.look(0, request, None)
             assert sight is not None
@@ -235,9 +235,9 @@ def test_a_wrong_request_is_refused_as_if_there_were_no_template(serve: Callable
 def test_templates_are_bounded_by_number_and_by_nodes(
     serve: Callable[..., Serving], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(template_book, "MAX_TEMPLATES", 4)
-    monkeypatch.setattr(template_book, "MAX_NODES", 80)
-    monkeypatch.setattr(template_book, "MAX_SHAPES", 12)
+    monkeypatch.setattr(template_cache, "MAX_TEMPLATES", 4)
+    monkeypatch.setattr(template_cache, "MAX_NODES", 80)
+    monkeypatch.setattr(template_cache, "MAX_SHAPES", 12)
     serving = serve(lambda m, r: m.look.run(r))
     most = 0
     for length in [*range(1, 30), *range(1, 30)]:
@@ -251,7 +251,7 @@ def test_templates_are_bounded_by_number_and_by_nodes(
 
 def test_a_model_without_templates_is_not_asked_for_ever(serve: Callable[..., Serving]) -> None:
     serving = serve(LOOKS["compares"])
-    for length in range(1, template_book.REFUSALS + 1):
+    for length in range(1, template_cache.REFUSALS + 1):
         assert serving.book.look(0, [5] * length, None) is not None
         serving.ask([5] * length)
         serving.ask([5] * length)
@@ -260,13 +260,13 @@ def test_a_model_without_templates_is_not_asked_for_ever(serve: Callable[..., Se
 
 def test_shapes_that_never_come_again_are_soon_asked_for_rarely(serve: Callable[..., Serving]) -> None:
     serving = serve(lambda m, r: m.look.run(r))
-    sights = [serving.book.look(0, [1] * length, None) for length in range(1, template_book.MISSES + 641)]
-    assert None not in sights[: template_book.MISSES]
-    assert sum(sight is not None for sight in sights[template_book.MISSES :]) == 10
-    for _ in range(4 * template_book.ASKED):  # one shape again and again
+    sights = [serving.book.look(0, [1] * length, None) for length in range(1, template_cache.MISSES + 641)]
+    assert None not in sights[: template_cache.MISSES]
+    assert sum(sight is not None for sight in sights[template_cache.MISSES :]) == 10
+    for _ in range(4 * template_cache.ASKED):  # one shape again and again
         serving.ask([1, 2, 3])
     assert serving.book.num_templates == 1
-    assert all(serving.book.look(0, [1, 2, 3], None) for _ in range(template_book.ASKED))
+    assert all(serving.book.look(0, [1, 2, 3], None) for _ in range(template_cache.ASKED))
 
 
 CHUNKS: dict[str, Callable[..., Any]] = {

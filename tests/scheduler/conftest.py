@@ -1,4 +1,4 @@
-"""A harness per test whose books must balance at the end."""
+"""A harness per test whose state must balance at the end."""
 
 from __future__ import annotations
 

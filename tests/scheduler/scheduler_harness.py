@@ -377,15 +377,15 @@ class Harness:
         return self
 
     def check_nothing_left(self) -> None:
-        """Every accepted request was answered and the books are empty."""
+        """Every accepted request was answered and the state are empty."""
         self.scheduler.check_invariants()
         assert sorted(self.answers) == sorted(self.accepted)
         assert (self.scheduler.num_requests, self.scheduler.num_rows, self.scheduler.num_tasks) == (0, 0, 0)
-        assert not self.scheduler._books.shelves.in_use
+        assert not self.scheduler._state.store.in_use
         for type_id in range(len(self.cells)):
             assert self.scheduler.num_ready(type_id) == 0  # type: ignore[arg-type]
             assert self.scheduler.num_running(type_id) == 0  # type: ignore[arg-type]
-        for lane_map in self.scheduler._books.lane_maps.values():
+        for lane_map in self.scheduler._state.lane_maps.values():
             assert (lane_map.occupant < 0).all()
 
     def check_replay(self) -> None:
@@ -537,7 +537,7 @@ class Harness:
                         if position not in failing and runs[position]:
                             self._deliver(*owned[position], fetch.output, computed[fetch.output][position])
                 stopped.append(runs & stops(computed[0]) if step.may_stop else np.zeros(step.batch, bool))
-                arena = self.scheduler._books.arena
+                arena = self.scheduler._state.arena
                 subgraphs = arena.subgraph[step.nodes[stopped[-1]]]
                 loops = subgraphs[arena.open_ended[subgraphs] > 0]
                 self._over.update((task.task, subgraph) for subgraph in loops.tolist())
@@ -551,7 +551,7 @@ class Harness:
 
     def _runs(self, task: RunTask, step: Step) -> np.ndarray:
         """Which rows of a step run: not those of loops that have ended earlier in the task."""
-        subgraphs = self.scheduler._books.arena.subgraph[step.nodes].tolist()
+        subgraphs = self.scheduler._state.arena.subgraph[step.nodes].tolist()
         return np.array([(task.task, subgraph) not in self._over for subgraph in subgraphs])
 
     def _check_step(

@@ -1,4 +1,4 @@
-"""The books of depth agree with what has run."""
+"""The state of depth agree with what has run."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from test_scheduler_properties import play, settings_of_a_run
 
 from batchmaker.policies import AgendaRemainingPolicy
 from batchmaker.scheduler.core import Scheduler
-from batchmaker.scheduler.depths import DepthBook
+from batchmaker.scheduler.depths import Depths
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(settings_of_a_run(), st.sampled_from(["agenda-remaining", "depth"]))
 def test_nothing_is_left_of_a_request_that_is_answered(run: dict[str, Any], policy: str) -> None:
-    leave, num_left = DepthBook.leave, 0
+    leave, num_left = Depths.leave, 0
 
-    def checked(book: DepthBook, slot: int) -> None:
+    def checked(entry: Depths, slot: int) -> None:
         nonlocal num_left
         num_left += 1
-        assert not book.left_of_slot[:, :, slot].any()
-        leave(book, slot)
+        assert not entry.left_of_slot[:, :, slot].any()
+        leave(entry, slot)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DepthBook, "leave", checked)
+        patch.setattr(Depths, "leave", checked)
         play(run | {"mishaps": False, "policy": policy})
     assert num_left == run["num_requests"] + run["num_sequences"] * run["num_chunks"]
 

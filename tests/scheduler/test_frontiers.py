@@ -1,4 +1,4 @@
-"""The books of frontiers agree with a plain look at the graphs, whatever comes, runs, stops, fails or goes."""
+"""The state of frontiers agree with a plain look at the graphs, whatever comes, runs, stops, fails or goes."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from batchmaker.scheduler.events import GraphExtended, RequestArrived
 def frontiers_of(harness: Harness) -> list[int]:
     """Count, for each type, the units with something left to submit and no ancestor of their type that has: by walking
     over the graphs as the programs have recorded them."""
-    books = harness.scheduler._books
+    state = harness.scheduler._state
     counts = [0] * len(harness.cells)
-    for book in books.by_slot.values():
-        if not book.alive:
+    for entry in state.by_slot.values():
+        if not entry.alive:
             continue
         blocked: dict[int, frozenset[int]] = {}  # by node: types left above it or in it
         recorded = [
             event.graph
             for events in harness.events
             for event in events
-            if isinstance(event, RequestArrived | GraphExtended) and event.request == book.request
+            if isinstance(event, RequestArrived | GraphExtended) and event.request == entry.request
         ]
-        for graph, extent in zip(recorded, book.extents, strict=True):
+        for graph, extent in zip(recorded, entry.extents, strict=True):
             for part in graph.parts:
                 for type_id, nodes, sources in units_of(part):
                     above = frozenset().union(*(blocked.get(source, frozenset()) for source in sources))
@@ -59,12 +59,12 @@ def units_of(part: Any) -> list[tuple[int, list[int], list[int]]]:
 
 def is_left(harness: Harness, node: int) -> bool:
     """Whether a unit, given by its last node, still has something to submit."""
-    arena = harness.scheduler._books.arena
+    arena = harness.scheduler._state.arena
     if arena.state[node] in (SUBMITTED, DONE):
         return False
     if arena.end[arena.subgraph[node]] == 0:
         return True
-    tasks = harness.scheduler._books.tasks.values()
+    tasks = harness.scheduler._state.tasks.values()
     submitted = {int(n) for task in tasks for n in task.unfinished}
     return node not in submitted  # a run whose last step is on a worker
 
@@ -169,16 +169,16 @@ def test_a_unit_waits_for_ancestors_of_its_type_through_any_others_and_through_s
 
 def test_frontiers_are_kept_from_the_first_question_until_nothing_is_left() -> None:
     core = Harness([A, B], policy=SufficientPolicy())
-    book = core.scheduler.frontiers
+    entry = core.scheduler.frontiers
     for request in range(2):
         core.arrive(request, chain(A, 3))
     core.run(0.0)
-    assert not book.kept  # one type is ready: nothing to choose
-    assert book.independent(0) == 2
-    assert book.kept
+    assert not entry.kept  # one type is ready: nothing to choose
+    assert entry.independent(0) == 2
+    assert entry.kept
     core.run()
-    assert not book.kept
-    assert not book.left.any()
+    assert not entry.kept
+    assert not entry.left.any()
 
 
 def test_frontiers_are_not_kept_for_policies_that_do_not_ask() -> None:
@@ -262,4 +262,4 @@ def test_counts_do_not_change_with_the_order_of_numbers() -> None:
     core.run()
     core.check_nothing_left()
     assert not core.scheduler.frontiers.left.any()
-    assert core.scheduler._books.arena.state[0] != READY
+    assert core.scheduler._state.arena.state[0] != READY

@@ -22,14 +22,14 @@ def commands_from(harness: Harness, start: int, jumps: dict[int, int]) -> list[A
     """What a scheduler says to the same events that has come as far as `start`. jumps: numbers that it leaves out
     before an event."""
     again = harness._make()
-    books = again._books
-    books.sequence = start
+    state = again._state
+    state.sequence = start
     commands = []
     for number, events in enumerate(harness.events):
-        books.sequence += jumps.get(number, 0)
+        state.sequence += jumps.get(number, 0)
         commands += again.handle(*events)
         again.check_invariants()
-        keys = np.concatenate([book.ready.keys() for book in books.types]) if books.types else np.empty(0)
+        keys = np.concatenate([entry.ready.keys() for entry in state.types]) if state.types else np.empty(0)
         assert (keys >= 0).all()
     return commands
 
@@ -55,11 +55,11 @@ def test_numbers_begin_again_with_requests_in_flight_before_they_run_out(start: 
     programs = (complete_tree(LEAF, INNER, 8), chain(INNER, 5), chain(LOOP, 5, open_ended=True))
     for request in range(30):
         harness.arrive(request, programs[request % 3], at_s=request / 4, priority=request % 2)
-    harness.scheduler._books.sequence = start - 20
+    harness.scheduler._state.sequence = start - 20
     lowest = []
     for at_s in range(20):
         harness.run(until_s=at_s)
-        lowest.append(harness.scheduler._books.sequence)
+        lowest.append(harness.scheduler._state.sequence)
     harness.run()
     harness.check_nothing_left()
     assert lowest[-1] < 2000, "numbers have begun again"

@@ -15,7 +15,7 @@ from batchmaker.policies import SufficientPolicy
 from batchmaker.scheduler.commands import RunTask
 from batchmaker.scheduler.core import Scheduler
 from batchmaker.scheduler.events import CellTypeAdded, RequestArrived, StepsFinished
-from batchmaker.scheduler.invariants import check_books
+from batchmaker.scheduler.invariants import check_state
 
 A, B = cell_type(0, "a", 2, sizes=(1, 2)), cell_type(1, "b", 2, sizes=(1, 2))
 
@@ -48,7 +48,7 @@ class Device:
                 self._task = command
                 owners = self.scheduler.owners(command.steps[0].nodes)
                 self.ran.append((self.scheduler.cells[command.type_id].name, tuple(sorted(owners))))  # type: ignore[type-var]
-        check_books(self.scheduler._books)
+        check_state(self.scheduler._state)
 
     def step(self, *events: RequestArrived) -> None:
         """One second goes by: the step ends and these requests come."""
@@ -160,11 +160,11 @@ def test_books_balance_whenever_requests_are_hurried(run: dict[str, Any], hurry:
 def shortly(after_s: float) -> Any:
     """Hurry every other request from a moment on until some time later, deadline or not."""
 
-    def more_work(urgency: Any, book: Any, graph: Any) -> None:
-        living = urgency._books.requests
-        if book.request % 2:
-            urgency._short.add(book.arrived_s + after_s / 10, book.request, living, len(living))
-            urgency._over.add(book.arrived_s + after_s, book.request, living, len(living))
+    def more_work(urgency: Any, entry: Any, graph: Any) -> None:
+        living = urgency._state.requests
+        if entry.request % 2:
+            urgency._short.add(entry.arrived_s + after_s / 10, entry.request, living, len(living))
+            urgency._over.add(entry.arrived_s + after_s, entry.request, living, len(living))
 
     return more_work
 

@@ -64,7 +64,7 @@ class Overhead:
     """Seconds that an engine with one worker needs besides its cells.
 
     step_s, row_s: within a step, for the step and for each of its rows: finding and copying them. Policies see them as
-    part of the step's time. turn_s: after each step: its result, the books, the next task. request_s: for each request:
+    part of the step's time. turn_s: after each step: its result, the next task. request_s: for each request:
     unfolding and admitting it, its answer. DataError unless all are finite and at least 0.
     """
 

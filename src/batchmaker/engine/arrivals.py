@@ -14,7 +14,7 @@ from batchmaker.model.cell import Cell
 from batchmaker.model.request_shapes import Leaf
 from batchmaker.model.scope import CellTypes
 from batchmaker.model.sequence_state import NOTHING_KEPT, KeptState
-from batchmaker.model.template_book import Sight, TemplateBook
+from batchmaker.model.template_cache import Sight, TemplateCache
 from batchmaker.model.template_values import Drawn, Given, gather
 from batchmaker.model.templates import Template
 from batchmaker.model.unfolding import Unfolding
@@ -31,22 +31,22 @@ class Arrivals:
     """
 
     def __init__(self, cells: Sequence[CellType], max_nodes: int, write: Write) -> None:
-        self._book = TemplateBook(cells, max_nodes)
+        self._templates = TemplateCache(cells, max_nodes)
         self._write = write
         self._admitted: list[tuple[Drawn, Admit]] = []
 
     @property
-    def book(self) -> TemplateBook:
+    def templates(self) -> TemplateCache:
         """The templates."""
-        return self._book
+        return self._templates
 
     def draw(self, tickets: Sequence[Ticket]) -> tuple[list[Drawn | None], list[Sight | None]]:
         """Return for each request how it stands without being unfolded, None if it must be; and what `recorded` needs.
 
         A request that is wrong must be, so that it is refused as without templates.
         """
-        self._book.new_turn()
-        sights = [self._book.look(ticket.model_id, ticket.request, _before(ticket)) for ticket in tickets]
+        self._templates.new_turn()
+        sights = [self._templates.look(ticket.model_id, ticket.request, _before(ticket)) for ticket in tickets]
         drawn: list[Drawn | None] = [None] * len(tickets)
         forms: dict[Hashable, tuple[list[int], list[Template], list[list[Leaf]]]] = {}
         for i, sight in enumerate(sights):
@@ -75,9 +75,9 @@ class Arrivals:
         """A request was unfolded, without an error."""
         before = _before(ticket)
         if sight is not None and not unfolding.open:
-            self._book.recorded(sight, ticket.model, ticket.model_id, types, ticket.request, before, unfolding)
+            self._templates.recorded(sight, ticket.model, ticket.model_id, types, ticket.request, before, unfolding)
         if before is not None and not unfolding.open:
-            unfolding.after = self._book.canonical(unfolding.after)
+            unfolding.after = self._templates.canonical(unfolding.after)
 
     def admitted(self, requests: Sequence[tuple[Drawn, Admit]]) -> None:
         """Requests have their numbers: `fill` writes their values."""

@@ -24,7 +24,7 @@ from batchmaker.executor.base import Executor, StepsResult
 from batchmaker.model.cell import Cell
 from batchmaker.model.registry import CellRegistry
 from batchmaker.model.scope import CellTypes
-from batchmaker.model.template_book import Sight, TemplateBook
+from batchmaker.model.template_cache import Sight, TemplateCache
 from batchmaker.model.template_values import Drawn
 from batchmaker.model.unfolding import Unfolding, end_of_loop
 from batchmaker.scheduler.commands import Admit, Command, Fail, Read, Reply, Reserve, RunTask
@@ -120,9 +120,9 @@ class CellDriver:
         return num_ready < 2 * max((cell.max_batch for cell in types), default=1)
 
     @property
-    def templates(self) -> TemplateBook:
+    def templates(self) -> TemplateCache:
         """Shapes of requests that are not unfolded any more."""
-        return self._arrivals.book
+        return self._arrivals.templates
 
     @property
     def num_in_flight(self) -> int:

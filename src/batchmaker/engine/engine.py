@@ -244,11 +244,11 @@ class Engine:
             served.model.unfold_chunk(None, None)  # raises the advice
         if not self._loop.is_running:
             self.start()
-        book = driver.sequences.make(idle_timeout_s)
+        entry = driver.sequences.make(idle_timeout_s)
         try:
-            self._loop.send(partial(driver.sequences.open, book))
+            self._loop.send(partial(driver.sequences.open, entry))
         except StoppedError:
-            driver.sequences.uncount(book)
+            driver.sequences.uncount(entry)
             raise
 
         def ticket(chunk: Any, chunk_deadline_ms: float | None) -> Ticket:
@@ -256,7 +256,7 @@ class Engine:
                 chunk, deadline_ms if chunk_deadline_ms is None else chunk_deadline_ms, priority, served.name
             )
 
-        return Sequence(book, self._loop, self._submitter, ticket)
+        return Sequence(entry, self._loop, self._submitter, ticket)
 
     def map(
         self,

@@ -197,7 +197,7 @@ class Loop:
         return None if self._thread is None else self._thread.ident
 
     def _answer_late(self, beat: Heartbeat) -> None:
-        """Answer the requests whose deadlines have passed. They stay in the books until the thread comes back."""
+        """Answer the requests whose deadlines have passed. They stay in flight until the thread comes back."""
         if not self._give_up_late:
             return
         now_s = self._clock.now_s()
@@ -224,7 +224,8 @@ class Loop:
         self._answer_instead(list(self._unanswered.values()), lambda _: StoppedError(said))
 
     def _answer_instead(self, tickets: list[Ticket], failure: Callable[[Ticket], BatchmakerError]) -> None:
-        """Answer for the engine's thread. What is counted, and the books, are that thread's, when it comes back."""
+        """Answer for the engine's thread. The engine's thread counts them, and clears their
+        state, when it comes back."""
         outbox = Outbox()
         for ticket in tickets:
             ticket.error = error = failure(ticket)  # first: the engine's thread reads it where it finds the ticket gone

@@ -14,7 +14,7 @@ from typing import final
 
 from batchmaker.clock import Clock
 from batchmaker.engine.options import check_number
-from batchmaker.engine.request import Chunk, SequenceBook, Settled, Ticket
+from batchmaker.engine.request import Chunk, SequenceEntry, Settled, Ticket
 from batchmaker.errors import CancelledError, DeadlineError, OptionError, SequenceError, SequenceLimitError
 from batchmaker.model.sequence_state import KeptState
 from batchmaker.scheduler.deadlines import Deadlines
@@ -40,7 +40,7 @@ class Sequences:
         self._ids = itertools.count()
         self._lock = threading.Lock()
         self._num_counted = 0
-        self._open: dict[SequenceId, SequenceBook] = {}
+        self._open: dict[SequenceId, SequenceEntry] = {}
         self._waiting: dict[RequestId, Ticket] = {}
         self._due: list[Ticket] = []
         self._closed: list[SequenceId] = []
@@ -55,7 +55,7 @@ class Sequences:
         """Sequences that count towards the limit."""
         return self._num_counted
 
-    def make(self, idle_timeout_s: float) -> SequenceBook:
+    def make(self, idle_timeout_s: float) -> SequenceEntry:
         """Return a new sequence, for `open`. SequenceLimitError where there are as many as may be."""
         check_number("idle_timeout_s", idle_timeout_s, above=0.0, hint=" (math.inf for none)")
         with self._lock:
@@ -65,13 +65,13 @@ class Sequences:
                     "to end, or raise Engine(max_sequences=...)"
                 )
             self._num_counted += 1
-            return SequenceBook(SequenceId(next(self._ids)), idle_timeout_s, self)
+            return SequenceEntry(SequenceId(next(self._ids)), idle_timeout_s, self)
 
-    def uncount(self, book: SequenceBook) -> None:
+    def uncount(self, entry: SequenceEntry) -> None:
         """Let another take the sequence's place under the limit. Once is enough."""
         with self._lock:
-            self._num_counted -= book.counted
-            book.counted = False
+            self._num_counted -= entry.counted
+            entry.counted = False
 
     # --- chunks --------------------------------------------------------------------------------------------------
 
@@ -86,44 +86,44 @@ class Sequences:
 
     def may_begin(self, ticket: Ticket, chunk: Chunk) -> bool:
         """Take a chunk: True if it is its turn now; else it waits for the one before it, or has failed."""
-        book = chunk.sequence
-        if book.ended is not None:
-            self.settle([(ticket, None, SequenceError(f"the sequence has ended: {book.ended}"))])
-        elif book.counts_on_failed(chunk):
-            self.settle([(ticket, None, _after_failed(book.failed[chunk.era]))])
-        elif book.active is not None:
-            book.waiting[ticket.request_id] = self._waiting[ticket.request_id] = ticket
+        entry = chunk.sequence
+        if entry.ended is not None:
+            self.settle([(ticket, None, SequenceError(f"the sequence has ended: {entry.ended}"))])
+        elif entry.counts_on_failed(chunk):
+            self.settle([(ticket, None, _after_failed(entry.failed[chunk.era]))])
+        elif entry.active is not None:
+            entry.waiting[ticket.request_id] = self._waiting[ticket.request_id] = ticket
             if ticket.deadline_s is not None and self._give_up_late:
                 self._late.add(ticket.deadline_s, ticket.request_id, self._waiting, len(self._waiting))
         else:
-            book.active = ticket
+            entry.active = ticket
             return True
         return False
 
     def settled(self, ticket: Ticket, chunk: Chunk, error: BaseException | None) -> None:
         """A chunk has its result or its error, wherever it was: see what follows for those behind it."""
-        book = chunk.sequence
-        book.outstanding.pop(ticket.request_id, None)
+        entry = chunk.sequence
+        entry.outstanding.pop(ticket.request_id, None)
         if error is not None:
-            book.failed[chunk.era] = min(chunk.number, book.failed.get(chunk.era, chunk.number))
-            doomed = [other for other in book.waiting.values() if other.chunk and book.counts_on_failed(other.chunk)]
+            entry.failed[chunk.era] = min(chunk.number, entry.failed.get(chunk.era, chunk.number))
+            doomed = [other for other in entry.waiting.values() if other.chunk and entry.counts_on_failed(other.chunk)]
             for other in doomed:
                 self._stop_waiting(other)
             for other in doomed:
                 self.settle([(other, None, _after_failed(chunk.number))])
-        if ticket is book.active:
-            book.active = None
-            if book.waiting:
-                _, book.active = book.waiting.popitem(last=False)
-                del self._waiting[book.active.request_id]
-                self._due.append(book.active)
-        if not book.outstanding:
-            book.idle_since_s = self._clock.now_s()
-            if len(book.failed) > 1:
-                last = max(book.failed)
-                book.failed = {last: book.failed[last]}
-            if book.closing:
-                self._end(book, "it was closed")
+        if ticket is entry.active:
+            entry.active = None
+            if entry.waiting:
+                _, entry.active = entry.waiting.popitem(last=False)
+                del self._waiting[entry.active.request_id]
+                self._due.append(entry.active)
+        if not entry.outstanding:
+            entry.idle_since_s = self._clock.now_s()
+            if len(entry.failed) > 1:
+                last = max(entry.failed)
+                entry.failed = {last: entry.failed[last]}
+            if entry.closing:
+                self._end(entry, "it was closed")
 
     def cancel(self, request_id: RequestId) -> bool:
         """Give up a chunk that waits; False if none of that number does."""
@@ -153,22 +153,22 @@ class Sequences:
 
     # --- sequences -----------------------------------------------------------------------------------------------
 
-    def open(self, book: SequenceBook) -> None:
+    def open(self, entry: SequenceEntry) -> None:
         """A sequence begins, idle."""
-        self._open[book.sequence_id] = book
-        book.idle_since_s = self._clock.now_s()
-        self._watch(book, book.idle_since_s)
+        self._open[entry.sequence_id] = entry
+        entry.idle_since_s = self._clock.now_s()
+        self._watch(entry, entry.idle_since_s)
 
-    def close(self, book: SequenceBook) -> None:
+    def close(self, entry: SequenceEntry) -> None:
         """End a sequence once its chunks are settled."""
-        book.closing = True
-        if not book.outstanding:
-            self._end(book, "it was closed")
+        entry.closing = True
+        if not entry.outstanding:
+            self._end(entry, "it was closed")
 
     def close_all(self, reason: str) -> None:
         """End every sequence. None has a chunk in flight."""
-        for book in list(self._open.values()):
-            self._end(book, reason)
+        for entry in list(self._open.values()):
+            self._end(entry, reason)
 
     def take_closed(self) -> list[SequenceId]:
         """Return the sequences that have ended since the last call."""
@@ -188,27 +188,27 @@ class Sequences:
                 late = f"request {request_id}: its deadline passed while it waited for the chunk before it"
                 self.settle([(ticket, None, DeadlineError(late))])
         for _, sequence_id in list(self._idle.passed(now_s)):
-            book = self._open.get(sequence_id)
-            if book is None:
+            entry = self._open.get(sequence_id)
+            if entry is None:
                 continue
-            if book.outstanding:
-                self._watch(book, now_s)
-            elif book.idle_since_s + book.idle_timeout_s > now_s:
-                self._watch(book, book.idle_since_s)
+            if entry.outstanding:
+                self._watch(entry, now_s)
+            elif entry.idle_since_s + entry.idle_timeout_s > now_s:
+                self._watch(entry, entry.idle_since_s)
             else:
-                self._end(book, f"no chunk came for {book.idle_timeout_s:g} s")
+                self._end(entry, f"no chunk came for {entry.idle_timeout_s:g} s")
 
-    def _watch(self, book: SequenceBook, since_s: float) -> None:
-        if book.idle_timeout_s != math.inf:
-            self._idle.add(since_s + book.idle_timeout_s, book.sequence_id, self._open, len(self._open))
+    def _watch(self, entry: SequenceEntry, since_s: float) -> None:
+        if entry.idle_timeout_s != math.inf:
+            self._idle.add(since_s + entry.idle_timeout_s, entry.sequence_id, self._open, len(self._open))
 
-    def _end(self, book: SequenceBook, reason: str) -> None:
-        if self._open.pop(book.sequence_id, None) is None:
+    def _end(self, entry: SequenceEntry, reason: str) -> None:
+        if self._open.pop(entry.sequence_id, None) is None:
             return
-        book.ended = reason
-        book.state = KeptState()
-        self._closed.append(book.sequence_id)
-        self.uncount(book)
+        entry.ended = reason
+        entry.state = KeptState()
+        self._closed.append(entry.sequence_id)
+        self.uncount(entry)
 
 
 def _after_failed(number: int) -> SequenceError:

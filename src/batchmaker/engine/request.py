@@ -35,22 +35,22 @@ class SequenceKeeper(Protocol):
 
     def settled(self, ticket: Ticket, chunk: Chunk, error: BaseException | None) -> None: ...
 
-    def close(self, book: SequenceBook) -> None: ...
+    def close(self, entry: SequenceEntry) -> None: ...
 
-    def uncount(self, book: SequenceBook) -> None: ...
+    def uncount(self, entry: SequenceEntry) -> None: ...
 
 
 @dataclass(slots=True)
 class Chunk:
     """What makes a ticket a chunk. era: how often its caller had said `resume`. number: its place in the sequence."""
 
-    sequence: SequenceBook
+    sequence: SequenceEntry
     era: int
     number: int = -1
 
 
 @final
-class SequenceBook:
+class SequenceEntry:
     """One open sequence. It belongs to the engine's thread; others may only read `ended`.
 
     state: after the last answered chunk. outstanding: chunks accepted and not settled. active: the chunk that has

@@ -10,7 +10,7 @@ from typing import Any, final
 
 from batchmaker.engine.answer import Answer
 from batchmaker.engine.loop import Loop
-from batchmaker.engine.request import Chunk, SequenceBook, Ticket
+from batchmaker.engine.request import Chunk, SequenceEntry, Ticket
 from batchmaker.engine.submission import Submitter
 from batchmaker.errors import SequenceError, StoppedError
 
@@ -27,9 +27,9 @@ class Sequence:
     """
 
     def __init__(
-        self, book: SequenceBook, loop: Loop, submitter: Submitter, ticket: Callable[[Any, Any], Ticket]
+        self, entry: SequenceEntry, loop: Loop, submitter: Submitter, ticket: Callable[[Any, Any], Ticket]
     ) -> None:
-        self._book = book
+        self._entry = entry
         self._loop = loop
         self._submitter = submitter
         self._make_ticket = ticket
@@ -51,7 +51,7 @@ class Sequence:
     @property
     def is_open(self) -> bool:
         """Whether it takes chunks; one that was idle for too long does not."""
-        return not self._closed and self._book.ended is None
+        return not self._closed and self._entry.ended is None
 
     def close(self, *, drain: bool = True) -> None:
         """Take no more chunks; what is kept is free once those accepted are done, or given up, without `drain`.
@@ -61,7 +61,7 @@ class Sequence:
         if self._closed:
             return
         self._closed = True
-        self._book.sequences.uncount(self._book)
+        self._entry.sequences.uncount(self._entry)
         with contextlib.suppress(StoppedError):  # then it has ended with the engine
             self._loop.send(partial(self._end, drain=drain))
 
@@ -83,13 +83,13 @@ class Sequence:
 
     def _ticket(self, chunk: Any, deadline_ms: float | None) -> Ticket:
         if not self.is_open:
-            raise SequenceError(f"the sequence has ended: {self._book.ended or 'it was closed'}; open another")
+            raise SequenceError(f"the sequence has ended: {self._entry.ended or 'it was closed'}; open another")
         ticket = self._make_ticket(chunk, deadline_ms)
-        ticket.chunk = Chunk(self._book, self._era)
+        ticket.chunk = Chunk(self._entry, self._era)
         return ticket
 
     def _end(self, *, drain: bool) -> None:
         if not drain:
-            for request_id in reversed(self._book.outstanding):
+            for request_id in reversed(self._entry.outstanding):
                 self._loop.cancel(request_id)
-        self._book.sequences.close(self._book)
+        self._entry.sequences.close(self._entry)

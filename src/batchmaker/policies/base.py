@@ -1,4 +1,4 @@
-"""The interface of policies. A policy chooses; the scheduler forms the batch, keeps the books and submits."""
+"""The interface of policies. A policy chooses; the scheduler forms the batch, keeps its state and submits."""
 
 from __future__ import annotations
 

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.graph.spec import TypeId
-from batchmaker.scheduler.books import Books, TaskBook, TypeBook
 from batchmaker.scheduler.commands import FetchOutput, Keep, Reserve, Rows, RunTask, TaskLanes
 from batchmaker.scheduler.events import TaskId, WorkerId
 from batchmaker.scheduler.find_steps import find_steps
@@ -22,6 +21,7 @@ from batchmaker.scheduler.lanes import LaneMap
 from batchmaker.scheduler.placing import marked
 from batchmaker.scheduler.progress import unpinned_of
 from batchmaker.scheduler.ready import Keys
+from batchmaker.scheduler.state import SchedulerState, TaskEntry, TypeEntry
 from batchmaker.scheduler.steps import (
     AT_LANE,
     AT_NODE,
@@ -54,13 +54,13 @@ class Formed:
     """A task, what must be remembered about it, and tables that must grow first."""
 
     run: RunTask
-    book: TaskBook
+    entry: TaskEntry
     reserves: tuple[Reserve, ...]
 
 
 @final
 class Batcher:
-    """Forms tasks from the books. Keeps nothing of its own.
+    """Forms tasks from the state. Keeps nothing of its own.
 
     max_steps, budget_s, ahead_alone: of a task; see CellPolicy. loops_ahead: see TaskLimits. patience: given where a
     batch may hold only nodes of one depth: how many batches in a row may leave the first in the queue behind (see
@@ -69,7 +69,7 @@ class Batcher:
 
     def __init__(
         self,
-        books: Books,
+        state: SchedulerState,
         *,
         share_workers: bool,
         max_steps: int,
@@ -78,7 +78,7 @@ class Batcher:
         ahead_alone: bool = False,
         patience: int | None = None,
     ) -> None:
-        self._books = books
+        self._state = state
         self._patience = patience
         self._share_workers = share_workers
         self._max_steps = 1 if patience is not None else max_steps
@@ -88,147 +88,149 @@ class Batcher:
 
     def form_task(self, task: TaskId, type_id: TypeId, worker: WorkerId) -> Formed | None:
         """Take ready nodes of one type into the steps of a task; None if all are pinned to other workers."""
-        books, book = self._books, self._books.types[type_id]
-        arena = books.arena
+        state, entry = self._state, self._state.types[type_id]
+        arena = state.arena
 
         def unpinned(keys: Keys) -> NDArray[np.bool_]:
             return unpinned_of(arena.of_nodes, arena.of_subgraphs, worker, keys)
 
-        allowed = self._one_depth(book, unpinned if self._share_workers else None)
+        allowed = self._one_depth(entry, unpinned if self._share_workers else None)
         ahead = BATCHES_AHEAD if self._budget_s < np.inf else self._max_steps
-        candidates = book.ready.take(book.cell.max_batch * ahead, allowed)
+        candidates = entry.ready.take(entry.cell.max_batch * ahead, allowed)
         if len(candidates) == 0:
             return None
-        lane_map = None if book.num_sequence_inputs is None else books.lane_map(worker, type_id)
+        lane_map = None if entry.num_sequence_inputs is None else state.lane_map(worker, type_id)
         reserves: list[Reserve] = []
-        steps = self._find(book, worker, lane_map, candidates, reserves)
-        book.ready.merge(np.concatenate((candidates[steps.num_used :], steps.ready)))
-        if lane_map is not None and lane_map.capacity > lane_map.num_reserved and books.plan_rows:
-            reserves.append(self._reserve_lanes(book, worker, lane_map))
-        formed = self._described(task, worker, book, steps)
-        self._submitted(book, formed)
+        steps = self._find(entry, worker, lane_map, candidates, reserves)
+        entry.ready.merge(np.concatenate((candidates[steps.num_used :], steps.ready)))
+        if lane_map is not None and lane_map.capacity > lane_map.num_reserved and state.plan_rows:
+            reserves.append(self._reserve_lanes(entry, worker, lane_map))
+        formed = self._described(task, worker, entry, steps)
+        self._submitted(entry, formed)
         return Formed(formed[0], formed[1], tuple(reserves))
 
     def _find(
-        self, book: TypeBook, worker: WorkerId, lane_map: LaneMap | None, candidates: Keys, reserves: list[Reserve]
+        self, entry: TypeEntry, worker: WorkerId, lane_map: LaneMap | None, candidates: Keys, reserves: list[Reserve]
     ) -> Steps:
         """Find the task's steps, with more lanes or rows than there were if it takes them."""
-        books, arena, cell = self._books, self._books.arena, book.cell
-        ranks = books.priorities.of(candidates)
+        state, arena, cell = self._state, self._state.arena, entry.cell
+        ranks = state.priorities.of(candidates)
         budget_s = self._budget_s
-        if ranks is None and len(candidates) == BATCHES_AHEAD * cell.max_batch and self._is_alone(book):
+        if ranks is None and len(candidates) == BATCHES_AHEAD * cell.max_batch and self._is_alone(entry):
             budget_s *= SATURATED_BUDGETS
-        max_steps = 1 if self._ahead_alone and not self._is_alone(book) else self._max_steps
-        limits = TaskLimits(cell.max_batch, cell.min_batch, max_steps, budget_s, len(book.ready) > 0, self._loops_ahead)
+        max_steps = 1 if self._ahead_alone and not self._is_alone(entry) else self._max_steps
+        limits = TaskLimits(
+            cell.max_batch, cell.min_batch, max_steps, budget_s, len(entry.ready) > 0, self._loops_ahead
+        )
         batch = min(len(candidates), cell.max_batch)
-        if books.plan_rows and book.pool.fit(self._rows_wanted(book, batch, budget_s)):
-            reserves.append(Reserve(book.pool.tables, book.pool.num_rows))
+        if state.plan_rows and entry.pool.fit(self._rows_wanted(entry, batch, budget_s)):
+            reserves.append(Reserve(entry.pool.tables, entry.pool.num_rows))
         while True:
-            free, num_free = book.pool.free
-            num_sequence = len(cell.inputs) if book.num_sequence_inputs is None else book.num_sequence_inputs
+            free, num_free = entry.pool.free
+            num_sequence = len(cell.inputs) if entry.num_sequence_inputs is None else entry.num_sequence_inputs
             places = Places(
-                books.plan_rows, worker, num_free, book.pool.first_table, book.pool.end_table,
-                len(cell.inputs) if books.plan_rows else 0, num_sequence if books.plan_rows else 0,
+                state.plan_rows, worker, num_free, entry.pool.first_table, entry.pool.end_table,
+                len(cell.inputs) if state.plan_rows else 0, num_sequence if state.plan_rows else 0,
             )  # fmt: skip
             steps = find_steps(
                 arena.of_nodes, arena.of_subgraphs, arena.source, arena.source_table, arena.consumer,
-                books.tables.is_host, book.ports, free, NONE if lane_map is None else lane_map.occupant,
-                NO_LANES if lane_map is None else self._lane_tables(book, worker), places, limits,
-                book.step_times.seconds, candidates, NONE if ranks is None else ranks,
+                state.tables.is_host, entry.ports, free, NONE if lane_map is None else lane_map.occupant,
+                NO_LANES if lane_map is None else self._lane_tables(entry, worker), places, limits,
+                entry.step_times.seconds, candidates, NONE if ranks is None else ranks,
             )  # fmt: skip
-            if books.plan_rows:
-                book.pool.take(steps.num_free)
+            if state.plan_rows:
+                entry.pool.take(steps.num_free)
             if lane_map is not None and steps.lanes_wanted:
                 lane_map.grow(steps.lanes_wanted)
             if steps.num_steps:
                 return steps
 
-    def _is_alone(self, book: TypeBook) -> bool:
+    def _is_alone(self, entry: TypeEntry) -> bool:
         """Whether no other type has ready nodes."""
-        return all(other is book or not len(other.ready) for other in self._books.types)
+        return all(other is entry or not len(other.ready) for other in self._state.types)
 
-    def _rows_wanted(self, book: TypeBook, batch: int, budget_s: float) -> int:
+    def _rows_wanted(self, entry: TypeEntry, batch: int, budget_s: float) -> int:
         """Return how many free rows let a task have all its steps, as far as can be told before."""
-        steps_s = budget_s / book.step_times.seconds[batch]
-        return batch * int(min(self._max_steps, steps_s + 1)) + book.cell.max_batch
+        steps_s = budget_s / entry.step_times.seconds[batch]
+        return batch * int(min(self._max_steps, steps_s + 1)) + entry.cell.max_batch
 
-    def _lane_tables(self, book: TypeBook, worker: WorkerId) -> Rows:
+    def _lane_tables(self, entry: TypeEntry, worker: WorkerId) -> Rows:
         """Return the lane tables of a type, [workers, state inputs]; of other workers, if nodes may come from them."""
-        return self._books.tables.lane_tables(
-            book.cell, book.num_sequence_inputs or 0, len(self._books.worker_steps) if self._share_workers else 1
+        return self._state.tables.lane_tables(
+            entry.cell, entry.num_sequence_inputs or 0, len(self._state.worker_steps) if self._share_workers else 1
         )
 
-    def _reserve_lanes(self, book: TypeBook, worker: WorkerId, lane_map: LaneMap) -> Reserve:
-        assert book.num_sequence_inputs is not None
-        specs = self._books.tables.lanes(worker, book.cell, book.num_sequence_inputs)
-        lane_map.num_reserved = max(lane_map.capacity, book.cell.max_batch)
+    def _reserve_lanes(self, entry: TypeEntry, worker: WorkerId, lane_map: LaneMap) -> Reserve:
+        assert entry.num_sequence_inputs is not None
+        specs = self._state.tables.lanes(worker, entry.cell, entry.num_sequence_inputs)
+        lane_map.num_reserved = max(lane_map.capacity, entry.cell.max_batch)
         return Reserve(specs, lane_map.num_reserved)
 
     # --- what is told of it --------------------------------------------------------------------------------------
 
-    def _described(self, task: TaskId, worker: WorkerId, book: TypeBook, steps: Steps) -> tuple[RunTask, TaskBook]:
+    def _described(self, task: TaskId, worker: WorkerId, entry: TypeEntry, steps: Steps) -> tuple[RunTask, TaskEntry]:
         """Return the command, and what must be put right when its steps have finished."""
         flags = steps.flags > 0
-        type_id, at, ends = book.cell.type_id, steps.at, steps.ends[POSITIONS]
+        type_id, at, ends = entry.cell.type_id, steps.at, steps.ends[POSITIONS]
         num_inputs = (len(at) - NUM_FACTS) // 2
-        keep = Keep(book.pool.table_ids, steps.kept[1], steps.kept[0]) if steps.kept.shape[1] else None
+        keep = Keep(entry.pool.table_ids, steps.kept[1], steps.kept[0]) if steps.kept.shape[1] else None
         run = RunTask(
             task, worker, type_id, steps.largest, ends, at[AT_NODE],
             at[NUM_FACTS : NUM_FACTS + num_inputs], at[NUM_FACTS + num_inputs :],
-            self._lanes(book, worker, steps, flags), keep, self._fetches(book, steps), flags[MAY_STOP],
+            self._lanes(entry, worker, steps, flags), keep, self._fetches(entry, steps), flags[MAY_STOP],
         )  # fmt: skip
-        left = [(self._books.lane_map(WorkerId(number), type_id), lane) for number, lane in steps.left.T.tolist()]
-        record = TaskBook(
+        left = [(self._state.lane_map(WorkerId(number), type_id), lane) for number, lane in steps.left.T.tolist()]
+        record = TaskEntry(
             task, worker, type_id, at[AT_NODE], at[AT_SUBGRAPH], steps.ends, steps.done, steps.entering, left,
             flags[MAY_STOP], flags[STEERS],
         )  # fmt: skip
         return run, record
 
-    def _lanes(self, book: TypeBook, worker: WorkerId, steps: Steps, flags: NDArray[np.bool_]) -> TaskLanes | None:
+    def _lanes(self, entry: TypeEntry, worker: WorkerId, steps: Steps, flags: NDArray[np.bool_]) -> TaskLanes | None:
         used = flags[HAS_LANES]
         if not used.any():
             return None
-        assert book.num_sequence_inputs is not None
-        specs = self._books.tables.lanes(worker, book.cell, book.num_sequence_inputs)
+        assert entry.num_sequence_inputs is not None
+        specs = self._state.tables.lanes(worker, entry.cell, entry.num_sequence_inputs)
         tables, moves = tuple([spec.table for spec in specs]), steps.moves
         return TaskLanes(
             tables, steps.at[AT_LANE], used, flags[IS_DENSE], moves[0], moves[1 : 1 + len(tables)],
             moves[1 + len(tables) :],
         )  # fmt: skip
 
-    def _fetches(self, book: TypeBook, steps: Steps) -> tuple[FetchOutput, ...]:
+    def _fetches(self, entry: TypeEntry, steps: Steps) -> tuple[FetchOutput, ...]:
         return tuple(
             [
                 FetchOutput(output, marked(steps.marks, output))
-                for output in range(len(book.cell.outputs) if steps.all_marks else 0)
+                for output in range(len(entry.cell.outputs) if steps.all_marks else 0)
                 if steps.all_marks >> output & 1
             ]
         )
 
-    def _submitted(self, book: TypeBook, formed: tuple[RunTask, TaskBook]) -> None:
+    def _submitted(self, entry: TypeEntry, formed: tuple[RunTask, TaskEntry]) -> None:
         """Count what is on the worker now, and tell those who watch."""
-        books, (run, record) = self._books, formed
-        book.num_running += run.num_steps
-        books.worker_steps[run.worker] += run.num_steps
-        books.worker_steering[run.worker] += int(np.count_nonzero(record.steers))
-        if books.observed:
-            books.submitted(run.type_id, record.nodes, record.subgraphs)
+        state, (run, record) = self._state, formed
+        entry.num_running += run.num_steps
+        state.worker_steps[run.worker] += run.num_steps
+        state.worker_steering[run.worker] += int(np.count_nonzero(record.steers))
+        if state.observed:
+            state.submitted(run.type_id, record.nodes, record.subgraphs)
 
-    def _one_depth(self, book: TypeBook, allowed: Allowed | None) -> Allowed | None:
+    def _one_depth(self, entry: TypeEntry, allowed: Allowed | None) -> Allowed | None:
         """Return a test for the nodes of the lowest depth that is ready; now and then, of the depth of the oldest.
 
         Otherwise a stream of newcomers, all at depth 0, would keep those before them from ever going on.
         """
-        depths = self._books.depths
+        depths = self._state.depths
         if self._patience is None or depths is None:
             return allowed
-        keys = book.ready.keys()
+        keys = entry.ready.keys()
         keys = keys if allowed is None else keys[allowed(keys)]
         if len(keys) == 0:
             return allowed
         lowest, oldest = depths.lowest(keys)
-        depth = oldest if book.num_passed >= self._patience else lowest
-        book.num_passed = 0 if depth == oldest else book.num_passed + 1
+        depth = oldest if entry.num_passed >= self._patience else lowest
+        entry.num_passed = 0 if depth == oldest else entry.num_passed + 1
 
         def at_depth(keys: Keys) -> NDArray[np.bool_]:
             mask = depths.at(depth, keys)

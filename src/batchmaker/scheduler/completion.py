@@ -14,12 +14,12 @@ from batchmaker.errors import InvariantError
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.spec import TypeId
 from batchmaker.scheduler.arena import DONE, NOWHERE
-from batchmaker.scheduler.books import Books, Nodes, RequestBook, TaskBook, TypeBook
 from batchmaker.scheduler.commands import Read, Reserve
 from batchmaker.scheduler.events import RequestId, StepsFinished, WorkerId
 from batchmaker.scheduler.numbering import Extent
 from batchmaker.scheduler.progress import end_step, finish, release, stop_or_go_on
 from batchmaker.scheduler.ready import nodes_of
+from batchmaker.scheduler.state import Nodes, RequestEntry, SchedulerState, TaskEntry, TypeEntry
 from batchmaker.scheduler.steps import DONE as DONE_NODES
 
 NEVER: Final = np.empty(0, np.bool_)
@@ -36,112 +36,112 @@ class Finished:
     type_id: TypeId
     num_steps: int
     num_rows: int
-    finished: list[RequestBook] = field(default_factory=list)
+    finished: list[RequestEntry] = field(default_factory=list)
     failed: list[tuple[RequestId, str]] = field(default_factory=list)
     reads: list[Read] = field(default_factory=list)
 
 
 @final
 class Completion:
-    """Keeps the books of what is on workers and of what ends."""
+    """Keeps the state of what is on workers and of what ends."""
 
-    def __init__(self, books: Books) -> None:
-        self._books = books
-        self._dying: list[RequestBook] = []
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
+        self._dying: list[RequestEntry] = []
         self._dying_slots: Nodes = np.empty(0, np.int64)
 
-    def started(self, task: TaskBook) -> None:
+    def started(self, task: TaskEntry) -> None:
         """A task was submitted."""
-        self._books.tasks[task.task] = task
+        self._state.tasks[task.task] = task
 
     def steps_finished(self, event: StepsFinished) -> Finished:
         """Put right what steps have changed and say which requests they finished or failed."""
-        books, arena = self._books, self._books.arena
-        task = books.tasks.get(event.task)
+        state, arena = self._state, self._state.arena
+        task = state.tasks.get(event.task)
         if task is None or event.first != task.num_finished or not event.first < event.end <= task.num_steps:
             raise InvariantError(f"steps {event.first} to {event.end} of task {event.task} finished out of turn")
         begin, end = task.before(event.first), task.before(event.end)
         num_steps = event.end - event.first
         task.num_finished = event.end
         if task.num_finished == task.num_steps:
-            del books.tasks[event.task]
-        book = books.types[task.type_id]
-        book.num_running -= num_steps
-        books.worker_steps[task.worker] -= num_steps
-        books.worker_steering[task.worker] -= int(np.count_nonzero(task.steers[event.first : event.end]))
+            del state.tasks[event.task]
+        entry = state.types[task.type_id]
+        entry.num_running -= num_steps
+        state.worker_steps[task.worker] -= num_steps
+        state.worker_steering[task.worker] -= int(np.count_nonzero(task.steers[event.first : event.end]))
         nodes, subgraphs = task.nodes[begin[0] : end[0]], task.subgraphs[begin[0] : end[0]]
-        self._read(book, nodes, subgraphs, task.entering[begin[2] : end[2]])
+        self._read(entry, nodes, subgraphs, task.entering[begin[2] : end[2]])
         for lane_map, lane in task.left[begin[3] : end[3]]:
             lane_map.leave(np.array([lane]))
         result = Finished(task.type_id, num_steps, len(nodes))
         if event.failed:
             positions = [position for position, _ in event.failed]
             for slot, (_, reason) in zip(arena.request[task.nodes[positions]].tolist(), event.failed, strict=True):
-                owner = books.by_slot[slot]
+                owner = state.by_slot[slot]
                 if owner.alive:
                     result.failed.append((owner.request, reason))
         done, of_step = task.done[begin[1] : end[1]], task.ends[DONE_NODES, event.first : event.end] - begin[1]
         if task.may_stop[event.first : event.end].any():
-            last = self._stop_or_go_on(book, nodes, subgraphs, event.stopped, task.worker)
+            last = self._stop_or_go_on(entry, nodes, subgraphs, event.stopped, task.worker)
             done = np.concatenate((done, last))
         if len(done):
             self._finish(done, of_step, result)
         return result
 
-    def _read(self, book: TypeBook, nodes: Nodes, subgraphs: Nodes, entering: Nodes) -> None:
+    def _read(self, entry: TypeEntry, nodes: Nodes, subgraphs: Nodes, entering: Nodes) -> None:
         """Steps have run and have read their inputs: rows without further readers are free."""
-        arena = self._books.arena
+        arena = self._state.arena
         unused, found = end_step(
-            arena.of_nodes, arena.of_subgraphs, arena.source, arena.source_table, self._books.tables.is_host,
-            book.ports, book.num_sequence_inputs or 0, nodes, subgraphs, entering,
+            arena.of_nodes, arena.of_subgraphs, arena.source, arena.source_table, self._state.tables.is_host,
+            entry.ports, entry.num_sequence_inputs or 0, nodes, subgraphs, entering,
         )  # fmt: skip
         if len(unused):
             for begin, end in pairwise((0, *found.tolist())):
                 if begin < end:
                     unused[begin:end].sort()
-                    self._books.free_rows(unused[begin:end])
+                    self._state.free_rows(unused[begin:end])
 
     def _stop_or_go_on(
-        self, book: TypeBook, nodes: Nodes, subgraphs: Nodes, stopped: NDArray[np.bool_] | None, worker: WorkerId
+        self, entry: TypeEntry, nodes: Nodes, subgraphs: Nodes, stopped: NDArray[np.bool_] | None, worker: WorkerId
     ) -> Nodes:
         """Runs that stop here are done: return their last nodes. The next nodes of the others are ready."""
-        books, arena, type_id = self._books, self._books.arena, book.cell.type_id
+        state, arena, type_id = self._state, self._state.arena, entry.cell.type_id
         over_at, last, following = stop_or_go_on(
-            arena.of_nodes, arena.of_subgraphs, books.lane_map(worker, type_id).occupant, self._dying_slots,
+            arena.of_nodes, arena.of_subgraphs, state.lane_map(worker, type_id).occupant, self._dying_slots,
             NEVER if stopped is None else np.array(stopped, np.bool_), nodes, subgraphs,
         )  # fmt: skip
-        if len(last) and books.observed:
-            books.stopped(type_id, over_at, last + 1)
-        book.ready.merge(following)
+        if len(last) and state.observed:
+            state.stopped(type_id, over_at, last + 1)
+        entry.ready.merge(following)
         return last
 
     def _free_unused(self, nodes: Nodes) -> None:
-        arena = self._books.arena
+        arena = self._state.arena
         unused = nodes[(arena.uses[nodes] == 0) & (arena.held[nodes] == 0) & (arena.row[nodes] != NOWHERE)]
         if len(unused):
-            self._books.free_rows(np.unique(unused))
+            self._state.free_rows(np.unique(unused))
 
     def _finish(self, nodes: Nodes, of_step: Nodes, result: Finished) -> None:
         """These nodes are done: release the subgraphs that waited for them, count down their requests.
 
         of_step: [steps] how many of the nodes were done by the end of each; those beyond, with the last.
         """
-        books, arena = self._books, self._books.arena
-        subgraphs, slots, places = finish(arena.of_nodes, arena.of_subgraphs, arena.consumer, books.left, nodes)
+        state, arena = self._state, self._state.arena
+        subgraphs, slots, places = finish(arena.of_nodes, arena.of_subgraphs, arena.consumer, state.left, nodes)
         subgraphs.sort()
         self.release(subgraphs)
         if len(slots) > 1:  # in the order of their steps, and within one whatever the order of its rows
             slots = slots[np.lexsort((slots, np.searchsorted(of_step[:-1], places, side="right")))]
-        result.finished.extend([books.by_slot[slot] for slot in slots.tolist()])
-        if books.attached:
+        result.finished.extend([state.by_slot[slot] for slot in slots.tolist()])
+        if state.attached:
             self._finish_late(nodes, result)
 
     def _finish_late(self, nodes: Nodes, result: Finished) -> None:
         """The same for what an extension has attached to nodes that were already on their way."""
-        books, arena = self._books, self._books.arena
+        state, arena = self._state, self._state.arena
         for node in nodes.tolist():
-            book = books.by_slot[int(arena.request[node])]
-            attached = books.attached.get(book.request)
+            entry = state.by_slot[int(arena.request[node])]
+            attached = state.attached.get(entry.request)
             if attached is None:
                 continue
             consumers = np.array(attached.edges.pop(node, ()), np.int64)
@@ -150,64 +150,64 @@ class Completion:
                 np.subtract.at(arena.external, waiting, 1)
                 self.release(np.unique(waiting[arena.external[waiting] == 0]))
             for fetched, bits in attached.fetches.pop(node, ()):
-                result.reads.extend(self._reads(book, fetched, bits))
+                result.reads.extend(self._reads(entry, fetched, bits))
             if node in attached.drops:
                 dropped = np.array(attached.drops.pop(node), np.int64)
                 arena.held[dropped] = 0
                 self._free_unused(dropped)
             if not attached.edges and not attached.fetches and not attached.drops:
-                del books.attached[book.request]
+                del state.attached[entry.request]
 
     # --- readiness -------------------------------------------------------------------------------------------
 
     def release(self, subgraphs: NDArray[np.int64]) -> None:
         """These subgraphs have all their external inputs: they join their type's queue with their ready nodes."""
-        books, arena = self._books, self._books.arena
+        state, arena = self._state, self._state.arena
         if len(subgraphs) == 0:
             return
         keys, begins, _ = release(
-            arena.of_nodes, arena.of_subgraphs, self._dying_slots, len(books.types), books.places(len(subgraphs)),
+            arena.of_nodes, arena.of_subgraphs, self._dying_slots, len(state.types), state.places(len(subgraphs)),
             subgraphs,
         )  # fmt: skip
-        for book, (begin, end) in zip(books.types, pairwise(begins.tolist()), strict=True):
+        for entry, (begin, end) in zip(state.types, pairwise(begins.tolist()), strict=True):
             if begin < end:
-                book.ready.append(keys[begin:end])
+                entry.ready.append(keys[begin:end])
 
     # --- unfold functions that wait --------------------------------------------------------------------------
 
-    def fetch_late(self, book: RequestBook, graph: CellGraph) -> list[Read]:
+    def fetch_late(self, entry: RequestEntry, graph: CellGraph) -> list[Read]:
         """Serve fetches of nodes from before this extension: at once if they are done, else when they finish."""
-        arena = self._books.arena
+        arena = self._state.arena
         reads: list[Read] = []
         for fetch in graph.fetches:
-            for node in map(book.number, fetch.nodes[fetch.nodes < graph.first].tolist()):
+            for node in map(entry.number, fetch.nodes[fetch.nodes < graph.first].tolist()):
                 end = int(arena.end[arena.subgraph[node]])
                 tail = end - 1 if end > 0 else node
                 if arena.state[tail] == DONE:
-                    reads.extend(self._reads(book, node, 1 << fetch.output))
+                    reads.extend(self._reads(entry, node, 1 << fetch.output))
                 elif arena.row[node] != NOWHERE:  # it was held when it was submitted, so it was given a row then
-                    self._books.attached[book.request].fetches[tail].append((node, 1 << fetch.output))
+                    self._state.attached[entry.request].fetches[tail].append((node, 1 << fetch.output))
         return reads
 
-    def _reads(self, book: RequestBook, node: int, bits: int) -> list[Read]:
-        arena = self._books.arena
+    def _reads(self, entry: RequestEntry, node: int, bits: int) -> list[Read]:
+        arena = self._state.arena
         if arena.row[node] == NOWHERE:  # a step that an open-ended run did not reach
             return []
-        pool = self._books.types[int(arena.type[arena.subgraph[node]])].pool
+        pool = self._state.types[int(arena.type[arena.subgraph[node]])].pool
         return [
-            Read(book.request, node, output, spec.table, int(arena.row[node]))
+            Read(entry.request, node, output, spec.table, int(arena.row[node]))
             for output, spec in enumerate(pool.tables)
             if bits >> output & 1
         ]
 
-    def drop_handles(self, book: RequestBook, dropped: Iterable[tuple[int, int]]) -> None:
+    def drop_handles(self, entry: RequestEntry, dropped: Iterable[tuple[int, int]]) -> None:
         """The unfold function can no longer use these local nodes (first, count).
 
         A node on a worker, or of a run that goes on, is let go when it ends: nobody may take over its row before.
         """
-        arena = self._books.arena
+        arena = self._state.arena
         for local, count in dropped:
-            first = book.number(local) if count else 0
+            first = entry.number(local) if count else 0
             nodes = np.arange(first, first + count)
             ends = arena.end[arena.subgraph[nodes]]
             tails = np.where(ends > 0, ends - 1, nodes)
@@ -216,74 +216,74 @@ class Completion:
             arena.held[nodes[~under_way]] = 0
             self._free_unused(nodes[done])
             for node, tail in zip(nodes[under_way].tolist(), tails[under_way].tolist(), strict=True):
-                self._books.attached[book.request].drops[tail].append(node)
+                self._state.attached[entry.request].drops[tail].append(node)
 
     # --- sequences ---------------------------------------------------------------------------------------------
 
-    def will_keep(self, book: RequestBook, local: Nodes) -> None:
+    def will_keep(self, entry: RequestEntry, local: Nodes) -> None:
         """The request's sequence is a reader of these nodes, each named once; what it had kept before it has anyway."""
-        book.kept = book.numbers_of(local)
-        fresh = book.kept if book.shelf is None else book.kept[local >= book.shelf.extent.num_nodes]
-        self._books.arena.uses[fresh] += 1
+        entry.kept = entry.numbers_of(local)
+        fresh = entry.kept if entry.stored is None else entry.kept[local >= entry.stored.extent.num_nodes]
+        self._state.arena.uses[fresh] += 1
 
-    def keep(self, answered: Sequence[RequestBook]) -> list[Reserve]:
+    def keep(self, answered: Sequence[RequestEntry]) -> list[Reserve]:
         """Requests were answered: their sequences have what they wanted to keep, in place of what they had."""
-        books = self._books
+        state = self._state
         kept = [(b.sequence, NO_NODES if b.kept is None else b.kept) for b in answered if b.sequence is not None]
         if not kept:
             return []
-        shelves, grown = books.shelves.put(kept)
-        if books.depths is not None:
-            for shelf in shelves:
-                books.depths.rest(shelf.nodes)
-        return [Reserve(books.tables.all_host(), books.arena.node_capacity)] if grown and books.plan_rows else []
+        made, grown = state.store.put(kept)
+        if state.depths is not None:
+            for stored in made:
+                state.depths.rest(stored.nodes)
+        return [Reserve(state.tables.all_host(), state.arena.node_capacity)] if grown and state.plan_rows else []
 
     # --- endings -----------------------------------------------------------------------------------------------
 
-    def leave(self, answered: Sequence[RequestBook]) -> None:
+    def leave(self, answered: Sequence[RequestEntry]) -> None:
         """Requests were answered. Steps of their loops that were submitted ahead may still be on a worker."""
-        over: list[RequestBook] = []
-        for book in answered:
-            (self._dying if book.may_own_rows and self._is_on_worker(book) else over).append(book)
+        over: list[RequestEntry] = []
+        for entry in answered:
+            (self._dying if entry.may_own_rows and self._is_on_worker(entry) else over).append(entry)
         self.forget(over)
 
-    def _is_on_worker(self, book: RequestBook) -> bool:
-        in_flight = self._books.arena.in_flight
-        return any(in_flight[e.first_subgraph : e.first_subgraph + e.num_subgraphs].any() for e in book.extents)
+    def _is_on_worker(self, entry: RequestEntry) -> bool:
+        in_flight = self._state.arena.in_flight
+        return any(in_flight[e.first_subgraph : e.first_subgraph + e.num_subgraphs].any() for e in entry.extents)
 
-    def forget(self, over: Sequence[RequestBook]) -> None:
+    def forget(self, over: Sequence[RequestEntry]) -> None:
         """Requests are over: give back everything that they still own. None of their steps is on a worker."""
-        books = self._books
-        for book in over:
-            if book.may_own_rows:
-                self._free_rows_of(book.extents)
-            books.admission.release(book.extents)
-            del books.by_slot[book.slot]
-            books.slots.release(book.slot, 1)
-            if books.attached:
-                books.attached.pop(book.request, None)
-            if books.priorities.differ:
-                books.priorities.leave(book.slot)
-        books.shelves.give_back([book.shelf for book in over if book.shelf is not None])
+        state = self._state
+        for entry in over:
+            if entry.may_own_rows:
+                self._free_rows_of(entry.extents)
+            state.admission.release(entry.extents)
+            del state.by_slot[entry.slot]
+            state.slots.release(entry.slot, 1)
+            if state.attached:
+                state.attached.pop(entry.request, None)
+            if state.priorities.differ:
+                state.priorities.leave(entry.slot)
+        state.store.give_back([entry.stored for entry in over if entry.stored is not None])
 
     def _free_rows_of(self, extents: Iterable[Extent]) -> None:
         for extent in extents:
             nodes = np.arange(extent.base, extent.base + extent.num_nodes)
-            owners = nodes[self._books.arena.row[nodes] != NOWHERE]
+            owners = nodes[self._state.arena.row[nodes] != NOWHERE]
             if len(owners):
-                self._books.free_rows(owners)
+                self._state.free_rows(owners)
 
-    def kill(self, book: RequestBook) -> None:
+    def kill(self, entry: RequestEntry) -> None:
         """A request ends early: nothing more of it is submitted; what is on a worker finishes first."""
-        books, arena = self._books, self._books.arena
-        book.may_own_rows = True
-        books.attached.pop(book.request, None)
-        for type_book in books.types:
+        state, arena = self._state, self._state.arena
+        entry.may_own_rows = True
+        state.attached.pop(entry.request, None)
+        for type_book in state.types:
             if len(type_book.ready):
-                type_book.ready.discard(lambda keys: arena.request[nodes_of(keys)] == book.slot)
-        if books.frontiers is not None:
-            books.frontiers.withdraw(book.extents)
-        self._dying.append(book)
+                type_book.ready.discard(lambda keys: arena.request[nodes_of(keys)] == entry.slot)
+        if state.frontiers is not None:
+            state.frontiers.withdraw(entry.extents)
+        self._dying.append(entry)
         self.bury()
 
     def bury(self) -> None:
@@ -291,21 +291,21 @@ class Completion:
         if not self._dying:
             return
         still = []
-        for book in self._dying:
-            if self._is_on_worker(book):
-                still.append(book)
+        for entry in self._dying:
+            if self._is_on_worker(entry):
+                still.append(entry)
                 continue
-            for extent in book.extents:
+            for extent in entry.extents:
                 self._leave_lanes(extent.first_subgraph + np.arange(extent.num_subgraphs))
-            self.forget((book,))
+            self.forget((entry,))
         self._dying = still
-        self._dying_slots = np.array([book.slot for book in still], np.int64)
+        self._dying_slots = np.array([entry.slot for entry in still], np.int64)
 
     def _leave_lanes(self, subgraphs: NDArray[np.int64]) -> None:
-        arena = self._books.arena
+        arena = self._state.arena
         for subgraph in subgraphs[arena.lane[subgraphs] != NOWHERE].tolist():
             worker = WorkerId(int(arena.lane_worker[subgraph]))
-            lanes = self._books.lane_map(worker, TypeId(int(arena.type[subgraph])))
+            lanes = self._state.lane_map(worker, TypeId(int(arena.type[subgraph])))
             lanes.leave(arena.lane[subgraph : subgraph + 1])
             arena.lane[subgraph] = NOWHERE
             arena.lane_worker[subgraph] = NOWHERE

@@ -23,7 +23,6 @@ from batchmaker.graph.work import work_of
 from batchmaker.policies.ageing import PATIENCE, Ageing
 from batchmaker.policies.base import CellPolicy
 from batchmaker.scheduler.batching import Batcher
-from batchmaker.scheduler.books import Books, RequestBook, TypeBook
 from batchmaker.scheduler.commands import Admit, Command, Fail, FailureKind, Reply
 from batchmaker.scheduler.completion import Completion
 from batchmaker.scheduler.deadlines import Deadlines
@@ -41,8 +40,9 @@ from batchmaker.scheduler.events import (
     TimePassed,
     WorkerId,
 )
-from batchmaker.scheduler.invariants import check_books
+from batchmaker.scheduler.invariants import check_state
 from batchmaker.scheduler.ranked import RankedQueue
+from batchmaker.scheduler.state import RequestEntry, SchedulerState, TypeEntry
 from batchmaker.scheduler.step_times import StepTimes
 from batchmaker.scheduler.urgency import Urgency
 from batchmaker.scheduler.view import View
@@ -76,17 +76,17 @@ class Scheduler(View):
         plan_rows: bool = True,
         patience: int = PATIENCE,
     ) -> None:
-        super().__init__(policy, Books(policy, num_workers, plan_rows=plan_rows))
+        super().__init__(policy, SchedulerState(policy, num_workers, plan_rows=plan_rows))
         self._run_ahead = run_ahead
         self._give_up_late = give_up_late
         self._ageing = Ageing(patience)
-        self._urgency = Urgency(self._books) if policy.urgent_first else None
+        self._urgency = Urgency(self._state) if policy.urgent_first else None
         self._batcher = Batcher(
-            self._books, share_workers=num_workers > 1, max_steps=policy.max_steps, budget_s=policy.budget_s,
-            loops_ahead=loops_ahead and policy.budget_s < math.inf and not self._books.observed,
+            self._state, share_workers=num_workers > 1, max_steps=policy.max_steps, budget_s=policy.budget_s,
+            loops_ahead=loops_ahead and policy.budget_s < math.inf and not self._state.observed,
             ahead_alone=policy.ahead_alone, patience=patience if policy.one_depth else None,
         )  # fmt: skip
-        self._completion = Completion(self._books)
+        self._completion = Completion(self._state)
         self._deadlines: Deadlines[RequestId] = Deadlines()
         self._next_task = 0
         self._take_turns = take_turns
@@ -115,14 +115,14 @@ class Scheduler(View):
 
     def owners(self, nodes: NDArray[np.int64]) -> list[RequestId | None]:
         """Return the request that each node belongs to, None where it is no longer in flight."""
-        books = self._books
-        slots = books.arena.request[nodes].tolist()
-        found = (books.by_slot.get(slot) for slot in slots)
-        return [book.request if book is not None and book.alive else None for book in found]
+        state = self._state
+        slots = state.arena.request[nodes].tolist()
+        found = (state.by_slot.get(slot) for slot in slots)
+        return [entry.request if entry is not None and entry.alive else None for entry in found]
 
     def slots(self, nodes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the slot of the request that each node belongs to (see Admit)."""
-        return self._books.arena.request[nodes]
+        return self._state.arena.request[nodes]
 
     @property
     def next_deadline_s(self) -> float | None:
@@ -134,21 +134,21 @@ class Scheduler(View):
     @property
     def num_requests(self) -> int:
         """Requests in flight, those that ended while a worker still computes for them included."""
-        return len(self._books.by_slot)
+        return len(self._state.by_slot)
 
     @property
     def num_tasks(self) -> int:
         """Tasks submitted and not finished."""
-        return len(self._books.tasks)
+        return len(self._state.tasks)
 
     @property
     def num_rows(self) -> int:
         """Rows of state tables in use, lanes not counted."""
-        return sum(pool.num_used for pool in self._books.tables.pools)
+        return sum(pool.num_used for pool in self._state.tables.pools)
 
     def check_invariants(self) -> None:
-        """Raise InvariantError unless the books balance. Slow: for tests and after incidents."""
-        check_books(self._books)
+        """Raise InvariantError unless the state is consistent. Slow: for tests and after incidents."""
+        check_state(self._state)
 
     def _handle_one(self, event: Event, commands: list[Command]) -> None:
         match event:
@@ -161,7 +161,7 @@ class Scheduler(View):
             case RequestFailed():
                 self._end(event.request, FailureKind.UNFOLD, event.reason, commands)
             case SequenceClosed():
-                self._books.shelves.close(event.sequence)
+                self._state.store.close(event.sequence)
             case CellTypeAdded():
                 self._add_type(event.cell)
             case TimePassed():
@@ -170,120 +170,122 @@ class Scheduler(View):
     # --- events ----------------------------------------------------------------------------------------------
 
     def _add_type(self, cell: CellType) -> None:
-        if cell.type_id != len(self._books.types):
-            raise InvariantError(f"cell types are numbered in order; got {cell.type_id} after {len(self._books.types)}")
-        pool = self._books.admission.add_type(cell)
+        if cell.type_id != len(self._state.types):
+            raise InvariantError(f"cell types are numbered in order; got {cell.type_id} after {len(self._state.types)}")
+        pool = self._state.admission.add_type(cell)
         self._cells.append(cell)
-        value_ports = self._books.admission.value_ports[cell.type_id]
-        queue, times = RankedQueue(self._books.priorities, cell.type_id, self._ready), StepTimes(cell.max_batch)
-        self._books.types.append(TypeBook(cell, self._books.tables.pools[pool], value_ports, queue, times))
-        self._books.add_type()
+        value_ports = self._state.admission.value_ports[cell.type_id]
+        queue, times = RankedQueue(self._state.priorities, cell.type_id, self._ready), StepTimes(cell.max_batch)
+        self._state.types.append(TypeEntry(cell, self._state.tables.pools[pool], value_ports, queue, times))
+        self._state.add_type()
 
-    def _watch(self, event: RequestArrived, book: RequestBook) -> None:
+    def _watch(self, event: RequestArrived, entry: RequestEntry) -> None:
         """Let those know of a request who look at each."""
-        books = self._books
-        if books.watched is not None:
-            books.watched.enter(book.slot, event.at_s, event.deadline_s, event.model, is_open=event.open)
-        self._more_work(book, event.graph)
+        state = self._state
+        if state.watched is not None:
+            state.watched.enter(entry.slot, event.at_s, event.deadline_s, event.model, is_open=event.open)
+        self._more_work(entry, event.graph)
         if self._urgency is not None:
             self._urgency.arrived(event.request, event.graph)
 
-    def _more_work(self, book: RequestBook, graph: CellGraph) -> None:
+    def _more_work(self, entry: RequestEntry, graph: CellGraph) -> None:
         """Let those know who count on what requests have to compute."""
-        if self._books.watched is not None:
-            self._books.watched.add_work(book.slot, work_of(graph))
+        if self._state.watched is not None:
+            self._state.watched.add_work(entry.slot, work_of(graph))
         if self._urgency is not None:
-            self._urgency.more_work(book, graph)
+            self._urgency.more_work(entry, graph)
 
     def _arrived(self, events: list[RequestArrived], commands: list[Command]) -> None:
         """Take requests that arrived together. Empties the list."""
         if not events:
             return
-        books = self._books
-        opened = books.open(events)
-        if books.watched is not None or self._urgency is not None:
-            for event, book in zip(events, opened, strict=True):
-                self._watch(event, book)
+        state = self._state
+        opened = state.open(events)
+        if state.watched is not None or self._urgency is not None:
+            for event, entry in zip(events, opened, strict=True):
+                self._watch(event, entry)
         if self._give_up_late:
             for event in events:
                 if event.deadline_s is not None:
-                    self._deadlines.add(event.deadline_s, event.request, books.requests, len(books.requests))
-        if books.watched is None:
+                    self._deadlines.add(event.deadline_s, event.request, state.requests, len(state.requests))
+        if state.watched is None:
             self._begin([event.graph for event in events], opened, commands)
         else:
-            for event, book in zip(events, opened, strict=True):
-                book.waiting = True
-                books.line.join(book.slot, event.graph, event.priority)
+            for event, entry in zip(events, opened, strict=True):
+                entry.waiting = True
+                state.line.join(entry.slot, event.graph, event.priority)
         events.clear()
 
-    def _begin(self, graphs: list[CellGraph], opened: list[RequestBook], commands: list[Command]) -> None:
+    def _begin(self, graphs: list[CellGraph], opened: list[RequestEntry], commands: list[Command]) -> None:
         self._take_graphs(graphs, opened, commands)
         self._reply_if_done(opened, commands)
 
     def _extended(self, event: GraphExtended, commands: list[Command]) -> None:
-        book = self._books.requests.get(event.request)
-        if book is None or not book.alive:
+        entry = self._state.requests.get(event.request)
+        if entry is None or not entry.alive:
             return
-        if book.waiting:
-            book.early += (event,)
+        if entry.waiting:
+            entry.early += (event,)
             return
-        book.open = event.open
-        if self._books.watched is not None:
-            self._books.watched.open[book.slot] = event.open
-        self._more_work(book, event.graph)
-        self._take_graphs([event.graph], [book], commands)
-        self._completion.drop_handles(book, event.dropped)
+        entry.open = event.open
+        if self._state.watched is not None:
+            self._state.watched.open[entry.slot] = event.open
+        self._more_work(entry, event.graph)
+        self._take_graphs([event.graph], [entry], commands)
+        self._completion.drop_handles(entry, event.dropped)
         if not event.open:
-            self._completion.drop_handles(book, [(e.first_local, e.num_nodes) for e in book.extents])
-        self._reply_if_done((book,), commands)
+            self._completion.drop_handles(entry, [(e.first_local, e.num_nodes) for e in entry.extents])
+        self._reply_if_done((entry,), commands)
 
-    def _take_graphs(self, graphs: Sequence[CellGraph], owners: Sequence[RequestBook], commands: list[Command]) -> None:
+    def _take_graphs(
+        self, graphs: Sequence[CellGraph], owners: Sequence[RequestEntry], commands: list[Command]
+    ) -> None:
         """Admit the graphs of these requests; several only if all of them are first ones."""
-        books = self._books
-        for graph, book in zip(graphs, owners, strict=True):
+        state = self._state
+        for graph, entry in zip(graphs, owners, strict=True):
             for run in graph.runs:
-                if books.types[run.type_id].num_sequence_inputs != len(run.sequences):
-                    books.types[run.type_id].learn_form(len(run.sequences))
+                if state.types[run.type_id].num_sequence_inputs != len(run.sequences):
+                    state.types[run.type_id].learn_form(len(run.sequences))
                 if run.open_ended:
-                    book.may_own_rows = True  # where it stops early, what feeds the rest is never read
-        slots = [book.slot for book in owners]
+                    entry.may_own_rows = True  # where it stops early, what feeds the rest is never read
+        slots = [entry.slot for entry in owners]
         if any(graph.first for graph in graphs):
-            kept_bases = [0 if book.shelf is None else book.shelf.extent.base for book in owners]
+            kept_bases = [0 if entry.stored is None else entry.stored.extent.base for entry in owners]
             earlier = [
-                book.known_numbers() if graph.first else None for graph, book in zip(graphs, owners, strict=True)
+                entry.known_numbers() if graph.first else None for graph, entry in zip(graphs, owners, strict=True)
             ]
-            admitted = books.admission.admit(graphs, slots, earlier, kept_bases)
+            admitted = state.admission.admit(graphs, slots, earlier, kept_bases)
         else:
             kept_bases = [0] * len(graphs)
-            admitted = books.admission.admit(graphs, slots)
+            admitted = state.admission.admit(graphs, slots)
         commands.extend(admitted.reserves)
-        books.left[slots] += admitted.units
-        for graph, book, extent, tables, kept_base in zip(
+        state.left[slots] += admitted.units
+        for graph, entry, extent, tables, kept_base in zip(
             graphs, owners, admitted.extents, admitted.host_tables, kept_bases, strict=True
         ):
-            book.extents += (extent,)
-            if books.depths is not None:
-                books.depths.admit(book.slot, graph, book.known_extents)
-            if book.open:
-                books.arena.held[extent.base : extent.base + extent.num_nodes] = 1
+            entry.extents += (extent,)
+            if state.depths is not None:
+                state.depths.admit(entry.slot, graph, entry.known_extents)
+            if entry.open:
+                state.arena.held[extent.base : extent.base + extent.num_nodes] = 1
             commands.append(
-                Admit(book.request, book.slot, graph.first, extent.base, extent.num_nodes, tables, kept_base)
+                Admit(entry.request, entry.slot, graph.first, extent.base, extent.num_nodes, tables, kept_base)
             )
             if graph.kept is not None:
-                self._completion.will_keep(book, graph.kept)
+                self._completion.will_keep(entry, graph.kept)
             if graph.first:
-                commands.extend(self._completion.fetch_late(book, graph))
+                commands.extend(self._completion.fetch_late(entry, graph))
         for producer, consumer in admitted.waiting_sources:
-            books.attached[owners[0].request].edges[producer].append(consumer)
-        if books.frontiers is not None:
-            books.frontiers.admit(admitted.extents, admitted.waiting_sources)
+            state.attached[owners[0].request].edges[producer].append(consumer)
+        if state.frontiers is not None:
+            state.frontiers.admit(admitted.extents, admitted.waiting_sources)
         self._completion.release(admitted.ready[0] if len(admitted.ready) == 1 else np.concatenate(admitted.ready))
 
     def _steps_finished(self, event: StepsFinished, commands: list[Command]) -> None:
         done = self._completion.steps_finished(event)
         commands.extend(done.reads)
         if event.busy_s > 0:
-            self._books.types[done.type_id].step_times.add(done.num_steps, done.num_rows, event.busy_s)
+            self._state.types[done.type_id].step_times.add(done.num_steps, done.num_rows, event.busy_s)
             step_s = event.busy_s / done.num_steps
             self._policy.step_finished(done.type_id, done.num_rows // done.num_steps, step_s)
             if self._urgency is not None:
@@ -295,40 +297,40 @@ class Scheduler(View):
 
     # --- endings ---------------------------------------------------------------------------------------------
 
-    def _reply_if_done(self, owners: Sequence[RequestBook], commands: list[Command]) -> None:
+    def _reply_if_done(self, owners: Sequence[RequestEntry], commands: list[Command]) -> None:
         """Answer those of these requests that are not over and have nothing left."""
-        books = self._books
-        left = books.left[[book.slot for book in owners]].tolist()
-        done = [book for book, count in zip(owners, left, strict=True) if count <= 0 and book.alive and not book.open]
-        for book in done:
-            book.alive = False
-            del books.requests[book.request]
-            if books.watched is not None:
-                self._policy.request_finished(self, book.slot)
-            books.leave(book.slot)
+        state = self._state
+        left = state.left[[entry.slot for entry in owners]].tolist()
+        done = [e for e, count in zip(owners, left, strict=True) if count <= 0 and e.alive and not e.open]
+        for entry in done:
+            entry.alive = False
+            del state.requests[entry.request]
+            if state.watched is not None:
+                self._policy.request_finished(self, entry.slot)
+            state.leave(entry.slot)
         commands += self._completion.keep(done)
         self._completion.leave(done)
-        commands += [Reply(book.request) for book in done]
+        commands += [Reply(entry.request) for entry in done]
 
     def _end(self, request: RequestId, kind: FailureKind, reason: str, commands: list[Command]) -> None:
-        book = self._books.requests.get(request)
-        if book is None:
+        entry = self._state.requests.get(request)
+        if entry is None:
             return
-        book.alive = False
-        del self._books.requests[request]
-        self._books.leave(book.slot)
-        if book.waiting:
-            self._books.line.leave(book.slot)
-        self._completion.kill(book)
+        entry.alive = False
+        del self._state.requests[request]
+        self._state.leave(entry.slot)
+        if entry.waiting:
+            self._state.line.leave(entry.slot)
+        self._completion.kill(entry)
         commands.append(Fail(request, kind, reason))
 
     def _expire(self, at_s: float, commands: list[Command]) -> None:
         """It is that late: requests that had to be done by then fail."""
         self._now_s = at_s
         for deadline_s, request in self._deadlines.passed(at_s):
-            book = self._books.requests.get(request)
-            if book is not None:
-                late = f"not done by its deadline, {deadline_s - book.arrived_s:.3f} s after it arrived"
+            entry = self._state.requests.get(request)
+            if entry is not None:
+                late = f"not done by its deadline, {deadline_s - entry.arrived_s:.3f} s after it arrived"
                 self._end(request, FailureKind.DEADLINE, late, commands)
 
     # --- scheduling ------------------------------------------------------------------------------------------
@@ -339,7 +341,7 @@ class Scheduler(View):
         A worker is not run ahead of while its values decide what comes next: those requests would find their batch gone
         and alternate with it for ever.
         """
-        for number in range(len(self._books.worker_steps)):
+        for number in range(len(self._state.worker_steps)):
             worker = WorkerId(number)
             while self._may_submit(worker):
                 began = self._admit(commands)
@@ -348,35 +350,33 @@ class Scheduler(View):
 
     def _admit(self, commands: list[Command]) -> bool:
         """Let the policy decide which waiting requests begin; return whether any has."""
-        line, watched = self._books.line, self._books.watched
+        line, watched = self._state.line, self._state.watched
         if watched is None or not len(line):
             return False
         admission = self._policy.admit(self)
         for slot in admission.refuse:
-            book = self._books.by_slot[slot]
-            late = (
-                "its deadline" if book.deadline_s is None else f"its deadline in {book.deadline_s - self._now_s:.3f} s"
-            )
-            self._end(book.request, FailureKind.REFUSED, f"refused: {late} cannot be met", commands)
+            entry = self._state.by_slot[slot]
+            due = "" if entry.deadline_s is None else f" in {entry.deadline_s - self._now_s:.3f} s"
+            self._end(entry.request, FailureKind.REFUSED, f"refused: its deadline{due} cannot be met", commands)
         begin = admission.begin if len(admission.begin) or len(watched.in_flight) else line.first(1).tolist()
         if not len(begin):
             return False
-        books = [self._books.by_slot[slot] for slot in begin]
-        graphs = [line.leave(book.slot) for book in books]
-        for book in books:
-            book.waiting = False
-            watched.begin(book.slot, self._now_s)
-        self._begin(graphs, books, commands)
-        for event in [event for book in books for event in book.early]:
+        entries = [self._state.by_slot[slot] for slot in begin]
+        graphs = [line.leave(entry.slot) for entry in entries]
+        for entry in entries:
+            entry.waiting = False
+            watched.begin(entry.slot, self._now_s)
+        self._begin(graphs, entries, commands)
+        for event in [event for entry in entries for event in entry.early]:
             self._extended(event, commands)
         return True
 
     def _may_submit(self, worker: WorkerId) -> bool:
-        steps = self._books.worker_steps[worker]
-        if steps == 0 or not self._run_ahead or self._books.worker_steering[worker]:
+        steps = self._state.worker_steps[worker]
+        if steps == 0 or not self._run_ahead or self._state.worker_steering[worker]:
             return steps == 0
         if self._policy.budget_s < math.inf:
-            return sum(task.worker == worker for task in self._books.tasks.values()) <= self._run_ahead
+            return sum(task.worker == worker for task in self._state.tasks.values()) <= self._run_ahead
         return steps <= self._run_ahead
 
     def _submit_task(self, worker: WorkerId, commands: list[Command]) -> bool:
@@ -390,7 +390,7 @@ class Scheduler(View):
             if self._urgency is not None:
                 self._urgency.task_submitted()
             self._next_task += 1
-            self._completion.started(formed.book)
+            self._completion.started(formed.entry)
             commands.extend(formed.reserves)
             commands.append(formed.run)
             if self._take_turns:

@@ -18,7 +18,7 @@ Nodes = NDArray[np.int64]
 
 
 @final
-class DepthBook:
+class Depths:
     """What is known of depth, by node, by type and by request.
 
     of: [nodes] depth of each node in flight (see `depths_of`). left: [2, types] how many nodes of the requests in
@@ -140,7 +140,7 @@ def _at(of: Nodes, depth: int, keys: Keys) -> NDArray[np.bool_]:
 
 @compiled
 def _submitted(of: Nodes, left: Nodes, left_of_slot: Nodes, type_id: int, slots: Nodes, nodes: Nodes) -> None:
-    """So many nodes of a type are left less. of, left, left_of_slot: as in DepthBook. slots, nodes: [batch]."""
+    """So many nodes of a type are left less. of, left, left_of_slot: as in Depths. slots, nodes: [batch]."""
     for i in range(len(nodes)):
         depth = of[nodes[i]]
         left[0, type_id] -= 1

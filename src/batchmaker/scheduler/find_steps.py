@@ -258,7 +258,7 @@ def find_steps(
     candidates: Keys,
     ranks: Ids,
 ) -> Steps:
-    """Form the steps of one task and book them as submitted.
+    """Form the steps of one task and entry them as submitted.
 
     is_host: [tables]. value_ports: inputs that other nodes have ever fed, ascending. free: [num_free or more] free rows
     of the type's pool, taken from the end. occupant: [lanes] of the worker. lane_tables: [workers, state inputs].

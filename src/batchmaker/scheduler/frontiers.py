@@ -32,7 +32,7 @@ class FrontierCounts:
 
 
 @final
-class FrontierBook:
+class Frontiers:
     """Counts, for each type, the units in flight that have no ancestor of their own type left to submit.
 
     A unit is a single node, or what is left of a run: only its next node can come first. As everywhere in the

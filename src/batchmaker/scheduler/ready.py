@@ -19,7 +19,7 @@ NODE_MASK = (1 << NODE_BITS) - 1
 EMPTY: Keys = np.empty(0, np.int64)
 
 SEQUENCE_LIMIT: Final = 1 << 62 - NODE_BITS
-"""Sequence numbers stay below this, half of what fits above a node's bits: see `Books.places`."""
+"""Sequence numbers stay below this, half of what fits above a node's bits: see `SchedulerState.places`."""
 
 
 def nodes_of(keys: Keys) -> NDArray[np.int64]:

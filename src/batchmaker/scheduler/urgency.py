@@ -9,10 +9,10 @@ from typing import Final, final
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.spec import TypeId
 from batchmaker.graph.work import work_of
-from batchmaker.scheduler.books import Books, RequestBook
 from batchmaker.scheduler.deadlines import Deadlines
 from batchmaker.scheduler.events import RequestId
 from batchmaker.scheduler.ranked import HURRIED, MEMBER, as_member
+from batchmaker.scheduler.state import RequestEntry, SchedulerState
 
 HURRY: Final = 2.0
 """A request is short of time when less is left than so many times what it takes alone: once to be computed, and once
@@ -41,10 +41,10 @@ class Urgency:
     that are left are then of the one after it.
     """
 
-    __slots__ = ("_books", "_cohort", "_gave_way", "_later", "_log_size", "_num_tasks", "_over", "_short", "_step_s")
+    __slots__ = ("_cohort", "_gave_way", "_later", "_log_size", "_num_tasks", "_over", "_short", "_state", "_step_s")
 
-    def __init__(self, books: Books) -> None:
-        self._books = books
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
         self._short: Deadlines[RequestId] = Deadlines()  # when each is short of time
         self._over: Deadlines[RequestId] = Deadlines()
         self._step_s: dict[int, float] = {}
@@ -63,15 +63,15 @@ class Urgency:
         before = log_size if self._log_size is None else self._log_size
         self._log_size = before + _WEIGHT * (log_size - before)
 
-    def more_work(self, book: RequestBook, graph: CellGraph) -> None:
+    def more_work(self, entry: RequestEntry, graph: CellGraph) -> None:
         """A request has come, or has been extended, with this to compute."""
-        if book.deadline_s is None:
+        if entry.deadline_s is None:
             return
-        work, living = work_of(graph), self._books.requests
+        work, living = work_of(graph), self._state.requests
         steps = zip(work.types.tolist(), work.steps.tolist(), strict=True)
         alone_s = sum(count * self._step_s.get(type_id, 0.0) for type_id, count in steps)
-        self._short.add(book.deadline_s - HURRY * alone_s, book.request, living, len(living))
-        self._over.add(book.deadline_s, book.request, living, len(living))
+        self._short.add(entry.deadline_s - HURRY * alone_s, entry.request, living, len(living))
+        self._over.add(entry.deadline_s, entry.request, living, len(living))
 
     def step_finished(self, type_id: TypeId, seconds: float) -> None:
         """A step was measured."""
@@ -88,29 +88,29 @@ class Urgency:
         changed |= self._mark((request for _, request in self._over.passed(now_s)), HURRIED, on=False)
         changed |= self._next_cohort()
         if changed:
-            for book in self._books.types:
-                book.ready.requeue()
+            for entry in self._state.types:
+                entry.ready.requeue()
 
     def _mark(self, requests: Iterable[RequestId], mark: int, *, on: bool) -> bool:
         """Give living requests a mark, or take it away; return whether that changes any rank."""
         changed = False
         for request in requests:
-            book = self._books.requests.get(request)
-            if book is not None:
-                changed |= self._books.priorities.mark(book.slot, mark, on)
+            entry = self._state.requests.get(request)
+            if entry is not None:
+                changed |= self._state.priorities.mark(entry.slot, mark, on)
         return changed
 
     def _next_cohort(self) -> bool:
         lasts = self._log_size is not None and self._num_tasks < LASTS * math.exp(self._log_size)
         if not self._later or (self._cohort_is_in_flight() and lasts):
             return False
-        living = self._books.requests
+        living = self._state.requests
         self._cohort, self._later = self._later, [request for request in self._cohort if request in living]
         self._num_tasks = 0
         return self._mark(self._later, MEMBER, on=False) | self._mark(self._cohort, MEMBER, on=True)
 
     def _cohort_is_in_flight(self) -> bool:
-        living = self._books.requests
+        living = self._state.requests
         while self._cohort and self._cohort[-1] not in living:
             self._cohort.pop()
         return len(self._cohort) > 0
@@ -121,14 +121,14 @@ class Urgency:
         A full batch counts as the cohort's, since it would take as long later, but not twice in a row: the cohort has
         every other task at least.
         """
-        if len(ranked) < 2 or not self._books.priorities.differ:
+        if len(ranked) < 2 or not self._state.priorities.differ:
             return ranked
-        highest = {type_id: self._books.types[type_id].ready.highest for type_id in ranked}
+        highest = {type_id: self._state.types[type_id].ready.highest for type_id in ranked}
         ranks = highest if self._gave_way else {t: as_member(r) if self._is_full(t) else r for t, r in highest.items()}
         ordered = sorted(ranked, key=lambda type_id: -ranks[type_id])
         self._gave_way = ranks[ordered[0]] > highest[ordered[0]]
         return ordered
 
     def _is_full(self, type_id: TypeId) -> bool:
-        book = self._books.types[type_id]
-        return len(book.ready) >= book.cell.max_batch
+        entry = self._state.types[type_id]
+        return len(entry.ready) >= entry.cell.max_batch

@@ -12,19 +12,19 @@ from batchmaker.errors import InvariantError
 from batchmaker.graph.spec import CellType, TypeId
 from batchmaker.policies.base import CellPolicy
 from batchmaker.policies.requests import RequestTable
-from batchmaker.scheduler.books import Books
-from batchmaker.scheduler.depths import DepthBook
-from batchmaker.scheduler.frontiers import FrontierBook
+from batchmaker.scheduler.depths import Depths
+from batchmaker.scheduler.frontiers import Frontiers
+from batchmaker.scheduler.state import SchedulerState
 
 Kept = TypeVar("Kept")
 
 
 class View:
-    """A ReadyView, read off the books. The scheduler that it is part of keeps the time and what has just run."""
+    """A ReadyView, read off the state. The scheduler that it is part of keeps the time and what has just run."""
 
-    def __init__(self, policy: CellPolicy, books: Books) -> None:
+    def __init__(self, policy: CellPolicy, state: SchedulerState) -> None:
         self._policy = policy
-        self._books = books
+        self._state = state
         self._cells: list[CellType] = []
         self._ready: set[TypeId] = set()
         self._just_run: TypeId | None = None
@@ -43,29 +43,29 @@ class View:
         return sorted(self._ready)
 
     def num_ready(self, type_id: TypeId) -> int:
-        return len(self._books.types[type_id].ready)
+        return len(self._state.types[type_id].ready)
 
     def num_running(self, type_id: TypeId) -> int:
-        return self._books.types[type_id].num_running + (type_id == self._just_run)
+        return self._state.types[type_id].num_running + (type_id == self._just_run)
 
     @property
     def num_waiting(self) -> int:
-        return len(self._books.line)
+        return len(self._state.line)
 
     def waiting(self, limit: int) -> NDArray[np.int64]:
-        return self._books.line.first(limit)
+        return self._state.line.first(limit)
 
     @property
     def requests(self) -> RequestTable:
-        return self._kept(self._books.watched, "requests", "watches_requests")
+        return self._kept(self._state.watched, "requests", "watches_requests")
 
     @property
-    def depths(self) -> DepthBook:
-        return self._kept(self._books.depths, "depths", "needs_depth")
+    def depths(self) -> Depths:
+        return self._kept(self._state.depths, "depths", "needs_depth")
 
     @property
-    def frontiers(self) -> FrontierBook:
-        return self._kept(self._books.frontiers, "frontiers", "needs_frontiers")
+    def frontiers(self) -> Frontiers:
+        return self._kept(self._state.frontiers, "frontiers", "needs_frontiers")
 
     def _kept(self, kept: Kept | None, what: str, flag: str) -> Kept:
         if kept is None:

@@ -42,16 +42,16 @@ def chains_of(steps: Sequence[Step]) -> Chains | None:
     None where rows in one launch would not do: a state has two successors, begins from a row that the task itself
     writes, or a row is written twice.
     """
-    book = _Book(steps)
+    entry = _Entry(steps)
     try:
         for step in steps:
-            book.add(step)
+            entry.add(step)
     except _ForkedError:
         return None
-    return book.chains()
+    return entry.chains()
 
 
-class _Book:
+class _Entry:
     """Whose state each lane holds while steps are added. A chain is known by the order of its coming."""
 
     def __init__(self, steps: Sequence[Step]) -> None:

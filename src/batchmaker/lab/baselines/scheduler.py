@@ -138,15 +138,15 @@ class GraphScheduler:
         return len(self._batches)
 
     def check_invariants(self) -> None:
-        """Raise InvariantError unless the books balance. Slow: for tests and after incidents."""
-        waiting = [request for request, book in self._requests.items() if book.batch is None]
+        """Raise InvariantError unless the state balance. Slow: for tests and after incidents."""
+        waiting = [request for request, entry in self._requests.items() if entry.batch is None]
         if self._waiting != set(waiting):
             raise InvariantError(f"requests {sorted(self._waiting)} are said to wait, and {sorted(waiting)} do")
         if len(waiting) != len(self._policy):
             raise InvariantError(f"{len(waiting)} requests wait, the policy holds {len(self._policy)}")
-        for request, book in self._requests.items():
-            if book.batch is not None and request not in self._batches[book.batch].run.requests:
-                raise InvariantError(f"request {request} is not in its batch {book.batch}")
+        for request, entry in self._requests.items():
+            if entry.batch is not None and request not in self._batches[entry.batch].run.requests:
+                raise InvariantError(f"request {request} is not in its batch {entry.batch}")
         workers = sorted([*self._idle, *(batch.run.worker for batch in self._batches.values())])
         if workers != list(range(self._num_workers)):
             raise InvariantError(f"workers idle or busy: {workers}, there are {self._num_workers}")

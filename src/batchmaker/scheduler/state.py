@@ -1,4 +1,4 @@
-"""The scheduler's books: everything it knows between two events."""
+"""The scheduler's state: everything it knows between two events."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from batchmaker.policies.line import WaitingLine
 from batchmaker.policies.requests import RequestTable
 from batchmaker.scheduler.admission import GraphAdmission
 from batchmaker.scheduler.arena import Arena, Extents
-from batchmaker.scheduler.depths import DepthBook
+from batchmaker.scheduler.depths import Depths
 from batchmaker.scheduler.events import GraphExtended, RequestArrived, RequestId, SequenceId, TaskId, WorkerId
-from batchmaker.scheduler.frontiers import FrontierBook, FrontierCounts
+from batchmaker.scheduler.frontiers import FrontierCounts, Frontiers
 from batchmaker.scheduler.lanes import LaneMap
 from batchmaker.scheduler.numbering import Extent, LocalNumbers
 from batchmaker.scheduler.placing import vacate
 from batchmaker.scheduler.ranked import Priorities, RankedQueue
 from batchmaker.scheduler.ready import SEQUENCE_LIMIT, Keys
 from batchmaker.scheduler.rows import RowPool, Tables
-from batchmaker.scheduler.shelves import Shelf, Shelves
+from batchmaker.scheduler.sequence_store import SequenceStore, StoredNodes
 from batchmaker.scheduler.step_times import StepTimes
 
 Nodes = NDArray[np.int64]
 
 
 @dataclass(slots=True)
-class TypeBook:
+class TypeEntry:
     """One cell type: its queue, its rows, how many of its steps are on workers."""
 
     cell: CellType
@@ -64,12 +64,12 @@ class TypeBook:
 
 
 @final
-class RequestBook:
+class RequestEntry:
     """One request in flight. What only some have is set where it is needed.
 
     may_own_rows: rows may be left when it ends, since its unfold function could have used them or it ends early.
     waiting: it stands in the waiting line and has not begun. early: how it was extended meanwhile. extents: of its
-    graphs. shelf: what its sequence had kept when it arrived. kept: nodes that the sequence is to keep after it.
+    graphs. stored: what its sequence had kept when it arrived. kept: nodes that the sequence is to keep after it.
     """
 
     waiting = False
@@ -77,7 +77,7 @@ class RequestBook:
     alive = True
     extents: tuple[Extent, ...] = ()
     sequence: SequenceId | None = None
-    shelf: Shelf | None = None
+    stored: StoredNodes | None = None
     kept: Nodes | None = None
     numbers: LocalNumbers | None = None
 
@@ -93,17 +93,17 @@ class RequestBook:
     @property
     def known_extents(self) -> tuple[Extent, ...]:
         """The nodes that its graphs may refer to: its own, after those that its sequence has kept."""
-        return self.extents if self.shelf is None else (self.shelf.extent, *self.extents)
+        return self.extents if self.stored is None else (self.stored.extent, *self.extents)
 
     def known_numbers(self) -> LocalNumbers | None:
         """Return the numbers of these nodes, None where there are none yet."""
-        num_kept = 0 if self.shelf is None else 1
+        num_kept = 0 if self.stored is None else 1
         if not self.extents and not num_kept:
             return None
         if self.numbers is None:
             self.numbers = LocalNumbers()
-            if self.shelf is not None:
-                self.numbers.add(self.shelf.extent)
+            if self.stored is not None:
+                self.numbers.add(self.stored.extent)
         for extent in self.extents[len(self.numbers) - num_kept :]:
             self.numbers.add(extent)
         return self.numbers
@@ -135,7 +135,7 @@ class Attached:
 
 
 @dataclass(slots=True)
-class TaskBook:
+class TaskEntry:
     """One task on a worker, and what must be put right when its steps have finished. See `scheduler.steps.Steps`.
 
     nodes, subgraphs: [positions]. ends: [NUM_ENDS, steps]. done: nodes that are done then (single nodes, last steps of
@@ -172,7 +172,7 @@ class TaskBook:
 
 
 @final
-class Books:
+class SchedulerState:
     """The parts, without behaviour. plan_rows: whether steps say where values lie.
 
     watched, depths, frontiers: what only some policies look at, None where this one does not. observed: whether any of
@@ -184,31 +184,31 @@ class Books:
         self.line: WaitingLine[CellGraph] = WaitingLine()
         self.arena = Arena()
         self.watched = RequestTable() if policy.watches_requests else None
-        self.depths = DepthBook(self.ready_keys) if policy.needs_depth else None
-        self.frontiers = FrontierBook(self.arena, self.in_flight) if policy.needs_frontiers else None
+        self.depths = Depths(self.ready_keys) if policy.needs_depth else None
+        self.frontiers = Frontiers(self.arena, self.in_flight) if policy.needs_frontiers else None
         self.observed = policy.watches_requests or policy.needs_depth or policy.needs_frontiers
         self.priorities = Priorities(self.arena)
         self.tables = Tables()
         self.admission = GraphAdmission(self.arena, self.tables, plan_rows=plan_rows, node_by_node=policy.node_by_node)
-        self.types: list[TypeBook] = []
+        self.types: list[TypeEntry] = []
         self.slots = Extents()
         self.left: NDArray[np.int64] = np.zeros(256, np.int64)
-        self.requests: dict[RequestId, RequestBook] = {}
-        self.by_slot: dict[int, RequestBook] = {}
+        self.requests: dict[RequestId, RequestEntry] = {}
+        self.by_slot: dict[int, RequestEntry] = {}
         self.attached: defaultdict[RequestId, Attached] = defaultdict(Attached)  # only of requests that have some
-        self.tasks: dict[TaskId, TaskBook] = {}
+        self.tasks: dict[TaskId, TaskEntry] = {}
         self.lane_maps: dict[tuple[WorkerId, TypeId], LaneMap] = {}
         self.worker_steps = [0] * num_workers
         self.worker_steering = [0] * num_workers  # of those, steps whose values decide what comes next
         self.sequence = 0
-        self.shelves = Shelves(self.arena, self.free_rows)
+        self.store = SequenceStore(self.arena, self.free_rows)
 
     def ready_keys(self, type_id: int) -> Keys:
         """Return the ready nodes of a type, in the order of their queue."""
         return self.types[type_id].ready.keys()
 
-    def open(self, events: Sequence[RequestArrived]) -> list[RequestBook]:
-        """Make the books of requests that have arrived."""
+    def open(self, events: Sequence[RequestArrived]) -> list[RequestEntry]:
+        """Make the state of requests that have arrived."""
         slots = self.slots.allocate_each((1,) * len(events))
         while self.slots.top > len(self.left):
             self.left = np.concatenate((self.left, np.zeros_like(self.left)))
@@ -218,13 +218,13 @@ class Books:
             request = event.request
             if request in self.requests:
                 raise InvariantError(f"request {request} arrived twice")
-            book = RequestBook(request, slot, event.at_s, event.deadline_s, event.open)
+            entry = RequestEntry(request, slot, event.at_s, event.deadline_s, event.open)
             if event.sequence is not None:
-                book.sequence, book.shelf = event.sequence, self.shelves.lend(event.sequence, event.graph.first)
+                entry.sequence, entry.stored = event.sequence, self.store.lend(event.sequence, event.graph.first)
             if event.priority:
                 self.priorities.enter(slot, event.priority)
-            self.requests[request] = self.by_slot[slot] = book
-            opened.append(book)
+            self.requests[request] = self.by_slot[slot] = entry
+            opened.append(entry)
         return opened
 
     def places(self, count: int) -> int:
@@ -242,21 +242,21 @@ class Books:
     def _renumber(self) -> None:
         """Give what is in flight the lowest sequence numbers. Those of subgraphs not released are old and unused."""
         sequence = self.arena.sequence
-        extents = [extent for book in self.by_slot.values() for extent in book.extents]
+        extents = [extent for entry in self.by_slot.values() for extent in entry.extents]
         spans = [np.arange(e.first_subgraph, e.first_subgraph + e.num_subgraphs) for e in extents]
         living = np.concatenate(spans) if spans else np.empty(0, np.int64)
         known, sequence[living] = np.unique(sequence[living], return_inverse=True)
         self.sequence = len(known)
-        for book in self.types:
-            book.ready.renumber()
+        for entry in self.types:
+            entry.ready.renumber()
 
     def free_rows(self, nodes: Nodes) -> None:
         """Free the rows of these distinct nodes, each of which has one."""
         arena = self.arena
         rows, begins = vacate(arena.of_nodes, arena.of_subgraphs, len(self.types), nodes)
-        for book, (begin, end) in zip(self.types, pairwise(begins.tolist()), strict=True):
+        for entry, (begin, end) in zip(self.types, pairwise(begins.tolist()), strict=True):
             if begin < end:
-                book.pool.release(rows[begin:end])
+                entry.pool.release(rows[begin:end])
 
     # --- what only some policies look at -------------------------------------------------------------------------
 
@@ -268,12 +268,12 @@ class Books:
 
     def in_flight(self) -> FrontierCounts:
         """Return what living requests have in the arena. Costs a look at each of them."""
-        alive = [book for book in self.by_slot.values() if book.alive]
-        edges = [self.attached[book.request].edges for book in alive if book.request in self.attached]
+        alive = [entry for entry in self.by_slot.values() if entry.alive]
+        edges = [self.attached[entry.request].edges for entry in alive if entry.request in self.attached]
         late_edges = [(node, fed) for late in edges for node, consumers in late.items() for fed in consumers]
         steps = [task.unfinished for task in self.tasks.values()]
         on_workers = np.concatenate(steps) if steps else np.empty(0, np.int64)
-        return FrontierCounts([extent for book in alive for extent in book.extents], late_edges, on_workers)
+        return FrontierCounts([extent for entry in alive for extent in entry.extents], late_edges, on_workers)
 
     def submitted(self, type_id: TypeId, nodes: Nodes, subgraphs: Nodes) -> None:
         """These nodes of one type are on a worker. Only where something is observed."""

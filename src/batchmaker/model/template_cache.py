@@ -57,7 +57,7 @@ class Sight:
 
 
 @final
-class TemplateBook:
+class TemplateCache:
     """The templates of an engine's models. cells: by type, growing. max_nodes: of one request."""
 
     def __init__(self, cells: Sequence[CellType], max_nodes: int) -> None:
