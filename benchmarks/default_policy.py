@@ -35,7 +35,6 @@ from statistics import fmean, median
 from typing import Any, Final
 
 import numpy as np
-from batchmaker.cli.measuring import bound_registry, measured_cells
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -43,6 +42,7 @@ from rich.table import Table
 from batchmaker import policies
 from batchmaker.cli import options as cli_options
 from batchmaker.cli.bench.report import commit, machine
+from batchmaker.cli.cell_times import bound_registry, measured_cells
 from batchmaker.cli.simulate import device
 from batchmaker.cli.simulate.study import looks_at_deadlines, make_policy
 from batchmaker.cli.simulate.workload import LENGTHS_STREAM, make

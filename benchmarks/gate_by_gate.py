@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from batchmaker.lab.zoo import gatewise, lattice, mvrnn, treegru, treelstm
-from batchmaker.lab.zoo.building import frozen
+from batchmaker.lab.zoo.parts import frozen
 from batchmaker.model.cell import Cell
 from batchmaker.model.model import Model
 
@@ -46,11 +46,11 @@ class LstmCell(nn.Module):
 
 WHOLE: Final[dict[type[nn.Module], Callable[[int], nn.Module]]] = {
     lattice.GruArc: gatewise.Gru,
-    mvrnn.Inner: gatewise.Mv,
-    treegru.Inner: gatewise.TreeGruInternal,
-    treegru.Leaf: gatewise.TreeGruLeaf,
-    treelstm.Inner: gatewise.TreeLstmInternal,
-    treelstm.Leaf: gatewise.TreeLstmLeaf,
+    mvrnn.MatrixInner: gatewise.Mv,
+    treegru.GruInner: gatewise.TreeGruInternal,
+    treegru.GruLeaf: gatewise.TreeGruLeaf,
+    treelstm.LstmInner: gatewise.TreeLstmInternal,
+    treelstm.LstmLeaf: gatewise.TreeLstmLeaf,
 }
 """Cells by module; in all others it is the LSTMs inside them that are replaced."""
 

@@ -9,11 +9,11 @@ from multiprocessing import get_context
 
 from batchmaker.executor.cuda.at_once import MOST_STEPS
 from batchmaker.kernels.cache import CacheDirectory, default_directory
-from batchmaker.kernels.compiling import CachedCompiler, Nvrtc
 from batchmaker.kernels.configuration import Problem, candidates
 from batchmaker.kernels.cost import ranked
 from batchmaker.kernels.devices import DeviceSpec
 from batchmaker.kernels.found import found_device
+from batchmaker.kernels.nvrtc import CachedCompiler, Nvrtc
 from batchmaker.kernels.source import kernel_source
 from batchmaker.kernels.template import CELL_KINDS
 from batchmaker.kernels.tuner import batch_bucket, compiled_best

@@ -14,12 +14,12 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from batchmaker.kernels import PersistentGRU, PersistentLSTM
 from batchmaker.kernels.cache import CacheDirectory, default_directory
-from batchmaker.kernels.compiling import CachedCompiler, Compiled, Nvrtc
 from batchmaker.kernels.configuration import Problem, candidates
 from batchmaker.kernels.cost import ranked
 from batchmaker.kernels.found import found_device
 from batchmaker.kernels.launch import LoadedKernel
 from batchmaker.kernels.layer import LayerWeights
+from batchmaker.kernels.nvrtc import CachedCompiler, Compiled, Nvrtc
 from batchmaker.kernels.source import kernel_source
 from batchmaker.kernels.template import CELL_KINDS, KernelConfig
 from batchmaker.kernels.tuner import TOP, batch_bucket, compiled_best

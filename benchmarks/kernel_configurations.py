@@ -16,9 +16,9 @@ from typing import Any
 
 from batchmaker.cli.bench.report import commit
 from batchmaker.kernels.cache import CacheDirectory, default_directory
-from batchmaker.kernels.compiling import CachedCompiler, KernelCompiler, Nvrtc
 from batchmaker.kernels.configuration import Problem
 from batchmaker.kernels.devices import modelled
+from batchmaker.kernels.nvrtc import CachedCompiler, KernelCompiler, Nvrtc
 from batchmaker.kernels.source import kernel_source
 from batchmaker.kernels.tuner import tune
 

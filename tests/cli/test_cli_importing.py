@@ -8,7 +8,7 @@ import types
 
 import pytest
 
-from batchmaker.cli.importing import collector_paused
+from batchmaker.cli.imports import collector_paused
 
 
 @pytest.fixture(autouse=True)

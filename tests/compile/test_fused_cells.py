@@ -39,8 +39,8 @@ class Lstm(nn.Module):
 
 W = 24
 CELLS = {
-    "a node of a TreeLSTM": (lambda: treelstm.Inner(W), 4, 1),
-    "a node of a TreeGRU": (lambda: treegru.Inner(W), 2, 2),
+    "a node of a TreeLSTM": (lambda: treelstm.LstmInner(W), 4, 1),
+    "a node of a TreeGRU": (lambda: treegru.GruInner(W), 2, 2),
     "a step of an LSTM": (lambda: Lstm(W), 3, 1),
     "a step of a GRU": (lambda: nn.GRUCell(W, W), 2, 1),
     "a step of a GRU without bias": (lambda: nn.GRUCell(W, W, bias=False), 2, 1),
@@ -116,7 +116,7 @@ def test_the_recurrent_part_of_a_lattice_is_two_layers_and_two_passes_beside_the
 def test_workers_share_a_cell_without_sharing_what_it_computes() -> None:
     torch.manual_seed(2)
     inputs = specs(4, "float32")
-    bound = bind(treelstm.Inner(W).eval(), inputs, name="cell")
+    bound = bind(treelstm.LstmInner(W).eval(), inputs, name="cell")
     batches = [example_rows(inputs, 1 + number % 40, random=True) for number in range(200)]
     wanted = [bound.call(batch) for batch in batches]
     with ThreadPoolExecutor(4) as threads:

@@ -118,7 +118,9 @@ def test_loops_give_their_ends_and_their_steps_up_to_there(model: type[Loops]) -
             assert numbers.tolist() == list(range(1, count + 1))
             assert narrow.tolist() == [[0.5 * step] * 2 for step in range(1, count + 1)]
             assert wide.tolist() == [[float(sum(range(step)))] * 100 for step in range(1, count + 1)]
-            assert all(torch.equal(end, steps[-1]) for end, steps in zip(found["end"], found["steps"], strict=True))
+            number, *tensors = found["end"]
+            assert (type(number), number) == (int, count)
+            assert all(torch.equal(end, steps[-1]) for end, steps in zip(tensors, found["steps"][1:], strict=True))
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from batchmaker.executor.cuda.device import CannotRecordError, DeviceLostError, RecurrentKernel
+from batchmaker.kernels.fallback import SteppedLayer
 from batchmaker.kernels.layer import CallBuffers, LayerWeights
-from batchmaker.kernels.stepped import SteppedLayer
 
 
 class Memory:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from batchmaker.errors import DeviceError
-from batchmaker.kernels import stepped
+from batchmaker.kernels import fallback
+from batchmaker.kernels.fallback import RecordedLayer, SteppedLayer
 from batchmaker.kernels.layer import LayerWeights, RecurrentLayer
-from batchmaker.kernels.stepped import RecordedLayer, SteppedLayer
 
 HIDDEN = 5
 
@@ -61,7 +61,7 @@ def test_replayed_steps_compute_what_plain_operations_do(
 ) -> None:
     weights, device = weights_of(cell), FakeDevice(seed=seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stepped, "MOST_STEPS", most)
+        patch.setattr(fallback, "MOST_STEPS", most)
         layer = RecordedLayer(weights, device)
         found = called(layer, weights, seed, lengths, strided=strided)
         again = called(
@@ -86,7 +86,7 @@ def test_a_recording_serves_all_calls_of_its_bucket() -> None:
     called(layer, weights, 0, [1], strided=False)
     assert device.num_recorded == 3
     before = device.num_launched
-    called(layer, weights, 0, [stepped.MOST_STEPS * 2 + 1], strided=False)
+    called(layer, weights, 0, [fallback.MOST_STEPS * 2 + 1], strided=False)
     assert device.num_launched == before + 3
 
 

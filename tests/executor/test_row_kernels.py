@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("cuda.core", reason="needs the extra `cuda`")
 
-from batchmaker.kernels.compiling import Nvrtc
+from batchmaker.kernels.nvrtc import Nvrtc
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])

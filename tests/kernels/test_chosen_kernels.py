@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from batchmaker.kernels.compiling import Nvrtc
 from batchmaker.kernels.configuration import Problem, register_limit
 from batchmaker.kernels.devices import modelled
+from batchmaker.kernels.nvrtc import Nvrtc
 from batchmaker.kernels.source import kernel_source
 from batchmaker.kernels.tuner import compiled_best
 

@@ -9,14 +9,14 @@ import torch
 from batchmaker.errors import DeviceError
 from batchmaker.kernels import launch
 from batchmaker.kernels.cache import CacheDirectory
-from batchmaker.kernels.compiling import Compiled
 from batchmaker.kernels.configuration import Problem
 from batchmaker.kernels.devices import H200
+from batchmaker.kernels.fallback import SteppedLayer
 from batchmaker.kernels.found import FoundDevice
 from batchmaker.kernels.launch import CudaLayers
 from batchmaker.kernels.layer import LayerWeights
+from batchmaker.kernels.nvrtc import Compiled
 from batchmaker.kernels.source import kernel_source
-from batchmaker.kernels.stepped import SteppedLayer
 from batchmaker.kernels.template import KernelConfig
 from batchmaker.kernels.tuner import DeviceIdentity, winner_name
 

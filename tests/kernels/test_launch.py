@@ -14,11 +14,11 @@ from recurrence import expected_answer, random_problem
 
 from batchmaker.errors import DeviceError
 from batchmaker.kernels import launch
-from batchmaker.kernels.compiling import Compiled
+from batchmaker.kernels.fallback import SteppedLayer, call_buffers
 from batchmaker.kernels.launch import LoadedKernel, kernel_type, packed_weights
 from batchmaker.kernels.layer import LayerWeights
+from batchmaker.kernels.nvrtc import Compiled
 from batchmaker.kernels.rows import call_rows
-from batchmaker.kernels.stepped import SteppedLayer, call_buffers
 from batchmaker.kernels.template import KernelConfig
 from batchmaker.kernels.tiling import weight_index
 

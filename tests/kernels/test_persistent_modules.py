@@ -15,8 +15,8 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from batchmaker.errors import DeviceError, ModelError, OptionError, ShapeError
 from batchmaker.kernels import PersistentGRU, PersistentLSTM
+from batchmaker.kernels.fallback import SteppedLayers
 from batchmaker.kernels.layer import LayerWeights, RecurrentLayer
-from batchmaker.kernels.stepped import SteppedLayers
 from batchmaker.kernels.template import KernelConfig
 
 KINDS = {nn.LSTM: PersistentLSTM, nn.GRU: PersistentGRU}

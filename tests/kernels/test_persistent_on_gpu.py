@@ -10,12 +10,12 @@ from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
 from batchmaker.kernels import PersistentGRU, PersistentLSTM
-from batchmaker.kernels.compiling import Nvrtc
 from batchmaker.kernels.configuration import Problem as Shape
 from batchmaker.kernels.configuration import candidates
 from batchmaker.kernels.found import found_device
 from batchmaker.kernels.launch import CudaLayers, LoadedKernel
 from batchmaker.kernels.layer import LayerWeights
+from batchmaker.kernels.nvrtc import Nvrtc
 from batchmaker.kernels.rows import call_rows
 from batchmaker.kernels.source import kernel_source
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from batchmaker.errors import OptionError, ShapeError
+from batchmaker.kernels.fallback import SteppedLayer
 from batchmaker.kernels.layer import LayerWeights
 from batchmaker.kernels.rows import call_rows
-from batchmaker.kernels.stepped import SteppedLayer
 
 SIZES = {"num_inputs": 10, "num_slots": 4, "num_outputs": 10}
 

@@ -7,11 +7,11 @@ import torch
 
 from batchmaker.errors import DeviceError
 from batchmaker.kernels.cache import CacheDirectory
-from batchmaker.kernels.compiling import CachedCompiler, Compiled, Nvrtc
 from batchmaker.kernels.configuration import Problem
 from batchmaker.kernels.devices import H200
 from batchmaker.kernels.found import FoundDevice, found_device
 from batchmaker.kernels.launch import prepared_call
+from batchmaker.kernels.nvrtc import CachedCompiler, Compiled, Nvrtc
 from batchmaker.kernels.source import kernel_source
 from batchmaker.kernels.template import KernelConfig
 from batchmaker.kernels.timing import REPEATS, WARM_UP, CudaTimer

@@ -9,10 +9,10 @@ import pytest
 
 from batchmaker.errors import DeviceError
 from batchmaker.kernels.cache import CacheDirectory
-from batchmaker.kernels.compiling import Compiled
 from batchmaker.kernels.configuration import Problem, candidates
 from batchmaker.kernels.cost import ranked
 from batchmaker.kernels.devices import H200
+from batchmaker.kernels.nvrtc import Compiled
 from batchmaker.kernels.tuner import (
     DeviceIdentity,
     agreement,

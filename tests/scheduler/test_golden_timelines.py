@@ -6,7 +6,7 @@ from scheduler_harness import cell_type, chain, complete_tree
 
 from batchmaker.graph.recorder import Recorder
 from batchmaker.graph.subgraphs import split
-from batchmaker.lab.baselines.padded import PaddedPolicy
+from batchmaker.lab.baselines.buckets import PaddedPolicy
 
 LENGTHS = {1: 2, 2: 3, 3: 3, 4: 5, 5: 5, 6: 7, 7: 3, 8: 1}
 

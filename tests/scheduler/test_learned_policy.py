@@ -20,7 +20,7 @@ from batchmaker.graph.mini_batch import MiniBatch, merged, unrolled
 from batchmaker.graph.recorder import Recorder
 from batchmaker.graph.spec import CellType, TypeId
 from batchmaker.lab.datasets import Tree, random_trees
-from batchmaker.lab.learners.closed import schedule
+from batchmaker.lab.learners.mini_batch import schedule
 from batchmaker.policies import CellPolicy, make
 from batchmaker.policies.base import ReadyView
 from batchmaker.policies.learned import CellRow, LearntFrom, PolicyFile

@@ -11,7 +11,7 @@ from scheduler_harness import Harness, cell_type, chain
 
 from batchmaker.graph.spec import TypeId
 from batchmaker.scheduler.arena import Arena
-from batchmaker.scheduler.ranked import Priorities, RankedQueue
+from batchmaker.scheduler.priorities import Priorities, RankedQueue
 from batchmaker.scheduler.ready import NODE_BITS
 
 CELL = cell_type(0, "step", inputs=2, sizes=(1, 2))

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import batchmaker
-from batchmaker.cli.importing import collector_paused
+from batchmaker.cli.imports import collector_paused
 from batchmaker.errors import BatchmakerError
 
 

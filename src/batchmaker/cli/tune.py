@@ -13,11 +13,11 @@ from batchmaker.cli import options
 from batchmaker.cli.bench.report import commit
 from batchmaker.errors import DeviceError
 from batchmaker.kernels.cache import CacheDirectory, default_directory
-from batchmaker.kernels.compiling import CachedCompiler, Nvrtc
 from batchmaker.kernels.configuration import Problem, fallback_reason
 from batchmaker.kernels.devices import DeviceSpec, modelled
 from batchmaker.kernels.found import FoundDevice, found_device
 from batchmaker.kernels.launch import prepared_call
+from batchmaker.kernels.nvrtc import CachedCompiler, Nvrtc
 from batchmaker.kernels.source import kernel_source
 from batchmaker.kernels.template import CellKind, KernelConfig, KernelType
 from batchmaker.kernels.timing import CudaTimer

@@ -14,7 +14,7 @@ import torch
 from batchmaker.compile.binding import BoundCell
 from batchmaker.errors import RAISED_BY_USERS, OptionError
 from batchmaker.executor.base import StepsResult, failed_result
-from batchmaker.executor.computing import ComputingExecutor
+from batchmaker.executor.compute import ComputingExecutor
 from batchmaker.graph.spec import CellType
 from batchmaker.scheduler.commands import Reserve, RunTask
 

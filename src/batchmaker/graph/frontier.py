@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.compiled import compiled
-from batchmaker.graph import blocking
+from batchmaker.graph import wait_counts
 from batchmaker.graph.mini_batch import MiniBatch
 
 Nodes = NDArray[np.int64]
@@ -23,7 +23,7 @@ class Frontier:
     which they became ready. independent: [types] the number of nodes of each type that have not run and have no
     ancestor of their own type that has not run (the size of the frontier of G^a_t, at least that of `ready`). num_left:
     nodes that have not run. Only `run` and `reset` write these. The memory is 8 bytes for a node and type (see
-    `blocking`).
+    `wait_counts`).
     """
 
     __slots__ = (
@@ -64,7 +64,7 @@ class Frontier:
         everything: list[NDArray[Any]] = [np.zeros(1, np.int64), np.array([size])]
         nothing: list[NDArray[Any]] = [np.empty(0, np.int64), np.empty((2, 0), np.int64)]
         given = [*everything, *nothing, np.zeros(size, np.int8), *self._graph, *self._at_first, *self._late]
-        blocking.enter(False, *given)
+        wait_counts.enter(False, *given)
         self._num_sources: Nodes = np.diff(mini_batch.starts)
         self._ready_at_first: list[list[int]] = [[] for _ in range(mini_batch.num_types)]
         for node in np.flatnonzero(self._num_sources == 0).tolist():
@@ -90,7 +90,7 @@ class Frontier:
         running = np.array(nodes, np.int64)
         for node in self._scratch[: _met(running, self._unmet, self._scratch, *self._edges)].tolist():
             ready[types[node]].append(node)
-        blocking.run(running, type_id, self._scratch, *self._graph, *self._now, *self._late)
+        wait_counts.run(running, type_id, self._scratch, *self._graph, *self._now, *self._late)
         self.independent[type_id] = int(self._now[2][type_id])
         self.num_left -= len(nodes)
         return nodes

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, final
 
 from batchmaker.errors import DeviceError
-from batchmaker.kernels.compiling import EXTRA
 from batchmaker.kernels.devices import A100, H200, DeviceSpec
+from batchmaker.kernels.nvrtc import EXTRA
 from batchmaker.kernels.tuner import DeviceIdentity
 
 OLDEST_DRIVER: Final = (13, 0)

@@ -14,15 +14,15 @@ from torch import Tensor
 
 from batchmaker.errors import DeviceError
 from batchmaker.kernels.cache import CacheDirectory, default_directory
-from batchmaker.kernels.compiling import CachedCompiler, Compiled, KernelCompiler, Nvrtc
 from batchmaker.kernels.configuration import Problem, fallback_reason
 from batchmaker.kernels.cost import least_steps
 from batchmaker.kernels.devices import DeviceSpec
+from batchmaker.kernels.fallback import RecordedLayer, StepRecorder
 from batchmaker.kernels.found import FoundDevice, found_device
 from batchmaker.kernels.layer import CallBuffers, LayerWeights, RecurrentLayer
+from batchmaker.kernels.nvrtc import CachedCompiler, Compiled, KernelCompiler, Nvrtc
 from batchmaker.kernels.rows import CallRows, call_rows
 from batchmaker.kernels.source import kernel_source
-from batchmaker.kernels.stepped import RecordedLayer, StepRecorder
 from batchmaker.kernels.template import KERNEL_TYPES, KernelConfig, KernelType
 from batchmaker.kernels.tiling import weight_index
 from batchmaker.kernels.tuner import batch_bucket, best_ranked, compiled_best, recalled

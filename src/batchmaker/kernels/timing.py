@@ -9,9 +9,9 @@ from typing import Any, TypeAlias, final
 import torch
 
 from batchmaker.errors import DeviceError
-from batchmaker.kernels.compiling import Compiled
 from batchmaker.kernels.configuration import Problem
 from batchmaker.kernels.found import FoundDevice
+from batchmaker.kernels.nvrtc import Compiled
 from batchmaker.kernels.template import KernelConfig
 from batchmaker.kernels.tuner import DeviceIdentity
 

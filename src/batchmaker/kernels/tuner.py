@@ -12,10 +12,10 @@ import msgspec
 
 from batchmaker.errors import DeviceError
 from batchmaker.kernels.cache import CacheDirectory
-from batchmaker.kernels.compiling import Compiled, KernelCompiler
 from batchmaker.kernels.configuration import Problem, candidates, why_not
 from batchmaker.kernels.cost import Cost, ranked
 from batchmaker.kernels.devices import DeviceSpec
+from batchmaker.kernels.nvrtc import Compiled, KernelCompiler
 from batchmaker.kernels.template import KernelConfig
 
 TOP: Final = 5

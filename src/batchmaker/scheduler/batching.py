@@ -18,9 +18,9 @@ from batchmaker.scheduler.commands import FetchOutput, Keep, Reserve, Rows, RunT
 from batchmaker.scheduler.events import TaskId, WorkerId
 from batchmaker.scheduler.find_steps import find_steps
 from batchmaker.scheduler.lanes import LaneMap
-from batchmaker.scheduler.placing import marked
 from batchmaker.scheduler.progress import unpinned_of
 from batchmaker.scheduler.ready import Keys
+from batchmaker.scheduler.row_release import marked
 from batchmaker.scheduler.state import SchedulerState, TaskEntry, TypeEntry
 from batchmaker.scheduler.steps import (
     AT_LANE,

@@ -41,7 +41,7 @@ from batchmaker.scheduler.events import (
     WorkerId,
 )
 from batchmaker.scheduler.invariants import check_state
-from batchmaker.scheduler.ranked import RankedQueue
+from batchmaker.scheduler.priorities import RankedQueue
 from batchmaker.scheduler.state import RequestEntry, SchedulerState, TypeEntry
 from batchmaker.scheduler.step_times import StepTimes
 from batchmaker.scheduler.urgency import Urgency

@@ -9,7 +9,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.graph import blocking
+from batchmaker.graph import wait_counts
 from batchmaker.scheduler.arena import Arena
 from batchmaker.scheduler.numbering import Extent
 
@@ -39,7 +39,7 @@ class Frontiers:
     scheduler, what reads any step of a run waits for its last one, and a run waits for what feeds any of its steps.
 
     Nothing is kept until somebody asks; then what is in flight is looked at once, and from there on the counts follow
-    it until nothing is left to submit. How they do is said in `graph.blocking`; it takes 4 bytes for a node and type.
+    it until nothing is left to submit. `graph.wait_counts` says how; it takes 4 bytes for a node and type.
 
     counts: [types]. left: [nodes] the last node of a unit that is not submitted yet (of a run, not wholly); kept:
     whether they are. look: returns what is in flight.
@@ -92,7 +92,7 @@ class Frontiers:
     def submitted(self, type_id: int, nodes: Nodes) -> None:
         """These nodes of one type are on a worker."""
         if self.kept:
-            found = blocking.run(nodes, type_id, self._stack, *self._graph, *self._now, *self._late)
+            found = wait_counts.run(nodes, type_id, self._stack, *self._graph, *self._now, *self._late)
             self._fewer(found)
 
     def stopped(self, type_id: int, ends: Nodes) -> None:
@@ -103,7 +103,7 @@ class Frontiers:
         """What is left of these nodes will not be submitted: their request has failed."""
         if self.kept:
             types = (self._arena.subgraph, self._arena.type)
-            self._fewer(blocking.withdraw(*_spans(extents), *types, *self._now, *self._late))
+            self._fewer(wait_counts.withdraw(*_spans(extents), *types, *self._now, *self._late))
 
     @property
     def _graph(self) -> tuple[NDArray[Any], ...]:
@@ -123,7 +123,7 @@ class Frontiers:
     ) -> None:
         self._fit(len(late_edges))
         late = np.array(late_edges, np.int64).reshape(-1, 2).T.copy()
-        self._num_left += blocking.enter(
+        self._num_left += wait_counts.enter(
             counted, *_spans(extents), on_workers, late, self._arena.state, *self._graph, *self._now, *self._late
         )
 

@@ -125,8 +125,8 @@ class SequenceStore:
 def move(of_nodes: Nodes, of_subgraphs: Nodes, where: Nodes, nodes: Nodes) -> None:
     """Give the rows of these nodes to stored nodes, which nobody may take over: a sequence is a reader of each.
 
-    of_nodes, of_subgraphs: the arena's tables. where: [3, sequences] first node and first subgraph of each, and how many
-    of the nodes are its own, one after the other.
+    of_nodes, of_subgraphs: the arena's tables. where: [3, sequences] first node and first subgraph of each, and how
+    many of the nodes are its own, one after the other.
     """
     at = 0
     for which in range(where.shape[1]):

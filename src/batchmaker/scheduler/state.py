@@ -24,9 +24,9 @@ from batchmaker.scheduler.events import GraphExtended, RequestArrived, RequestId
 from batchmaker.scheduler.frontiers import FrontierCounts, Frontiers
 from batchmaker.scheduler.lanes import LaneMap
 from batchmaker.scheduler.numbering import Extent, LocalNumbers
-from batchmaker.scheduler.placing import vacate
-from batchmaker.scheduler.ranked import Priorities, RankedQueue
+from batchmaker.scheduler.priorities import Priorities, RankedQueue
 from batchmaker.scheduler.ready import SEQUENCE_LIMIT, Keys
+from batchmaker.scheduler.row_release import vacate
 from batchmaker.scheduler.rows import RowPool, Tables
 from batchmaker.scheduler.sequence_store import SequenceStore, StoredNodes
 from batchmaker.scheduler.step_times import StepTimes

@@ -11,7 +11,7 @@ from batchmaker.graph.spec import TypeId
 from batchmaker.graph.work import work_of
 from batchmaker.scheduler.deadlines import Deadlines
 from batchmaker.scheduler.events import RequestId
-from batchmaker.scheduler.ranked import HURRIED, MEMBER, as_member
+from batchmaker.scheduler.priorities import HURRIED, MEMBER, as_member
 from batchmaker.scheduler.state import RequestEntry, SchedulerState
 
 HURRY: Final = 2.0

@@ -12,8 +12,8 @@ from batchmaker.errors import DataError, OptionError
 from batchmaker.graph.bound import lower_bound
 from batchmaker.graph.frontier import Frontier
 from batchmaker.graph.mini_batch import merged, mini_batch
-from batchmaker.lab.learners.closed import num_batches
 from batchmaker.lab.learners.learning import Samples, learn
+from batchmaker.lab.learners.mini_batch import num_batches
 from batchmaker.lab.learners.qlearning import Learner, Settings
 from batchmaker.lab.learners.refiner import Refiner
 from batchmaker.policies.agenda import AgendaRemainingPolicy

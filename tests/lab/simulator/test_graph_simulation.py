@@ -14,8 +14,8 @@ from simulated_models import CHAIN, PAIR, cell_type, chain, costs, offered, pair
 
 from batchmaker.graph.recorder import Recorder
 from batchmaker.graph.values import HostValues
+from batchmaker.lab.baselines.buckets import PaddedPolicy, SerialPolicy
 from batchmaker.lab.baselines.orloj import OrlojPolicy
-from batchmaker.lab.baselines.padded import PaddedPolicy, SerialPolicy
 from batchmaker.lab.baselines.window import WindowPolicy
 from batchmaker.lab.datasets import poisson_arrivals
 from batchmaker.lab.simulator.driver import Computed

@@ -14,7 +14,7 @@ from torch import nn
 import batchmaker as bm
 from batchmaker.errors import InvalidRequestError, OptionError
 from batchmaker.lab import zoo
-from batchmaker.lab.zoo.building import seeded
+from batchmaker.lab.zoo.parts import seeded
 from batchmaker.lab.zoo.reference import PlainTypes, interpreted, reference
 from batchmaker.model.layers import Layered
 

@@ -11,7 +11,7 @@ import torch
 
 from batchmaker.cli import options
 from batchmaker.cli.learn.requests import is_saved, read_requests
-from batchmaker.cli.learn.saved import SavedRecording
+from batchmaker.cli.learn.saved_graphs import SavedRecording
 from batchmaker.cli.requests import Fitted
 from batchmaker.errors import DataError
 from batchmaker.graph.cell_graph import CellGraph

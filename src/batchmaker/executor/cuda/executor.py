@@ -17,7 +17,7 @@ from batchmaker.executor.base import StepsResult, failed_result
 from batchmaker.executor.cuda.at_once import PlannedTask
 from batchmaker.executor.cuda.cells import Bind, DeviceCells, HoistedRows, TaskForm
 from batchmaker.executor.cuda.device import Device, DeviceLostError
-from batchmaker.executor.cuda.fetching import Fetched, fetched, in_task, of_task
+from batchmaker.executor.cuda.fetches import Fetched, fetched, in_task, of_task
 from batchmaker.executor.cuda.place import Place
 from batchmaker.executor.cuda.program import FETCH, KEEP, LANE, Block, DeviceProgram, Failures
 from batchmaker.executor.cuda.tables import DeviceTables

@@ -17,10 +17,10 @@ from torch import Tensor
 from batchmaker.errors import RAISED_BY_USERS, DeviceError
 from batchmaker.executor.cuda.device import CannotRecordError, Device, DeviceLostError, Launch, RecurrentKernel
 from batchmaker.kernels.cache import CacheDirectory, default_directory
-from batchmaker.kernels.compiling import CachedCompiler, Nvrtc
 from batchmaker.kernels.found import found_device
 from batchmaker.kernels.launch import CudaLayers
 from batchmaker.kernels.layer import CallBuffers, LayerWeights
+from batchmaker.kernels.nvrtc import CachedCompiler, Nvrtc
 
 _LOG = logging.getLogger("batchmaker.executor")
 _THREADS = 128

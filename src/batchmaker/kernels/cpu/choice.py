@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from batchmaker.kernels.cpu.greedy import GreedyLoop
 from batchmaker.kernels.cpu.loop import LoopPlan, LoopTask, RecurrentLoop
 from batchmaker.kernels.cpu.steps import BLOCK, OWN, TILED
-from batchmaker.kernels.cpu.tiled import Rows
+from batchmaker.kernels.cpu.tile_steps import Rows
 
 _OWN_ROWS: Final = 8
 """Above this number of rows, slow loops are not tried if a library could multiply: see _is_slow."""

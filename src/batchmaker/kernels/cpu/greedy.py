@@ -14,7 +14,7 @@ from batchmaker.kernels.cpu.greedy_steps import run_greedy
 from batchmaker.kernels.cpu.loop import LoopTask, RecurrentLoop
 from batchmaker.kernels.cpu.products import Products, library
 from batchmaker.kernels.cpu.steps import BLOCK, Flags
-from batchmaker.kernels.cpu.tiled import Floats, Ints
+from batchmaker.kernels.cpu.tile_steps import Floats, Ints
 
 TOKEN: Final = 2
 """The part of the state that is the last chosen token; 0 is h, 1 is c."""

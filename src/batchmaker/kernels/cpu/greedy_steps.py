@@ -28,7 +28,7 @@ from batchmaker.kernels.cpu.steps import (
     note_kept,
     note_source,
 )
-from batchmaker.kernels.cpu.tiled import Floats, Ints, Rows, run_tiles
+from batchmaker.kernels.cpu.tile_steps import Floats, Ints, Rows, run_tiles
 
 
 @compiled_part

@@ -24,7 +24,7 @@ from batchmaker.kernels.cpu.steps import (
     note_copy,
     run_steps,
 )
-from batchmaker.kernels.cpu.tiled import GRU, LSTM, RNN_RELU, RNN_TANH, Floats, Ints, Rows
+from batchmaker.kernels.cpu.tile_steps import GRU, LSTM, RNN_RELU, RNN_TANH, Floats, Ints, Rows
 from batchmaker.kernels.cpu.tiles import LANES
 
 Array = NDArray[Any]

@@ -23,7 +23,7 @@ from batchmaker.kernels.cpu.machine import (
     widened,
     zero_bytes,
 )
-from batchmaker.kernels.cpu.tiled import GRU, LSTM, RNN_RELU, Floats, Ints, Rows, run_tiles
+from batchmaker.kernels.cpu.tile_steps import GRU, LSTM, RNN_RELU, Floats, Ints, Rows, run_tiles
 from batchmaker.kernels.pointwise import tanh
 
 Flags = NDArray[np.bool_]

@@ -2,8 +2,8 @@
 
 from typing import Final
 
+from batchmaker.lab.baselines.buckets import PaddedPolicy, SerialPolicy
 from batchmaker.lab.baselines.orloj import OrlojPolicy
-from batchmaker.lab.baselines.padded import PaddedPolicy, SerialPolicy
 from batchmaker.lab.baselines.window import WindowPolicy
 from batchmaker.policies.base import GraphPolicy
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import torch
+from torch import Tensor
 
 from batchmaker.clock import Clock
 from batchmaker.engine.driver import error_of
@@ -18,6 +19,7 @@ from batchmaker.engine.request import Settled, Ticket
 from batchmaker.engine.stats import DriverStats, StepSeen
 from batchmaker.errors import RAISED_BY_USERS, BatchmakerError, CellError, InvalidRequestError, ModelError, said_by
 from batchmaker.lab.baselines.scheduler import BatchFinished, GraphEvent, GraphScheduler, RunBatch, WholeRequestArrived
+from batchmaker.model.structure import replaced
 from batchmaker.policies.base import GraphPolicy
 from batchmaker.scheduler.commands import Fail, Reply
 from batchmaker.scheduler.events import RequestCancelled, RequestId, TimePassed
@@ -209,11 +211,16 @@ class GraphDriver:
                 raise ModelError(
                     f"{type(model).__name__}.batched gave {len(results)} results for {len(tickets)} requests"
                 )
-            return [(result, None) for result in results]
+            return [(replaced(result, (Tensor,), _as_answered), None) for result in results]
         except RAISED_BY_USERS as error:  # the model's own code
             if len(tickets) == 1:
                 return [(None, _as_invalid(error))]
             return [outcome for ticket in tickets for outcome in self._outcomes([ticket])]
+
+
+def _as_answered(value: Tensor) -> Any:
+    """Return a value as the engine answers with it: a Python number where it is a single number."""
+    return value.item() if value.dim() == 0 else value
 
 
 def _as_invalid(error: BaseException) -> BatchmakerError:

@@ -19,7 +19,7 @@ from batchmaker.lab.datasets.generators import (
 from batchmaker.lab.datasets.lattices import Lattice, read_lattices
 from batchmaker.lab.datasets.sexpr import parse_tree, read_trees, to_sexpr
 from batchmaker.lab.datasets.signals import librispeech_lengths, random_images, random_spectrograms
-from batchmaker.lab.datasets.tagged import TaggedSentence, read_columns, read_numbered_characters, read_tagged
+from batchmaker.lab.datasets.tags import TaggedSentence, read_columns, read_numbered_characters, read_tagged
 from batchmaker.lab.datasets.text import AlignedText, SentencePair, read_aligned, read_lines, tokenize
 from batchmaker.lab.datasets.trees import Tree, tree_depth
 from batchmaker.lab.datasets.vocabulary import (

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from batchmaker.errors import OptionError, unknown_name
 from batchmaker.lab.datasets.lattices import Lattice
-from batchmaker.lab.datasets.tagged import TaggedSentence
+from batchmaker.lab.datasets.tags import TaggedSentence
 from batchmaker.lab.datasets.trees import Tree
 from batchmaker.lab.datasets.vocabulary import NUM_RESERVED
 

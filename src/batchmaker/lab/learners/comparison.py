@@ -10,7 +10,7 @@ from typing import final
 from batchmaker.graph.bound import lower_bound
 from batchmaker.graph.frontier import Frontier
 from batchmaker.graph.mini_batch import MiniBatch
-from batchmaker.lab.learners.closed import check_schedule, play, turned_back
+from batchmaker.lab.learners.mini_batch import check_schedule, play, turned_back
 from batchmaker.lab.learners.qlearning import Table
 from batchmaker.lab.learners.view import ClosedView
 from batchmaker.policies.agenda import AgendaPolicy, AgendaRemainingPolicy

@@ -12,7 +12,7 @@ from batchmaker.errors import DataError
 from batchmaker.graph.bound import lower_bound
 from batchmaker.graph.frontier import Frontier
 from batchmaker.graph.mini_batch import MiniBatch, merged
-from batchmaker.lab.learners.closed import num_batches
+from batchmaker.lab.learners.mini_batch import num_batches
 from batchmaker.lab.learners.qlearning import Learner, Settings, Table
 from batchmaker.lab.learners.refiner import Refiner
 from batchmaker.policies.base import CellPolicy

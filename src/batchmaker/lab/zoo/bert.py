@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from batchmaker.errors import InvalidRequestError, OptionError
 from batchmaker.lab.zoo.attention import used
-from batchmaker.lab.zoo.building import check_choice, check_positive, checked_tokens, frozen, seeded
+from batchmaker.lab.zoo.parts import check_choice, check_positive, checked_tokens, frozen, seeded
 from batchmaker.lab.zoo.transformer import MultiHeadAttention
 from batchmaker.model.layers import Layered
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from batchmaker.lab.zoo.building import DTYPES, check_choice, check_positive, checked_frames, frozen, seeded
 from batchmaker.lab.zoo.padding import NetworkModel, outputs_of, pad_frames
+from batchmaker.lab.zoo.parts import DTYPES, check_choice, check_positive, checked_frames, frozen, seeded
 from batchmaker.model.cell import Cell
 
 Output = Literal["labels", "scores"]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from batchmaker.errors import unknown_name
-from batchmaker.lab.zoo.building import check_positive, frozen, seeded
+from batchmaker.lab.zoo.parts import check_positive, frozen, seeded
 from batchmaker.model.cell import Cell
 from batchmaker.model.model import Model
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from batchmaker.errors import OptionError
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.lab.zoo.attention import BLOCK, AdditiveAttention, remember, remember_cell
-from batchmaker.lab.zoo.building import DTYPES, check_positive, checked_tokens, frozen, seeded
 from batchmaker.lab.zoo.padding import NetworkModel, outputs_of, pad
+from batchmaker.lab.zoo.parts import DTYPES, check_positive, checked_tokens, frozen, seeded
 from batchmaker.lab.zoo.translation import (
     BOS,
     Order,

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from batchmaker.errors import InvalidRequestError
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.lab.zoo.attention import BLOCK, DotAttention, remember, remember_cell
-from batchmaker.lab.zoo.building import DTYPES, check_positive, checked_frames, frozen, seeded
 from batchmaker.lab.zoo.padding import NetworkModel, outputs_of, pad_frames
+from batchmaker.lab.zoo.parts import DTYPES, check_positive, checked_frames, frozen, seeded
 from batchmaker.lab.zoo.translation import (
     BOS,
     Order,

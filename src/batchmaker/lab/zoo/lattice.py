@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from batchmaker.compiled import compiled, int64s
 from batchmaker.errors import InvalidRequestError, OptionError
-from batchmaker.lab.zoo.building import DTYPES, Classify, check_positive, checked_tokens, frozen, parts_of, seeded
+from batchmaker.lab.zoo.parts import DTYPES, Classify, check_positive, checked_tokens, frozen, parts_of, seeded
 from batchmaker.model.cell import Cell
 from batchmaker.model.model import Model
 from batchmaker.model.trees import tree

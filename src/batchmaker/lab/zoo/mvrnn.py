@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from batchmaker.lab.zoo.building import Classify, check_positive, seeded
+from batchmaker.lab.zoo.parts import Classify, check_positive, seeded
 from batchmaker.lab.zoo.trees import Output, TreeModel
 
 

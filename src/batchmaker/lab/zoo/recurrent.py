@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from batchmaker.lab.zoo.building import check_choice, check_positive, checked_tokens, frozen, seeded, zeros
 from batchmaker.lab.zoo.padding import PaddedModel, final_states, fused, pad
+from batchmaker.lab.zoo.parts import check_choice, check_positive, checked_tokens, frozen, seeded, zeros
 from batchmaker.model.cell import Cell
 
 Output = Literal["state", "scores"]

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from batchmaker.lab.zoo.building import WordIds, check_positive, checked_tokens, frozen, seeded, zeros
 from batchmaker.lab.zoo.padding import PaddedModel, final_states, fused, pad
+from batchmaker.lab.zoo.parts import WordIds, check_positive, checked_tokens, frozen, seeded, zeros
 from batchmaker.lab.zoo.recurrent import LstmStack, OneLstm
 from batchmaker.lab.zoo.translation import BOS, EOS, check_vocabulary, read_order, write
 from batchmaker.model.cell import Cell

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from batchmaker.compile.declaration import Declared
 from batchmaker.errors import InvalidRequestError, ModelError, OptionError
 from batchmaker.graph.spec import ValueSpec
-from batchmaker.lab.zoo.building import (
+from batchmaker.lab.zoo.parts import (
     WordIds,
     check_choice,
     check_positive,

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from batchmaker.errors import OptionError
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.lab.zoo.attention import used
-from batchmaker.lab.zoo.building import check_positive, checked_tokens, frozen, seeded
 from batchmaker.lab.zoo.padding import NetworkModel, pad
+from batchmaker.lab.zoo.parts import check_positive, checked_tokens, frozen, seeded
 from batchmaker.lab.zoo.translation import (
     BOS,
     Order,

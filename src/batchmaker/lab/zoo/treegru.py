@@ -6,7 +6,7 @@ from typing import final
 
 from torch import Tensor, nn
 
-from batchmaker.lab.zoo.building import Classify, check_positive, seeded
+from batchmaker.lab.zoo.parts import Classify, check_positive, seeded
 from batchmaker.lab.zoo.trees import Output, TreeModel
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from batchmaker.errors import InvalidRequestError
-from batchmaker.lab.zoo.building import Classify, WordIds, check_positive, frozen, joined, parts_of, seeded
+from batchmaker.lab.zoo.parts import Classify, WordIds, check_positive, frozen, joined, parts_of, seeded
 from batchmaker.lab.zoo.trees import Output, TreeModel, WordTree, parse_tree
 from batchmaker.model.cell import Cell
 from batchmaker.model.trees import tree

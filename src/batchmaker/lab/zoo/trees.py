@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from batchmaker.compiled import compiled, int64s
 from batchmaker.errors import InvalidRequestError
 from batchmaker.graph.trees import tree_fault
-from batchmaker.lab.zoo.building import Classify, WordIds, check_choice, checked_tokens, frozen, joined, parts_of
+from batchmaker.lab.zoo.parts import Classify, WordIds, check_choice, checked_tokens, frozen, joined, parts_of
 from batchmaker.model.cell import Cell
 from batchmaker.model.model import Model
 

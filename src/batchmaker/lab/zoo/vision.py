@@ -9,7 +9,7 @@ from typing import Final, final
 import numpy as np
 from torch import Tensor, nn
 
-from batchmaker.lab.zoo.building import check_positive, frozen, seeded
+from batchmaker.lab.zoo.parts import check_positive, frozen, seeded
 from batchmaker.model.layers import CutAt, Layered
 
 IMAGE: Final = 224

@@ -8,7 +8,7 @@ after `marking.label`.
 
 from __future__ import annotations
 
-from batchmaker.compile.planner.pq_tree.marking import Label, Mark, Marks, run_of, touched_end
+from batchmaker.compile.planner.pq_tree.marks import Label, Mark, Marks, run_of, touched_end
 from batchmaker.compile.planner.pq_tree.nodes import Kind, Node, beyond, substitute
 
 OUTSIDE, INSIDE = 0, 1

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from batchmaker.compile.planner.pq_tree.marking import Label, Marks, climb, label, run_of
+from batchmaker.compile.planner.pq_tree.marks import Label, Marks, climb, label, run_of
 from batchmaker.compile.planner.pq_tree.nodes import Kind, Node
 from batchmaker.compile.planner.pq_tree.templates import rearrange
 

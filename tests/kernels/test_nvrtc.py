@@ -8,7 +8,7 @@ import pytest
 
 from batchmaker.errors import DeviceError, OptionError
 from batchmaker.kernels.cache import CacheDirectory, default_directory
-from batchmaker.kernels.compiling import CachedCompiler, Compiled, Nvrtc, read_usage
+from batchmaker.kernels.nvrtc import CachedCompiler, Compiled, Nvrtc, read_usage
 
 SCALE = """
 template <typename T, int W> __global__ void scale(T* out, const T* in, T by) {

@@ -14,8 +14,8 @@ from batchmaker.graph.bound import lower_bound
 from batchmaker.graph.frontier import Frontier
 from batchmaker.graph.mini_batch import MiniBatch, merged, mini_batch
 from batchmaker.graph.spec import TypeId
-from batchmaker.lab.learners.closed import ClosedBatch, check_schedule, num_batches, schedule, schedule_from_sinks
 from batchmaker.lab.learners.comparison import compare
+from batchmaker.lab.learners.mini_batch import ClosedBatch, check_schedule, num_batches, schedule, schedule_from_sinks
 from batchmaker.policies.agenda import AgendaPolicy, AgendaRemainingPolicy
 from batchmaker.policies.base import CellPolicy, ReadyView
 from batchmaker.policies.depth import DepthPolicy
