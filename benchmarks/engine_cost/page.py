@@ -55,18 +55,15 @@ def strongest(rows: Iterable[Result]) -> list[Result]:
 
 
 def readme_table(found: Result) -> str:
-    """Return a row for each figure of each kind of work, sizes side by side, each against its strongest baseline."""
+    """Return a row for each figure of each kind of work and its strongest baseline, sizes side by side."""
     lines = []
-    for (kind, figure, unit), group in groupby(strongest(rows_of(found)), key=_kind):
+    for (kind, figure, unit, baseline), group in groupby(strongest(rows_of(found)), key=_kind):
         rows = list(group)
         rest = [row["work"].removeprefix(kind).strip() for row in rows]
-        baselines = list(dict.fromkeys(row["baseline"] for row in rows))
         theirs, ours = (_joined(_number(row[side]) for row in rows) for side in ("theirs", "ours"))
         better = "" if rows[0]["better"] == "higher" else " (lower is better)"
-        work = f"{kind} {_joined(rest)}".strip()
-        lines.append(
-            [work, f"{figure}, {unit}{better}", "; ".join(baselines), theirs, ours, _joined(map(_times, rows))]
-        )
+        work = f"{kind} {_joined(rest)}".strip() + _held(rows[0])
+        lines.append([work, f"{figure}, {unit}{better}", baseline, theirs, ours, _joined(map(_times, rows))])
     return table(("work", "", "strongest baseline", "baseline", "batchmaker", "ratio"), lines)
 
 
@@ -113,10 +110,21 @@ def show(found: Result, page: Path, readme: Path, png: Path | None) -> None:
         fill(beside, {BY_HAND_SECTION: f"{by_hand_table(found)}\n\n{machine_line(found)}"})
 
 
-def _kind(row: Result) -> tuple[str, str, str]:
-    """Return what rows have in common that stand in one line of the README: the first word of the work, the figure."""
+def _held(row: Result) -> str:
+    """Return what must be said of live streams that the engine does not hold; nothing of all else."""
+    held = row["more"].get("held", {"ours": True})
+    return "" if held["ours"] else " (not held; held by hand)" if held["theirs"] else " (held by neither)"
+
+
+def _kind(row: Result) -> tuple[str, str, str, str]:
+    """Return what rows have in common that stand in one line of the README: the network, the figure, the baseline."""
     first = row["work"].split()[0]
-    return (first if first == "LSTM" and "HTTP" not in row["work"] else row["work"]), row["figure"], row["unit"]
+    return (
+        (first if first == "LSTM" and "HTTP" not in row["work"] else row["work"]),
+        row["figure"],
+        row["unit"],
+        row["baseline"],
+    )
 
 
 def _advantage(row: Result) -> float:

@@ -219,3 +219,11 @@ def test_torchs_recurrent_cells_are_planned_from_inside_and_still_cut_for_runs(m
     torch.testing.assert_close(bound.step(bound.hoist((x,)), tuple(state)), wanted, rtol=1e-5, atol=1e-5)
     assert [spec.shape for spec in bound.hoisted] == [(32,)]
     assert ("not planned in runs: its steps were no faster" in bound.notes) is (in_runs == 0)
+
+
+def test_a_pass_refuses_values_of_other_sizes_than_its_graph_notes() -> None:
+    graph = fused(Pointwise(OPERATIONS["a sum"], 8), (8,), (8,))
+    (found,) = [node.target for node in graph.graph.nodes if isinstance(node.target, Pass)]
+    found(torch.ones(4, 8), torch.ones(4, 8))
+    with pytest.raises(RuntimeError, match=r"a pass over 4 rows got a value \[3, 8\], expected rows of 8"):
+        found(torch.ones(4, 8), torch.ones(3, 8))

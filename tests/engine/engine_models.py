@@ -221,7 +221,7 @@ def scheduler(engine: bm.Engine) -> Any:
 
 
 def assert_balanced(engine: bm.Engine) -> None:
-    """Everything is given back and the books agree. Call it once the engine has stopped."""
+    """Everything is given back and the state is consistent. Call it once the engine has stopped."""
     core = scheduler(engine)
     core.check_invariants()
     assert engine.num_in_flight == 0

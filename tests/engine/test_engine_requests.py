@@ -48,7 +48,7 @@ def modules() -> tuple[Encode, Decode]:
 
 @pytest.fixture
 def engine(request: pytest.FixtureRequest) -> Iterator[bm.Engine]:
-    """An engine for the running sums, whose books are checked at the end."""
+    """An engine for the running sums, whose state is checked at the end."""
     with bm.Engine(Sums(), threads=1, **getattr(request, "param", {})) as engine:
         yield engine
     assert_balanced(engine)

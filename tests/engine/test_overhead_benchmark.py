@@ -152,6 +152,16 @@ def test_the_readmes_table_has_the_sizes_of_a_network_side_by_side(scripts):
     ]
 
 
+def test_the_readmes_table_names_the_baseline_of_each_size_and_streams_that_are_not_held(scripts):
+    held = {"ours": False, "theirs": True}
+    found = result(row(), row("LSTM 128 float32", baseline="buckets"), row("200 live streams", more={"held": held}))
+    assert [line.split(" | ")[::2][:2] for line in scripts["page"].readme_table(found).splitlines()[2:]] == [
+        ["| LSTM 64 float32", "by hand"],
+        ["| LSTM 128 float32", "buckets"],
+        ["| 200 live streams (not held; held by hand)", "by hand"],
+    ]
+
+
 def test_the_whole_table_says_what_was_met_and_missed(scripts):
     lines = scripts["page"].whole_table(result(row(), row(ratio=0.6), row(theirs=None, unit="µs"))).splitlines()[2:]
     assert lines[0].endswith("| 0.5 | at least 0.6 | **missed** |")

@@ -63,14 +63,14 @@ class Serving:
     """Requests of one model, as an engine would unfold them."""
 
     model: Shapes
-    book: TemplateCache
+    templates: TemplateCache
     types: CellRegistry
     num_recorded: int = 0
 
     def ask(self, request: Any, before: KeptState | None = None) -> Template | Unfolding:
         """Return what stands for the request. A template is compared with what unfolding it gives."""
-        self.book.new_turn()
-        sight = self.book.look(0, request, before)
+        self.templates.new_turn()
+        sight = self.templates.look(0, request, before)
         fresh = Unfolding(self.model, self.types, request, before=before)
         if sight is not None and sight.template is not None and not sight.compares:
             given_, wrong = gather([sight.template], [sight.leaves])
@@ -83,8 +83,8 @@ class Serving:
         self.num_recorded += 1
         fresh.start()
         if sight is not None:
-            self.book.recorded(sight, self.model, 0, self.types, request, before, fresh)
-        fresh.after = self.book.canonical(fresh.after)
+            self.templates.recorded(sight, self.model, 0, self.types, request, before, fresh)
+        fresh.after = self.templates.canonical(fresh.after)
         return fresh
 
     def has_template(self, *requests: Any) -> bool:
@@ -134,7 +134,7 @@ def test_requests_of_a_shape_are_unfolded_twice_and_then_stand_as_templates(
     assert kinds[:2] == [Unfolding, Unfolding]
     compared = [2, 5]  # uses 1 and 4
     assert kinds[2:] == [Unfolding if i in compared else Template for i in range(2, 12)]
-    assert serving.book.num_templates == 1
+    assert serving.templates.num_templates == 1
 
 
 LOOKS: dict[str, Callable[..., Any]] = {
@@ -165,7 +165,7 @@ def swallowed(request: Any) -> int:
 def test_functions_that_look_at_values_or_act_have_no_templates(serve: Callable[..., Serving], looks: str) -> None:
     serving = serve(LOOKS[looks])
     assert not serving.has_template(*[[1 + i, 2, 3] for i in range(6)])
-    assert serving.book.num_templates == 0
+    assert serving.templates.num_templates == 0
     assert serving.model.calls in (0, 6)
 
 
@@ -179,7 +179,7 @@ def test_a_function_that_waits_has_no_template(serve: Callable[..., Serving]) ->
     serving.ask([1])
     serving.ask([2])
     assert serving.ask([3]) is not None
-    assert serving.book.num_templates == 0
+    assert serving.templates.num_templates == 0
 
 
 def test_a_model_that_changes_its_mind_is_asked_again(serve: Callable[..., Serving]) -> None:
@@ -204,18 +204,18 @@ def test_what_was_not_seen_to_change_is_found_when_it_is_compared(
     request = [1, 2, 3]
     for _ in range(4):
         serving.ask(request)
-    assert serving.book.num_templates == 1
+    assert serving.templates.num_templates == 1
     lengths[0] = 1
     with caplog.at_level(logging.DEBUG, "batchmaker.model.template_cache"):
-        while serving.book.num_templates:
-            sight = serving.book.look(0, request, None)
+        while serving.templates.num_templates:
+            sight = serving.templates.look(0, request, None)
             assert sight is not None
             if sight.compares:
                 fresh = Unfolding(serving.model, serving.types, request)
                 fresh.start()
-                serving.book.recorded(sight, serving.model, 0, serving.types, request, None, fresh)
+                serving.templates.recorded(sight, serving.model, 0, serving.types, request, None, fresh)
     assert "the graph was another" in caplog.text
-    assert serving.book.look(0, request, None) is None  # the model is asked no more
+    assert serving.templates.look(0, request, None) is None  # the model is asked no more
 
 
 WRONG: list[Any] = [[1, 2, 10], [1, -1, 2], [1, 2, 2**70], [1, 2, 2**63], [1.0, 2.0, 3.0], [1, 2, "a"]]
@@ -243,30 +243,30 @@ def test_templates_are_bounded_by_number_and_by_nodes(
     for length in [*range(1, 30), *range(1, 30)]:
         for _ in range(3):
             serving.ask([1] * length)
-        assert serving.book.num_templates <= 4
-        assert serving.book.num_nodes <= 80
-        most = max(most, serving.book.num_templates)
+        assert serving.templates.num_templates <= 4
+        assert serving.templates.num_nodes <= 80
+        most = max(most, serving.templates.num_templates)
     assert most == 4
 
 
 def test_a_model_without_templates_is_not_asked_for_ever(serve: Callable[..., Serving]) -> None:
     serving = serve(LOOKS["compares"])
     for length in range(1, template_cache.REFUSALS + 1):
-        assert serving.book.look(0, [5] * length, None) is not None
+        assert serving.templates.look(0, [5] * length, None) is not None
         serving.ask([5] * length)
         serving.ask([5] * length)
-    assert serving.book.look(0, [5], None) is None
+    assert serving.templates.look(0, [5], None) is None
 
 
 def test_shapes_that_never_come_again_are_soon_asked_for_rarely(serve: Callable[..., Serving]) -> None:
     serving = serve(lambda m, r: m.look.run(r))
-    sights = [serving.book.look(0, [1] * length, None) for length in range(1, template_cache.MISSES + 641)]
+    sights = [serving.templates.look(0, [1] * length, None) for length in range(1, template_cache.MISSES + 641)]
     assert None not in sights[: template_cache.MISSES]
     assert sum(sight is not None for sight in sights[template_cache.MISSES :]) == 10
     for _ in range(4 * template_cache.ASKED):  # one shape again and again
         serving.ask([1, 2, 3])
-    assert serving.book.num_templates == 1
-    assert all(serving.book.look(0, [1, 2, 3], None) for _ in range(template_cache.ASKED))
+    assert serving.templates.num_templates == 1
+    assert all(serving.templates.look(0, [1, 2, 3], None) for _ in range(template_cache.ASKED))
 
 
 CHUNKS: dict[str, Callable[..., Any]] = {
@@ -289,11 +289,11 @@ def test_chunks_go_on_from_the_state_of_a_template(serve: Callable[..., Serving]
     for sequence in range(8):
         state = KeptState()
         for chunk in range(4):
-            answer = serving.ask([sequence, chunk], serving.book.canonical(state))
+            answer = serving.ask([sequence, chunk], serving.templates.canonical(state))
             kinds.append(type(answer))
             state = answer.after
     assert kinds.count(Template) > 12
-    assert serving.book.num_templates == 2
+    assert serving.templates.num_templates == 2
 
 
 def test_a_state_that_could_change_has_no_template(serve: Callable[..., Serving]) -> None:
@@ -303,8 +303,8 @@ def test_a_state_that_could_change_has_no_template(serve: Callable[..., Serving]
 
     serving, state = serve(does), KeptState()
     for chunk in range(8):
-        state = serving.ask([chunk], serving.book.canonical(state)).after
-    assert serving.book.num_templates == 0
+        state = serving.ask([chunk], serving.templates.canonical(state)).after
+    assert serving.templates.num_templates == 0
 
 
 @st.composite
@@ -339,7 +339,7 @@ def test_with_templates_is_as_recorded_anew(
     for length in lengths:
         serving.ask(rng.integers(0, 10, length).tolist())  # which compares
     proved = {length for length in lengths if lengths.count(length) > 1}
-    assert serving.book.num_templates == len(proved)
+    assert serving.templates.num_templates == len(proved)
 
 
 @pytest.mark.slow
@@ -357,7 +357,7 @@ def test_values_of_many_requests_are_laid_out_as_those_of_each(
         for _ in range(2):
             serving.ask(rng.integers(0, 10, length).tolist())
     requests = [rng.integers(0, 10, length).tolist() for length in lengths]
-    sights = [serving.book.look(0, request, None) for request in requests]
+    sights = [serving.templates.look(0, request, None) for request in requests]
     groups: dict[Any, list[int]] = {}
     for i, sight in enumerate(sights):
         groups.setdefault(sight.template.form, []).append(i)  # type: ignore[union-attr]

@@ -229,6 +229,13 @@ PLANTS: list[Any] = [
     pytest.param(lambda g: node(g).update(target="torch.load"), "operator", id="torch.load as an operator"),
     pytest.param(lambda g: node(g).update(target="torch.os.system"), "operator", id="a shell as an operator"),
     pytest.param(lambda g: node(g).update(target="torch.ops.aten.from_file.default"), "operator", id="reads a file"),
+    pytest.param(lambda g: node(g).update(target="torch.ops.aten.save.default"), "operator", id="writes a file"),
+    pytest.param(lambda g: node(g).update(target="_operator.pow"), "operator", id="numbers without end"),
+    pytest.param(
+        lambda g: node(g).update(target="_operator.mul", inputs=[{"name": "", "arg": {"as_string": "a"}, "kind": 1}]),
+        "arithmetic with text",
+        id="text without end",
+    ),
     pytest.param(lambda g: node(g).update(metadata={"custom": "1"}), "metadata", id="metadata"),
     pytest.param(
         lambda g: node(g)["inputs"][0].update(arg={"as_operator": "torch.os.system"}),

@@ -30,9 +30,9 @@ class Port:
         self.sequences = Sequences(self.clock, limit=limit)
 
     def open_sequence(self, priority, idle_s):
-        book = self.sequences.make(idle_s)
-        self.sequences.open(book)
-        return Sequence(book, SimpleNamespace(send=lambda call: call()), None, None)
+        entry = self.sequences.make(idle_s)
+        self.sequences.open(entry)
+        return Sequence(entry, SimpleNamespace(send=lambda call: call()), None, None)
 
     def pass_time(self, seconds):
         self.sequences.expire(self.clock.advance(seconds))

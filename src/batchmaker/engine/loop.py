@@ -224,8 +224,7 @@ class Loop:
         self._answer_instead(list(self._unanswered.values()), lambda _: StoppedError(said))
 
     def _answer_instead(self, tickets: list[Ticket], failure: Callable[[Ticket], BatchmakerError]) -> None:
-        """Answer for the engine's thread. The engine's thread counts them, and clears their
-        state, when it comes back."""
+        """Answer for the engine's thread, which counts them and clears their state when it comes back."""
         outbox = Outbox()
         for ticket in tickets:
             ticket.error = error = failure(ticket)  # first: the engine's thread reads it where it finds the ticket gone
@@ -299,9 +298,12 @@ class Loop:
 
     def _take_inbox(self) -> None:
         """Take all items that are in the inbox now."""
-        with suppress(queue.Empty):
-            while True:
-                self._take(self._inbox.get_nowait())
+        while True:
+            try:
+                item = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            self._take(item)
 
     def _take(self, item: Item) -> None:
         """Put requests into the backlog, or call what is to be called."""

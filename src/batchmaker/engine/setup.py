@@ -42,6 +42,23 @@ from batchmaker.scheduler.warm_up import prepare
 
 _WORTH_TELLING_S: Final = 2.0
 
+CALLS_EACH: Final = 5
+"""Calls from which the time of one batch size is taken."""
+
+STEPS_PER_TASK: Final = 5
+"""Steps over which the work that needs no state is shared, as in a full task."""
+
+WITH_DEADLINES: Final = "lazy:max_steps=5"
+"""The policy of engines with deadlines. A task of five steps takes long enough that deciding who joins it, a tenth or
+two of a millisecond while newcomers wait, stays under 5 % of it; newcomers wait for four steps at most."""
+
+ON_DEVICES: Final = "cellular:max_steps=5"
+"""The policy where the CPU does not compute: a persistent kernel takes eight steps at most, and no budget was ever
+measured there."""
+
+WHOLE_REQUESTS: Final = "batchmaker.lab.baselines.driver"
+"""Where the driver of policies is that batch whole requests, loaded for those alone."""
+
 
 def prepare_scheduler() -> None:
     """The scheduler's loops, and those for cells and rows, are compiled or loaded. Says so at INFO after 2 s."""
@@ -55,13 +72,6 @@ def prepare_scheduler() -> None:
         by_table(np.zeros(2, np.int64), np.zeros(2, np.int64))
     finally:
         notice.cancel()
-
-
-CALLS_EACH: Final = 5
-"""Calls from which the time of one batch size is taken."""
-
-STEPS_PER_TASK: Final = 5
-"""Steps over which the work that needs no state is shared, as in a full task."""
 
 
 @runtime_checkable
@@ -179,19 +189,6 @@ def _times(call: Callable[[], Any]) -> tuple[float, float]:
         times.append(max(time.perf_counter() - begin, 1e-9))
     times.sort()
     return times[len(times) // 2], times[-1]
-
-
-WITH_DEADLINES: Final = "lazy:max_steps=5"
-"""The policy of engines with deadlines. A task of five steps takes long enough that deciding who joins it, a tenth or
-two of a millisecond while newcomers wait, stays under 5 % of it; newcomers wait for four steps at most."""
-
-
-ON_DEVICES: Final = "cellular:max_steps=5"
-"""The policy where the CPU does not compute: a persistent kernel takes eight steps at most, and no budget was ever
-measured there."""
-
-WHOLE_REQUESTS: Final = "batchmaker.lab.baselines.driver"
-"""Where the driver of policies is that batch whole requests, loaded for those alone."""
 
 
 def choose_policy(

@@ -80,7 +80,7 @@ class Room:
         if self.waits:
             to_do = (
                 "when_full='wait' blocks a thread, which must not be that of an event loop, nor the engine's own. In "
-                " asyncio, bound your tasks with an asyncio.Semaphore, or submit with asyncio.to_thread"
+                "asyncio, bound your tasks with an asyncio.Semaphore, or submit with asyncio.to_thread"
             )
         return QueueFullError(
             f"{self._most} requests are accepted and not answered, the most that this engine takes; {to_do}"

@@ -27,10 +27,10 @@ _PATH = re.compile(r"[\w.]*", re.ASCII)
 _TEXT = re.compile(r"[\w .,:/+=><-]*", re.ASCII)
 _VERSION = re.compile(r"[\w.+-]*", re.ASCII)
 _SYMBOL = re.compile(r"[su]\d+", re.ASCII)
-_ATEN = re.compile(r"torch\.ops\.aten\.(\w+)\.\w+", re.ASCII)
+_ATEN = re.compile(r"torch\.ops\.aten\.(\w+)\.(\w+)", re.ASCII)
 _FILES = frozenset({"from_file"})
 _OPERATORS = (
-    "add", "sub", "mul", "floordiv", "truediv", "mod", "neg", "pow", "eq", "ne", "lt", "le", "gt", "ge", "getitem",
+    "add", "sub", "mul", "floordiv", "truediv", "mod", "neg", "eq", "ne", "lt", "le", "gt", "ge", "getitem",
     "and_", "or_", "not_",
 )  # fmt: skip
 SCALAR = {f"_operator.{name}": getattr(operator, name) for name in _OPERATORS} | {
@@ -49,6 +49,7 @@ _ARGUMENTS = frozenset({
     "as_bools", "as_sym_bool", "as_sym_bools", "as_optional_tensors", "as_optional_tensor", "as_sym_float",
     "as_sym_floats", "as_int_lists", "as_float_lists", "as_nested_tensors", "as_name", "as_expr",
 })  # fmt: skip
+_TEXTS = frozenset({"as_string", "as_strings"})
 _SIGNATURE = frozenset({"parameter", "buffer", "tensor_constant", "user_input", "user_output"})
 _EMPTY = frozenset({"guards_code", "metadata", "custom_obj_values", "treespec_namedtuple_fields"})
 
@@ -61,6 +62,9 @@ def check_graph(program: Any) -> None:
         for spec in graph_module["signature"][side]:
             if not spec.keys() <= _SIGNATURE:
                 raise RefusedGraphError(f"{side} of kind {', '.join(spec)}; a cell may not change what it holds")
+    for node in graph_module["graph"]["nodes"]:
+        if node["target"] in SCALAR and any(one["arg"].keys() & _TEXTS for one in node["inputs"]):
+            raise RefusedGraphError(f"arithmetic with text, {node['target']}")
     if not {"TRAINING", "ATEN", ""}.issuperset(program["verifiers"]):
         raise RefusedGraphError(f"dialect {program['verifiers']}")
     if [call["fqn"] for call in graph_module["module_call_graph"]] != [""]:
@@ -117,8 +121,15 @@ def _check_version(text: str) -> None:
 
 def _check_target(text: str) -> None:
     aten = _ATEN.fullmatch(text)
-    if text not in SCALAR and (aten is None or aten[1] in _FILES):
+    if text in SCALAR:
+        return
+    if aten is None or aten[1] in _FILES or not _has_kernel(aten[1], aten[2]):
         raise RefusedGraphError(f"the operator {text[:80]!r}; cells may call ATen operators only")
+
+
+def _has_kernel(name: str, overload: str) -> bool:
+    """Whether an operator computes with tensors. Those of the JIT alone, such as `save`, have no kernel."""
+    return bool(torch._C._dispatch_has_kernel(f"aten::{name}" + ("" if overload == "default" else f".{overload}")))
 
 
 def _check_tree(text: str) -> None:

@@ -278,9 +278,9 @@ class Completion:
         state, arena = self._state, self._state.arena
         entry.may_own_rows = True
         state.attached.pop(entry.request, None)
-        for type_book in state.types:
-            if len(type_book.ready):
-                type_book.ready.discard(lambda keys: arena.request[nodes_of(keys)] == entry.slot)
+        for type_entry in state.types:
+            if len(type_entry.ready):
+                type_entry.ready.discard(lambda keys: arena.request[nodes_of(keys)] == entry.slot)
         if state.frontiers is not None:
             state.frontiers.withdraw(entry.extents)
         self._dying.append(entry)

@@ -106,7 +106,7 @@ def _num_alike(nodes: Ids, subgraphs: Ids, keys: Keys, most: int) -> int:
 def _go_on(
     nodes: Ids, subgraphs: Ids, occupant: Ids, at: Ids, first: int, num_steps: int, keys: Keys, ranks: Ids
 ) -> tuple[Keys, Ids]:
-    """Book steps in which the chains of the step before all go on, in their lanes; those that end then leave them.
+    """Note steps in which the chains of the step before all go on, in their lanes; those that end then leave them.
 
     first: where the positions of the first of these steps begin. keys, ranks: of its nodes, in the queue's order.
     Returns the keys and ranks of the nodes that are ready after the last, in order.
@@ -258,7 +258,7 @@ def find_steps(
     candidates: Keys,
     ranks: Ids,
 ) -> Steps:
-    """Form the steps of one task and entry them as submitted.
+    """Form the steps of one task and mark them as submitted.
 
     is_host: [tables]. value_ports: inputs that other nodes have ever fed, ascending. free: [num_free or more] free rows
     of the type's pool, taken from the end. occupant: [lanes] of the worker. lane_tables: [workers, state inputs].

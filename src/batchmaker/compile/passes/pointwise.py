@@ -50,7 +50,7 @@ class Pass:
     """
 
     __name__ = "pointwise_pass"
-    __slots__ = ("_constants", "_dtype", "_like", "_program", "_results", "_slots", "num_registers", "width")
+    __slots__ = ("_constants", "_dtype", "_like", "_program", "_results", "_slots", "_widths", "num_registers", "width")
 
     def __init__(
         self,
@@ -77,6 +77,8 @@ class Pass:
         self._like = next((slot.argument for slot in given if slot.argument_width == width), None)
         self._constants = [slot.row for slot in rows if slot.row is not None]
         arguments = 1 + max((slot.argument or 0 for slot in given), default=-1)
+        widths = {slot.argument: slot.argument_width for slot in given}
+        self._widths = [widths.get(number) or None for number in range(arguments)]
         first = arguments + len(results)  # the order of bases: arguments, results, zero for constants, registers
         block = min(width, machine.BLOCK) * 4
         self._slots = np.array(
@@ -100,6 +102,10 @@ class Pass:
         """Return the results for a batch."""
         values = tuple([value if value.is_contiguous() else value.contiguous() for value in values])
         rows = len(values[0])
+        # The machine reads and writes by address, and a saved graph may note another shape than its calls give.
+        for value, width in zip(values, self._widths, strict=True):
+            if width is not None and value.numel() != rows * width:
+                raise RuntimeError(f"a pass over {rows} rows got a value {list(value.shape)}, expected rows of {width}")
         if self._like is None:
             results = [torch.empty((rows, self.width), dtype=self._dtype) for _ in range(self._results)]
         else:  # this takes half the time of a call

@@ -3,7 +3,7 @@
 Applies Booth & Lueker's templates from the lowest touched node to the root of the set. Their numbers are given where
 they are applied; full nodes (L1, P1, Q1) need nothing. A partial node becomes a Q-node whose first end is outside the
 set and whose last end is in it. The node above takes that Q-node's children into its own chain. No template can fail
-after `marking.label`.
+after `marks.label`.
 """
 
 from __future__ import annotations
