@@ -88,7 +88,7 @@ def flat(answer: Any) -> list[Tensor]:
     return [answer] if isinstance(answer, Tensor) else [each for part in answer for each in flat(part)]
 
 
-def compared(model: bm.Model, requests: Sequence[Any], *devices: FakeDevice, atol: float = 1e-6) -> list[str]:
+def assert_agrees(model: bm.Model, requests: Sequence[Any], *devices: FakeDevice, atol: float = 1e-6) -> list[str]:
     """Compare answers on devices with those of the CPU; return the executor's notes."""
     with Engine(model) as engine:
         wanted = engine.map(requests, progress=False)
@@ -110,7 +110,7 @@ MODULES = [nn.GRUCell(4, 6), nn.GRUCell(4, 6, bias=False), nn.LSTMCell(4, 6), Sw
 @pytest.mark.parametrize("sizes", [[1, 2, 4, 8], [3, 64]])
 def test_answers_are_those_of_the_cpu(module: nn.Module, sizes: list[int]) -> None:
     (device,) = fakes(1, at_once=2)
-    assert compared(Chain(module, batch_sizes=sizes), vectors(LENGTHS), device) == []
+    assert assert_agrees(Chain(module, batch_sizes=sizes), vectors(LENGTHS), device) == []
     assert device.num_recurrent > 0
 
 
@@ -118,7 +118,7 @@ def test_answers_are_those_of_the_cpu(module: nn.Module, sizes: list[int]) -> No
 @pytest.mark.parametrize("model", [Handed, Late])
 def test_chains_that_begin_where_others_end_get_their_state(model: Any, count: int) -> None:
     devices = fakes(count, at_once=2)
-    compared(model(batch_sizes=[2, 3, 8]), vectors(LENGTHS), *devices)
+    assert_agrees(model(batch_sizes=[2, 3, 8]), vectors(LENGTHS), *devices)
     assert sum(device.num_recurrent for device in devices) > 0
 
 
@@ -133,7 +133,7 @@ def test_whatever_is_asked_results_never_change(lengths: list[int], most: int, s
     torch.manual_seed(seed)
     device = FakeDevice(seed=seed, background=True, at_once=2)
     model = Late(max_batch=most) if lstm else Handed(max_batch=most)
-    compared(model, vectors(lengths, seed), device)
+    assert_agrees(model, vectors(lengths, seed), device)
 
 
 @pytest.mark.parametrize("name", ["lstm", "gru"])
@@ -142,13 +142,13 @@ def test_tokens_and_sixteen_bits(name: str, dtype: str, atol: float) -> None:
     (device,) = fakes(1, at_once=2)
     model = zoo.make(name, hidden=16, vocabulary_size=50, dtype=dtype, max_batch=8)
     sentences = [[(i * 7 + j * 3) % 50 for j in range(length)] for i, length in enumerate(LENGTHS)]
-    compared(model, sentences, device, atol=atol)
+    assert_agrees(model, sentences, device, atol=atol)
     assert device.num_recurrent > 0
 
 
 def test_h_of_every_step_may_be_read_by_other_cells() -> None:
     (device,) = fakes(1, at_once=2)
-    compared(Chain(nn.GRUCell(4, 6), reads=3, max_batch=8), vectors(LENGTHS), device)
+    assert_agrees(Chain(nn.GRUCell(4, 6), reads=3, max_batch=8), vectors(LENGTHS), device)
     assert device.num_recurrent > 0
 
 
@@ -168,7 +168,7 @@ def test_c_of_every_step_may_be_read_by_other_cells(dtype: str, atol: float) -> 
             return [c.steps, *inner]
 
     (device,) = fakes(1, at_once=2)
-    compared(ReadsC(), vectors([6] * 40), device, atol=atol)
+    assert_agrees(ReadsC(), vectors([6] * 40), device, atol=atol)
     assert device.num_recurrent > 2 * 2 * recorded_sizes(8)  # each ran twice while it was recorded
 
 
@@ -179,13 +179,13 @@ def recorded_sizes(max_batch: int) -> int:
 def test_what_is_more_than_one_layer_runs_step_by_step() -> None:
     (device,) = fakes(1, at_once=2)
     model = zoo.make("lstm", hidden=8, vocabulary_size=50, layers=2, max_batch=8)
-    compared(model, [[1, 2, 3, 4], [5, 6]], device)
+    assert_agrees(model, [[1, 2, 3, 4], [5, 6]], device)
     assert device.num_recurrent == 0
 
 
 def test_tasks_of_fewer_steps_than_it_takes_run_step_by_step() -> None:
     (device,) = fakes(1, at_once=3)
-    compared(Chain(nn.GRUCell(4, 6), max_batch=4), vectors([2] * 4), device)
+    assert_agrees(Chain(nn.GRUCell(4, 6), max_batch=4), vectors([2] * 4), device)
     assert device.num_recurrent == 2 * recorded_sizes(4)
 
 
@@ -201,7 +201,7 @@ def test_all_sizes_are_recorded_at_the_start_and_none_later() -> None:
 
 def test_what_cannot_be_recorded_runs_step_by_step_and_there_is_a_note() -> None:
     (device,) = fakes(1, at_once=2, records=False)
-    notes = compared(Chain(nn.GRUCell(4, 6), max_batch=8), vectors(LENGTHS), device)
+    notes = assert_agrees(Chain(nn.GRUCell(4, 6), max_batch=8), vectors(LENGTHS), device)
     assert "tasks of cell 'cell' do not run at once: it waits for a value" in notes
 
 

@@ -75,17 +75,17 @@ def test_a_token_without_a_row_leaves_everything_as_it_was(seed: int) -> None:
         one = random_task(of, seed, num_steps=3)
         one.tokens[-1] = token
         one.task.inputs = tuple(one.tokens for _ in one.task.inputs)
-        leaves_all_as_it_was(of, one)
+        assert_nothing_changes(of, one)
 
 
 def test_a_step_without_lanes_leaves_everything_as_it_was() -> None:
     of = made("gru", torch.float32, 8)
     one = random_task(of, 5, num_steps=3)
     one.task.used[1] = False
-    leaves_all_as_it_was(of, one)
+    assert_nothing_changes(of, one)
 
 
-def leaves_all_as_it_was(of: Made, one: Given) -> None:
+def assert_nothing_changes(of: Made, one: Given) -> None:
     before = one.copied()
     for by_product in (False, True):
         of.loop.plan = LoopPlan(of.loop.plan.ways, np.full(1, by_product), (1, 16) if by_product else ())

@@ -154,7 +154,7 @@ def plain(module: nn.Module, request: Any) -> Any:
         return torch.utils._pytree.tree_map(lambda value: value[0], module.eval()(*rows))
 
 
-def close(result: Any, expected: Any) -> None:
+def assert_close(result: Any, expected: Any) -> None:
     torch.testing.assert_close(result, expected, atol=1e-6, rtol=1e-5)
 
 
@@ -172,7 +172,7 @@ def test_layers_give_what_the_module_gives(case):
         def check(seeds):
             requests = [draw(np.random.default_rng(seed)) for seed in seeds]
             for result, request in zip(engine.map(requests, progress=False), requests, strict=True):
-                close(result, plain(module, request))
+                assert_close(result, plain(module, request))
 
         check()
         assert engine.stats.steps < engine.stats.cells
@@ -186,7 +186,7 @@ def test_graph_batching_runs_the_module_itself(case, policy):
     requests = [draw(np.random.default_rng(seed)) for seed in range(5)]
     with bm.Engine(bm.layers(module, requests[0]), policy, threads=1) as engine:
         for result, request in zip(engine.map(requests, progress=False), requests, strict=True):
-            close(result, plain(module, request))
+            assert_close(result, plain(module, request))
 
 
 CUTS: list[tuple[Any, list[str]]] = [
@@ -203,7 +203,7 @@ def test_the_user_says_how_fine(cut, names):
     model = bm.layers(module, request, cut=cut, max_batch=2)
     assert [cell.name for cell in model.cells.values()] == names
     with bm.Engine(model, threads=1) as engine:
-        close(engine.submit(request).result(), plain(module, request))
+        assert_close(engine.submit(request).result(), plain(module, request))
 
 
 def test_a_part_that_cannot_be_traced_stays_whole():
@@ -221,7 +221,7 @@ def test_what_nothing_can_trace_is_refused_with_advice():
         bm.layers(Decides(), cut=[nn.Linear])
     model = bm.layers(Decides(), torch.zeros(4), cut="whole", max_batch=1)
     with bm.Engine(model, threads=1) as engine:
-        close(engine.submit(torch.ones(4)).result(), plain(model._module, torch.ones(4)))
+        assert_close(engine.submit(torch.ones(4)).result(), plain(model._module, torch.ones(4)))
 
 
 class Overwrites(nn.Module):
@@ -294,9 +294,9 @@ def test_a_wrong_request_fails_alone():
         for failed, answered in futures:
             with pytest.raises(InvalidRequestError, match=r"features|tokens|embed"):
                 failed.result()
-            close(answered.result()["scores"], plain(model._module, good)["scores"])
+            assert_close(answered.result()["scores"], plain(model._module, good)["scores"])
         in_order = engine.submit((good["tokens"], good["features"])).result()
-        close(in_order["hidden"], plain(model._module, good)["hidden"])
+        assert_close(in_order["hidden"], plain(model._module, good)["hidden"])
 
 
 def test_an_optional_input_is_one_where_the_example_gives_it():
@@ -305,14 +305,14 @@ def test_an_optional_input_is_one_where_the_example_gives_it():
     model = bm.layers(module, request)
     assert model.inputs == ("tokens", "features", "scale")
     with bm.Engine(model, threads=1) as engine:
-        close(engine.submit(request).result(), plain(module, request))
+        assert_close(engine.submit(request).result(), plain(module, request))
 
 
 def test_the_first_request_tells_the_shapes_where_there_is_no_example():
     model = bm.layers(dense())
     with bm.Engine(model, threads=1) as engine:
         request = np.ones(4)
-        close(engine.submit(request).result(), plain(model._module, request))
+        assert_close(engine.submit(request).result(), plain(model._module, request))
         with pytest.raises(InvalidRequestError, match=r"rows of shape \(5,\), expected \(4,\)"):
             engine.submit(np.ones(5)).result()
 
@@ -335,7 +335,7 @@ def test_a_saved_model_answers_as_before_without_the_module(tmp_path):
     expected = model.alone(request)
     for policy in ("cellular", "padded"):
         with bm.Engine(loaded, policy, threads=1) as engine:
-            close(engine.submit(request).result(), expected)
+            assert_close(engine.submit(request).result(), expected)
 
 
 def test_requests_are_rows_of_the_weights_dtype():

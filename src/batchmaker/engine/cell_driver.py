@@ -147,9 +147,11 @@ class CellDriver:
     # --- a turn: poll, handle, carry out ---------------------------------------------------------------------------
 
     def poll(self) -> None:
+        """See Driver.poll."""
         self._results.extend(self._executor.poll())
 
     def advance(self, tickets: Sequence[Ticket]) -> None:
+        """Make events of the polled results and of these requests, tell the scheduler, and carry out what it says."""
         touched: dict[RequestId, InFlight] = {}
         events: list[Event] = [self._take_result(result, touched) for result in self._results]
         self._results.clear()

@@ -48,6 +48,7 @@ class Situation:
 
     @cached_property
     def left(self) -> Steps:
+        """Remaining steps of each request by type, [requests, types]; with `ends_apart`, without such a last call."""
         left = self.steps.left(self.table, self.slots)
         if self.ends_apart:
             rows = np.arange(len(left))

@@ -22,7 +22,7 @@ from batchmaker.policies.cellular import CellularPolicy
 OVERHEAD = Overhead(step_s=2e-5, row_s=1e-6, turn_s=3e-5, request_s=1e-4)
 
 
-def same(exact: FleetRecords, fast: FleetRecords) -> None:
+def assert_same(exact: FleetRecords, fast: FleetRecords) -> None:
     """Every request has the same replica, the same end and, but for rounding, the same time."""
     assert exact.outcome.tolist() == fast.outcome.tolist()
     assert exact.replica.tolist() == fast.replica.tolist()
@@ -38,7 +38,7 @@ def same(exact: FleetRecords, fast: FleetRecords) -> None:
 def test_every_router_gives_the_same_answers_fast_and_exactly(router: str) -> None:
     work = work_of(model_of(8), *drawn(400, 5000, seed=3))
     device = device_of(8, overhead=OVERHEAD)
-    same(play("exact", work, router, device=device, seed=5), play("fast", work, router, device=device, seed=5))
+    assert_same(play("exact", work, router, device=device, seed=5), play("fast", work, router, device=device, seed=5))
 
 
 @pytest.mark.parametrize(("max_steps", "rate_rps"), [(None, 800), (None, 20_000), (5, 4000), (1, 4000)])
@@ -49,13 +49,13 @@ def test_tasks_are_bounded_alike_fast_and_exactly(max_steps: int | None, rate_rp
         play(fidelity, work, "two-choices", replicas=2, max_batch=4, device=device, max_steps=max_steps)
         for fidelity in ("exact", "fast")
     )
-    same(exact, fast)
+    assert_same(exact, fast)
 
 
 def test_requests_that_come_at_one_time_give_the_same_answers_fast_and_exactly() -> None:
     steps, _ = drawn(300, 1, seed=5)
     work = work_of(model_of(8), steps, np.repeat([0.0, 0.0, 0.01, 0.5], 75))
-    same(play("exact", work, "least-requests"), play("fast", work, "least-requests"))
+    assert_same(play("exact", work, "least-requests"), play("fast", work, "least-requests"))
 
 
 def test_deaths_and_scaling_are_the_same_fast_and_exactly() -> None:
@@ -67,7 +67,7 @@ def test_deaths_and_scaling_are_the_same_fast_and_exactly() -> None:
     )
     assert exact.deaths > 3
     assert (exact.tries > 1).any()
-    same(exact, fast)
+    assert_same(exact, fast)
 
 
 def test_sequences_are_the_same_fast_and_exactly() -> None:
@@ -75,13 +75,13 @@ def test_sequences_are_the_same_fast_and_exactly() -> None:
     sequence = np.sort(np.random.default_rng(0).integers(0, 60, 600)).reshape(6, 100).T.ravel()
     work = work_of(model_of(8), steps, arrived_s, sequence=np.unique(sequence, return_inverse=True)[1])
     exact, fast = (play(fidelity, work, "sticky", start_s=0.02, mean_life_s=0.3) for fidelity in ("exact", "fast"))
-    same(exact, fast)
+    assert_same(exact, fast)
 
 
 def test_more_places_than_there_were_at_first_change_nothing() -> None:
     work = work_of(model_of(2), *drawn(500, 4000, seed=8))
     exact, fast = (play(fidelity, work, "least-requests", replicas=37, max_batch=2) for fidelity in ("exact", "fast"))
-    same(exact, fast)
+    assert_same(exact, fast)
 
 
 def test_what_is_no_chain_of_one_cell_is_not_played_fast() -> None:
