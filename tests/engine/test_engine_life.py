@@ -9,11 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from engine_models import Counter, Endless, Sums, assert_balanced, wait_until
+from engine_models import Counter, Decode, Encode, Endless, LoopTranslator, Sums, assert_balanced, wait_until
 
 import batchmaker as bm
+from batchmaker.compile import loops
 from batchmaker.engine import Answer
 from batchmaker.errors import CancelledError, ModelError, StoppedError
+from batchmaker.kernels.cpu.choice import choose
 
 
 class Held(Counter):
@@ -146,6 +148,27 @@ def test_the_example_request_proves_the_model_at_start() -> None:
     engine = bm.Engine(model, threads=1)
     with pytest.raises(ModelError, match="example request failed"):
         engine.start()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_loops_are_compiled_and_measured_by_who_starts_the_engine_and_not_by_its_own_threads(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their compiler takes most of a minute at the first start, which nobody should take for a hanging engine."""
+    measured_in: list[threading.Thread] = []
+
+    def measured(*given: Any) -> Any:
+        measured_in.append(threading.current_thread())
+        return choose(*given)
+
+    monkeypatch.setattr(loops, "choose", measured)
+    model = LoopTranslator(Encode(), Decode())
+    model.example_request = [3, 4]
+    with bm.Engine(model, workers=workers, threads=1) as engine:
+        after_start = len(measured_in)
+        engine.submit([5, 6, 7]).result()
+    assert after_start > 0
+    assert measured_in == [threading.current_thread()] * after_start
 
 
 @pytest.mark.parametrize("drain", [True, False])

@@ -109,6 +109,10 @@ class CellDriver:
         """Those of the loops in flight, for an executor that applies them between the steps of a task."""
         return self._brought.tests
 
+    def await_materialise(self) -> None:
+        """Call before example requests if `materialise` follows. Nothing is in flight."""
+        self._executor.await_materialise()
+
     def materialise(self) -> None:
         """Let the executor make ready every cell that is known; nothing is in flight."""
         self._executor.materialise(self._registry.num_sequence_inputs)

@@ -143,14 +143,17 @@ class Engine:
 
     def _prove_and_materialise(self) -> None:
         examples = [(served.name, request) for served in self._catalogue for request in served.model.examples]
+        driver = self._driver if examples and isinstance(self._driver, CellDriver) else None
+        if driver is not None:
+            driver.await_materialise()
         for name, request in examples:
             self._prove_example(name, request)
-        cells = isinstance(self._driver, CellDriver)
-        if examples and isinstance(self._driver, CellDriver) and isinstance(self._policy, CellPolicy):
-            self._policy.check_cells(self._registry.types)
-            self._driver.materialise()
+        if driver is not None:
+            if isinstance(self._policy, CellPolicy):
+                self._policy.check_cells(self._registry.types)
+            driver.materialise()
         if wants_costs(self._policy):
-            threads = self._threads if examples and cells and self._computes_here else None
+            threads = self._threads if driver is not None and self._computes_here else None
             profile = cost_profile(self._catalogue, self._registry, threads)
             if profile is not None:
                 self._loop.call_soon(partial(self._policy.use_profile, profile))

@@ -90,6 +90,9 @@ class Executor(Protocol):
     def start(self, notify: Callable[[], None]) -> None:
         """Begin work. notify: cheap, callable from any thread."""
 
+    def await_materialise(self) -> None:
+        """Until `materialise`, compile and measure nothing: example requests come first, in the engine's thread."""
+
     def materialise(self, forms: Mapping[TypeId, int]) -> None:
         """Make what each batch size of each known cell type costs once, before the first request needs it.
 

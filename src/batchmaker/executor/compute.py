@@ -52,6 +52,9 @@ class ComputingExecutor(ABC):
     def start(self, notify: Callable[[], None]) -> None:
         self._notify = notify
 
+    def await_materialise(self) -> None:
+        self._runner.in_loops = False
+
     def materialise(self, forms: Mapping[TypeId, int]) -> None:
         """Run every cell once at every supported size: programs, primitives, packed weights, pages (BatchMaker, 6)."""
         before = torch.get_num_threads()
@@ -66,6 +69,7 @@ class ComputingExecutor(ABC):
                         bound.split(s).warm_up(cell_type.batch_sizes, HOISTED_SIZES if s else ())
         finally:
             torch.set_num_threads(before)
+            self._runner.in_loops = True
 
     def reserve(self, command: Reserve) -> None:
         self._tables.reserve(command)

@@ -38,6 +38,9 @@ class NullExecutor:
     def start(self, notify: Callable[[], None]) -> None:
         self._notify = notify
 
+    def await_materialise(self) -> None:
+        """Nothing is compiled or measured."""
+
     def materialise(self, forms: Mapping[TypeId, int]) -> None:
         """Nothing is computed, so nothing is made ready."""
 

@@ -39,16 +39,21 @@ rest of a long task."""
 
 @final
 class TaskRunner:
-    """Runs tasks on one set of state tables. Safe for several threads, whose tasks touch different rows."""
+    """Runs tasks on one set of state tables. Safe for several threads, whose tasks touch different rows.
+
+    in_loops: whether tasks may run in compiled loops. The first use of a loop compiles and measures it.
+    """
 
     def __init__(self, types: Sequence[CellType], cells: Sequence[BoundCell], tables: StateTables) -> None:
         self._types = types
         self._cells = cells
         self._tables = tables
+        self.in_loops = True
 
     def begin(self, task: RunTask, tests: LoopTests | None = None) -> RunningTask:
         """Return a task of which no step has run. tests: applied between its steps, if it has loops."""
-        return RunningTask(task, self._types[task.type_id], self._cells[task.type_id], self._tables, tests)
+        cell_type, cell = self._types[task.type_id], self._cells[task.type_id]
+        return RunningTask(task, cell_type, cell, self._tables, tests, in_loop=self.in_loops)
 
 
 @final
@@ -56,12 +61,19 @@ class RunningTask:
     """A task while it is computed. num_finished: its steps that are."""
 
     __slots__ = (
-        "_bad", "_cell", "_ends", "_fetched", "_hoisted", "_name", "_sizes", "_skipped", "_stopped", "_tables",
+        "_bad", "_cell", "_ends", "_fetched", "_hoisted", "_in_loop", "_name", "_sizes", "_skipped", "_stopped", "_tables",
         "_task", "_tests", "_watched", "num_finished",
     )  # fmt: skip
 
     def __init__(
-        self, task: RunTask, cell_type: CellType, cell: BoundCell, tables: StateTables, tests: LoopTests | None = None
+        self,
+        task: RunTask,
+        cell_type: CellType,
+        cell: BoundCell,
+        tables: StateTables,
+        tests: LoopTests | None = None,
+        *,
+        in_loop: bool = True,
     ) -> None:
         self._task = task
         self._sizes = cell_type.batch_sizes
@@ -70,6 +82,7 @@ class RunningTask:
         self._cell = cell
         self._tables = tables
         self._tests = tests
+        self._in_loop = in_loop
         self._skipped: NDArray[np.bool_] = _NO_FLAGS
         self._stopped: NDArray[np.bool_] = _NO_FLAGS
         self._ends: list[int] = []
@@ -82,7 +95,8 @@ class RunningTask:
         """Run steps for about REPORT_S, at least one, and return their result."""
         task, first = self._task, self.num_finished
         began = time.perf_counter()
-        if first == 0 and (looped := run_in_loop(task, self._cell, self._tables, self._tests)) is not None:
+        looped = run_in_loop(task, self._cell, self._tables, self._tests) if first == 0 and self._in_loop else None
+        if looped is not None:
             self.num_finished, busy_s = task.num_steps, time.perf_counter() - began
             return StepsResult(task.task, 0, task.num_steps, looped.fetched, (), busy_s, looped.stopped, looped.skipped)
         if not self._ends:

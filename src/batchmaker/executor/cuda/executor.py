@@ -106,6 +106,9 @@ class CudaExecutor:
         self._notify = notify
         self._watcher = Watcher(self._places, notify)
 
+    def await_materialise(self) -> None:
+        """Nothing is held back on GPUs."""
+
     def materialise(self, forms: Mapping[TypeId, int]) -> None:
         with self._turn:
             for place in self._living():
