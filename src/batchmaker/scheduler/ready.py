@@ -60,7 +60,7 @@ class ReadyQueue:
             keys = np.concatenate((keys, self._front))
         keys.sort(kind="stable")
         self._front = keys
-        if self._back and keys[-1] > self._back[0][0]:  # their request had another rank before, so they were in another queue
+        if self._back and keys[-1] > self._back[0][0]:  # their request has changed its rank
             self.refill(np.sort(self.keys()))
 
     def refill(self, keys: Keys) -> None:
