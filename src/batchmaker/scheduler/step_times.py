@@ -23,7 +23,8 @@ class StepTimes:
     """Seconds of a step of one cell type by number of rows: one mean for each doubling of the number.
 
     - seconds: [max_batch + 1]. A size that has not been measured takes as long as the next larger measured one. Above
-      the largest measured size, the time is proportional to the rows.
+      the largest measured size, the time is proportional to the rows. These two are computed whenever a doubling is
+      measured for the first time, and not at later measurements.
     """
 
     __slots__ = ("_known", "seconds")

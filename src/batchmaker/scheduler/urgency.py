@@ -36,10 +36,10 @@ class Urgency:
 
     Urgency is compared in this order: higher priority; short of time; member of the cohort.
 
-    *Short of time.* Checked when a request arrives and when it is extended. The time that it takes alone is the sum,
-    over the cell types, of the most nodes of the type on any path, times the recent mean time of such a step. A type
-    without a finished step counts 0. After its deadline the request is no longer preferred, so that late requests do
-    not make others late.
+    *Short of time.* The time from which a request is short of time is computed when it arrives and again when it is
+    extended. The time that it takes alone is the sum, over the cell types, of the most nodes of the type on any path,
+    times the recent mean time of such a step. A type without a finished step counts 0. After its deadline the request
+    is no longer preferred, so that late requests do not make others late.
 
     *Cohort.* Some policies use orders that are made for closed mini-batches. Newcomers would change what such an order
     sees, and nodes that it runs last could be delayed for ever. So all requests in flight are made a cohort, which goes
@@ -57,7 +57,7 @@ class Urgency:
         self._short: Deadlines[RequestId] = Deadlines()  # the time from which each is short of time
         self._over: Deadlines[RequestId] = Deadlines()  # the deadline of each
         self._step_s: dict[int, float] = {}
-        self._cohort: list[RequestId] = []  # ended requests are removed when they are at its end
+        self._cohort: list[RequestId] = []  # ended requests are removed when they are at the end of the list
         self._later: list[RequestId] = []  # the next cohort
         self._log_size: float | None = None
         self._num_tasks = 0  # since the cohort began
