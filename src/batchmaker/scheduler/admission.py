@@ -1,10 +1,12 @@
-"""Taking cell graphs into the arena: numbers for their nodes, edges between them, their subgraphs.
+"""Admission: writes cell graphs into the arena. It numbers their nodes, and makes their edges and subgraphs.
 
-Graphs that arrive together are taken together. Those that have been here before, as the same objects, are written from
-what was noted then (`copies`). Of the others the arrays are joined end to end, and what follows works on the joined
-arrays, in compiled loops (`edges`): a graph costs a few microseconds, and a fraction of one for each of its nodes.
+The scheduler core calls it for new requests and for extensions. Graphs that arrive together are admitted together. A
+graph object that was admitted before is copied from what was noted then (`copies`). The arrays of the other graphs are
+joined end to end, and compiled loops (`edges`) work on the joined arrays. So a graph costs a few microseconds, and each
+of its nodes a fraction of one.
 
-Two numberings: a *place* is a position in the joined arrays; a node number is where the node lives in the arena.
+There are two numberings. A *place* is a position in the joined arrays. A node number is the position of the node in the
+arena.
 """
 
 from __future__ import annotations
@@ -30,11 +32,15 @@ Ids = NDArray[np.int64]
 
 @dataclass(slots=True)
 class Admitted:
-    """What admission found, one entry per graph where there are several.
+    """The result of one call of `GraphAdmission.admit`. Lists have one entry per graph, unless stated otherwise.
 
-    extents; host_tables: those that the driver fills, one per host input; reserves: tables that must exist or grow.
-    waiting_sources: (unfinished node of an earlier extent, new consumer). ready: the new subgraphs that wait for no
-    other, in order of their graphs. units: the graphs' num_work_units.
+    - extents: the numbers of each graph.
+    - host_tables: the tables that the driver fills, one per host input of the graph.
+    - reserves: tables that must exist or grow; any number.
+    - waiting_sources: (node of an earlier extent that is not done, new consumer); any number.
+    - ready: arrays of the new subgraphs that wait for no other, in the order of the graphs; an array may be for several
+      graphs.
+    - units: the num_work_units of each graph.
     """
 
     extents: list[Extent] = field(default_factory=list)
@@ -48,8 +54,10 @@ class Admitted:
 class GraphAdmission:
     """Writes graphs into the arena. One per scheduler.
 
-    plan_rows: note where each input will be found. value_ports: per cell type, the inputs that other nodes have ever
-    fed; left empty where rows are not planned, for then nobody reads them. node_by_node: see CellPolicy.
+    - plan_rows: note the table of each input.
+    - value_ports: for each cell type, the inputs that some node has fed so far. They are left empty without plan_rows,
+      because then nothing reads them.
+    - node_by_node: see CellPolicy.
     """
 
     def __init__(self, arena: Arena, tables: Tables, *, plan_rows: bool = True, node_by_node: bool = False) -> None:
@@ -63,7 +71,7 @@ class GraphAdmission:
         self.value_ports: list[set[int]] = []
 
     def add_type(self, cell: CellType) -> int:
-        """Learn a cell type and return the index of its row pool."""
+        """Add a cell type; return the index of its row pool."""
         pool = self._tables.pool(cell)
         self._cells.append(cell)
         self.value_ports.append(set())
@@ -82,13 +90,16 @@ class GraphAdmission:
         earlier: Sequence[LocalNumbers | None] = (),
         kept_bases: Sequence[int] = (),
     ) -> Admitted:
-        """Take graphs into the arena, each into its request's slot.
+        """Write graphs into the arena, each with the slot of its request.
 
-        earlier: for each graph the extents before its own; only where a graph comes alone may their nodes be under way.
-        kept_bases: for each graph where the nodes begin that its sequence has kept, where some have any.
-        Afterwards every node has its sources, uses, pending and fetch marks, and every subgraph its count of external
-        inputs that are not done. Nothing is ready yet. Numbers are given in the order of the graphs, whether or not
-        they have been here before.
+        - earlier: for each graph, the numbers of the nodes before its own, or None. Their nodes may be unfinished only
+          if there is a single graph.
+        - kept_bases: for each graph, the first of the stored nodes of its sequence; 0 if it has none. May be left out
+          if no graph has any.
+
+        Afterwards every node has its sources, uses, pending and fetch bits. Every subgraph has its count of external
+        inputs that are not done. No node is in a queue yet. Numbers are given in the order of the graphs, whether
+        they are known or new.
         """
         arena, result = self._arena, Admitted()
         bases = arena.nodes.allocate_each([graph.num_nodes for graph in graphs])
@@ -126,7 +137,7 @@ class GraphAdmission:
         return result
 
     def _is_shared(self, graph: CellGraph) -> bool:
-        """Whether a graph may come again, as the same object: simulations, which plan no rows, share all graphs."""
+        """Whether the same graph object may come again. In simulations (no plan_rows) all graphs may."""
         return graph.shared or not self._plan_rows
 
     def _take(
@@ -137,7 +148,7 @@ class GraphAdmission:
         bases: Sequence[int],
         result: Admitted,
     ) -> None:
-        """Take graphs in that have not been here before, at nodes that they have been given."""
+        """Write graphs that are not known. `bases` are the first numbers of their nodes."""
         arena = self._arena
         lengths = np.array([graph.num_nodes for graph in graphs])
         places = np.cumsum(lengths) - lengths
@@ -171,6 +182,7 @@ class GraphAdmission:
     # --- sources -----------------------------------------------------------------------------------------------
 
     def _host_tables(self, graph: CellGraph, shift: int, reserves: list[Reserve]) -> tuple[TableId, ...]:
+        """Note the tables of a graph's host inputs and return them. shift: node number minus local number."""
         arena = self._arena
         found = []
         for host in graph.host_inputs:
@@ -182,11 +194,12 @@ class GraphAdmission:
         return tuple(found)
 
     def _tables_of(self, sources: Ids, outputs: int) -> Ids:
+        """Return the value table of output `outputs` of each source node: [sources]."""
         tables: Ids = self._value_tables[self._arena.type[self._arena.subgraph[sources]], outputs]
         return tables
 
     def _block_sources(self, graphs: Sequence[CellGraph], to_node: Locator, edges: list[Ids]) -> None:
-        """Sources of all blocks; blocks of as many inputs are joined."""
+        """Write the sources of all blocks and add their edges; blocks with equally many inputs together."""
         arena = self._arena
         groups: dict[int, list[tuple[int, NodeBlock]]] = {}
         for i, graph in enumerate(graphs):
@@ -214,6 +227,7 @@ class GraphAdmission:
             self.value_ports[type_id].add(port)
 
     def _run_sources(self, graphs: Sequence[CellGraph], to_node: Locator, edges: list[Ids]) -> None:
+        """Write the sources of all runs and add their edges."""
         arena = self._arena
         zeros: list[tuple[int, int]] = []
         for i, graph in enumerate(graphs):
@@ -242,6 +256,7 @@ class GraphAdmission:
             arena.source_table[ports, heads] = ZERO_TABLE
 
     def _fetches(self, graphs: Sequence[CellGraph], to_node: Locator) -> None:
+        """Set the fetch bits of the nodes whose outputs go to the host."""
         found = [(i, graph, fetch) for i, graph in enumerate(graphs) for fetch in graph.fetches]
         if found:
             nodes = np.concatenate([to_node.of(i, graph, fetch.nodes) for i, graph, fetch in found])
@@ -249,7 +264,7 @@ class GraphAdmission:
             np.bitwise_or.at(self._arena.fetch, nodes, np.repeat(bits, [len(fetch.nodes) for _, _, fetch in found]))
 
     def _edges(self, found: list[Ids], nodes: Ids, lengths: Ids, extents: list[Extent], result: Admitted) -> None:
-        """Count uses and unmet inputs and store each node's consumers, grouped by the node."""
+        """Count uses and unmet inputs, and store the consumers of each node."""
         arena = self._arena
         if len(arena.place) < arena.node_capacity:
             arena.place = np.full(arena.node_capacity, -1, np.int64)
@@ -267,7 +282,7 @@ class GraphAdmission:
 
 @compiled
 def _reads_nodes(sources: Ids) -> bool:
-    """Whether there is a node among sources [inputs, nodes]."""
+    """Whether any of the sources [inputs, nodes] is a node."""
     for port in range(sources.shape[0]):
         for i in range(sources.shape[1]):
             if sources[port, i] >= 0:

@@ -1,4 +1,7 @@
-"""Nodes, subgraphs and edges of all requests in flight, as arrays. Nothing here is an object per node."""
+"""The arena: nodes, subgraphs and edges of all requests in flight, as arrays. There is no object per node.
+
+All files of the scheduler read it. Admission, `find_steps` and completion write it, mostly in compiled loops.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ from numpy.typing import NDArray
 
 NOWHERE = -1
 
-# States of a node, in the only order in which it passes through them.
+# States of a node. It passes through them in this order only.
 WAITING, READY, SUBMITTED, DONE = 0, 1, 2, 3
 
 OVER = 2
-"""What is open-ended and has ended: steps of it that were submitted ahead compute nothing."""
+"""Value of `open_ended` for a run that has ended. Steps of it that were submitted ahead compute nothing."""
 
 # Rows of `Arena.of_nodes`.
 STATE, SUBGRAPH, REQUEST, PENDING, USES, HELD, ROW, FETCH, FIRST_EDGE, NUM_EDGES, NODE_FIELDS = range(11)
@@ -29,7 +32,7 @@ Ids = NDArray[np.int64]
 
 
 def _size_class(count: int) -> int:
-    """Round up to one of four sizes per doubling, so that freed extents fit later requests."""
+    """Round a count up to one of four sizes per doubling, so that later requests can use freed extents again."""
     if count <= 8:
         return count
     step = 1 << (count.bit_length() - 3)
@@ -38,7 +41,7 @@ def _size_class(count: int) -> int:
 
 @final
 class Extents:
-    """Consecutive numbers handed out and taken back; freed extents are used again by size class."""
+    """Gives out extents (consecutive numbers) and takes them back. Freed extents are used again, by size class."""
 
     __slots__ = ("_free", "num_used", "top")
 
@@ -59,7 +62,7 @@ class Extents:
         return first
 
     def allocate_each(self, counts: Sequence[int]) -> list[int]:
-        """Return what `allocate` returns for each of these counts, in their order."""
+        """Return the result of `allocate` for each of these counts, in order."""
         firsts = []
         for count in counts:
             size = count if count <= 8 else _size_class(count)
@@ -73,7 +76,7 @@ class Extents:
         return firsts
 
     def release(self, first: int, count: int) -> None:
-        """Give back what `allocate(count)` returned."""
+        """Give back the extent that `allocate(count)` returned as `first`."""
         self.num_used -= count
         self._free[count if count <= 8 else _size_class(count)].append(first)
 
@@ -86,23 +89,42 @@ def _grown(array: Ids, size: int) -> Ids:
 
 @final
 class Arena:
-    """The arrays. Index by node number, subgraph number or edge number; all are int64.
+    """The arrays, indexed by node number, subgraph number or edge number. All are int64.
 
-    Nodes: state; subgraph; request (slot); pending (inputs from its own subgraph not yet submitted); uses (references
-    by nodes that have not finished); held (1: the unfold function may still use it); row (of its pool, NOWHERE if
-    none); fetch (bit k: output k goes to the host); first_edge, num_edges (its consumers); source_table and source
-    [num_ports, nodes] (the table in which an input is found and, unless that is a host table or ZERO_TABLE, the node
-    whose output it is).
-    Subgraphs: type; head (first node); size (nodes); span (from its first to its last node); external (inputs from
-    other subgraphs that are not done); pin; in_flight (its node-steps submitted and not finished); sequence (place in
-    the queue); end (one past a run's last node, 0 for single nodes); open_ended (1: a value may end the run, OVER: it
-    has ended); lane, lane_worker.
-    Edges: consumer (node).
+    For each node:
 
-    What there is one of for each node is a row of `of_nodes` [NODE_FIELDS, nodes], what there is one of for each
-    subgraph a row of `of_subgraphs` [SUBGRAPH_FIELDS, subgraphs]: compiled loops take those whole, since every array
-    that is handed to one costs, and in a call for each node its reference count costs more than the work. Each row is
-    an attribute as well.
+    - state: WAITING, READY, SUBMITTED or DONE.
+    - subgraph: its subgraph.
+    - request: the slot of its request.
+    - pending: number of inputs from its own subgraph that are not submitted yet.
+    - uses: number of reads by nodes that have not finished.
+    - held: 1 if the unfold function may still use the node.
+    - row: its row in the pool of its type; NOWHERE if it has none.
+    - fetch: bit k is set if output k goes to the host.
+    - first_edge, num_edges: its consumers.
+    - source_table, source: [num_ports, nodes] for each input, its table and the node that computes it. `source` means
+      nothing for host tables and ZERO_TABLE.
+
+    For each subgraph:
+
+    - type: its cell type.
+    - head: its first node.
+    - size: its number of nodes.
+    - span: how many numbers there are from its first to its last node.
+    - external: number of inputs from other subgraphs that are not done.
+    - pin: the worker that runs steps of it, or NOWHERE.
+    - in_flight: how many times a node of it is in a step that is submitted and not finished.
+    - sequence: its place in the queue.
+    - end: one past the last node of a run; 0 if it is not a run.
+    - open_ended: 1 if a value may end the run; OVER if it has ended; otherwise 0.
+    - lane, lane_worker: the lane of the chain and the worker of this lane, or NOWHERE.
+
+    For each edge: consumer, the node that reads.
+
+    The fields of nodes are the rows of `of_nodes` [NODE_FIELDS, nodes], and the fields of subgraphs are the rows of
+    `of_subgraphs` [SUBGRAPH_FIELDS, subgraphs]. Compiled loops take these two whole, because each array argument costs
+    time: in a call for a single node, counting references to arrays costs more than the work. Each row is also an
+    attribute of the arena.
     """
 
     _NODE_ROWS = (
@@ -146,7 +168,7 @@ class Arena:
         self.source: Ids = np.zeros((1, n), np.int64)
         self.source_table: Ids = np.zeros((1, n), np.int64)
         self.consumer: Ids = np.zeros(n, np.int64)
-        self.place: Ids = np.full(n, -1, np.int64)  # admission's scratch
+        self.place: Ids = np.full(n, -1, np.int64)  # scratch of admission, all -1 between calls
         self._name_rows()
 
     def _name_rows(self) -> None:
@@ -168,7 +190,7 @@ class Arena:
             self.source_table = np.concatenate((self.source_table, extra))
 
     def fit_nodes(self) -> bool:
-        """Make the arrays hold every node number given out; return whether they have grown."""
+        """Grow the arrays until they hold every node number that was given out; return whether they have grown."""
         if self.nodes.top <= self.node_capacity:
             return False
         size = max(2 * self.node_capacity, self.nodes.top)
@@ -178,13 +200,13 @@ class Arena:
         return True
 
     def fit_subgraphs(self) -> None:
-        """Make the arrays hold every subgraph number given out."""
+        """Grow the arrays until they hold every subgraph number that was given out."""
         if self.subgraphs.top > self.of_subgraphs.shape[1]:
             self.of_subgraphs = _grown(self.of_subgraphs, max(2 * self.of_subgraphs.shape[1], self.subgraphs.top))
             self._name_rows()
 
     def allocate_edges(self, count: int) -> int:
-        """Return the first of `count` edge numbers."""
+        """Return the first of `count` edge numbers; grow `consumer` if needed."""
         first = self.edges.allocate(count)
         if self.edges.top > len(self.consumer):
             self.consumer = _grown(self.consumer, max(2 * len(self.consumer), self.edges.top))

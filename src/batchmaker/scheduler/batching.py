@@ -1,7 +1,7 @@
 """Forming tasks: Batch and FormBatchedTask of Algorithm 1 (BatchMaker section 4.3), on arrays.
 
-A step is one batched call of a cell. A task is the steps that one call of Batch submits: up to MaxTasksToSubmit, or as
-many as fit into a budget of time.
+A step is one batched call of a cell. A task is the steps that one call of Batch submits: up to MaxTasksToSubmit steps,
+or as many as fit into a budget of time. The scheduler core calls `Batcher.form_task`; `find_steps` does the work.
 """
 
 from __future__ import annotations
@@ -40,18 +40,24 @@ from batchmaker.scheduler.steps import (
 NONE: Final[Rows] = np.empty(0, np.int64)
 NO_LANES: Final[Rows] = np.empty((0, 0), np.int64)
 Allowed = Callable[[Keys], NDArray[np.bool_]]
-"""Which ready nodes may be taken, as a mask."""
+"""Returns which ready nodes may be taken, as a mask [keys]."""
 
 BATCHES_AHEAD: Final = 2
-"""Full batches that the candidates of a task make, where it is bounded by time: enough for those who join in it."""
+"""How many full batches of ready nodes are candidates for a task that is bounded by time.
+
+This is enough for the chains that join within the task.
+"""
 
 SATURATED_BUDGETS: Final = 2
-"""Budgets that a task may take while a full batch waits behind its own: who comes now could not join it any sooner."""
+"""How many budgets a task may take while another full batch is waiting.
+
+A newcomer could not join it earlier in any case, because the waiting nodes come first.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Formed:
-    """A task, what must be remembered about it, and tables that must grow first."""
+    """A task, the record of it, and the tables that must grow before it runs."""
 
     run: RunTask
     entry: TaskEntry
@@ -60,11 +66,13 @@ class Formed:
 
 @final
 class Batcher:
-    """Forms tasks from the state. Keeps nothing of its own.
+    """Forms tasks from the state. It has no state of its own.
 
-    max_steps, budget_s, ahead_alone: of a task; see CellPolicy. loops_ahead: see TaskLimits. patience: given where a
-    batch may hold only nodes of one depth: how many batches in a row may leave the first in the queue behind (see
-    `_one_depth`); then a task has one step.
+    - share_workers: there are several workers, so some nodes may be pinned to another one.
+    - max_steps, budget_s, ahead_alone: limits of a task; see CellPolicy.
+    - loops_ahead: see TaskLimits.
+    - patience: given if a batch may hold only nodes of one depth; then a task has one step. How many batches in a row
+      may have another depth than the first node in the queue (see `_one_depth`).
     """
 
     def __init__(
@@ -87,7 +95,7 @@ class Batcher:
         self._ahead_alone = ahead_alone
 
     def form_task(self, task: TaskId, type_id: TypeId, worker: WorkerId) -> Formed | None:
-        """Take ready nodes of one type into the steps of a task; None if all are pinned to other workers."""
+        """Form a task of ready nodes of one type; None if all of them are pinned to other workers."""
         state, entry = self._state, self._state.types[type_id]
         arena = state.arena
 
@@ -112,7 +120,10 @@ class Batcher:
     def _find(
         self, entry: TypeEntry, worker: WorkerId, lane_map: LaneMap | None, candidates: Keys, reserves: list[Reserve]
     ) -> Steps:
-        """Find the task's steps, with more lanes or rows than there were if it takes them."""
+        """Find the steps of the task. Adds lanes and rows if there are too few.
+
+        Appends the tables that must grow to `reserves`.
+        """
         state, arena, cell = self._state, self._state.arena, entry.cell
         ranks = state.priorities.of(candidates)
         budget_s = self._budget_s
@@ -150,12 +161,12 @@ class Batcher:
         return all(other is entry or not len(other.ready) for other in self._state.types)
 
     def _rows_wanted(self, entry: TypeEntry, batch: int, budget_s: float) -> int:
-        """Return how many free rows let a task have all its steps, as far as can be told before."""
+        """Return an estimate of the free rows with which the task can have all its steps."""
         steps_s = budget_s / entry.step_times.seconds[batch]
         return batch * int(min(self._max_steps, steps_s + 1)) + entry.cell.max_batch
 
     def _lane_tables(self, entry: TypeEntry, worker: WorkerId) -> Rows:
-        """Return the lane tables of a type, [workers, state inputs]; of other workers, if nodes may come from them."""
+        """Return the lane tables of a type: [workers, state inputs]. Only the first worker if there is no other."""
         return self._state.tables.lane_tables(
             entry.cell, entry.num_sequence_inputs or 0, len(self._state.worker_steps) if self._share_workers else 1
         )
@@ -166,10 +177,10 @@ class Batcher:
         lane_map.num_reserved = max(lane_map.capacity, entry.cell.max_batch)
         return Reserve(specs, lane_map.num_reserved)
 
-    # --- what is told of it --------------------------------------------------------------------------------------
+    # --- describing a task ---------------------------------------------------------------------------------------
 
     def _described(self, task: TaskId, worker: WorkerId, entry: TypeEntry, steps: Steps) -> tuple[RunTask, TaskEntry]:
-        """Return the command, and what must be put right when its steps have finished."""
+        """Return the command, and the record for updates when the steps finish."""
         flags = steps.flags > 0
         type_id, at, ends = entry.cell.type_id, steps.at, steps.ends[POSITIONS]
         num_inputs = (len(at) - NUM_FACTS) // 2
@@ -208,7 +219,7 @@ class Batcher:
         )
 
     def _submitted(self, entry: TypeEntry, formed: tuple[RunTask, TaskEntry]) -> None:
-        """Count what is on the worker now, and tell those who watch."""
+        """Count the steps on the worker, and tell what policies read about them."""
         state, (run, record) = self._state, formed
         entry.num_running += run.num_steps
         state.worker_steps[run.worker] += run.num_steps
@@ -217,9 +228,10 @@ class Batcher:
             state.submitted(run.type_id, record.nodes, record.subgraphs)
 
     def _one_depth(self, entry: TypeEntry, allowed: Allowed | None) -> Allowed | None:
-        """Return a test for the nodes of the lowest depth that is ready; now and then, of the depth of the oldest.
+        """Return a test for the ready nodes of the smallest depth.
 
-        Otherwise a stream of newcomers, all at depth 0, would keep those before them from ever going on.
+        After `patience` batches in a row of another depth than that of the first node in the queue, it is a test for
+        the depth of this node. Otherwise a stream of newcomers, all at depth 0, would block the older nodes for ever.
         """
         depths = self._state.depths
         if self._patience is None or depths is None:

@@ -1,4 +1,7 @@
-"""Ready nodes in the order in which they may run: choosing the first, and adding those that have become ready."""
+"""Compiled loops that keep ready nodes in order while `find_steps` forms the steps of a task.
+
+The order is: higher ranks first, then smaller keys.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,13 @@ Ids = NDArray[np.int64]
 def choose(
     candidates: Keys, ranks: Ids, first: int, waiting: Keys, waiting_ranks: Ids, limit: int, chosen: Keys, of: Ids
 ) -> tuple[int, int, int]:
-    """Take up to `limit` nodes in order out of two ordered arrays: higher ranks first, then lower keys.
+    """Take up to `limit` nodes, in order, from two ordered arrays.
 
-    ranks: of the candidates, empty where all are equal; then waiting_ranks means nothing. Writes chosen and `of`, their
-    ranks. Returns how many were taken, the next candidate and how many of those that wait were taken.
+    - candidates, ranks: taken from index `first` on. ranks is empty if all are equal; then waiting_ranks means nothing.
+    - waiting, waiting_ranks: taken from the beginning.
+    - chosen, of: written; the taken keys and their ranks.
+
+    Returns how many were taken in all, the index of the next candidate, and how many of `waiting` were taken.
     """
     count, at = 0, 0
     ranked = len(ranks) > 0
@@ -44,7 +50,7 @@ def choose(
 
 @compiled
 def in_order(keys: Keys, ranks: Ids) -> bool:
-    """Whether ready nodes stand as they may run. ranks: empty where all are equal."""
+    """Whether ready nodes are in order. ranks: empty if all are equal."""
     for i in range(1, len(keys)):
         if len(ranks) > 0 and ranks[i - 1] != ranks[i]:
             if ranks[i - 1] < ranks[i]:
@@ -56,8 +62,12 @@ def in_order(keys: Keys, ranks: Ids) -> bool:
 
 @compiled
 def joined(keys: Keys, ranks: Ids, ranked: bool, others: Keys, other_ranks: Ids) -> tuple[Keys, Ids]:
-    """Return nodes that have become ready and those that wait, in order. keys: in any order; ranks: empty if unused."""
-    if len(keys) == 0:  # without their ranks `choose` could not tell that there are any
+    """Merge nodes that have become ready with waiting ones; return all in order, with their ranks.
+
+    - keys, ranks: the new nodes, in any order; ranks is empty if `ranked` is False.
+    - others, other_ranks: the waiting nodes, in order.
+    """
+    if len(keys) == 0:  # with empty ranks `choose` would take all ranks for equal
         return others, other_ranks
     if not in_order(keys, ranks):
         order = np.argsort(keys)

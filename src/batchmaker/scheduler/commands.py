@@ -1,4 +1,7 @@
-"""What the scheduler asks of its driver. Plain data: arrays of row numbers, no tensors."""
+"""The scheduler's outputs. `Scheduler.handle` returns these commands; the driver carries them out in order.
+
+They are plain data: arrays of row numbers, no tensors.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,18 @@ from batchmaker.graph.spec import TypeId, ValueSpec
 from batchmaker.scheduler.events import RequestId, TaskId, WorkerId
 
 TableId = NewType("TableId", int)
-"""A state table: all rows of one output of one kind of value."""
+"""The number of a state table. A table holds values of one kind: an output, an input from the host, or a lane state."""
 
 Rows = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 ZERO_TABLE = TableId(0)
-"""Stands for zeros of the right shape; it has no rows."""
+"""Stands for zeros of the right shape. It is no real table and has no rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableSpec:
-    """A state table [num_rows, *spec.shape]. spec says shape and dtype of one row."""
+    """A state table of shape [num_rows, *spec.shape]. `spec` gives the shape and dtype of one row."""
 
     table: TableId
     spec: ValueSpec
@@ -32,7 +35,7 @@ class TableSpec:
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """The tables must have at least `num_rows` rows before the next task; rows already there keep their values."""
+    """The tables must have at least `num_rows` rows before the next command. Existing rows keep their values."""
 
     tables: tuple[TableSpec, ...]
     num_rows: int
@@ -40,13 +43,16 @@ class Reserve:
 
 @dataclass(slots=True)
 class Admit:
-    """A graph's nodes have got numbers: local node `first_local + i` of the request is node `base + i`.
+    """The nodes of a graph have numbers now: local node `first_local + i` of the request is node `base + i`.
 
-    Nobody changes it: a frozen one takes a microsecond more to make.
+    The driver writes the graph's host inputs into the host tables, at the rows with the numbers of the nodes.
 
-    The driver writes the graph's host inputs into the host tables (one per host input, in order) at those rows.
-    slot: a small number that the request has to itself while it is in flight. kept_base: where the request's local
-    nodes before its own are found, which its sequence has kept: local i is node `kept_base + i`.
+    - slot: a small number that belongs to the request alone while it is in flight.
+    - host_tables: one per host input of the graph, in the same order.
+    - kept_base: first of the stored nodes of the request's sequence. They are the local nodes before the request's own:
+      local node i is node `kept_base + i`.
+
+    Nobody changes a command. It is not frozen because making a frozen object takes a microsecond more.
     """
 
     request: RequestId
@@ -60,10 +66,10 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class RowSource:
-    """Where some positions of a batch find one input.
+    """Where some positions of a batch read one input.
 
-    table, rows: [n] rows of that table (ignored for ZERO_TABLE). positions: [n] places in the batch, or None for
-    all places in order.
+    - table, rows: [n] the rows of that table; `rows` means nothing for ZERO_TABLE.
+    - positions: [n] positions in the batch, or None for all positions in order.
     """
 
     table: TableId
@@ -73,11 +79,14 @@ class RowSource:
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """Where the state of running chains lives during a step.
+    """Where the state of running chains is during a step.
 
-    tables: one per state input. count: batch size. rows: the lane of each position, or None when position i is lane i:
-    then the batch is a slice of the tables and nothing is copied. arriving: per state input, positions whose state
-    lies elsewhere (a chain that starts or moves) and must be copied into its lane first.
+    - tables: one per state input.
+    - count: batch size.
+    - rows: [count] the lane of each position, or None if position i is lane i. Then the batch is a slice of the tables,
+      and nothing is copied.
+    - arriving: for each state input, the positions whose state is elsewhere, because the chain starts or moves. It must
+      be copied into the lane before the step.
     """
 
     tables: tuple[TableId, ...]
@@ -90,7 +99,8 @@ class Lanes:
 class Keep:
     """Outputs that stay in state tables for later nodes.
 
-    tables: one per output. rows: [n]; rows[i] takes the outputs at positions[i], or at i where positions is None.
+    - tables: one per output.
+    - rows: [n] row `rows[i]` takes the outputs of position `positions[i]`, or of position i if `positions` is None.
     """
 
     tables: tuple[TableId, ...]
@@ -100,7 +110,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class FetchOutput:
-    """One output of some positions travels to the host with the step's completion."""
+    """One output that goes to the host from some positions, when the step completes."""
 
     output: int
     positions: Rows
@@ -108,10 +118,12 @@ class FetchOutput:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One batched invocation of a cell (a task in BatchMaker's words).
+    """One batched call of a cell (BatchMaker calls it a task). Made from a RunTask by `steps_of`.
 
-    nodes: [batch] node numbers. inputs: per input that is not lane state, its sources. lanes: None for single nodes.
-    may_stop: whether the step has runs that may stop here, for the driver's stop test.
+    - nodes: [batch] node numbers.
+    - inputs: for each input that is not lane state, its sources.
+    - lanes: None for a step of single nodes.
+    - may_stop: the step has runs that may stop here, so the driver applies the stop test.
     """
 
     nodes: Rows
@@ -128,13 +140,17 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class TaskLanes:
-    """Where the state of the chains of a task lives. Positions are those of the task.
+    """Where the state of the chains of a task is. Positions count through all steps of the task.
 
-    tables: one per state input. rows: [positions] the lane of each. used: [steps] whether a step has lanes; one of
-    single nodes alone has none. dense: [steps] whether the positions of a step are lanes 0 to batch - 1, in order.
-    move_at: [moves] ascending positions whose state lies elsewhere and must be brought to their lane when their step
-    begins: that of chains that start or move. move_tables, move_rows: [state inputs, moves] where it lies. What is
-    moved from lane to lane in one step is read before any of it is written.
+    - tables: one per state input.
+    - rows: [positions] the lane of each position.
+    - used: [steps] whether a step has lanes. A step of single nodes only has none.
+    - dense: [steps] whether the positions of a step are lanes 0 to batch - 1, in order.
+    - move_at: [moves] ascending positions whose state is elsewhere, because the chain starts or moves. It must be
+      copied into the lane when the step of the position begins.
+    - move_tables, move_rows: [state inputs, moves] where this state is.
+
+    If a step moves state from lane to lane, all of it must be read before any is written.
     """
 
     tables: tuple[TableId, ...]
@@ -150,11 +166,16 @@ class TaskLanes:
 class RunTask:
     """Run steps of one cell type, in order, on one worker: up to MaxTasksToSubmit, or as many as the budget allows.
 
-    The steps lie one after the other in the same arrays: those of step s are the positions from ends[s - 1] (0 for the
-    first) to before ends[s]. largest: rows of the largest step. nodes: [positions]. source_tables, source_rows:
-    [inputs, positions] where each finds each input that is no lane state. lanes: None where no node is of a run. keep,
-    fetches: of all steps; their positions are ascending. may_stop: [steps] whether a step has runs that may stop there,
-    for the driver's stop test.
+    The arrays hold all steps, one after the other. Step s has the positions from ends[s - 1] (0 for the first step) to
+    before ends[s].
+
+    - largest: number of rows of the largest step.
+    - ends: [steps] the end of each step.
+    - nodes: [positions] node numbers.
+    - source_tables, source_rows: [inputs, positions] the table and row of each input that is not lane state.
+    - lanes: None if no node belongs to a run.
+    - keep, fetches: for all steps together; their positions ascend.
+    - may_stop: [steps] whether a step has runs that may stop there, so that the driver applies the stop test.
     """
 
     task: TaskId
@@ -175,18 +196,18 @@ class RunTask:
         return len(self.ends)
 
     def begin_of(self, step: int) -> int:
-        """Return the first position of a step; of the one after the last, how many positions there are."""
+        """Return the first position of a step. For the step after the last: the number of positions."""
         return int(self.ends[step - 1]) if step else 0
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """The steps one by one, for who looks at single ones; made anew at every call."""
+        """The steps one by one, for callers that look at single steps. Computed anew at every access."""
         return steps_of(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """An output that rests in a state table is asked for after its node has run: read it now."""
+    """Read an output from a state table now: it was asked for after its node had run."""
 
     request: RequestId
     node: int
@@ -197,12 +218,14 @@ class Read:
 
 @dataclass(slots=True)
 class Reply:
-    """The request's last cell is done: everything that it fetches has been reported. (Nobody changes it: see Admit.)"""
+    """The request is complete, and all outputs that it fetches have been reported. (Not frozen, as Admit.)"""
 
     request: RequestId
 
 
 class FailureKind(Enum):
+    """Why a request failed."""
+
     CANCELLED = "cancelled"
     DEADLINE = "deadline"
     REFUSED = "refused"
@@ -212,7 +235,7 @@ class FailureKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The request ends without an answer."""
+    """The request ends with an error instead of a result."""
 
     request: RequestId
     kind: FailureKind
@@ -220,11 +243,11 @@ class Fail:
 
 
 Command = Reserve | Admit | RunTask | Read | Reply | Fail
-"""Commands come in the order in which they must be carried out."""
+"""The driver must carry out commands in the order in which they come."""
 
 
 def steps_of(task: RunTask) -> tuple[Step, ...]:
-    """Return the steps of a task one by one, with positions that are those of the step."""
+    """Return the steps of a task one by one. In each of them positions count from 0."""
     begin = 0
     steps = []
     for number, end in enumerate(task.ends.tolist()):
@@ -248,13 +271,13 @@ def steps_of(task: RunTask) -> tuple[Step, ...]:
 
 
 def within(positions: Rows, begin: int, end: int) -> slice:
-    """Return where those of ascending positions lie that are from `begin` to before `end`."""
+    """Return the slice of ascending `positions` whose values are from `begin` to before `end`."""
     first, last = np.searchsorted(positions, (begin, end)).tolist()
     return slice(first, last)
 
 
 def _sources(tables: Rows, rows: Rows, positions: Rows | None = None) -> tuple[RowSource, ...]:
-    """Return sources by table. tables, rows: [n]. positions: [n] in the batch; None where they are the batch."""
+    """Group the rows of one input by table. tables, rows: [n]. positions: [n] in the batch; None for 0 to n - 1."""
     distinct = np.unique(tables)
     if positions is None and len(distinct) == 1:
         return (RowSource(TableId(int(distinct[0])), rows),)

@@ -1,4 +1,7 @@
-"""What follows when a step has finished and when a request ends: rows freed, subgraphs released, numbers returned."""
+"""What follows when steps finish and when a request ends: rows freed, subgraphs released, numbers given back.
+
+The scheduler core calls it for every StepsFinished, extension, Reply and Fail.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +31,12 @@ NO_NODES: Final[Nodes] = np.empty(0, np.int64)
 
 @dataclass(slots=True)
 class Finished:
-    """What finished steps mean for requests: those without work left, those whose rows failed, late reads.
+    """What finished steps mean for requests.
 
-    type_id, num_steps, num_rows: what ran.
+    - type_id, num_steps, num_rows: what has run.
+    - finished: requests without work left.
+    - failed: (request, reason) of rows for which the cell raised.
+    - reads: outputs that were asked for while their nodes were on the worker.
     """
 
     type_id: TypeId
@@ -43,7 +49,11 @@ class Finished:
 
 @final
 class Completion:
-    """Keeps the state of what is on workers and of what ends."""
+    """Updates the state when steps finish and when requests end.
+
+    A *dying* request has ended while a worker still had steps of it. Its numbers and rows are freed when no worker has
+    any.
+    """
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
@@ -51,11 +61,14 @@ class Completion:
         self._dying_slots: Nodes = np.empty(0, np.int64)
 
     def started(self, task: TaskEntry) -> None:
-        """A task was submitted."""
+        """Note that a task was submitted."""
         self._state.tasks[task.task] = task
 
     def steps_finished(self, event: StepsFinished) -> Finished:
-        """Put right what steps have changed and say which requests they finished or failed."""
+        """Update the state after steps; return the requests that they finished or failed.
+
+        InvariantError if the steps are not the next ones of a task that is on a worker.
+        """
         state, arena = self._state, self._state.arena
         task = state.tasks.get(event.task)
         if task is None or event.first != task.num_finished or not event.first < event.end <= task.num_steps:
@@ -89,7 +102,7 @@ class Completion:
         return result
 
     def _read(self, entry: TypeEntry, nodes: Nodes, subgraphs: Nodes, entering: Nodes) -> None:
-        """Steps have run and have read their inputs: rows without further readers are free."""
+        """Note that steps have run and have read their inputs: free the rows that have no more readers."""
         arena = self._state.arena
         unused, found = end_step(
             arena.of_nodes, arena.of_subgraphs, arena.source, arena.source_table, self._state.tables.is_host,
@@ -104,7 +117,7 @@ class Completion:
     def _stop_or_go_on(
         self, entry: TypeEntry, nodes: Nodes, subgraphs: Nodes, stopped: NDArray[np.bool_] | None, worker: WorkerId
     ) -> Nodes:
-        """Runs that stop here are done: return their last nodes. The next nodes of the others are ready."""
+        """Return the last nodes of the runs that stop here. The next nodes of the other runs become ready."""
         state, arena, type_id = self._state, self._state.arena, entry.cell.type_id
         over_at, last, following = stop_or_go_on(
             arena.of_nodes, arena.of_subgraphs, state.lane_map(worker, type_id).occupant, self._dying_slots,
@@ -116,28 +129,30 @@ class Completion:
         return last
 
     def _free_unused(self, nodes: Nodes) -> None:
+        """Free the rows of those of these nodes that have no readers left and are not held."""
         arena = self._state.arena
         unused = nodes[(arena.uses[nodes] == 0) & (arena.held[nodes] == 0) & (arena.row[nodes] != NOWHERE)]
         if len(unused):
             self._state.free_rows(np.unique(unused))
 
     def _finish(self, nodes: Nodes, of_step: Nodes, result: Finished) -> None:
-        """These nodes are done: release the subgraphs that waited for them, count down their requests.
+        """Note that these nodes are done: release the subgraphs that waited for them, and count down their requests.
 
-        of_step: [steps] how many of the nodes were done by the end of each; those beyond, with the last.
+        of_step: [steps] how many of the nodes were done by the end of each step. Nodes beyond the last of these counts
+        belong to the last step.
         """
         state, arena = self._state, self._state.arena
         subgraphs, slots, places = finish(arena.of_nodes, arena.of_subgraphs, arena.consumer, state.left, nodes)
         subgraphs.sort()
         self.release(subgraphs)
-        if len(slots) > 1:  # in the order of their steps, and within one whatever the order of its rows
+        if len(slots) > 1:  # by step, then by slot, so that the order of the rows has no effect
             slots = slots[np.lexsort((slots, np.searchsorted(of_step[:-1], places, side="right")))]
         result.finished.extend([state.by_slot[slot] for slot in slots.tolist()])
         if state.attached:
             self._finish_late(nodes, result)
 
     def _finish_late(self, nodes: Nodes, result: Finished) -> None:
-        """The same for what an extension has attached to nodes that were already on their way."""
+        """Serve what extensions have attached to these nodes: consumers, fetches and dropped handles."""
         state, arena = self._state, self._state.arena
         for node in nodes.tolist():
             entry = state.by_slot[int(arena.request[node])]
@@ -161,7 +176,7 @@ class Completion:
     # --- readiness -------------------------------------------------------------------------------------------
 
     def release(self, subgraphs: NDArray[np.int64]) -> None:
-        """These subgraphs have all their external inputs: they join their type's queue with their ready nodes."""
+        """Queue the ready nodes of these subgraphs, whose external inputs are all done."""
         state, arena = self._state, self._state.arena
         if len(subgraphs) == 0:
             return
@@ -176,7 +191,11 @@ class Completion:
     # --- unfold functions that wait --------------------------------------------------------------------------
 
     def fetch_late(self, entry: RequestEntry, graph: CellGraph) -> list[Read]:
-        """Serve fetches of nodes from before this extension: at once if they are done, else when they finish."""
+        """Serve fetches of nodes from before this extension.
+
+        Returns a Read for each output of nodes that are done. For nodes on a worker the Read comes when they are done.
+        Nodes that are not submitted need none: their own step fetches the output.
+        """
         arena = self._state.arena
         reads: list[Read] = []
         for fetch in graph.fetches:
@@ -185,13 +204,14 @@ class Completion:
                 tail = end - 1 if end > 0 else node
                 if arena.state[tail] == DONE:
                     reads.extend(self._reads(entry, node, 1 << fetch.output))
-                elif arena.row[node] != NOWHERE:  # it was held when it was submitted, so it was given a row then
+                elif arena.row[node] != NOWHERE:  # submitted; it was held then, so it has a row
                     self._state.attached[entry.request].fetches[tail].append((node, 1 << fetch.output))
         return reads
 
     def _reads(self, entry: RequestEntry, node: int, bits: int) -> list[Read]:
+        """Return the reads of these outputs of a node that is done."""
         arena = self._state.arena
-        if arena.row[node] == NOWHERE:  # a step that an open-ended run did not reach
+        if arena.row[node] == NOWHERE:  # the run ended before this step
             return []
         pool = self._state.types[int(arena.type[arena.subgraph[node]])].pool
         return [
@@ -201,9 +221,10 @@ class Completion:
         ]
 
     def drop_handles(self, entry: RequestEntry, dropped: Iterable[tuple[int, int]]) -> None:
-        """The unfold function can no longer use these local nodes (first, count).
+        """Note that the unfold function can no longer use these local nodes (first, count).
 
-        A node on a worker, or of a run that goes on, is let go when it ends: nobody may take over its row before.
+        A node that is on a worker, or in a run that continues, stays held until it ends. Otherwise another node could
+        take over its row before that.
         """
         arena = self._state.arena
         for local, count in dropped:
@@ -221,13 +242,19 @@ class Completion:
     # --- sequences ---------------------------------------------------------------------------------------------
 
     def will_keep(self, entry: RequestEntry, local: Nodes) -> None:
-        """The request's sequence is a reader of these nodes, each named once; what it had kept before it has anyway."""
+        """Count the request's sequence as a reader of these local nodes. Each is named once.
+
+        Stored nodes already have their sequence as a reader.
+        """
         entry.kept = entry.numbers_of(local)
         fresh = entry.kept if entry.stored is None else entry.kept[local >= entry.stored.extent.num_nodes]
         self._state.arena.uses[fresh] += 1
 
     def keep(self, answered: Sequence[RequestEntry]) -> list[Reserve]:
-        """Requests were answered: their sequences have what they wanted to keep, in place of what they had."""
+        """Store the nodes that the sequences of these answered requests keep, in place of the earlier ones.
+
+        Returns a Reserve for the host tables if the arena has grown.
+        """
         state = self._state
         kept = [(b.sequence, NO_NODES if b.kept is None else b.kept) for b in answered if b.sequence is not None]
         if not kept:
@@ -241,7 +268,7 @@ class Completion:
     # --- endings -----------------------------------------------------------------------------------------------
 
     def leave(self, answered: Sequence[RequestEntry]) -> None:
-        """Requests were answered. Steps of their loops that were submitted ahead may still be on a worker."""
+        """Forget answered requests. Those with steps of loops on a worker, submitted ahead, are forgotten later."""
         over: list[RequestEntry] = []
         for entry in answered:
             (self._dying if entry.may_own_rows and self._is_on_worker(entry) else over).append(entry)
@@ -252,7 +279,7 @@ class Completion:
         return any(in_flight[e.first_subgraph : e.first_subgraph + e.num_subgraphs].any() for e in entry.extents)
 
     def forget(self, over: Sequence[RequestEntry]) -> None:
-        """Requests are over: give back everything that they still own. None of their steps is on a worker."""
+        """Give back all that these ended requests still own. No worker has a step of them."""
         state = self._state
         for entry in over:
             if entry.may_own_rows:
@@ -274,7 +301,7 @@ class Completion:
                 self._state.free_rows(owners)
 
     def kill(self, entry: RequestEntry) -> None:
-        """A request ends early: nothing more of it is submitted; what is on a worker finishes first."""
+        """End a request early: nothing more of it is submitted. Its steps on workers finish first."""
         state, arena = self._state, self._state.arena
         entry.may_own_rows = True
         state.attached.pop(entry.request, None)
@@ -287,7 +314,7 @@ class Completion:
         self.bury()
 
     def bury(self) -> None:
-        """Forget ended requests of which no worker holds a step any more."""
+        """Forget the dying requests of which no worker has a step any more."""
         if not self._dying:
             return
         still = []
@@ -302,6 +329,7 @@ class Completion:
         self._dying_slots = np.array([entry.slot for entry in still], np.int64)
 
     def _leave_lanes(self, subgraphs: NDArray[np.int64]) -> None:
+        """Free the lanes of those of these subgraphs that have one."""
         arena = self._state.arena
         for subgraph in subgraphs[arena.lane[subgraphs] != NOWHERE].tolist():
             worker = WorkerId(int(arena.lane_worker[subgraph]))

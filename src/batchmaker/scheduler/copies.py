@@ -1,7 +1,7 @@
-"""Taking graphs into the arena that have been there before: what was written then is written again, at new numbers.
+"""Admission of a graph object that was admitted before: what was written then is written again, at new numbers.
 
-Requests whose unfold functions look at no value share one graph, and simulations offer the same few graphs again and
-again. All that arrive together are written in one compiled call.
+Requests whose unfold functions look at no value share one graph, and simulations use a few graphs again and again. All
+known graphs that arrive together are written in one compiled call. `GraphAdmission` uses this file.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ Ids = NDArray[np.int64]
 
 MAX_FORMS: Final = 8192
 MAX_NODES: Final = 1 << 19
-"""Graphs that are remembered, and their nodes; beyond either all are forgotten."""
+"""The most graphs that are remembered, and the most nodes of them all. At either limit all graphs are forgotten."""
 
 _NO_SOURCE: Final = np.iinfo(np.int64).min
 _UNSET: Final = -1
 
-# Rows of the tables below, and of the numbers that one graph is written at.
+# Rows of the tables of nodes, of subgraphs and of sources; and of `where`, the numbers for one copy of a graph.
 _SUBGRAPH, _PENDING, _USES, _FETCH, _NUM_EDGES, _FIRST_EDGE = range(6)
 _TYPE, _HEAD, _SIZE, _SPAN, _EXTERNAL, _END, _OPEN = range(7)
 _PORT, _NODE, _SOURCE, _TABLE = range(4)
@@ -61,7 +61,7 @@ _FORM, _SLOT, _BASE, _FIRST_SUBGRAPH, _CONSUMERS, _KEPT = range(6)
 
 @final
 class _CopyTable:
-    """Columns that are only ever added. Those of form i are from `begins[i]` to before `begins[i + 1]`."""
+    """A table to which columns are only added. Form i has the columns from `begins[i]` to before `begins[i + 1]`."""
 
     __slots__ = ("begins", "columns", "count")
 
@@ -86,10 +86,12 @@ class _CopyTable:
 
 @final
 class _Form:
-    """A graph that is remembered, and what is counted of it. The graph is kept alive: it is found by its identity.
+    """A remembered graph and its counts. The graph is found by its identity, so it is kept alive here.
 
-    host_tables: see Admit. units: its num_work_units. kept: of the nodes before its own that it reads, which its
-    sequence has kept, the type each was of.
+    - number: index of the form in the tables.
+    - host_tables: see Admit.
+    - units: its num_work_units.
+    - kept: the stored nodes that the graph reads: local number -> cell type.
     """
 
     __slots__ = ("graph", "host_tables", "kept", "num_edges", "num_subgraphs", "number", "units")
@@ -113,7 +115,7 @@ class _Form:
 
 @final
 class GraphCopies:
-    """Remembers graphs as they were admitted first. One per scheduler."""
+    """Remembers graphs as they were first admitted. One per scheduler."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
@@ -128,9 +130,9 @@ class GraphCopies:
         self._ready = _CopyTable(1)
 
     def of(self, graph: CellGraph, kept_base: int = 0) -> _Form | None:
-        """Return what is remembered of a graph, None if it must be taken in as if it were new.
+        """Return the form of a graph, or None if the graph must be admitted as a new one.
 
-        kept_base: where the nodes are that its sequence has kept, which must be of the same types.
+        kept_base: first of the stored nodes of the request's sequence. They must have the types that the form expects.
         """
         form = self._forms.get(id(graph))
         if form is None or not form.kept:
@@ -142,7 +144,7 @@ class GraphCopies:
         return form
 
     def begin(self, base: int, count: int) -> None:
-        """Nodes will be remembered: note of none where its inputs are."""
+        """Prepare to remember a graph: mark the inputs of its nodes as not written."""
         self._arena.source_table[:, base : base + count] = _UNSET
 
     def remember(
@@ -153,9 +155,9 @@ class GraphCopies:
         is_host: NDArray[np.bool_],
         kept_base: int,
     ) -> None:
-        """Note what admission has just written about a graph. None of its nodes may have been released yet.
+        """Note what admission has just written for a graph. Nothing else may have been admitted since `begin`.
 
-        Between `begin` and this nothing else may have been taken in. is_host: by table.
+        None of its subgraphs may have been released yet. is_host: [tables].
         """
         if len(self._forms) >= MAX_FORMS or self._nodes.count + graph.num_nodes > MAX_NODES:
             self._forget()
@@ -181,9 +183,10 @@ class GraphCopies:
     def _known_sources(
         self, graph: CellGraph, extent: Extent, is_host: NDArray[np.bool_], kept_base: int
     ) -> tuple[Ids, dict[int, int]]:
-        """Return where inputs are found, [4, inputs]: port, node, source, table; and the kept nodes among the sources.
+        """Return the inputs that were written, and the stored nodes among their sources with their types.
 
-        A node is counted from the graph's first, and a kept one is -1 - its place among the kept.
+        The inputs are [4, inputs]: port, node, source, table. Nodes count from the graph's first node. Stored node i of
+        the sequence is source -(i+1). The source is _NO_SOURCE if no node computes the input.
         """
         arena = self._arena
         nodes = slice(extent.base, extent.base + extent.num_nodes)
@@ -200,10 +203,10 @@ class GraphCopies:
     def write(
         self, forms: Sequence[_Form], slots: Sequence[int], bases: Sequence[int], kept_bases: Sequence[int]
     ) -> tuple[list[Extent], Ids]:
-        """Take remembered graphs in, each into its request's slot and at nodes that it has been given.
+        """Write known graphs, each with the slot of its request and the first number of its nodes.
 
-        Afterwards all is as after their first admission. Returns their extents, and the subgraphs that wait for no
-        other.
+        Afterwards the arena is as after their first admission, but for the numbers. Returns their extents, and the
+        subgraphs that wait for no other.
         """
         arena = self._arena
         firsts = arena.subgraphs.allocate_each([form.num_subgraphs for form in forms])
@@ -242,9 +245,11 @@ def _write(
     source_table: Ids,
     consumer: Ids,
 ) -> Ids:
-    """Write graphs as their forms say; return the subgraphs that wait for no other, in order.
+    """Write graphs from their forms; return the subgraphs that wait for no other, in order.
 
-    where: [6, graphs]. Columns and begins: see _CopyTable. The rest are the arena's, which the loops change.
+    - where: [6, graphs] the rows are _FORM to _KEPT.
+    - columns and begins: see _CopyTable.
+    - the others: the tables of the arena, which are changed.
     """
     num_ready = 0
     for i in range(where.shape[1]):

@@ -3,7 +3,7 @@
     for command in scheduler.handle(event, ...):
         ...carry it out...
 
-A request's life: arrived -> (cells submitted, finished, graph extended)* -> Reply or Fail, exactly one of them.
+A request arrives; its steps are submitted and finish; its graph may be extended; it ends with one Reply or one Fail.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ from batchmaker.scheduler.view import View
 
 @final
 class Scheduler(View):
-    """Cellular scheduling of any number of requests on any number of workers.
+    """Cellular batching of any number of requests on any number of workers.
 
-    policy: which cell type runs next. num_workers: one per device. run_ahead: a worker gets its next task when at most
-    this many of its steps have not finished: 0 schedules when the worker is idle, 1 while it runs its last step. Where
-    tasks are bounded by time, and told of as a whole, so many tasks: 1 schedules while the worker runs one.
-    take_turns: the type that a worker has just run counts as running when its next task is chosen, as it would with
-    run-ahead. Without either, a type of low priority starves for as long as one of high priority is ready.
-    loops_ahead: where tasks are bounded by time, one may hold several steps of a loop that a value may end; those after
-    the one at which it has ended do not run. Not for policies that watch requests, which count what is submitted.
-    give_up_late: requests fail at their deadlines; without it deadlines are only for policies to look at. plan_rows:
-    False where nothing is computed: steps then say which nodes run together and not where values lie, and no table is
-    ever reserved. Who runs when is the same. patience: see Ageing.
+    - policy: decides which cell type runs next. num_workers: one per device. patience: see Ageing.
+    - run_ahead: a worker gets its next task while at most this many of its steps are unfinished. 0: when it is idle; 1:
+      while it runs its last step. If the policy has a budget of time, tasks are counted instead of steps.
+    - take_turns: the type that has just run counts as running when the next task is chosen, as it would with run-ahead.
+      With neither of the two, a type of low priority starves while one of high priority is ready.
+    - loops_ahead: with a budget of time, a task may hold several steps of a loop that a value may end. Steps after the
+      end of the loop do not run. Ignored if the policy reads requests, depths or frontiers: they count submitted steps.
+    - give_up_late: requests fail at their deadlines. Otherwise only policies look at deadlines.
+    - plan_rows: False if nothing is computed. Then steps say which nodes run together, but not where values are, and no
+      table is reserved. The order of the steps is the same.
     """
 
     def __init__(
@@ -91,10 +91,10 @@ class Scheduler(View):
         self._next_task = 0
         self._take_turns = take_turns
 
-    # --- what a driver calls -------------------------------------------------------------------------------
+    # --- interface for drivers -----------------------------------------------------------------------------
 
     def handle(self, *events: Event) -> list[Command]:
-        """Take events in order, then give idle workers work. Returns commands in the order to carry them out."""
+        """Take events in order, then give work to idle workers. Returns commands; carry them out in their order."""
         commands: list[Command] = []
         arrivals: list[RequestArrived] = []
         for kind, alike in groupby(events, type):
@@ -107,47 +107,47 @@ class Scheduler(View):
                 self._arrived(arrivals, commands)
                 self._handle_one(event, commands)
         self._arrived(arrivals, commands)
-        self._expire(self._now_s, commands)  # who arrived too late
+        self._expire(self._now_s, commands)  # requests that arrived after their deadline
         if self._urgency is not None:
             self._urgency.look(self._now_s)
         self._schedule(commands)
         return commands
 
     def owners(self, nodes: NDArray[np.int64]) -> list[RequestId | None]:
-        """Return the request that each node belongs to, None where it is no longer in flight."""
+        """Return the request of each node; None if it is no longer in flight."""
         state = self._state
         slots = state.arena.request[nodes].tolist()
         found = (state.by_slot.get(slot) for slot in slots)
         return [entry.request if entry is not None and entry.alive else None for entry in found]
 
     def slots(self, nodes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the slot of the request that each node belongs to (see Admit)."""
+        """Return the slot of each node's request (see Admit)."""
         return self._state.arena.request[nodes]
 
     @property
     def next_deadline_s(self) -> float | None:
-        """When the driver should send TimePassed at the latest."""
+        """The time by which the driver must send an event (TimePassed if there is no other); None without deadlines."""
         return self._deadlines.next_s
 
-    # --- what is left ----------------------------------------------------------------------------------------
+    # --- counts and checks -----------------------------------------------------------------------------------
 
     @property
     def num_requests(self) -> int:
-        """Requests in flight, those that ended while a worker still computes for them included."""
+        """Requests in flight, and requests that have ended while a worker still runs steps of them."""
         return len(self._state.by_slot)
 
     @property
     def num_tasks(self) -> int:
-        """Tasks submitted and not finished."""
+        """Tasks that are submitted and not finished."""
         return len(self._state.tasks)
 
     @property
     def num_rows(self) -> int:
-        """Rows of state tables in use, lanes not counted."""
+        """Rows of state tables in use, without lanes."""
         return sum(pool.num_used for pool in self._state.tables.pools)
 
     def check_invariants(self) -> None:
-        """Raise InvariantError unless the state is consistent. Slow: for tests and after incidents."""
+        """Raise InvariantError unless the state is consistent. Slow: for tests and for the analysis of faults."""
         check_state(self._state)
 
     def _handle_one(self, event: Event, commands: list[Command]) -> None:
@@ -180,7 +180,7 @@ class Scheduler(View):
         self._state.add_type()
 
     def _watch(self, event: RequestArrived, entry: RequestEntry) -> None:
-        """Let those know of a request who look at each."""
+        """Tell the request table and `Urgency` about a new request."""
         state = self._state
         if state.watched is not None:
             state.watched.enter(entry.slot, event.at_s, event.deadline_s, event.model, is_open=event.open)
@@ -189,7 +189,7 @@ class Scheduler(View):
             self._urgency.arrived(event.request, event.graph)
 
     def _more_work(self, entry: RequestEntry, graph: CellGraph) -> None:
-        """Let those know who count on what requests have to compute."""
+        """Tell the request table and `Urgency` that a request has more to compute."""
         if self._state.watched is not None:
             self._state.watched.add_work(entry.slot, work_of(graph))
         if self._urgency is not None:
@@ -240,14 +240,14 @@ class Scheduler(View):
     def _take_graphs(
         self, graphs: Sequence[CellGraph], owners: Sequence[RequestEntry], commands: list[Command]
     ) -> None:
-        """Admit the graphs of these requests; several only if all of them are first ones."""
+        """Admit one graph of each of these requests. Several graphs only if each is the first of its request."""
         state = self._state
         for graph, entry in zip(graphs, owners, strict=True):
             for run in graph.runs:
                 if state.types[run.type_id].num_sequence_inputs != len(run.sequences):
                     state.types[run.type_id].learn_form(len(run.sequences))
                 if run.open_ended:
-                    entry.may_own_rows = True  # where it stops early, what feeds the rest is never read
+                    entry.may_own_rows = True  # if it stops early, the inputs of its other steps are never read
         slots = [entry.slot for entry in owners]
         if any(graph.first for graph in graphs):
             kept_bases = [0 if entry.stored is None else entry.stored.extent.base for entry in owners]
@@ -298,7 +298,7 @@ class Scheduler(View):
     # --- endings ---------------------------------------------------------------------------------------------
 
     def _reply_if_done(self, owners: Sequence[RequestEntry], commands: list[Command]) -> None:
-        """Answer those of these requests that are not over and have nothing left."""
+        """Answer those of these requests that are alive, not open, and have no work left."""
         state = self._state
         left = state.left[[entry.slot for entry in owners]].tolist()
         done = [e for e, count in zip(owners, left, strict=True) if count <= 0 and e.alive and not e.open]
@@ -325,7 +325,7 @@ class Scheduler(View):
         commands.append(Fail(request, kind, reason))
 
     def _expire(self, at_s: float, commands: list[Command]) -> None:
-        """It is that late: requests that had to be done by then fail."""
+        """Set the time, and fail the requests whose deadlines have passed."""
         self._now_s = at_s
         for deadline_s, request in self._deadlines.passed(at_s):
             entry = self._state.requests.get(request)
@@ -336,20 +336,21 @@ class Scheduler(View):
     # --- scheduling ------------------------------------------------------------------------------------------
 
     def _schedule(self, commands: list[Command]) -> None:
-        """Call Schedule (Algorithm 1) for every worker that is idle, or about to be, until nothing is ready.
+        """Call Schedule (Algorithm 1) for every worker that is idle or nearly idle, until no node is ready.
 
-        A worker is not run ahead of while its values decide what comes next: those requests would find their batch gone
-        and alternate with it for ever.
+        The scheduler does not run ahead of a worker while values of its steps decide which nodes come next: the
+        requests of these steps would miss the next batch, and two groups of requests would alternate for ever in small
+        batches.
         """
         for number in range(len(self._state.worker_steps)):
             worker = WorkerId(number)
             while self._may_submit(worker):
                 began = self._admit(commands)
-                if not self._submit_task(worker, commands) and not began:  # who began may have had nothing to compute
+                if not self._submit_task(worker, commands) and not began:  # a request may begin with nothing to compute
                     break
 
     def _admit(self, commands: list[Command]) -> bool:
-        """Let the policy decide which waiting requests begin; return whether any has."""
+        """Let the policy decide which waiting requests begin; return whether one begins."""
         line, watched = self._state.line, self._state.watched
         if watched is None or not len(line):
             return False

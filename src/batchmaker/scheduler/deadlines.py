@@ -1,4 +1,7 @@
-"""When requests must be done by: the next one first."""
+"""Deadlines of requests, and of idle sequences: the earliest first.
+
+The scheduler, `Urgency`, the scheduler of whole requests and the engine's open sequences use it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ Key = TypeVar("Key", bound=int)
 
 @final
 class Deadlines(Generic[Key]):
-    """Times at which requests are given up. Those of requests that have ended are dropped when they come up."""
+    """A heap of deadlines. Deadlines of requests that have ended stay in it until they come up or are cleaned out."""
 
     __slots__ = ("_heap",)
 
@@ -20,11 +23,11 @@ class Deadlines(Generic[Key]):
 
     @property
     def next_s(self) -> float | None:
-        """The earliest, which may be of a request that has ended; None if there is none."""
+        """The earliest deadline, perhaps of a request that has ended; None if there is none."""
         return self._heap[0][0] if self._heap else None
 
     def next_of(self, living: Container[Key]) -> float | None:
-        """Return the earliest of requests that have not ended, None if there is none. Forgets those before it."""
+        """Return the earliest deadline of a request in `living`; None if there is none. Forgets those before it."""
         while self._heap and self._heap[0][1] not in living:
             heapq.heappop(self._heap)
         return self.next_s
@@ -36,13 +39,16 @@ class Deadlines(Generic[Key]):
         return (request for _, request in self._heap)
 
     def add(self, deadline_s: float, request: Key, living: Container[Key], num_living: int) -> None:
-        """Remember a deadline. living: the requests that have not ended; most others are forgotten now and then."""
+        """Add a deadline. living: requests that have not ended, num_living of them.
+
+        Now and then, most deadlines of other requests are forgotten, so that the heap stays small.
+        """
         heapq.heappush(self._heap, (deadline_s, request))
         if len(self._heap) > 2 * num_living + 1024:
             self._heap = [entry for entry in self._heap if entry[1] in living]
             heapq.heapify(self._heap)
 
     def passed(self, now_s: float) -> Iterator[tuple[float, Key]]:
-        """Forget and yield the deadlines up to now, the earliest first."""
+        """Remove and yield the deadlines up to now, the earliest first."""
         while self._heap and self._heap[0][0] <= now_s:
             yield heapq.heappop(self._heap)

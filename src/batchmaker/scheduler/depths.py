@@ -1,4 +1,7 @@
-"""Depths of the nodes in flight, for policies that ask for them. Kept up to date as nodes come, run and go."""
+"""Depths of the nodes in flight. Kept only for policies with `needs_depth`, and updated with every event.
+
+The scheduler's state calls it; policies read it as a `DepthView`.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,14 @@ Nodes = NDArray[np.int64]
 
 @final
 class Depths:
-    """What is known of depth, by node, by type and by request.
+    """Depths by node, and counts and sums of depths by cell type and by request.
 
-    of: [nodes] depth of each node in flight (see `depths_of`). left: [2, types] how many nodes of the requests in
-    flight are not submitted, and the sum of their depths. left_of_slot: [2, types, slots] the same by request.
-    ready_keys: returns a type's ready nodes.
-    A mini-batch is what is in flight together: it begins with the first request that begins while no other is in
-    flight, and ends when none is.
+    - of: [nodes] depth of each node in flight (see `depths_of`).
+    - left: [2, types] for the requests in flight: how many nodes are not submitted, and the sum of their depths.
+    - left_of_slot: [2, types, slots] the same for each request.
+    - ready_keys: returns the ready nodes of a type.
+
+    A mini-batch is the requests that are in flight between two moments at which none is in flight.
     """
 
     __slots__ = ("_all", "_members", "_ready_keys", "left", "left_of_slot", "of")
@@ -33,7 +37,7 @@ class Depths:
     def __init__(self, ready_keys: Callable[[int], Keys]) -> None:
         self._ready_keys = ready_keys
         self.of: Nodes = np.zeros(1024, np.int64)
-        self._all = np.zeros((2, 0), np.int64)  # as `left`, of all nodes in the mini-batch
+        self._all = np.zeros((2, 0), np.int64)  # as `left`, for all nodes of the mini-batch, run or not
         self.left = np.zeros((2, 0), np.int64)
         self.left_of_slot = np.zeros((2, 0, 64), np.int64)
         self._members: set[int] = set()
@@ -49,26 +53,26 @@ class Depths:
         return total / count if count else 0.0
 
     def lowest_ready(self, type_id: int) -> int:
-        """Return the depth of the least deep ready node of a type that has some. Costs a look at all of them."""
+        """Return the smallest depth among the ready nodes of a type that has some. Looks at all of them."""
         return self.lowest(self._ready_keys(type_id))[0]
 
     def lowest(self, keys: Keys) -> tuple[int, int]:
-        """Return the depths of the least deep of these ready nodes, of which there are some, and of the first."""
+        """Return the smallest depth among these ready nodes, and the depth of the first. `keys` must not be empty."""
         return _lowest(self.of, keys)
 
     def at(self, depth: int, keys: Keys) -> NDArray[np.bool_]:
-        """Return which of these ready nodes have this depth, as a mask."""
+        """Return which of these ready nodes have this depth, as a mask [keys]."""
         return _at(self.of, depth, keys)
 
     def add_type(self) -> None:
-        """One more cell type."""
+        """Add a cell type."""
         self._all = np.concatenate((self._all, np.zeros((2, 1), np.int64)), axis=1)
         self.left = np.concatenate((self.left, np.zeros((2, 1), np.int64)), axis=1)
         column = np.zeros((2, 1, self.left_of_slot.shape[2]), np.int64)
         self.left_of_slot = np.concatenate((self.left_of_slot, column), axis=1)
 
     def admit(self, slot: int, graph: CellGraph, extents: Sequence[Extent]) -> None:
-        """A request has got these nodes. extents: all that it may refer to, the graph's own last."""
+        """Note that a request has got these nodes. extents: of all nodes that it may refer to, the graph's own last."""
         *earlier, own = extents
         while slot >= self.left_of_slot.shape[2]:
             self.left_of_slot = np.concatenate((self.left_of_slot, np.zeros_like(self.left_of_slot)), axis=2)
@@ -92,28 +96,29 @@ class Depths:
         self.left_of_slot[:, :, slot] += added
 
     def rest(self, nodes: Nodes) -> None:
-        """These nodes are kept by a sequence: what begins from them is as deep as what begins from nothing."""
+        """Note that a sequence keeps these nodes. Nodes that read only such nodes have depth 0."""
         self._fit(int(nodes[-1]) + 1)
         self.of[nodes] = -1
 
     def _fit(self, num_nodes: int) -> None:
+        """Make room for this many node numbers."""
         if num_nodes > len(self.of):
             size = max(2 * len(self.of), num_nodes)
             self.of = np.concatenate((self.of, np.zeros(size - len(self.of), np.int64)))
 
     def submitted(self, slots: Nodes, type_id: int, nodes: Nodes) -> None:
-        """These nodes of one type are on a worker. slots: whose each is."""
+        """Note that these nodes of one type are on a worker. slots: [nodes] the slot of each node's request."""
         _submitted(self.of, self.left, self.left_of_slot, type_id, slots, nodes)
 
     def stopped(self, slot: int, type_id: int, first: int, end: int) -> None:
-        """The nodes from `first` to before `end` of a run will not be computed: it has ended early."""
+        """Note that a run has ended early: its nodes from `first` to before `end` will not be computed."""
         if slot in self._members:
             gone = (end - first, int(self.of[first:end].sum()))
             self.left[:, type_id] -= gone
             self.left_of_slot[:, type_id, slot] -= gone
 
     def leave(self, slot: int) -> None:
-        """A request has ended; what is left of it will not be submitted."""
+        """Note that a request has ended: its other nodes will not be submitted."""
         if slot in self._members:
             self._members.discard(slot)
             self.left -= self.left_of_slot[:, :, slot]
@@ -122,7 +127,7 @@ class Depths:
 
 @compiled
 def _lowest(of: Nodes, keys: Keys) -> tuple[int, int]:
-    """Return the lowest depth among keys, of which there are some, and the depth of the first."""
+    """Return the smallest depth among the keys, and the depth of the first. `keys` must not be empty."""
     lowest = first = of[keys[0] & NODE_MASK]
     for key in keys:
         lowest = min(lowest, of[key & NODE_MASK])
@@ -131,7 +136,7 @@ def _lowest(of: Nodes, keys: Keys) -> tuple[int, int]:
 
 @compiled
 def _at(of: Nodes, depth: int, keys: Keys) -> NDArray[np.bool_]:
-    """Return which keys have this depth."""
+    """Return which keys have this depth: [keys]."""
     mask = np.empty(len(keys), np.bool_)
     for i in range(len(keys)):
         mask[i] = of[keys[i] & NODE_MASK] == depth
@@ -140,7 +145,7 @@ def _at(of: Nodes, depth: int, keys: Keys) -> NDArray[np.bool_]:
 
 @compiled
 def _submitted(of: Nodes, left: Nodes, left_of_slot: Nodes, type_id: int, slots: Nodes, nodes: Nodes) -> None:
-    """So many nodes of a type are left less. of, left, left_of_slot: as in Depths. slots, nodes: [batch]."""
+    """Subtract nodes from `left` and `left_of_slot` (see Depths). slots, nodes: [batch]."""
     for i in range(len(nodes)):
         depth = of[nodes[i]]
         left[0, type_id] -= 1

@@ -1,7 +1,9 @@
-"""Nodes that are admitted, and who reads whom among them: compiled loops over all graphs of a turn.
+"""Compiled loops of admission: first values of new nodes, and the edges between nodes, for all graphs of a turn.
 
-of_nodes, of_subgraphs, source, source_table, consumer: the arena's tables, which the loops change. An edge is a node
-that is read and the node that reads it; of a run it counts as one from its last step, for a run is done as a whole.
+of_nodes, of_subgraphs, source, source_table and consumer are the tables of the arena; the loops change them.
+
+An edge is a pair of a node that is read and the node that reads it. If the first belongs to a run, the edge counts as
+one from the last step of the run, because a run is done as a whole.
 """
 
 from __future__ import annotations
@@ -35,7 +37,10 @@ Flags = NDArray[np.bool_]
 
 @compiled
 def enter(nodes: Ids, lengths: Ids, slots: Ids, of_nodes: Ids) -> None:
-    """Give new nodes their first state. nodes: `lengths` of each graph, one graph after the other. slots: [graphs]."""
+    """Write the first values of new nodes.
+
+    nodes: those of all graphs, one graph after the other. lengths: [graphs] nodes of each. slots: [graphs].
+    """
     at = 0
     for graph in range(len(lengths)):
         for node in nodes[at : at + lengths[graph]]:
@@ -60,11 +65,14 @@ def feed(
     source: Ids,
     source_table: Ids,
 ) -> Ids:
-    """Write where single nodes find the inputs that other nodes compute; return the edges, [2, edges], port by port.
+    """Write the sources of single nodes that read other nodes; return the edges [2, edges], port by port.
 
-    read, outputs: [ports, readers] the node of each input, negative where there is none, and which output of it.
-    shifts: [readers] what is added to the nodes that a reader reads.
-    value_tables: [types, outputs] where those lie. fed: [types, ports], set for each input of a reader's type.
+    - read, outputs: [ports, readers] the node that feeds each input, and the number of its output. Negative if no node
+      feeds it.
+    - shifts: [readers] what to add to `read` to get a node number.
+    - readers: [readers] the nodes that read.
+    - value_tables: [types, outputs] the table of each output.
+    - fed: [types, ports] set to True for each type and input that a node feeds.
     """
     count = 0
     for port in range(read.shape[0]):
@@ -90,12 +98,18 @@ def feed(
 def count_edges(
     edges: Ids, nodes: Ids, lengths: Ids, place: Ids, of_nodes: Ids, of_subgraphs: Ids
 ) -> tuple[Ids, Ids, Ids]:
-    """Count uses, unmet inputs and consumers of nodes that are new.
+    """Count the uses, unmet inputs and consumers of new nodes.
 
-    edges: [2, edges]. nodes: the new ones, `lengths` of each graph, one graph after the other. place: [all nodes] -1,
-    and so again afterwards.
-    Returns [edges] the place among the new nodes of whom each edge waits for, -1 for a node of an earlier extent;
-    [graphs] how many edges lead from nodes of each; and [2, ...] the edges from earlier nodes that are not done.
+    - edges: [2, edges].
+    - nodes: the new nodes of all graphs, one graph after the other. lengths: [graphs] nodes of each.
+    - place: [all nodes] scratch; all -1 before and after the call.
+
+    Returns:
+
+    - [edges] the place, among the new nodes, of the node whose completion the edge waits for; -1 for a node of an
+      earlier extent.
+    - [graphs] the number of edges from the nodes of each graph.
+    - [2, waiting] edges from nodes of earlier extents that are not done.
     """
     num_edges = edges.shape[1]
     producers, waiting = np.empty(num_edges, np.int64), np.empty((2, num_edges), np.int64)
@@ -131,9 +145,9 @@ def count_edges(
 def write_edges(
     edges: Ids, producers: Ids, firsts: Ids, nodes: Ids, lengths: Ids, of_nodes: Ids, consumer: Ids
 ) -> None:
-    """Store the consumers of each new node in the order of the edges; firsts: [graphs] where those of a graph begin.
+    """Store the consumers of each new node, in the order of the edges.
 
-    The rest is as `count_edges` takes and returns it.
+    firsts: [graphs] the first edge number of each graph. For the others see `count_edges`.
     """
     following, begin = np.empty(len(nodes), np.int64), 0
     for graph in range(len(lengths)):

@@ -1,4 +1,7 @@
-"""What happens to the scheduler. Every event carries its time, in engine seconds; the core reads no clock."""
+"""The scheduler's inputs. The driver makes these events; `Scheduler.handle` takes them.
+
+`at_s` of an event is its time, in seconds of the engine's clock. The scheduler itself reads no clock.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ SequenceId = NewType("SequenceId", int)
 
 @dataclass(frozen=True, slots=True)
 class CellTypeAdded:
-    """A cell was used for the first time."""
+    """A cell is used for the first time. Its type id must be the number of types so far."""
 
     cell: CellType
     at_s: float
@@ -27,11 +30,17 @@ class CellTypeAdded:
 
 @dataclass(slots=True)
 class RequestArrived:
-    """A request was unfolded. (Nobody changes it: a frozen one takes a microsecond more to make.)
+    """A request has arrived, and its unfold function has made this graph.
 
-    open: its unfold function waits for a value and may add nodes later. priority: larger is served first. model: which
-    of the models that share the scheduler it is for. sequence: what it is the next request of: its graph begins with
-    what the last one that was answered has kept, and what it keeps takes that one's place with its Reply.
+    - deadline_s: time of the engine's clock; None for no deadline.
+    - open: the unfold function waits for a value and may add nodes later.
+    - priority: larger is served first.
+    - model: which of the models that share the scheduler the request is for.
+    - sequence: the sequence that the request is a chunk of; None for a request outside a sequence. The graph begins
+      with the nodes that the last answered chunk has kept. With this request's Reply, the nodes that it keeps replace
+      them.
+
+    Nobody changes an event. It is not frozen because making a frozen object takes a microsecond more.
     """
 
     request: RequestId
@@ -46,9 +55,10 @@ class RequestArrived:
 
 @dataclass(frozen=True, slots=True)
 class GraphExtended:
-    """An unfold function that waited went on. open: it waits again.
+    """A waiting unfold function has continued and has added this graph.
 
-    dropped: (first node, count) whose handles the function has let go since the last event.
+    - open: the function waits again.
+    - dropped: (first local node, count) of the handles that the function has dropped since the last event.
     """
 
     request: RequestId
@@ -60,7 +70,7 @@ class GraphExtended:
 
 @dataclass(frozen=True, slots=True)
 class RequestCancelled:
-    """The caller gave the request up."""
+    """The caller has cancelled the request."""
 
     request: RequestId
     at_s: float
@@ -68,7 +78,7 @@ class RequestCancelled:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """The driver found that the request cannot go on, for example because its unfold function raised."""
+    """The driver found that the request cannot continue, for example because its unfold function raised."""
 
     request: RequestId
     at_s: float
@@ -77,12 +87,15 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class StepsFinished:
-    """Steps `first` to before `end` of a task are done: all their rows have their outputs.
+    """Steps `first` to before `end` of a task are done: their rows have their outputs, except the rows in `failed`.
 
-    Steps of a task finish in order; how many are told of at once is the executor's choice. Positions are those of the
-    task, whose steps lie one after the other. stopped: [positions of these steps] whether the value that ends an
-    open-ended run was seen; None where they have no such run. failed: positions at which the cell raised, with the
-    reason for each. The other rows are good. busy_s: seconds that these steps took on their worker, 0 if not known.
+    Steps of a task finish in order. The executor chooses how many it reports at once. Positions count through all steps
+    of the task, one step after the other.
+
+    - stopped: [positions of these steps] whether the value was seen that ends an open-ended run. None if these steps
+      have no such run.
+    - failed: (position, reason) of the rows for which the cell raised. The other rows are good.
+    - busy_s: seconds that the worker needed for these steps; 0 if not known.
     """
 
     task: TaskId
@@ -96,7 +109,7 @@ class StepsFinished:
 
 @dataclass(frozen=True, slots=True)
 class SequenceClosed:
-    """No more requests of a sequence will come, and none is in flight: what it keeps may go."""
+    """A sequence is over: no request of it is in flight, and no more will come. Its stored nodes can be freed."""
 
     sequence: SequenceId
     at_s: float
@@ -104,7 +117,7 @@ class SequenceClosed:
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """Nothing happened but time: deadlines are looked at."""
+    """Only time has passed. The scheduler checks deadlines."""
 
     at_s: float
 

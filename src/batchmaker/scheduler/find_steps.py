@@ -1,9 +1,10 @@
-"""The steps of one task, found in one compiled call: who runs together, in which lanes, and where values lie.
+"""Finds the steps of one task in one compiled call: which nodes run together, in which lanes, and where values are.
 
-A step takes the first ready nodes in order. It is booked as if it had run, so the next one may take their successors:
-tasks of one worker run in order (ahead-of-time scheduling; BatchMaker section 4.3).
+A step takes the first ready nodes in order. It is noted as if it had run, so the next step can take the successors: the
+tasks of one worker run in order (ahead-of-time scheduling; BatchMaker section 4.3). `Batcher` calls `find_steps`.
 
-nodes, subgraphs, source, source_table, consumer: the arena's tables, which the loops change.
+nodes, subgraphs, source, source_table and consumer are the tables of the arena; the loops change them. at, moves, kept,
+marks, done, ends and flags are arrays of `Steps` (see there).
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ FIRST_ROOM: Final = 512
 
 @compiled
 def _room(array: Any, size: int) -> Any:
-    """Return the array, or a larger one that begins with it, so that its last dimension has at least `size` places."""
+    """Return the array if its last dimension is at least `size`; otherwise a larger array that begins with it."""
     have = array.shape[-1]
     if have >= size:
         return array
@@ -71,7 +72,12 @@ def _room(array: Any, size: int) -> Any:
 
 @compiled
 def _look(nodes: Ids, subgraphs: Ids, loops_ahead: bool, batch: Ids) -> tuple[bool, bool, bool]:
-    """Return whether some nodes are of runs, whether all are of runs that are taken to go on, whether some may stop."""
+    """Return three facts about the nodes of a batch.
+
+    - Some are of runs.
+    - All are of runs that are assumed to continue.
+    - Some are of runs that may stop.
+    """
     some, certain, may_stop = False, True, False
     for i in range(len(batch)):
         mine = nodes[SUBGRAPH, batch[i]]
@@ -84,7 +90,7 @@ def _look(nodes: Ids, subgraphs: Ids, loops_ahead: bool, batch: Ids) -> tuple[bo
 
 @compiled
 def _goes_on(chosen: Keys, latest: Keys) -> bool:
-    """Whether these are the next nodes of the runs whose nodes ran in the step before, all of them."""
+    """Whether the chosen nodes are exactly the next nodes of the runs in the step before."""
     if len(chosen) != len(latest):
         return False
     same = True
@@ -95,7 +101,7 @@ def _goes_on(chosen: Keys, latest: Keys) -> bool:
 
 @compiled
 def _num_alike(nodes: Ids, subgraphs: Ids, keys: Keys, most: int) -> int:
-    """Return how many steps these runs take together, from these nodes to the first end of one; at most `most`."""
+    """Return how many steps these runs take together from here on, until the first of them ends; at most `most`."""
     for i in range(len(keys)):
         node = keys[i] & NODE_MASK
         most = min(most, subgraphs[END, nodes[SUBGRAPH, node]] - node)
@@ -106,10 +112,12 @@ def _num_alike(nodes: Ids, subgraphs: Ids, keys: Keys, most: int) -> int:
 def _go_on(
     nodes: Ids, subgraphs: Ids, occupant: Ids, at: Ids, first: int, num_steps: int, keys: Keys, ranks: Ids
 ) -> tuple[Keys, Ids]:
-    """Note steps in which the chains of the step before all go on, in their lanes; those that end then leave them.
+    """Write steps in which all chains of the step before continue, in the same lanes.
 
-    first: where the positions of the first of these steps begin. keys, ranks: of its nodes, in the queue's order.
-    Returns the keys and ranks of the nodes that are ready after the last, in order.
+    Chains that end with the last of these steps leave their lanes.
+
+    first: the first position of the first of these steps. keys, ranks: of its nodes, in the order of the queue. Returns
+    the keys and ranks of the nodes that are ready after the last of these steps, in order.
     """
     count = len(keys)
     for i in range(count):
@@ -139,7 +147,7 @@ def _note_moves(
     nodes: Ids, source: Ids, source_table: Ids, is_host: Flags, lane_tables: Ids, places: Places, before: Ids,
     home: Ids, at: Ids, first: int, moves: Ids, num_moves: int,
 ) -> int:  # fmt: skip
-    """Note what must be brought to the lanes of a step. before, home: see `seat`. Returns how many moves there are."""
+    """Write the moves of a step: state to copy into lanes. before, home: see `seat`. Returns the number of moves."""
     num_state = places.num_inputs - places.num_sequence
     for i in range(len(before)):
         if before[i] == at[AT_LANE, first + i] and home[i] == places.worker:
@@ -162,7 +170,7 @@ def _note_inputs(
     nodes: Ids, source: Ids, source_table: Ids, is_host: Flags, at: Ids, first: int, end: int, num_found: int,
     num_inputs: int,
 ) -> None:  # fmt: skip
-    """Note where positions find their first `num_found` inputs; the others are lane state."""
+    """Write the tables and rows of the first `num_found` inputs of these positions. The other inputs are lane state."""
     for port in range(num_found):
         for position in range(first, end):
             node = at[AT_NODE, position]
@@ -180,11 +188,13 @@ def _keep(
     nodes: Ids, subgraphs: Ids, source: Ids, source_table: Ids, is_host: Flags, value_ports: Ids, free: Ids,
     places: Places, at: Ids, first: int, end: int, has_lanes: bool, marks: Ids, kept: Ids, num_kept: int, num_free: int,
 ) -> tuple[int, int, int]:  # fmt: skip
-    """Give rows to positions whose outputs others read, and mark the outputs that go to the host.
+    """Give rows to the positions whose outputs are read later, and mark the outputs that go to the host.
 
-    Consumers look for the outputs of a run that may stop under its last node, since any step may turn out to be it. A
-    single node takes over the row of its first child, where nobody else reads that and it is of the same pool.
-    Returns how many are kept, how many rows are free, and all marks of the positions.
+    Consumers look for the outputs of a run that may stop at its last node, because any step may turn out to be the
+    last. A single node takes over the row of its first child if no other node reads the child, no unfold function holds
+    it, and both use the same pool.
+
+    Returns the number of kept outputs, the number of free rows, and the marks of all these positions together.
     """
     all_marks = 0
     for position in range(first, end):
@@ -213,9 +223,10 @@ def _keep(
 
 @compiled
 def _note_done(nodes: Ids, subgraphs: Ids, at: Ids, first: int, end: int, done: Ids, num_done: int) -> tuple[int, bool]:
-    """Note the nodes that are done with a step; return how many there are, and whether an unfold function holds any.
+    """Write the nodes that are done with a step: single nodes, and last steps of runs.
 
-    Of a run that is its last step; one that may stop is done when that is known.
+    A run that may stop is left out: when it is done is known only after the step. Returns the number of done nodes, and
+    whether an unfold function holds any node of the step.
     """
     held = False
     for position in range(first, end):
@@ -230,7 +241,7 @@ def _note_done(nodes: Ids, subgraphs: Ids, at: Ids, first: int, end: int, done: 
 
 @compiled
 def _certain(nodes: Ids, subgraphs: Ids, keys: Keys) -> Keys:
-    """Return those of the nodes that are not of runs that a value may end."""
+    """Return the keys of the nodes that are not in runs that a value may end."""
     found = np.empty(len(keys), np.int64)
     count = 0
     for i in range(len(keys)):
@@ -258,12 +269,16 @@ def find_steps(
     candidates: Keys,
     ranks: Ids,
 ) -> Steps:
-    """Form the steps of one task and mark them as submitted.
+    """Form the steps of one task and mark their nodes as submitted. Returned arrays are new.
 
-    is_host: [tables]. value_ports: inputs that other nodes have ever fed, ascending. free: [num_free or more] free rows
-    of the type's pool, taken from the end. occupant: [lanes] of the worker. lane_tables: [workers, state inputs].
-    seconds: [max_batch + 1] that a step of so many rows takes. candidates: ready nodes that may run on the worker, in
-    the order of their queue. ranks: of their requests, empty where all are equal. Arrays that are returned are fresh.
+    - is_host: [tables].
+    - value_ports: inputs that some node has fed so far, ascending.
+    - free: [num_free or more] free rows of the type's pool; rows are taken from the end.
+    - occupant: [lanes] of the worker.
+    - lane_tables: [workers, state inputs].
+    - seconds: [max_batch + 1] duration of a step by its number of rows.
+    - candidates: ready nodes that may run on the worker, in the order of their queue.
+    - ranks: [candidates] ranks of their requests; empty if all are equal.
     """
     ranked, plan_rows = len(ranks) > 0, places.plan_rows
     steps_room = min(limits.max_steps, 8)
@@ -276,7 +291,7 @@ def find_steps(
     chosen, of = np.empty(limits.max_batch, np.int64), np.empty(limits.max_batch, np.int64)
     latest = np.empty(limits.max_batch, np.int64)
     waiting, waiting_ranks = np.empty(0, np.int64), np.empty(0, np.int64)
-    none = int(np.int64(0))  # a plain 0 would make a form of its own of each function that is called with it
+    none = int(np.int64(0))  # with a literal 0, numba would compile another version of each function
     num_steps = num_at = num_done = num_entering = num_moves = num_kept = num_left = num_used = all_marks = none
     num_free, lanes_wanted, largest, num_latest = places.num_free, 0, 0, 0
     used_s = 0.0
@@ -312,7 +327,7 @@ def find_steps(
         is_dense = goes_on and flags[IS_DENSE, num_steps - 1] > 0
         if not goes_on:
             batch = keys & NODE_MASK
-            lanes, before, home = batch, batch, batch  # of a step without lanes, not looked at
+            lanes, before, home = batch, batch, batch  # lanes, before and home are not used without lanes
             some_runs, certain, may_stop = _look(nodes, subgraphs, limits.loops_ahead, batch)
             has_lanes = plan_rows and some_runs
             if has_lanes:
@@ -350,7 +365,7 @@ def find_steps(
                 has_lanes, marks, kept, num_kept, num_free,
             )  # fmt: skip
             all_marks |= found_marks
-        for step in range(num_alike):  # runs end with the last of these, if any does
+        for step in range(num_alike):  # a run can end only with the last of these
             begin = first_at + step * count
             num_done, held = _note_done(nodes, subgraphs, at, begin, begin + count, done, num_done)
             ends[POSITIONS, num_steps], ends[DONE, num_steps] = begin + count, num_done

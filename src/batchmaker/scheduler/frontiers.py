@@ -1,4 +1,7 @@
-"""Which nodes in flight wait for no other node of their type, for policies that ask. Kept as nodes come, run and go."""
+"""Frontiers: the nodes in flight that wait for no other node of their type. Kept only for policies that ask.
+
+The scheduler's state calls it; policies read it as a `FrontierView`.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,9 @@ NONE: Nodes = np.empty(0, np.int64)
 class FrontierCounts:
     """What living requests have in the arena.
 
-    extents: a request's in their order. late_edges: (node, one that it feeds in a later extent) where the first is not
-    done. on_workers: nodes of steps that have not finished.
+    - extents: those of one request in their order.
+    - late_edges: (node that is not done, node in a later extent that it feeds).
+    - on_workers: nodes of steps that have not finished.
     """
 
     extents: Sequence[Extent]
@@ -33,16 +37,20 @@ class FrontierCounts:
 
 @final
 class Frontiers:
-    """Counts, for each type, the units in flight that have no ancestor of their own type left to submit.
+    """For each type, the number of units in flight that have no unsubmitted ancestor of their own type.
 
-    A unit is a single node, or what is left of a run: only its next node can come first. As everywhere in the
-    scheduler, what reads any step of a run waits for its last one, and a run waits for what feeds any of its steps.
+    A unit is a single node, or the unsubmitted rest of a run, because only its next node can come first. As everywhere
+    in the scheduler, a node that reads any step of a run waits for its last step. A run waits for the sources of all
+    its steps.
 
-    Nothing is kept until somebody asks; then what is in flight is looked at once, and from there on the counts follow
-    it until nothing is left to submit. `graph.wait_counts` says how; it takes 4 bytes for a node and type.
+    Nothing is kept until a policy asks. Then all that is in flight is counted once. From then on the counts are updated
+    with every event, until no unit is left. `graph.wait_counts` explains the method; it takes 4 bytes for each pair of
+    a node and a type.
 
-    counts: [types]. left: [nodes] the last node of a unit that is not submitted yet (of a run, not wholly); kept:
-    whether they are. look: returns what is in flight.
+    - look: returns what is in flight.
+    - kept: whether the counts are kept now.
+    - counts: [types].
+    - left: [nodes] True for the last node of each unit that is not completely submitted.
     """
 
     __slots__ = (
@@ -73,7 +81,7 @@ class Frontiers:
         self._stack: Nodes = NONE
 
     def independent(self, type_id: int) -> int:
-        """Return how many nodes of a type are not submitted and have no ancestor of the type that is not."""
+        """Return how many unsubmitted nodes of a type have no unsubmitted ancestor of this type."""
         if not self.kept:
             self.kept = True
             found = self._look()
@@ -81,26 +89,29 @@ class Frontiers:
         return int(self.counts[type_id])
 
     def add_type(self) -> None:
-        """One more cell type."""
+        """Add a cell type."""
         self.counts = np.append(self.counts, 0)
 
     def admit(self, extents: Sequence[Extent], late_edges: Sequence[tuple[int, int]]) -> None:
-        """Requests have got these nodes. late_edges: as of FrontierCounts, into them."""
+        """Note that requests have got these nodes. late_edges: those that lead to them (see FrontierCounts)."""
         if self.kept:
             self._enter(extents, late_edges, NONE, counted=True)
 
     def submitted(self, type_id: int, nodes: Nodes) -> None:
-        """These nodes of one type are on a worker."""
+        """Note that these nodes of one type are on a worker."""
         if self.kept:
             found = wait_counts.run(nodes, type_id, self._stack, *self._graph, *self._now, *self._late)
             self._fewer(found)
 
     def stopped(self, type_id: int, ends: Nodes) -> None:
-        """Runs that end before these nodes have ended early, if they had not come to their last step."""
+        """Note that runs have ended early. ends: [runs] one past the last node of each run.
+
+        Nothing changes for a run whose last step was submitted.
+        """
         self.submitted(type_id, ends - 1)
 
     def withdraw(self, extents: Sequence[Extent]) -> None:
-        """What is left of these nodes will not be submitted: their request has failed."""
+        """Note that the other nodes of these extents will not be submitted, because their request has failed."""
         if self.kept:
             types = (self._arena.subgraph, self._arena.type)
             self._fewer(wait_counts.withdraw(*_spans(extents), *types, *self._now, *self._late))
@@ -128,12 +139,12 @@ class Frontiers:
         )
 
     def _fewer(self, units: int) -> None:
-        """So many units are not left any more. Without any there is nothing to keep until somebody asks again."""
+        """Count fewer units. If none is left, nothing is kept until a policy asks again."""
         self._num_left -= units
         self.kept = self._num_left > 0
 
     def _fit(self, num_late: int) -> None:
-        """Make room for every node number given out, every type, and so many more late edges."""
+        """Make room for every node number given out, for every type, and for this many more late edges."""
         size, num_types = self._arena.node_capacity, len(self.counts)
         before = self._blocks.shape
         if before != (size, num_types):
@@ -153,5 +164,5 @@ class Frontiers:
 
 
 def _spans(extents: Sequence[Extent]) -> tuple[Nodes, Nodes]:
-    """Return where extents begin and how many nodes they have."""
+    """Return the first nodes of extents, and their numbers of nodes."""
     return np.array([e.base for e in extents], np.int64), np.array([e.num_nodes for e in extents], np.int64)

@@ -1,4 +1,7 @@
-"""Checks that the scheduler's state balance. Written plainly, to be obviously right; not for the hot path."""
+"""Checks that the parts of the scheduler's state agree. Written plainly, to be easy to verify; too slow for each turn.
+
+`Scheduler.check_invariants` calls them, in tests and in the analysis of faults.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from batchmaker.scheduler.state import SchedulerState
 
 
 def check_state(state: SchedulerState) -> None:
-    """Raise InvariantError naming the first thing that does not balance."""
+    """Raise InvariantError with the first contradiction that is found."""
     _check_rows(state)
     _check_lanes(state)
     _check_ready(state)
@@ -28,6 +31,7 @@ def _require(condition: bool, message: str) -> None:
 
 
 def _nodes_in_flight(state: SchedulerState) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    """Return the numbers of all nodes in flight and of all stored nodes. Each has one owner, and none is lost."""
     spans = [np.arange(e.base, e.base + e.num_nodes) for entry in state.by_slot.values() for e in entry.extents]
     spans += [stored.nodes for stored in state.store.in_use.values()]
     nodes = np.concatenate(spans) if spans else np.empty(0, np.int64)
@@ -37,7 +41,7 @@ def _nodes_in_flight(state: SchedulerState) -> np.ndarray[tuple[int, ...], np.dt
 
 
 def _check_rows(state: SchedulerState) -> None:
-    """Every row in use has exactly one owner, and no free row has one."""
+    """Every row in use has exactly one owner. No free row has an owner. No finished node keeps an unread row."""
     arena = state.arena
     nodes = _nodes_in_flight(state)
     owners = nodes[arena.row[nodes] != NOWHERE]
@@ -54,7 +58,7 @@ def _check_rows(state: SchedulerState) -> None:
 
 
 def _check_lanes(state: SchedulerState) -> None:
-    """Every chain that sits in a lane is its occupant; dead occupants are only lanes a chain has just left."""
+    """Every chain that has a lane is the occupant of this lane. If no request is in flight, all lanes are empty."""
     arena = state.arena
     spans = [e for entry in state.by_slot.values() for e in entry.extents]
     for extent in spans:
@@ -70,7 +74,7 @@ def _check_lanes(state: SchedulerState) -> None:
 
 
 def _check_ready(state: SchedulerState) -> None:
-    """Ready nodes belong to living requests, wait for nothing and are queued once, in order."""
+    """Queued nodes belong to living requests, wait for no other node, are in the queue once, and are in order."""
     arena = state.arena
     for entry in state.types:
         keys = entry.ready.keys()
@@ -93,7 +97,7 @@ def _check_ready(state: SchedulerState) -> None:
 
 
 def _check_workers(state: SchedulerState) -> None:
-    """Counts of steps, and pins exactly while a subgraph has steps on a worker."""
+    """The counts of steps are right. A subgraph is pinned exactly while it has steps on a worker."""
     arena = state.arena
     steps = [0] * len(state.worker_steps)
     running = [0] * len(state.types)
@@ -118,6 +122,7 @@ def _check_workers(state: SchedulerState) -> None:
 
 
 def _check_requests(state: SchedulerState) -> None:
+    """Each request in flight is listed, and its number of units left is right."""
     arena = state.arena
     _require(state.slots.num_used == len(state.by_slot), "request slots have leaked")
     for entry in state.by_slot.values():
@@ -136,7 +141,7 @@ def _check_requests(state: SchedulerState) -> None:
 
 
 def _check_depths(state: SchedulerState) -> None:
-    """What is left by type is what is left by request, and nothing once no request is."""
+    """The depths left by type are the sums of those by request. Ended requests have none."""
     if state.depths is None:
         return
     left, by_slot = state.depths.left, state.depths.left_of_slot
@@ -147,7 +152,7 @@ def _check_depths(state: SchedulerState) -> None:
 
 
 def _check_frontiers(state: SchedulerState) -> None:
-    """Every node that is ready waits for none of its type; nothing is left of requests that have ended."""
+    """No more nodes are ready than independent, and nothing is left of ended requests."""
     if state.frontiers is None or not state.frontiers.kept:
         return
     alive = [extent for entry in state.by_slot.values() if entry.alive for extent in entry.extents]

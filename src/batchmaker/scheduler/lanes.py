@@ -1,7 +1,8 @@
-"""Lanes: the dense places in which running chains keep their state on one worker.
+"""Lanes: the dense places that hold the state of running chains on one worker.
 
-A batch that fills lanes 0 to n-1 is a slice of the state tables, so an unchanged batch copies nothing. When a chain
-leaves, the chain in the last lane moves into the hole; one that joins takes the next free lane.
+A batch in lanes 0 to n-1 is a slice of the lane tables. So a batch whose members do not change copies nothing. If a
+chain leaves, the chain in the last lane moves into its lane. A chain that joins takes the next free lane. `find_steps`
+gives out the lanes; completion frees them.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ NOBODY = -1
 
 @final
 class LaneMap:
-    """Who sits in which lane of one cell type on one worker. Occupants are subgraph numbers.
+    """The lanes of one cell type on one worker.
 
-    num_reserved: rows that the lane tables have.
+    - occupant: [lanes] subgraph number of the chain in each lane, or NOBODY.
+    - num_reserved: number of rows of the lane tables.
     """
 
     __slots__ = ("num_reserved", "occupant")
@@ -36,11 +38,11 @@ class LaneMap:
         return len(self.occupant)
 
     def leave(self, lanes: Rows) -> None:
-        """Empty these lanes: their chains have ended or gone to another worker."""
+        """Empty these lanes: their chains have ended or moved to another worker."""
         self.occupant[lanes] = NOBODY
 
     def grow(self, capacity: int) -> None:
-        """Have at least so many lanes, and at least twice those of before."""
+        """Have at least `capacity` lanes, and at least twice as many as before."""
         capacity = max(capacity, 2 * self.capacity)
         grown = np.full(capacity, NOBODY, np.int64)
         grown[: self.capacity] = self.occupant
@@ -51,17 +53,26 @@ class LaneMap:
 def seat(
     occupant: Rows, nodes: Rows, subgraphs: Rows, worker: int, batch: Rows
 ) -> tuple[int, bool, Rows, Rows, Rows, Rows]:
-    """Give every chain of a batch a lane, dense from 0 where chains outside the batch do not sit in the way.
+    """Give a lane to every chain of a batch. The lanes are 0 to n-1 if no chain outside the batch is in one of them.
 
-    batch: nodes of distinct subgraphs; a single node is a chain of one. nodes, subgraphs: the arena's tables. Where
-    others are in the way everybody stays, and newcomers take free lanes. Chains that end with this step have left their
-    lanes, which are free from the next step on.
-    Returns how many lanes there must be, if there are not enough; then nothing is changed and the rest means nothing.
-    Else 0; whether the lanes are 0 to n-1; and, [batch] each: the nodes, in order of lane where they are; their lanes;
-    the lanes where their state lies until now, NOBODY if they have none yet; and the workers whose lanes these are.
+    Otherwise every chain keeps its lane, and new chains take free lanes. A chain that ends with this step is no
+    occupant afterwards, so its lane is free from the next step on.
+
+    batch: nodes of distinct subgraphs; a single node is a chain of length one. nodes, subgraphs: the tables of the
+    arena.
+
+    Returns:
+
+    - How many lanes are needed if there are too few; otherwise 0. If it is not 0, nothing has changed, and the other
+      results mean nothing.
+    - Whether the lanes are 0 to n-1.
+    - [batch] the nodes, ordered by lane if the lanes are 0 to n-1.
+    - [batch] their lanes.
+    - [batch] the lanes in which their state was before; NOBODY if they had none.
+    - [batch] the workers of these earlier lanes.
     """
     count, capacity = len(batch), len(occupant)
-    here = np.empty(count, np.int64)  # the lane of each on this worker, by its place in `batch`
+    here = np.empty(count, np.int64)  # the lane on this worker, or NOBODY, by index in `batch`
     taken = np.zeros(count, np.bool_)
     num_seated = 0
     for i in range(count):

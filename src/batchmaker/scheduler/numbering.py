@@ -1,4 +1,4 @@
-"""Numbers for the nodes and subgraphs of graphs that are admitted together."""
+"""Numbers: of the nodes and subgraphs of admitted graphs, and the map from local numbers to node numbers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,11 @@ Ids = NDArray[np.int64]
 
 @dataclass(slots=True)
 class Extent:
-    """Numbers that one graph or extension owns until its request ends."""
+    """The numbers that one graph (or extension) has until its request ends.
+
+    Local nodes `first_local` to `first_local + num_nodes - 1` are nodes from `base` on. Its subgraphs and edges are
+    consecutive numbers, too.
+    """
 
     first_local: int
     base: int
@@ -46,7 +50,7 @@ class Extent:
 
 
 class SubgraphNumbers:
-    """Numbers subgraphs and fills in what is known of them. One per scheduler.
+    """Numbers subgraphs and writes their fields in the arena. One per scheduler.
 
     node_by_node: every single node is a subgraph of its own.
     """
@@ -58,9 +62,13 @@ class SubgraphNumbers:
     def assign(
         self, graphs: Sequence[CellGraph], nodes: Ids, bases: list[int], places: list[int]
     ) -> tuple[list[Extent], Ids]:
-        """Number the subgraphs of all graphs and fill in what is known of them.
+        """Number the subgraphs of all graphs and write their fields. Returns the extents and all subgraphs, in order.
 
-        A graph is a list of segments: consecutive nodes that are one subgraph together, or one each.
+        - nodes: node numbers of all graphs, one graph after the other.
+        - bases: [graphs] first node number of each. places: [graphs] its first place in `nodes`.
+
+        A plain graph is a list of segments. A segment is consecutive nodes that are one subgraph together, or one
+        subgraph each. Other graphs are split along their edges.
         """
         arena = self._arena
         segments: list[tuple[int, ...]] = []
@@ -107,7 +115,7 @@ class SubgraphNumbers:
         return extents, subgraphs
 
     def _fill_split(self, graph: CellGraph, numbers: NDArray[np.int32], first_subgraph: int, base: int) -> None:
-        """Fill in the subgraphs of a graph that was split along its edges."""
+        """Write the subgraphs of a graph that was split along its edges."""
         arena = self._arena
         if len(numbers) == 0:
             return
@@ -124,7 +132,7 @@ class SubgraphNumbers:
 
 @compiled
 def _clear(subgraphs: Ids, of_subgraphs: Ids) -> None:
-    """Give subgraphs their first state: unpinned and without a lane."""
+    """Write the first values of subgraphs: not pinned, without a lane, no run."""
     for mine in subgraphs:
         for field in (EXTERNAL, IN_FLIGHT, END, OPEN_ENDED):
             of_subgraphs[field, mine] = 0
@@ -134,10 +142,11 @@ def _clear(subgraphs: Ids, of_subgraphs: Ids) -> None:
 
 @compiled
 def _fill_segments(subgraphs: Ids, nodes: Ids, segments: Ids, of_nodes: Ids, of_subgraphs: Ids) -> None:
-    """Fill in the subgraphs of segments, which stand in the same order as the subgraphs.
+    """Write the subgraphs of segments. `subgraphs` has the order of the segments.
 
-    segments: [segments, 6] place of the first node, nodes, whether they are one subgraph, type, whether they are a run,
-    whether that may stop. nodes: by place.
+    - nodes: [places] node numbers.
+    - segments: [segments, 6] place of the first node, number of nodes, 1 if they are one subgraph, type, 1 if they are
+      a run, 1 if a value may end it.
     """
     known = 0
     for k in range(len(segments)):
@@ -158,7 +167,10 @@ def _fill_segments(subgraphs: Ids, nodes: Ids, segments: Ids, of_nodes: Ids, of_
 def _fill_members(
     numbers: NDArray[np.int32], first_subgraph: int, base: int, subgraph: Ids, head: Ids, size: Ids, span: Ids
 ) -> None:
-    """Write who is in which subgraph. numbers: [nodes] subgraph of each of a graph's nodes, from 0 on, as they come."""
+    """Write the subgraph of each node, and head, size and span of each subgraph.
+
+    numbers: [nodes of the graph] subgraph of each node. Numbers start at 0, in the order of first appearance.
+    """
     known = 0
     for i in range(len(numbers)):
         number = numbers[i]
@@ -174,16 +186,16 @@ def _fill_members(
 
 @compiled
 def _fill_types(first: int, types: NDArray[np.int16], subgraph: Ids, of_subgraph: Ids) -> None:
-    """Write the types of subgraphs. types: of the nodes from `first` on."""
+    """Write the types of subgraphs. types: [nodes] of the nodes from `first` on."""
     for i in range(len(types)):
         of_subgraph[subgraph[first + i]] = types[i]
 
 
 @final
 class LocalNumbers:
-    """From a request's own numbers to node numbers. Extents are added in the order of their local numbers.
+    """Maps the local numbers of a request to node numbers. Extents are added in the order of their local numbers.
 
-    A look-up takes the logarithm of the number of extents, of which a function that waits has one for each wait.
+    A look-up is a binary search over the extents. A function that waits has one extent for each wait.
     """
 
     __slots__ = ("_count", "_shifts", "_starts")
@@ -197,7 +209,7 @@ class LocalNumbers:
         return self._count
 
     def add(self, extent: Extent) -> None:
-        """Take the next extent."""
+        """Add the next extent."""
         if self._count == len(self._starts):
             self._starts = np.concatenate((self._starts, np.zeros_like(self._starts)))
             self._shifts = np.concatenate((self._shifts, np.zeros_like(self._shifts)))
@@ -206,16 +218,16 @@ class LocalNumbers:
         self._count += 1
 
     def of(self, local: Ids) -> Ids:
-        """Return the numbers of these nodes."""
+        """Return the node numbers of local nodes."""
         place = self._starts[: self._count].searchsorted(local, side="right") - 1
         located: Ids = local + self._shifts[place]
         return located
 
 
 class Locator:
-    """Turns numbers local to a request into node numbers.
+    """Turns the local numbers of several graphs into node numbers.
 
-    bases: of each graph. earlier: per graph, the numbers before its own, if any.
+    bases: [graphs] first node number of each. earlier: [graphs] the numbers before its own or None; may be empty.
     """
 
     __slots__ = ("_bases", "_earlier")
@@ -225,11 +237,11 @@ class Locator:
         self._earlier = earlier
 
     def shift(self, i: int, graph: CellGraph) -> int:
-        """Return what is added to the number of a node of graph i itself."""
+        """Return node number minus local number, for the own nodes of graph i."""
         return self._bases[i] - graph.first
 
     def of(self, i: int, graph: CellGraph, local: Ids) -> Ids:
-        """Return the numbers of nodes of graph i or of the earlier extents that it extends."""
+        """Return the numbers of local nodes of graph i: its own, or those of earlier extents."""
         located: Ids = local + self.shift(i, graph)
         earlier = self._earlier[i] if self._earlier else None
         if earlier is not None and (before := local < graph.first).any():
@@ -237,7 +249,10 @@ class Locator:
         return located
 
     def sources(self, i: int, graph: CellGraph, local: Ids) -> tuple[Ids, int]:
-        """Return what a block of graph i reads, negative where that is no node, and what is to be added to it."""
+        """Return the sources of a block of graph i, and what to add to them to get node numbers.
+
+        Negative sources are no nodes and stay negative.
+        """
         if graph.first == 0:
             return local, self.shift(i, graph)
         return np.where(local < 0, local, self.of(i, graph, local)), 0

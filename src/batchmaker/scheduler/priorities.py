@@ -1,4 +1,7 @@
-"""Priorities of requests, and queues of ready nodes that follow them."""
+"""Ranks of requests, from their priorities and marks; and queues of ready nodes ordered by rank.
+
+Each cell type has one RankedQueue. `Urgency` sets the marks.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +16,23 @@ from batchmaker.graph.spec import TypeId
 from batchmaker.scheduler.arena import Arena
 from batchmaker.scheduler.ready import NODE_MASK, Keys, ReadyQueue
 
+# Marks of a request: it belongs to the cohort; it is short of time (see `Urgency`).
 MEMBER: Final = 1
 HURRIED: Final = 2
 _ALL_MARKS: Final = 4
 
 
 def as_member(rank: int) -> int:
-    """Return the rank of a request that has the mark MEMBER besides."""
+    """Return the rank that a request of this rank has with the mark MEMBER."""
     return ((rank + MEMBER) | MEMBER) - MEMBER
 
 
 @final
 class Priorities:
-    """The rank of each request in flight, by slot: larger is served first, 0 is the usual one.
+    """The rank of each request in flight, by slot. A larger rank is served first; the usual rank is 0.
 
-    It is the priority and, below it, the marks of the request: they put it before its equals alone. A request has the
-    mark MEMBER until it is taken away, so that where all are members all have the usual rank.
+    The rank is 4 * priority + marks - MEMBER, so marks order only requests of equal priority. A request has the mark
+    MEMBER until it is taken away. So if all requests have priority 0 and are members, all have the usual rank.
     """
 
     __slots__ = ("_num_unusual", "_of_slot", "arena")
@@ -39,7 +43,7 @@ class Priorities:
         self._num_unusual = 0
 
     def enter(self, slot: int, priority: int) -> None:
-        """A request has come."""
+        """Note that a request with this priority has arrived."""
         if priority == 0:
             return
         self._fit(slot)
@@ -47,9 +51,9 @@ class Priorities:
         self._num_unusual += 1
 
     def mark(self, slot: int, mark: int, on: bool) -> bool:
-        """Give a request a mark or take it away; return whether that changes its rank.
+        """Set a mark of a request, or clear it; return whether its rank has changed.
 
-        If so, every queue has to `requeue`.
+        If so, `requeue` must be called on every queue.
         """
         self._fit(slot)
         before = int(self._of_slot[slot])
@@ -67,21 +71,21 @@ class Priorities:
 
     @property
     def differ(self) -> bool:
-        """Whether any request has another rank than the usual one."""
+        """Whether any request has a rank other than 0."""
         return self._num_unusual > 0
 
     def leave(self, slot: int) -> None:
-        """A request has gone, and its slot is free."""
+        """Note that a request has gone and its slot is free."""
         if self._num_unusual and slot < len(self._of_slot) and self._of_slot[slot] != 0:
             self._of_slot[slot] = 0
             self._num_unusual -= 1
 
     def of(self, keys: Keys) -> NDArray[np.int64] | None:
-        """Return the rank of each ready node, or None where all requests in flight have the usual one."""
+        """Return the rank of each ready node, or None if all requests in flight have rank 0."""
         return _ranks(self.arena.request, self._of_slot, keys) if self._num_unusual else None
 
     def split(self, keys: Keys) -> list[tuple[int, Keys]]:
-        """Return the ranks that these ready nodes have, ascending, each with its nodes in their order."""
+        """Return the ranks of these ready nodes, ascending, each with its nodes in their order."""
         ranks = self.of(keys)
         if ranks is None:
             return [(0, keys)]
@@ -91,7 +95,7 @@ class Priorities:
 
 @compiled
 def _ranks(request: NDArray[np.int64], of_slot: NDArray[np.int64], keys: Keys) -> NDArray[np.int64]:
-    """Return the rank of each key. request: [nodes]. of_slot: [slots], 0 for those beyond."""
+    """Return the rank of each key. request: [nodes]. of_slot: [slots]; the rank of slots beyond it is 0."""
     ranks = np.zeros(len(keys), np.int64)
     for i in range(len(keys)):
         slot = request[keys[i] & NODE_MASK]
@@ -102,10 +106,10 @@ def _ranks(request: NDArray[np.int64], of_slot: NDArray[np.int64], keys: Keys) -
 
 @final
 class RankedQueue:
-    """The ready nodes of one cell type: the highest priority first, within a priority as ReadyQueue orders them.
+    """The ready nodes of one cell type: larger ranks first, and within a rank as in ReadyQueue.
 
-    One ReadyQueue for the usual priority, which is all there is until a request asks for another; then one for each
-    priority that has ready nodes. nonempty: the types whose queues hold anything; every queue keeps its own up to date.
+    There is one ReadyQueue for rank 0, and one for each other rank that has ready nodes. nonempty: a set, shared by all
+    queues, of the types that have ready nodes. Each queue keeps its own type in it up to date.
     """
 
     __slots__ = ("_nonempty", "_others", "_priorities", "_type_id", "_usual")
@@ -124,12 +128,12 @@ class RankedQueue:
 
     @property
     def highest(self) -> int:
-        """The highest rank of its nodes; it must have some."""
+        """The highest rank among its nodes. The queue must not be empty."""
         highest = max(self._others, default=0)
         return max(highest, 0) if len(self._usual) else highest
 
     def append(self, keys: Keys) -> None:
-        """Add the first nodes of subgraphs that are newer than all before. keys: ascending."""
+        """Add the first nodes of subgraphs that are newer than all others. keys: ascending."""
         if len(keys) == 0:
             return
         self._nonempty.add(self._type_id)
@@ -137,7 +141,7 @@ class RankedQueue:
             self._queue(rank).append(part)
 
     def merge(self, keys: Keys) -> None:
-        """Add further nodes of subgraphs that are already known."""
+        """Add more nodes of subgraphs that were appended before."""
         if len(keys) == 0:
             return
         self._nonempty.add(self._type_id)
@@ -145,7 +149,7 @@ class RankedQueue:
             self._queue(rank).merge(part)
 
     def take(self, limit: int, allowed: Callable[[Keys], NDArray[np.bool_]] | None = None) -> Keys:
-        """Remove and return up to `limit` nodes in order, skipping those that are not `allowed` (a mask by key)."""
+        """Remove and return up to `limit` nodes, in order. Nodes for which the mask `allowed(keys)` is False stay."""
         if not self._others:
             keys = self._usual.take(limit, allowed)
             if not len(self._usual):
@@ -161,13 +165,13 @@ class RankedQueue:
         return np.concatenate(taken)
 
     def discard(self, unwanted: Callable[[Keys], NDArray[np.bool_]]) -> int:
-        """Remove the nodes for which `unwanted` holds; return how many they were."""
+        """Remove the nodes for which the mask `unwanted(keys)` is True; return their number."""
         count = sum(queue.discard(unwanted) for queue in self._in_order())
         self._forget_empty()
         return count
 
     def requeue(self) -> None:
-        """Queue the nodes again whose requests have got another rank. Costs a look at all that wait."""
+        """Move the nodes whose requests have another rank now to the queue of that rank. Looks at all waiting nodes."""
         if not len(self):
             return
         moved = []
@@ -185,7 +189,7 @@ class RankedQueue:
         self._forget_empty()
 
     def renumber(self) -> None:
-        """Subgraphs have other sequence numbers in the arena, in the same order."""
+        """Update the keys: subgraphs have other sequence numbers in the arena now, in the same order."""
         arena = self._priorities.arena
         for queue in self._in_order():
             queue.renumber(arena.sequence, arena.subgraph)

@@ -1,7 +1,8 @@
-"""What a step changes in the arena when it is submitted and when it has run: compiled loops over its rows.
+"""Compiled loops that update the arena when a step is submitted and when it has run.
 
-of_nodes, of_subgraphs, source, source_table, consumer: the arena's tables, which the loops change; `nodes`, `subgraphs`
-and `keys` say of what. All numbers are int64. Arrays that are returned are fresh.
+`find_steps` calls `submit`, batching calls `unpinned_of`, and completion calls the others. of_nodes, of_subgraphs,
+source, source_table and consumer are the tables of the arena; the loops change them. All numbers are int64. Returned
+arrays are new.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ Flags = NDArray[np.bool_]
 
 @compiled
 def unpinned_of(of_nodes: Ids, of_subgraphs: Ids, worker: int, keys: Keys) -> Flags:
-    """Return which of these ready nodes may run on a worker: those of subgraphs that no other one is at. [keys]"""
+    """Return which of these ready nodes may run on a worker, as a mask [keys]: no other worker has their subgraph."""
     mask = np.empty(len(keys), np.bool_)
     for i in range(len(keys)):
         pin = of_subgraphs[PIN, of_nodes[SUBGRAPH, keys[i] & NODE_MASK]]
@@ -59,11 +60,16 @@ def unpinned_of(of_nodes: Ids, of_subgraphs: Ids, worker: int, keys: Keys) -> Fl
 def submit(
     of_nodes: Ids, of_subgraphs: Ids, consumer: Ids, worker: int, loops_ahead: bool, keys: Keys, ranks: Ids
 ) -> tuple[Keys, Ids]:
-    """A step of these ready nodes is on a worker: their dependencies are updated as if it had run.
+    """Note that a step of these ready nodes is on a worker. Dependencies are updated as if it had run.
 
-    Their subgraphs are pinned to the worker and have as many more node-steps in flight. Single nodes are SUBMITTED.
-    loops_ahead: runs that a value may end are taken to go on. ranks: of their requests, or empty.
-    Returns the keys of the nodes of these subgraphs that are ready now, in no order, and their ranks, or empty.
+    The subgraphs of the nodes are pinned to the worker, and their in_flight counts these nodes. Single nodes become
+    SUBMITTED.
+
+    - loops_ahead: assume that runs continue that a value may end.
+    - ranks: [keys] ranks of their requests; empty if all are equal.
+
+    Returns the keys of the nodes in these subgraphs that have become ready, in any order; and their ranks, or an empty
+    array.
     """
     most = 0
     for i in range(len(keys)):
@@ -110,11 +116,15 @@ def end_step(
     subgraphs: Ids,
     entering: Ids,
 ) -> tuple[Ids, Ids]:
-    """A step has run and has read its inputs. Its subgraphs are free of the worker if nothing else of theirs is there.
+    """Note that steps have run and have read their inputs. Subgraphs without further steps on the worker are unpinned.
 
-    is_host: [tables]. value_ports: ascending. nodes, subgraphs: [batch].
-    entering: the nodes that have read the inputs from `num_sequence_inputs` on.
-    Returns the nodes whose rows nobody will read any more, and [value_ports] how many of them were found up to the end
+    - is_host: [tables].
+    - value_ports: inputs that some node has fed so far, ascending.
+    - nodes, subgraphs: [batch].
+    - entering: the nodes that have read the inputs from `num_sequence_inputs` on. For all other nodes these inputs are
+      lane state.
+
+    Returns the nodes whose rows nobody will read any more; and [value_ports] how many of them were found up to the end
     of each port.
     """
     for i in range(len(subgraphs)):
@@ -151,13 +161,15 @@ def stop_or_go_on(
     nodes: Ids,
     subgraphs: Ids,
 ) -> tuple[Ids, Ids, Keys]:
-    """Steps of runs that may stop have run: those that stop, or come to their last node, leave their lanes.
+    """Note that steps of runs that may stop have run. Runs that stop, or reach their last node, leave their lanes.
 
-    occupant: [lanes] of the worker that ran them. dying: slots of requests of which nothing more is submitted. stopped:
-    [positions], or empty where none does; what follows of a run after it has stopped has not run. nodes, subgraphs:
-    [positions], in the order of the steps.
-    Returns the nodes at which runs are over and [as many] the last nodes of these runs, and the keys of the next nodes
-    of the others, in no order, unless they are on the worker already.
+    - occupant: [lanes] of the worker that ran the steps.
+    - dying: slots of requests of which nothing more is submitted.
+    - stopped: [positions] whether the run stops here; empty if none does. Later positions of a stopped run did not run.
+    - nodes, subgraphs: [positions] in the order of the steps.
+
+    Returns the nodes at which runs end, and [as many] the last nodes of these runs; and the keys of the next nodes of
+    the other runs, in any order. A next node is left out if it is on the worker already.
     """
     over_at = np.empty(len(nodes), np.int64)
     last = np.empty(len(nodes), np.int64)
@@ -192,11 +204,13 @@ def stop_or_go_on(
 
 @compiled
 def finish(of_nodes: Ids, of_subgraphs: Ids, consumer: Ids, left: Ids, nodes: Ids) -> tuple[Ids, Ids, Ids]:
-    """These nodes are DONE: subgraphs wait for so many inputs less, requests have so many units less left.
+    """Mark these nodes as DONE. Count down the missing inputs of subgraphs and the units left of requests.
 
-    left: [slots]. nodes: single ones, and last ones of runs.
-    Returns the subgraphs that wait for no other one now, in no order, and the slots of requests without work left, with
-    the places in `nodes` of what they did last.
+    - left: [slots] units of each request that are not done.
+    - nodes: single nodes, and last nodes of runs.
+
+    Returns the subgraphs that wait for no other now, in any order; the slots of the requests without work left; and [as
+    many] the index in `nodes` of the last unit of each of these requests.
     """
     most = 0
     for i in range(len(nodes)):
@@ -228,11 +242,13 @@ def finish(of_nodes: Ids, of_subgraphs: Ids, consumer: Ids, left: Ids, nodes: Id
 def release(
     of_nodes: Ids, of_subgraphs: Ids, dying: Ids, num_types: int, first_sequence: int, subgraphs: Ids
 ) -> tuple[Keys, Ids, int]:
-    """These subgraphs have places in the queue, from `first_sequence` on, and their first nodes are READY.
+    """Give places in the queue to these subgraphs, from `first_sequence` on, and mark their first nodes as READY.
 
-    First nodes wait for no other of their subgraph. dying: slots of requests whose subgraphs are left out.
-    Returns the keys of the first nodes, ascending within each type; [types + 1] where each type's begin, and their
-    number; how many subgraphs have got places.
+    First nodes are those that wait for no other node of their subgraph. dying: slots of requests whose subgraphs are
+    left out.
+
+    Returns the keys of the first nodes, grouped by type and ascending within each; [types + 1] the index at which the
+    keys of each type begin, with the number of all keys at the end; and how many subgraphs have got places.
     """
     most = 0
     for i in range(len(subgraphs)):

@@ -1,4 +1,4 @@
-"""The queue of ready nodes of one cell type, in the order of their subgraphs."""
+"""The queue of ready nodes of one cell type and rank, in the order in which their subgraphs were released."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from numpy.typing import NDArray
 from batchmaker.compiled import compiled
 
 Keys = NDArray[np.int64]
-"""Ready nodes as sortable numbers: sequence number of the subgraph, then the node."""
+"""Ready nodes as sortable numbers: the sequence number of the subgraph, then the 36 bits of the node number."""
 
 NODE_BITS = 36
 NODE_MASK = (1 << NODE_BITS) - 1
 EMPTY: Keys = np.empty(0, np.int64)
 
 SEQUENCE_LIMIT: Final = 1 << 62 - NODE_BITS
-"""Sequence numbers stay below this, half of what fits above a node's bits: see `SchedulerState.places`."""
+"""Sequence numbers are below this: half of what fits above the bits of a node. See `SchedulerState.places`."""
 
 
 def nodes_of(keys: Keys) -> NDArray[np.int64]:
-    """Return the node numbers in the keys."""
+    """Return the node numbers in keys."""
     return keys & NODE_MASK
 
 
 @final
 class ReadyQueue:
-    """Ready nodes sorted by (subgraph, node), where new subgraphs only ever join at the end.
+    """Ready nodes, sorted by subgraph and then by node. New subgraphs are only added at the end.
 
-    Two parts: `front`, one sorted array, small, into which nodes of subgraphs that already run are merged; and `back`,
-    arrays of nodes of newer subgraphs in order. A batch is taken from the front, which is refilled from the back, so
-    the cost of a batch depends on its size and not on how much waits.
+    It has two parts. `front` is one small sorted array; nodes of subgraphs that already run are merged into it. `back`
+    is a queue of arrays, in order, with the nodes of newer subgraphs. A batch is taken from the front, and the front is
+    refilled from the back. So the cost of a batch depends on its size, not on the number of waiting nodes.
     """
 
     __slots__ = ("_back", "_back_size", "_front")
@@ -47,35 +47,38 @@ class ReadyQueue:
         return len(self._front) + self._back_size
 
     def append(self, keys: Keys) -> None:
-        """Add the first nodes of subgraphs that are newer than all before. keys: ascending."""
+        """Add the first nodes of subgraphs that are newer than all others. keys: ascending."""
         if len(keys):
             self._back.append(keys)
             self._back_size += len(keys)
 
     def merge(self, keys: Keys) -> None:
-        """Add further nodes of subgraphs that are already known."""
+        """Add more nodes of subgraphs that were appended before. keys: in any order; may be changed."""
         if len(keys) == 0:
             return
         if len(self._front):
             keys = np.concatenate((keys, self._front))
         keys.sort(kind="stable")
         self._front = keys
-        if self._back and keys[-1] > self._back[0][0]:  # their request had another rank when they were last here
+        if self._back and keys[-1] > self._back[0][0]:  # their request has changed its rank
             self.refill(np.sort(self.keys()))
 
     def refill(self, keys: Keys) -> None:
-        """Hold these nodes and no others. keys: ascending."""
+        """Replace the contents by these nodes. keys: ascending."""
         self._front = keys
         self._back.clear()
         self._back_size = 0
 
     def renumber(self, sequence: NDArray[np.int64], subgraph: NDArray[np.int64]) -> None:
-        """Subgraphs have other sequence numbers, in the same order. sequence: [subgraphs]. subgraph: [nodes]."""
+        """Update the keys: subgraphs have other sequence numbers now, in the same order.
+
+        sequence: [subgraphs]. subgraph: [nodes].
+        """
         self._front = _renumbered(self._front, sequence, subgraph)
         self._back = deque(_renumbered(keys, sequence, subgraph) for keys in self._back)
 
     def take(self, limit: int, allowed: Callable[[Keys], NDArray[np.bool_]] | None = None) -> Keys:
-        """Remove and return up to `limit` nodes in order, skipping those that are not `allowed` (a mask by key)."""
+        """Remove and return up to `limit` nodes, in order. Nodes for which the mask `allowed(keys)` is False stay."""
         self._refill(limit)
         if allowed is None:
             taken, self._front = self._front[:limit], self._front[limit:]
@@ -88,7 +91,7 @@ class ReadyQueue:
         return taken
 
     def discard(self, unwanted: Callable[[Keys], NDArray[np.bool_]]) -> int:
-        """Remove the nodes for which `unwanted` holds; return how many they were."""
+        """Remove the nodes for which the mask `unwanted(keys)` is True; return their number."""
         before = len(self)
         self._front = self._front[~unwanted(self._front)]
         kept = [keys[~unwanted(keys)] for keys in self._back]
@@ -101,6 +104,7 @@ class ReadyQueue:
         return np.concatenate((self._front, *self._back)) if self._back else self._front
 
     def _refill(self, size: int) -> None:
+        """Move arrays from the back to the front until the front has at least `size` nodes, if there are so many."""
         if len(self._front) >= size or not self._back:
             return
         parts = [self._front]
@@ -109,7 +113,7 @@ class ReadyQueue:
             part = self._back.popleft()
             if total + len(part) > 2 * size:
                 last = part[size - total - 1] >> NODE_BITS
-                cut = int(np.searchsorted(part, (last + 1) << NODE_BITS))  # a subgraph stays in one piece
+                cut = int(np.searchsorted(part, (last + 1) << NODE_BITS))  # all nodes of a subgraph go together
                 if cut < len(part):
                     self._back.appendleft(part[cut:])
                 part = part[:cut]
@@ -121,7 +125,7 @@ class ReadyQueue:
 
 @compiled
 def _split(keys: Keys, mask: NDArray[np.bool_], limit: int) -> tuple[Keys, Keys]:
-    """Return the first `limit` keys whose mask is set, and all others; both in order."""
+    """Return the first `limit` keys whose mask is True, and all other keys; both in order."""
     taken = np.empty(min(limit, len(keys)), np.int64)
     rest = np.empty(len(keys), np.int64)
     num_taken = num_left = 0
@@ -137,7 +141,7 @@ def _split(keys: Keys, mask: NDArray[np.bool_], limit: int) -> tuple[Keys, Keys]
 
 @compiled
 def _renumbered(keys: Keys, sequence: NDArray[np.int64], subgraph: NDArray[np.int64]) -> Keys:
-    """Return the keys of the same nodes, with the sequence numbers that their subgraphs have now."""
+    """Return the keys of the same nodes with the present sequence numbers of their subgraphs."""
     found = np.empty(len(keys), np.int64)
     for i in range(len(keys)):
         node = keys[i] & NODE_MASK

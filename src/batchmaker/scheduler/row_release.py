@@ -1,4 +1,4 @@
-"""Rows that are given up, and outputs that go to the host: compiled loops over nodes."""
+"""Compiled loops over nodes: freeing their rows, and listing the outputs that go to the host."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Ids = NDArray[np.int64]
 
 @compiled
 def vacate(of_nodes: Ids, subgraphs: Ids, num_types: int, nodes: Ids) -> tuple[Ids, Ids]:
-    """These nodes, each of which has a row, have none any more.
+    """Take the rows of these nodes away. Each of the nodes has a row.
 
-    Returns their rows by the type of the node, in their order within it; [types + 1] where each type's begin, and how
-    many they are.
+    Returns the rows [nodes], grouped by the cell type of their node and in the order of the nodes within a type; and
+    [types + 1] the index at which the rows of each type begin, with the number of all rows at the end.
     """
     begins = np.zeros(num_types + 1, np.int64)
     for i in range(len(nodes)):
@@ -36,7 +36,7 @@ def vacate(of_nodes: Ids, subgraphs: Ids, num_types: int, nodes: Ids) -> tuple[I
 
 @compiled
 def marked(marks: Ids, output: int) -> Ids:
-    """Return the positions at which this output goes to the host. marks: [positions]."""
+    """Return the positions at which this output goes to the host. marks: [positions] bits of outputs."""
     positions = np.empty(len(marks), np.int64)
     count = 0
     for i in range(len(marks)):

@@ -1,4 +1,4 @@
-"""Who owns which row of which state table."""
+"""The rows and tables of the scheduler: which rows of each pool are free, and the number of every state table."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ FIRST_ROWS = 256
 
 @final
 class RowPool:
-    """Rows of state tables for finished nodes whose outputs have one signature.
+    """Rows of state tables for outputs of finished nodes. One row holds all outputs of one node.
 
-    Cell types with equal output shapes and dtypes share a pool, so that a tree's inner node can take over the row of
-    its leaf. One row holds all outputs of one node. Its tables are numbered from first_table to before end_table.
+    Cell types whose outputs have equal shapes and dtypes share a pool. So the inner node of a tree can take over the
+    row of its leaf. The tables of a pool have the numbers from first_table to before end_table, one per output.
     """
 
     __slots__ = ("_free", "_num_free", "end_table", "first_table", "num_rows", "table_ids", "tables")
@@ -38,7 +38,7 @@ class RowPool:
         return self.num_rows - self._num_free
 
     def fit(self, num_free: int) -> bool:
-        """Have at least so many free rows; return whether the tables must grow to `num_rows` first."""
+        """Have at least `num_free` free rows. Returns whether the tables must grow to `num_rows` rows first."""
         if self._num_free >= num_free:
             return False
         old = self.num_rows
@@ -53,33 +53,34 @@ class RowPool:
 
     @property
     def free(self) -> tuple[Rows, int]:
-        """The free rows, the next one to be taken last, and how many they are; the array may be longer."""
+        """The free rows and their number. The array may be longer. Rows are taken from the end of the free ones."""
         return self._free, self._num_free
 
     def take(self, num_left: int) -> None:
-        """The last free rows have been taken, so many are left."""
+        """Note that the last free rows were taken, so that `num_left` are left."""
         self._num_free = num_left
 
     def release(self, rows: Rows) -> None:
-        """Give rows back. The caller owns them; each comes back once."""
+        """Give back rows that were in use. Each row comes back once."""
         self._free[self._num_free : self._num_free + len(rows)] = rows
         self._num_free += len(rows)
 
     def free_rows(self) -> Rows:
-        """Return the free rows, in no order."""
+        """Return the free rows, in any order."""
         return self._free[: self._num_free]
 
 
 @final
 class Tables:
-    """Numbers for all state tables, given out at first use.
+    """Gives numbers to all state tables, at their first use.
 
-    Host tables (one per input that comes with requests) are indexed by node number; value tables by the rows of a pool;
-    lane tables (one per worker, cell type and state input) by lane.
+    - Host tables: one per input that comes with requests, indexed by node number.
+    - Value tables: one per output of a pool, indexed by the rows of the pool.
+    - Lane tables: one per worker, cell type and state input, indexed by lane.
     """
 
     def __init__(self) -> None:
-        self.is_host: NDArray[np.bool_] = np.zeros(64, np.bool_)  # by table: indexed by node number
+        self.is_host: NDArray[np.bool_] = np.zeros(64, np.bool_)  # [tables] whether a table is a host table
         self._count = 1  # 0 is ZERO_TABLE
         self._host: dict[tuple[TypeId, int], TableSpec] = {}
         self._lanes: dict[tuple[WorkerId, TypeId, int], tuple[TableSpec, ...]] = {}
@@ -95,7 +96,7 @@ class Tables:
         return TableSpec(TableId(self._count - 1), spec)
 
     def host(self, cell: CellType, port: int) -> tuple[TableSpec, bool]:
-        """Return the host table of an input and whether it is new."""
+        """Return the host table of an input, and whether it is new."""
         key = (cell.type_id, port)
         known = self._host.get(key)
         if known is not None:
@@ -108,7 +109,7 @@ class Tables:
         return tuple(self._host.values())
 
     def pool(self, cell: CellType) -> int:
-        """Return the index in `pools` of the pool for a cell type's outputs."""
+        """Return the index in `pools` of the pool for a cell type's outputs. Makes the pool at first use."""
         signature = tuple(spec.row_signature for spec in cell.outputs)
         if signature not in self._pools:
             self._pools[signature] = len(self.pools)
@@ -123,7 +124,7 @@ class Tables:
         return self._lanes[key]
 
     def lane_tables(self, cell: CellType, num_sequence_inputs: int, num_workers: int) -> Rows:
-        """Return the numbers of a cell type's lane tables, [num_workers, state inputs]."""
+        """Return the numbers of a cell type's lane tables: [num_workers, state inputs]."""
         found = self._lane_tables.get(cell.type_id)
         if found is None:
             specs = [self.lanes(WorkerId(number), cell, num_sequence_inputs) for number in range(num_workers)]

@@ -1,7 +1,8 @@
-"""What sequences keep between their requests: the rows of nodes that have run, under numbers of their own.
+"""What sequences keep between their chunks: rows of nodes that have run, under node numbers of their own.
 
-Stored nodes are never written to. A request of the sequence begins from them. When that request is answered, what it
-wants to keep is stored anew and the old nodes are cleared. So a request that fails leaves the sequence as it was.
+Stored nodes never change. A chunk begins from them. When the chunk is answered, the nodes that it keeps are stored
+under new numbers, and the old ones are freed. So a chunk that fails leaves its sequence unchanged.
+`SchedulerState.open` and completion use this file.
 """
 
 from __future__ import annotations
@@ -39,20 +40,27 @@ Nodes = NDArray[np.int64]
 
 @dataclass(slots=True)
 class StoredNodes:
-    """Numbers with rows. num_users: the sequence, while it is its latest, and requests that have begun from it."""
+    """Node numbers with rows.
+
+    num_users: the sequence, while these are its latest stored nodes, and the requests in flight that began from them.
+    """
 
     extent: Extent
     num_users: int = 1
 
     @property
     def nodes(self) -> Nodes:
-        """Its node numbers, [extent.num_nodes]."""
+        """The node numbers: [extent.num_nodes]."""
         return np.arange(self.extent.base, self.extent.base + self.extent.num_nodes)
 
 
 @final
 class SequenceStore:
-    """The stored nodes of all sequences. free_rows: frees the rows of nodes that each have one."""
+    """The stored nodes of all sequences.
+
+    - free_rows: frees the rows of given nodes; each of them has one.
+    - in_use: first node -> stored nodes that still have a user.
+    """
 
     __slots__ = ("_arena", "_free_rows", "_latest", "in_use")
 
@@ -63,7 +71,11 @@ class SequenceStore:
         self.in_use: dict[int, StoredNodes] = {}  # by first node
 
     def lend(self, sequence: SequenceId, num_nodes: int) -> StoredNodes | None:
-        """Return the stored nodes of a sequence for a request that counts on `num_nodes` of them; None for 0."""
+        """Return the stored nodes of a sequence for a new request, and count the request as a user.
+
+        num_nodes: the number of stored nodes that the request's graph begins from. InvariantError if the sequence keeps
+        another number. Returns None if it is 0.
+        """
         stored = self._latest.get(sequence)
         have = 0 if stored is None else stored.extent.num_nodes
         if have != num_nodes:
@@ -73,7 +85,7 @@ class SequenceStore:
         return stored
 
     def give_back(self, given: Sequence[StoredNodes]) -> None:
-        """One user less of each; with the last one go the numbers, and the rows that nobody has taken over."""
+        """Count one user less of each. Without users, their numbers are freed, and the rows that they still have."""
         unused = []
         for stored in given:
             stored.num_users -= 1
@@ -92,11 +104,11 @@ class SequenceStore:
             arena.subgraphs.release(extent.first_subgraph, extent.num_subgraphs)
 
     def put(self, kept: Sequence[tuple[SequenceId, Nodes]]) -> tuple[list[StoredNodes], bool]:
-        """Let sequences keep the rows of these nodes, in this order, and no others.
+        """Let sequences keep the rows of these nodes, in this order, in place of what they kept before.
 
-        kept: different sequences, each with distinct nodes, all done, of the request that has just been answered or of
-        the stored nodes it began from. Returns the new ones of those that keep anything, and whether the arena has
-        grown.
+        kept: (sequence, nodes); the sequences are distinct. The nodes are distinct and done. They belong to the request
+        that was just answered, or to the stored nodes from which it began. Returns the new stored nodes of the
+        sequences that keep any, and whether the arena has grown.
         """
         arena = self._arena
         before = [stored for sequence, _ in kept if (stored := self._latest.pop(sequence, None)) is not None]
@@ -115,7 +127,7 @@ class SequenceStore:
         return made, grown
 
     def close(self, sequence: SequenceId) -> None:
-        """The sequence keeps nothing any more."""
+        """Let the sequence keep nothing."""
         stored = self._latest.pop(sequence, None)
         if stored is not None:
             self.give_back((stored,))
@@ -123,10 +135,13 @@ class SequenceStore:
 
 @compiled
 def move(of_nodes: Nodes, of_subgraphs: Nodes, where: Nodes, nodes: Nodes) -> None:
-    """Give the rows of these nodes to stored nodes, which nobody may take over: a sequence is a reader of each.
+    """Move the rows of these nodes to stored nodes.
 
-    of_nodes, of_subgraphs: the arena's tables. where: [3, sequences] first node and first subgraph of each, and how
-    many of the nodes are its own, one after the other.
+    The uses of a stored node are 1: the sequence itself reads it. So no other node takes over its row.
+
+    - of_nodes, of_subgraphs: the tables of the arena.
+    - where: [3, sequences] the first stored node, the first subgraph, and the number of nodes of each sequence.
+    - nodes: the nodes of all sequences, one sequence after the other.
     """
     at = 0
     for which in range(where.shape[1]):

@@ -1,4 +1,7 @@
-"""The scheduler's state: everything it knows between two events."""
+"""The scheduler's state: everything that it knows between two events.
+
+Admission, batching and completion share it. It has nearly no behaviour of its own.
+"""
 
 from __future__ import annotations
 
@@ -36,27 +39,30 @@ Nodes = NDArray[np.int64]
 
 @dataclass(slots=True)
 class TypeEntry:
-    """One cell type: its queue, its rows, how many of its steps are on workers."""
+    """One cell type: its queue of ready nodes, its rows, and its number of steps on workers."""
 
     cell: CellType
     pool: RowPool
-    value_ports: set[int]  # inputs that other nodes have ever fed; admission adds to it
+    value_ports: set[int]  # inputs that some node has fed so far; admission adds to it
     ready: RankedQueue
     step_times: StepTimes
     num_running: int = 0
-    num_passed: int = 0  # batches in a row that left the first in the queue behind, being of another depth
-    num_sequence_inputs: int | None = None  # known once the type has been used in a run
+    num_passed: int = 0  # batches in a row of another depth than the first node in the queue
+    num_sequence_inputs: int | None = None  # None until the type is used in a run
     _ports: Nodes = field(default_factory=lambda: np.empty(0, np.int64))
 
     @property
     def ports(self) -> Nodes:
-        """Its value_ports, ascending."""
+        """The value_ports, ascending."""
         if len(self._ports) < len(self.value_ports):
             self._ports = np.array(sorted(self.value_ports), np.int64)
         return self._ports
 
     def learn_form(self, num_sequence_inputs: int) -> None:
-        """A chain of this type takes so many inputs per step, as all others do."""
+        """Note how many inputs per step a run of this type takes. All runs of a type must take the same number.
+
+        InvariantError if they do not.
+        """
         if self.num_sequence_inputs is None:
             self.num_sequence_inputs = num_sequence_inputs
         elif self.num_sequence_inputs != num_sequence_inputs:
@@ -65,11 +71,20 @@ class TypeEntry:
 
 @final
 class RequestEntry:
-    """One request in flight. What only some have is set where it is needed.
+    """One request in flight. Optional fields are class attributes, set on the object only when needed.
 
-    may_own_rows: rows may be left when it ends, since its unfold function could have used them or it ends early.
-    waiting: it stands in the waiting line and has not begun. early: how it was extended meanwhile. extents: of its
-    graphs. stored: what its sequence had kept when it arrived. kept: nodes that the sequence is to keep after it.
+    - slot: a small number that belongs to the request alone while it is in flight.
+    - open: its unfold function waits and may add nodes.
+    - may_own_rows: it may still have rows when it ends, because its unfold function could have used them, or because it
+      or one of its runs ends early.
+    - waiting: it is in the waiting line and has not begun.
+    - early: its extensions that came while it was waiting.
+    - alive: it has no Reply and no Fail yet.
+    - extents: of its graphs, in order.
+    - sequence: the sequence that it is a chunk of.
+    - stored: the stored nodes of the sequence when the request arrived.
+    - kept: the nodes that the sequence will keep after this request.
+    - numbers: cache of `known_numbers`.
     """
 
     waiting = False
@@ -92,11 +107,11 @@ class RequestEntry:
 
     @property
     def known_extents(self) -> tuple[Extent, ...]:
-        """The nodes that its graphs may refer to: its own, after those that its sequence has kept."""
+        """The extents of the nodes that its graphs may refer to: first its sequence's stored nodes, then its own."""
         return self.extents if self.stored is None else (self.stored.extent, *self.extents)
 
     def known_numbers(self) -> LocalNumbers | None:
-        """Return the numbers of these nodes, None where there are none yet."""
+        """Return the map from local numbers to node numbers for these nodes, or None if there are none yet."""
         num_kept = 0 if self.stored is None else 1
         if not self.extents and not num_kept:
             return None
@@ -109,24 +124,26 @@ class RequestEntry:
         return self.numbers
 
     def numbers_of(self, local: Nodes) -> Nodes:
-        """Return the numbers of nodes that its graphs may refer to."""
+        """Return the node numbers of local nodes; InvariantError if the request has no nodes yet."""
         numbers = self.known_numbers()
         if numbers is None:
             raise InvariantError(f"request {self.request} has no nodes {local.tolist()}")
         return numbers.of(local)
 
     def number(self, local: int) -> int:
-        """Return the number of a node that its graphs may refer to."""
+        """Return the node number of one local node."""
         return int(self.numbers_of(np.array([local]))[0])
 
 
 @dataclass(slots=True)
 class Attached:
-    """What extensions of a request have attached to nodes that were already on their way.
+    """What extensions of a request have attached to earlier nodes that are not done.
 
-    edges: node -> consumers in later extensions. By the node whose end they wait for (of a run, the last): fetches,
-    (node, bits) asked for after it was submitted; drops, nodes whose handles were dropped between their submission and
-    that end.
+    - edges: node -> consumers in later extensions.
+    - fetches: node -> (node, bits of outputs) of nodes whose outputs were asked for after their submission.
+    - drops: node -> nodes whose handles were dropped after their submission.
+
+    Keys are the nodes whose completion is awaited. For a run this is its last node.
     """
 
     edges: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
@@ -136,12 +153,18 @@ class Attached:
 
 @dataclass(slots=True)
 class TaskEntry:
-    """One task on a worker, and what must be put right when its steps have finished. See `scheduler.steps.Steps`.
+    """One task on a worker, and what must be updated when its steps finish. See `scheduler.steps.Steps`.
 
-    nodes, subgraphs: [positions]. ends: [NUM_ENDS, steps]. done: nodes that are done then (single nodes, last steps of
-    runs). entering: nodes whose state inputs came from other nodes' rows; in steps without lanes, all. left: lanes on
-    other workers that chains have left. may_stop, steers: [steps] whether there are runs that may stop, and whether the
-    values decide what comes next, for those and for unfold functions that wait. num_finished: steps that are.
+    - nodes, subgraphs: [positions].
+    - ends: [NUM_ENDS, steps].
+    - done: the nodes that are done when their step has run: single nodes, and last steps of runs.
+    - entering: nodes whose state inputs came from rows of other nodes, not from a lane. In steps without lanes: all
+      nodes.
+    - left: (lanes, lane) on other workers that chains have left.
+    - may_stop: [steps] whether a step has runs that may stop.
+    - steers: [steps] whether values of the step decide which nodes come next: it has runs that may stop, or nodes that
+      a waiting unfold function holds.
+    - num_finished: number of finished steps.
     """
 
     task: TaskId
@@ -162,7 +185,7 @@ class TaskEntry:
         return len(self.may_stop)
 
     def before(self, step: int) -> tuple[int, int, int, int]:
-        """Return how many positions, done nodes, entering nodes and lanes left come before a step."""
+        """Return how many positions, done nodes, entering nodes and left lanes come before a step."""
         return tuple(self.ends[:, step - 1].tolist()) if step else (0, 0, 0, 0)
 
     @property
@@ -173,10 +196,14 @@ class TaskEntry:
 
 @final
 class SchedulerState:
-    """The parts, without behaviour. plan_rows: whether steps say where values lie.
+    """Mutable state, shared by the parts of the scheduler.
 
-    watched, depths, frontiers: what only some policies look at, None where this one does not. observed: whether any of
-    them is kept.
+    - plan_rows: steps say where values are.
+    - watched, depths, frontiers: kept only for policies that read them; otherwise None.
+    - observed: at least one of these three is kept.
+    - left: [slots] units of the request that are not done (see `CellGraph.num_work_units`).
+    - worker_steps: [workers] steps that are submitted and not finished.
+    - sequence: the next place in the queues for a released subgraph.
     """
 
     def __init__(self, policy: CellPolicy, num_workers: int, *, plan_rows: bool = True) -> None:
@@ -199,7 +226,7 @@ class SchedulerState:
         self.tasks: dict[TaskId, TaskEntry] = {}
         self.lane_maps: dict[tuple[WorkerId, TypeId], LaneMap] = {}
         self.worker_steps = [0] * num_workers
-        self.worker_steering = [0] * num_workers  # of those, steps whose values decide what comes next
+        self.worker_steering = [0] * num_workers  # those of worker_steps whose values decide which nodes come next
         self.sequence = 0
         self.store = SequenceStore(self.arena, self.free_rows)
 
@@ -208,7 +235,7 @@ class SchedulerState:
         return self.types[type_id].ready.keys()
 
     def open(self, events: Sequence[RequestArrived]) -> list[RequestEntry]:
-        """Make the state of requests that have arrived."""
+        """Make the state of requests that have arrived; InvariantError if one arrived twice."""
         slots = self.slots.allocate_each((1,) * len(events))
         while self.slots.top > len(self.left):
             self.left = np.concatenate((self.left, np.zeros_like(self.left)))
@@ -230,7 +257,7 @@ class SchedulerState:
     def places(self, count: int) -> int:
         """Return the first of `count` sequence numbers for subgraphs that are released now.
 
-        Where the numbers would run out, the subgraphs in flight get new ones first, from 0 and in the same order. That
+        If the numbers would run out, the subgraphs in flight first get new ones, from 0 and in the same order. This
         takes milliseconds, once in tens of millions of subgraphs.
         """
         if self.sequence + count > SEQUENCE_LIMIT:
@@ -240,7 +267,11 @@ class SchedulerState:
         return first
 
     def _renumber(self) -> None:
-        """Give what is in flight the lowest sequence numbers. Those of subgraphs not released are old and unused."""
+        """Give the subgraphs in flight the lowest sequence numbers, in the same order.
+
+        Numbers of subgraphs that are not released yet are old values without a meaning. They are changed too, which
+        does no harm.
+        """
         sequence = self.arena.sequence
         extents = [extent for entry in self.by_slot.values() for extent in entry.extents]
         spans = [np.arange(e.first_subgraph, e.first_subgraph + e.num_subgraphs) for e in extents]
@@ -251,23 +282,23 @@ class SchedulerState:
             entry.ready.renumber()
 
     def free_rows(self, nodes: Nodes) -> None:
-        """Free the rows of these distinct nodes, each of which has one."""
+        """Free the rows of these nodes. The nodes are distinct, and each has a row."""
         arena = self.arena
         rows, begins = vacate(arena.of_nodes, arena.of_subgraphs, len(self.types), nodes)
         for entry, (begin, end) in zip(self.types, pairwise(begins.tolist()), strict=True):
             if begin < end:
                 entry.pool.release(rows[begin:end])
 
-    # --- what only some policies look at -------------------------------------------------------------------------
+    # --- state that only some policies read ----------------------------------------------------------------------
 
     def add_type(self) -> None:
-        """One more cell type."""
+        """Add a cell type to what policies read."""
         for kept in (self.watched, self.depths, self.frontiers):
             if kept is not None:
                 kept.add_type()
 
     def in_flight(self) -> FrontierCounts:
-        """Return what living requests have in the arena. Costs a look at each of them."""
+        """Return what living requests have in the arena. Takes time in proportion to their number."""
         alive = [entry for entry in self.by_slot.values() if entry.alive]
         edges = [self.attached[entry.request].edges for entry in alive if entry.request in self.attached]
         late_edges = [(node, fed) for late in edges for node, consumers in late.items() for fed in consumers]
@@ -276,7 +307,7 @@ class SchedulerState:
         return FrontierCounts([extent for entry in alive for extent in entry.extents], late_edges, on_workers)
 
     def submitted(self, type_id: TypeId, nodes: Nodes, subgraphs: Nodes) -> None:
-        """These nodes of one type are on a worker. Only where something is observed."""
+        """Note that these nodes of one type are on a worker. Called only if `observed`."""
         if self.frontiers is not None:
             self.frontiers.submitted(type_id, nodes)
         if self.watched is None and self.depths is None:
@@ -288,7 +319,7 @@ class SchedulerState:
             self.depths.submitted(slots, type_id, nodes)
 
     def stopped(self, type_id: TypeId, nodes: Nodes, ends: Nodes) -> None:
-        """Runs ended early, after these nodes of theirs. ends: one past the last node of each."""
+        """Note that runs ended early, after these nodes. ends: [runs] one past the last node of each run."""
         slots = self.arena.request[nodes]
         if self.watched is not None:
             self.watched.stopped(slots, type_id, ends - 1 - nodes)
@@ -299,7 +330,7 @@ class SchedulerState:
             self.frontiers.stopped(type_id, ends)
 
     def leave(self, slot: int) -> None:
-        """A request has ended: policies see it no more."""
+        """Note that a request has ended, so policies no longer see it."""
         if self.watched is not None:
             self.watched.leave(slot)
         if self.depths is not None:

@@ -1,4 +1,7 @@
-"""How long a step of so many rows takes, learnt from the tasks that have run: what the budget of a task is spent on."""
+"""How long a step of a cell type takes, by its number of rows: learnt from finished tasks.
+
+`Batcher` uses these times to fill the budget of a task.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 UNKNOWN_S: Final = 1e-4
-"""Seconds of a step before any has been measured."""
+"""Seconds of a step while nothing has been measured."""
 WEIGHT: Final = 0.2
-"""Of the newest task in the mean of a size."""
+"""Weight of the newest report in the mean of a size."""
 MOST: Final = 4.0
-"""Times the mean that one task may count: a page fault or another process is no property of the cell."""
+"""One report counts as at most so many times the mean. A page fault or another process is no property of the cell."""
 
 
 @final
 class StepTimes:
-    """Seconds of a step of one cell type by batch, one number for each doubling.
+    """Seconds of a step of one cell type by number of rows: one mean for each doubling of the number.
 
-    seconds: [max_batch + 1]. Sizes that have not been seen take as long as the next larger one that has; beyond the
-    largest, in proportion to their rows.
+    - seconds: [max_batch + 1]. A size that has not been measured takes as long as the next larger measured one. Above
+      the largest measured size, the time is proportional to the rows. These two are computed whenever a doubling is
+      measured for the first time, and not at later measurements.
     """
 
     __slots__ = ("_known", "seconds")
@@ -30,7 +34,7 @@ class StepTimes:
         self.seconds: NDArray[np.float64] = np.full(max_batch + 1, UNKNOWN_S)
 
     def add(self, num_steps: int, num_rows: int, busy_s: float) -> None:
-        """So many steps with so many rows in all took so long."""
+        """Note that `num_steps` steps with `num_rows` rows in all took `busy_s` seconds."""
         seen_s = busy_s / num_steps
         size = (num_rows // num_steps).bit_length() - 1
         before = self._known[size]
@@ -42,7 +46,7 @@ class StepTimes:
         self.seconds[1 << size : 2 << size] = after
 
     def _fill(self) -> None:
-        """Write what is known of each doubling, and what follows for those of which nothing is."""
+        """Write `seconds`: the measured doublings, and the others as derived from them."""
         last = max(size for size, known in enumerate(self._known) if known is not None)
         seconds = self._known[last]
         assert seconds is not None

@@ -1,4 +1,8 @@
-"""What the steps of one task are, as arrays, and what bounds them and says where rows lie."""
+"""The steps of one task as arrays, and the limits and places with which `find_steps` forms them.
+
+`Batcher` calls `find_steps` and makes a RunTask of the result. Numba takes only NamedTuples, so these are no
+dataclasses.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,13 @@ from batchmaker.scheduler.ready import Keys
 
 Ids = NDArray[np.int64]
 
-# Rows of `Steps.at`, before those of inputs: what is said of each position.
+# First rows of `Steps.at`: facts about each position. The tables and rows of inputs follow.
 AT_NODE: Final = 0
 AT_SUBGRAPH: Final = 1
 AT_LANE: Final = 2
 NUM_FACTS: Final = 3
 
-# Rows of `Steps.ends`: how many there are of each up to the end of a step.
+# Rows of `Steps.ends`: how many of each there are up to the end of a step.
 POSITIONS: Final = 0
 DONE: Final = 1
 ENTERING: Final = 2
@@ -33,12 +37,16 @@ NUM_FLAGS: Final = 4
 
 
 class TaskLimits(NamedTuple):
-    """What bounds a task.
+    """The limits of a task.
 
-    max_batch, min_batch: rows of a step; a smaller one than min_batch begins no further step. max_steps: at least 1.
-    budget_s: a further step must fit into so many seconds. more: whether the queue holds more than the candidates, so
-    that a step which is not full could have been. loops_ahead: whether runs that a value may end are taken to go on
-    within the task; what becomes ready after it is known when it has run.
+    - max_batch: the most rows of a step.
+    - min_batch: no further step begins with fewer rows than this. The first step may have fewer.
+    - max_steps: the most steps, at least 1.
+    - budget_s: further steps are added only while all steps together take at most so many seconds. The first step may
+      take longer.
+    - more: the queue holds more nodes than the candidates. So a step that is not full could have been larger.
+    - loops_ahead: the task may hold several steps of a run that a value may end, as if it went on. Otherwise the next
+      step of such a run is known only when the task has run.
     """
 
     max_batch: int
@@ -50,10 +58,14 @@ class TaskLimits(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where rows of the cell type lie on one worker.
+    """Where rows of the cell type are on one worker.
 
-    plan_rows: whether to say so at all. worker: which one. num_free: free rows of the type's pool. first_table,
-    end_table: the pool's. num_inputs, num_sequence: inputs of the cell, and of those one per step of a run.
+    - plan_rows: whether to plan rows and lanes at all.
+    - worker: the worker that runs the task.
+    - num_free: number of free rows in the type's pool.
+    - first_table, end_table: tables of the pool, from the first to before the end.
+    - num_inputs: number of inputs of the cell.
+    - num_sequence: how many of them a run takes anew at each step. The others are its state.
     """
 
     plan_rows: bool
@@ -66,16 +78,24 @@ class Places(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """What the steps of a task are. Positions of all steps lie one after the other.
+    """The steps of a task, in the order of their positions: one step after the other.
 
-    num_steps: 0 where not even one could be formed for want of lanes or rows. lanes_wanted: so many lanes there must
-    be, if it was for them. largest: rows of the largest step. ends: [NUM_ENDS, steps]. flags: [NUM_FLAGS, steps], 0 or
-    1. at: [NUM_FACTS + 2 * inputs, positions] node, subgraph, lane, and of each input table and row. done: nodes that
-    are done with their step. entering: nodes whose state inputs are read (where a step has no lanes, all). moves:
-    [1 + 2 * state inputs, moves] position, and of each state input table and row. left: [2, ...] worker and lane that
-    chains have left. kept: [2, kept] position and row. marks: [positions] of outputs that go to the host; all_marks: of
-    any. num_used: candidates that were taken. ready: nodes that are ready now and were not taken. num_free: rows that
-    are free now.
+    - num_steps: 0 if lanes or rows did not suffice for even one step.
+    - lanes_wanted: the number of lanes that is needed; 0 if lanes sufficed.
+    - largest: rows of the largest step.
+    - ends: [NUM_ENDS, steps].
+    - flags: [NUM_FLAGS, steps], 0 or 1.
+    - at: [NUM_FACTS + 2 * inputs, positions] node, subgraph and lane, then the table of each input, then the row of
+      each.
+    - done: nodes that are done with their step.
+    - entering: nodes whose state inputs are read from rows, not from a lane. In a step without lanes: all its nodes.
+    - moves: [1 + 2 * state inputs, moves] position, then the table of each state input, then the row of each.
+    - left: [2, lanes] worker and lane that chains have left.
+    - kept: [2, kept] position and row.
+    - marks: [positions] bits of the outputs that go to the host; all_marks: bits of any position.
+    - num_used: number of candidates that were taken.
+    - ready: nodes that have become ready and were not taken.
+    - num_free: free rows afterwards.
     """
 
     num_steps: int

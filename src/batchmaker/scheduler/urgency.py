@@ -1,4 +1,7 @@
-"""Which requests go before others where the policy only ranks cell types: priority, deadlines, and who came first."""
+"""Which requests go before others, by priority, deadline and arrival, under policies that only rank cell types.
+
+The scheduler core uses it for policies with `urgent_first`.
+"""
 
 from __future__ import annotations
 
@@ -15,47 +18,53 @@ from batchmaker.scheduler.priorities import HURRIED, MEMBER, as_member
 from batchmaker.scheduler.state import RequestEntry, SchedulerState
 
 HURRY: Final = 2.0
-"""A request is short of time when less is left than so many times what it takes alone: once to be computed, and once
-for what is on the workers when it comes to the fore and for the company that its batches have."""
+"""A request is short of time if the time left is less than HURRY times the time that it takes alone.
+
+One time is for its own steps. The other is for the steps already on workers, and for the larger batches that it shares.
+"""
 LASTS: Final = 4.0
-"""Tasks for which a cohort goes first, by the nodes of a request. A closed mini-batch needs fewer than once that."""
-_WEIGHT: Final = 0.1  # of the newest step in a type's mean time, and of the newest request in the mean size
+"""A cohort goes first for at most LASTS times as many tasks as a request has nodes.
+
+A closed mini-batch needs fewer tasks than a request has nodes.
+"""
+_WEIGHT: Final = 0.1  # of the newest step in the mean time of its type, and of the newest request in the mean size
 
 
 @final
 class Urgency:
-    """Puts the types first that have a ready node of the most urgent request, and these nodes first in their queues.
+    """Puts the types with a ready node of the most urgent request first, and these nodes first in their queues.
 
-    A request is more urgent if its priority is higher; among equals if it is short of time; among these if it is of the
-    cohort.
+    Urgency is compared in this order: higher priority; short of time; member of the cohort.
 
-    Short of time: looked at when it comes and when it is extended. What it takes alone is its longest way through the
-    graph, with what steps of each type have taken lately; before the first step of a type, none. After its deadline it
-    is like any other again, so that the late do not make others late.
+    *Short of time.* The time from which a request is short of time is computed when it arrives and again when it is
+    extended. The time that it takes alone is the sum, over the cell types, of the most nodes of the type on any path,
+    times the recent mean time of such a step. A type without a finished step counts 0. After its deadline the request
+    is no longer preferred, so that late requests do not make others late.
 
-    The cohort is for orders that are made for closed mini-batches. Newcomers would change what such an order sees, and
-    it could put off for ever what it likes to do last. So all requests in flight are a cohort, and are done before
-    others; who comes meanwhile rides along in their batches, fills every other batch at most without them, and is of
-    the next cohort. It begins when the last of this one has ended. So that long requests do not keep short ones
-    waiting, it also begins after LASTS times as many tasks as requests have nodes (geometric mean of the latest); those
-    that are left are then of the one after it.
+    *Cohort.* Some policies use orders that are made for closed mini-batches. Newcomers would change what such an order
+    sees, and nodes that it runs last could be delayed for ever. So all requests in flight are made a cohort, which goes
+    before later requests. Newcomers share the batches of the cohort. A full batch of newcomers may also go first, but
+    not twice in a row. Newcomers belong to the next cohort, which begins when the present one has ended.
+
+    The next cohort also begins after LASTS times as many tasks as a request has nodes (geometric mean over the latest
+    requests), so that long requests do not block short ones. The requests that are left belong to the cohort after it.
     """
 
     __slots__ = ("_cohort", "_gave_way", "_later", "_log_size", "_num_tasks", "_over", "_short", "_state", "_step_s")
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
-        self._short: Deadlines[RequestId] = Deadlines()  # when each is short of time
-        self._over: Deadlines[RequestId] = Deadlines()
+        self._short: Deadlines[RequestId] = Deadlines()  # the time from which each is short of time
+        self._over: Deadlines[RequestId] = Deadlines()  # the deadline of each
         self._step_s: dict[int, float] = {}
-        self._cohort: list[RequestId] = []  # those that have ended go when they are last
-        self._later: list[RequestId] = []  # who came since
+        self._cohort: list[RequestId] = []  # ended requests are removed when they are at the end of the list
+        self._later: list[RequestId] = []  # the next cohort
         self._log_size: float | None = None
         self._num_tasks = 0  # since the cohort began
-        self._gave_way = False  # the last task was a full batch without the cohort
+        self._gave_way = False  # the last task was a full batch of other requests
 
     def arrived(self, request: RequestId, graph: CellGraph) -> None:
-        """A request has come; it is a member already, unless there is a cohort that it finds in flight."""
+        """Note that a request has arrived. If a cohort is in flight, the request is not a member of it."""
         self._later.append(request)
         if self._cohort_is_in_flight():
             self._mark((request,), MEMBER, on=False)
@@ -64,7 +73,7 @@ class Urgency:
         self._log_size = before + _WEIGHT * (log_size - before)
 
     def more_work(self, entry: RequestEntry, graph: CellGraph) -> None:
-        """A request has come, or has been extended, with this to compute."""
+        """Note that a request has arrived or was extended, and has this graph to compute."""
         if entry.deadline_s is None:
             return
         work, living = work_of(graph), self._state.requests
@@ -74,16 +83,16 @@ class Urgency:
         self._over.add(entry.deadline_s, entry.request, living, len(living))
 
     def step_finished(self, type_id: TypeId, seconds: float) -> None:
-        """A step was measured."""
+        """Note the duration of a step."""
         before = self._step_s.get(type_id, seconds)
         self._step_s[type_id] = before + _WEIGHT * (seconds - before)
 
     def task_submitted(self) -> None:
-        """One of the tasks for which the cohort goes first."""
+        """Count a task of the cohort's share."""
         self._num_tasks += 1
 
     def look(self, now_s: float) -> None:
-        """Bring requests to the fore whose time runs out, take back those whose time is over, begin a new cohort."""
+        """Update the marks: for requests short of time, for deadlines that have passed, and for a new cohort."""
         changed = self._mark((request for _, request in self._short.passed(now_s)), HURRIED, on=True)
         changed |= self._mark((request for _, request in self._over.passed(now_s)), HURRIED, on=False)
         changed |= self._next_cohort()
@@ -92,7 +101,7 @@ class Urgency:
                 entry.ready.requeue()
 
     def _mark(self, requests: Iterable[RequestId], mark: int, *, on: bool) -> bool:
-        """Give living requests a mark, or take it away; return whether that changes any rank."""
+        """Set or clear a mark of the requests that are in flight; return whether any rank has changed."""
         changed = False
         for request in requests:
             entry = self._state.requests.get(request)
@@ -101,6 +110,7 @@ class Urgency:
         return changed
 
     def _next_cohort(self) -> bool:
+        """Begin the next cohort if it is time; return whether any rank has changed."""
         lasts = self._log_size is not None and self._num_tasks < LASTS * math.exp(self._log_size)
         if not self._later or (self._cohort_is_in_flight() and lasts):
             return False
@@ -116,10 +126,10 @@ class Urgency:
         return len(self._cohort) > 0
 
     def order(self, ranked: Sequence[TypeId]) -> Sequence[TypeId]:
-        """Return the policy's order with the types of the most urgent requests first.
+        """Return the policy's order, with the types of the most urgent requests first.
 
-        A full batch counts as the cohort's, since it would take as long later, but not twice in a row: the cohort has
-        every other task at least.
+        A full batch ranks as if it were the cohort's, since it would take as long later. This is not done twice in a
+        row, so the cohort has at least every second task.
         """
         if len(ranked) < 2 or not self._state.priorities.differ:
             return ranked

@@ -1,4 +1,4 @@
-"""What a policy sees of the scheduler."""
+"""What a policy sees of the scheduler: the `ReadyView` of `policies/base.py`, read from the state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Kept = TypeVar("Kept")
 
 
 class View:
-    """A ReadyView, read off the state. The scheduler that it is part of keeps the time and what has just run."""
+    """Implements ReadyView. The Scheduler inherits from it and sets `_now_s` and `_just_run`."""
 
     def __init__(self, policy: CellPolicy, state: SchedulerState) -> None:
         self._policy = policy

@@ -1,4 +1,7 @@
-"""Getting the compiled loops ready before the first request, which must not wait for a compiler."""
+"""Compiles all compiled loops of the scheduler before the first request, so that no request waits for a compiler.
+
+The engine calls `prepare` when it starts.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +40,11 @@ _CELLS: Final = (_LEAF, _INNER, _CHAIN, _LOOP)
 
 @cache
 def prepare() -> None:
-    """Every loop of the scheduler is compiled, or loaded if an earlier process could keep it on disk. Once is enough.
+    """Compile every loop, or load it from the disk cache: small requests run through a scheduler of their own.
 
-    Small requests go through a scheduler of their own, whose policy looks at all that there is: chains, loops, trees,
-    a lattice, one that waits for a value and one of a sequence; two share their graph, and one is cancelled.
+    Later calls in the same process do nothing. The policy reads depths and frontiers. The requests are chains, loops,
+    trees and lattices, a request that waits for a value and a chunk of a sequence. Two requests share a graph, and one
+    is cancelled.
     """
     scheduler = Scheduler(_LookingAtAll(max_steps=5), num_workers=2)
     graphs = 2 * (_chain(), _loop(), _tree(), _lattice())
@@ -60,7 +64,7 @@ def prepare() -> None:
 
 
 def _carried_out(scheduler: Scheduler, command: Command) -> list[Command]:
-    """Return what follows when a task has run. Every second run that may stop does."""
+    """Carry out a command; return the commands that follow. If runs may stop, every second position stops."""
     following: list[Command] = []
     if isinstance(command, RunTask):
         stopped = np.arange(len(command.nodes)) % 2 == 1 if command.may_stop.any() else None
@@ -105,7 +109,7 @@ def _tree() -> CellGraph:
 
 
 def _lattice() -> CellGraph:
-    """Calls one by one, which only their edges say belong together."""
+    """A graph of single calls: only its edges tell which nodes form a subgraph."""
     recorder = Recorder()
     (leaf,) = recorder.node(_LEAF, [_given(1)])
     (inner,) = recorder.node(_INNER, [leaf, leaf])
@@ -114,7 +118,7 @@ def _lattice() -> CellGraph:
 
 
 def _chunk() -> CellGraph:
-    """One of a sequence, which keeps what it has computed."""
+    """The graph of a sequence's chunk, which keeps the node that it computes."""
     recorder = Recorder()
     recorder.fetch(recorder.node(_LEAF, [_given(1)])[0])
     recorder.keep(np.zeros(1, np.int64))
@@ -122,6 +126,7 @@ def _chunk() -> CellGraph:
 
 
 def _waiting() -> tuple[CellGraph, CellGraph]:
+    """The graph of a request that waits for a value, and its extension."""
     recorder = Recorder()
     (value,) = recorder.node(_LEAF, [_given(1)])
     recorder.fetch(value)
