@@ -335,7 +335,7 @@ class Engine:
         return self._driver.sequences.num_open if isinstance(self._driver, CellDriver) else 0
 
     def observe(self, observer: Callable[[StepSeen], None] | None) -> None:
-        """Call `observer` in the engine's thread with every finished step; None ends this. Its first error is logged."""
+        """Call `observer` in the engine's thread with every finished step; None ends it. Its first error is logged."""
         self._driver.observer = None if observer is None else Onlooker(observer, "an observer of the engine")
 
     @property
