@@ -243,7 +243,7 @@ class Engine:
         """
         served = self._catalogue.find(model)
         checked_priority(priority)
-        served.due_s(0.0, deadline_ms)  # raises for what is no deadline
+        served.due_s(0.0, deadline_ms)  # raises OptionError for a wrong deadline
         driver = self._driver
         if not isinstance(driver, CellDriver):
             raise OptionError(
@@ -251,7 +251,7 @@ class Engine:
                 "one that batches cells, such as 'cellular' or 'lazy'"
             )
         if not served.model.takes_chunks:
-            served.model.unfold_chunk(None, None)  # raises the advice
+            served.model.unfold_chunk(None, None)  # raises ModelError, with advice
         if not self._loop.is_running:
             self.start()
         entry = driver.sequences.make(idle_timeout_s)

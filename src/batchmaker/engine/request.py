@@ -116,14 +116,14 @@ class Ticket:
     """A request, its times (engine seconds) and its answer.
 
     - arrived_s, started_s, finished_s: when it was submitted, when its first cell began, when it was settled.
-    - priority: larger is served first. is_urgent: it has a deadline or a priority, so it should not wait for a full
-      lot of arrivals.
+    - priority: larger is served first. is_urgent: it has a deadline or a priority, so it should not wait for more
+      requests to arrive.
     - trial: an example request of the engine, to prove a model; it is not counted.
     - chunk: set if the request is a chunk of a sequence.
     - answer: the object that the caller holds. `map` has `answers` instead, which takes the answer number `place`.
     - has_place: it takes one of the places of `max_queue`.
-    - on_value: called in the engine's thread with each streamed value. It must return at once. If it raises, the request
-      fails with this error.
+    - on_value: called in the engine's thread with each streamed value. It must return at once. If it raises, the
+      request fails with this error.
     - error: set if another thread has answered. Then the engine's thread does not answer.
 
     Attributes that few requests need are class defaults, to keep tickets cheap.
@@ -233,7 +233,7 @@ class Outbox:
         self._together: dict[Answers, list[Settled]] = {}
 
     def deliver(self, ticket: Ticket, result: Any, error: BaseException | None) -> None:
-        """Answer a claimed ticket. Waiting threads are woken now, event loops and callers of `map` at the next flush."""
+        """Answer a claimed ticket. Wakes waiting threads now, event loops and callers of `map` at the next flush."""
         if (answers := ticket.answers) is not None:
             block = self._together.get(answers)
             if block is None:
