@@ -65,7 +65,7 @@ def _can_be_shown(error: BaseException) -> bool:
 class Driver(Protocol):
     """Takes tickets and settles each exactly once, by calling `settle` with some of them at a time.
 
-    stats: counts since the start. observer: called with every finished step. The engine's thread calls everything
+    stats: counts since the start. observer: called with every finished step. The engine's thread calls all methods
     except `start`.
     """
 
