@@ -24,9 +24,13 @@ _END: Final = object()
 class Handover(Protocol):
     """The part of the engine that an answer uses; see `batchmaker.engine.loop.Loop`."""
 
-    def cancel(self, request_id: RequestId) -> None: ...
+    def cancel(self, request_id: RequestId) -> None:
+        """Give a request up, from any thread."""
+        ...
 
-    def release(self) -> None: ...
+    def release(self) -> None:
+        """Hand over the requests that are held until the end of an event loop's turn."""
+        ...
 
 
 @final
@@ -171,7 +175,7 @@ class Answer:
         return bool(self._verdicts) and self._verdicts[0] is not None
 
     def claim(self) -> bool:
-        """Take the right to answer. After True nobody can cancel, and `settle` must follow. False: it was cancelled.
+        """Take the right to answer. True: nobody can cancel now, and `settle` must follow. False: it was cancelled.
 
         The engine counts the request between `claim` and `settle`, so its counts agree with what the caller gets.
         """

@@ -25,7 +25,7 @@ seconds, otherwise FEWEST_ARRIVALS."""
 SOON_S: Final = 8e-3
 
 STOP_PATIENCE_S: Final = 60.0
-"""Seconds. `stop` waits no longer if one turn takes longer than this."""
+"""Seconds. If one turn takes longer than this, `stop` without `within_s` waits no longer."""
 
 _LOG = logging.getLogger("batchmaker.engine")
 
@@ -228,7 +228,7 @@ class Loop:
         """Answer in place of the engine's thread, which counts the requests and clears their state when it goes on."""
         outbox = Outbox()
         for ticket in tickets:
-            ticket.error = error = failure(ticket)  # before the pop: then the engine's thread reads it
+            ticket.error = error = failure(ticket)  # before the pop; the engine's thread reads it after
             if self._unanswered.pop(ticket.request_id, None) is not None:
                 if ticket.has_place:
                     self._left()
@@ -277,9 +277,10 @@ class Loop:
         self._work_waits = self._woken = False
 
     def _should_accept(self) -> bool:
-        """Whether to take requests now. If none is urgent and the workers have enough work, wait for a full lot.
+        """Whether to take requests from the backlog now.
 
-        Requests that are taken together cost less each. A full lot has `_most_arrivals` requests.
+        If none is urgent and the workers have enough work, they stay there until there are `_most_arrivals` of them:
+        requests that are taken together cost less each.
         """
         if not len(self._backlog):
             return False
@@ -287,7 +288,7 @@ class Loop:
         return urgent or len(self._backlog) >= self._most_arrivals
 
     def _advance(self, arrivals: list[Ticket]) -> None:
-        """Advance the driver. From the time for a full lot, choose how many requests the next lot may have."""
+        """Advance the driver, and choose how many requests may be taken next, by the time that these took."""
         began_s = self._clock.now_s()
         self._driver.advance(arrivals)
         if len(arrivals) == self._most_arrivals:

@@ -32,11 +32,17 @@ from batchmaker.scheduler.events import RequestId, SequenceId
 class SequenceKeeper(Protocol):
     """The owner of all open sequences; see `batchmaker.engine.open_sequences.Sequences`."""
 
-    def settled(self, ticket: Ticket, chunk: Chunk, error: BaseException | None) -> None: ...
+    def settled(self, ticket: Ticket, chunk: Chunk, error: BaseException | None) -> None:
+        """Note that a chunk is answered."""
+        ...
 
-    def close(self, entry: SequenceEntry) -> None: ...
+    def close(self, entry: SequenceEntry) -> None:
+        """End a sequence once its chunks are answered."""
+        ...
 
-    def uncount(self, entry: SequenceEntry) -> None: ...
+    def uncount(self, entry: SequenceEntry) -> None:
+        """Stop counting a sequence towards the limit. Any thread may call this."""
+        ...
 
 
 @dataclass(slots=True)
@@ -123,7 +129,7 @@ class Ticket:
     - answer: the object that the caller holds. `map` has `answers` instead, which takes the answer number `place`.
     - has_place: it takes one of the places of `max_queue`.
     - on_value: called in the engine's thread with each streamed value. It must return at once. If it raises, the
-      request fails with this error.
+      request fails with CellError.
     - error: set if another thread has answered. Then the engine's thread does not answer.
 
     Attributes that few requests need are class defaults, to keep tickets cheap.
@@ -182,7 +188,7 @@ class Ticket:
 
     @property
     def over(self) -> BatchmakerError | None:
-        """The error of a request whose answer nobody waits for any more; None if somebody does."""
+        """The error of a request that is cancelled or answered by another thread; None if it must be answered."""
         # Race: the engine's thread reads this while callers cancel. A cancellation just after this look is not seen
         # here. Then the request begins, and the engine's thread finds the cancellation in its inbox later, because
         # `Answer.cancel` puts it there after everything else.

@@ -95,7 +95,9 @@ class Sending(Handover, Protocol):
     """The part of the engine that takes requests; see `batchmaker.engine.loop.Loop`."""
 
     @property
-    def is_own_thread(self) -> bool: ...
+    def is_own_thread(self) -> bool:
+        """Whether the caller runs in the engine's thread, which must not wait for an answer."""
+        ...
 
 
 @final

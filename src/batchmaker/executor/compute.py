@@ -37,7 +37,9 @@ class ComputingExecutor(ABC):
 
     @property
     @abstractmethod
-    def num_workers(self) -> int: ...
+    def num_workers(self) -> int:
+        """Number of workers."""
+        ...
 
     @property
     def num_threads(self) -> int:
@@ -85,10 +87,16 @@ class ComputingExecutor(ABC):
         return value.item() if value.ndim == 0 else value.clone()
 
     @abstractmethod
-    def submit(self, task: RunTask) -> None: ...
+    def submit(self, task: RunTask) -> None:
+        """See Executor.submit."""
+        ...
 
     @abstractmethod
-    def poll(self) -> list[StepsResult]: ...
+    def poll(self) -> list[StepsResult]:
+        """See Executor.poll."""
+        ...
 
     @abstractmethod
-    def stop(self) -> None: ...
+    def stop(self) -> None:
+        """See Executor.stop."""
+        ...

@@ -70,30 +70,37 @@ class _Layout:
 
     @property
     def size(self) -> int:
+        """Words of a column that has every step of every row."""
         return self.rows * MOST_STEPS
 
     @property
     def c_size(self) -> int:
+        """Words of a column of targets of c."""
         return self.size if self.every_c else self.rows
 
     @property
     def length(self) -> int:
+        """Where the lengths begin."""
         return self.num_state * self.rows
 
     @property
     def h(self) -> int:
+        """Where the targets of h begin."""
         return self.length + self.rows
 
     @property
     def c(self) -> int:
+        """Where the targets of c begin."""
         return self.h + 2 * self.num_h * self.size
 
     @property
     def lanes(self) -> int:
+        """Where the addresses of the lanes begin."""
         return self.c + 2 * self.num_c * self.c_size
 
     @property
     def num_words(self) -> int:
+        """Words of a block after its header."""
         return self.lanes + self.num_state * self.rows
 
 
