@@ -64,8 +64,8 @@ class CudaExecutor:
     """Runs tasks on devices, with one worker for each. Only `read` and `stop` wait for a device.
 
     types: by type id; may grow while running. bind: returns a type's cell with its weights on a device. devices: at
-    least one, otherwise OptionError. If a device fails, all steps in flight there fail with a clear error. Its worker
-    goes on with the device that has the fewest workers. Requests that need rows of the lost device alone fail, too.
+    least one, otherwise OptionError. If a device is lost, all steps in flight there fail with a clear error. Its worker
+    goes on with the device that has the fewest workers. Requests fail if they need rows that only the lost device held.
     """
 
     def __init__(self, types: Sequence[CellType], bind: Bind, devices: Sequence[Device]) -> None:
