@@ -1,4 +1,4 @@
-"""The live driver: requests in, answers out, one loop around the scheduler."""
+"""The live engine: takes requests, runs them with the scheduler on an executor, and answers. `Engine` is the entry."""
 
 from batchmaker.engine.answer import Answer
 from batchmaker.engine.engine import Engine

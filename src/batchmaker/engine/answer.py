@@ -1,6 +1,6 @@
-"""What `Engine.submit` returns: one object on which a thread, an event loop or an iteration waits for a request.
+"""The answer to a request: what `Engine.submit` returns. Threads, event loops and iterations wait for it.
 
-It is made for every request, so it makes nothing for a way of waiting before somebody waits in that way.
+An answer is made for every request. So the lock or future for a way of waiting is made only when somebody waits so.
 """
 
 from __future__ import annotations
@@ -18,42 +18,48 @@ from batchmaker.errors import CancelledError, OptionError
 from batchmaker.scheduler.events import RequestId
 
 _END: Final = object()
-"""What comes after the last streamed value."""
+"""Marks the end of the streamed values in a queue."""
 
 
 class Handover(Protocol):
-    """What an answer needs of the engine that has taken its request; see `batchmaker.engine.loop.Loop`."""
+    """The part of the engine that an answer uses; see `batchmaker.engine.loop.Loop`."""
 
-    def cancel(self, request_id: RequestId) -> None: ...
+    def cancel(self, request_id: RequestId) -> None:
+        """Give a request up, from any thread."""
+        ...
 
-    def release(self) -> None: ...
+    def release(self) -> None:
+        """Hand over the requests that are held until the end of an event loop's turn."""
+        ...
 
 
 @final
 class Answer:
-    """The answer to one request: its result or its error, which may still be to come. Safe to use from any thread or
-    event loop, by several at once.
+    """The answer to one request: its result or its error, which may not exist yet.
+
+    Any number of threads and event loops may use it at the same time.
 
         await answer                       # in asyncio; cancelling the task that awaits it cancels the request
         answer.result(timeout=5.0)         # in a thread
         for value in answer: ...           # its values as they come, if submitted with stream=True; also `async for`
 
-    Two threads meet here: whoever holds the answer (the callers, any number of them) and whoever answers (the engine's
-    thread, or another in its place while it hangs; never both, see Loop._unanswered). A lock for each request would
-    cost more than all else here, so two rules stand in its place. Each needs no more than that one operation on a list
-    is never interrupted by another.
+    Races: two kinds of threads meet here. The callers hold the answer. One thread answers: the engine's thread, or
+    another one while the engine's thread hangs, but never both (see Loop._unanswered). A lock for each request would
+    cost more than everything else in this class. Two rules replace it. They need only that one operation on a list
+    (append, pop, remove) is never interrupted by another thread.
 
-    Who ends it: callers who cancel append an error to `_verdicts`, the thread that answers appends None; the first one
-    in it holds, whatever comes behind. Only who was first writes the result or the error, and then sets `_is_done`,
-    which is never taken back. So who sees `_is_done` sees the result.
+    Rule 1, who ends the request. A caller that cancels appends an error to `_verdicts`; the thread that answers appends
+    None. The first entry decides; later ones are ignored. Only the thread that appended the first entry writes the
+    result or the error. After that it sets `_is_done`, which is never reset. So a thread that sees `_is_done` also sees
+    the result.
 
-    Who is woken: who wants to wait appends to `_waiting` first and looks at `_is_done` second; who ends it sets
-    `_is_done` first and takes out of `_waiting` second. So in whatever order the four happen, one of the two sees the
-    other. If both do, a thread or task is woken that does not sleep, which is no harm; functions are called by who gets
-    them out of the list.
+    Rule 2, who is woken. A thread that wants to wait first appends to `_waiting` and then reads `_is_done`. The thread
+    that ends the request first sets `_is_done` and then empties `_waiting`. In every order of these four operations at
+    least one of the two threads sees the other. If both do, a thread or task is woken that does not sleep, which does
+    no harm. A callback is called by the thread that removes it from the list, so it is called once.
     """
 
-    _is_done = False  # what most answers do not need is set where it is needed
+    _is_done = False  # class defaults: few answers set all of these, and an answer must be cheap to make
     _result: Any = None
     _error: BaseException | None = None
     _values: Values | None = None
@@ -62,51 +68,54 @@ class Answer:
         self.request_id = request_id
         self._handover = handover
         self._verdicts: list[CancelledError | None] = []
-        self._waiting: list[asyncio.Future[None] | Callable[[], object]] = []  # futures of event loops; or to be called
+        self._waiting: list[asyncio.Future[None] | Callable[[], object]] = []  # futures of event loops, or functions
         if values is not None:
             self._values = values
 
-    # --- for who has submitted -------------------------------------------------------------------------------------
+    # --- for the caller --------------------------------------------------------------------------------------------
 
     def done(self) -> bool:
-        """Whether the result or the error is there; a request that was cancelled is done."""
+        """Whether the result or the error exists. A cancelled request is done."""
         return self._is_done
 
     def result(self, timeout: float | None = None) -> Any:
         """Return the result, or raise the request's error. Blocks the calling thread for up to `timeout` seconds.
 
-        TimeoutError if it is not there by then; the request goes on. Not for coroutines, which `await` the answer, nor
-        for callbacks in the engine's own thread, which would wait for themselves.
+        Raises TimeoutError if there is neither by then; the request goes on. Do not call it in a coroutine: `await` the
+        answer there. Do not call it in a callback in the engine's thread: that thread would wait for itself.
         """
         self._wait(timeout)
         try:
             return self._outcome()
         finally:
-            del self  # an error has this frame in its traceback, and the answer has the error: a circle otherwise
+            del self  # otherwise a cycle: the answer holds the error, its traceback this frame, the frame the answer
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """As `result`, but return the request's error instead of raising it; None if there is a result."""
+        """Return the request's error, or None if it has a result. Waits, and raises TimeoutError, as `result` does."""
         self._wait(timeout)
         return self._error
 
     def add_done_callback(self, function: Callable[[Answer], object]) -> None:
-        """Call `function` with this answer once it is done: in the thread that answers or cancels, which is mostly the
-        engine's, so it must be quick; what it raises goes to the log. If it is done already: at once, in this thread.
+        """Call `function` with this answer once it is done.
+
+        It is called in the thread that answers or cancels. This is usually the engine's thread, so it must be quick.
+        What it raises goes to the log. If the answer is done already, `function` is called at once in this thread, and
+        what it raises is raised here.
         """
         called = partial(call_quietly, partial(function, self), "a callback of a request's answer")
         self._waiting.append(called)
         if self._is_done:
             try:
                 self._waiting.remove(called)
-            except ValueError:  # who ended it has taken it out, and calls it
+            except ValueError:  # the thread that ended the request has removed it, and calls it
                 return
             function(self)
 
     def cancel(self) -> bool:
-        """Give the request up, wherever it is; one that has not begun is never unfolded. Once is enough.
+        """Give the request up, in whatever state it is. A request that has not begun is never unfolded.
 
-        Returns whether it had not been answered; then, whoever waits gets CancelledError. Its values may be held by the
-        engine for a moment longer.
+        Returns True if the request is cancelled, by this call or an earlier one: everybody who waits gets
+        CancelledError. Returns False if it was answered before. The engine may hold its values for a moment longer.
         """
         if self._verdicts:
             return self.is_cancelled
@@ -114,26 +123,26 @@ class Answer:
         self._verdicts.append(error)
         if self._verdicts[0] is not error:  # another caller, or the thread that answers, was faster
             return self.is_cancelled
-        # Now the thread that answers finds this when it claims the request, and counts it as cancelled.
+        # From now on the thread that answers finds this error in `claim`, and counts the request as cancelled.
         self._error = error
         self._is_done = True
         for future in self._wake():
             call_soon(future.get_loop(), partial(wake_all, (future,)))
-        # Last, and perhaps before the request has left this side (see Loop.hold): an engine that does not know it yet
-        # ignores this, and sees `is_cancelled` before it unfolds it.
+        # This comes last. The engine may not have the request yet (see Loop.hold). Then it ignores this call, and
+        # reads `is_cancelled` before it unfolds the request.
         self._handover.cancel(self.request_id)
         return True
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """The result, or the request's error is raised. Cancelling the task that awaits it cancels the request."""
+        """Return the result, or raise the request's error. Cancelling the task that awaits it cancels the request."""
         if not self._is_done:
             arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(arrived)  # resolved in its loop, as no other thread may
+            self._waiting.append(arrived)  # only its own event loop may resolve it; see call_soon
             if not self._is_done:
                 try:
                     yield from arrived
                 except asyncio.CancelledError:
-                    # Perhaps it has been answered, and the loop has not told the task yet: then this does nothing.
+                    # The request may be answered already, and the task not woken yet. Then this does nothing.
                     self.cancel()
                     raise
         try:
@@ -142,9 +151,10 @@ class Answer:
             del self  # as in `result`
 
     def __iter__(self) -> Generator[Any, None, None]:
-        """The request's values as they come; leaving the iteration early cancels it. OptionError without stream=True.
+        """Iterate over the request's values as they come. Leaving the iteration early cancels the request.
 
-        Each value is given once, so a second iteration has those that are left. An error follows the last value.
+        Each value is given once, so a second iteration gets only the values that are left. The request's error is
+        raised after the last value. Raises OptionError if the request was submitted without stream=True.
         """
         return self._iterate(self._streamed("for"))
 
@@ -153,28 +163,31 @@ class Answer:
         return self._iterate_async(self._streamed("async for"))
 
     def __repr__(self) -> str:
-        """Show which request it belongs to, and whether it is there."""
+        """Show the request's number, and whether it is answered."""
         said = "is waited for" if not self._is_done else "was cancelled" if self.is_cancelled else "is there"
         return f"<Answer to request {self.request_id}: {said}>"
 
-    # --- for who answers -------------------------------------------------------------------------------------------
+    # --- for the thread that answers -------------------------------------------------------------------------------
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether nobody wants the result any more."""
+        """Whether a caller cancelled the request before it was answered."""
         return bool(self._verdicts) and self._verdicts[0] is not None
 
     def claim(self) -> bool:
-        """Let nobody cancel the request any more; False if somebody has. `settle` must follow.
+        """Take the right to answer. True: nobody can cancel now, and `settle` must follow. False: it was cancelled.
 
-        Between the two, the engine counts the request; so the counts and what the caller gets agree.
+        The engine counts the request between `claim` and `settle`, so its counts agree with what the caller gets.
         """
         self._verdicts.append(None)
         return self._verdicts[0] is None
 
     def settle(self, result: Any, error: BaseException | None) -> Sequence[asyncio.Future[None]]:
-        """Answer a request that was claimed: wake its threads and call its callbacks; return what event loops wait for,
-        which are woken together with others; see wake_all."""
+        """Answer a claimed request: wake the threads that wait for it, and call its callbacks.
+
+        Returns the futures of event loops. The thread that answers resolves them together with those of other requests;
+        see wake_all.
+        """
         if error is None:
             self._result = result
         else:
@@ -194,14 +207,17 @@ class Answer:
             del self, error  # as in `result`
 
     def _wake(self) -> list[asyncio.Future[None]]:
-        """Wake threads, call callbacks, and return what event loops wait for. By who has ended it, once it is done."""
+        """Wake threads, call callbacks, and return the futures of event loops.
+
+        Called by the thread that ended the request, after it has set `_is_done`.
+        """
         if self._values is not None:
             self._values.end()
         futures: list[asyncio.Future[None]] = []
         while self._waiting:
             try:
                 waiter = self._waiting.pop(0)
-            except IndexError:  # the last one saw that it is done, and has taken itself out
+            except IndexError:  # the last waiter saw `_is_done` and has removed itself
                 break
             if isinstance(waiter, asyncio.Future):
                 futures.append(waiter)
@@ -210,18 +226,18 @@ class Answer:
         return futures
 
     def _wait(self, timeout: float | None) -> None:
-        """Block until it is done. TimeoutError after `timeout` seconds."""
+        """Block until the request is done. Raises TimeoutError after `timeout` seconds."""
         if self._is_done:
             return
-        self._handover.release()  # in an event loop's thread, what it has submitted in this turn would wait for its end
-        sleeping = threading.Lock()  # taken twice by this thread, and let go in between by who ends it
+        self._handover.release()  # an event loop's requests are held until its turn ends, but this call blocks the turn
+        sleeping = threading.Lock()  # acquired twice here; the thread that ends the request releases it in between
         sleeping.acquire()
         self._waiting.append(sleeping.release)
         seconds = -1.0 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)
         if self._is_done or sleeping.acquire(timeout=seconds):
             return
-        with suppress(ValueError):  # taken out by who ends it, in this moment
-            self._waiting.remove(sleeping.release)  # who polls would leave one behind at each call
+        with suppress(ValueError):  # the thread that ends the request has just removed it
+            self._waiting.remove(sleeping.release)  # otherwise a caller that polls leaves one behind at each call
         if not self._is_done:
             raise TimeoutError(f"request {self.request_id} was not answered within {timeout} s; it goes on")
 
@@ -244,20 +260,21 @@ class Answer:
         finally:
             if not finished:
                 self.cancel()
-        if self._error is not None:  # it was done before the end was put
+        if self._error is not None:  # the end is put into the queue only after the request is done
             raise self._error
 
     async def _iterate_async(self, values: Values) -> AsyncGenerator[Any, None]:
         loop = asyncio.get_running_loop()
         arrived = asyncio.Event()
         finished = False
-        # From here on, every value that is put is followed by a call of this, which sets the event in a later turn of
-        # this loop.
+        # From here on, this function is called after every value that is put. It sets the event in a later turn of this
+        # loop.
         values.wakers[arrived] = lambda: call_soon(loop, arrived.set)
         try:
             while True:
-                # Clear first and look second: what is put after the look sets the event after the clearing, so the
-                # wait below ends. What was put before the look is found by it.
+                # Race: values are put meanwhile. So first clear the event, then look into the queue. A value that is
+                # put after the look sets the event after the clear, so the wait below ends. A value that was put before
+                # the look is found by the look.
                 arrived.clear()
                 try:
                     value = values.take_now()
@@ -278,9 +295,9 @@ class Answer:
 
 @final
 class Values:
-    """The values of one request as they come. The engine's thread puts them; each is taken once, by whoever iterates.
+    """The streamed values of one request. The engine's thread puts them; each is taken once, by one of the iterations.
 
-    wakers: called after each value is put, by the engine's thread; event loops that iterate add themselves.
+    wakers: functions that are called after each value that is put. An event loop that iterates adds its own here.
     """
 
     __slots__ = ("_has_ended", "_queue", "wakers")
@@ -293,37 +310,37 @@ class Values:
     def put(self, value: Any) -> None:
         """Add a value. Called by the engine's thread."""
         self._queue.put(value)
-        # Loops add and remove themselves meanwhile. Copying the values is one operation, and who comes after it looks
-        # into the queue before it waits.
+        # Race: event loops add and remove wakers meanwhile. The copy below is one operation, so it sees no half-changed
+        # dict. An event loop that adds its waker after the copy finds the value, since it looks before it waits.
         for wake in list(self.wakers.values()):
             wake()
 
     def end(self) -> None:
-        """Nothing more will come; called once the answer is done, by whoever ended it.
+        """Mark the end of the values. Called once the answer is done, by the thread that ended it.
 
-        If that is a caller who cancels, the engine's thread may still put values: they come after the end, and nobody
-        is given them.
+        If that is a caller who cancels, the engine's thread may still put values. They come after the end, and no
+        iteration gets them.
         """
         self.put(_END)
 
     def take(self) -> Any:
-        """Return the next value, after waiting for it; `_END` after the last one, however often one asks."""
+        """Return the next value; blocks until there is one. After the last value every call returns `_END`."""
         return self._taken(self._queue.get())
 
     def take_now(self) -> Any:
-        """As `take`, but queue.Empty is raised if nothing is there."""
+        """As `take`, but raise queue.Empty if there is nothing now."""
         return self._taken(self._queue.get_nowait())
 
     def _taken(self, value: Any) -> Any:
         if value is _END or self._has_ended:
             self._has_ended = True
-            self.put(_END)  # for whoever waits beside this one, or asks again
+            self.put(_END)  # for other iterations that wait, and for later calls
             return _END
         return value
 
 
 def call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], Any]) -> None:
-    """Schedule a callback on a loop that may already be closed; then nobody waits any more."""
+    """Schedule a callback on an event loop, from any thread. If the loop is closed, nobody waits: do nothing."""
     try:
         loop.call_soon_threadsafe(callback)
     except RuntimeError:
@@ -331,7 +348,7 @@ def call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], Any]) -> N
 
 
 def wake_all(futures: Sequence[asyncio.Future[None]]) -> None:
-    """Let the tasks go on that await answers by these. In their event loop; some of them may have been cancelled."""
+    """Resume the tasks that await answers through these futures. Runs in their event loop; skips cancelled futures."""
     for future in futures:
         if not future.done():
             future.set_result(None)

@@ -1,4 +1,7 @@
-"""Requests of one turn that need no unfolding, since their shapes have templates: their values, laid out together."""
+"""Requests whose shapes have templates. They are not unfolded; the values of one turn are laid out together.
+
+CellDriver uses this for new requests.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,9 @@ Write = Callable[[TableId, slice | NDArray[np.int64], Any], None]
 
 @final
 class Arrivals:
-    """Finds the templates of requests, and writes the values of those that have been admitted.
+    """Finds the templates of requests, and writes the values of admitted requests into the host tables.
 
-    cells: by type. max_nodes: of one request. write: see Executor.
+    cells: by type id; may grow. max_nodes: the most nodes of one request. write: Executor.write.
     """
 
     def __init__(self, cells: Sequence[CellType], max_nodes: int, write: Write) -> None:
@@ -37,13 +40,14 @@ class Arrivals:
 
     @property
     def templates(self) -> TemplateCache:
-        """The templates."""
+        """The templates of all shapes seen."""
         return self._templates
 
     def draw(self, tickets: Sequence[Ticket]) -> tuple[list[Drawn | None], list[Sight | None]]:
-        """Return for each request how it stands without being unfolded, None if it must be; and what `recorded` needs.
+        """Find the templates of these requests, and lay out their values.
 
-        A request that is wrong must be, so that it is refused as without templates.
+        Returns two lists with one entry for each request: its template and values, or None if it must be unfolded; and
+        what `recorded` needs of it. A wrong request must be unfolded, because that raises its error.
         """
         self._templates.new_turn()
         sights = [self._templates.look(ticket.model_id, ticket.request, _before(ticket)) for ticket in tickets]
@@ -72,7 +76,7 @@ class Arrivals:
         return drawn, sights
 
     def recorded(self, ticket: Ticket, types: CellTypes[Cell], sight: Sight | None, unfolding: Unfolding) -> None:
-        """A request was unfolded, without an error."""
+        """Note that a request was unfolded without an error: its shape may get a template."""
         before = _before(ticket)
         if sight is not None and not unfolding.open:
             self._templates.recorded(sight, ticket.model, ticket.model_id, types, ticket.request, before, unfolding)
@@ -80,11 +84,11 @@ class Arrivals:
             unfolding.after = self._templates.canonical(unfolding.after)
 
     def admitted(self, requests: Sequence[tuple[Drawn, Admit]]) -> None:
-        """Requests have their numbers: `fill` writes their values."""
+        """Note that requests have their node numbers. The next `fill` writes their values."""
         self._admitted += requests
 
     def fill(self) -> None:
-        """Write the values of requests that were admitted since the last call, before a task reads them."""
+        """Write the values of requests that were admitted since the last call. Must run before a task reads them."""
         if not self._admitted:
             return
         together: dict[int, tuple[Given, list[int], list[int], tuple[TableId, ...]]] = {}
@@ -105,4 +109,4 @@ def _before(ticket: Ticket) -> KeptState | None:
     if ticket.chunk is None:
         return None
     state = ticket.chunk.sequence.state
-    return NOTHING_KEPT if state.structure is None and state.num_nodes == 0 else state  # of any sequence
+    return NOTHING_KEPT if state.structure is None and state.num_nodes == 0 else state  # one for all

@@ -1,4 +1,4 @@
-"""The models that one engine serves, by name."""
+"""The models that one engine serves, by name. Engine looks up the model of each request here."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ from batchmaker.model.scope import CellTypes
 
 
 def said_kind(value: object) -> str:
-    """Return what a value is, for a message."""
+    """Return the class of a value, for a message."""
     return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class CatalogueEntry:
-    """One model. model_id: its number, which the scheduler uses. cells: where its cells get their types. prefix: of
-    their names, empty where the engine has one model. deadline_ms: of requests that bring none."""
+    """One model of an engine.
+
+    model_id: its number, for the scheduler. cells: gives its cells their types. prefix: stands before the names of its
+    cells; empty if the engine has one model. deadline_ms: of requests that bring none; None for no deadline.
+    """
 
     model_id: int
     name: str
@@ -34,7 +37,10 @@ class CatalogueEntry:
     deadline_ms: float | None
 
     def due_s(self, now_s: float, deadline_ms: float | None) -> float | None:
-        """Return when a request that comes now must be answered, None if at any time."""
+        """Return the deadline of a request that comes now, in engine seconds; None for no deadline.
+
+        now_s: engine seconds. deadline_ms: of the request; None for the model's. OptionError if it is not a number.
+        """
         if deadline_ms is None:
             deadline_ms = self.deadline_ms
         if deadline_ms is None:
@@ -45,9 +51,10 @@ class CatalogueEntry:
 
 @final
 class Catalogue:
-    """Models by name; a single one need not be named.
+    """Models by name. A single model need not be named.
 
-    deadline_ms: for models that have none of their own.
+    models: one, or several by name. registry: gives the cells their types. deadline_ms: for models that have none of
+    their own. Raises ModelError for something that is no model, OptionError for a wrong name or deadline or no model.
     """
 
     def __init__(
@@ -83,11 +90,14 @@ class Catalogue:
 
     @property
     def has_deadlines(self) -> bool:
-        """Whether some model's requests have a deadline without asking for one."""
+        """Whether the requests of some model have a deadline by default."""
         return any(served.deadline_ms not in (None, math.inf) for served in self)
 
     def find(self, name: str | None) -> CatalogueEntry:
-        """Return a model by name. OptionError for an unknown one, and for none where there are several."""
+        """Return the model with this name; None stands for the only model.
+
+        OptionError for an unknown name, and for None if there are several models.
+        """
         if name is not None and not isinstance(name, str):
             raise OptionError(f"model must be the name of a model, a text, got {said_of(name)}")
         if name is None:

@@ -1,4 +1,4 @@
-"""Drives the scheduler with real requests on a real executor: the live counterpart of the simulator."""
+"""The live driver of cellular batching: joins unfolding, the scheduler and an executor. Loop turns it."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ Numbers = NDArray[np.int64]
 
 @final
 class CellDriver:
-    """Unfolds requests, hands events to the scheduler and carries out its commands.
+    """Unfolds requests, gives events to the scheduler and carries out its commands.
 
-    models: for each model, by number, where its cells get their types: the registry, under the model's names.
-    sequences: the open ones, which it serves.
+    models: for each model, by number, what gives its cells their types: the registry, with the prefix of its names.
+    max_nodes: the most nodes of one request. sequences: the open sequences, whose chunks it runs.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class CellDriver:
 
     @property
     def observer(self) -> Callable[[StepSeen], None] | None:
-        """Called with every step that has run."""
+        """Called with every finished step."""
         return self._counts.observer
 
     @observer.setter
@@ -93,7 +93,7 @@ class CellDriver:
 
     @property
     def record(self) -> Callable[[Sequence[Event], Sequence[Command]], None] | None:
-        """Called with what the scheduler is told and what it says to that."""
+        """Called after each call of the scheduler, with its events and its commands."""
         return self._record
 
     @record.setter
@@ -101,12 +101,13 @@ class CellDriver:
         self._record = None if record is None else Onlooker(record, "what records events")
 
     def start(self, notify: Callable[[], None], settle: Callable[[Sequence[Settled]], None]) -> None:
+        """See Driver.start. Chunks that fail while they wait are settled with `settle`, too."""
         self._settle = self.sequences.settle = settle
         self._executor.start(notify)
 
     @property
     def stop_tests(self) -> StopTests:
-        """Those of the loops in flight, for an executor that applies them between the steps of a task."""
+        """The stop tests of the loops in flight, for an executor that applies them between the steps of a task."""
         return self._brought.tests
 
     def await_materialise(self) -> None:
@@ -114,29 +115,33 @@ class CellDriver:
         self._executor.await_materialise()
 
     def materialise(self) -> None:
-        """Let the executor make ready every cell that is known; nothing is in flight."""
+        """Let the executor prepare every known cell. Nothing may be in flight."""
         self._executor.materialise(self._registry.num_sequence_inputs)
 
     @property
     def wants_requests(self) -> bool:
+        """Whether fewer nodes are ready than two of the largest batches hold."""
         types = self._registry.types[: self._num_known]
         num_ready = sum(self._scheduler.num_ready(cell.type_id) for cell in types)
         return num_ready < 2 * max((cell.max_batch for cell in types), default=1)
 
     @property
     def templates(self) -> TemplateCache:
-        """Shapes of requests that are not unfolded any more."""
+        """The templates: shapes of requests that need no unfolding."""
         return self._arrivals.templates
 
     @property
     def num_in_flight(self) -> int:
+        """Number of requests in flight, with the chunks that wait for the one before them."""
         return len(self._in_flight) + self.sequences.num_waiting
 
     def next_wakeup_s(self) -> float | None:
+        """The next deadline or end of an idle sequence, in engine seconds; None if there is none."""
         times = (self._scheduler.next_deadline_s, self.sequences.next_wakeup_s())
         return min((time_s for time_s in times if time_s is not None), default=None)
 
     def finish(self) -> None:
+        """See Driver.finish. Ends all sequences, too."""
         self._executor.stop()
         self.poll()
         while self._results:
@@ -146,6 +151,7 @@ class CellDriver:
         self._handle(self._following())
 
     def stop(self) -> None:
+        """See Driver.stop."""
         self._executor.stop()
 
     # --- a turn: poll, handle, carry out ---------------------------------------------------------------------------
@@ -155,7 +161,7 @@ class CellDriver:
         self._results.extend(self._executor.poll())
 
     def advance(self, tickets: Sequence[Ticket]) -> None:
-        """Make events of the polled results and of these requests, tell the scheduler, and carry out what it says."""
+        """Make events of the polled results and of these requests; let the scheduler handle them, and obey it."""
         touched: dict[RequestId, InFlight] = {}
         events: list[Event] = [self._take_result(result, touched) for result in self._results]
         self._results.clear()
@@ -167,12 +173,12 @@ class CellDriver:
         self._handle([*events, *self._following()] or [TimePassed(now_s)])
 
     def _handle(self, events: Sequence[Event]) -> None:
-        """Tell the scheduler what has happened and carry out what it says, until nothing follows from that."""
+        """Give events to the scheduler and carry out its commands; repeat with the events that follow from these."""
         while events:
             events = self._following(self._carry_out(events))
 
     def _carry_out(self, events: Sequence[Event]) -> list[InFlight]:
-        """Tell the scheduler and do as it says; return requests for which a value was read."""
+        """Give events to the scheduler and carry out its commands. Returns requests for which a value was read."""
         begin = time.perf_counter()
         commands = self._scheduler.handle(*events)
         self.stats.scheduler_s += time.perf_counter() - begin
@@ -212,11 +218,11 @@ class CellDriver:
                     request.error = error
                     return
                 local = request.local(command.node)
-                ends_loop = request.loop_at(command.node) is not None  # wherever it ended; it may be no step of it
+                ends_loop = request.loop_at(command.node) is not None  # it is the result of a loop
                 request.store(end_of_loop(local) if ends_loop else local, command.output, value)
 
     def _following(self, woken: Sequence[InFlight] = ()) -> list[Event]:
-        """Go on with requests that have what they waited for, and with the sequences: chunks begin, some have ended."""
+        """Resume requests that have the values they waited for, begin chunks, end sequences. Returns their events."""
         events: list[Event] = []
         for request in woken:
             if request.error is None:
@@ -231,14 +237,14 @@ class CellDriver:
     # --- requests that come, and answers ---------------------------------------------------------------------------
 
     def _unfold(self, tickets: Sequence[Ticket], events: list[Event]) -> None:
-        """Let requests arrive: those that have templates as these say, the others as their unfold functions do."""
+        """Let requests arrive: from their template if they have one, otherwise by running their unfold function."""
         if not tickets:
             return
         begin = time.perf_counter()
         now_s = self._clock.now_s()
         drawn, sights = self._arrivals.draw(tickets)
         for ticket, given, sight in zip(tickets, drawn, sights, strict=True):
-            if (over := ticket.over) is not None:  # perhaps while others of this turn were unfolded
+            if (over := ticket.over) is not None:  # cancelled or late, perhaps while others were unfolded
                 self._settle([(ticket, None, over)])
                 continue
             unfolded = self._recorded(ticket, sight, events) if given is None else given[0]
@@ -253,7 +259,7 @@ class CellDriver:
         self.stats.unfold_s += time.perf_counter() - begin
 
     def _recorded(self, ticket: Ticket, sight: Sight | None, events: list[Event]) -> Unfolding | None:
-        """Run a request's unfold function to its first `yield` or its end; None if it raised."""
+        """Run a request's unfold function to its first `yield` or its end. None if it raised: then it is answered."""
         types = self._models[ticket.model_id]
         before = None if ticket.chunk is None else ticket.chunk.sequence.state
         unfolding = Unfolding(ticket.model, types, ticket.request, self._max_nodes, before=before)
@@ -275,7 +281,7 @@ class CellDriver:
             self._num_known = len(types)
 
     def _admit(self, commands: Iterable[Admit]) -> None:
-        """Requests have the numbers of their nodes: write their values there, or have them written with others."""
+        """Note the node numbers of requests, and write their data there; `Arrivals.fill` writes that of templates."""
         entered: list[InFlight] = []
         drawn: list[tuple[Drawn, Admit]] = []
         num_nodes = 0
@@ -298,7 +304,7 @@ class CellDriver:
         self._brought.enter(entered)
 
     def _reply(self, request_ids: Sequence[RequestId]) -> None:
-        """Everything that these requests have asked for is there: answer them together."""
+        """All values that these requests need are computed: answer them together."""
         over = [self._leave(request_id) for request_id in request_ids]
         self._brought.gather(over)
         self._settle([self._result(request) for request in over])
@@ -311,8 +317,8 @@ class CellDriver:
             if request.error is not None:  # a value that it needs could not be read
                 raise request.error
             result = unfolding.result(request.value, request.gathered.get)
-        except RAISED_BY_USERS as error:  # the types of what the unfold function returned are its own
-            if ticket.chunk is not None:  # its state is kept already, and the caller does not know
+        except RAISED_BY_USERS as error:  # the result may contain classes of the user, whose code runs
+            if ticket.chunk is not None:  # the new state is kept already, but the caller gets an error
                 self.sequences.close(ticket.chunk.sequence)
             return ticket, None, blamed(error)
         if unfolding.streams_result and ticket.on_value is not None:
@@ -326,22 +332,25 @@ class CellDriver:
         return request
 
     def cancel(self, request_id: RequestId) -> None:
+        """Give up a request in flight, or a chunk that waits; otherwise do nothing."""
         if request_id in self._in_flight:
             self._handle([RequestCancelled(request_id, self._clock.now_s())])
         elif self.sequences.cancel(request_id):
             self._handle(self._following())
 
     def cancel_all(self) -> None:
+        """Give up every request in flight and every chunk that waits."""
         self.sequences.cancel_all()
         self._handle([RequestCancelled(request_id, self._clock.now_s()) for request_id in self._in_flight])
 
     def tickets(self) -> Sequence[Ticket]:
+        """Return the tickets of requests in flight and of chunks that wait."""
         return [*(request.ticket for request in self._in_flight.values()), *self.sequences.waiting]
 
     # --- steps that have run, and unfold functions that wait for them ----------------------------------------------
 
     def _take_result(self, result: StepsResult, touched: dict[RequestId, InFlight]) -> StepsFinished:
-        """Store what steps brought to the host and turn them into an event."""
+        """Store the values that steps brought to the host, and return the scheduler's event of these steps."""
         task = self._tasks[result.task]
         if result.end == task.num_steps:
             del self._tasks[result.task]
@@ -362,7 +371,7 @@ class CellDriver:
         return StepsFinished(result.task, result.first, result.end, now_s, stopped, failed, result.busy_s)
 
     def _resume(self, request: InFlight, events: list[Event]) -> None:
-        """Let an unfold function that has what it waited for go on, as far as it gets."""
+        """Continue an unfold function while it has the values that it waits for."""
         while request.unfolding.open and not request.waiting_for and request.ticket.request_id in self._in_flight:
             if not self._resume_once(request, events):
                 return
@@ -371,7 +380,7 @@ class CellDriver:
         """Run an unfold function to its next `yield` or its end; False if it raised."""
         begin, request_id, now_s = time.perf_counter(), request.ticket.request_id, self._clock.now_s()
         unfolding = request.unfolding
-        assert isinstance(unfolding, Unfolding)  # templates do not wait
+        assert isinstance(unfolding, Unfolding)  # a template never waits for values
         try:
             sent = unfolding.resume(request.value)
         except RAISED_BY_USERS as error:  # the model's own code, or what it yielded

@@ -1,4 +1,7 @@
-"""What the engine's loop drives: cellular batching of cells, or graph batching of whole requests."""
+"""The interface of drivers, and the errors of failed requests. Loop turns one driver.
+
+CellDriver does cellular batching. GraphDriver of the lab does graph batching of whole requests.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +33,16 @@ _FAILURES: dict[FailureKind, type[BatchmakerError]] = {
 
 
 def error_of(command: Fail) -> BatchmakerError:
-    """Return what the caller of a failed request gets to see."""
+    """Return the error that the caller of a failed request gets."""
     return _FAILURES[command.kind](f"request {command.request}: {command.reason}")
 
 
 def blamed(error: BaseException) -> BatchmakerError:
-    """Return what a request's own code raised as the request's error, which can be shown."""
+    """Turn an exception of a request's own code into the error of that request.
+
+    An error of batchmaker stays as it is if its message can be shown. Everything else becomes the cause of an
+    InvalidRequestError.
+    """
     if isinstance(error, BatchmakerError) and _can_be_shown(error):
         return error
     if isinstance(error, Exception):
@@ -47,6 +54,7 @@ def blamed(error: BaseException) -> BatchmakerError:
 
 
 def _can_be_shown(error: BaseException) -> bool:
+    """Whether `str` of an error works: a class of the user may raise there."""
     try:
         str(error)
     except RAISED_BY_USERS:
@@ -55,41 +63,50 @@ def _can_be_shown(error: BaseException) -> bool:
 
 
 class Driver(Protocol):
-    """Takes tickets and settles each exactly once, by calling `settle` with some of them at a time."""
+    """Takes tickets and settles each exactly once, by calling `settle` with some of them at a time.
+
+    stats: counts since the start. observer: called with every finished step. The engine's thread calls all methods
+    except `start`.
+    """
 
     stats: DriverStats
     observer: Callable[[StepSeen], None] | None
 
-    def start(self, notify: Callable[[], None], settle: Callable[[Sequence[Settled]], None]) -> None: ...
+    def start(self, notify: Callable[[], None], settle: Callable[[Sequence[Settled]], None]) -> None:
+        """Start the workers. notify: wakes the loop, from any thread. settle: answers requests."""
+        ...
 
     def cancel(self, request_id: RequestId) -> None:
-        """Give a request up, if it is in flight."""
+        """Give a request up if it is in flight; otherwise do nothing."""
 
     def cancel_all(self) -> None:
         """Give up every request in flight."""
 
     def tickets(self) -> Sequence[Ticket]:
-        """Return the tickets taken and not settled."""
+        """Return the tickets that were taken and are not settled."""
 
     def poll(self) -> None:
-        """Fetch finished work from the workers; where the engine's own thread computes, do some."""
+        """Fetch finished work from the workers. If the engine's own thread computes, it computes some steps here."""
 
     def advance(self, tickets: Sequence[Ticket]) -> None:
-        """Take note of what was collected and of new requests together, then start more work."""
+        """Handle the polled work and these new requests together, then start more work."""
 
     def next_wakeup_s(self) -> float | None:
-        """Engine time at which `advance` must be called even if nothing finishes."""
+        """Engine time at which `advance` must be called even if nothing finishes; None if there is none."""
 
     @property
     def wants_requests(self) -> bool:
-        """Whether the workers may soon run out of requests that are ready."""
+        """Whether the workers may soon run out of ready work, so that new requests should be given at once."""
 
     @property
     def num_in_flight(self) -> int:
-        """Requests taken and not settled."""
+        """Number of requests that were taken and are not settled."""
 
     def finish(self) -> None:
-        """Let the workers finish what they hold for requests that are gone, and take note of it."""
+        """Wait until the workers have finished the steps that they still hold, and handle the results.
+
+        Called when no request is in flight: these steps belong to requests that have ended.
+        """
 
     def stop(self) -> None:
-        """End the workers, after what they hold."""
+        """End the workers once they have finished what they hold."""

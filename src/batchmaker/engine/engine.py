@@ -1,4 +1,4 @@
-"""The engine: one loop around a driver. Requests come from any thread or event loop; each is answered exactly once."""
+"""The engine: takes requests from any thread or event loop, and answers each exactly once. One loop turns a driver."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ from batchmaker.policies.base import CellPolicy, GraphPolicy
 from batchmaker.scheduler.events import RequestId
 
 SWITCH_INTERVAL_S = 5e-4
-"""Longest that a worker waits for the interpreter after an operation while another thread runs Python. The default of
-5 ms turns steps of 1 ms into 5 ms; the engine lowers it for the process when it starts, and never raises it."""
+"""Seconds. A worker gives up the interpreter at each operation. It waits at most this long to get it back while another
+thread runs Python. With Python's default of 5 ms, steps of 1 ms take 5 ms. The engine lowers the interval for the
+whole process when it starts, and never raises it."""
 
 
 @final
@@ -49,21 +50,27 @@ class Engine:
         async with Engine(model) as engine:
             result = await engine.submit(request)   # from asyncio; in a thread, submit(request).result()
 
-    model: one, or several by name: then each request says which it is for. policy: a name, such as `cellular` or
-    `padded`, or a policy object; by default `lazy` where some model has a deadline, else `cellular`. workers: 1
-    computes in the engine's own thread, more in threads of their own. threads: compute threads of each; by default the
-    cores less one, shared out. run_ahead: steps that may be left on a worker when it gets its next task; by default 1
-    where workers have threads of their own. max_nodes: most nodes of one request. device: `cpu`, `cuda` for all GPUs,
-    a worker for each, or some of them, as `cuda:0,1`; DeviceError where there is none. tf32: let products of float32 on
-    GPUs round their factors to 10 bits. executor: another kind of device. On GPUs, and with an executor, `workers` and
-    `threads` do not apply.
-    deadline_ms: of requests to models that have none of their own. late: at its deadline a request is given up
-    (`give-up`), or computed all the same and counted as late (`finish`). refuse: a request whose deadline cannot be met
-    any more is turned away before anything of it is computed, as far as the policy can tell. max_sequences: most that
-    are open at once. max_queue: most requests that are accepted and not answered, None for no bound. when_full: what
-    `submit` does then: raise QueueFullError (`refuse`), or block the caller's thread until there is room (`wait`); an
-    event loop's thread is never blocked, so there QueueFullError comes all the same.
-    The engine starts when it is entered, or at the first request.
+    - model: one model, or several by name. With several, each request names its model.
+    - policy: a name, such as `cellular` or `padded`, or a policy object. Default: `lazy` if some model has a deadline
+      or `refuse` is set, otherwise `cellular`.
+    - workers: one worker computes in the engine's own thread, several in threads of their own.
+    - threads: compute threads of each worker. Default: all cores but one, divided among the workers.
+    - run_ahead: a worker gets its next task when at most so many of its tasks are unfinished (of its steps, if the
+      policy has no budget of time). Default: 0 with one CPU worker, otherwise 1.
+    - max_nodes: the most nodes of one request.
+    - device: `cpu`; `cuda` for all GPUs, with one worker for each; or some of them, as `cuda:0,1`. DeviceError if there
+      is no such GPU.
+    - tf32: let products of float32 on GPUs round their factors to 10 bits.
+    - executor: another kind of device. `workers` and `threads` do not apply to GPUs and executors.
+    - deadline_ms: deadline of requests to models that have none of their own, in milliseconds from arrival.
+    - late: `give-up`: a request fails at its deadline. `finish`: it is computed to its end and counted as late.
+    - refuse: turn a request away before anything of it is computed, if the policy sees that it cannot be in time.
+    - max_sequences: the most sequences that are open at once.
+    - max_queue: the most requests that are accepted and not answered; None for no limit.
+    - when_full: what `submit` does at this limit: `refuse` raises QueueFullError, `wait` blocks the caller's thread
+      until there is room. The thread of an event loop is never blocked: it gets QueueFullError in both cases.
+
+    The engine starts when it is entered (`with`), or at the first request.
     """
 
     def __init__(
@@ -128,7 +135,10 @@ class Engine:
     # --- life ----------------------------------------------------------------------------------------------------
 
     def start(self) -> Engine:
-        """Start the workers, prove and materialise the models' cells from their example requests. Once is enough."""
+        """Start the workers, then prove and materialise the cells with the models' example requests.
+
+        A second call does nothing. Raises ModelError if an example request fails, StoppedError after `stop`.
+        """
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
         if isinstance(self._driver, CellDriver):
             prepare_scheduler()
@@ -136,7 +146,7 @@ class Engine:
             return self
         try:
             self._prove_and_materialise()
-        except BaseException:  # Ctrl-C as well: nobody waits for the thread then
+        except BaseException:  # Ctrl-C as well; a thread that is busy for longer than a second is not waited for
             self._loop.stop(drain=False, within_s=0.0 if self.heartbeat.busy_for_s > 1.0 else None)
             raise
         return self
@@ -170,12 +180,13 @@ class Engine:
             raise ModelError(f"the model's example request{which} failed: {error}") from error
 
     def stop(self, *, drain: bool = True, within_s: float | None = None) -> bool:
-        """Take no more requests, finish those accepted (or cancel them, without `drain`) and end all threads.
+        """Take no more requests, finish the accepted ones, and end all threads. drain=False: cancel them instead.
 
-        Returns whether they have ended; in the engine's own thread, such as in an answer's callback, at once.
-        within_s: seconds to wait for that; by default as long as it takes, unless a function of the model hangs for a
-        minute. Threads that have not ended are left behind, and every request that is not answered fails with
-        StoppedError. So callers always hear, and a process can end; what hangs in it computes on until it does.
+        Returns whether the threads have ended. In the engine's own thread, such as in a callback of an answer, it
+        returns at once. within_s: the most seconds to wait. Default: no limit, unless a function of the model hangs for
+        a minute. A thread that has not ended by then is left behind, and every unanswered request fails with
+        StoppedError. So every caller gets an answer, and the process can end. Code that hangs runs until the process
+        ends.
         """
         check_number("within_s", within_s, least=0.0, optional=True)
         return self._loop.stop(drain=drain, within_s=within_s)
@@ -207,15 +218,14 @@ class Engine:
         model: str | None = None,
         stream: bool = False,
     ) -> Answer:
-        """Hand a request over, from any thread or event loop, and return its answer, which can be awaited, waited for
-        (`result()`), called back from and cancelled.
+        """Submit a request, from any thread or event loop. Returns its answer at once, to await, wait for or cancel.
 
-        deadline_ms: milliseconds from now by which the result is wanted, by default the model's, math.inf for none; see
-        `late` for what follows. priority: larger is served first, -2**32 to 2**32. model: its name, where the engine
-        has several. stream: iterate the answer (`for`, `async for`) to get the values as they come: what an unfold
-        function yields, the elements in order if it returns a sequence, else the result alone.
-        Raises OptionError for options that cannot be used, QueueFullError (see `max_queue`) and StoppedError at once;
-        the request's own error comes with the answer, and its class tells whose fault it was.
+        deadline_ms: milliseconds from now by which the result is wanted. Default: the model's deadline; math.inf: none.
+        `late` (see Engine) says what happens then. priority: larger is served first, -2**32 to 2**32. model: its name,
+        if the engine has several. stream: the answer can be iterated (`for`, `async for`) to get values as they come:
+        what the unfold function yields; or the elements in order, if it returns a sequence; otherwise the result alone.
+        Raises OptionError for wrong options, QueueFullError (see `max_queue`) and StoppedError at once. The request's
+        own error comes with the answer; its class says whether the request, a cell or the engine is the cause.
         """
         return self._submitter.submit(self._ticket(request, deadline_ms, priority, model), stream=stream)
 
@@ -227,16 +237,16 @@ class Engine:
         idle_timeout_s: float = DEFAULT_IDLE_TIMEOUT_S,
         model: str | None = None,
     ) -> Sequence:
-        """Begin a sequence: requests in chunks, whose state stays on the device in between (Model.unfold_chunk).
+        """Open a sequence: requests (chunks) whose state stays on the device between them (see Model.unfold_chunk).
 
         It ends when it is closed, or when no chunk has come for `idle_timeout_s` seconds after the last answer
-        (math.inf: never). The other options are those of its chunks; see `submit`. SequenceLimitError while
-        `max_sequences` are open, OptionError under a policy that batches whole requests, ModelError for a model
-        without `unfold_chunk`.
+        (math.inf: never). The other options apply to each chunk; see `submit`. Raises SequenceLimitError while
+        `max_sequences` are open, OptionError under a policy that batches whole requests, ModelError for a model without
+        `unfold_chunk`.
         """
         served = self._catalogue.find(model)
         checked_priority(priority)
-        served.due_s(0.0, deadline_ms)  # raises for what is no deadline
+        served.due_s(0.0, deadline_ms)  # raises OptionError for a wrong deadline
         driver = self._driver
         if not isinstance(driver, CellDriver):
             raise OptionError(
@@ -244,7 +254,7 @@ class Engine:
                 "one that batches cells, such as 'cellular' or 'lazy'"
             )
         if not served.model.takes_chunks:
-            served.model.unfold_chunk(None, None)  # raises the advice
+            served.model.unfold_chunk(None, None)  # raises ModelError, with advice
         if not self._loop.is_running:
             self.start()
         entry = driver.sequences.make(idle_timeout_s)
@@ -271,10 +281,11 @@ class Engine:
         priority: int = 0,
         model: str | None = None,
     ) -> list[Any]:
-        """Return the results of many requests in order, all batched together, with a progress bar on a terminal.
+        """Return the results of many requests, in their order. All are batched together.
 
-        The first error is raised once everything in flight is settled. max_in_flight: requests offered at once, or
-        fewer, where `max_queue` is less; for room under that, map waits. For the other options see `submit`.
+        progress: show a progress bar on a terminal. The first error is raised after all requests are answered.
+        max_in_flight: the most requests in flight at once. If `max_queue` is smaller, map waits for room. For the other
+        options see `submit`.
         """
         check_whole("max_in_flight", max_in_flight, least=1)
         return self._submitter.map(
@@ -288,27 +299,27 @@ class Engine:
 
     @property
     def clock(self) -> RealClock:
-        """The clock that tickets' times refer to."""
+        """The clock of the times in tickets and steps."""
         return self._clock
 
     @property
     def stats(self) -> DriverStats:
-        """Counts of what was computed since the start; read them, do not write."""
+        """Counts of what was computed since the start. For reading only."""
         return self._driver.stats
 
     @property
     def service(self) -> Mapping[str, ServiceStats]:
-        """Counts of what callers got, by the model's name (a single model's class); read them, do not write."""
+        """Counts of answers and failures by model name (of a single model: its class name). For reading only."""
         return self._service
 
     @property
     def driver(self) -> Driver:
-        """What the loop drives; for observers and tests."""
+        """The driver that the loop turns; for observers and tests."""
         return self._driver
 
     @property
     def policy(self) -> CellPolicy | GraphPolicy:
-        """What decides which work runs next."""
+        """The policy, which decides what work runs next."""
         return self._policy
 
     @property
@@ -318,21 +329,21 @@ class Engine:
 
     @property
     def num_in_flight(self) -> int:
-        """Requests accepted and not answered."""
+        """Number of requests that the driver has taken and not answered. The loop's backlog does not count."""
         return self._driver.num_in_flight
 
     @property
     def num_sequences(self) -> int:
-        """Sequences that are open."""
+        """Number of open sequences."""
         return self._driver.sequences.num_open if isinstance(self._driver, CellDriver) else 0
 
     def observe(self, observer: Callable[[StepSeen], None] | None) -> None:
-        """Call `observer` in the engine's thread with every finished step. What it raises is logged, the first time."""
+        """Call `observer` in the engine's thread with every finished step; None ends it. Its first error is logged."""
         self._driver.observer = None if observer is None else Onlooker(observer, "an observer of the engine")
 
     @property
     def on_settled(self) -> Callable[[Ticket, BaseException | None], None] | None:
-        """Called in the engine's thread with every answer. What it raises is logged, the first time."""
+        """Called in the engine's thread with every answered ticket and its error, if any. Its first error is logged."""
         return self._on_settled
 
     @on_settled.setter
@@ -341,7 +352,7 @@ class Engine:
 
     @property
     def heartbeat(self) -> Heartbeat:
-        """What the engine's thread does now. Any thread may ask."""
+        """What the engine's thread does now. Any thread may read it."""
         return self._loop.heartbeat()
 
     # --- inside ------------------------------------------------------------------------------------------------------
@@ -353,7 +364,7 @@ class Engine:
     def _tickets(
         self, requests: Collection[Any], deadline_ms: float | None, priority: int, model: str | None
     ) -> list[Ticket]:
-        """Give requests that come together their tickets: what they were asked for with is looked at once."""
+        """Make the tickets of requests that come together. Their common options are checked once."""
         served = self._catalogue.find(model)
         priority = checked_priority(priority)
         now_s = self._clock.now_s()

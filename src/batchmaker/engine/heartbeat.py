@@ -1,4 +1,4 @@
-"""Signs of life of an engine's thread, and somebody who looks at them and answers in its place while it hangs."""
+"""The state of an engine's thread, and a watchdog that answers late requests while this thread hangs. Used by Loop."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from collections.abc import Callable
 from typing import Final, NamedTuple, final
 
 HUNG_AFTER_S: Final = 5.0
-"""One turn of the engine's thread that takes longer than this is no longer taken for work: it hangs."""
+"""Seconds. If one turn of the engine's thread takes longer, the thread is taken to hang."""
 
 _PATIENCE_S: Final = 0.05
-"""Who is late is left to the engine's thread unless its turn has taken longer than this."""
+"""Seconds. While a turn is shorter, late requests are left to the engine's thread."""
 _OFTEN_S: Final = 0.05
 _SELDOM_S: Final = 1.0
+"""Seconds between two looks of the watchdog: _OFTEN_S while deadlines are ahead, otherwise _SELDOM_S."""
 _LOG = logging.getLogger("batchmaker.engine")
 
 
 class Heartbeat(NamedTuple):
-    """What an engine's thread did when somebody looked.
+    """A snapshot of an engine's thread.
 
-    alive: it has been started and has not ended. doing: in words; "waiting" for something to do. age_s: seconds since
-    its present turn began, or its last one while it waits. busy_for_s: seconds in the present turn, 0 while it waits.
+    alive: it has been started and has not ended. doing: its activity in words, "waiting" while it has nothing to do.
+    age_s: seconds since its present turn began; while it waits, since the last one began. busy_for_s: seconds in the
+    present turn, 0 while it waits.
     """
 
     alive: bool
@@ -34,11 +36,12 @@ class Heartbeat(NamedTuple):
 
 @final
 class Watchdog:
-    """Looks at an engine's thread from another one: answers who is late while a turn takes long, and logs a hang once.
+    """Watches an engine's thread from another thread: answers late requests while a turn takes long, logs a hang once.
 
-    heartbeat: of the engine's thread. thread: the number of that thread, None while there is none. answer_late: answers
-    every request whose deadline has passed. `look` does all of it; `start` lets a thread look, twenty times a second
-    while deadlines are ahead and once a second otherwise.
+    now_s: reads the engine's clock. heartbeat: takes a snapshot of the engine's thread. thread: returns the number of
+    that thread, None while there is none. answer_late: answers every request whose deadline has passed. hung_after_s:
+    see HUNG_AFTER_S. `look` checks once. `start` begins a thread that looks twenty times a second while deadlines are
+    ahead, and once a second otherwise.
     """
 
     def __init__(
@@ -63,27 +66,29 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Look from now on, in a thread of its own."""
+        """Begin to look, in a thread of its own."""
         self._thread = threading.Thread(target=self._run, name="batchmaker-watchdog", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more. Returns once its thread has ended."""
+        """End the watchdog's thread, and wait for its end."""
         self._ended = True
         self._woken.set()
         if self._thread is not None:
             self._thread.join()
 
     def expect(self, due_s: float) -> None:
-        """A request with this deadline has come. Any thread, one at a time."""
+        """Note that a request with this deadline has come. Any thread may call this, but only one at a time."""
         if due_s <= self._last_due_s:
             return
-        self._last_due_s = due_s  # before the look at `_seldom`, which the watchdog sets before it looks at this one
+        # Race: the watchdog sets `_seldom` and then reads the deadline. This thread writes the deadline and then reads
+        # `_seldom`. So either the watchdog sees the new deadline, or this thread sees `_seldom` and wakes the watchdog.
+        self._last_due_s = due_s
         if self._seldom:
             self._woken.set()
 
     def look(self) -> None:
-        """See how the engine's thread does, and do what it cannot."""
+        """Check the engine's thread once: answer late requests if its turn takes long, log if a hang begins or ends."""
         beat = self._heartbeat()
         if beat.busy_for_s >= _PATIENCE_S:
             self._answer_late(beat)
@@ -108,6 +113,7 @@ class Watchdog:
                 self.look()
 
     def _interval_s(self) -> float:
+        """Return the seconds until the next look. `expect` explains the order of the first two lines."""
         self._seldom = True
         if self._now_s() > self._last_due_s + _SELDOM_S:
             return _SELDOM_S
@@ -116,6 +122,6 @@ class Watchdog:
 
 
 def stack_of(thread: int | None) -> str:
-    """Return what a thread does now, as a traceback shows it; "" if there is no such thread."""
+    """Return the stack of a thread in the form of a traceback; "" if there is no such thread."""
     frame = None if thread is None else sys._current_frames().get(thread)
     return "" if frame is None else "".join(traceback.format_stack(frame)).rstrip()

@@ -1,4 +1,4 @@
-"""The engine's own thread: what comes from other threads goes in, answers go out, and a driver is turned."""
+"""The engine's own thread: it takes what other threads send, turns a driver, and delivers answers. Engine owns one."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ from batchmaker.scheduler.events import RequestId
 
 FEWEST_ARRIVALS: Final = 64
 MOST_ARRIVALS: Final = 256
-"""Requests that are taken before finished work is looked at again: most where that takes less than SOON_S."""
+"""Requests that are taken before the loop looks at finished work again: MOST_ARRIVALS if these take less than SOON_S
+seconds, otherwise FEWEST_ARRIVALS."""
 SOON_S: Final = 8e-3
 
 STOP_PATIENCE_S: Final = 60.0
-"""A turn that takes longer than this while somebody waits for the end of the engine is not waited for."""
+"""Seconds. If one turn takes longer than this, `stop` without `within_s` waits no longer."""
 
 _LOG = logging.getLogger("batchmaker.engine")
 
 Item = list[Ticket] | Callable[[], None]
-"""What the inbox takes: requests, or something to do."""
+"""An entry of the inbox: requests that came together, or a function to call."""
 
 
 @final
 class Loop:
-    """Turns a driver in a thread of its own until it is stopped and nothing is left to answer.
+    """Turns a driver in a thread of its own until it is stopped and every request is answered.
 
-    on_settled: called in that thread with each ticket that is settled, and its error if it has one; it must not raise.
-    give_up_late: whether requests fail at their deadlines. Then they do so while a turn takes long, too. left: called
-    before a request that has a place is answered, by whoever answers.
+    on_settled: called in that thread with each settled ticket and its error, if any; it must not raise. give_up_late:
+    whether requests fail at their deadlines; then they also do so while a turn takes long. left: called before a
+    request that has a place (see Room) is answered, by the thread that answers.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Loop:
         self._held: list[Ticket] = []
         self._backlog: WaitingLine[Ticket] = WaitingLine()
         self._most_arrivals = FEWEST_ARRIVALS
-        self._num_urgent = 0  # of the backlog: those with a deadline or a priority
+        self._num_urgent = 0  # how many requests of the backlog have a deadline or a priority
         self._woken = False  # whether `_wake` is in the inbox
         self._work_waits = False
         self._draining = False
@@ -74,7 +75,7 @@ class Loop:
         self._crash: BaseException | None = None
         self._doing = "starting"
         self._waits = False
-        self._since_s = 0.0  # when the present turn began, or the last one
+        self._since_s = 0.0  # when the present turn began; while the thread waits, the last one
         self._watchdog = Watchdog(clock.now_s, self.heartbeat, self._thread_id, self._answer_late)
 
     # --- from any thread -------------------------------------------------------------------------------------------
@@ -91,7 +92,7 @@ class Loop:
 
     @property
     def is_own_thread(self) -> bool:
-        """Whether the caller runs in the loop's thread, such as a callback."""
+        """Whether the caller runs in the loop's thread, as a callback does."""
         return threading.current_thread() is self._thread
 
     def heartbeat(self) -> Heartbeat:
@@ -102,7 +103,7 @@ class Loop:
         return Heartbeat(alive, "waiting" if waits else doing, age_s, 0.0 if waits else age_s)
 
     def start(self) -> bool:
-        """Start driver and thread; False if that was done before. StoppedError once stopped."""
+        """Start driver and thread. False if that was done before. Raises StoppedError after `stop`."""
         with self._lock:
             if self._stopping:
                 raise StoppedError("the engine has been stopped; make a new one")
@@ -116,11 +117,11 @@ class Loop:
             return True
 
     def stop(self, *, drain: bool, within_s: float | None = None) -> bool:
-        """Take no more requests, finish those accepted (or cancel them, without `drain`) and end the thread.
+        """Take no more requests, finish the accepted ones, and end the thread. drain=False: cancel them instead.
 
-        Returns whether it has ended; called in that thread, such as in an answer's callback, at once. It is waited for
-        `within_s` seconds; without that as long as none of its turns takes STOP_PATIENCE_S. Then every request that is
-        not answered fails with StoppedError, and the thread ends whenever it comes back.
+        Returns whether the thread has ended. If it is called in that thread, such as in a callback, it returns at once.
+        It waits for `within_s` seconds; by default for as long as no turn takes STOP_PATIENCE_S. If the thread has not
+        ended then, every unanswered request fails with StoppedError, and the thread ends when its present turn does.
         """
         with self._lock:
             self._put_held()
@@ -140,15 +141,15 @@ class Loop:
         return not thread.is_alive()
 
     def send(self, item: Item) -> None:
-        """Accept requests together, or something to do in the loop's thread. StoppedError, for all, once stopped."""
+        """Accept requests that come together, or a function for the loop's thread. Raises StoppedError after `stop`."""
         self._send(item, hold=False)
 
     def hold(self, tickets: list[Ticket]) -> None:
-        """Accept requests, and hand them over with the next that are sent, or at `release`. StoppedError as `send`."""
+        """Accept requests, but hand them over later: with the next `send`, or at `release`. StoppedError as `send`."""
         self._send(tickets, hold=True)
 
     def release(self) -> None:
-        """Hand over the requests that are held, all together."""
+        """Hand over all held requests together."""
         with self._lock:
             self._put_held()
 
@@ -177,7 +178,7 @@ class Loop:
         self._inbox.put(partial(self._cancel, request_id))
 
     def call_soon(self, action: Callable[[], None]) -> None:
-        """Run something in the loop's thread, between two turns."""
+        """Call a function in the loop's thread, before the driver handles the next work."""
         self._inbox.put(action)
 
     def _notify(self) -> None:
@@ -185,19 +186,19 @@ class Loop:
 
         Race: two workers may both find `_woken` unset and both send one. The second wake-up does nothing.
         """
-        if threading.current_thread() is self._thread:  # a step that the loop has computed itself
+        if threading.current_thread() is self._thread:  # the loop itself has computed a step
             self._work_waits = True
         elif not self._woken:
             self._woken = True
             self._inbox.put(self._wake)
 
-    # --- in another thread, while the engine's does not come back --------------------------------------------------
+    # --- in another thread, while the engine's thread hangs --------------------------------------------------------
 
     def _thread_id(self) -> int | None:
         return None if self._thread is None else self._thread.ident
 
     def _answer_late(self, beat: Heartbeat) -> None:
-        """Answer the requests whose deadlines have passed. They stay in flight until the thread comes back."""
+        """Answer the requests whose deadlines have passed. They stay in flight until the engine's thread goes on."""
         if not self._give_up_late:
             return
         now_s = self._clock.now_s()
@@ -210,7 +211,7 @@ class Loop:
         )  # fmt: skip
 
     def _leave_behind(self) -> None:
-        """Answer everybody, since the thread does not come back in time; if it ever does, it has nothing to drain."""
+        """Answer every request, since the thread has not ended in time. If it goes on, it cancels its work and ends."""
         beat = self.heartbeat()
         _LOG.error(
             "the engine's thread has not ended and is left behind; it has been busy with one turn for %.1f s (%s). Its "
@@ -224,10 +225,10 @@ class Loop:
         self._answer_instead(list(self._unanswered.values()), lambda _: StoppedError(said))
 
     def _answer_instead(self, tickets: list[Ticket], failure: Callable[[Ticket], BatchmakerError]) -> None:
-        """Answer for the engine's thread, which counts them and clears their state when it comes back."""
+        """Answer in place of the engine's thread, which counts the requests and clears their state when it goes on."""
         outbox = Outbox()
         for ticket in tickets:
-            ticket.error = error = failure(ticket)  # first: the engine's thread reads it where it finds the ticket gone
+            ticket.error = error = failure(ticket)  # before the pop; the engine's thread reads it after
             if self._unanswered.pop(ticket.request_id, None) is not None:
                 if ticket.has_place:
                     self._left()
@@ -242,7 +243,7 @@ class Loop:
                 pass
             self._doing = "stopping"
             self._driver.finish()
-        except BaseException as error:  # a defect: whoever waits must hear of it
+        except BaseException as error:  # a defect of the engine: every caller that waits must get it
             _LOG.critical("the engine has failed: %s", said_by(error), exc_info=error)
             self._fail_all(error)
         finally:
@@ -265,7 +266,7 @@ class Loop:
         return self._draining and not len(self._backlog) and not self._driver.num_in_flight and self._inbox.empty()
 
     def _receive(self) -> None:
-        """Take what other threads have sent. Waits for it where there is nothing else to do."""
+        """Take what other threads have sent. Waits if there is nothing else to do."""
         if self._work_waits or self._should_accept():
             self._since_s = self._clock.now_s()
         else:
@@ -276,14 +277,18 @@ class Loop:
         self._work_waits = self._woken = False
 
     def _should_accept(self) -> bool:
-        """Whether to take requests now. While more waits than the workers can use soon, many are taken together."""
+        """Whether to take requests from the backlog now.
+
+        If none is urgent and the workers have enough work, they stay there until there are `_most_arrivals` of them:
+        requests that are taken together cost less each.
+        """
         if not len(self._backlog):
             return False
         urgent = self._num_urgent > 0 or self._driver.wants_requests
         return urgent or len(self._backlog) >= self._most_arrivals
 
     def _advance(self, arrivals: list[Ticket]) -> None:
-        """Turn the driver, and learn how many arrivals it takes quickly."""
+        """Advance the driver, and choose how many requests may be taken next, by the time that these took."""
         began_s = self._clock.now_s()
         self._driver.advance(arrivals)
         if len(arrivals) == self._most_arrivals:
@@ -306,7 +311,7 @@ class Loop:
             self._take(item)
 
     def _take(self, item: Item) -> None:
-        """Put requests into the backlog, or call what is to be called."""
+        """Put requests into the backlog, or call a function."""
         if isinstance(item, list):
             self._accept(item)
         else:
@@ -354,13 +359,13 @@ class Loop:
         self._driver.cancel_all()
 
     def _settle(self, outcomes: Sequence[Settled]) -> None:
-        """Answer requests, and let the sequences of those that are chunks go on."""
+        """Answer requests. If one is a chunk, its sequence goes on with the next."""
         now_s = self._clock.now_s()
         for ticket, result, error in outcomes:
             ticket.finished_s = now_s
             answer = self._answer(ticket, result, error)
             if ticket.chunk is not None:
-                if error is None and answer is not None:  # its state is kept already, and the caller does not know
+                if error is None and answer is not None:  # the new state is kept, but the caller gets an error
                     ticket.chunk.sequence.sequences.close(ticket.chunk.sequence)
                 ticket.chunk.sequence.sequences.settled(ticket, ticket.chunk, answer)
 
@@ -373,11 +378,12 @@ class Loop:
             self._left()
         if ticket.answer is not None:
             error = ticket.claim(error)
-        self._on_settled(ticket, error)  # before the caller, who may look at the counts at once
+        self._on_settled(ticket, error)  # before the delivery: the caller may read the counts at once
         self._outbox.deliver(ticket, result, error)
         return error
 
     def _fail_all(self, error: BaseException) -> None:
+        """Answer every request with StoppedError, because the engine has failed, and take no more."""
         with self._lock:
             self._stopping = True
             self._crash = error

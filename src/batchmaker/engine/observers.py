@@ -1,4 +1,4 @@
-"""Functions of others that the engine calls to tell them something: what they raise is theirs."""
+"""Calls of users' functions whose results the engine does not need. Their errors go to the log, not to the engine."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _LOG = logging.getLogger("batchmaker.engine")
 
 @final
 class Onlooker(Generic[P]):
-    """Calls a function of somebody who looks on. What it raises goes to the log the first time, and nowhere else.
+    """Wraps a user's function that observes the engine. Its first error is logged, and later ones are dropped.
 
-    It is called on: one bad figure should not blind whoever watches for the rest of the night. what: its name there.
+    The function is still called after an error, so one bad value does not end the observation. what: its name in the
+    log.
     """
 
     __slots__ = ("_call", "_has_raised", "_what")
@@ -41,7 +42,7 @@ class Onlooker(Generic[P]):
 
 
 def call_quietly(call: Callable[[], object], what: str) -> None:
-    """Call a function of a user to which nobody waits for an answer; what it raises goes to the log."""
+    """Call a user's function whose result nobody waits for. What it raises goes to the log."""
     try:
         call()
     except RAISED_BY_USERS as error:

@@ -1,7 +1,8 @@
-"""The open sequences of an engine: whose chunk may begin, what falls with one that fails, who has been idle too long.
+"""The open sequences of an engine: which chunk may begin, which chunks fail with another, when a sequence ends.
 
-A chunk is a request like any other, but one of a sequence begins when the one before it has been answered. A chunk
-without a result leaves the sequence in the state before it, and those sent after it, which count on it, fail with it.
+A chunk is a request like any other, but it begins only when the chunk before it has been answered. If a chunk has no
+result, the sequence keeps the state from before it. Chunks that were sent after it rely on its state, so they fail too.
+CellDriver uses this for every chunk.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ DEFAULT_IDLE_TIMEOUT_S = 60.0
 
 @final
 class Sequences:
-    """The open sequences. limit: how many there may be. give_up_late: see Scheduler.
+    """The open sequences of one engine.
 
-    settle: called with chunks that fail here. All but `make` and `uncount` is for the engine's thread.
+    limit: the most sequences that are open at once. give_up_late: see Scheduler. settle: called with chunks that fail
+    here. Any thread may call `make`, `uncount` and `num_open`; everything else is for the engine's thread.
     """
 
     def __init__(self, clock: Clock, *, limit: int = DEFAULT_MAX_SEQUENCES, give_up_late: bool = True) -> None:
@@ -52,11 +54,14 @@ class Sequences:
 
     @property
     def num_open(self) -> int:
-        """Sequences that count towards the limit."""
+        """Number of sequences that count towards the limit."""
         return self._num_counted
 
     def make(self, idle_timeout_s: float) -> SequenceEntry:
-        """Return a new sequence, for `open`. SequenceLimitError where there are as many as may be."""
+        """Return a new sequence, to give to `open`.
+
+        idle_timeout_s: seconds, above 0, or math.inf; else OptionError. SequenceLimitError if the limit is reached.
+        """
         check_number("idle_timeout_s", idle_timeout_s, above=0.0, hint=" (math.inf for none)")
         with self._lock:
             if self._num_counted >= self._limit:
@@ -68,7 +73,7 @@ class Sequences:
             return SequenceEntry(SequenceId(next(self._ids)), idle_timeout_s, self)
 
     def uncount(self, entry: SequenceEntry) -> None:
-        """Let another take the sequence's place under the limit. Once is enough."""
+        """Stop counting the sequence towards the limit. A second call does nothing."""
         with self._lock:
             self._num_counted -= entry.counted
             entry.counted = False
@@ -77,15 +82,16 @@ class Sequences:
 
     @property
     def waiting(self) -> list[Ticket]:
-        """Chunks taken and not begun."""
+        """Chunks that were taken and have not begun."""
         return [*self._waiting.values(), *self._due]
 
     @property
     def num_waiting(self) -> int:
+        """Number of chunks that were taken and have not begun."""
         return len(self._waiting) + len(self._due)
 
     def may_begin(self, ticket: Ticket, chunk: Chunk) -> bool:
-        """Take a chunk: True if it is its turn now; else it waits for the one before it, or has failed."""
+        """Take a chunk. True if it begins now. False if it waits for the chunk before it, or has failed."""
         entry = chunk.sequence
         if entry.ended is not None:
             self.settle([(ticket, None, SequenceError(f"the sequence has ended: {entry.ended}"))])
@@ -101,7 +107,10 @@ class Sequences:
         return False
 
     def settled(self, ticket: Ticket, chunk: Chunk, error: BaseException | None) -> None:
-        """A chunk has its result or its error, wherever it was: see what follows for those behind it."""
+        """Note that a chunk is answered, in whatever state it was.
+
+        If it failed, chunks that rely on it fail too. Otherwise the next chunk is due. A sequence that closes may end.
+        """
         entry = chunk.sequence
         entry.outstanding.pop(ticket.request_id, None)
         if error is not None:
@@ -126,7 +135,7 @@ class Sequences:
                 self._end(entry, "it was closed")
 
     def cancel(self, request_id: RequestId) -> bool:
-        """Give up a chunk that waits; False if none of that number does."""
+        """Give up a chunk that waits. False if no chunk of this number waits."""
         ticket = self._waiting.get(request_id)
         if ticket is None:
             return False
@@ -140,7 +149,7 @@ class Sequences:
             self.cancel(request_id)
 
     def take_due(self) -> list[Ticket]:
-        """Return the chunks whose turn has come since the last call."""
+        """Return the chunks that have become due since the last call. The caller must begin them."""
         due, self._due = self._due, []
         return due
 
@@ -154,19 +163,19 @@ class Sequences:
     # --- sequences -----------------------------------------------------------------------------------------------
 
     def open(self, entry: SequenceEntry) -> None:
-        """A sequence begins, idle."""
+        """Begin a sequence. It is idle until its first chunk comes."""
         self._open[entry.sequence_id] = entry
         entry.idle_since_s = self._clock.now_s()
         self._watch(entry, entry.idle_since_s)
 
     def close(self, entry: SequenceEntry) -> None:
-        """End a sequence once its chunks are settled."""
+        """End a sequence once its chunks are answered."""
         entry.closing = True
         if not entry.outstanding:
             self._end(entry, "it was closed")
 
     def close_all(self, reason: str) -> None:
-        """End every sequence. None has a chunk in flight."""
+        """End every sequence. No chunk may be in flight."""
         for entry in list(self._open.values()):
             self._end(entry, reason)
 
@@ -176,12 +185,12 @@ class Sequences:
         return closed
 
     def next_wakeup_s(self) -> float | None:
-        """When `expire` should be called at the latest."""
+        """Engine time at which `expire` must be called; None if nothing can expire."""
         times = [time_s for time_s in (self._idle.next_s, self._late.next_s) if time_s is not None]
         return min(times, default=None)
 
     def expire(self, now_s: float) -> None:
-        """Give up chunks whose deadline has passed while they waited, and end sequences that were idle for too long."""
+        """Give up waiting chunks whose deadline has passed, and end sequences that have been idle for too long."""
         for _, request_id in self._late.passed(now_s):
             ticket = self._waiting.get(request_id)
             if ticket is not None and self._stop_waiting(ticket):

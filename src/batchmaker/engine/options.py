@@ -1,4 +1,4 @@
-"""Options are checked where they are given, in the caller's thread: what is wrong there never reaches the engine's."""
+"""Checks of options. They run in the caller's thread, so a wrong option never reaches the engine's thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 from batchmaker.errors import OptionError
 
 MAX_PRIORITY: Final = 1 << 32
-"""Priorities are from its negative to it. Queues pack them into 64 bits, with marks beside them."""
+"""Priorities are from -MAX_PRIORITY to MAX_PRIORITY. Queues pack a priority and other marks into 64 bits."""
 
 
 def checked_priority(priority: Any) -> int:
@@ -24,7 +24,7 @@ def checked_priority(priority: Any) -> int:
 
 
 def check_whole(name: str, value: Any, *, least: int, optional: bool = False) -> None:
-    """OptionError unless an option is a whole number, no smaller than `least`; or None where it is optional."""
+    """Raise OptionError unless an option is a whole number of at least `least`. optional: None is allowed as well."""
     if value is None and optional:
         return
     if not _is_whole(value) or int(value) < least:
@@ -32,7 +32,7 @@ def check_whole(name: str, value: Any, *, least: int, optional: bool = False) ->
 
 
 def check_choice(name: str, value: Any, *choices: str) -> None:
-    """OptionError unless an option is one of the words that it may be."""
+    """Raise OptionError unless an option is one of the words in `choices`."""
     if not isinstance(value, str) or value not in choices:
         raise OptionError(f"{name} must be {' or '.join(map(repr, choices))}, got {said_of(value)}")
 
@@ -46,7 +46,11 @@ def check_number(
     optional: bool = False,
     hint: str = "",
 ) -> None:
-    """OptionError unless an option is a number, no NaN, within its bounds; or None where it is optional."""
+    """Raise OptionError unless an option is a number within its bounds, and not NaN.
+
+    above, least: the bounds; None for none. optional: None is allowed as well. hint: follows what was wanted, in the
+    message.
+    """
     if value is None and optional:
         return
     number = _as_float(value)
@@ -59,7 +63,7 @@ def check_number(
 
 
 def _as_float(value: Any) -> float:
-    """Return a number as a float, NaN for what is none or too large to be one."""
+    """Return a number as a float; NaN if it is not a number, or too large for a float."""
     try:
         return math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
     except OverflowError:
@@ -67,7 +71,7 @@ def _as_float(value: Any) -> float:
 
 
 def said_of(value: Any) -> str:
-    """Return a value as a message shows it: its class and, where that is short, itself."""
+    """Describe a value for a message: its class, and up to 64 characters of a number or text."""
     said = repr(value) if isinstance(value, int | float | str | None) else ""
     return f"{type(value).__name__} {said[:64]}".rstrip()
 

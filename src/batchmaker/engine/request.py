@@ -1,5 +1,4 @@
-"""One submitted request on its way through the engine: its ticket, what the driver keeps of it, and how its answer
-reaches whoever waits."""
+"""One request on its way through the engine: its ticket, the driver's record of it, and the delivery of its answer."""
 
 from __future__ import annotations
 
@@ -31,18 +30,28 @@ from batchmaker.scheduler.events import RequestId, SequenceId
 
 
 class SequenceKeeper(Protocol):
-    """What has all open sequences; see `batchmaker.engine.open_sequences.Sequences`."""
+    """The owner of all open sequences; see `batchmaker.engine.open_sequences.Sequences`."""
 
-    def settled(self, ticket: Ticket, chunk: Chunk, error: BaseException | None) -> None: ...
+    def settled(self, ticket: Ticket, chunk: Chunk, error: BaseException | None) -> None:
+        """Note that a chunk is answered."""
+        ...
 
-    def close(self, entry: SequenceEntry) -> None: ...
+    def close(self, entry: SequenceEntry) -> None:
+        """End a sequence once its chunks are answered."""
+        ...
 
-    def uncount(self, entry: SequenceEntry) -> None: ...
+    def uncount(self, entry: SequenceEntry) -> None:
+        """Stop counting a sequence towards the limit. Any thread may call this."""
+        ...
 
 
 @dataclass(slots=True)
 class Chunk:
-    """What makes a ticket a chunk. era: how often its caller had said `resume`. number: its place in the sequence."""
+    """Marks a ticket as a chunk of a sequence.
+
+    era: how many times its caller had called `resume` before. number: its position in the sequence, -1 until it has
+    come to the engine's thread.
+    """
 
     sequence: SequenceEntry
     era: int
@@ -51,11 +60,12 @@ class Chunk:
 
 @final
 class SequenceEntry:
-    """One open sequence. It belongs to the engine's thread; others may only read `ended`.
+    """One open sequence. It belongs to the engine's thread. Other threads may only read `ended` and call `uncount`.
 
-    state: after the last answered chunk. outstanding: chunks accepted and not settled. active: the chunk that has
-    begun. waiting: those behind it, in order. failed: by era, the first chunk without a result. ended: why no chunk
-    is taken any more.
+    state: what is kept after the last answered chunk. outstanding: the chunks that are accepted and not settled.
+    active: the chunk that has begun, or None. waiting: the chunks behind it, in order. failed: era -> number of the
+    first chunk without a result. counted: it counts towards the limit of open sequences. ended: why it takes no more
+    chunks, None while it is open.
     """
 
     __slots__ = (
@@ -79,19 +89,19 @@ class SequenceEntry:
         self.ended: str | None = None
 
     def accept(self, ticket: Ticket, chunk: Chunk) -> None:
-        """A chunk has come; it may not have reached the driver."""
+        """Number a chunk that has come to the engine's thread. It may not have reached the driver yet."""
         chunk.number = self.next_number
         self.next_number += 1
         self.outstanding[ticket.request_id] = ticket
 
     def counts_on_failed(self, chunk: Chunk) -> bool:
-        """Whether a chunk was sent after one that has no result, by a caller who did not say `resume` in between."""
+        """Whether an earlier chunk of the same era has no result: the caller has not called `resume` after it."""
         return chunk.number > self.failed.get(chunk.era, chunk.number)
 
 
 @final
 class Answers:
-    """The answers to many requests of one caller, as they come: those of one turn of the engine together."""
+    """The answers to many requests of one caller (`map`), in blocks: one block for each turn of the engine."""
 
     __slots__ = ("_blocks",)
 
@@ -99,24 +109,30 @@ class Answers:
         self._blocks: queue.SimpleQueue[list[Settled]] = queue.SimpleQueue()
 
     def put(self, block: list[Settled]) -> None:
-        """Hand over the answers of one turn. Called by the engine thread."""
+        """Hand over the answers of one turn. Called by the thread that answers."""
         self._blocks.put(block)
 
     def take(self) -> list[Settled]:
-        """Return the next ones, after waiting for them."""
+        """Return the next block; blocks until there is one."""
         return self._blocks.get()
 
 
 @final
 class Ticket:
-    """A request, its times (engine seconds) and its answer. What only some have is set where it is needed.
+    """A request, its times (engine seconds) and its answer.
 
-    priority: larger is served first. is_urgent: whether it should not wait for others to come before it is looked at.
-    trial: the engine's own, to prove a model; it is not counted. chunk: what makes it one of a sequence.
-    answer: what its caller holds; or answers: takes it, as that of request number `place`. has_place: it takes one of
-    the places that `max_queue` gives. on_value: called by the engine thread with each streamed value; it must return at
-    once, and if it raises, that is the request's error.
-    error: what somebody else than the engine's thread has answered with, which then answers no more.
+    - arrived_s, started_s, finished_s: when it was submitted, when its first cell began, when it was settled.
+    - priority: larger is served first. is_urgent: it has a deadline or a priority, so it should not wait for more
+      requests to arrive.
+    - trial: an example request of the engine, to prove a model; it is not counted.
+    - chunk: set if the request is a chunk of a sequence.
+    - answer: the object that the caller holds. `map` has `answers` instead, which takes the answer number `place`.
+    - has_place: it takes one of the places of `max_queue`.
+    - on_value: called in the engine's thread with each streamed value. It must return at once. If it raises, the
+      request fails with CellError.
+    - error: set if another thread has answered. Then the engine's thread does not answer.
+
+    Attributes that few requests need are class defaults, to keep tickets cheap.
     """
 
     trial = False
@@ -154,7 +170,7 @@ class Ticket:
 
     @property
     def on_value(self) -> Callable[[Any], None] | None:
-        """What is called with each streamed value."""
+        """Called with each streamed value; None if nothing is streamed."""
         return self._on_value
 
     @on_value.setter
@@ -172,22 +188,26 @@ class Ticket:
 
     @property
     def over(self) -> BatchmakerError | None:
-        """Why nobody waits for the answer any more, None where somebody does."""
-        # Read by the engine's thread while callers cancel. One who does just after this look is not seen here: then the
-        # request begins, and that thread finds the cancellation in its inbox, which `cancel` has filled last.
+        """The error of a request that is cancelled or answered by another thread; None if it must be answered."""
+        # Race: the engine's thread reads this while callers cancel. A cancellation just after this look is not seen
+        # here. Then the request begins, and the engine's thread finds the cancellation in its inbox later, because
+        # `Answer.cancel` puts it there after everything else.
         if self.error is None and self.answer is not None and self.answer.is_cancelled:
             return CancelledError(f"request {self.request_id}: cancelled by the caller")
         return self.error
 
     def claim(self, error: BaseException | None) -> BaseException | None:
-        """Let nobody cancel the request any more; return its error, which is `error` unless something came before."""
+        """Take the right to answer, and return the request's error, if any: see Answer.claim.
+
+        This is CancelledError if a caller was faster, otherwise `error`, otherwise what `on_value` raised.
+        """
         if self.answer is not None and not self.answer.claim():
             return CancelledError(f"request {self.request_id}: cancelled by the caller")
         return error or self._fault
 
     @property
     def due_after_s(self) -> float:
-        """Seconds from arrival to deadline, infinite without one."""
+        """Seconds from arrival to deadline; infinite if there is no deadline."""
         return math.inf if self.deadline_s is None else self.deadline_s - self.arrived_s
 
     @property
@@ -197,17 +217,17 @@ class Ticket:
 
     @property
     def latency_s(self) -> float | None:
-        """Seconds from arrival to answer, None while in flight."""
+        """Seconds from arrival to answer; None while it is not answered."""
         return None if self.finished_s is None else self.finished_s - self.arrived_s
 
     @property
     def queue_s(self) -> float | None:
-        """Seconds from arrival until the first cell began to run, None if none has."""
+        """Seconds from arrival until its first cell began to run; None if none has begun."""
         return None if self.started_s is None else self.started_s - self.arrived_s
 
 
 Settled = tuple[Ticket, Any, BaseException | None]
-"""A request that is over, its result, and its error if it has one."""
+"""A settled request: its ticket, its result, and its error or None."""
 
 
 @final
@@ -219,7 +239,7 @@ class Outbox:
         self._together: dict[Answers, list[Settled]] = {}
 
     def deliver(self, ticket: Ticket, result: Any, error: BaseException | None) -> None:
-        """Answer a ticket that has been claimed: threads hear of it now, event loops at the next flush."""
+        """Answer a claimed ticket. Wakes waiting threads now, event loops and callers of `map` at the next flush."""
         if (answers := ticket.answers) is not None:
             block = self._together.get(answers)
             if block is None:
@@ -227,13 +247,13 @@ class Outbox:
             block.append((ticket, result, error))
             return
         answer = ticket.answer
-        if answer is None or answer.is_cancelled:  # final, since it was claimed: it was cancelled before that or never
+        if answer is None or answer.is_cancelled:  # this is final: nobody can cancel after the claim
             return
         for future in answer.settle(result, error):
             self._by_loop.setdefault(future.get_loop(), []).append(future)
 
     def flush(self) -> None:
-        """Wake every loop that has answers waiting."""
+        """Wake every event loop and every caller of `map` for which there are answers."""
         for loop, futures in self._by_loop.items():
             call_soon(loop, partial(wake_all, futures))
         self._by_loop.clear()
@@ -243,15 +263,23 @@ class Outbox:
 
 
 class InFlight:
-    """A request between its arrival and its answer. What only some have is set where it is needed.
+    """The driver's record of a request between its arrival and its answer.
 
-    told: whether it must hear of every value when it comes, since an unfold function waits for it, it is streamed, or
-    the result has some that an earlier request of its sequence has computed. drawn: its values, where a template stands
-    for its unfolding. graphs: those handed to the scheduler and not admitted yet; admitted: where the others are;
-    shift: what leads from the request's own numbers to those of the nodes, in the last of them. loops: those that a
-    value may end, after their shift; ended: last node of each that has ended -> the node at which it did. values: those
-    it was told of, by the request's own number and output. gathered: the others that its result takes; see
-    Results.gather.
+    A *local number* of a node counts the nodes of this request only; local number + shift = node number.
+
+    - told: it gets each value when the value comes. This is so if its unfold function waits for values, if it is
+      streamed, or if its result contains values of an earlier chunk of its sequence.
+    - drawn: its template and values, if it has a template.
+    - graphs: the graphs that were given to the scheduler and are not admitted yet. admitted: the node numbers of the
+      other graphs. shift: that of the last admitted graph.
+    - loops: the loops that a value may end, each with its shift. ended: for each loop that has ended, local number of
+      its last possible node -> local number of the node at which it ended.
+    - values: the values that it was told, by local number and output. waiting_for: those that its unfold function waits
+      for. streamed: how many elements of the streamed sequence were given to the caller.
+    - gathered: the other values of its result; see Results.gather.
+    - error: what it fails with, if a value could not be read or its unfold function raised.
+
+    Attributes that few requests need are class defaults, to keep records cheap.
     """
 
     admitted: tuple[Admit, ...] = ()
@@ -275,7 +303,7 @@ class InFlight:
             self.waiting_for = set(unfolding.awaited)
 
     def admit(self, command: Admit) -> CellGraph:
-        """Take the numbers of the nodes of its next graph, and return that."""
+        """Note the node numbers of its next graph, and return this graph."""
         graph = self.graphs.pop(0)
         self.admitted += (command,)
         self.shift = command.base - command.first_local
@@ -285,7 +313,10 @@ class InFlight:
         return graph
 
     def local(self, node: int) -> int:
-        """Return the request's own number of a node; fast for those added last, which are those that run."""
+        """Return the local number of a node. Fast for nodes of the last graph, because these usually run.
+
+        KeyError if the node is not of this request.
+        """
         for command in reversed(self.admitted):
             if command.base <= node < command.base + command.num_nodes:
                 return node - command.base + command.first_local
@@ -295,21 +326,24 @@ class InFlight:
         raise KeyError(node)
 
     def nodes(self, sequence: ValueSequence) -> NDArray[np.int64]:
-        """Return the numbers of the nodes of a sequence, as far as it has come to be. It has not been extended."""
+        """Return the node numbers of a sequence, [count]; of a loop, up to the node at which it ended.
+
+        Only for a request with one graph, since one shift is used.
+        """
         local = sequence.nodes
         if sequence.open_ended:
             local = local[: self.ended[int(local[-1])] - int(local[0]) + 1]
         return local + self.shift
 
     def loop_at(self, node: int) -> tuple[int, OpenLoop] | None:
-        """Return the request's own number of a node, and the loop that it is a step of, if a value may end it."""
+        """Return the local number of a node and the loop that it is a step of; None if no value may end its loop."""
         for shift, loop in reversed(self.loops):
             if loop.first <= node - shift <= loop.last:
                 return node - shift, loop
         return None
 
     def store(self, local: int, output: int, value: Any) -> None:
-        """Keep a value that has come, and hand it to whoever reads the stream as far as that has come in order."""
+        """Keep a value. Stream the elements that have come, in order, up to the first that is missing."""
         self.values[local, output] = value
         if self.waiting_for:
             self.waiting_for.discard((local, output))
@@ -323,9 +357,10 @@ class InFlight:
                 self.streamed += 1
 
     def end_loop(self, last: int, local: int, fetched: Iterable[int]) -> None:
-        """Note where the loop to node `last` has ended, and keep its final outputs where they are looked up.
+        """Note at which node a loop has ended, and store its final outputs under the number that readers use.
 
-        fetched: outputs that came to the host.
+        last: local number of its last possible node. local: that of the node at which it ended. fetched: the outputs
+        that came to the host.
         """
         self.ended[last] = local
         for output in fetched:
@@ -333,5 +368,5 @@ class InFlight:
                 self.store(end_of_loop(last), output, self.values[local, output])
 
     def value(self, node: int, output: int) -> Any:
-        """Return what it has been told of a node, by the request's own number."""
+        """Return a value that it was told. node: local number."""
         return self.values[node, output]

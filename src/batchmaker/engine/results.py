@@ -1,7 +1,8 @@
-"""What steps bring to the host, and how it comes to the requests that want it.
+"""Values that steps bring to the host, and how requests get them. Used by CellDriver.
 
-Most requests want a result and nothing before it. What steps bring for them goes into tables: one assignment per step,
-whatever the batch. Those that are told of each value, and values too wide for a table, cost a Python object each.
+Most requests need only their result. Their values go into tables: one assignment for all steps that are reported
+together, at any batch size. Requests that are told each value, and values too wide for a table, cost a Python object
+for each value.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from batchmaker.scheduler.commands import RunTask, within
 Nodes = NDArray[np.int64]
 
 NARROW_BYTES: Final = 256
-"""Values up to this size have a table. It has a row for every node number there is: wider ones would take too much."""
+"""Values of up to this size have a table. Wider ones would need too much memory: a table has a row for every node."""
 
 
 @final
 class ResultTable:
-    """One output of cells that give such values, at the numbers of their nodes. Made and grown by ResultTables."""
+    """Values of one output, one shape and one dtype, by node number. ResultTables makes and grows it."""
 
     __slots__ = ("_spec", "_width", "rows")
 
@@ -44,13 +45,16 @@ class ResultTable:
         self.rows: NDArray[Any] = np.zeros(shape, as_array(torch.empty(0, dtype=torch_dtype(spec.dtype))).dtype)
 
     def write(self, nodes: Nodes, values: Tensor) -> None:
-        """Store what has come of these nodes: [count, *shape], or numbers [count] for all parts of each."""
+        """Store the values of these nodes. nodes: [count]. values: [count, *shape], or [count].
+
+        In the second form a number fills all parts of its value. NullExecutor gives such numbers.
+        """
         self.rows[nodes] = (
             as_array(values).reshape(-1) if self._width == 1 else as_array(values).reshape(len(nodes), -1)
         )
 
     def read(self, nodes: Nodes) -> Tensor:
-        """Return what is stored of these nodes, [count, *shape], as a tensor of its own."""
+        """Return the stored values of these nodes, [count, *shape], in memory of their own."""
         values = torch.from_numpy(self.rows.take(nodes, 0))
         if self._spec.dtype == "bfloat16":
             values = values.view(torch.bfloat16)
@@ -59,7 +63,7 @@ class ResultTable:
 
 @final
 class ResultTables:
-    """All tables, by output and kind of value, for node numbers below the greatest that `fit` was told of."""
+    """All tables, by output, shape and dtype. `fit` makes room for more node numbers."""
 
     __slots__ = ("_num_rows", "_tables")
 
@@ -68,7 +72,7 @@ class ResultTables:
         self._tables: dict[tuple[int, tuple[int, ...], str], ResultTable | None] = {}
 
     def fit(self, num_rows: int) -> None:
-        """Make room for node numbers below this."""
+        """Make room for node numbers below `num_rows`."""
         if num_rows <= self._num_rows:
             return
         self._num_rows = max(2 * self._num_rows, num_rows)
@@ -79,7 +83,7 @@ class ResultTables:
                 table.rows = grown
 
     def find(self, output: int, spec: ValueSpec) -> ResultTable | None:
-        """Return the table of an output, None where its values are too wide to have one."""
+        """Return the table of an output; None if its values are empty or too wide for a table."""
         key = (output, spec.shape, spec.dtype)
         try:
             return self._tables[key]
@@ -91,9 +95,9 @@ class ResultTables:
 
 @final
 class Results:
-    """Hands what steps have brought to the requests in flight.
+    """Gives the values that steps have brought to the requests in flight.
 
-    tables: where it is, unless they are told of each. tests: of their loops.
+    tables: the values, except those that were told one by one. tests: the stop tests of their loops.
     """
 
     def __init__(self) -> None:
@@ -105,7 +109,7 @@ class Results:
         self._num_told = 0
 
     def enter(self, requests: Sequence[InFlight]) -> None:
-        """Requests have got their slots: from now on steps may bring something for them."""
+        """Note that requests have their slots. From now on steps may bring values for them."""
         slots = [request.admitted[0].slot for request in requests]
         self._fit(max(slots, default=-1) + 1)
         for slot, request in zip(slots, requests, strict=True):
@@ -122,7 +126,7 @@ class Results:
             self._told, self._waits = np.concatenate((self._told, missing)), np.concatenate((self._waits, missing))
 
     def leave(self, request: InFlight) -> None:
-        """A request has ended; what steps still bring for it is nobody's."""
+        """Note that a request has ended. Values that steps still bring for it are dropped."""
         slot = request.admitted[0].slot
         self._by_slot[slot] = None
         if request.loops:
@@ -132,12 +136,12 @@ class Results:
             self._num_told -= 1
 
     def gather(self, requests: Sequence[InFlight]) -> None:
-        """Give requests that are over what their results take from the tables.
+        """Read the values of the results of these ended requests from the tables, into `InFlight.gathered`.
 
-        Single values are read for all of them at once: those of one output are parts of one block of memory, which
-        stays for as long as one of them is used. Each sequence has memory of its own.
+        Single values of one output are read for all requests at once. They are parts of one block of memory, which
+        stays while any of them is used. Each sequence has memory of its own.
         """
-        alike: dict[int, list[InFlight]] = {}  # by their template
+        alike: dict[int, list[InFlight]] = {}  # by template or unfolding
         for request in requests:
             if not request.told:
                 alike.setdefault(id(request.unfolding), []).append(request)
@@ -145,7 +149,7 @@ class Results:
         for members in alike.values():
             for handle in members[0].unfolding.handles:
                 table = self.tables.find(handle.output, handle.spec)
-                if table is None:  # they were told of it
+                if table is None:  # too wide: each value was told
                     continue
                 if isinstance(handle, ValueSequence):
                     for request in members:
@@ -162,7 +166,7 @@ class Results:
                 request.gathered[handle] = value
 
     def begin(self, slots: Nodes, at_s: float) -> None:
-        """Requests had nodes in a step that began then. slots: theirs, repeats allowed."""
+        """Note when requests began. slots: of the nodes of a step that began at `at_s`; repeats allowed."""
         first = slots[self._waits[slots]]
         if len(first):
             self._waits[first] = False
@@ -172,9 +176,9 @@ class Results:
                     request.ticket.started_s = at_s
 
     def take(self, cell: CellType, task: RunTask, result: StepsResult, begin: int, slots: Nodes) -> list[InFlight]:
-        """Store what steps have brought; return the requests of which an unfold function may wait for some of it.
+        """Store the values that steps have brought. Returns the requests whose unfold function may wait for one.
 
-        begin: the first position of these steps. slots: of the requests that their nodes belong to.
+        begin: the first position of these steps in the task. slots: [positions] the slot of each node's request.
         """
         missing = {position for position, _ in result.failed}
         if result.skipped is not None:
@@ -206,7 +210,7 @@ class Results:
         *,
         some: bool,
     ) -> None:
-        """Give values to their requests one by one, but for `missing` positions; some: only to those told of each."""
+        """Give values to their requests one by one, except at `missing` positions. some: only if told each value."""
         if some:
             where = np.flatnonzero(self._told[owners])
             if len(where) < len(nodes):
@@ -225,10 +229,10 @@ class Results:
     def stopped(
         self, cell: CellType, task: RunTask, result: StepsResult, begin: int, count: int
     ) -> tuple[NDArray[np.bool_], Failures]:
-        """Apply the stop tests after steps whose executor has not, none of which follows another of the same loop.
+        """Apply the stop tests after steps, if the executor has not. No two of these steps are of the same loop.
 
-        begin, count: their positions. Returns which of these end their loop, [count], and the positions of the task at
-        which the test raised.
+        begin, count: the positions of these steps. Returns which positions end their loop, [count], and the positions
+        of the task at which a test raised, with the reason.
         """
         stopped = np.zeros(count, np.bool_)
         found = [
@@ -246,9 +250,9 @@ class Results:
         return stopped, tuple([(int(positions[place]), reason) for place, reason in failed])
 
     def loops_ended(self, task: RunTask, begin: int, slots: Nodes, stopped: NDArray[np.bool_]) -> None:
-        """Note for their requests where loops have ended, and let them find the last values there.
+        """Note for each request which of its loops have ended, and where; their final values are found there.
 
-        slots, stopped: of the positions from `begin` on.
+        slots, stopped: [count] of the positions from `begin` on.
         """
         fetched = [fetch.output for fetch in task.fetches]
         for place in np.flatnonzero(stopped).tolist():
@@ -259,5 +263,5 @@ class Results:
 
 
 def objects(values: Tensor) -> list[Any]:
-    """Return values [count, *shape] one by one: numbers where they are scalars, else tensors that share their block."""
+    """Return values [count, *shape] as a list: Python numbers if they are scalars, else tensors that share memory."""
     return values.tolist() if values.ndim == 1 else list(values.unbind(0))

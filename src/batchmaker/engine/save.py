@@ -1,4 +1,4 @@
-"""Saving a model: its example request is run once, so that every cell is bound to what it really gets."""
+"""Saving a model (`batchmaker.save`). Its example requests run once, to bind each cell to the inputs it really gets."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def save(
     example_request: Any = None,
     example_requests: Sequence[Any] = (),
 ) -> None:
-    """Write the model to a new or empty directory: a manifest, each cell's graph, its weights as safetensors.
+    """Write the model to a new or empty directory: a manifest, the graph of each cell, and its weights as safetensors.
 
-    example_request, example_requests: one that uses every cell, or several that do together, of plain data; by default
-    the model's own. `batchmaker.load` reads the directory. The model's class is kept by name, not by its code; other
-    attributes must be plain data, in which cells may be (see Model.saved_state). Raises SavedModelError, and leaves no
-    directory behind then.
+    example_request, example_requests: plain data. One request that uses every cell, or several that do so together.
+    Default: the model's own. `batchmaker.load` reads the directory. The model's class is saved by name, not as code.
+    Its other attributes must be plain data, which may contain cells (see Model.saved_state). Raises SavedModelError;
+    then no directory is left behind.
     """
     class_path(type(model))
     examples = [*(() if example_request is None else (example_request,)), *example_requests] or model.examples
@@ -36,7 +36,7 @@ def save(
             "save(..., example_request=...); several where one does not use every cell (example_requests)."
         )
     probe = copy.copy(model)
-    probe.example_request, probe.example_requests = None, ()  # nothing is materialised only to be saved
+    probe.example_request, probe.example_requests = None, ()  # so `start` materialises nothing
     engine = Engine(probe, "cellular", threads=1)
     try:
         with engine:

@@ -1,4 +1,4 @@
-"""A sequence as its caller holds it: chunks in, a result for each, the state between them on the device."""
+"""A sequence for its caller: chunks go in, each gets a result, and the state between them stays on the device."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from batchmaker.errors import SequenceError, StoppedError
 
 @final
 class Sequence:
-    """What `Engine.open_sequence` returns; leave it, or call `close`, to free what it keeps. Safe to use from any
-    thread or event loop.
+    """A sequence of chunks: what `Engine.open_sequence` returns. Any thread or event loop may use it.
 
-    Chunks are computed in the order in which they were sent, each batched with all other requests; the next may be sent
-    before the last is answered. A chunk without a result (an error, a deadline, given up) leaves the sequence as it was
-    before that chunk: those already sent after it, and all further ones, fail with SequenceError until `resume` is
-    called. Once the sequence has ended, closed or idle for too long, so do all.
+    It keeps state on the device until it ends: at `close`, at the end of a `with` block, or when it is idle for too
+    long. Chunks are computed in the order in which they were sent. Each is batched with all other requests. A chunk may
+    be sent before the one before it is answered.
+
+    If a chunk has no result (an error, a deadline, cancelled), the sequence keeps the state from before it. Chunks that
+    were sent after it, and all further ones, fail with SequenceError until `resume` is called. Once the sequence has
+    ended, every chunk fails with SequenceError.
     """
 
     def __init__(
@@ -37,32 +39,32 @@ class Sequence:
         self._closed = False
 
     def submit(self, chunk: Any, *, deadline_ms: float | None = None, stream: bool = False) -> Answer:
-        """Hand a chunk over and return its answer, as Engine.submit does; the deadline is the sequence's by default.
+        """Submit a chunk and return its answer, as Engine.submit does. deadline_ms: default is the sequence's.
 
-        SequenceError comes at once where the sequence has ended, and with the answer if it ends before the chunk
-        begins.
+        Raises SequenceError at once if the sequence has ended. If it ends before the chunk begins, SequenceError comes
+        with the answer.
         """
         return self._submitter.submit(self._ticket(chunk, deadline_ms), stream=stream)
 
     def resume(self) -> None:
-        """After a chunk without a result: what is sent from now on goes on from the last one that was answered."""
+        """Go on after a chunk without a result: chunks sent from now on continue from the last answered chunk."""
         self._era += 1
 
     @property
     def is_open(self) -> bool:
-        """Whether it takes chunks; one that was idle for too long does not."""
+        """Whether it takes chunks: it is not closed and has not ended, for example by being idle for too long."""
         return not self._closed and self._entry.ended is None
 
     def close(self, *, drain: bool = True) -> None:
-        """Take no more chunks; what is kept is free once those accepted are done, or given up, without `drain`.
+        """Take no more chunks. The state is freed once the accepted chunks are answered; drain=False cancels them.
 
-        Returns at once. Once is enough.
+        Returns at once. A second call does nothing.
         """
         if self._closed:
             return
         self._closed = True
         self._entry.sequences.uncount(self._entry)
-        with contextlib.suppress(StoppedError):  # then it has ended with the engine
+        with contextlib.suppress(StoppedError):  # the engine has stopped, and the sequence with it
             self._loop.send(partial(self._end, drain=drain))
 
     def __enter__(self) -> Sequence:

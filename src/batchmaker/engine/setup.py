@@ -1,4 +1,4 @@
-"""What is made ready before the first request: the policy and its costs, the driver, compiled loops."""
+"""Preparation of an engine before its first request: the policy and its costs, the driver, and compiled loops."""
 
 from __future__ import annotations
 
@@ -41,27 +41,28 @@ from batchmaker.scheduler.core import Scheduler
 from batchmaker.scheduler.warm_up import prepare
 
 _WORTH_TELLING_S: Final = 2.0
+"""Seconds of compiling after which a message is logged."""
 
 CALLS_EACH: Final = 5
-"""Calls from which the time of one batch size is taken."""
+"""Number of calls that are timed for one batch size."""
 
 STEPS_PER_TASK: Final = 5
-"""Steps over which the work that needs no state is shared, as in a full task."""
+"""Number of steps that share one call of the hoisted part, as in a full task."""
 
 WITH_DEADLINES: Final = "lazy:max_steps=5"
-"""The policy of engines with deadlines. A task of five steps takes long enough that deciding who joins it, a tenth or
-two of a millisecond while newcomers wait, stays under 5 % of it; newcomers wait for four steps at most."""
+"""The default policy of engines with deadlines. To decide which newcomers join a task takes 0.1 to 0.2 ms. A task of
+five steps is so long that this is less than 5 % of it. Newcomers wait for four steps at most."""
 
 ON_DEVICES: Final = "cellular:max_steps=5"
-"""The policy where the CPU does not compute: a persistent kernel takes eight steps at most, and no budget was ever
-measured there."""
+"""The default policy if the CPU does not compute. It has no budget of time: a persistent kernel takes eight steps at
+most, and budgets have not been measured on GPUs."""
 
 WHOLE_REQUESTS: Final = "batchmaker.lab.baselines.driver"
-"""Where the driver of policies is that batch whole requests, loaded for those alone."""
+"""The module of the driver for policies that batch whole requests. It is loaded only for such a policy."""
 
 
 def prepare_scheduler() -> None:
-    """The scheduler's loops, and those for cells and rows, are compiled or loaded. Says so at INFO after 2 s."""
+    """Compile or load the loops of the scheduler and those for cells and rows. Logs this at INFO if it takes 2 s."""
     told = "compiling the scheduler's loops: some seconds, once per installation"
     notice = threading.Timer(_WORTH_TELLING_S, logging.getLogger(__name__).info, [told])
     notice.daemon = True
@@ -76,24 +77,24 @@ def prepare_scheduler() -> None:
 
 @runtime_checkable
 class UsesCosts(Protocol):
-    """A policy that forecasts."""
+    """A policy that can use predicted costs. wants_costs: whether it needs them."""
 
     wants_costs: ClassVar[bool]
 
     def use_profile(self, profile: CostProfile) -> None:
-        """Take step times and length profiles from here."""
+        """Take step times and length profiles from a profile."""
 
 
 def wants_costs(policy: object) -> TypeGuard[UsesCosts]:
-    """Whether a policy is to be given a profile."""
+    """Whether a policy needs a cost profile."""
     return isinstance(policy, UsesCosts) and policy.wants_costs
 
 
 def cost_profile(catalogue: Catalogue, registry: CellRegistry, threads: int | None) -> CostProfile | None:
-    """Return what is known of all models' cells, under the names of their types; None if nothing is.
+    """Return the known costs of all models' cells, under the names of their types; None if nothing is known.
 
-    Profiles stored beside the models come first. threads: measure what they do not know of the bound cells with so many
-    compute threads; None: do not measure.
+    Profiles that are stored beside the models come first. threads: number of compute threads with which the other bound
+    cells are measured now; None: do not measure.
     """
     stored = [
         _under_its_names(served, served.model.profile) for served in catalogue if served.model.profile is not None
@@ -132,7 +133,7 @@ def _options(registry: CellRegistry, threads: int) -> ProfileOptions:
 
 
 def _measured(registry: CellRegistry, threads: int, known: set[str]) -> list[CellLatency]:
-    """Return the times of the bound cells whose names are not known; of cells with one name, the slowest."""
+    """Measure the bound cells whose names are not in `known`. If several cells have one name, return the slowest."""
     found: dict[str, CellLatency] = {}
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -156,7 +157,7 @@ def _cell_latency(cell: CellType, bound: BoundCell, num_sequence_inputs: int | N
 
 
 def _few(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return of the sizes the first and the last, and about one for each doubling in between."""
+    """Return the first and the last size, and about one for each doubling in between."""
     chosen = [sizes[0]]
     for size, following in pairwise((*sizes[1:], math.inf)):
         if following > 2 * chosen[-1]:
@@ -165,7 +166,7 @@ def _few(sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _step_s(bound: BoundCell, size: int, num_sequence_inputs: int | None) -> tuple[float, float]:
-    """Return the median and the longest time of a step of so many rows."""
+    """Return the median and the longest time of a step of `size` rows, in seconds."""
     if num_sequence_inputs is None:
         inputs = example_rows(bound.inputs, size)
         return _times(lambda: bound.call(inputs))
@@ -194,7 +195,10 @@ def _times(call: Callable[[], Any]) -> tuple[float, float]:
 def choose_policy(
     policy: str | CellPolicy | GraphPolicy | None, *, has_deadlines: bool, refuse: bool, on_cpu: bool = True
 ) -> CellPolicy | GraphPolicy:
-    """Return the policy of an engine. has_deadlines: some model has one by default. policy, refuse: see Engine."""
+    """Return the policy of an engine. has_deadlines: some model has a deadline by default. policy, refuse: see Engine.
+
+    OptionError if the policy cannot refuse requests and `refuse` is set, or its name or options are wrong.
+    """
     if policy is None:
         policy = WITH_DEADLINES if has_deadlines or refuse else "cellular" if on_cpu else ON_DEVICES
     if not isinstance(policy, str):
@@ -229,7 +233,11 @@ def make_driver(
     give_up_late: bool,
     max_sequences: int,
 ) -> Driver:
-    """Return the driver that carries out the policy. For the options see Engine."""
+    """Return the driver that carries out the policy. For the options see Engine.
+
+    Raises OptionError for options that exclude each other, DeviceError if a GPU cannot be used, ModelError if the
+    policy batches whole requests and a model cannot do this.
+    """
     if device != "cpu" and executor is not None:
         raise OptionError(f"give device={device!r} or an executor, not both")
     if tf32 and device == "cpu":
@@ -245,7 +253,7 @@ def make_driver(
         )
         return whole
     if device != "cpu":
-        from batchmaker.executor.cuda.executor import CudaExecutor  # a dozen modules, for those who have a GPU
+        from batchmaker.executor.cuda.executor import CudaExecutor  # many modules, needed on GPUs only
         from batchmaker.executor.cuda.open import open_devices
 
         executor = CudaExecutor(registry.types, registry.bind_on, open_devices(device, tf32=tf32))
@@ -275,7 +283,7 @@ def make_driver(
 def _check_whole_requests(model: Model, policy: GraphPolicy) -> None:
     """Raise ModelError unless whole requests of the model can be computed as the policy wants."""
     if type(model).batched is Model.batched:
-        model.batched([])  # raises the advice
+        model.batched([])  # raises ModelError, with advice
     if policy.max_batch > 1 and not model.can_pad:
         raise ModelError(
             f"{type(model).__name__} cannot be padded: whole requests of it have no common form to be computed "

@@ -1,4 +1,4 @@
-"""What is counted: requests as their callers see them, and steps as they have run."""
+"""Statistics of an engine: its requests as callers see them, and the steps that have run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NUM_BINS: Final = 30 * _PER_DOUBLING + 1  # the last one takes everything above
 
 @final
 class LatencyHistogram:
-    """How often which latency was seen, within 2.2 %, from a microsecond to a quarter of an hour. Bounded memory."""
+    """Counts of latencies in a fixed number of bins, from 1 us to 1073 s. Each value is known within 2.2 %."""
 
     __slots__ = ("_counts", "num_samples", "total_s")
 
@@ -44,18 +44,18 @@ class LatencyHistogram:
         self.total_s += latency_s
 
     def absorb(self, other: LatencyHistogram) -> None:
-        """Count what another one has counted."""
+        """Add the counts of another histogram."""
         self._counts = list(map(add, self._counts, other._counts))
         self.num_samples += other.num_samples
         self.total_s += other.total_s
 
     @property
     def mean_ms(self) -> float:
-        """Milliseconds that a request took on average, NaN before the first."""
+        """Mean latency in milliseconds; NaN before the first request."""
         return 1e3 * self.total_s / self.num_samples if self.num_samples else math.nan
 
     def percentile_ms(self, percent: float) -> float:
-        """Return milliseconds that so many percent of the requests did not exceed, NaN before the first."""
+        """Return the latency in milliseconds that `percent` % of the requests did not exceed; NaN before the first."""
         if not self.num_samples:
             return math.nan
         wanted = max(1, math.ceil(percent / 100 * self.num_samples))
@@ -66,11 +66,12 @@ class LatencyHistogram:
 @final
 @dataclass(slots=True)
 class ServiceStats:
-    """Counts of one model's requests since the start; the engine writes, others read.
+    """Counts of one model's requests since the start. The engine writes them, others only read.
 
-    answered: with a result, `late` of them after their deadline. failed: without, by class of error; `refused` of them
-    because the deadline could not be met, `given_up` at the deadline. with_deadline: settled requests that had one.
-    latency: from arrival to result, of those answered.
+    answered: requests with a result. late: answered requests whose result came after the deadline. failed: requests
+    without a result, by class of error. refused: failed requests whose deadline could not be met. given_up: requests
+    that failed at their deadline. with_deadline: settled requests that had a deadline. latency: from arrival to result,
+    of answered requests.
     """
 
     answered: int = 0
@@ -93,11 +94,11 @@ class ServiceStats:
 
     @property
     def violation_share(self) -> float:
-        """Violations among the requests with a deadline, 0 where there are none."""
+        """The share of violations among the requests with a deadline; 0 if there are none."""
         return self.violations / self.with_deadline if self.with_deadline else 0.0
 
     def settled(self, ticket: Ticket, error: BaseException | None) -> None:
-        """Count a request that has just been settled."""
+        """Count a request that was just settled. error: None if it has a result."""
         if ticket.deadline_s is not None:
             self.with_deadline += 1
             self.late += error is None and ticket.is_late
@@ -126,7 +127,11 @@ class ServiceStats:
 
 @dataclass(frozen=True, slots=True)
 class StepSeen:
-    """One finished batch as an observer sees it. requests: [batch] who was in it; positions keep their lanes."""
+    """One finished step, for an observer.
+
+    cell: name of the cell type. begin_s, end_s: engine seconds. requests: [batch] the request of each position; None if
+    it is no longer in flight. padded: rows that were computed, with padding.
+    """
 
     worker: int
     cell: str
@@ -138,7 +143,11 @@ class StepSeen:
 
 @dataclass(slots=True)
 class DriverStats:
-    """Counts since the start. cells: useful rows computed; padded_cells: rows computed, padding included."""
+    """Counts since the start of a driver.
+
+    cells: useful rows that were computed. padded_cells: all rows that were computed, with padding. scheduler_s,
+    unfold_s: seconds in the scheduler and in unfold functions. busy_s: seconds that steps took, summed over workers.
+    """
 
     steps: int = 0
     cells: int = 0
@@ -155,7 +164,7 @@ OwnersOf = Callable[[Numbers], list[RequestId | None]]
 
 @final
 class StepCounts:
-    """Adds steps to the statistics of a driver. owners_of: the requests that nodes belong to."""
+    """Adds finished steps to the statistics of a driver. owners_of: returns the requests that nodes belong to."""
 
     def __init__(self, stats: DriverStats, owners_of: OwnersOf) -> None:
         self._stats = stats
@@ -164,7 +173,7 @@ class StepCounts:
         self.observer: Callable[[StepSeen], None] | None = None
 
     def add(self, task: RunTask, cell: CellType, result: StepsResult, now_s: float) -> None:
-        """Count steps that have run, without the rows that did not, and show them to the observer."""
+        """Count finished steps, without the rows that were skipped, and show them to the observer."""
         begin, ends = task.begin_of(result.first), task.ends[result.first : result.end]
         batches = ends.copy()
         batches[1:] -= ends[:-1]
@@ -183,7 +192,7 @@ class StepCounts:
             self._show(task, cell, result, nodes if skipped is None else nodes[~skipped], batches, padded, now_s)
 
     def _padded(self, cell: CellType) -> Numbers:
-        """Return the supported size of each batch, [max_batch + 1]; 0 where there is none."""
+        """Return the supported size for each number of rows, [max_batch + 1]; 0 for 0 rows."""
         found = self._sizes.get(cell.type_id)
         if found is None:
             batches = np.arange(cell.max_batch + 1)
@@ -195,7 +204,7 @@ class StepCounts:
         self, task: RunTask, cell: CellType, result: StepsResult, nodes: Numbers, batches: Numbers, padded: Numbers,
         now_s: float,
     ) -> None:  # fmt: skip
-        """Show the observer each step; of steps that finished together, each is said to have taken an equal share."""
+        """Show each step to the observer. Steps that were reported together get equal shares of their time."""
         assert self.observer is not None
         position, share_s, begin_s = 0, result.busy_s / len(batches), now_s - result.busy_s
         for batch, size in zip(batches.tolist(), padded.tolist(), strict=True):

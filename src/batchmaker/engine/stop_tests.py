@@ -1,4 +1,4 @@
-"""The stop tests of loops, applied to all loops of a step at once."""
+"""The stop tests of loops, applied to all loops of a step at once. CellDriver and InlineExecutor share them."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from batchmaker.model.scope import OpenLoop
 Nodes = NDArray[np.int64]
 Failures = tuple[tuple[int, str], ...]
 Loops = Iterable[tuple[int, OpenLoop]]
-"""Loops of a request, each after what leads from the request's numbers to those of the nodes."""
+"""Loops of a request, each with its shift: local number + shift = node number (see InFlight)."""
 
 _FEWEST: Final = 1024
 
 
 @final
 class StopTests:
-    """The loops in flight that a value ends, by node: by what each is tested, its last node, and where it is over.
+    """The loops in flight that end at a value, as arrays by node number.
 
-    test_of: [nodes] the number of the test, NO_LOOP for nodes of no such loop. last: [nodes]. over: [nodes] whether the
-    loop has ended before the node. constants, is_constant: [tests] the integer at which a loop ends, for tests that are
-    one. Tests that are equal have one number, while a loop needs it, and are called once for all their loops.
+    test_of: [nodes] the number of the node's test; NO_LOOP if the node is in no such loop. last: [nodes] the last
+    possible node of the loop. over: [nodes] whether the loop has ended before the node. constants, is_constant: [tests]
+    the integer at which a loop ends, if its test is an integer. Equal tests have one number while some loop needs it.
+    A test is called once for all its loops.
     """
 
     __slots__ = (
@@ -52,7 +53,7 @@ class StopTests:
         self._num_entered = 0
 
     def enter(self, loops: Loops) -> None:
-        """These loops have their nodes, and none of their steps has run."""
+        """Add loops. They have their node numbers, and none of their steps has run."""
         for shift, loop in loops:
             first, end = shift + loop.first, shift + loop.last + 1
             if end > len(self.over):
@@ -64,11 +65,11 @@ class StopTests:
             self.over[first:end] = False
 
     def leave(self, loops: Loops) -> None:
-        """The request of these loops has ended.
+        """Remove loops, because their request has ended.
 
-        A request is answered as soon as the step that ends its loop is reported. The task may hold later steps of that
-        loop, which must still be left out: they would overwrite the state that the request's sequence keeps. So where a
-        loop is over stays known until the task ends, or until another loop enters at its nodes.
+        A request is answered as soon as the step that ends its loop is reported. The task may contain later steps of
+        this loop. These must still be skipped: they would overwrite the state that the request's sequence keeps. So
+        `over` is kept for these nodes until the task ends, or until another loop enters at the same nodes.
         """
         for shift, loop in loops:
             first, end = shift + loop.first, shift + loop.last + 1
@@ -83,11 +84,11 @@ class StopTests:
                 self.over[first:end] = False
 
     def begin_task(self) -> None:
-        """The steps of a task begin to run, one by one; requests may leave in between."""
+        """Note that a task begins to run, step by step. Requests may leave between two steps."""
         self._in_task = True
 
     def end_task(self) -> None:
-        """No step of the task runs any more."""
+        """Note that no further step of the task will run."""
         self._in_task = False
         for first, end, entry in self._left:
             self.over[first:end] &= self._entry[first:end] != entry
@@ -101,12 +102,12 @@ class StopTests:
         self._entry = np.concatenate((self._entry, np.zeros(more, np.int64)))
 
     def _number_of(self, until: Any) -> int:
-        """Return the number of a test that one more loop needs."""
+        """Return the number of a test, and count one more loop that needs it."""
         try:
             number = self._numbers.get(until)
             if number is None:
                 number = self._numbers[until] = self._added(until)
-        except RAISED_BY_USERS:  # its own __hash__ or __eq__: it meets no other
+        except RAISED_BY_USERS:  # its own __hash__ or __eq__ raised: it shares its number with no other
             number = self._added(until)
         self._users[number] += 1
         return number
@@ -131,19 +132,19 @@ class StopTests:
         try:
             if self._numbers.get(until) == number:
                 del self._numbers[until]
-        except RAISED_BY_USERS:  # it has never been there
+        except RAISED_BY_USERS:  # its own __hash__ or __eq__ raised, so it was never in the dict
             pass
 
     def running(self, nodes: Nodes) -> NDArray[np.bool_]:
-        """Return which nodes of a task run: not those of loops that have ended before them."""
+        """Return which of these nodes of a task run, [nodes]. A node does not run if its loop has ended before it."""
         return ~self.over[nodes]
 
     def apply(self, cell: str, nodes: Nodes, values: Tensor) -> tuple[NDArray[np.bool_], Failures]:
-        """Test loops after their steps at these nodes; those that stop, or come to their last node, have ended.
+        """Test loops after their steps at these nodes. A loop ends if its test holds, and at its last node.
 
-        cell: its name, for messages. values: [nodes, *shape], what each loop looks at. Returns which have ended,
-        [nodes], and the places at which the test raised, with the reason. Where a test raises, it is tried again value
-        by value, so that only the loops at fault fail.
+        cell: its name, for messages. values: [nodes, *shape], the output that the tests look at. Returns which loops
+        have ended, [nodes], and the indices in `nodes` at which the test raised, with the reason. If a test raises, it
+        is called again with each value alone, so that only the loops at fault fail.
         """
         tests = self.test_of[nodes]
         ended: NDArray[np.bool_] = (tests >= 0) & (self.last[nodes] == nodes)
@@ -154,7 +155,7 @@ class StopTests:
             until, mine = self._tests[number], np.flatnonzero(tests == number)
             try:
                 ended[mine] |= _holds(until, values, mine)
-            except RAISED_BY_USERS:  # the model's own test; find the values that make it raise
+            except RAISED_BY_USERS:  # the model's own test; find the values at fault
                 for place in mine.tolist():
                     try:
                         ended[place : place + 1] |= _holds(until, values, np.array([place]))
@@ -167,9 +168,10 @@ class StopTests:
 
 
 def _holds(until: Any, values: Tensor, places: Nodes) -> NDArray[np.bool_]:
-    """Apply a test to a copy of the values at these places; raises unless it gives one answer for each.
+    """Apply a test to a copy of the values at these places. Returns one answer for each; raises if it gives others.
 
-    Scalars are as wide there as Python's numbers; bfloat16, which NumPy lacks, is float32.
+    Scalars are given as int64 or float64, like Python's numbers, or as bool. bfloat16, which NumPy lacks, is given as
+    float32.
     """
     values = values[torch.from_numpy(places)] if len(places) < len(values) else values.clone()
     if values.ndim == 1 and values.dtype != torch.bool:

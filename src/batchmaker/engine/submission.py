@@ -1,4 +1,7 @@
-"""How requests are handed to an engine: one by one, a turn of an event loop together, or many; and how many at most."""
+"""How requests are handed to an engine: one by one, all of one event loop turn together, or many by `map`.
+
+Also the limit of unanswered requests (`max_queue`). Used by Engine and Sequence.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,16 @@ from batchmaker.engine.request import Answers, Ticket
 from batchmaker.errors import QueueFullError
 
 _SENT_TOGETHER: Final = 256
-"""Requests that `map` offers in one go."""
+"""The most requests that `map` sends at once."""
 
 
 @contextmanager
 def _counted(total: int, *, shown: bool) -> Iterator[Callable[[int], object]]:
-    """Show how many of the requests are answered; give what is told of some more."""
+    """Show a progress bar of answered requests. Gives a function to call with the number of new answers."""
     if not shown:
         yield lambda _: None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn  # for this alone
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn  # only here
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, transient=True) as bar:
@@ -33,10 +36,10 @@ def _counted(total: int, *, shown: bool) -> Iterator[Callable[[int], object]]:
 
 @final
 class Room:
-    """Places for requests that are accepted and not answered. waits: whether who finds none free waits for one.
+    """Places for requests that are accepted and not answered. waits: whether a caller waits if no place is free.
 
-    Callers take places; whoever answers gives them back, before the caller hears of the answer, so that one who submits
-    the next request then finds the place free. The count is changed under one lock alone.
+    Callers take places. The thread that answers gives a place back before the caller gets the answer. So a caller that
+    then submits its next request finds the place free. One lock protects the count.
     """
 
     __slots__ = ("_freed", "_most", "_num_free", "waits")
@@ -48,19 +51,20 @@ class Room:
         self.waits = waits
 
     def take(self, wanted: int) -> int:
-        """Take as many places as are free, up to `wanted`; return how many."""
+        """Take as many places as are free, up to `wanted`. Returns how many; never blocks."""
         with self._freed:
             taken = min(wanted, self._num_free)
             self._num_free -= taken
             return taken
 
     def take_later(self, wanted: int) -> int:
-        """As `take`, at least one, after waiting for it.
+        """As `take`, but block until there is at least one place.
 
-        An engine that stops answers everybody, so places become free then too, and sending tells that it has stopped.
+        This ends also if the engine stops: then it answers every request, which frees places. The caller gets
+        StoppedError when it sends its requests.
         """
         with self._freed:
-            while not self._num_free:  # another caller may have been faster since the notice
+            while not self._num_free:  # a loop: another caller may take the place before this one wakes
                 self._freed.wait()
             taken = min(wanted, self._num_free)
             self._num_free -= taken
@@ -69,13 +73,13 @@ class Room:
             return taken
 
     def leave(self, count: int = 1) -> None:
-        """Give places back."""
+        """Give places back. Any thread may call this."""
         with self._freed:
             self._num_free += count
             self._freed.notify()
 
     def full(self) -> QueueFullError:
-        """Return what a caller is told who finds no place."""
+        """Return the error for a caller that finds no place."""
         to_do = "wait for one of them (result(), await), submit fewer at a time, or raise Engine(max_queue=...)"
         if self.waits:
             to_do = (
@@ -88,18 +92,23 @@ class Room:
 
 
 class Sending(Handover, Protocol):
-    """What takes requests in; see `batchmaker.engine.loop.Loop`."""
+    """The part of the engine that takes requests; see `batchmaker.engine.loop.Loop`."""
 
     @property
-    def is_own_thread(self) -> bool: ...
+    def is_own_thread(self) -> bool:
+        """Whether the caller runs in the engine's thread, which must not wait for an answer."""
+        ...
 
 
 @final
 class Submitter:
-    """Hands tickets to an engine. send: accepts some. hold: accepts some that wait for `release`. room: bounds them.
+    """Hands tickets to an engine.
 
-    The requests of one turn of an event loop are handed over together, at its end: each alone would wake the engine's
-    thread, which would run them in small batches, and take turns with the event loop for Python's lock meanwhile.
+    send: accepts tickets. hold: accepts tickets, and keeps them until `release`. room: the limit, None for no limit.
+
+    The requests of one turn of an event loop are handed over together, at the end of the turn. If each were handed over
+    alone, each would wake the engine's thread. Then this thread would run small batches, and would compete with the
+    event loop for the interpreter.
     """
 
     __slots__ = ("_hold", "_loop", "_releasing", "_room", "_send")
@@ -115,10 +124,13 @@ class Submitter:
         self._hold = hold
         self._loop = loop
         self._room = room
-        self._releasing: asyncio.AbstractEventLoop | None = None  # the last loop that is to release
+        self._releasing: asyncio.AbstractEventLoop | None = None  # the event loop that scheduled the last release
 
     def submit(self, ticket: Ticket, *, stream: bool) -> Answer:
-        """Hand a request over; QueueFullError if there is no room. stream: its values are wanted as they come."""
+        """Submit a request and return its answer. stream: the values are wanted as they come.
+
+        Raises QueueFullError if there is no room, StoppedError if the engine has stopped.
+        """
         values = Values() if stream else None
         ticket.answer = answer = Answer(ticket.request_id, self._loop, values)
         if values is not None:
@@ -131,27 +143,28 @@ class Submitter:
                 self._send([ticket])
                 return answer
             self._hold([ticket])
-        except BaseException:  # the engine has stopped, or could not start: it never had it
+        except BaseException:  # the engine has stopped or could not start: it has no request
             if self._room is not None:
                 self._room.leave()
             raise
-        # Each event loop runs in one thread. Only there is `_releasing` set to it, and only after that its release is
-        # scheduled; so who reads its own loop here has a release ahead. Another loop may overwrite it or, when it
-        # releases, clear it: then this one schedules a second release, which finds less to do.
+        # Race: several event loops may submit here, each in its own thread. Only a loop's own thread sets `_releasing`
+        # to this loop, and it then schedules a release. So a thread that reads its own loop here has a release ahead.
+        # Another loop may overwrite `_releasing`, or clear it when it releases. Then this loop schedules a second
+        # release, which finds less to do.
         if self._releasing is not running:
             self._releasing = running
             running.call_soon(self._release_all)
         return answer
 
     def _release_all(self) -> None:
-        self._releasing = None  # first: what comes from now on has its own
+        self._releasing = None  # before the release: requests after this line schedule a release of their own
         self._loop.release()
 
     def _take_place(self, room: Room, ticket: Ticket, *, in_event_loop: bool) -> None:
         if not room.take(1):
             if not room.waits or in_event_loop or self._loop.is_own_thread:
                 raise room.full()
-            self._loop.release()  # what is held would keep its place
+            self._loop.release()  # held requests have places, and are answered only after this
             room.take_later(1)
         ticket.has_place = True
 
@@ -187,7 +200,10 @@ class Submitter:
         return results
 
     def _take_places(self, wanted: int, *, can_wait: bool) -> int:
-        """Return how many requests may be sent now. can_wait: none of them are in flight, whose answers make room."""
+        """Return how many requests may be sent now, at most `wanted`; 0 if the caller must wait for answers first.
+
+        can_wait: nothing of this caller is in flight, so no answer will come to make room. Then wait for a place here.
+        """
         if self._room is None or wanted <= 0:
             return max(0, wanted)
         taken = self._room.take(wanted)
@@ -201,7 +217,7 @@ class Submitter:
     def _send_together(
         self, make: Callable[[Sequence[Any]], list[Ticket]], requests: Sequence[Any], answers: Answers, first: int
     ) -> None:
-        """Send requests that have room; `first`: the place of the first one's answer."""
+        """Send requests that have room. first: the number of the first one among all requests of this `map`."""
         try:
             tickets = make(requests)
             for place, ticket in enumerate(tickets, first):

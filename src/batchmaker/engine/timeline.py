@@ -1,4 +1,4 @@
-"""Which request was in which row of which step: recorded live, for pictures."""
+"""Records which request was in which row of which step of a live engine, for pictures. Used by `batchmaker demo`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from batchmaker.engine.stats import StepSeen
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One request in one row, from step `begin` up to before step `end`, or in seconds. used_s: end of its own work.
+    """One request in one row, from `begin_s` to `end_s` (engine seconds). used_s: the end of its own work.
 
-    Beyond `used_s` the row is held by a request that is finished and waits for the longest of its batch.
+    From `used_s` to `end_s` the request is finished, but holds its row until the longest request of its batch ends.
     """
 
     request: int
@@ -25,7 +25,7 @@ class Span:
 
 @final
 class Timeline:
-    """Collects finished steps; give `add` to `engine.observe`. Keeps at most `max_steps`."""
+    """Collects finished steps: give `add` to `Engine.observe`. Keeps the first `max_steps`."""
 
     def __init__(self, max_steps: int = 200_000) -> None:
         self._max_steps = max_steps
@@ -37,15 +37,15 @@ class Timeline:
             self.steps.append(step)
 
     def mean_batch(self) -> float:
-        """Return the mean number of rows in use, 0 where nothing ran."""
+        """Return the mean number of rows in use per step; 0 if nothing ran."""
         return sum(len(step.requests) for step in self.steps) / len(self.steps) if self.steps else 0.0
 
 
 def cell_spans(steps: Sequence[StepSeen], begin_s: float, end_s: float) -> list[Span]:
-    """Return who held each row in a stretch of time where cells are batched.
+    """Return which request held each row from `begin_s` to `end_s`, for batching of cells.
 
-    A request keeps its row while it runs; rows are drawn, not the batch's own order, in which the last request moves
-    into the place of one that left. A row is free again as soon as its request has done its last step.
+    A request keeps its row of the picture while it runs. In the real batch it may move: when a request leaves, the last
+    one takes its place. A row is free as soon as its request has done its last step.
     """
     chosen = [step for step in steps if step.end_s > begin_s and step.begin_s < end_s]
     last = {request: number for number, step in enumerate(chosen) for request in step.requests if request is not None}
@@ -72,10 +72,10 @@ def cell_spans(steps: Sequence[StepSeen], begin_s: float, end_s: float) -> list[
 
 
 def graph_spans(steps: Sequence[StepSeen], length: Callable[[int], int], begin_s: float, end_s: float) -> list[Span]:
-    """Return who held each row in a stretch of time where whole requests are batched and padded.
+    """Return which request held each row from `begin_s` to `end_s`, for padded batches of whole requests.
 
-    length: gives the cells of a request. A request uses its row for its share of the longest's time; the rest is
-    padding.
+    length: gives the number of cells of a request. A request uses its row for a part of the step: its length divided by
+    that of the longest request. The rest is padding.
     """
     spans: list[Span] = []
     for step in steps:

@@ -1,4 +1,4 @@
-"""The seam between the engine and a device: tasks go in, finished steps come out, nobody waits."""
+"""The interface between the engine and a device: tasks go in, finished steps come out, and submitting never blocks."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ from batchmaker.scheduler.events import TaskId
 class StepsResult:
     """Steps `first` to before `end` of a task have finished.
 
-    fetched: per fetch of the task, the values at those of its positions that are of these steps, [count, *shape] on the
-    host, whose memory nobody else writes to; none where the steps failed as a whole. failed: positions of the task at
-    which the cell raised, with the reason; their values are undefined. busy_s: seconds the steps took on their worker.
-    stopped: [positions of these steps] where loops have ended, if the executor has applied the stop tests. skipped:
-    [positions of these steps] which did not run, since their loop had ended before, if any; their values are undefined.
+    - fetched: for each fetch of the task, the values at its positions that are of these steps, [count, *shape], on the
+      host. Nobody else writes to their memory. Empty if the steps failed as a whole.
+    - failed: positions of the task at which the cell or a stop test raised, with the reason. Their values are
+      undefined.
+    - busy_s: seconds that the steps took on their worker.
+    - stopped: [positions of these steps] where loops have ended; None if the executor has not applied the stop tests.
+    - skipped: [positions of these steps] which rows did not run, because their loop had ended before; None as for
+      `stopped`. Their values are undefined.
     """
 
     task: TaskId
@@ -38,7 +41,7 @@ class StepsResult:
 
 
 NO_LOOP: Final = -1
-"""Test of nodes that are of no loop that a value ends."""
+"""The number of a test for nodes that are in no loop that ends at a value."""
 
 
 class LoopTests(Protocol):
@@ -51,25 +54,26 @@ class LoopTests(Protocol):
     is_constant: NDArray[np.bool_]
 
     def begin_task(self) -> None:
-        """The steps of a task begin to run, one by one; reports may be handled in between."""
+        """Note that a task begins to run, step by step. Reports may be handled between two steps."""
 
     def end_task(self) -> None:
-        """The last step of the task has run, or none more will."""
+        """Note that no further step of the task will run."""
 
     def running(self, nodes: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which nodes of the task run: not those of loops that have ended before them."""
+        """Return which of these nodes of the task run, [nodes]. A node does not run if its loop has ended before it."""
 
     def apply(
         self, cell: str, nodes: NDArray[np.int64], values: Tensor
     ) -> tuple[NDArray[np.bool_], tuple[tuple[int, str], ...]]:
-        """Test loops after their steps at these nodes. values: [nodes, *shape], what each loop looks at.
+        """Test loops after their steps at these nodes. values: [nodes, *shape], the output that the tests look at.
 
-        cell: its name. Returns which have ended, [nodes], and the places at which a test raised, with the reason.
+        cell: its name. Returns which loops have ended, [nodes], and the indices in `nodes` at which a test raised, with
+        the reason.
         """
 
 
 def failed_result(task: RunTask, first: int, error: BaseException, end: int | None = None) -> StepsResult:
-    """Return the result of a task's steps from `first` on (to before `end`), every row failed."""
+    """Return a result in which every row of steps `first` to before `end` has failed; end=None: all that are left."""
     end = task.num_steps if end is None else end
     reason = f"a step of this request failed: {said_by(error)}"
     positions = range(task.begin_of(first), task.begin_of(end))
@@ -77,42 +81,44 @@ def failed_result(task: RunTask, first: int, error: BaseException, end: int | No
 
 
 class Executor(Protocol):
-    """One kind of device with one or more workers. Called by one thread, the engine's.
+    """One kind of device with one or more workers. The engine's thread calls all methods but `start` and `materialise`.
 
-    submit returns at once; tasks of one worker run in order and several may be in flight. Whenever steps have finished,
-    one or several of a task together, the executor calls `notify` (from any thread) and hands them out at the next
-    `poll`, in order per task.
+    `submit` returns at once. Tasks of one worker run in order, and several may be in flight. When steps of a task have
+    finished, one or several together, the executor calls `notify` (from any thread). The next `poll` returns them, in
+    order for each task.
     """
 
     @property
-    def num_workers(self) -> int: ...
+    def num_workers(self) -> int:
+        """Number of workers."""
+        ...
 
     def start(self, notify: Callable[[], None]) -> None:
-        """Begin work. notify: cheap, callable from any thread."""
+        """Start the workers. notify: is cheap, and may be called from any thread."""
 
     def await_materialise(self) -> None:
         """Until `materialise`, compile and measure nothing: example requests come first, in the engine's thread."""
 
     def materialise(self, forms: Mapping[TypeId, int]) -> None:
-        """Make what each batch size of each known cell type costs once, before the first request needs it.
+        """Do what is needed once for each batch size of each known cell type, before the first request needs it.
 
-        forms: how many inputs per step the types take that run as chains. Nothing is submitted meanwhile.
+        forms: type id -> number of inputs per step, for the types that run as chains. Nothing is submitted meanwhile.
         """
 
     def reserve(self, command: Reserve) -> None:
-        """Create or grow state tables; waits for running steps where rows must move."""
+        """Create or grow state tables. May wait for running steps, if rows must move."""
 
     def write(self, table: TableId, rows: slice | NDArray[np.int64], values: Any) -> None:
         """Write host values [count, ...] into rows that no submitted step reads."""
 
     def read(self, table: TableId, row: int) -> Any:
-        """Return a copy of one row, a number if it is a scalar. No submitted step writes it."""
+        """Return a copy of one row; a Python number if it is a scalar. No submitted step writes this row."""
 
     def submit(self, task: RunTask) -> None:
-        """Run a task's steps in order after the worker's earlier tasks."""
+        """Let the worker run the steps of a task, in order, after its earlier tasks."""
 
     def poll(self) -> list[StepsResult]:
-        """Return the steps finished since the last call."""
+        """Return the steps that have finished since the last call."""
 
     def stop(self) -> None:
-        """Finish what was submitted and end the workers."""
+        """Finish all submitted tasks, then end the workers."""

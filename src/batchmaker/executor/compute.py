@@ -1,4 +1,4 @@
-"""What executors that compute have in common: state tables, what runs a task on them, and compute threads."""
+"""The common base of the executors that compute on the CPU: state tables, a task runner, and compute threads."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from batchmaker.scheduler.commands import Reserve, RunTask, TableId
 
 
 class ComputingExecutor(ABC):
-    """An Executor whose workers share one set of state tables; subclasses say in which thread a task runs, and when.
+    """An Executor whose workers share one set of state tables. Subclasses decide in which thread a task runs, and when.
 
-    types, cells: by type id, may grow while running. num_threads: compute threads of each worker; OptionError below 1.
+    types, cells: by type id; may grow while running. num_threads: compute threads of each worker; OptionError below 1.
     """
 
     def __init__(self, types: Sequence[CellType], cells: Sequence[BoundCell], num_threads: int) -> None:
@@ -37,7 +37,9 @@ class ComputingExecutor(ABC):
 
     @property
     @abstractmethod
-    def num_workers(self) -> int: ...
+    def num_workers(self) -> int:
+        """Number of workers."""
+        ...
 
     @property
     def num_threads(self) -> int:
@@ -46,17 +48,21 @@ class ComputingExecutor(ABC):
 
     @property
     def table_bytes(self) -> int:
-        """Bytes of state tables allocated."""
+        """Bytes of all state tables, written or not."""
         return self._tables.num_bytes
 
     def start(self, notify: Callable[[], None]) -> None:
+        """Keep `notify`. Starts no thread."""
         self._notify = notify
 
     def await_materialise(self) -> None:
         self._runner.in_loops = False
 
     def materialise(self, forms: Mapping[TypeId, int]) -> None:
-        """Run every cell once at every supported size: programs, primitives, packed weights, pages (BatchMaker, 6)."""
+        """Run every cell once at every supported size. This makes programs, primitives, packed weights and pages.
+
+        See Executor.materialise, and BatchMaker 6.
+        """
         before = torch.get_num_threads()
         torch.set_num_threads(self._num_threads)
         try:
@@ -72,20 +78,29 @@ class ComputingExecutor(ABC):
             self._runner.in_loops = True
 
     def reserve(self, command: Reserve) -> None:
+        """Create or grow state tables. If rows must move, no step may be running."""
         self._tables.reserve(command)
 
     def write(self, table: TableId, rows: slice | NDArray[np.int64], values: Any) -> None:
+        """See Executor.write. Copies at once, in the calling thread."""
         self._tables.write(table, rows, values)
 
     def read(self, table: TableId, row: int) -> Any:
+        """See Executor.read. Never waits."""
         value = self._tables[table][row]
         return value.item() if value.ndim == 0 else value.clone()
 
     @abstractmethod
-    def submit(self, task: RunTask) -> None: ...
+    def submit(self, task: RunTask) -> None:
+        """See Executor.submit."""
+        ...
 
     @abstractmethod
-    def poll(self) -> list[StepsResult]: ...
+    def poll(self) -> list[StepsResult]:
+        """See Executor.poll."""
+        ...
 
     @abstractmethod
-    def stop(self) -> None: ...
+    def stop(self) -> None:
+        """See Executor.stop."""
+        ...

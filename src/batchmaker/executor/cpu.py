@@ -1,4 +1,4 @@
-"""The CPU executor: one thread per worker, all sharing one set of state tables."""
+"""The CPU executor for several workers: one thread per worker, and one set of state tables for all."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from batchmaker.scheduler.commands import Reserve, RunTask
 
 
 def default_threads(num_workers: int = 1) -> int:
-    """Compute threads per worker: the cores that this process may use, less one for the rest of it.
+    """Return the compute threads of each worker: all cores but one that this process may use, divided by the workers.
 
-    The engine, the front end and the caller need a core between them. Where they have none, a compute thread is
-    descheduled while the others of its parallel region wait, and steps take many times as long.
+    One core is for the engine's thread, the server and the callers together. Without it they would interrupt a compute
+    thread, while the other threads of the same operation wait for this one. Steps would take many times as long.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, (cores - 1) // num_workers)
@@ -33,7 +33,8 @@ def default_threads(num_workers: int = 1) -> int:
 class CpuExecutor(ComputingExecutor):
     """Runs tasks on worker threads. PyTorch releases the interpreter inside each operation, so workers overlap.
 
-    types, cells: by type id, may grow while running. num_threads: compute threads of each worker.
+    types, cells: by type id; may grow while running. num_threads: compute threads of each worker; None:
+    `default_threads`. OptionError if a number is below 1.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class CpuExecutor(ComputingExecutor):
         super().__init__(types, cells, default_threads(num_workers) if num_threads is None else num_threads)
         self._queues: list[queue.SimpleQueue[RunTask | None]] = [queue.SimpleQueue() for _ in range(num_workers)]
         self._threads: list[threading.Thread] = []
+        # Race: workers append to this, and only the engine's thread takes from it. Each is one operation on a deque.
         self._results: deque[StepsResult] = deque()
         self._idle = threading.Condition()
         self._num_submitted = 0
@@ -56,9 +58,11 @@ class CpuExecutor(ComputingExecutor):
 
     @property
     def num_workers(self) -> int:
+        """Number of worker threads."""
         return len(self._queues)
 
     def start(self, notify: Callable[[], None]) -> None:
+        """Start a thread for each worker. They call `notify` after every report."""
         super().start(notify)
         for number, tasks in enumerate(self._queues):
             thread = threading.Thread(target=self._work, args=(tasks,), name=f"batchmaker-worker-{number}", daemon=True)
@@ -66,22 +70,26 @@ class CpuExecutor(ComputingExecutor):
             thread.start()
 
     def reserve(self, command: Reserve) -> None:
+        """Create or grow state tables. If rows must move, wait until all workers have finished their tasks."""
         if self._tables.must_move(command):
             with self._idle:
                 self._idle.wait_for(lambda: self._num_done == self._num_submitted)
         super().reserve(command)
 
     def submit(self, task: RunTask) -> None:
+        """Put a task into the queue of its worker."""
         self._num_submitted += 1
         self._queues[task.worker].put(task)
 
     def poll(self) -> list[StepsResult]:
+        """Return what the workers have reported since the last call. Never waits."""
         results: list[StepsResult] = []
         while self._results:
             results.append(self._results.popleft())
         return results
 
     def stop(self) -> None:
+        """Let every worker finish its queue, and wait until all threads have ended."""
         for tasks in self._queues:
             tasks.put(None)
         for thread in self._threads:
@@ -98,7 +106,7 @@ class CpuExecutor(ComputingExecutor):
                     while (first := running.num_finished) < task.num_steps:
                         self._results.append(running.advance())
                         self._notify()
-                except RAISED_BY_USERS as error:  # rows that do not fit, memory: the worker lives on, the task fails
+                except RAISED_BY_USERS as error:  # such as too little memory: only this task fails
                     self._results.append(failed_result(task, first, error))
                     self._notify()
                 with self._idle:

@@ -1,7 +1,7 @@
-"""The CPU executor for one worker: the engine's own thread computes, a part of a task at each poll.
+"""The CPU executor for one worker: the engine's own thread computes a part of a task at each poll.
 
-Nothing overlaps, and nothing contends: a worker thread would give up the interpreter at every operation and get it back
-only when the engine's thread lets go of it. With steps of less than a millisecond that costs more than it hides.
+A worker thread would give up the interpreter at every operation. It would get it back only when the engine's thread
+gives it up. With steps of less than a millisecond this costs more time than the second thread saves.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from batchmaker.scheduler.commands import RunTask
 class InlineExecutor(ComputingExecutor):
     """Runs the steps of submitted tasks in the thread that polls.
 
-    types, cells: by type id, may grow while running. num_threads: compute threads of one step.
+    types, cells: by type id; may grow while running. num_threads: compute threads of one step; None: `default_threads`.
     """
 
     def __init__(
@@ -40,18 +40,20 @@ class InlineExecutor(ComputingExecutor):
 
     @property
     def num_workers(self) -> int:
+        """Always 1: the thread that polls."""
         return 1
 
     def apply_stop_tests(self, tests: LoopTests) -> None:
-        """Apply these stop tests between the steps of a task."""
+        """Apply these stop tests between the steps of each task from now on."""
         self._tests = tests
 
     def submit(self, task: RunTask) -> None:
+        """Queue a task. Its steps run during later calls of `poll`."""
         self._tasks.append(task)
         self._notify()
 
     def poll(self) -> list[StepsResult]:
-        """Run steps of the first task, if there is one, for about REPORT_S, and return their result."""
+        """Run steps of the first task for about REPORT_S, at least one, and return their result. [] without a task."""
         if not self._tasks:
             return []
         if not self._ready:
@@ -65,7 +67,7 @@ class InlineExecutor(ComputingExecutor):
                     self._tests.begin_task()
             first = self._running.num_finished
             result = self._running.advance()
-        except RAISED_BY_USERS as error:  # rows that do not fit, memory: the task fails, nothing else
+        except RAISED_BY_USERS as error:  # such as too little memory: only this task fails
             result = failed_result(task, first, error)
         if result.end == task.num_steps:
             self._running = None
@@ -77,4 +79,4 @@ class InlineExecutor(ComputingExecutor):
         return [result]
 
     def stop(self) -> None:
-        """Nothing runs between polls, so nothing is left to finish."""
+        """Do nothing: no step runs between two polls."""

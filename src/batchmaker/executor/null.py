@@ -1,4 +1,4 @@
-"""An executor that computes nothing: every step is done as soon as somebody asks. For tests and dry runs."""
+"""An executor that computes nothing: every task is finished at the next poll. For tests and for measuring overheads."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from batchmaker.scheduler.commands import Reserve, RunTask, TableId
 
 @final
 class NullExecutor:
-    """Finishes every submitted task at the next poll; all values are 0. Keeps no row.
+    """Finishes every submitted task at the next poll. All values are 0, and no row is stored.
 
-    submitted: the tasks in order, if `record` is set.
+    submitted: the tasks in order, if `record` is set. num_rows_reserved: the most rows that a table was to have.
     """
 
     def __init__(self, num_workers: int = 1, *, record: bool = False) -> None:
@@ -33,33 +33,39 @@ class NullExecutor:
 
     @property
     def num_workers(self) -> int:
+        """Number of workers, as given."""
         return self._num_workers
 
     def start(self, notify: Callable[[], None]) -> None:
+        """Keep `notify`. Starts no thread."""
         self._notify = notify
 
     def await_materialise(self) -> None:
         """Nothing is compiled or measured."""
 
     def materialise(self, forms: Mapping[TypeId, int]) -> None:
-        """Nothing is computed, so nothing is made ready."""
+        """Do nothing, since no cell will run."""
 
     def reserve(self, command: Reserve) -> None:
+        """Note the number of rows. Allocates nothing."""
         self.num_rows_reserved = max(self.num_rows_reserved, command.num_rows)
 
     def write(self, table: TableId, rows: slice | NDArray[np.int64], values: Any) -> None:
         """Drop the values."""
 
     def read(self, table: TableId, row: int) -> Any:
+        """Return 0, whatever the shape of the row."""
         return 0
 
     def submit(self, task: RunTask) -> None:
+        """Keep a task for the next `poll`, and call `notify` at once."""
         if self._record:
             self.submitted.append(task)
         self._waiting.append(task)
         self._notify()
 
     def poll(self) -> list[StepsResult]:
+        """Return all tasks since the last call as finished. Fetched values are [count] int64 zeros."""
         done = [
             StepsResult(task.task, 0, task.num_steps, tuple(_zeros(len(f.positions)) for f in task.fetches), (), 0.0)
             for task in self._waiting
@@ -68,9 +74,9 @@ class NullExecutor:
         return done
 
     def stop(self) -> None:
-        """Nothing runs, so nothing is left to finish."""
+        """Do nothing: no step is running."""
 
 
 def _zeros(count: int) -> Tensor:
-    """Return numbers in place of values of whatever shape."""
+    """Return [count] numbers, in place of values of any shape."""
     return torch.zeros(count, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""State tables on the CPU: one tensor per table, addressed by row."""
+"""State tables on the CPU: one tensor for each table, addressed by row. Used by the CPU executors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _BLOCK_BYTES = 1 << 20
 
 
 class _Table:
-    """One table and the same memory as an array, which costs less to read and write; its addresses."""
+    """One table as a tensor, and as an array of the same memory, which is faster to read and write.
+
+    begin, end: the addresses of its memory.
+    """
 
     __slots__ = ("array", "begin", "end", "num_rows", "rows")
 
@@ -35,9 +38,10 @@ class _Table:
 
 @final
 class StateTables:
-    """Tables [num_rows, *shape]. Room is made once per doubling, and takes memory only where rows have been written.
+    """Tables [num_rows, *shape]. A table takes memory only where rows have been written.
 
-    An image has a row for every node of its network, of which one is written.
+    This matters for large values. A table of images, for example, has a row for every node of a network, but only one
+    of these rows is written.
     """
 
     def __init__(self) -> None:
@@ -45,11 +49,11 @@ class StateTables:
         self._addresses = np.zeros(16, np.int64)
 
     def must_move(self, command: Reserve) -> bool:
-        """Whether serving the command copies rows that running steps may be using."""
+        """Whether `reserve` would copy rows that running steps may be using."""
         return any(spec.table in self._tables and len(self[spec.table]) < command.num_rows for spec in command.tables)
 
     def reserve(self, command: Reserve) -> None:
-        """Create or grow tables to at least `num_rows`; rows keep their values, new ones are zero."""
+        """Create tables, or grow them to at least `num_rows`. Rows keep their values, new rows are zero."""
         for spec in command.tables:
             old = self._tables.get(spec.table)
             if old is not None and len(old.rows) >= command.num_rows:
@@ -64,7 +68,7 @@ class StateTables:
 
     @property
     def addresses(self) -> Rows:
-        """Where row 0 of each table is, by its number; 0 where there is no table."""
+        """The address of row 0 of each table, by table number; 0 if there is no such table."""
         return self._addresses
 
     def array(self, table: TableId) -> NDArray[Any]:
@@ -76,7 +80,7 @@ class StateTables:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes allocated, touched or not."""
+        """Bytes of all tables, written or not."""
         return sum(table.rows.nbytes for table in self._tables.values())
 
     # --- rows in -------------------------------------------------------------------------------------------------
@@ -86,11 +90,11 @@ class StateTables:
         self._tables[table].array[rows] = values if isinstance(values, np.ndarray) else as_array(values)
 
     def put(self, table: TableId, rows: slice | Rows, values: NDArray[Any]) -> None:
-        """Write values that were taken from a table or turned into an array by `as_array`; nowhere the same memory."""
+        """Write values that come from `take` or `as_array`. Their memory must not overlap with these rows."""
         self._tables[table].array[rows] = values
 
     def clear(self, table: TableId, rows: Rows) -> None:
-        """Let rows be zero."""
+        """Set rows to zero."""
         self._tables[table].array[rows] = 0
 
     # --- rows out ------------------------------------------------------------------------------------------------
@@ -101,9 +105,9 @@ class StateTables:
         return taken
 
     def gather(self, sources: tuple[RowSource, ...], count: int, padded: int, spec: ValueSpec) -> Tensor:
-        """Return one input of a batch as [padded, *shape]; rows from `count` on are arbitrary but valid.
+        """Return one input of a batch as [padded, *shape]. Rows from `count` on are arbitrary but valid.
 
-        Consecutive rows of one table come back as a view of it, anything else as a copy.
+        Consecutive rows of one table are returned as a view of it, everything else as a copy.
         """
         if len(sources) == 1 and sources[0].positions is None:
             source = sources[0]
@@ -117,7 +121,7 @@ class StateTables:
         return batch
 
     def copy(self, table: TableId, rows: Rows, padded: int) -> Tensor:
-        """Return a copy of these rows as [padded, *shape]; those beyond them are arbitrary but valid."""
+        """Return a copy of these rows as [padded, *shape]. The rows after them are arbitrary but valid."""
         if padded > len(rows):
             wider = np.zeros(padded, np.int64)
             wider[: len(rows)] = rows
@@ -134,20 +138,20 @@ class StateTables:
         return self.copy(table, rows, padded)
 
     def holds(self, table: TableId, values: Tensor) -> bool:
-        """Whether these values lie in a table: a cell may hand an input through."""
+        """Whether these values are memory of a table. This is so if a cell returns one of its inputs unchanged."""
         found = self._tables[table]
         return found.begin <= values.data_ptr() < found.end
 
 
 def as_array(values: Tensor) -> NDArray[Any]:
-    """Return the same memory as an array; bfloat16, which NumPy lacks, as int16."""
+    """Return the same memory as an array. bfloat16, which NumPy lacks, becomes int16."""
     values = values.detach() if values.requires_grad else values
     array: NDArray[Any] = (values.view(torch.int16) if values.dtype == torch.bfloat16 else values).numpy()
     return array
 
 
 def untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return zeros whose pages take no memory before they are written; torch.zeros writes them all."""
+    """Return zeros whose pages take no memory until they are written. torch.zeros would write all of them."""
     num_bytes = math.prod(shape) * dtype.itemsize
     block = torch.from_numpy(np.zeros(num_bytes + _ALIGNMENT, np.uint8))
     start = -block.data_ptr() % _ALIGNMENT
@@ -155,7 +159,7 @@ def untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def copy_used(old: Tensor, new: Tensor) -> None:
-    """Copy rows to the beginning of a larger table of zeros, but for blocks of zeros: they would take memory."""
+    """Copy rows to the beginning of a larger table of zeros. Blocks of zeros are skipped, so they take no memory."""
     row_bytes = max(1, old[:1].nbytes)
     size = max(1, _BLOCK_BYTES // row_bytes)
     for at in range(0, len(old), size):
@@ -165,5 +169,5 @@ def copy_used(old: Tensor, new: Tensor) -> None:
 
 
 def _ascending(rows: Rows) -> bool:
-    """Whether rows count up by one; the caller knows that the ends fit."""
+    """Whether rows increase by one each. The caller has checked the first and the last."""
     return len(rows) < 3 or bool((rows[1:] - rows[:-1] == 1).all())

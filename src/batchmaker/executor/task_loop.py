@@ -1,4 +1,4 @@
-"""A task of recurrent chains in one compiled call: the scheduler's arrays as the loop takes them."""
+"""Runs a task of recurrent chains in one compiled call, on the scheduler's arrays. Used by RunningTask."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _NONE: Final[Rows] = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Looped:
-    """What a task has brought whose steps ran in one call.
+    """The results of a task whose steps ran in one call.
 
-    fetched: values of its fetches. stopped, skipped: [positions] as in StepsResult, where stop tests were applied.
+    fetched: the values of its fetches. stopped, skipped: [positions] as in StepsResult, if stop tests were applied.
     """
 
     fetched: tuple[Tensor, ...]
@@ -35,10 +35,10 @@ class Looped:
 
 
 def run_in_loop(task: RunTask, cell: BoundCell, tables: StateTables, tests: LoopTests | None) -> Looped | None:
-    """Run all steps of a task, if that is the fastest way. tests: applied between them, if it has loops.
+    """Run all steps of a task in one call, if this is the fastest way. tests: applied between steps, if it has loops.
 
-    None, with nothing written, where its steps have to run one by one: the cell is more than one recurrent step, some
-    step has no lanes, what ends a loop has to be asked between two steps, or an input is at fault.
+    Returns None, with nothing written, if the steps must run one by one: the cell is more than one recurrent step, a
+    step has no lanes, a stop test must be called between two steps, or an input is wrong.
     """
     lanes = task.lanes
     if lanes is None:
@@ -75,7 +75,7 @@ def _described(
     source_rows: Rows = _NONE,
     inputs: tuple[NDArray[Any], ...] = (),
 ) -> tuple[LoopTask, tuple[NDArray[Any], ...]]:
-    """Return a task as loops take it, and the rows that will hold its fetches."""
+    """Return a task in the form that loops take, and the arrays into which they write the values of its fetches."""
     keep_at, keep_rows, keep_tables = _NONE, _NONE, _NONE
     keep = task.keep
     if keep is not None and keep.positions is not None:
@@ -92,7 +92,7 @@ def _described(
 
 
 def _inputs(of: Rows, rows: Rows, tables: StateTables) -> NDArray[Any]:
-    """Return one input of every position, in memory of its own. of, rows: [positions] table and row."""
+    """Return one input of every position, [positions, *shape], in memory of its own. of, rows: [positions]."""
     first = TableId(of.item(0))
     if len(of) == 1 or (of == first).all():
         return tables.take(first, rows)
@@ -108,17 +108,17 @@ def _inputs(of: Rows, rows: Rows, tables: StateTables) -> NDArray[Any]:
 
 @lru_cache(maxsize=1024)
 def _numbers(tables: tuple[TableId, ...]) -> Rows:
-    """Return the numbers of tables as an array, which is shared."""
+    """Return the numbers of tables as an array. It is cached: do not write to it."""
     return np.array(tables, np.int64)
 
 
 def _room(count: int, spec: ValueSpec) -> NDArray[Any]:
-    """Return rows to be filled; bfloat16 as int16."""
+    """Return an array [count, *shape] to be filled; of int16 for bfloat16."""
     return np.empty((count, *spec.shape), np.int16 if spec.dtype == "bfloat16" else spec.dtype)
 
 
 def _as_values(task: RunTask, fetched: tuple[NDArray[Any], ...], cell: BoundCell) -> tuple[Tensor, ...]:
-    """Return rows as the values of the task's fetches."""
+    """Return the filled arrays as tensors: the values of the task's fetches."""
     values = map(torch.from_numpy, fetched)
     return tuple([
         rows.view(torch.bfloat16) if cell.outputs[fetch.output].dtype == "bfloat16" else rows

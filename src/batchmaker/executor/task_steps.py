@@ -1,4 +1,4 @@
-"""Running the steps of a task on tensors: rows in, cell, rows out."""
+"""Runs the steps of a task on tensors: reads rows, calls the cell, writes rows. Used by the CPU executors."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _NO_FLAGS: Final = np.zeros(0, np.bool_)
 
 MAX_HOISTED_ROWS = 2048
 HOISTED_SIZES = size_ladder(MAX_HOISTED_ROWS, exact=8, parts=4)
-"""Sizes at which the hoisted part of a cell runs; more rows are computed in blocks of the largest."""
+"""Batch sizes of the hoisted part of a cell. More rows are computed in blocks of the largest size."""
 
 REPORT_S: Final = 1e-3
-"""Seconds of computing after which finished steps are told of, so that who needs nothing more need not wait for the
-rest of a long task."""
+"""Seconds of computing after which finished steps are reported. So a request whose last step has run need not wait for
+the end of a long task."""
 
 
 @final
 class TaskRunner:
-    """Runs tasks on one set of state tables. Safe for several threads, whose tasks touch different rows.
+    """Runs tasks on one set of state tables. Several threads may use it, since their tasks use different rows.
 
     in_loops: whether tasks may run in compiled loops. The first use of a loop compiles and measures it.
     """
@@ -51,18 +51,18 @@ class TaskRunner:
         self.in_loops = True
 
     def begin(self, task: RunTask, tests: LoopTests | None = None) -> RunningTask:
-        """Return a task of which no step has run. tests: applied between its steps, if it has loops."""
+        """Return a task of which no step has run. tests: stop tests to apply between its steps, or None."""
         cell_type, cell = self._types[task.type_id], self._cells[task.type_id]
         return RunningTask(task, cell_type, cell, self._tables, tests, in_loop=self.in_loops)
 
 
 @final
 class RunningTask:
-    """A task while it is computed. num_finished: its steps that are."""
+    """A task while it is computed. num_finished: how many of its steps have run."""
 
     __slots__ = (
-        "_bad", "_cell", "_ends", "_fetched", "_hoisted", "_in_loop", "_name", "_sizes", "_skipped", "_stopped", "_tables",
-        "_task", "_tests", "_watched", "num_finished",
+        "_bad", "_cell", "_ends", "_fetched", "_hoisted", "_in_loop", "_name", "_sizes", "_skipped", "_stopped",
+        "_tables", "_task", "_tests", "_watched", "num_finished",
     )  # fmt: skip
 
     def __init__(
@@ -120,7 +120,7 @@ class RunningTask:
         return replace(result, stopped=self._stopped[told], skipped=self._skipped[told])
 
     def _run_step(self, number: int, failed: Failures) -> None:
-        """Run one step, and note at which positions of the task it failed."""
+        """Run one step. Adds the positions of the task at which it failed to `failed`."""
         task, end = self._task, self._ends[number]
         begin = self._ends[number - 1] if number else 0
         lanes = task.lanes
@@ -140,12 +140,12 @@ class RunningTask:
         if keep is not None and keep.positions is not None:
             mine = within(keep.positions, begin, end)
             places, rows = _among(keep.positions[mine] - begin, ran)
-            if len(rows):  # last, since outputs that are inputs handed through may lie in these rows
+            if len(rows):  # last: these rows may be the memory of an output, if the cell returned an input
                 batch = end - begin if ran is None else len(ran)
                 self._keep(keep.tables, keep.rows[mine][places], rows, batch, outputs)
 
     def _running(self, begin: int, end: int) -> Rows | None:
-        """Return which rows of a step run, ascending, if not all do: those of loops that have ended do not."""
+        """Return the rows of a step that run, ascending; None if all do. Rows of ended loops do not run."""
         if self._tests is None:
             return None
         running = self._tests.running(self._task.nodes[begin:end])
@@ -155,7 +155,7 @@ class RunningTask:
     def _fetch(
         self, outputs: Outputs, output: int, positions: Rows, begin: int, ran: Rows | None, failed: Failures
     ) -> Tensor:
-        """Return an output of these positions of a step, and test the loops that watch it. ran: see _running."""
+        """Return an output at these positions of a step, and apply the stop tests of it. ran: see _running."""
         places, rows = _among(positions, ran)
         taken = _taken(outputs[output], rows)
         if self._tests is not None and output == self._watched and len(rows):
@@ -182,14 +182,14 @@ class RunningTask:
         )
         try:
             return cell.call(inputs)
-        except RAISED_BY_USERS:  # a cell may raise anything; find the rows that make it
+        except RAISED_BY_USERS:  # a cell may raise anything; find the rows at fault
             found: Failures = []
             outputs = _row_by_row(cell.name, cell.outputs, end - begin, inputs, lambda *row: cell.call(row), found)
             failed.extend((begin + position, reason) for position, reason in found)
             return outputs
 
     def _gather(self, tables: Rows, rows: Rows, padded: int, spec: ValueSpec) -> Tensor:
-        """Return one input of a batch as [padded, *shape]; rows beyond those given are arbitrary but valid."""
+        """Return one input of a batch as [padded, *shape]. Rows after the given ones are arbitrary but valid."""
         if len(tables) == 1:
             return self._tables.gather((RowSource(TableId(tables.item(0)), rows),), 1, padded, spec)
         positions, grouped, parts = by_table(tables, rows)
@@ -203,9 +203,10 @@ class RunningTask:
     # --- chains --------------------------------------------------------------------------------------------------
 
     def _hoist(self, cell: BoundCell, num_sequence_inputs: int) -> Outputs:
-        """Compute what does not depend on state for all positions of the task at once.
+        """Compute the part that does not depend on state, for all positions of the task at once.
 
-        Returns their rows, with room for the padding of each step, and notes the rows at which the cell raised.
+        Returns its rows, with room for the padding of each step, and notes the rows at which the cell raised. Later
+        calls return the same rows.
         """
         if self._hoisted is not None:
             return self._hoisted
@@ -225,7 +226,7 @@ class RunningTask:
                 cell.hoist(tuple([column[at : at + MAX_HOISTED_ROWS] for column in columns]))
                 for at in range(0, room, MAX_HOISTED_ROWS)
             ]
-        except RAISED_BY_USERS:  # a cell may raise anything; find the rows that make it
+        except RAISED_BY_USERS:  # a cell may raise anything; find the rows at fault
             found: Failures = []
             made = _row_by_row(cell.name, cell.hoisted, total, columns, lambda *row: cell.hoist(row), found)
             self._bad = dict(found)
@@ -237,7 +238,7 @@ class RunningTask:
     def _run_chains(
         self, number: int, lanes: TaskLanes, begin: int, end: int, ran: Rows | None, failed: Failures
     ) -> Outputs:
-        """Run a step of chains; those rows of it that `ran` says, in their order, if not all."""
+        """Run a step of chains. ran: the rows of the step that run, in their order; None for all."""
         num_state = len(lanes.tables)
         cell = self._cell.split(len(self._cell.inputs) - num_state)
         batch = end - begin if ran is None else len(ran)
@@ -258,7 +259,7 @@ class RunningTask:
             state = tuple([tables.copy(table, rows, padded) for table in lanes.tables])
         try:
             outputs = cell.step(hoisted, state)
-        except RAISED_BY_USERS:  # a cell may raise anything; find the rows that make it
+        except RAISED_BY_USERS:  # a cell may raise anything; find the rows at fault
             size, found = len(hoisted), Failures()
             outputs = _row_by_row(
                 cell.name,
@@ -271,10 +272,10 @@ class RunningTask:
             places = range(batch) if ran is None else ran.tolist()
             failed.extend((begin + places[position], reason) for position, reason in found)
         first = len(outputs) - num_state
-        stays = [i >= first and new is state[i - first] for i, new in enumerate(outputs)]  # handed through, in its lane
+        stays = [i >= first and new is state[i - first] for i, new in enumerate(outputs)]  # a returned input
         moving = [new for new, still in zip(outputs, stays, strict=True) if not still]
         if any(tables.holds(table, new) for new in moving for table in lanes.tables):
-            # They are still to be kept and fetched.
+            # Such an output is memory of a lane that is written below, but it is still needed: to be kept and fetched.
             outputs = tuple(new if still else new.clone() for new, still in zip(outputs, stays, strict=True))
         at = slice(batch) if rows is None else rows
         for table, new, still in zip(lanes.tables, outputs[first:], stays[first:], strict=True):
@@ -283,7 +284,7 @@ class RunningTask:
         return outputs
 
     def _bring(self, lanes: TaskLanes, moves: slice) -> None:
-        """Copy the state of chains that start or move into their lanes; all is read before any is written."""
+        """Copy the state of chains that start or move into their lanes. All of it is read before any is written."""
         places, brought = lanes.rows[lanes.move_at[moves]], []
         for target, tables, rows in zip(
             lanes.tables, lanes.move_tables[:, moves], lanes.move_rows[:, moves], strict=True
@@ -315,13 +316,13 @@ class RunningTask:
 
 
 def _taken(values: Tensor, positions: Rows) -> Tensor:
-    """Return the values at some positions in memory of their own."""
+    """Return the values at these positions, in memory of their own."""
     taken = torch.from_numpy(as_array(values).take(positions, 0))
     return taken.view(torch.bfloat16) if values.dtype == torch.bfloat16 else taken
 
 
 def _among(positions: Rows, ran: Rows | None) -> tuple[Rows | slice, Rows]:
-    """Return which of these positions of a step ran, and in which row of its outputs. ran: ascending, None for all."""
+    """Return which of these positions of a step ran, and their rows in its outputs. ran: ascending, None for all."""
     if ran is None:
         return slice(None), positions
     rows = np.searchsorted(ran, positions)
@@ -330,7 +331,7 @@ def _among(positions: Rows, ran: Rows | None) -> tuple[Rows | slice, Rows]:
 
 
 def _chosen(rows: Tensor, begin: int, padded: int, ran: Rows | None) -> Tensor:
-    """Return what was hoisted for a step; those beyond its rows are arbitrary but valid."""
+    """Return the hoisted rows of a step, [padded, ...]. Rows after those of the step are arbitrary but valid."""
     if ran is None:
         return rows.narrow(0, begin, padded)
     places = np.full(padded, begin)
@@ -353,15 +354,15 @@ def _row_by_row(
     call: Callable[..., Outputs],
     failed: Failures,
 ) -> Outputs:
-    """Run a batch one row at a time, so that only the rows that make the cell raise fail; theirs are zeros.
+    """Run a batch one row at a time, so that only rows at which the cell raises fail. Their outputs are zeros.
 
-    failed: the positions at which it raised, and why, are added to it.
+    Adds the positions at which it raised, and the reasons, to `failed`.
     """
     rows: list[Outputs] = []
     for position in range(count):
         try:
             rows.append(call(*(value[position : position + 1] for value in inputs)))
-        except RAISED_BY_USERS as error:  # the cell's own; it is reported to the row's request
+        except RAISED_BY_USERS as error:  # the cell's own error; the row's request gets it
             rows.append(example_rows(specs, 1))
             failed.append((position, f"cell {name!r} raised {said_by(error)}"))
     return tuple(torch.cat(column) for column in zip(*rows, strict=True))
@@ -369,9 +370,9 @@ def _row_by_row(
 
 @compiled
 def by_table(tables: Rows, rows: Rows) -> tuple[Rows, Rows, Rows]:
-    """Group rows by the table that they are of; in each group they keep their order.
+    """Group rows by table. In each group they keep their order.
 
-    tables, rows: [n]. Returns positions, rows: [n], group after group, and [groups, 3]: table, and from where to where.
+    tables, rows: [n]. Returns positions and rows, [n], group after group; and [groups, 3]: table, begin and end.
     """
     count = len(tables)
     parts = np.empty((count, 3), np.int64)

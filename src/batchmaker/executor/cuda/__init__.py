@@ -1,1 +1,1 @@
-"""The CUDA executor: one worker per device, tasks submitted and never waited for."""
+"""The CUDA executor: one worker per GPU. Tasks are submitted, and nothing waits for a GPU."""

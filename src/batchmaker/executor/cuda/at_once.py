@@ -1,7 +1,7 @@
-"""All steps of a task of chains in one launch: a cell that is an LSTM or a GRU, on a kernel that keeps its weights.
+"""All steps of a task of chains in one launch of a persistent kernel, for a cell that is an LSTM or a GRU.
 
-State in by address, the steps, and by address what others want of them and the last state; recorded for every number
-of rows, as single steps are (program.py).
+A launch reads the state by address, computes the steps, and writes the kept and fetched outputs and the last state by
+address. It is recorded for some numbers of rows, as single steps are (program.py). Used by CudaExecutor.
 """
 
 from __future__ import annotations
@@ -25,36 +25,41 @@ from batchmaker.kernels.layer import CallBuffers
 from batchmaker.scheduler.commands import FetchOutput, Rows, RowSource, Step, TableId
 
 MOST_STEPS: Final = 8
-"""Of a task that runs in one launch; MaxTasksToSubmit is 5 in BatchMaker."""
+"""The most steps of a task that runs in one launch. BatchMaker's MaxTasksToSubmit is 5."""
 
 Addresses = NDArray[np.int64]
 Find = Callable[[tuple[RowSource, ...], int], Addresses]
-"""(sources, batch) -> where each position finds one input."""
+"""(sources, batch) -> the address of one input for each position, [batch]."""
 Aim = Callable[[TableId, Rows], Addresses]
-"""(table, rows) -> where these rows are written."""
+"""(table, rows) -> the addresses to which these rows are written."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedTask:
-    """A task that can run at once: its chains, and what is recorded for it: so many rows, and whether c is wanted of
-    every step."""
+    """A task that can run in one launch.
+
+    chains: its chains. rows, every_c: say which recording it uses, by its number of rows, and whether it gives c of
+    every step.
+    """
 
     chains: Chains
     rows: int
     every_c: bool
 
     def places(self, step: int) -> Rows:
-        """Return where the positions of a step lie among all rows' steps."""
+        """Return the row of each position of a step in buffers of all steps, [rows * MOST_STEPS, ...]."""
         return self.chains.row[step] * MOST_STEPS + self.chains.number[step]
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Where the numbers of a block lie, counted from its header's end.
+    """Where the parts of a block begin, in words after its header. The parts, in their order:
 
-    Columns of `rows` numbers: sources of each state input, then the lengths. Of rows * MOST_STEPS, for every step: two
-    targets, kept and fetched, of each output that is h; the same of each that is c, or of `rows` for the last steps
-    alone. Of `rows`: the lane of each state input.
+    - for each state input a column of `rows` words: the addresses of the state
+    - a column of `rows` words: the lengths
+    - for each output that is h, two columns of rows * MOST_STEPS words: the targets, kept and fetched, of every step
+    - for each output that is c, the same; if only c of the last steps is needed, two columns of `rows` words
+    - for each state input a column of `rows` words: the addresses of the lanes
     """
 
     rows: int
@@ -65,36 +70,43 @@ class _Layout:
 
     @property
     def size(self) -> int:
+        """Words of a column that has every step of every row."""
         return self.rows * MOST_STEPS
 
     @property
     def c_size(self) -> int:
+        """Words of a column of targets of c."""
         return self.size if self.every_c else self.rows
 
     @property
     def length(self) -> int:
+        """Where the lengths begin."""
         return self.num_state * self.rows
 
     @property
     def h(self) -> int:
+        """Where the targets of h begin."""
         return self.length + self.rows
 
     @property
     def c(self) -> int:
+        """Where the targets of c begin."""
         return self.h + 2 * self.num_h * self.size
 
     @property
     def lanes(self) -> int:
+        """Where the addresses of the lanes begin."""
         return self.c + 2 * self.num_c * self.c_size
 
     @property
     def num_words(self) -> int:
+        """Words of a block after its header."""
         return self.lanes + self.num_state * self.rows
 
 
 @dataclass(frozen=True, slots=True)
 class _TaskRecording:
-    """A launch for one number of rows, the block on the device that it reads, and what else must stay for it."""
+    """A recorded launch for one number of rows. block: on the device, read by it. keeps: objects that must stay."""
 
     launch: Launch
     block: Tensor
@@ -103,10 +115,10 @@ class _TaskRecording:
 
 @final
 class TaskProgram:
-    """Runs tasks of one cell on one device at once, where that is taken to be faster.
+    """Runs tasks of one cell on one device in one launch each, if this is expected to be faster.
 
-    sizes: numbers of rows that are recorded, ascending. px: [rows * MOST_STEPS, gates * hidden], where the inputs'
-    share of the gates belongs. note: why nothing is recorded, None if it is or is not known yet.
+    sizes: numbers of rows that are recorded, ascending. px: [rows * MOST_STEPS, gates * hidden], to be filled with the
+    inputs' share of the gates. note: why nothing is recorded; None if something is, or before this is known.
     """
 
     def __init__(self, place: Place, name: str, cell: Recurrence, sizes: Sequence[int]) -> None:
@@ -123,8 +135,8 @@ class TaskProgram:
         self._h_of_steps = device.zeros((most * MOST_STEPS, weights.hidden), dtype)
         self._length = device.zeros((most,), torch.int32)
         self._state = [device.zeros((most, weights.hidden), dtype) for _ in cell.state]  # by part
-        self._c: tuple[Tensor, Tensor] | None = None  # of the last steps, and of all
-        if weights.cell == "lstm":  # float32 for all steps of a task; between tasks of the cell's type
+        self._c: tuple[Tensor, Tensor] | None = None  # c of the last steps, and of all
+        if weights.cell == "lstm":  # float32 within a task, the cell's dtype between tasks
             wide = device.zeros(self._h_of_steps.shape, torch.float32)
             narrow = dtype != torch.float32
             self._c = device.zeros((most, weights.hidden), torch.float32) if narrow else self._state[C], wide
@@ -132,20 +144,20 @@ class TaskProgram:
 
     @property
     def is_used(self) -> bool:
-        """Whether any task may run at once."""
+        """Whether there are tasks that may run in one launch."""
         return self.note is None and any(self._kernels.values())
 
     def prepare(self) -> None:
-        """Record all sizes that may be used, so that no request waits for it."""
+        """Record all sizes that may be used, so that no request waits for a recording."""
         for size, kernel in self._kernels.items():
             for every_c in (False, True)[: 1 + (C in self._cell.outputs)]:
                 if kernel is not None and self.note is None:
                     self._recording(size, every_c)
 
     def plan(self, steps: Sequence[Step]) -> PlannedTask | None:
-        """Return how a task of chains runs at once, None if its steps should run one by one.
+        """Return how a task of chains runs in one launch; None if its steps should run one by one.
 
-        They should where that is taken to be faster, and where the task branches (see chains_of).
+        They should if this is expected to be faster, if the task branches (see chains_of), or if nothing is recorded.
         """
         if self.note is not None or not self._pays(max(step.batch for step in steps), len(steps)):
             return None
@@ -157,12 +169,12 @@ class TaskProgram:
         return planned if self._recording(planned.rows, every_c) is not None else None
 
     def new_block(self, planned: PlannedTask, extra_bytes: int) -> Block:
-        """Return an empty block; what is not filled in is zero rows without steps, and goes nowhere."""
+        """Return an empty block. A row that is not filled in has zero state and no steps, and is written nowhere."""
         num_words = self._layout(planned.rows, planned.every_c).num_words
         return Block(self._place.take(8 * (HEADER_WORDS + num_words + 2) + 16 + extra_bytes), 1, 0, num_words, 1)
 
     def fill(self, block: Block, planned: PlannedTask, steps: Sequence[Step], find: Find, aim: Aim) -> None:
-        """Let the launch find the chains' state, and leave it in their lanes and what is kept in its rows."""
+        """Write the addresses of the chains' state, of the lanes it goes to, and of the rows of kept outputs."""
         layout, chains = self._layout(planned.rows, planned.every_c), planned.chains
         words = block.words[HEADER_WORDS:]
         rows, count, tables = planned.rows, len(chains.length), steps[0].lanes.tables  # type: ignore[union-attr]
@@ -179,12 +191,12 @@ class TaskProgram:
                     column[places[positions]] = aim(table, step.keep.rows)
 
     def fetch(self, block: Block, planned: PlannedTask, number: int, fetch: FetchOutput, addresses: Addresses) -> None:
-        """Let what a step fetches of one output go to addresses."""
+        """Write the addresses to which fetched rows of one output of step `number` go."""
         places, column = self._column(block, planned, number, fetch.output, 1)
         column[places[fetch.positions]] = addresses
 
     def submit(self, block: Block, planned: PlannedTask) -> None:
-        """Submit a task whose block is full and whose projected inputs are in `px`."""
+        """Submit a task. Its block must be filled in, and its projected inputs must be in `px`."""
         recording = self._recordings[planned.rows, planned.every_c]
         self._place.device.upload(recording.block, block.words)
         recording.launch()
@@ -192,12 +204,13 @@ class TaskProgram:
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _pays(self, count: int, num_steps: int) -> bool:
+        """Whether there is a kernel for `count` rows that is expected to be faster for so many steps."""
         at = bisect_left(self._sizes, count)
         kernel = self._kernels[self._sizes[at]] if at < len(self._sizes) else None
         return kernel is not None and kernel.least_steps <= num_steps <= MOST_STEPS
 
     def _keeps_last(self, chains: Chains, number: int, step: Step) -> bool:
-        """Whether what is wanted of c is wanted of the last steps alone."""
+        """Whether a step keeps and fetches c only of chains for which it is the last step."""
         wanted = [fetch.positions for fetch in step.fetches if self._cell.outputs[fetch.output] == C]
         if step.keep is not None:
             wanted.append(np.arange(step.batch) if step.keep.positions is None else step.keep.positions)
@@ -210,7 +223,7 @@ class TaskProgram:
     def _column(
         self, block: Block, planned: PlannedTask, number: int, output: int, kind: int
     ) -> tuple[Rows, Addresses]:
-        """Return where the positions of a step are in a column of targets, and the column. kind: 0 kept, 1 fetched."""
+        """Return the places of a step's positions in a column of targets, and the column. kind: 0 kept, 1 fetched."""
         layout, part = self._layout(planned.rows, planned.every_c), self._cell.outputs[output]
         column, words = 2 * self._cell.outputs[:output].count(part) + kind, block.words[HEADER_WORDS:]
         if part == H:
@@ -259,8 +272,10 @@ class TaskProgram:
         return _TaskRecording(device.record(work), block, (lanes, h_columns, c_columns, steps))
 
     def _buffers(self, layout: _Layout) -> tuple[CallBuffers, list[tuple[Tensor, Tensor]]]:
-        """Return the kernel's buffers, and those of them in float32 that others have in the cell's type beside that: of
-        c, and of c of every step."""
+        """Return the kernel's buffers, and pairs of a float32 buffer and its copy in the cell's dtype.
+
+        The pairs are c, and c of every step if needed. There are none if the cell has no c, or its dtype is float32.
+        """
         rows, size = layout.rows, layout.size
         last, every = (None, None) if self._c is None else (self._c[0][:rows], self._c[1][:size])
         call = CallBuffers(

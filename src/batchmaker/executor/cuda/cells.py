@@ -1,4 +1,4 @@
-"""The cells of one device: bound there, in the forms that tasks run them in."""
+"""The cells of one device: bound to it, as the programs that tasks run. Used by CudaExecutor."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ Bind = Callable[[TypeId, torch.device], BoundCell]
 
 _TARGETS_OF_STEP = 3
 _TARGETS_OF_HOISTED = 1
+"""Number of targets of each output: lane, kept row and host for a step; one buffer for the hoisted part."""
 
 
 @dataclass(slots=True)
 class HoistedRows:
-    """What the hoisted part of a cell has computed for one task, until the task's steps have read it.
+    """The hoisted values of one task, kept until the task's steps have read them.
 
-    Tasks run one after another, so one stretch of memory serves them all.
+    program: computes them. specs: one for each value. parts: [rows, *shape] for each value. Tasks run one after
+    another, so all of them use the same memory.
     """
 
     program: DeviceProgram
@@ -39,7 +41,7 @@ class HoistedRows:
     parts: tuple[Tensor, ...] = ()
 
     def reserve(self, place: Place, num_rows: int) -> None:
-        """Make room for so many rows."""
+        """Make room for `num_rows` rows. Steps submitted before still use the old memory, so it is held."""
         if self.parts and len(self.parts[0]) >= num_rows:
             return
         size = max(num_rows, 2 * len(self.parts[0]) if self.parts else 0)
@@ -47,13 +49,13 @@ class HoistedRows:
         self.parts = tuple(place.device.zeros((size, *spec.shape), torch_dtype(spec.dtype)) for spec in self.specs)
 
     def addresses(self, part: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return where rows of one hoisted value lie."""
+        """Return the addresses of rows of hoisted value number `part`."""
         return self.parts[part].data_ptr() + rows * row_bytes(self.specs[part])
 
 
 @dataclass(frozen=True, slots=True)
 class ChainForm:
-    """A cell as chains run it: hoisted part (None where nothing is hoisted) and step."""
+    """The programs of a cell for chains: the hoisted part (None if nothing is hoisted) and the step."""
 
     hoisted: HoistedRows | None
     step: DeviceProgram
@@ -61,7 +63,7 @@ class ChainForm:
 
 @dataclass(frozen=True, slots=True)
 class TaskForm:
-    """A cell that is an LSTM or GRU, as whole tasks of chains run it: the inputs' share of the gates, and all steps."""
+    """The programs of an LSTM or GRU cell for whole tasks of chains: the inputs' share of the gates, and all steps."""
 
     projected: HoistedRows
     program: TaskProgram
@@ -69,7 +71,7 @@ class TaskForm:
 
 @final
 class DeviceCells:
-    """Programs by cell type on one device, made at first use or by `prepare`."""
+    """The programs of each cell type on one device. They are made at first use, or by `prepare`."""
 
     def __init__(self, place: Place, types: Sequence[CellType], bind: Bind) -> None:
         self._place = place
@@ -82,7 +84,7 @@ class DeviceCells:
 
     @property
     def notes(self) -> list[str]:
-        """Why cells that are not recorded are not."""
+        """For each cell that is not recorded, the reason."""
         chains = [form.step for form in self._chains.values()]
         chains += [form.hoisted.program for form in self._chains.values() if form.hoisted is not None]
         programs = [program.note for program in (*self._nodes.values(), *chains)]
@@ -96,7 +98,7 @@ class DeviceCells:
         return self._bound[type_id]
 
     def nodes(self, type_id: TypeId) -> DeviceProgram:
-        """Return the cell as single nodes run it."""
+        """Return the cell's program for single nodes."""
         if type_id not in self._nodes:
             cell, sizes = self.bound(type_id), self._types[type_id].batch_sizes
             self._nodes[type_id] = DeviceProgram(
@@ -105,7 +107,7 @@ class DeviceCells:
         return self._nodes[type_id]
 
     def chains(self, type_id: TypeId, num_sequence_inputs: int) -> ChainForm:
-        """Return the cell as chains run it."""
+        """Return the cell's programs for chains, which run step by step."""
         if type_id not in self._chains:
             cell, sizes = self.bound(type_id).split(num_sequence_inputs), self._types[type_id].batch_sizes
             hoisted = None
@@ -121,7 +123,7 @@ class DeviceCells:
         return self._chains[type_id]
 
     def tasks(self, type_id: TypeId, num_sequence_inputs: int) -> TaskForm | None:
-        """Return the cell as whole tasks of chains run it, None if its steps run one by one."""
+        """Return the cell's programs for whole tasks of chains; None if its steps run one by one."""
         if type_id not in self._tasks:
             cell = self.bound(type_id)
             found = cell.recurrence(num_sequence_inputs)
@@ -131,10 +133,10 @@ class DeviceCells:
     def _task_form(
         self, type_id: TypeId, cell: BoundCell, found: Recurrence, num_sequence_inputs: int
     ) -> TaskForm | None:
-        most = 2 * self._types[type_id].max_batch  # chains that end make room for others within a task
+        most = 2 * self._types[type_id].max_batch  # in a task, new chains may follow chains that end
         sizes = [1]
         while sizes[-1] < most:
-            sizes.append(4 * sizes[-1])  # rows without steps cost a place in a tile, and every size a kernel
+            sizes.append(4 * sizes[-1])  # few sizes: each needs a kernel, and unused rows cost little
         program = TaskProgram(self._place, cell.name, found, sizes)
         if not program.is_used:
             return None
@@ -147,7 +149,7 @@ class DeviceCells:
         return TaskForm(HoistedRows(project, (spec,), (program.px,)), program)
 
     def prepare(self, type_id: TypeId, num_sequence_inputs: int | None) -> None:
-        """Record a cell at every supported size. num_sequence_inputs: of chains, None for single nodes."""
+        """Record a cell at every supported size. num_sequence_inputs: for chains; None for single nodes."""
         sizes = self._types[type_id].batch_sizes
         if num_sequence_inputs is None:
             self.nodes(type_id).prepare(sizes)

@@ -1,4 +1,4 @@
-"""The chains of a task as rows of one launch: found from what its steps say of lanes."""
+"""Finds the chains of a task from the lanes of its steps. In one launch each chain is a row. Used by TaskProgram."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from batchmaker.scheduler.commands import Keep, Lanes, Rows, RowSource, Step, Ta
 
 @dataclass(frozen=True, slots=True)
 class Chains:
-    """Every chain of a task is a row, longest first.
+    """The chains of a task. Every chain is a row; the longest come first.
 
-    length: [rows] its steps in this task. row, number: for each step of the task, [batch] whose step a position is, and
-    which of that chain's steps, from 0. begin: per state input, where rows find their state at first; positions are
-    rows. lane, lane_row: lanes that hold a state after the task, and whose.
+    length: [rows] number of steps of the chain in this task. row, number: for each step of the task, [batch] the row of
+    each position, and which step of its chain this is, from 0. begin: for each state input, the sources of the first
+    state; their positions are rows. lane, lane_row: the lanes that hold a state after the task, and the row of each.
     """
 
     length: Rows
@@ -33,14 +33,14 @@ class Chains:
 
 
 class _ForkedError(Exception):
-    """A state is read that is not, or not only, where a chain goes on from."""
+    """The chains of the task branch, or it reads or writes again a row that it has written. See chains_of."""
 
 
 def chains_of(steps: Sequence[Step]) -> Chains | None:
-    """Return the chains of a task's steps, which all have lanes.
+    """Return the chains of a task. All its steps must have lanes.
 
-    None where rows in one launch would not do: a state has two successors, begins from a row that the task itself
-    writes, or a row is written twice.
+    None if they cannot be rows of one launch: a state has two successors, a chain begins from a row that the task
+    itself writes, or a row is written twice.
     """
     entry = _Entry(steps)
     try:
@@ -52,12 +52,12 @@ def chains_of(steps: Sequence[Step]) -> Chains | None:
 
 
 class _Entry:
-    """Whose state each lane holds while steps are added. A chain is known by the order of its coming."""
+    """Follows which chain's state each lane holds, while steps are added. Chains are numbered as they appear."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
         size = 1 + max(max(_highest(step.lanes) for step in steps), 0)
         self._owner = np.full(size, -1, np.int64)
-        self._written = np.zeros(size, np.int64)  # steps that the owner had done when it wrote
+        self._written = np.zeros(size, np.int64)  # how many steps the owner had done when it wrote
         self._done = np.zeros(sum(step.batch for step in steps), np.int64)
         self._num_chains = 0
         self._kept: list[Rows] = []
@@ -67,6 +67,7 @@ class _Entry:
         self._begin: list[list[RowSource]] = [[] for _ in _lanes(steps[0]).tables]
 
     def add(self, step: Step) -> None:
+        """Add the next step. _ForkedError if its chains branch."""
         lanes = _lanes(step)
         rows = np.arange(lanes.count) if lanes.rows is None else lanes.rows
         parts = [self._whose(lanes, part, rows) for part in range(len(lanes.tables))]
@@ -90,7 +91,7 @@ class _Entry:
             self._keep(step.keep)
 
     def _whose(self, lanes: Lanes, part: int, rows: Rows) -> Rows:
-        """Return the chain that each position goes on with, -1 for those that begin."""
+        """Return the chain that each position continues; -1 for positions at which a chain begins."""
         at = rows.copy()
         for source in lanes.arriving[part]:
             positions = slice(None) if source.positions is None else source.positions
@@ -106,16 +107,19 @@ class _Entry:
         return chain
 
     def _refuse_written(self, source: RowSource) -> None:
+        """Raise _ForkedError if an earlier step of the task has written a row of this source."""
         if source.table in self._kept_in and any(np.isin(source.rows, rows).any() for rows in self._kept):
             raise _ForkedError
 
     def _keep(self, keep: Keep) -> None:
+        """Note the rows that a step writes. _ForkedError if an earlier step has written one of them."""
         if any(np.isin(keep.rows, rows).any() for rows in self._kept):
             raise _ForkedError
         self._kept.append(keep.rows)
         self._kept_in = keep.tables
 
     def chains(self) -> Chains:
+        """Return the chains of all added steps."""
         length = self._done[: self._num_chains]
         order = np.argsort(-length, kind="stable")
         rank = np.empty(len(order), np.int64)
@@ -136,7 +140,7 @@ class _Entry:
 def _beginnings(
     arriving: tuple[RowSource, ...], table: TableId, rows: Rows, chain: Rows, fresh: NDArray[np.bool_]
 ) -> list[RowSource]:
-    """Return where those positions find their state that begin: positions are chains."""
+    """Return the sources of state of the chains that begin in a step. Their positions are numbers of chains."""
     found, stays = [], fresh.copy()
     for source in arriving:
         positions = np.arange(len(rows)) if source.positions is None else source.positions

@@ -1,4 +1,4 @@
-"""The seam between the CUDA executor and a GPU: one stream of work, submitted and never waited for."""
+"""The interface between the CUDA executor and a GPU: one stream of work, which is submitted and not waited for."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from batchmaker.errors import DeviceError
 from batchmaker.kernels.layer import CallBuffers, LayerWeights
 
 Launch = Callable[[], None]
-"""Submits once more what was recorded."""
+"""Submits the recorded work once more."""
 
 HEADER_WORDS = 4
-"""A block begins with the step's number, the addresses where the times of its begin and end go, and the counter's.
-Times are nanoseconds of the device's own clock. Number and addresses are 0 for work that nobody is told of."""
+"""Number of int64 words in the header of a block: the step's number, the addresses to which the device writes the
+times of its begin and end, and the address of the counter. Times are nanoseconds of the device's own clock. For work
+without a step's number all of them are 0, but there may be an address for the begin."""
 
 
 class DeviceLostError(DeviceError):
-    """The device has failed: nothing that was submitted to it will finish, and what it holds is gone.
+    """The device has failed. Work submitted to it will not finish, and its memory is lost.
 
-    device: which, None if no device is left.
+    device: the lost one; None if no device is left.
     """
 
     def __init__(self, reason: str, device: Device | None = None) -> None:
@@ -34,16 +35,17 @@ class DeviceLostError(DeviceError):
 
 
 class CannotRecordError(Exception):
-    """The work waits for a value, or does something else that cannot be recorded; the reason is the message."""
+    """The work waits for a value, or does something else that cannot be recorded. The message is the reason."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class RecurrentKernel:
-    """What computes many steps of a recurrent layer in one launch.
+    """A kernel that computes many steps of a recurrent layer in one launch.
 
-    least_steps: from how many on it is taken to be faster than a recording for each step. prepare: given the buffers of
-    a call, returns what submits it, also while something is recorded; that must stay for as long as the recording.
+    least_steps: from this number of steps on it is expected to be faster than one recorded launch per step. prepare:
+    takes the buffers of a call and returns a function that submits this call. The function may be called while
+    something is recorded. It must then stay for as long as the recording.
     """
 
     least_steps: int
@@ -51,61 +53,68 @@ class RecurrentKernel:
 
 
 class Device(Protocol):
-    """What the executor asks of a GPU. Everything runs in the order in which it was submitted, and nothing waits.
+    """What the executor needs of a GPU. All work runs in the order of submission. To submit does not wait.
 
-    torch_device: where its tensors live. name: what people know it by. Any call raises DeviceLostError once the device
-    has failed, and torch.OutOfMemoryError where memory runs out. Host memory that work refers to must stay until the
-    work is done, which the step's number in the counter tells.
+    torch_device: the device of its tensors. name: for messages. Any call raises DeviceLostError once the device has
+    failed, and torch.OutOfMemoryError if memory runs out. Host memory that work refers to must stay until the work is
+    done. The counter shows this, with the number of the step.
     """
 
     torch_device: torch.device
     name: str
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return memory of the device, zero once what is submitted before its first use is done."""
+        """Return memory of the device. It is zero for all work that is submitted after this call."""
 
     def pinned(self, num_bytes: int) -> NDArray[np.uint8]:
-        """Return host memory that the device reads and writes at the address it has here. Waits for nothing."""
+        """Return host memory, [num_bytes], that the device can use at its host address. Waits for nothing."""
 
     def upload(self, target: Tensor, source: NDArray[Any]) -> None:
-        """Copy pinned memory to the beginning of a tensor of the device."""
+        """Copy an array in pinned memory to the beginning of a tensor of the device."""
 
     def compute(self, work: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """Submit operations; their results are in the tensors returned for whatever is submitted next."""
+        """Submit operations. Work that is submitted later may use the tensors returned."""
 
     def compute_waiting(self, work: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """As `compute`, for work that looks at values: it finds what was submitted before it done."""
+        """As `compute`, for work that reads values on the host. It finds all work submitted before done."""
 
     def move_rows(self, block: Tensor, first: int, columns: Tensor, count: int, *, to_addresses: bool) -> None:
-        """Copy rows between buffers and the addresses that a block names.
+        """Copy rows between buffers and the addresses in a block.
 
-        block: int64 on the device, HEADER_WORDS and then addresses; those of column k are at first + k * count.
-        columns: int64 [num_columns, 2], each buffer's address and the bytes of its rows. Row i of buffer k comes from,
-        or goes to, address i of column k. Address 0: the row becomes zero, or goes nowhere. Towards the buffers, the
-        time of the begin is noted if the block says where.
+        block: int64 on the device, HEADER_WORDS words and then addresses; those of column k begin at first + k * count.
+        columns: int64 [num_columns, 2], the address of each buffer and the bytes of one row. to_addresses=False: row i
+        of buffer k is read from address i of column k; for address 0 it becomes zero. Also notes the time of the begin
+        if the block has an address for it. to_addresses=True: row i of buffer k is written to address i of column k;
+        for address 0 it is not written.
         """
 
     def signal(self, block: Tensor) -> None:
-        """Note the time of the end and then set the counter to the step's number, as the block's header says."""
+        """Write the time of the end, and then the step's number into the counter; see HEADER_WORDS."""
 
     def record(self, work: Callable[[], None]) -> Launch:
-        """Record what `work` submits without running it. CannotRecordError if it cannot be."""
+        """Record what `work` submits, to submit it again later. CannotRecordError if this is not possible.
+
+        `work` may be called several times, and what it submits may run. The last call is the one that is recorded.
+        """
 
     def recurrent(self, weights: LayerWeights, rows: int, steps: int) -> RecurrentKernel | None:
-        """Return what computes up to so many steps of so many rows of a layer in one launch; None where recorded steps
-        are taken to be faster, or nothing can. Each has the weights, packed for it. Calls of one must not overlap."""
+        """Return a kernel for up to `steps` steps of `rows` rows of a layer in one launch.
+
+        None if recorded single steps are expected to be faster, or if there is no such kernel. Each kernel has a packed
+        copy of the weights. Calls of one kernel must not overlap.
+        """
 
     def copy_rows(self, other: Device, source: Tensor, rows: NDArray[np.int64], target: Tensor) -> None:
-        """Copy rows of another device's table into the same rows of one of this device's.
+        """Copy rows of a table of another device into the same rows of a table of this device.
 
-        After what is submitted to the other now, before what is submitted to this one next.
+        This runs after all work submitted to the other device so far, and before the next work of this device.
         """
 
     def read(self, row: Tensor) -> Tensor:
-        """Return a copy on the host of what finished work has left; the one call that waits."""
+        """Return a copy of a row on the host. Waits until the work submitted so far is done."""
 
     def check(self) -> None:
-        """Raise DeviceLostError if the device has failed; for when nothing has been heard of it for long."""
+        """Raise DeviceLostError if the device has failed. Called when it has finished nothing for long."""
 
     def stop(self) -> None:
-        """Wait for what was submitted and let go of everything."""
+        """Wait for all submitted work. The device is not used afterwards."""

@@ -1,4 +1,4 @@
-"""The CUDA executor: one worker per device, several tasks in flight, completion read off counters in host memory."""
+"""The CUDA executor: one worker per device, several tasks in flight. Counters in host memory show finished steps."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ Addresses = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class _Submitted:
-    """One step on a device: its number there, and where its results will lie.
+    """One step on a device: its number there, and where its results will be.
 
-    fetched: per fetch of the task, where its values are, None if none are of this step. failed: positions of the task.
-    begun: what the device notes where the step's task begins, if that is not the step itself. part: which of how many
-    steps of one launch this is; they finish together, and each is said to have taken an equal share.
+    fetched: for each fetch of the task, the place of its values; None if none are of this step. failed: positions of
+    the task. begun: where the device notes the begin of the task, if not in the block. part: the step's index in its
+    launch, and the launch's number of steps. They finish together, and are reported with equal shares of the time.
     """
 
     number: int
@@ -50,10 +50,7 @@ class _Submitted:
 
 @dataclass(frozen=True, slots=True)
 class _NotSubmitted:
-    """Steps that failed before they reached the device: from `step` to before `end`.
-
-    They are reported when step `number` there has finished.
-    """
+    """Steps `step` to before `end`, which failed before they reached the device. Reported after step `number` there."""
 
     number: int
     task: RunTask
@@ -64,11 +61,11 @@ class _NotSubmitted:
 
 @final
 class CudaExecutor:
-    """Runs tasks on devices, a worker for each; nothing waits for a device but `read` and `stop`.
+    """Runs tasks on devices, with one worker for each. Only `read` and `stop` wait for a device.
 
-    types: by type id, may grow while running. bind: gives a type's cell with its weights on a device. devices: at least
-    one. When a device fails, what was in flight there fails with one clear error each, its worker goes on with the
-    least busy device that is left, and rows that only the lost one held make the requests that read them fail.
+    types: by type id; may grow while running. bind: returns a type's cell with its weights on a device. devices: at
+    least one, otherwise OptionError. If a device is lost, all steps in flight there fail with a clear error. Its worker
+    goes on with the device that has the fewest workers. Requests fail if they need rows that only the lost device held.
     """
 
     def __init__(self, types: Sequence[CellType], bind: Bind, devices: Sequence[Device]) -> None:
@@ -86,23 +83,25 @@ class CudaExecutor:
         self._lost: dict[int, str] = {}
         self._notify: Callable[[], None] = lambda: None
         self._watcher: Watcher | None = None
-        self._turn = threading.RLock()  # nothing may be submitted while another thread records
+        self._turn = threading.RLock()  # `materialise` records in another thread: nothing may be submitted meanwhile
 
     @property
     def num_workers(self) -> int:
+        """One for each device, lost ones included."""
         return len(self._of_worker)
 
     @property
     def table_bytes(self) -> int:
-        """Bytes of state tables, on devices and in pinned memory."""
+        """Bytes of state tables on all devices and in pinned memory."""
         return self._tables.num_bytes
 
     @property
     def notes(self) -> list[str]:
-        """What is worth knowing: devices that were lost, and cells that run without being recorded."""
+        """Texts for the user: which devices were lost, and which cells run without a recording, and why."""
         return [*self._lost.values(), *sorted({note for cells in self._cells for note in cells.notes})]
 
     def start(self, notify: Callable[[], None]) -> None:
+        """Start the thread that watches the counters of all devices."""
         self._notify = notify
         self._watcher = Watcher(self._places, notify)
 
@@ -110,6 +109,7 @@ class CudaExecutor:
         """Nothing is held back on GPUs."""
 
     def materialise(self, forms: Mapping[TypeId, int]) -> None:
+        """Bind and record every known cell on every device. A device that fails here counts as lost."""
         with self._turn:
             for place in self._living():
                 try:
@@ -119,13 +119,16 @@ class CudaExecutor:
                     self._lose(error)
 
     def reserve(self, command: Reserve) -> None:
+        """See Executor.reserve. Waits for nothing: memory is taken at the next use."""
         self._tables.reserve(command)
 
     def write(self, table: TableId, rows: slice | NDArray[np.int64], values: Any) -> None:
+        """See Executor.write. Writes to pinned host memory, where every device reads the rows."""
         with self._turn:
             self._tables.write(table, rows, values)
 
     def read(self, table: TableId, row: int) -> Any:
+        """See Executor.read. Waits for the device that has the row. DeviceError if only a lost device had it."""
         with self._turn:
             try:
                 value = self._tables.read(table, row)
@@ -135,16 +138,19 @@ class CudaExecutor:
         return value.item() if value.ndim == 0 else value
 
     def submit(self, task: RunTask) -> None:
+        """See Executor.submit. Launches all steps now; `poll` reports what goes wrong."""
         with self._turn:
             self._submit(task)
         if self._watcher is not None:
             self._watcher.wake()
 
     def poll(self) -> list[StepsResult]:
+        """Return finished steps. If none of a device's steps has finished, ask the device whether it has failed."""
         with self._turn:
             return self._poll()
 
     def stop(self) -> None:
+        """Wait for all devices, then end the thread that watches them."""
         for place in self._living():
             try:
                 place.device.stop()
@@ -154,10 +160,8 @@ class CudaExecutor:
             self._watcher.stop()
             self._watcher = None
 
-    # --- in turn -------------------------------------------------------------------------------------------------
-
     def _submit(self, task: RunTask) -> None:
-        """Submit a task; what goes wrong is its steps' results."""
+        """Submit a task. If this fails, the result of its steps says so."""
         place = self._of_worker[task.worker]
         if place is None:
             reasons = "; ".join(self._lost.values())
@@ -168,7 +172,7 @@ class CudaExecutor:
         before = len(waiting)
         try:
             self._run(place, task)
-        except RAISED_BY_USERS as error:  # memory, rows that do not fit: the task fails, nothing else
+        except RAISED_BY_USERS as error:  # such as too little memory: only this task fails
             number, done = place.num_submitted, len(waiting) - before
             waiting.append(_NotSubmitted(number, task, done, task.num_steps, failed_result(task, done, error)))
             if isinstance(error, DeviceLostError):
@@ -183,7 +187,7 @@ class CudaExecutor:
             heard = bool(waiting) and waiting[0].number <= finished
             while waiting and waiting[0].number <= finished:
                 results.append(self._result(place, waiting.popleft()))
-            place.release(finished)  # whose results have been read, not what has finished meanwhile
+            place.release(finished)  # not steps that finished meanwhile: their results are not read yet
             if waiting and not heard:
                 try:
                     place.device.check()
@@ -199,7 +203,7 @@ class CudaExecutor:
         return [place for place in self._places if place.number not in self._lost]
 
     def _lose(self, error: DeviceLostError) -> None:
-        """Fail what is in flight on the lost device and let its workers go on elsewhere."""
+        """Fail the steps in flight on the lost device, and give its workers other devices."""
         place = next((place for place in self._living() if place.device is error.device), None)
         if place is None:
             return
@@ -311,9 +315,9 @@ class CudaExecutor:
     def _hoist(
         self, place: Place, hoisted: HoistedRows, chains: Sequence[Step], rows: Addresses
     ) -> tuple[dict[int, str], NDArray[np.int64] | None]:
-        """Compute what does not depend on state for all steps of the task. rows: where that of each position belongs.
+        """Compute the part that does not depend on state, for all steps. rows: for each position, where it is written.
 
-        Returns the rows that failed, and where the device notes when it began: there until the next step is released.
+        Returns the positions that failed, and where the device notes the begin: valid until the next step is released.
         """
         begun = None
         total = sum(step.batch for step in chains)
@@ -347,7 +351,7 @@ class CudaExecutor:
     def _fill_lanes(
         self, place: Place, block: Block, program: DeviceProgram, lanes: Lanes, num_outputs: int, failed: dict[int, str]
     ) -> None:
-        """State comes from each chain's lane, or from wherever it lies as yet, and goes to the lane."""
+        """Set the addresses of the state: from each chain's lane, or from where it lies before; to the chain's lane."""
         rows = np.arange(lanes.count, dtype=np.int64) if lanes.rows is None else lanes.rows
         for i, table in enumerate(lanes.tables):
             stays = np.ones(lanes.count, bool)
@@ -364,7 +368,7 @@ class CudaExecutor:
     def _sources(
         self, place: Place, sources: tuple[RowSource, ...], batch: int, failed: dict[int, str], first: int = 0
     ) -> Addresses:
-        """Return where each position finds one input. Positions whose row is missing fail, counted from `first`."""
+        """Return the address of one input for each position. Positions with missing rows fail, counted from `first`."""
         found = np.zeros(batch, np.int64)
         for source in sources:
             if source.table == ZERO_TABLE:
@@ -377,7 +381,7 @@ class CudaExecutor:
         return found
 
     def _result(self, place: Place, step: _Submitted | _NotSubmitted) -> StepsResult:
-        """Read what a finished step has left in its block, which can then be used again."""
+        """Read the results of a finished step from its block, and return the block to the pool."""
         if isinstance(step, _NotSubmitted):
             return step.result
         begin_ns, end_ns = step.block.stamps.tolist()

@@ -1,4 +1,4 @@
-"""A GPU behind the executor's seam: memory, operations and graphs are torch's, two kernels for rows ours."""
+"""A GPU as a `Device`: memory, operations and CUDA graphs come from torch; two kernels for rows are in rows.cu."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from batchmaker.kernels.nvrtc import CachedCompiler, Nvrtc
 _LOG = logging.getLogger("batchmaker.executor")
 _THREADS = 128
 _WAITED = "called a synchronizing CUDA operation"
-"""What torch warns of, if asked to, when an operation waits for the device."""
+"""A part of torch's warning when an operation waits for the device. torch gives it in its debug mode only."""
 
 
 @final
 class Gpu:
-    """One GPU and one stream on it. DeviceError if it or its driver is too old or the extra `cuda` is not installed.
+    """One GPU and one stream on it. number: of the GPU in torch. tf32: see `open_devices`.
 
-    number: as torch counts them. tf32: see `open_devices`.
+    DeviceError if the GPU or its driver is too old, or if the extra `cuda` is not installed.
     """
 
     def __init__(self, number: int, *, tf32: bool = False) -> None:
@@ -51,46 +51,58 @@ class Gpu:
         self._launch_on = _core().Stream.from_handle(self._stream.cuda_stream)
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """See Device.zeros. The memory comes from torch's allocator, and is set to zero on the stream."""
         with self._working():
             return torch.zeros(shape, dtype=dtype, device=self.torch_device)
 
     def pinned(self, num_bytes: int) -> NDArray[np.uint8]:
+        """See Device.pinned. The memory comes from torch's allocator of pinned memory."""
         with self._working():
             memory: NDArray[np.uint8] = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True).numpy()
             return memory
 
     def upload(self, target: Tensor, source: NDArray[Any]) -> None:
+        """See Device.upload. An asynchronous copy on the stream: `source` must stay unchanged until it is done."""
         with self._working():
             target[: len(source)].copy_(torch.from_numpy(source), non_blocking=True)
 
     def compute(self, work: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """See Device.compute. `work` runs on the stream, without gradients, and with the precision of `tf32`."""
         with self._working(), self._precision():
             return work()
 
     def compute_waiting(self, work: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """The same as `compute`: torch waits for the stream by itself when `work` reads a value."""
         return self.compute(work)
 
     def move_rows(self, block: Tensor, first: int, columns: Tensor, count: int, *, to_addresses: bool) -> None:
+        """See Device.move_rows. One launch of our kernel, with a thread block for each row of each buffer."""
         if len(columns):
             arguments = (block.data_ptr(), first, columns.data_ptr(), count, to_addresses)
             self._launch(self._move_rows, (count, len(columns)), *map(np.int64, arguments[:4]), np.int32(to_addresses))
 
     def signal(self, block: Tensor) -> None:
+        """See Device.signal. One launch of our kernel, which writes to pinned host memory."""
         self._launch(self._signal, (1,), np.int64(block.data_ptr()))
 
     def record(self, work: Callable[[], None]) -> Launch:
+        """See Device.record. The recording is a CUDA graph.
+
+        `work` runs twice before it is captured: for the first calls of libraries, and to see whether it waits for the
+        device. This method itself waits for the device.
+        """
         try:
             with self._working():
-                torch.cuda.synchronize()  # the cell may have been bound on another stream
+                torch.cuda.synchronize()  # the weights may have been written on another stream
                 graph = torch.cuda.CUDAGraph()
-                work()  # libraries set themselves up at their first calls, which cannot be recorded
+                work()  # the first call of a library makes its workspaces, and cannot be recorded
                 if self._waits(work):
                     raise CannotRecordError("it waits for a value, or copies between host and device")
                 self._stream.synchronize()
                 self._capture(graph, work)
         except (CannotRecordError, DeviceLostError, torch.OutOfMemoryError):
             raise
-        except RAISED_BY_USERS as error:  # whatever the cell's own code runs into
+        except RAISED_BY_USERS as error:  # any error of the cell's own code
             self.check()
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise CannotRecordError(reason) from error
@@ -102,6 +114,7 @@ class Gpu:
         return launch
 
     def recurrent(self, weights: LayerWeights, rows: int, steps: int) -> RecurrentKernel | None:
+        """See Device.recurrent. If making a kernel fails, this is logged, and None is returned."""
         if self._layers is None:
             cache = CacheDirectory(default_directory())
             self._layers = CudaLayers(self._found, CachedCompiler(Nvrtc(), cache), cache, self)
@@ -110,7 +123,7 @@ class Gpu:
                 found = self._layers.at_once(weights, rows, steps)
         except DeviceLostError:
             raise
-        except DeviceError as error:  # then its steps run one by one
+        except DeviceError as error:  # without a kernel the steps run one by one
             _LOG.warning("no persistent kernel for %d rows: %s", rows, error)
             return None
         if found is None:
@@ -130,9 +143,10 @@ class Gpu:
         return RecurrentKernel(least_steps, prepare)
 
     def copy_rows(self, other: Device, source: Tensor, rows: NDArray[np.int64], target: Tensor) -> None:
+        """See Device.copy_rows. The rows are picked on the other GPU's stream; this stream waits for that event."""
         assert isinstance(other, Gpu)
         with other._working():
-            index = torch.from_numpy(rows).pin_memory()  # from other memory the copy might wait for the stream
+            index = torch.from_numpy(rows).pin_memory()  # if not pinned, the copy might wait for the stream
             picked = source.index_select(0, index.to(other.torch_device, non_blocking=True))
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record(other._stream)
@@ -142,19 +156,24 @@ class Gpu:
         picked.record_stream(self._stream)
 
     def read(self, row: Tensor) -> Tensor:
+        """See Device.read. Waits for the stream."""
         with self._working():
             return row.cpu()
 
     def check(self) -> None:
+        """See Device.check. Asks the stream for its state, without waiting."""
         self._raise_if_lost()
 
     def stop(self) -> None:
+        """See Device.stop. Waits for the stream. Memory is freed with the tensors that use it."""
         with self._working():
             self._stream.synchronize()
 
     def _waits(self, work: Callable[[], None]) -> bool:
-        """Run the work and return whether it waited for the device; found out so, since a capture that breaks there
-        leaves torch's allocator in disorder."""
+        """Run the work and return whether it waited for the device.
+
+        This is tested before a capture, because a capture that fails at a wait leaves torch's allocator in a bad state.
+        """
         mode = torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
@@ -179,20 +198,21 @@ class Gpu:
             self._recording = False
 
     def _clean_up(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Let later recordings work: if the end of a capture fails, torch leaves its allocators recording for it.
+        """Repair torch's state after a failed capture, so that later recordings work.
 
-        That of the device is told to stop; that of pinned memory keeps asking the graph, which therefore stays.
+        If the end of a capture fails, torch leaves its allocators in the recording state. The allocator of device
+        memory is told to stop recording. The allocator of pinned memory keeps asking the graph, so the graph is kept.
         """
         memory, self._graph_memory = self._graph_memory, torch.cuda.graph_pool_handle()
         self._broken.append(graph)
-        with suppress(RuntimeError):  # the end did not fail
+        with suppress(RuntimeError):  # the end of the capture did not fail, so there is nothing to stop
             torch._C._cuda_endAllocateToPool(self.torch_device.index, memory)
 
     def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any) -> None:
         core = _core()
         with self._working():
             try:
-                core.Device(self.torch_device.index).set_current()  # a thread in which torch did nothing yet has none
+                core.Device(self.torch_device.index).set_current()  # a thread that has not used torch yet has none
                 core.launch(self._launch_on, core.LaunchConfig(grid=grid, block=_THREADS), kernel, *arguments)
             except Exception as error:  # the classes of errors of cuda.core are not public
                 if not self._recording:
@@ -201,10 +221,10 @@ class Gpu:
 
     @contextmanager
     def _working(self) -> Iterator[None]:
-        """Make this the device and stream of what runs inside, and its errors those of this seam.
+        """Use this device and its stream inside, without gradients. A failed device raises DeviceLostError.
 
-        An error after which the stream still answers is not the device's end, and stays what it is. A stream that is
-        being recorded cannot be asked; then whoever records asks afterwards.
+        If the stream still answers after an error, the device has not failed, and the error is raised as it is. A
+        stream that is being recorded cannot be asked; then `record` asks afterwards.
         """
         try:
             with torch.cuda.stream(self._stream), torch.no_grad():
@@ -222,8 +242,11 @@ class Gpu:
 
     @contextmanager
     def _precision(self) -> Iterator[None]:
-        """Let products and convolutions of float32 inside round as the option says. torch has one setting for all."""
-        cudnn: Any = torch.backends.cudnn  # whose types lack these
+        """Set inside whether products and convolutions of float32 round, as `tf32` says.
+
+        torch has one setting for the whole process, so it is restored afterwards.
+        """
+        cudnn: Any = torch.backends.cudnn  # torch's type hints lack these settings
         settings = (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)
         before = [setting.fp32_precision for setting in settings]
         if all((precision == "tf32") == self._tf32 for precision in before):
@@ -239,13 +262,13 @@ class Gpu:
 
 
 def _let_round(products: bool, convolutions: bool) -> None:
-    """Set torch's older settings, which set the newer ones too; where the two disagree, torch refuses to read them."""
+    """Set torch's older settings, which also set the newer ones. If they disagree, torch refuses to read them."""
     torch.set_float32_matmul_precision("high" if products else "highest")
     torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def _kernels(number: int, arch: str) -> tuple[Any, Any]:
-    """Compile the kernels, or take them from the cache on disk, and load them on a device."""
+    """Compile the kernels of rows.cu, or take them from the cache on disk, and load them on a device."""
     source = resources.files("batchmaker.executor.cuda").joinpath("rows.cu").read_text()
     compiler = CachedCompiler(Nvrtc(), CacheDirectory(default_directory()))
     compiled = [compiler.compile(source, name, arch) for name in ("move_rows", "signal_end")]
@@ -258,6 +281,6 @@ def _kernels(number: int, arch: str) -> tuple[Any, Any]:
 
 
 def _core() -> Any:
-    import cuda.core  # found_device has said what is missing
+    import cuda.core  # if it were missing, `found_device` would have raised
 
     return cuda.core

@@ -1,4 +1,4 @@
-"""Opening GPUs by name, with an error that says what is missing."""
+"""Opens GPUs by name. If this is not possible, the error says what is missing."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from batchmaker.executor.cuda.device import Device
 def open_devices(device: str, *, tf32: bool = False) -> list[Device]:
     """Return the GPUs that `device` names: `cuda` for all, `cuda:0` or `cuda:0,2` for some.
 
-    tf32: let matrix products and convolutions of float32 round their factors to 10 bits. Errors as `device_numbers`;
-    DeviceError too if the extra `cuda` is not installed, or a GPU or its driver is too old.
+    tf32: let matrix products and convolutions of float32 round their factors to 10 bits. Raises errors as
+    `device_numbers`, and DeviceError if the extra `cuda` is not installed, or a GPU or its driver is too old.
     """
     numbers = device_numbers(device)
     from batchmaker.executor.cuda.gpu import Gpu
@@ -25,7 +25,7 @@ def open_devices(device: str, *, tf32: bool = False) -> list[Device]:
 def device_numbers(device: str) -> list[int]:
     """Return the numbers of the GPUs that `device` names.
 
-    OptionError for another name, DeviceError where torch has no CUDA, there is no driver or no such device.
+    OptionError for a wrong name. DeviceError if torch has no CUDA, or there is no driver or no such GPU.
     """
     if not re.fullmatch(r"cuda(:\d+(,\d+)*)?", device):
         raise OptionError(f"device must be 'cpu', 'cuda' or like 'cuda:0' or 'cuda:0,1', got {device!r}")

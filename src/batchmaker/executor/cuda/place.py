@@ -1,4 +1,4 @@
-"""One device as the executor sees it: what was submitted, what has finished, and the host memory in between."""
+"""One device as the executor sees it: the steps submitted, the steps finished, and the pinned memory that they use."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _SMALLEST_BYTES = 4096
 
 @final
 class Place:
-    """A device, the number of the last step submitted to it, and pinned memory that is used again and again.
+    """A device, the number of the last step submitted to it, and a pool of pinned memory.
 
-    number: which of the executor's devices it is. The device itself sets the counter to a step's number at its end, so
-    that what has finished is known without asking the driver.
+    number: the index of the device in the executor. At the end of each step the device writes the step's number into a
+    counter in host memory. So the executor knows which steps have finished without a call of the CUDA driver.
     """
 
     def __init__(self, number: int, device: Device) -> None:
@@ -34,7 +34,7 @@ class Place:
 
     @property
     def counter_address(self) -> int:
-        """Where the device writes the number of the last step that it has finished."""
+        """The host address to which the device writes the number of the last step that it has finished."""
         return self._counter.ctypes.data
 
     @property
@@ -43,24 +43,24 @@ class Place:
         return int(self._counter[0])
 
     def take(self, num_bytes: int) -> Bytes:
-        """Return pinned memory of at least this size, with anything in it. It comes back with `hold` or `give_back`."""
+        """Return pinned memory of at least this size, with any content. Return it with `hold` or `give_back`."""
         size = max(_SMALLEST_BYTES, 1 << (num_bytes - 1).bit_length())
         free = self._free.get(size)
         return free.pop() if free else self.device.pinned(size)
 
     def give_back(self, block: Bytes) -> None:
-        """Let memory from `take` be used again: nothing submitted refers to it."""
+        """Return memory from `take` to the pool. No submitted work may refer to it."""
         self._free.setdefault(len(block), []).append(block)
 
     def hold(self, thing: object) -> None:
-        """Keep something until the steps submitted so far, and the one after them, have finished.
+        """Keep an object until the steps submitted so far, and the next one, have finished.
 
-        The one after, since work that is announced to nobody belongs to the step that follows it.
+        The next one as well, because work without a step's number, such as hoisting, belongs to the step after it.
         """
         self._held.append((self.num_submitted + 1, thing))
 
     def release(self, finished: int) -> None:
-        """Let go of what was held for the steps up to this number; pinned memory from `take` is used again."""
+        """Drop the objects held for steps up to this number. Pinned memory from `take` returns to the pool."""
         while self._held and self._held[0][0] <= finished:
             thing = self._held.popleft()[1]
             if isinstance(thing, np.ndarray) and thing.dtype == np.uint8:

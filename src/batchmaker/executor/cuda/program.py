@@ -1,7 +1,7 @@
-"""A part of a cell on a device: rows in by address, computed, rows out by address, recorded for every batch size.
+"""A part of a cell on a device: reads rows by address, computes, writes rows by address. Recorded for every batch size.
 
-Addresses make one recording serve whatever tables, lanes and rows a batch comes from and goes to: only a block of
-numbers changes from launch to launch.
+Because of the addresses, one recording can be used for all tables, lanes and rows. Only a block of numbers changes from
+launch to launch. Used by DeviceCells.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from batchmaker.executor.cuda.place import Bytes, Place
 from batchmaker.graph.spec import ValueSpec
 
 LANE, KEEP, FETCH = 0, 1, 2
-"""Where an output of a step may go: to its chain's lane, to a row of its own, to the host."""
+"""The targets of an output of a step: the lane of its chain, a row of a state table, the host."""
 
 Work = Callable[..., tuple[Tensor, ...]]
 Failures = tuple[tuple[int, str], ...]
@@ -31,9 +31,10 @@ Failures = tuple[tuple[int, str], ...]
 
 @final
 class Block:
-    """The numbers of one launch, in pinned memory: header, an address per row and input, one per row and target.
+    """The numbers of one launch, in pinned memory: a header, then addresses, one for each row of each input and target.
 
-    memory: what it lies in. stamps: where the device notes when the step began and ended. extra: for fetched rows.
+    memory: all of its memory. words: header and addresses, int64. stamps: [2] int64, where the device notes when the
+    step began and ended. extra: memory for fetched rows.
     """
 
     __slots__ = ("_count", "_num_inputs", "_num_targets", "extra", "memory", "stamps", "words")
@@ -51,30 +52,33 @@ class Block:
         self._num_targets = num_targets
 
     def announce(self, number: int, counter_address: int) -> None:
-        """Let the device say when it has finished, and note its times."""
+        """Ask the device to note the step's times, and to write `number` into the counter when it has finished."""
         self.words[0] = number
         self.words[1] = self.stamps.ctypes.data
         self.words[2] = self.words[1] + 8
         self.words[3] = counter_address
 
     def note_begin(self) -> None:
-        """Let the device note when it begins with this launch, of which nobody is told otherwise."""
+        """Ask the device to note when it begins this launch, which is no step and does not change the counter."""
         self.words[1] = self.stamps.ctypes.data
 
     def source(self, index: int) -> NDArray[np.int64]:
-        """Addresses from which input `index` comes, [padded batch]."""
+        """Return the addresses from which input `index` is read, [padded batch], to be filled in."""
         start = HEADER_WORDS + index * self._count
         return self.words[start : start + self._count]
 
     def target(self, output: int, kind: int = LANE) -> NDArray[np.int64]:
-        """Addresses to which an output goes, [padded batch]."""
+        """Return the addresses to which an output is written, [padded batch], to be filled in."""
         start = HEADER_WORDS + (self._num_inputs + output * self._num_targets + kind) * self._count
         return self.words[start : start + self._count]
 
 
 @dataclass(frozen=True, slots=True)
 class _Recording:
-    """A launch for one batch size, None where it cannot be recorded, and the block on the device that it reads."""
+    """The launch for one batch size; None if it cannot be recorded. block: on the device, read by the launch.
+
+    keeps: tensors that must stay for as long as the launch.
+    """
 
     launch: Launch | None
     block: Tensor
@@ -85,8 +89,8 @@ class _Recording:
 class DeviceProgram:
     """Runs `work` on batches of the supported sizes.
 
-    work: inputs [n, *shape] -> outputs [n, *shape] on the device. num_targets: how many places an output may go to.
-    sizes: supported batch sizes, ascending. note: why it is not recorded, None if it is or is not known yet.
+    work: inputs [n, *shape] -> outputs [n, *shape], on the device. num_targets: the number of targets of each output.
+    sizes: supported batch sizes, ascending. note: why it is not recorded; None if it is, or before this is known.
     """
 
     def __init__(
@@ -109,31 +113,32 @@ class DeviceProgram:
         device = place.device
         self._given = tuple(device.zeros((sizes[-1], *spec.shape), torch_dtype(spec.dtype)) for spec in inputs)
         self._given_columns = described(place, self._given)
-        self._made: tuple[Tensor, ...] = ()  # where outputs rest that are computed without a recording
+        self._made: tuple[Tensor, ...] = ()  # outputs that are computed without a recording
         self._recordings: dict[int, _Recording] = {}
         self.note: str | None = None
 
     @property
     def num_inputs(self) -> int:
+        """Number of inputs of `work`."""
         return len(self._given)
 
     def padded(self, count: int) -> int:
-        """Return the supported size for a batch."""
+        """Return the smallest supported size for `count` rows."""
         return self._sizes[bisect_left(self._sizes, count)]
 
     def new_block(self, count: int, extra_bytes: int = 0) -> Block:
-        """Return an empty block for a batch; what is not filled in is zero rows, and goes nowhere."""
+        """Return an empty block for a batch. A row that is not filled in is zero, and is written nowhere."""
         padded = self.padded(count)
         num_bytes = 8 * (HEADER_WORDS + self._num_columns * padded + 2) + 16 + extra_bytes
         return Block(self._place.take(num_bytes), padded, self.num_inputs, self._num_columns, self._num_targets)
 
     def prepare(self, sizes: Iterable[int]) -> None:
-        """Record these sizes, so that no request waits for it."""
+        """Record these sizes, so that no request waits for a recording."""
         for size in sizes:
             self._recording(size)
 
     def submit(self, block: Block, count: int) -> Failures:
-        """Submit a batch; returns the rows at which the cell raised: never any where it is recorded."""
+        """Submit a batch. Returns the rows at which the cell raised, with the reason; none if it is recorded."""
         padded = self.padded(count)
         recording = self._recording(padded)
         device = self._place.device
@@ -164,7 +169,7 @@ class DeviceProgram:
 
             def work() -> None:
                 self._gather(block, size)
-                made[:] = device.compute(lambda: self._compute(size))  # of several runs, the last is the one recorded
+                made[:] = device.compute(lambda: self._compute(size))  # the last call is recorded
                 self._scatter(block, size, columns)
                 device.signal(block)
 
@@ -198,13 +203,13 @@ class DeviceProgram:
     # --- without a recording ---------------------------------------------------------------------------------------
 
     def _run_now(self, padded: int, count: int) -> Failures:
-        """Compute the outputs into `_made`, row by row if the cell raises: only the rows that make it raise fail."""
+        """Compute the outputs into `_made`. If the cell raises, compute row by row: only the rows at fault fail."""
         device = self._place.device
         try:
             self._keep(device.compute_waiting(lambda: self._compute(padded)), 0)
         except (DeviceLostError, torch.OutOfMemoryError):
             raise
-        except RAISED_BY_USERS:  # a cell may raise anything; find the rows that make it
+        except RAISED_BY_USERS:  # a cell may raise anything; find the rows at fault
             return tuple(self._one_by_one(device, count))
         return ()
 
@@ -215,7 +220,7 @@ class DeviceProgram:
                 self._keep(device.compute_waiting(lambda rows=rows: self._work(*rows)), position)  # type: ignore[misc]
             except (DeviceLostError, torch.OutOfMemoryError):
                 raise
-            except RAISED_BY_USERS as error:  # the cell's own; it is reported to the row's request
+            except RAISED_BY_USERS as error:  # the cell's own error; the row's request gets it
                 yield position, f"cell {self._name!r} raised {said_by(error)}"
 
     def _keep(self, outputs: tuple[Tensor, ...], first: int) -> None:
@@ -227,14 +232,14 @@ class DeviceProgram:
 
 
 def described(place: Place, buffers: Sequence[Tensor]) -> Tensor:
-    """Return what `Device.move_rows` is told of buffers: the address of each, and the bytes of its rows."""
+    """Return the columns of buffers for `Device.move_rows`: [buffers, 2], the address and the bytes of one row."""
     columns = place.device.zeros((len(buffers), 2), torch.int64)
     describe(place, columns, buffers)
     return columns
 
 
 def describe(place: Place, columns: Tensor, buffers: Sequence[Tensor]) -> None:
-    """Write that down in a tensor of the device that is there already."""
+    """Write what `described` returns into a tensor of the device."""
     if buffers:
         numbers = np.array([(buffer.data_ptr(), buffer[:1].nbytes) for buffer in buffers], np.int64).ravel()
         memory = place.take(numbers.nbytes)

@@ -1,4 +1,4 @@
-// Rows to and from addresses, and the end of a step. One thread block per row and column; no headers.
+// Kernels that copy rows to and from addresses, and that signal the end of a step. Compiled by NVRTC without headers.
 typedef long long i64;
 typedef unsigned long long u64;
 
@@ -10,7 +10,7 @@ static __device__ __forceinline__ i64 now_ns() {
   return (i64)ns;
 }
 
-// Copies `size` bytes, or writes zeros where `from` is null; 16 bytes at a time where both ends allow it.
+// Copies `size` bytes; writes zeros if `from` is null. 16 bytes at a time if both addresses are aligned for this.
 static __device__ void copy_row(char* to, const char* from, i64 size) {
   i64 done = 0;
   if ((((u64)to | (u64)from) & 15) == 0) {
@@ -22,7 +22,8 @@ static __device__ void copy_row(char* to, const char* from, i64 size) {
   for (i64 i = done + threadIdx.x; i < size; i += blockDim.x) to[i] = from ? from[i] : (char)0;
 }
 
-// block: header and addresses; columns: [n][2] buffer and row bytes; grid: (rows, columns).
+// See Device.move_rows. One thread block for each row and column: the grid is (rows, columns). block: header and
+// addresses. columns: [n][2], the address of each buffer and the bytes of one row.
 extern "C" __global__ void move_rows(const i64* block, i64 first, const i64* columns, i64 count, int to_addresses) {
   const i64 row = blockIdx.x, column = blockIdx.y;
   const i64 size = columns[2 * column + 1];
@@ -36,8 +37,9 @@ extern "C" __global__ void move_rows(const i64* block, i64 first, const i64* col
   copy_row(buffer, address, size);
 }
 
-// After everything of the step: its end, then its number, in an order that the host sees too. One thread: as soon as
-// the number is there the host may use the memory of the times for something else.
+// See Device.signal. Runs after all other work of the step: writes the time of the end, then the step's number into the
+// counter. The host must see the two in this order: once it sees the number, it may use the memory of the time for
+// something else. So a single thread writes both, with a fence between them.
 extern "C" __global__ void signal_end(const i64* block) {
   if (threadIdx.x != 0 || block[0] == 0) return;
   *(volatile i64*)block[2] = now_ns();

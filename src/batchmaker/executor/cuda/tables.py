@@ -1,6 +1,6 @@
-"""State tables on devices: every device has its own copy of a table, with the rows that were written or brought there.
+"""State tables on devices. Every device has its own copy of a table, with the rows that were written or copied there.
 
-What came with requests lies in pinned host memory, where every device reads it.
+Data that came with requests is in pinned host memory, where every device reads it.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def row_bytes(spec: ValueSpec) -> int:
 
 @final
 class DeviceTables:
-    """The rows of all tables as addresses, wherever they lie.
+    """The rows of all tables, as addresses on devices or in host memory.
 
-    places: the devices, by number. With several, it is known of each row which of them hold it: a row that a device
-    lacks is copied there when it is first read there, and a row that only a lost device held is missing.
+    places: the devices, by number. With several devices, it is noted for each row which devices hold it. If a device
+    needs a row that it does not hold, the row is copied there first. A row that only a lost device held is missing.
     """
 
     def __init__(self, places: Sequence[Place]) -> None:
@@ -51,7 +51,7 @@ class DeviceTables:
         return sum(tensor.nbytes for part in (*self._parts, self._host) for tensor in part.values())
 
     def reserve(self, command: Reserve) -> None:
-        """Let tables have at least so many rows, which keep their values. Memory is taken at the next use."""
+        """Give tables at least `num_rows` rows, which keep their values. Memory is taken at the next use."""
         for spec in command.tables:
             table, old = spec.table, self._num_rows.get(spec.table, 0)
             if old >= command.num_rows:
@@ -63,14 +63,14 @@ class DeviceTables:
                 self._holders[table] = np.concatenate((self._holders[table], fresh))
 
     def write(self, table: TableId, rows: slice | Rows, values: Any) -> None:
-        """Write what came with a request, [count, *shape], into rows that no submitted step reads."""
+        """Write data of a request, [count, *shape], into rows that no submitted step reads."""
         if table not in self._host or len(self._host[table]) < self._num_rows[table]:
             self._grow_host(table)
         given = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
         self._host[table][rows] = given
 
     def sources(self, place: Place, table: TableId, rows: Rows) -> Addresses:
-        """Return where a place finds these rows, after having had copied there what it lacks; 0 for missing rows."""
+        """Return the addresses of these rows for a place; 0 for missing rows. Rows that it lacks are copied there."""
         size = row_bytes(self._specs[table])
         if table in self._host:
             return self._host[table].data_ptr() + rows * size
@@ -81,7 +81,7 @@ class DeviceTables:
         return found
 
     def targets(self, place: Place, table: TableId, rows: Rows) -> Addresses:
-        """Return where a place writes these rows; from the next step on it alone holds them."""
+        """Return the addresses to which a place writes these rows. From its next step on it alone holds them."""
         if len(self._places) > 1:
             self._holders_of(table)[rows] = self._bit(place)
         return self._part(place, table).data_ptr() + rows * row_bytes(self._specs[table])
@@ -97,7 +97,7 @@ class DeviceTables:
         raise DeviceError("what was asked for was on a device that has been lost")
 
     def lose(self, place: Place) -> None:
-        """A place has failed: what it alone held is missing from now on."""
+        """Note that a place has failed. Rows that it alone held are missing from now on."""
         self._lost.add(place.number)
         for holders in self._holders.values():
             holders &= ~self._bit(place)
@@ -119,7 +119,7 @@ class DeviceTables:
         return self._grow(place, table) if part is None or len(part) < self._num_rows[table] else part
 
     def _grow(self, place: Place, table: TableId) -> Tensor:
-        """Make room for all rows on a device. Steps submitted before still use the old memory."""
+        """Make room for all rows on a device. Steps submitted before still use the old memory, so it is held."""
         spec, part = self._specs[table], self._parts[place.number]
         new = place.device.zeros((self._num_rows[table], *spec.shape), torch_dtype(spec.dtype))
         old = part.get(table)
@@ -143,7 +143,7 @@ class DeviceTables:
         self._host[table] = new
 
     def _bring(self, place: Place, table: TableId, rows: Rows) -> NDArray[np.uint64]:
-        """Copy to a place the rows that it lacks and others hold; return who holds each row now."""
+        """Copy to a place the rows that it lacks and others hold. Returns the holders of each row: a bit per place."""
         holders = self._holders_of(table)
         held, bit = holders[rows], self._bit(place)
         lacking = np.unique(rows[(held != 0) & (held & bit == 0)])

@@ -1,4 +1,4 @@
-"""Telling the engine that steps have finished, by looking at the counters that the devices set."""
+"""A thread that tells the engine when steps have finished. It looks at the counters that the devices set."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import final
 from batchmaker.executor.cuda.place import Place
 
 LOOK_EVERY_S = 50e-6
+"""Seconds between two looks at the counters."""
 CHECK_EVERY_S = 1.0
-"""A device that finishes nothing for so long, with work at hand, is asked whether it still lives."""
+"""Seconds. If a device has work but finishes nothing for this long, it is asked whether it has failed."""
 
 
 @final
 class Watcher:
-    """A thread that looks at the places' counters while something is submitted, and sleeps otherwise.
+    """A thread that looks at the counters of all places while they have work, and sleeps otherwise.
 
-    notify: called when a counter has moved, and every CHECK_EVERY_S while none does.
+    notify: called when a counter has changed, and every CHECK_EVERY_S while none changes.
     """
 
     def __init__(self, places: Sequence[Place], notify: Callable[[], None]) -> None:
@@ -30,7 +31,7 @@ class Watcher:
         self._thread.start()
 
     def wake(self) -> None:
-        """Something was submitted."""
+        """Note that something was submitted."""
         self._busy.set()
 
     def stop(self) -> None:
@@ -48,6 +49,8 @@ class Watcher:
                 heard_s = time.monotonic()
             if self._over:
                 return
+            # Race: another thread submits work and then calls `wake`. Clear first, then look: work that the look misses
+            # sets the event after the clear.
             self._busy.clear()
             now = [place.num_finished for place in self._places]
             if any(done < place.num_submitted for done, place in zip(now, self._places, strict=True)):
