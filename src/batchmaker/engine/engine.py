@@ -358,8 +358,11 @@ class Engine:
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _ticket(self, request: Any, deadline_ms: float | None, priority: int, model: str | None) -> Ticket:
-        (ticket,) = self._tickets((request,), deadline_ms, priority, model)
-        return ticket
+        served, now_s = self._catalogue.find(model), self._clock.now_s()
+        return Ticket(
+            next(self._ids), request, now_s, served.due_s(now_s, deadline_ms), model=served.model,
+            model_id=served.model_id, priority=checked_priority(priority),
+        )  # fmt: skip
 
     def _tickets(
         self, requests: Collection[Any], deadline_ms: float | None, priority: int, model: str | None

@@ -117,7 +117,7 @@ class CellGraph:
       are inside this range; sources may be before it.
     - plain: edges between nodes of one type exist only inside blocks that are marked connected. Then subgraphs follow
       without a look at the edges.
-    - known_work: cache of `work_of`.
+    - known_work, known_fetches_earlier: caches of `work_of` and `fetches_earlier`.
     - kept: nodes whose outputs the request's sequence keeps after the answer, if known here; each once.
     - shared: many requests have this same object. It never changes, and does not contain their data.
     """
@@ -130,6 +130,7 @@ class CellGraph:
     fetches: list[Fetch] = field(default_factory=list)
     plain: bool = True
     known_work: Work | None = None
+    known_fetches_earlier: bool | None = None
     kept: NodeArray | None = None
     shared: bool = False
 
@@ -140,6 +141,13 @@ class CellGraph:
             return list(self.runs)
         parts: list[NodeBlock | Run] = [*self.blocks, *self.runs]
         return sorted(parts, key=lambda part: part.first)
+
+    @property
+    def fetches_earlier(self) -> bool:
+        """Whether outputs of nodes from before this graph are fetched."""
+        if self.known_fetches_earlier is None:
+            self.known_fetches_earlier = any((fetch.nodes < self.first).any() for fetch in self.fetches)
+        return self.known_fetches_earlier
 
     @property
     def num_work_units(self) -> int:

@@ -11,7 +11,7 @@ arena.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -87,13 +87,13 @@ class GraphAdmission:
         self,
         graphs: Sequence[CellGraph],
         slots: Sequence[int],
-        earlier: Sequence[LocalNumbers | None] = (),
+        earlier: Callable[[int], LocalNumbers | None] = lambda _: None,
         kept_bases: Sequence[int] = (),
     ) -> Admitted:
         """Write graphs into the arena, each with the slot of its request.
 
-        - earlier: for each graph, the numbers of the nodes before its own, or None. Their nodes may be unfinished only
-          if there is a single graph.
+        - earlier: for a graph, by its place in `graphs`, the numbers of the nodes before its own, or None. Their nodes
+          may be unfinished only if there is a single graph. It is not called for a known graph.
         - kept_bases: for each graph, the first of the stored nodes of its sequence; 0 if it has none. May be left out
           if no graph has any.
 
@@ -106,7 +106,7 @@ class GraphAdmission:
         if arena.fit_nodes() and self._plan_rows:
             result.reserves.append(Reserve(self._tables.all_host(), arena.node_capacity))
         at, count = 0, len(graphs)
-        earlier, kept_bases = earlier or (None,) * count, kept_bases or (0,) * count
+        kept_bases = kept_bases or (0,) * count
         known = self._copies.of
         while at < count:
             begin = at
@@ -129,7 +129,7 @@ class GraphAdmission:
             mine = slice(begin, at)
             if remember:
                 self._copies.begin(bases[begin], graphs[begin].num_nodes)
-            self._take(graphs[mine], slots[mine], earlier[mine], bases[mine], result)
+            self._take(graphs[mine], slots[mine], [earlier(i) for i in range(begin, at)], bases[mine], result)
             if remember:
                 self._copies.remember(
                     graphs[begin], result.extents[-1], result.host_tables[-1], self._tables.is_host, kept_bases[begin]
@@ -170,14 +170,14 @@ class GraphAdmission:
         result.ready.append(subgraphs[arena.external[subgraphs] == 0])
         result.units += [graph.num_work_units for graph in graphs]
 
-    def release(self, extents: Iterable[Extent]) -> None:
+    def release(self, extents: Sequence[Extent]) -> None:
         """Give back the numbers of extents."""
-        nodes, subgraphs, edges = self._arena.nodes, self._arena.subgraphs, self._arena.edges
-        for extent in extents:
-            nodes.release(extent.base, extent.num_nodes)
-            subgraphs.release(extent.first_subgraph, extent.num_subgraphs)
-            if extent.num_edges:
-                edges.release(extent.first_edge, extent.num_edges)
+        arena = self._arena
+        arena.nodes.release_each([e.base for e in extents], [e.num_nodes for e in extents])
+        arena.subgraphs.release_each([e.first_subgraph for e in extents], [e.num_subgraphs for e in extents])
+        with_edges = [e for e in extents if e.num_edges]
+        if with_edges:
+            arena.edges.release_each([e.first_edge for e in with_edges], [e.num_edges for e in with_edges])
 
     # --- sources -----------------------------------------------------------------------------------------------
 

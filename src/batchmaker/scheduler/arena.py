@@ -63,6 +63,8 @@ class Extents:
 
     def allocate_each(self, counts: Sequence[int]) -> list[int]:
         """Return the result of `allocate` for each of these counts, in order."""
+        if len(counts) > 1 and len(set(counts)) == 1:
+            return self._allocate_alike(counts[0], len(counts))
         firsts = []
         for count in counts:
             size = count if count <= 8 else _size_class(count)
@@ -75,10 +77,32 @@ class Extents:
         self.num_used += sum(counts)
         return firsts
 
+    def _allocate_alike(self, count: int, number: int) -> list[int]:
+        """Return the result of `number` calls of `allocate(count)`."""
+        self.num_used += count * number
+        size = _size_class(count)
+        free = self._free[size]
+        num_fresh = max(0, number - len(free))
+        firsts = free[: -(number - num_fresh) - 1 : -1]  # from the end, as `pop` takes them
+        del free[len(free) - len(firsts) :]
+        if num_fresh:
+            firsts += range(self.top, self.top + num_fresh * size, size) if size else [self.top] * num_fresh
+            self.top += num_fresh * size
+        return firsts
+
     def release(self, first: int, count: int) -> None:
         """Give back the extent that `allocate(count)` returned as `first`."""
         self.num_used -= count
         self._free[count if count <= 8 else _size_class(count)].append(first)
+
+    def release_each(self, firsts: Sequence[int], counts: Sequence[int]) -> None:
+        """Call `release` for each of these extents, in order."""
+        if len(set(counts)) == 1:
+            self._free[_size_class(counts[0])] += firsts
+            self.num_used -= sum(counts)
+            return
+        for first, count in zip(firsts, counts, strict=True):
+            self.release(first, count)
 
 
 def _grown(array: Ids, size: int) -> Ids:

@@ -241,14 +241,24 @@ class Completion:
 
     # --- sequences ---------------------------------------------------------------------------------------------
 
-    def will_keep(self, entry: RequestEntry, local: Nodes) -> None:
-        """Count the request's sequence as a reader of these local nodes. Each is named once.
+    def will_keep(self, entries: Sequence[RequestEntry], local: Sequence[Nodes]) -> None:
+        """Count the requests' sequences as readers of local nodes, [nodes] of each request. Each is named once.
 
         Stored nodes already have their sequence as a reader.
         """
-        entry.kept = entry.numbers_of(local)
-        fresh = entry.kept if entry.stored is None else entry.kept[local >= entry.stored.extent.num_nodes]
-        self._state.arena.uses[fresh] += 1
+        num_stored = [0 if entry.stored is None else entry.stored.extent.num_nodes for entry in entries]
+        counts = [len(nodes) for nodes in local]
+        joined, ends = np.concatenate(local), np.cumsum(counts)
+        is_fresh = joined >= np.repeat(num_stored, counts)
+        if all(len(entry.extents) == 1 for entry in entries):
+            own = [entry.extents[0].base - entry.extents[0].first_local for entry in entries]
+            before = [0 if entry.stored is None else entry.stored.extent.base for entry in entries]
+            kept = joined + np.where(is_fresh, np.repeat(own, counts), np.repeat(before, counts))
+        else:
+            kept = np.concatenate([entry.numbers_of(nodes) for entry, nodes in zip(entries, local, strict=True)])
+        for entry, end, count in zip(entries, ends.tolist(), counts, strict=True):
+            entry.kept = kept[end - count : end]
+        self._state.arena.uses[kept[is_fresh]] += 1
 
     def keep(self, answered: Sequence[RequestEntry]) -> list[Reserve]:
         """Store the nodes that the sequences of these answered requests keep, in place of the earlier ones.
@@ -281,16 +291,17 @@ class Completion:
     def forget(self, over: Sequence[RequestEntry]) -> None:
         """Give back all that these ended requests still own. No worker has a step of them."""
         state = self._state
+        slots = [entry.slot for entry in over]
         for entry in over:
             if entry.may_own_rows:
                 self._free_rows_of(entry.extents)
-            state.admission.release(entry.extents)
             del state.by_slot[entry.slot]
-            state.slots.release(entry.slot, 1)
             if state.attached:
                 state.attached.pop(entry.request, None)
             if state.priorities.differ:
                 state.priorities.leave(entry.slot)
+        state.admission.release([extent for entry in over for extent in entry.extents])
+        state.slots.release_each(slots, (1,) * len(slots))
         state.store.give_back([entry.stored for entry in over if entry.stored is not None])
 
     def _free_rows_of(self, extents: Iterable[Extent]) -> None:

@@ -251,10 +251,9 @@ class Scheduler(View):
         slots = [entry.slot for entry in owners]
         if any(graph.first for graph in graphs):
             kept_bases = [0 if entry.stored is None else entry.stored.extent.base for entry in owners]
-            earlier = [
-                entry.known_numbers() if graph.first else None for graph, entry in zip(graphs, owners, strict=True)
-            ]
-            admitted = state.admission.admit(graphs, slots, earlier, kept_bases)
+            admitted = state.admission.admit(
+                graphs, slots, lambda i: owners[i].known_numbers() if graphs[i].first else None, kept_bases
+            )
         else:
             kept_bases = [0] * len(graphs)
             admitted = state.admission.admit(graphs, slots)
@@ -271,10 +270,11 @@ class Scheduler(View):
             commands.append(
                 Admit(entry.request, entry.slot, graph.first, extent.base, extent.num_nodes, tables, kept_base)
             )
-            if graph.kept is not None:
-                self._completion.will_keep(entry, graph.kept)
-            if graph.first:
+            if graph.first and graph.fetches_earlier:
                 commands.extend(self._completion.fetch_late(entry, graph))
+        keeping = [(entry, graph.kept) for entry, graph in zip(owners, graphs, strict=True) if graph.kept is not None]
+        if keeping:
+            self._completion.will_keep(*zip(*keeping, strict=True))
         for producer, consumer in admitted.waiting_sources:
             state.attached[owners[0].request].edges[producer].append(consumer)
         if state.frontiers is not None:

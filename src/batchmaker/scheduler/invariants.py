@@ -109,7 +109,7 @@ def _check_workers(state: SchedulerState) -> None:
         for subgraph in arena.subgraph[task.unfinished].tolist():
             in_flight[subgraph] = in_flight.get(subgraph, 0) + 1
             _require(pins.setdefault(subgraph, task.worker) == task.worker, "a subgraph runs on two workers")
-    _require(steps == state.worker_steps, f"workers hold {steps} steps, the state say {state.worker_steps}")
+    _require(steps == state.worker_steps, f"workers hold {steps} steps, the state says {state.worker_steps}")
     _require(running == [entry.num_running for entry in state.types], "running steps per type are miscounted")
     for entry in state.by_slot.values():
         for extent in entry.extents:

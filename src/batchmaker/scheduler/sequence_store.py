@@ -94,14 +94,16 @@ class SequenceStore:
         if not unused:
             return
         arena, extents = self._arena, [stored.extent for stored in unused]
-        nodes = np.concatenate([stored.nodes for stored in unused])
+        bases, counts = [extent.base for extent in extents], [extent.num_nodes for extent in extents]
+        ends = np.cumsum(counts)
+        nodes = np.repeat(np.array(bases) + counts - ends, counts) + np.arange(ends[-1])
         owners = nodes[arena.row[nodes] != NOWHERE]
         if len(owners):
             self._free_rows(owners)
-        for extent in extents:
-            del self.in_use[extent.base]
-            arena.nodes.release(extent.base, extent.num_nodes)
-            arena.subgraphs.release(extent.first_subgraph, extent.num_subgraphs)
+        for base in bases:
+            del self.in_use[base]
+        arena.nodes.release_each(bases, counts)
+        arena.subgraphs.release_each([extent.first_subgraph for extent in extents], counts)
 
     def put(self, kept: Sequence[tuple[SequenceId, Nodes]]) -> tuple[list[StoredNodes], bool]:
         """Let sequences keep the rows of these nodes, in this order, in place of what they kept before.
