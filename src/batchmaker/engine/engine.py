@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from types import TracebackType
@@ -17,6 +16,7 @@ from batchmaker.engine.catalogue import Catalogue
 from batchmaker.engine.cell_driver import CellDriver
 from batchmaker.engine.driver import Driver
 from batchmaker.engine.heartbeat import Heartbeat
+from batchmaker.engine.interpreter import tune_interpreter
 from batchmaker.engine.loop import Loop
 from batchmaker.engine.observers import Onlooker
 from batchmaker.engine.open_sequences import DEFAULT_IDLE_TIMEOUT_S, DEFAULT_MAX_SEQUENCES
@@ -34,11 +34,6 @@ from batchmaker.model.model import Model
 from batchmaker.model.registry import CellRegistry
 from batchmaker.policies.base import CellPolicy, GraphPolicy
 from batchmaker.scheduler.events import RequestId
-
-SWITCH_INTERVAL_S = 5e-4
-"""Seconds. A worker gives up the interpreter at each operation. It waits at most this long to get it back while another
-thread runs Python. With Python's default of 5 ms, steps of 1 ms take 5 ms. The engine lowers the interval for the
-whole process when it starts, and never raises it."""
 
 
 @final
@@ -139,7 +134,7 @@ class Engine:
 
         A second call does nothing. Raises ModelError if an example request fails, StoppedError after `stop`.
         """
-        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
+        tune_interpreter()
         if isinstance(self._driver, CellDriver):
             prepare_scheduler()
         if not self._loop.start():
