@@ -97,7 +97,7 @@ class Extents:
 
     def release_each(self, firsts: Sequence[int], counts: Sequence[int]) -> None:
         """Call `release` for each of these extents, in order."""
-        if len(set(counts)) == 1:
+        if len(counts) > 1 and len(set(counts)) == 1:
             self._free[_size_class(counts[0])] += firsts
             self.num_used -= sum(counts)
             return
