@@ -31,7 +31,7 @@ import torch
 
 from batchmaker.cli.bench.report import commit
 from engine_cost.measuring import NotRunError, facts, load_average, say
-from real_models import chinese_pronunciation, page, pronounce, segment_japanese, speakers
+from real_models import chinese_pronunciation, page, pronounce, reading, segment_japanese, speakers
 from real_models.case import Case, Data
 from real_models.compare import compared
 
@@ -40,6 +40,7 @@ CASES: Final[dict[str, Callable[[Data], Case]]] = {
     "chinese_pronunciation": chinese_pronunciation.case,
     "speakers": speakers.case,
     "segment_japanese": segment_japanese.case,
+    "reading": reading.case,
 }
 Result = dict[str, Any]
 
