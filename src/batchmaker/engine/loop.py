@@ -271,9 +271,9 @@ class Loop:
         """Take what other threads have sent. Waits if there is nothing else to do."""
         if self._work_waits or self._should_accept():
             self._since_s = self._clock.now_s()
+            self._take_inbox()
         else:
-            self._wait()
-        self._take_inbox()
+            self._take_inbox(self._wait())
         # Race: a worker that calls `_notify` between the line above and the line below finds `_woken` still set and
         # sends nothing. Its result is not missed, because this turn polls the driver after both.
         self._work_waits = self._woken = False
@@ -304,30 +304,19 @@ class Loop:
         self._num_urgent -= sum([ticket.is_urgent for ticket in tickets])
         return tickets
 
-    def _take_inbox(self) -> None:
-        """Take all items that are in the inbox now. Requests in a row are put into the backlog together."""
+    def _take_inbox(self, item: Item | None = None) -> None:
+        """Take `item` and all that are in the inbox now: put requests into the backlog, call what is to be called."""
         tickets: list[Ticket] = []
-        while True:
-            try:
-                item = self._inbox.get_nowait()
-            except queue.Empty:
-                break
+        while item is not None or not self._inbox.empty():  # nobody else takes items out
+            item = item or self._inbox.get_nowait()
             if isinstance(item, list):
                 tickets += item
-                continue
-            if tickets:
-                self._accept(tickets)
+            else:
+                self._accept(tickets)  # a function may be about a request that came before it
                 tickets = []
-            item()
-        if tickets:
-            self._accept(tickets)
-
-    def _take(self, item: Item) -> None:
-        """Put requests into the backlog, or call a function."""
-        if isinstance(item, list):
-            self._accept(item)
-        else:
-            item()
+                item()
+            item = None
+        self._accept(tickets)
 
     def _accept(self, tickets: list[Ticket]) -> None:
         for ticket in tickets:
@@ -336,8 +325,8 @@ class Loop:
             self._backlog.join(ticket.request_id, ticket, ticket.priority)
         self._num_urgent += sum([ticket.is_urgent for ticket in tickets])
 
-    def _wait(self) -> None:
-        """Wait for one item, or until the driver wants a turn; the turn begins when the wait ends."""
+    def _wait(self) -> Item | None:
+        """Wait for one item, or until the driver wants a turn; the turn begins when the wait ends. Return the item."""
         wakeup_s = self._driver.next_wakeup_s()
         patience_s = None if wakeup_s is None else max(0.0, wakeup_s - self._clock.now_s())
         self._waits = True
@@ -348,8 +337,7 @@ class Loop:
         # wait also sees when the turn began, so it never reports the time of the wait as time of work.
         self._since_s = self._clock.now_s()
         self._waits = False
-        if item is not None:
-            self._take(item)
+        return item
 
     def _wake(self) -> None:
         self._work_waits = True

@@ -53,7 +53,7 @@ class TaskRunner:
     def begin(self, task: RunTask, tests: LoopTests | None = None) -> RunningTask:
         """Return a task of which no step has run. tests: stop tests to apply between its steps, or None."""
         cell_type, cell = self._types[task.type_id], self._cells[task.type_id]
-        return RunningTask(task, cell_type, cell, self._tables, tests, in_loop=self.in_loops)
+        return RunningTask(task, cell_type, cell, self._tables, tests, self.in_loops)
 
 
 @final
@@ -71,9 +71,8 @@ class RunningTask:
         cell_type: CellType,
         cell: BoundCell,
         tables: StateTables,
-        tests: LoopTests | None = None,
-        *,
-        in_loop: bool = True,
+        tests: LoopTests | None,
+        in_loop: bool,
     ) -> None:
         self._task = task
         self._sizes = cell_type.batch_sizes

@@ -33,9 +33,9 @@ Addresses = NDArray[np.int64]
 class _Submitted:
     """One step on a device: its number there, and where its results will be.
 
-    fetched: for each fetch of the task, the place of its values; None if none are of this step. failed: positions of
-    the task. begun: where the device notes the begin of the task, if not in the block. part: the step's index in its
-    launch, and the launch's number of steps. They finish together, and are reported with equal shares of the time.
+    fetched: for each fetch of the task, the place of its values; None if none are of this step. failed: its positions.
+    begun: where the device notes the begin of the task, if not in the block. part: the step's index in its launch, and
+    the launch's number of steps. They finish together, and are reported with equal shares of the time.
     """
 
     number: int
@@ -105,9 +105,7 @@ class CudaExecutor:
         self._notify = notify
         self._watcher = Watcher(self._places, notify)
 
-    def await_materialise(self) -> None:
-        """Nothing is held back on GPUs."""
-
+    def await_materialise(self) -> None: ...  # nothing is held back on GPUs
     def materialise(self, forms: Mapping[TypeId, int]) -> None:
         """Bind and record every known cell on every device. A device that fails here counts as lost."""
         with self._turn:
