@@ -244,6 +244,8 @@ def test_a_lost_device_fails_what_was_there_and_the_others_go_on() -> None:
         for request, (value, _) in zip(REQUESTS, engine.map(REQUESTS, progress=False), strict=True):
             torch.testing.assert_close(value, plainly(model, request)[0])
         assert engine.driver._executor.notes == ["device 0 (fake 0) was lost: it fell off the bus"]
+        lost = engine.driver._executor._places[0]
+        assert lost.num_finished == lost.num_submitted, "the watcher would wait for the lost device without end"
         engine.driver._scheduler.check_invariants()
 
 

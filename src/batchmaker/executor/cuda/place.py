@@ -59,6 +59,10 @@ class Place:
         """
         self._held.append((self.num_submitted + 1, thing))
 
+    def abandon(self) -> None:
+        """Wait for no more steps of a lost device. What it holds is kept, because the device may still refer to it."""
+        self.num_submitted = self.num_finished
+
     def release(self, finished: int) -> None:
         """Drop the objects held for steps up to this number. Pinned memory from `take` returns to the pool."""
         while self._held and self._held[0][0] <= finished:

@@ -97,8 +97,9 @@ class DeviceTables:
         raise DeviceError("what was asked for was on a device that has been lost")
 
     def lose(self, place: Place) -> None:
-        """Note that a place has failed. Rows that it alone held are missing from now on."""
+        """Note that a place has failed. Rows that it alone held are missing from now on, and its steps never finish."""
         self._lost.add(place.number)
+        place.abandon()
         for holders in self._holders.values():
             holders &= ~self._bit(place)
         self._parts[place.number].clear()
@@ -138,7 +139,7 @@ class DeviceTables:
         old = self._host.get(table)
         if old is not None:
             new[: len(old)] = old
-            for place in self._places:
+            for place in living:
                 place.hold(old)
         self._host[table] = new
 
