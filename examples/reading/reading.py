@@ -34,8 +34,10 @@ HEIGHT = 64
 WIDTHS = (64, 128, 192, 256, 384, 512, 768, 1024)
 """In pixels. A picture is padded to the next one; as many as a cell has types."""
 
-MOST_PIXELS = 4096
-"""On a side of a picture as it comes."""
+MOST_PIXELS = 1 << 21
+"""Of a picture as it comes: it is decoded in the server's own thread."""
+
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
 
 COLUMN = 8
 """Pixels of the width that become one column."""
@@ -117,12 +119,14 @@ class Reading(bm.Model):
         return self.letter.map(forwards, backwards)
 
     def encode(self, picture: str) -> dict[str, Any]:
-        """Return the request for a picture: a PNG, JPEG or other file in base64. InvalidRequestError for others."""
+        """Return the request for a picture: a file of one of FORMATS in base64. InvalidRequestError for others."""
         try:
-            image = Image.open(io.BytesIO(base64.b64decode(picture, validate=True)))
+            image = Image.open(io.BytesIO(base64.b64decode(picture, validate=True)), formats=FORMATS)
             checked(image).load()
-        except (ValueError, OSError, Image.DecompressionBombError):
-            raise InvalidRequestError("no picture found; send a PNG, JPEG or other file, whole and in base64") from None
+        except (ValueError, OSError, SyntaxError, Image.DecompressionBombError):
+            raise InvalidRequestError(
+                f"no picture found; send a file in base64, whole, in one of these formats: {', '.join(FORMATS)}"
+            ) from None
         return request_of(image.resize((scaled(image), HEIGHT), Image.Resampling.LANCZOS).convert("L"))
 
     def decode(self, found: Tensor, picture: str = "") -> str:
@@ -142,10 +146,10 @@ def scaled(image: Image.Image) -> int:
 
 def checked(image: Image.Image) -> Image.Image:
     """Return a picture whose pixels are not decoded yet. InvalidRequestError if it is too large, wide or high."""
-    if max(image.size) > MOST_PIXELS or not 1 <= scaled(image) <= WIDTHS[-1]:
+    if image.width * image.height > MOST_PIXELS or not 1 <= scaled(image) <= WIDTHS[-1]:
         raise InvalidRequestError(
-            f"the picture is {image.width} x {image.height} pixels; cut or scale it to at most {MOST_PIXELS} "
-            f"on a side, at most {WIDTHS[-1] // HEIGHT} times as wide as high and {HEIGHT} times as high as wide"
+            f"the picture is {image.width} x {image.height} pixels; cut or scale it to at most {MOST_PIXELS} pixels "
+            f"in all, at most {WIDTHS[-1] // HEIGHT} times as wide as high and {HEIGHT} times as high as wide"
         )
     return image
 

@@ -101,7 +101,7 @@ def test_a_picture_of_a_size_that_is_not_read_says_what_to_do(model, size):
     file = io.BytesIO()
     Image.new("L", size).save(file, "PNG")
     with pytest.raises(
-        InvalidRequestError, match=f"^the picture is {size[0]} x {size[1]} pixels; cut or scale it to at most 4096"
+        InvalidRequestError, match=f"^the picture is {size[0]} x {size[1]} pixels; cut or scale it to at most 2097152"
     ):
         model.encode(base64.b64encode(file.getvalue()).decode())
 

@@ -111,7 +111,7 @@ class CellDriver:
         return self._brought.tests
 
     def await_materialise(self) -> None:
-        """Call before example requests if `materialise` follows. Nothing is in flight."""
+        """Call before example requests if `materialise` follows. Requests that came earlier may be in flight."""
         self._executor.await_materialise()
 
     def materialise(self) -> None:

@@ -281,8 +281,8 @@ class Loop:
     def _should_accept(self) -> bool:
         """Whether to take requests from the backlog now.
 
-        If none is urgent and the workers have enough work, they stay there until there are `_most_arrivals` of them:
-        requests that are taken together cost less each.
+        If none is urgent and the workers have enough work, the requests stay in the backlog until there are
+        `_most_arrivals` of them: requests that are taken together cost less each.
         """
         if not len(self._backlog):
             return False
@@ -293,10 +293,10 @@ class Loop:
         """Advance the driver, and choose how many requests may be taken next, by the time that these took."""
         began_s = self._clock.now_s()
         self._driver.advance(arrivals)
-        if len(arrivals) == self._most_arrivals:
-            each_s = (self._clock.now_s() - began_s) / len(arrivals)
-            fits = int(SOON_S / max(each_s, SOON_S / MOST_ARRIVALS))
-            self._most_arrivals = max(FEWEST_ARRIVALS, fits)
+        took_s = self._clock.now_s() - began_s
+        if len(arrivals) == self._most_arrivals or (len(arrivals) >= FEWEST_ARRIVALS and took_s > SOON_S):
+            fit = len(arrivals) * SOON_S / max(took_s, 1e-9)
+            self._most_arrivals = int(min(max(fit, FEWEST_ARRIVALS), MOST_ARRIVALS))
 
     def _arrivals(self) -> list[Ticket]:
         """Take the first requests out of the backlog."""
@@ -308,7 +308,7 @@ class Loop:
         """Take `item` and all that are in the inbox now: put requests into the backlog, call what is to be called."""
         tickets: list[Ticket] = []
         while item is not None or not self._inbox.empty():  # nobody else takes items out
-            item = item or self._inbox.get_nowait()
+            item = self._inbox.get_nowait() if item is None else item
             if isinstance(item, list):
                 tickets += item
             else:

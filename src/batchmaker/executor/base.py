@@ -81,7 +81,8 @@ def failed_result(task: RunTask, first: int, error: BaseException, end: int | No
 
 
 class Executor(Protocol):
-    """One kind of device with one or more workers. The engine's thread calls all methods but `start` and `materialise`.
+    """One kind of device with one or more workers. The engine's thread calls its methods, except `start`,
+    `await_materialise` and `materialise`, which the thread calls that starts the engine.
 
     `submit` returns at once. Tasks of one worker run in order, and several may be in flight. When steps of a task have
     finished, one or several together, the executor calls `notify` (from any thread). The next `poll` returns them, in
@@ -97,7 +98,10 @@ class Executor(Protocol):
         """Start the workers. notify: is cheap, and may be called from any thread."""
 
     def await_materialise(self) -> None:
-        """Until `materialise`, compile and measure nothing: example requests come first, in the engine's thread."""
+        """Example requests come first, and `materialise` after them: until then, compile no loops in tasks.
+
+        Does nothing if tasks need none.
+        """
 
     def materialise(self, forms: Mapping[TypeId, int]) -> None:
         """Do what is needed once for each batch size of each known cell type, before the first request needs it.

@@ -83,7 +83,8 @@ class RequestEntry:
     - extents: of its graphs, in order.
     - sequence: the sequence that it is a chunk of.
     - stored: the stored nodes of the sequence when the request arrived.
-    - kept: the nodes that the sequence will keep after this request.
+    - kept: the nodes that the sequence will keep after this request. A part of an array of several requests, so it is
+      not written.
     - numbers: cache of `known_numbers`.
     """
 

@@ -60,7 +60,7 @@ class Place:
         self._held.append((self.num_submitted + 1, thing))
 
     def abandon(self) -> None:
-        """Wait for no more steps of a lost device. What it holds is kept, because the device may still refer to it."""
+        """Wait for no more steps of a lost device. What it holds is kept until the engine ends."""
         self.num_submitted = self.num_finished
 
     def release(self, finished: int) -> None:
