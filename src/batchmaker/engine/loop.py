@@ -171,8 +171,7 @@ class Loop:
                 if hold:
                     self._held += item
                     return
-            if self._held:
-                self._put_held()
+            self._put_held()
             self._inbox.put(item)
 
     def cancel(self, request_id: RequestId) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from batchmaker.lab.plots.pictures import INK, _bare, _pyplot, _save
+from batchmaker.lab.plots.pictures import INK, _number_axes, _pyplot, _save
 from batchmaker.lab.plots.sweeps import COLOURS
 
 
@@ -41,14 +41,7 @@ def draw_over_time(path: Path, panels: Sequence[TimePanel], title: str, subtitle
         for line in panel.lines:
             ax.plot(line.at_s, line.y, line.style, color=colour[line.name], lw=1.7, label=line.name)
         ax.set_title(panel.title, loc="left", fontsize=11, fontweight="bold", color=INK)
-        ax.set_ylabel(panel.unit, color=INK)
-        if panel.log:
-            ax.set_yscale("log")
-        else:
-            ax.set_ylim(bottom=0)
-        ax.grid(axis="y", color="#eceef1")
-        ax.set_axisbelow(True)
-        _bare(ax)
+        _number_axes(ax, panel.unit, log=panel.log)
     axes[-1][0].set_xlabel("seconds", color=INK)
     shown = {line.name: handle for ax, panel in zip(axes.flat, panels, strict=True) for line, handle in zip(
         panel.lines, ax.get_lines(), strict=True)}  # fmt: skip

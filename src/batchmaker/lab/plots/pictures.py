@@ -120,6 +120,18 @@ def _colour(request: int) -> Any:
     return tuple(hsv_to_rgb(((request * 0.618034) % 1.0, 0.42 + 0.2 * (request % 3) / 2, 0.9 - 0.12 * (request % 2))))
 
 
+def _number_axes(ax: Any, unit: str, *, log: bool) -> None:
+    """Dress the axes of a picture of numbers: what y counts, from 0 or logarithmic, over light lines."""
+    ax.set_ylabel(unit, color=INK)
+    if log:
+        ax.set_yscale("log")
+    else:
+        ax.set_ylim(bottom=0)
+    ax.grid(axis="y", color="#eceef1")
+    ax.set_axisbelow(True)
+    _bare(ax)
+
+
 def _bare(ax: Any) -> None:
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from batchmaker.lab.plots.pictures import INK, _bare, _pyplot, _save
+from batchmaker.lab.plots.pictures import INK, _number_axes, _pyplot, _save
 
 COLOURS: Final = ("#1f6feb", "#d9730d", "#2da44e", "#8250df", "#bf3989", "#9a6700", "#57606a", "#0b7285")
 
@@ -50,14 +50,7 @@ def draw_panels(path: Path, panels: Sequence[Panel], title: str, subtitle: str) 
             ax.fill_between(line.x, line.low, line.high, color=colour[line.name], alpha=0.15, lw=0)
         ax.set_title(panel.title, loc="left", fontsize=11.5, fontweight="bold", color=INK)
         ax.set_xlabel(panel.x, color=INK)
-        ax.set_ylabel(panel.y, color=INK)
-        if panel.log:
-            ax.set_yscale("log")
-        else:
-            ax.set_ylim(bottom=0)
-        ax.grid(axis="y", color="#eceef1")
-        ax.set_axisbelow(True)
-        _bare(ax)
+        _number_axes(ax, panel.y, log=panel.log)
     handles, labels = grid[0][0].get_legend_handles_labels()
     figure.suptitle(title, x=0.012, ha="left", fontsize=15, fontweight="bold", color=INK)
     figure.text(0.012, 1 - 0.5 / height, subtitle, fontsize=10, color="#5b626e", va="top")

@@ -39,6 +39,7 @@ class ExactReplicas(Replicas):
         self._shared = Records.of(work.arrived_s)
 
     def play(self, until_s: float) -> None:
+        """See Replicas.play. Takes the next of two times, an arrival and the earliest replica, until `until_s`."""
         arrived_s, count = self.work.arrived_s, len(self.work.arrived_s)
         while True:
             request = int(self.totals[NEXT])

@@ -81,6 +81,7 @@ class FastReplicas(Replicas):
         self._aside = np.zeros(MOST_HELD, np.int64)
 
     def play(self, until_s: float) -> None:
+        """See Replicas.play. A compiled loop plays; it comes back early when MOST_HELD requests are put aside."""
         while True:
             num_held = fast_loop.play(
                 self._offer, self._routing(), self._line, self._places, self._costs, self._scratch, self._tree,
