@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Literal, final
+from collections.abc import Callable
+from typing import Final, Literal, final
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,10 @@ PLAIN_NUMEL = 1 << 16
 PLAIN_ROW_NUMEL = 1 << 18
 """float32 weights up to this number of elements stay plain for a single row."""
 
-_PLAIN_ACTIVATIONS = {"tanh": torch.tanh_, "sigmoid": torch.sigmoid_, "relu": torch.relu_}
+PLAIN_ACTIVATIONS: Final[dict[Activation, Callable[[Tensor], Tensor]]] = {
+    "tanh": torch.tanh_, "sigmoid": torch.sigmoid_, "relu": torch.relu_,
+}  # fmt: skip
+"""Activations in place."""
 
 
 def can_pack(weight: Tensor) -> bool:
@@ -63,7 +67,7 @@ class Linear:
         assert self.weight is not None
         product = F.linear(x, self.weight, self.bias)
         if self.activation != "none":
-            _PLAIN_ACTIVATIONS[self.activation](product)
+            PLAIN_ACTIVATIONS[self.activation](product)
         return product
 
     def add(self, x: Tensor, other: Tensor) -> Tensor:

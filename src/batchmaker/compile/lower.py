@@ -1,4 +1,7 @@
-"""Linear nodes with constant weights become packed layers, merged, and fused with the next activation or sum."""
+"""Nodes with constant weights become packed layers.
+
+Linear ones are merged, and fused with the next activation or sum. Convolutions are fused with the next activation.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from batchmaker.compile.convolution import Convolution, Window
 from batchmaker.compile.dataflow import TracedCell, TracedValue
 from batchmaker.compile.linear import Activation, Linear
 from batchmaker.compile.passes.fusion import run_in_passes
-from batchmaker.compile.passes.nodes import is_linear
+from batchmaker.compile.passes.nodes import is_linear, shape_of
 from batchmaker.compile.passes.products import beside, merge_products, parameters
 from batchmaker.compile.passes.reuse import reuse_memory
 
 _aten = torch.ops.aten
+_CONVOLUTIONS = (_aten.conv1d.default, _aten.conv2d.default)
 _ACTIVATIONS: dict[Any, Activation] = {
     _aten.tanh.default: "tanh",
     _aten.sigmoid.default: "sigmoid",
@@ -34,6 +39,7 @@ class Packer:
     def __init__(self, *, reuse: bool = False, fuse: bool = False) -> None:
         self.reuse, self.fuse = reuse, fuse
         self._layers: dict[tuple[Any, ...], Linear] = {}
+        self._convolutions: dict[tuple[Any, ...], Convolution] = {}
 
     def linear(
         self, weights: Sequence[Tensor], biases: Sequence[Tensor | None], activation: Activation = "none"
@@ -44,15 +50,26 @@ class Packer:
             self._layers[key] = Linear(*beside(weights, biases), activation)
         return self._layers[key]
 
+    def convolution(
+        self, weight: Tensor, bias: Tensor | None, window: Window, row: tuple[int, ...], activation: Activation
+    ) -> Convolution:
+        """Return the convolution of rows of this shape."""
+        key = (id(weight), id(bias), window, row, activation)
+        if key not in self._convolutions:
+            self._convolutions[key] = Convolution(weight, bias, window, row, activation)
+        return self._convolutions[key]
+
 
 def lower(cell: TracedCell, packer: Packer) -> None:
-    """Replace the linear nodes of a graph in place; nodes over more than two dimensions stay."""
+    """Replace linear nodes over two dimensions, and convolutions over one or two, in place."""
     merge_products(cell, lambda x, *layers: cell.graph.call_function(packer.linear(*layers), (x,)))
     if packer.fuse:
         run_in_passes(cell)
     for node in list(cell.graph.nodes):
         if is_linear(cell, node):
             _fuse(cell, node, packer)
+        elif node.target in _CONVOLUTIONS:
+            _convolve(cell, node, packer)
     cell.graph.eliminate_dead_code()
     if packer.reuse:
         reuse_memory(cell)
@@ -70,6 +87,38 @@ def _fuse(cell: TracedCell, node: fx.Node, packer: Packer) -> None:
         _substitute(cell, user, packer.linear([weight], [bias]).add, (node.args[0], other))
     else:
         _substitute(cell, node, packer.linear([weight], [bias]), (node.args[0],))
+
+
+def _convolve(cell: TracedCell, node: fx.Node, packer: Packer) -> None:
+    """Replace a convolution of float32 on the CPU, together with the activation that alone reads it.
+
+    Left alone are convolutions in groups, and those over values whose sizes depend on the batch in another dimension.
+    """
+    x: Any = node.args[0]
+    rest: Any = node.args[1:]
+    if cell.value(rest[0]) is None:
+        return
+    weight, bias = parameters(cell, node)
+    row = shape_of(x)[1:]
+    if (bias is None and rest[1:2] not in ((), (None,))) or len(row) != weight.ndim - 1:
+        return
+    if weight.device.type != "cpu" or weight.dtype is not torch.float32 or row[:1] != weight.shape[1:2]:
+        return
+    if not all(isinstance(size, int) for size in row):
+        return
+    window = Window(
+        *[_each(rest, place, by_default, weight.ndim - 2) for place, by_default in ((2, 1), (3, 0), (4, 1))]
+    )
+    user = next(iter(node.users))
+    activation = _ACTIVATIONS.get(user.target) if len(node.users) == 1 else None
+    layer = packer.convolution(weight, bias, window, row, activation or "none")
+    _substitute(cell, node if activation is None else user, layer, (x,))
+
+
+def _each(arguments: Sequence[Any], place: int, by_default: int, dimensions: int) -> tuple[int, ...]:
+    """Return an argument of a convolution for each dimension; it may be left out, or be one number for all."""
+    given = arguments[place] if len(arguments) > place else [by_default]
+    return tuple(given) if len(given) == dimensions else (given[0],) * dimensions
 
 
 def _other_summand(node: fx.Node, user: fx.Node) -> fx.Node | None:

@@ -14,6 +14,11 @@ MAX_VALUES: Final = 1 << 20
 """Requests with more values than this, or in more than MAX_PARTS parts, have no shape here."""
 MAX_PARTS: Final = 4096
 
+_REAL: Final = frozenset((
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool,
+    torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64,
+))  # fmt: skip
+
 Leaf = tuple[Kind, Any]
 """Numbers that are stored together: their kind, and the list, array, tensor or number itself."""
 
@@ -39,12 +44,13 @@ def shape_of(request: Any, leaves: list[Leaf]) -> Hashable | None:
         leaves.append((request.dtype.str, request))
         return (request.dtype.str, request.shape)
     if kind is torch.Tensor:
-        if request.device.type != "cpu" or request.layout is not torch.strided or request.is_complex():
+        dtype = request.dtype
+        if dtype not in _REAL or not request.is_cpu or request.layout is not torch.strided:
             return None
-        if request.is_quantized or not 0 < request.numel() <= MAX_VALUES:
+        if not 0 < request.numel() <= MAX_VALUES:
             return None
-        leaves.append((request.dtype, request))
-        return (request.dtype, request.shape)
+        leaves.append((dtype, request))
+        return (dtype, request.shape)
     if kind is tuple:
         return _of_parts(kind, request, leaves)
     if kind is dict:

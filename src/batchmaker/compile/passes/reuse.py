@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, fx
 
+from batchmaker.compile.convolution import Convolution
 from batchmaker.compile.dataflow import TracedCell
 from batchmaker.compile.linear import Linear
 from batchmaker.compile.passes.nodes import is_pointwise, shape_of
@@ -58,4 +59,4 @@ def _can_write(node: fx.Node, value: Any) -> bool:
 
 def _is_fresh(value: fx.Node) -> bool:
     """Whether the node's value has memory of its own that it shares with no other node."""
-    return value.target in _FRESH or isinstance(getattr(value.target, "__self__", value.target), Linear)
+    return value.target in _FRESH or isinstance(getattr(value.target, "__self__", value.target), Linear | Convolution)
