@@ -31,7 +31,15 @@ import torch
 
 from batchmaker.cli.bench.report import commit
 from engine_cost.measuring import NotRunError, facts, load_average, say
-from real_models import chinese_pronunciation, page, pronounce, reading, segment_japanese, speakers
+from real_models import (
+    chinese_pronunciation,
+    page,
+    pronounce,
+    reading,
+    segment_japanese,
+    speakers,
+    voice_activity,
+)  # fmt: skip
 from real_models.case import Case, Data
 from real_models.compare import compared
 
@@ -41,6 +49,7 @@ CASES: Final[dict[str, Callable[[Data], Case]]] = {
     "speakers": speakers.case,
     "segment_japanese": segment_japanese.case,
     "reading": reading.case,
+    "voice_activity": voice_activity.case,
 }
 Result = dict[str, Any]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, Final, final
 
@@ -66,11 +67,14 @@ class Streams(bm.Model):
 
 @final
 class StreamsByHand:
-    """One thread: take the frames that have come, stack them and their streams' states, run the batch, scatter."""
+    """One thread: take the frames that have come, stack them and their streams' states, run the batch, scatter.
 
-    def __init__(self, module: nn.Module, streams: int) -> None:
+    module: (frames, *states) -> (result of each, *states). widths: of the states, which begin as zeros.
+    """
+
+    def __init__(self, module: nn.Module, streams: int, widths: Sequence[int] = (HIDDEN, HIDDEN)) -> None:
         self._module = module
-        self._h, self._c = torch.zeros(streams, HIDDEN), torch.zeros(streams, HIDDEN)
+        self._states = [torch.zeros(streams, width) for width in widths]
         self._inbox: queue.SimpleQueue[tuple[int, Tensor, Future[Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -99,7 +103,8 @@ class StreamsByHand:
                 seen.add(item[0])
             streams = torch.tensor([stream for stream, _, _ in taken])
             frames = torch.cat([frame for _, frame, _ in taken])
-            speech, h, c = self._module(frames, self._h[streams], self._c[streams])
-            self._h[streams], self._c[streams] = h, c
+            speech, *states = self._module(frames, *[state[streams] for state in self._states])
+            for held, state in zip(self._states, states, strict=True):
+                held[streams] = state
             for (_, _, future), value in zip(taken, speech.tolist(), strict=True):
                 future.set_result(value)

@@ -6,7 +6,7 @@ A new one is a file here with a function that takes a Data and returns a Case, a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -51,6 +51,14 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
+class Live:
+    """How many live streams a core holds: by side, where so many streams have one chunk in flight each."""
+
+    per_core: Mapping[str, float]
+    streams: int
+
+
+@dataclass(frozen=True, slots=True)
 class Case:
     """The same requests answered by the example, by batches by hand, and by the package.
 
@@ -58,7 +66,7 @@ class Case:
     network takes and gives; both are done by the engine's side and by hand. by_hand: what takes a batch of encoded
     requests and returns results as the engine gives them. own: the package, one request after the other, from what was
     asked to the answer. same: whether two answers agree. target: the ratio that was asked for, over the better of
-    batches by hand and the package, or over `peer`.
+    batches by hand and the package, or over `peer`. live: measures live streams, where requests can come as such.
     """
 
     package: str
@@ -76,7 +84,7 @@ class Case:
     own_count: int = 200
     peer: Callable[[Sequence[Any]], Peer] | None = None
     peer_name: str = ""
-    more: dict[str, Any] = field(default_factory=dict)
+    live: Callable[[Data, bm.Engine], Live] | None = None
 
 
 def example(name: str, package: str) -> bm.Model:

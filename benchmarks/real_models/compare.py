@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
 
@@ -46,7 +47,11 @@ def compared(case: Case, data: Data) -> dict[str, Any]:
         loads = [LOAD * best]
         if not keeps_up(found["per_s"][OURS], loads[0]):
             loads.append(LOAD * found["per_s"][OURS])
-        return {**found, "loads": [latency(case, data, engine, load, found) for load in loads]}
+        found["loads"] = [latency(case, data, engine, load, found) for load in loads]
+        if case.live is not None:
+            found["live"] = asdict(case.live(data, engine))
+            say(f"  live streams a core: {shown(found['live']['per_core'])}")
+        return found
 
 
 def keeps_up(per_s: float, load: float) -> bool:

@@ -17,6 +17,7 @@ OURS, HAND, OWN = "batchmaker", "by hand", "package"
 COMPILED: Final = "compiled"
 """What ways by hand begin with that are written for one network, and not of torch's layers."""
 LATENCY_ASKED: Final = 2.0
+LIVE_ASKED: Final = {HAND: 0.8, OWN: 3.0}
 COLOURS: Final = {OURS: "#2da44e", HAND: "#0969da", OWN: "#8c959f"}
 OTHER: Final = "#bf8700"
 
@@ -72,6 +73,24 @@ def latency_table(found: Result) -> str:
     return table(head, rows)
 
 
+def live_table(found: Result) -> str:
+    """Return how many live streams a core holds, of all sides; nothing where no example has live streams."""
+    rows = []
+    for name, figures in measured(found):
+        if (live := figures.get("live")) is None:
+            continue
+        per_core = live["per_core"]
+        over = {side: per_core[OURS] / per_core[side] for side in (HAND, OWN)}
+        said = [
+            f"{over[side]:.3g}, asked {asked:g}: {verdict(over[side] >= asked)}" for side, asked in LIVE_ASKED.items()
+        ]
+        rows.append(
+            [f"`{name}`, {live['streams']} streams", *(number(per_core[side]) for side in (OURS, HAND, OWN)), *said]
+        )
+    head = ("live streams a core", OURS, HAND, "its package", "over by hand", "over the package")
+    return table(head, rows) if rows else ""
+
+
 def agreement_lines(found: Result) -> str:
     """Return how many of the answers are the package's, an example to a line."""
     return "\n".join(
@@ -106,6 +125,8 @@ def show(found: Result, page: Path, png: Path | None) -> None:
     if png is not None:
         parts.append(f"![Requests per CPU second of all sides]({os.path.relpath(png, page.parent)})")
     parts += ["Latency under a Poisson load:", latency_table(found)]
+    if live := live_table(found):
+        parts += ["Live streams, a frame of each in flight, by CPU time:", live]
     parts += ["Answers that agree with the engine's:", agreement_lines(found), left_out(found)]
     fill(page, {SECTION: "\n\n".join(filter(None, parts))})
 

@@ -29,7 +29,7 @@ WINDOW, HOP, BINS = 256, 128, 129
 
 
 class Listen(nn.Module):
-    """(frame [512], context [64], h, c [128]) -> (probability of speech, context, h, c), all float32."""
+    """(sound [576], h, c [128]) -> (probability of speech, h, c), all float32. The sound is context and frame."""
 
     def __init__(self, weights: dict[str, Tensor]) -> None:
         super().__init__()
@@ -45,14 +45,25 @@ class Listen(nn.Module):
             {"weight": weights["decoder.decoder.2.weight"][:, :, 0], "bias": weights["decoder.decoder.2.bias"]}
         )
 
-    def forward(self, frame: Tensor, context: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, ...]:
-        sound = torch.cat((context, frame), -1)
+    def forward(self, sound: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, ...]:
         parts = conv1d(pad(sound, (0, CONTEXT), "reflect")[:, None], self.basis, stride=HOP)
         x = (parts[:, :BINS].square() + parts[:, BINS:].square()).sqrt()  # how loud each pitch is, four times
         for layer in self.layers:
             x = layer(x).relu()
         h, c = self.lstm(x[:, :, 0], (h, c))
-        return self.speech(h.relu()).sigmoid()[:, 0], frame[:, -CONTEXT:], h, c
+        return self.speech(h.relu()).sigmoid()[:, 0], h, c
+
+
+class ListenLive(nn.Module):
+    """(frame [512], context [64], h, c [128]) -> (probability of speech, context, h, c): the context is state, too."""
+
+    def __init__(self, listen: Listen) -> None:
+        super().__init__()
+        self.listen = listen
+
+    def forward(self, frame: Tensor, context: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, ...]:
+        speech, h, c = self.listen(torch.cat((context, frame), -1), h, c)
+        return speech, frame[:, -CONTEXT:], h, c
 
 
 class VoiceActivity(bm.Model):
@@ -62,15 +73,21 @@ class VoiceActivity(bm.Model):
     """
 
     example_request = torch.zeros(4, FRAME)
+    example_chunks = (torch.zeros(1, FRAME), torch.zeros(1, FRAME))
 
     def __init__(self, listen: Listen) -> None:
-        self.listen = bm.Cell(listen, max_batch=64)
+        self.listen = bm.Cell(listen)
+        self.live = bm.Cell(ListenLive(listen))
 
     def unfold(self, frames: Any) -> Any:
-        return self.unfold_chunk(frames, None)[0]
+        """All contexts are known, so the convolutions of many frames are computed together."""
+        frames = torch.as_tensor(frames)
+        contexts = pad(frames[:-1, -CONTEXT:], (0, 0, 1, 0))
+        speech, _, _ = self.listen.run(torch.cat((contexts, frames), -1))
+        return speech.steps
 
     def unfold_chunk(self, frames: Any, state: Any) -> Any:
-        speech, *state = self.listen.run(frames, state)
+        speech, *state = self.live.run(frames, state)
         return speech.steps, tuple(state)
 
     def serving_signature(self) -> Signature:

@@ -70,6 +70,16 @@ def test_a_side_that_cannot_keep_up_has_no_latency(scripts):
     assert second.endswith("| 3: **missed** |")
 
 
+def test_live_streams_have_a_table_where_an_example_has_them(scripts):
+    assert scripts["page"].live_table(result()) == ""
+    found = result()
+    found["examples"][0]["figures"]["live"] = {
+        "per_core": {"batchmaker": 300.0, "by hand": 200.0, "package": 150.0}, "streams": 50,
+    }  # fmt: skip
+    table = scripts["page"].live_table(found)
+    assert "| `pronounce`, 50 streams | 300 | 200 | 150 | 1.5, asked 0.8: met | 2, asked 3: **missed** |" in table
+
+
 def test_the_page_is_filled_between_its_markers_and_the_picture_is_drawn(scripts, tmp_path):
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- examples -->\nold\n<!-- /examples -->\nafter\n", "utf-8")

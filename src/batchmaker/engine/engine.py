@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, cast, final
@@ -26,7 +27,7 @@ from batchmaker.engine.sequence import Sequence
 from batchmaker.engine.setup import choose_policy, cost_profile, make_driver, prepare_scheduler, wants_costs
 from batchmaker.engine.stats import DriverStats, ServiceStats, StepSeen
 from batchmaker.engine.submission import Room, Submitter
-from batchmaker.errors import BatchmakerError, ModelError, OptionError, StoppedError
+from batchmaker.errors import BatchmakerError, ModelError, OptionError, SequenceLimitError, StoppedError
 from batchmaker.executor.base import Executor
 from batchmaker.executor.cpu import default_threads
 from batchmaker.graph.recorder import DEFAULT_MAX_NODES
@@ -148,11 +149,13 @@ class Engine:
 
     def _prove_and_materialise(self) -> None:
         examples = [(served.name, request) for served in self._catalogue for request in served.model.examples]
-        driver = self._driver if examples and isinstance(self._driver, CellDriver) else None
+        has_examples = bool(examples) or any(served.model.example_chunks for served in self._catalogue)
+        driver = self._driver if has_examples and isinstance(self._driver, CellDriver) else None
         if driver is not None:
             driver.await_materialise()
+            self._prove_chunks()
         for name, request in examples:
-            self._prove_example(name, request)
+            self._prove(self._ticket(request, math.inf, 0, name), "request", name)
         if driver is not None:
             if isinstance(self._policy, CellPolicy):
                 self._policy.check_cells(self._registry.types)
@@ -163,8 +166,14 @@ class Engine:
             if profile is not None:
                 self._loop.call_soon(partial(self._policy.use_profile, profile))
 
-    def _prove_example(self, name: str, request: Any) -> None:
-        ticket = self._ticket(request, math.inf, 0, name)
+    def _prove_chunks(self) -> None:
+        for served in self._catalogue:
+            if served.model.example_chunks:
+                with suppress(SequenceLimitError), self.open_sequence(deadline_ms=math.inf, model=served.name) as one:
+                    for chunk in served.model.example_chunks:
+                        self._prove(one.ticket(chunk), "chunk", served.name)
+
+    def _prove(self, ticket: Ticket, what: str, name: str) -> None:
         ticket.trial = True
         ticket.answer = answer = Answer(ticket.request_id, self._loop)
         self._loop.send([ticket])
@@ -172,7 +181,7 @@ class Engine:
             answer.result()
         except BatchmakerError as error:
             which = f" of model {name!r}" if len(self._catalogue) > 1 else ""
-            raise ModelError(f"the model's example request{which} failed: {error}") from error
+            raise ModelError(f"the model's example {what}{which} failed: {error}") from error
 
     def stop(self, *, drain: bool = True, within_s: float | None = None) -> bool:
         """Take no more requests, finish the accepted ones, and end all threads. drain=False: cancel them instead.

@@ -24,9 +24,9 @@ def save(
     """Write the model to a new or empty directory: a manifest, the graph of each cell, and its weights as safetensors.
 
     example_request, example_requests: plain data. One request that uses every cell, or several that do so together.
-    Default: the model's own. `batchmaker.load` reads the directory. The model's class is saved by name, not as code.
-    Its other attributes must be plain data, which may contain cells (see Model.saved_state). Raises SavedModelError;
-    then no directory is left behind.
+    Default: the model's own. The model's `example_chunks` run too. `batchmaker.load` reads the directory. The model's
+    class is saved by name, not as code. Its other attributes must be plain data, which may contain cells (see
+    Model.saved_state). Raises SavedModelError; then no directory is left behind.
     """
     class_path(type(model))
     examples = [*(() if example_request is None else (example_request,)), *example_requests] or model.examples
@@ -36,12 +36,20 @@ def save(
             "save(..., example_request=...); several where one does not use every cell (example_requests)."
         )
     probe = copy.copy(model)
-    probe.example_request, probe.example_requests = None, ()  # so `start` materialises nothing
+    probe.example_request, probe.example_requests, probe.example_chunks = (
+        None,
+        (),
+        (),
+    )  # so `start` materialises nothing
     engine = Engine(probe, "cellular", threads=1)
     try:
         with engine:
             for request in examples:
                 engine.submit(request, deadline_ms=math.inf).result()
+            if model.example_chunks:
+                with engine.open_sequence(deadline_ms=math.inf) as sequence:
+                    for chunk in model.example_chunks:
+                        sequence.submit(chunk).result()
     except BatchmakerError as error:
         raise SavedModelError(f"{type(model).__name__}: its example request failed: {error}") from error
     write(model, directory, engine.registry, examples)

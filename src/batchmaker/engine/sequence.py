@@ -44,7 +44,7 @@ class Sequence:
         Raises SequenceError at once if the sequence has ended. If it ends before the chunk begins, SequenceError comes
         with the answer.
         """
-        return self._submitter.submit(self._ticket(chunk, deadline_ms), stream=stream)
+        return self._submitter.submit(self.ticket(chunk, deadline_ms), stream=stream)
 
     def resume(self) -> None:
         """Go on after a chunk without a result: chunks sent from now on continue from the last answered chunk."""
@@ -83,7 +83,8 @@ class Sequence:
     ) -> None:
         self.close(drain=kind is None)
 
-    def _ticket(self, chunk: Any, deadline_ms: float | None) -> Ticket:
+    def ticket(self, chunk: Any, deadline_ms: float | None = None) -> Ticket:
+        """Return the ticket of the next chunk, which is not sent yet. For the engine itself; see `submit`."""
         if not self.is_open:
             raise SequenceError(f"the sequence has ended: {self._entry.ended or 'it was closed'}; open another")
         ticket = self._make_ticket(chunk, deadline_ms)

@@ -14,7 +14,7 @@ from batchmaker.model.cell import Cell
 _CALLED: Final = ("unfold", "unfold_chunk", "batched", "length")
 """Functions that an engine calls without `await`."""
 
-_KEPT_APART = ("example_request", "example_requests", "deadline_ms", "profile")
+_KEPT_APART = ("example_request", "example_requests", "example_chunks", "deadline_ms", "profile")
 """Attributes that a saved model keeps separately, whatever its `saved_state` returns."""
 
 
@@ -24,6 +24,7 @@ class Model(ABC):
     - example_request: optional. The engine unfolds it when it starts, to prove shapes and types, and runs every cell at
       every batch size before the first request. Without it the first request does this.
     - example_requests: more of them, if one does not reach every cell.
+    - example_chunks: chunks of one sequence, in order, for cells that only `unfold_chunk` calls.
     - can_pad: False if `batched` only computes requests one after the other. Policy `padded` then refuses the model.
     - optional_inputs, sole_input: for servers, whose clients give inputs by name, if requests are dicts: the keys that
       may be left out, and the key whose value alone is a request too.
@@ -36,6 +37,7 @@ class Model(ABC):
 
     example_request: Any = None
     example_requests: Sequence[Any] = ()
+    example_chunks: Sequence[Any] = ()
     can_pad: bool = True
     optional_inputs: tuple[str, ...] = ()
     sole_input: str | None = None

@@ -60,7 +60,8 @@ class _CellWriter:
         if not types:
             raise SavedModelError(
                 f"{where}: the example request never reaches it, so its inputs are not known. "
-                "Give example requests that together use every cell, example_requests=[...], or remove the cell."
+                "Give example requests that together use every cell, example_requests=[...], or example_chunks if only "
+                "unfold_chunk calls it, or remove the cell."
             )
         bound = [self.registry.bound[cell_type.type_id] for cell_type in types]
         onnx, first, others = None, None, tuple[SavedProgram, ...]()

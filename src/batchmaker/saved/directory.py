@@ -67,6 +67,7 @@ def write(model: Model, directory: str | os.PathLike[str], registry: CellRegistr
             example_request=example,
             deadline_ms=model.deadline_ms,
             example_requests=tuple(others),
+            example_chunks=tuple([plain.to_json(chunk, "example_chunks") for chunk in model.example_chunks]),
         )
         if model.profile is not None:
             model.profile.write(partial / PROFILE)
@@ -120,6 +121,7 @@ def load(directory: str | os.PathLike[str], *, model_class: type[Model] | None =
     own = {name: cell for name, cell in cells.items() if "." not in name}
     model = _restored(model_class, own, state, where)
     model.example_request, model.example_requests = example, others
+    model.example_chunks = [plain.from_json(chunk, f"{where}: example_chunks") for chunk in manifest.example_chunks]
     model.deadline_ms = manifest.deadline_ms
     model.profile = _load_profile(path / PROFILE)
     return model

@@ -106,8 +106,8 @@ class SavedCell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole saved model.
 
-    model: "package.module:Class". state, example_request: see saved.plain. deadline_ms: see Model. example_requests:
-    those after the first.
+    model: "package.module:Class". state, example_request: see saved.plain. deadline_ms, example_chunks: see Model.
+    example_requests: those after the first.
     """
 
     format: int
@@ -119,6 +119,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     example_request: Any
     deadline_ms: float | None = None
     example_requests: tuple[Any, ...] = ()
+    example_chunks: tuple[Any, ...] = ()
 
 
 class _Version(msgspec.Struct):
