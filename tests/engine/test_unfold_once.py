@@ -142,6 +142,20 @@ def test_sequences_go_on_from_state_that_a_template_has_kept() -> None:
         assert of_one[0].shape == (HIDDEN,)
 
 
+def test_requests_that_are_looked_at_leave_the_templates_of_chunks_alone() -> None:
+    class Looking(Chunked):
+        def unfold(self, words: Any) -> Any:
+            return self.encode.run(words if sum(words) else words[:1])  # looks at values
+
+    with bm.Engine(Looking(), threads=1) as engine:
+        engine.map([[1] * length for length in range(1, 30) for _ in range(3)], progress=False)
+        assert book_of(engine).num_templates == 0
+        with engine.open_sequence() as sequence:
+            for _ in range(6):
+                sequence.submit([1, 2]).result()
+        assert book_of(engine).num_templates == 1  # of the chunks after the first
+
+
 def test_a_log_of_requests_that_share_graphs_is_replayed(tmp_path: Any) -> None:
     log, rng = EventLog(SchedulerOptions("cellular", take_turns=True, loops_ahead=True)), random.Random(3)
     requests = [[rng.randrange(50) for _ in range(rng.randint(1, 3))] for _ in range(60)]

@@ -24,9 +24,9 @@ MAX_NODES: Final = 1 << 18
 MAX_SHAPES: Final = 8192
 """Limits: kept templates, their nodes in total, and known shapes. The least recently used are dropped first."""
 REFUSALS: Final = 16
-"""After so many shapes without a template a model is not asked any more, if none of its shapes has had one."""
+"""After so many shapes without a template a function is not asked any more, if none of its shapes has had one."""
 MISSES: Final = 256
-"""After so many requests in a row without a template a model is asked rarely; a refusal counts as PER_REFUSAL."""
+"""After so many requests in a row without a template a function is asked rarely; a refusal counts as PER_REFUSAL."""
 PER_REFUSAL: Final = 8
 ASKED: Final = 64
 """Then one request in so many is tried, until one has a template."""
@@ -66,9 +66,10 @@ class TemplateCache:
         self._known: OrderedDict[Hashable, Template | str] = OrderedDict()  # by shape, least recently used first
         self._num_templates = 0
         self._num_nodes = 0
-        self._refusals: dict[int, int] = {}  # by model, until it has had a template
-        self._misses: dict[int, int] = {}  # by model, since the last request with a template
-        self._without: set[int] = set()  # models that are not asked any more
+        # A function is the `unfold` or the `unfold_chunk` of a model; one may have templates where the other has none.
+        self._refusals: dict[int, int] = {}  # by function, until it has had a template
+        self._misses: dict[int, int] = {}  # by function, since the last request with a template
+        self._without: set[int] = set()  # functions that are not asked any more
         self._proven: set[int] = set()
         self._guards: dict[Hashable, Guard] = {}
         self._forms: dict[Hashable, object] = {}  # one object for each form, which is faster to look up
@@ -93,17 +94,18 @@ class TemplateCache:
 
         before: see Unfolding; a state from `canonical`.
         """
-        if model_id in self._without:
+        function = _function(model_id, before)
+        if function in self._without:
             return None
-        misses = self._misses.get(model_id, 0)
-        self._misses[model_id] = misses + 1
+        misses = self._misses.get(function, 0)
+        self._misses[function] = misses + 1
         if misses >= MISSES and misses % ASKED:
             return None
         leaves: list[Leaf] = []
         shape = shape_of(request, leaves)
         if shape is None:
             return None
-        key = (model_id, id(before), shape)
+        key = (function, id(before), shape)
         known = self._known.get(key)
         if type(known) is not Template:
             return None if known is _REFUSED else Sight(key, leaves, None, False)
@@ -111,7 +113,7 @@ class TemplateCache:
             self._forget(key)
             return Sight(key, leaves, None, False)
         self._known.move_to_end(key)
-        self._misses[model_id] = 0
+        self._misses[function] = 0
         uses = known.num_uses = known.num_uses + 1
         return Sight(key, leaves, known, uses in EARLY or uses % COMPARED == 0)
 
@@ -123,10 +125,11 @@ class TemplateCache:
 
         The second request of a shape proves its template, if there is one.
         """
-        if model_id in self._without or self._known.get(sight.shape) is _REFUSED:  # decided since this turn began
+        function = _function(model_id, before)
+        if function in self._without or self._known.get(sight.shape) is _REFUSED:  # decided since this turn began
             return
         if unfolding.waits:
-            self._refuse(sight.shape, model, model_id, "it is a generator function")
+            self._refuse(sight.shape, model, function, "it is a generator function")
             return
         if sight.template is None and self._known.get(sight.shape) is None:
             self._note(sight.shape, _SEEN)
@@ -135,14 +138,14 @@ class TemplateCache:
             template = sight.template or prove(model, types, self._cells, request, self._max_nodes, before)
             difference = self._difference(template, sight, unfolding)
         except (UnprovenError, Looked) as error:
-            self._refuse(sight.shape, model, model_id, str(error) or "a value of the request is part of its graph")
+            self._refuse(sight.shape, model, function, str(error) or "a value of the request is part of its graph")
         except Exception as error:  # the user's objects may raise anything
-            self._give_up(model, model_id, f"{type(error).__name__}: {error}")
+            self._give_up(model, function, f"{type(error).__name__}: {error}")
         else:
             if difference is not None:
-                self._give_up(model, model_id, f"{difference} was another for a request of the same shape")
+                self._give_up(model, function, f"{difference} was another for a request of the same shape")
             elif sight.template is None:
-                self._keep(sight.shape, model_id, template)
+                self._keep(sight.shape, function, template)
 
     def canonical(self, state: KeptState) -> KeptState:
         """Return one object for all equal states; the state itself if it could change."""
@@ -170,7 +173,7 @@ class TemplateCache:
         values = [given.rows(feed, (0,), (0,))[1] for feed in range(len(template.feeds))]
         return differs(template, unfolding, values)
 
-    def _keep(self, shape: Hashable, model_id: int, template: Template) -> None:
+    def _keep(self, shape: Hashable, function: int, template: Template) -> None:
         if template.num_nodes > MAX_NODES // 4:
             self._note(shape, _REFUSED)
             return
@@ -182,9 +185,9 @@ class TemplateCache:
                 self._guards.clear()
             self._guards[template.guard.key] = template.guard
         template.after = self.canonical(template.after)
-        self._refusals.pop(model_id, None)
-        self._misses[model_id] = 0
-        self._proven.add(model_id)
+        self._refusals.pop(function, None)
+        self._misses[function] = 0
+        self._proven.add(function)
         if len(self._forms) > MAX_TEMPLATES:
             self._forms.clear()
         template.form = self._forms.setdefault(template.form, object())
@@ -207,23 +210,28 @@ class TemplateCache:
             self._num_templates -= 1
             self._num_nodes -= known.num_nodes
 
-    def _refuse(self, shape: Hashable, model: Model, model_id: int, why: str) -> None:
+    def _refuse(self, shape: Hashable, model: Model, function: int, why: str) -> None:
         _log.debug("%s: requests of a shape are unfolded each: %s", type(model).__name__, why)
         self._note(shape, _REFUSED)
-        misses = self._misses.get(model_id, 0)
+        misses = self._misses.get(function, 0)
         if misses < MISSES:
-            self._misses[model_id] = min(misses + PER_REFUSAL, MISSES)
-        if model_id in self._proven:
+            self._misses[function] = min(misses + PER_REFUSAL, MISSES)
+        if function in self._proven:
             return
-        self._refusals[model_id] = self._refusals.get(model_id, 0) + 1
-        if self._refusals[model_id] >= REFUSALS:
-            self._give_up(model, model_id, why)
+        self._refusals[function] = self._refusals.get(function, 0) + 1
+        if self._refusals[function] >= REFUSALS:
+            self._give_up(model, function, why)
 
-    def _give_up(self, model: Model, model_id: int, why: str) -> None:
+    def _give_up(self, model: Model, function: int, why: str) -> None:
         _log.debug("%s: every request is unfolded from now on: %s", type(model).__name__, why)
-        self._without.add(model_id)
-        for shape in [shape for shape in self._known if shape[0] == model_id]:  # type: ignore[index]
+        self._without.add(function)
+        for shape in [shape for shape in self._known if shape[0] == function]:  # type: ignore[index]
             self._forget(shape)
+
+
+def _function(model_id: int, before: KeptState | None) -> int:
+    """Return a number for what unfolds a request: the model's `unfold`, or its `unfold_chunk`."""
+    return 2 * model_id + (before is not None)
 
 
 def _signature(structure: Any) -> Hashable | None:
