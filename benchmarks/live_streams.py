@@ -27,8 +27,9 @@ import batchmaker as bm
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "voice_activity"
 PERIOD_S = 0.032
 ANSWER_BYTES = 6  # of a frame that holds one float32
+TEXT = b"\x81"
 HANDSHAKE = (
-    b"GET /v2/models/voice_activity/sequence?answers=binary HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\n"
+    b"GET /v2/models/voice_activity/sequence?answers=binary HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\n"
     b"Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
 )
 
@@ -52,6 +53,8 @@ class Stream(asyncio.Protocol):
                 self.ready.set_exception(RuntimeError(f"the server refused: {data[:300]!r}"))
             else:
                 self.ready.set_result(None)
+            return
+        if data.startswith(TEXT):  # an error, such as 503: these frames stay unanswered
             return
         now_s = time.perf_counter()
         count, self._rest = divmod(self._rest + len(data), ANSWER_BYTES)
@@ -85,6 +88,8 @@ async def measure(port: int, num_streams: int, seconds: float, warm_s: float) ->
             if ahead_s > 0.0005:
                 await asyncio.sleep(ahead_s)
             stream.due.append(due_s)
+            if stream.transport.is_closing():  # the server has ended the sequence
+                continue
             stream.transport.write(sounds[(tick + place) % len(sounds)])
         await asyncio.sleep(0)
     await asyncio.sleep(0.5)
