@@ -61,6 +61,7 @@ def test_one_product_replaces_a_convolution_only_where_few_of_its_weights_are_ze
     assert "dense" not in long.ways
     assert "dense" in of(nn.Conv1d(1024, 1024, 1), (1024, 1)).ways
     assert "dense" not in of(nn.Conv1d(1025, 1024, 1), (1025, 1)).ways, "too many weights"
+    assert "dense" not in of(nn.Conv1d(1, 1, 100_000), (1, 100_000)).ways, "finding the weights would take 40 GB"
 
 
 def test_the_way_is_measured_once_for_numbers_of_rows_with_as_many_digits(monkeypatch):
@@ -105,6 +106,18 @@ def test_other_convolutions_stay_as_they_are(options):
     cell = lift(traced(module.eval(), (ValueSpec((2, 8), str(module.weight.dtype).removeprefix("torch.")),)))
     lower(cell, Packer())
     assert not any(isinstance(node.target, Convolution) for node in cell.graph.nodes)
+
+
+def test_a_call_with_arguments_by_name_stays_as_it_is():
+    module = nn.Conv1d(2, 4, 3).requires_grad_(False).eval()
+    cell = lift(traced(module, (ValueSpec((2, 9), "float32"),)))
+    (node,) = [node for node in cell.graph.nodes if node.target is torch.ops.aten.conv1d.default]
+    node.kwargs = {"stride": [2]}
+    lower(cell, Packer())
+    x = torch.randn(5, 2, 9)
+    torch.testing.assert_close(
+        compile_program(cell)(x)[0], nn.functional.conv1d(x, module.weight, module.bias, stride=2)
+    )
 
 
 def test_a_bound_cell_with_convolutions_over_images_computes_what_its_module_does():

@@ -20,8 +20,12 @@ from batchmaker.compile.linear import PLAIN_ACTIVATIONS, Activation, Linear, can
 
 DENSE_NUMEL: Final = 1 << 20
 """Most weights of the one product that replaces a whole convolution (4 MB)."""
+DENSE_ROW: Final = 1 << 12
+"""Most numbers in a row of its input. Its weights are found by a convolution of this many rows (64 MB)."""
 DENSE_SHARE: Final = 2.5
 """Most operations of this product, over those of the convolution: the others multiply by zero."""
+PACKED_FOR: Final = 16
+"""Number of rows for which weights are packed. They may be used for any number."""
 LOOKS: Final = 3
 
 Way: TypeAlias = Callable[[Tensor], Tensor]
@@ -82,8 +86,9 @@ class Convolution:
         ways = {"packed": self._packed()}
         if weight.ndim == 3 and window.dilation == (1,):
             ways["windows"] = self._windows()
-        numel = math.prod(self._row) * math.prod(self._made)
-        if numel <= min(DENSE_NUMEL, DENSE_SHARE * weight.numel() * num_places):
+        inputs, outputs = math.prod(self._row), math.prod(self._made)
+        most = min(DENSE_NUMEL, DENSE_SHARE * weight.numel() * num_places)
+        if inputs <= DENSE_ROW and inputs * outputs <= most:
             ways["dense"] = self._dense()
         return ways
 
@@ -92,8 +97,10 @@ class Convolution:
         before = [self._window.padding, self._window.stride, self._window.dilation]
         padding, stride, dilation = ([fill] * missing + list(of) for fill, of in zip((0, 1, 1), before, strict=True))
         row = (self._row[0], *[1] * missing, *self._row[1:])
-        weight = self._weight.reshape(*self._weight.shape[:2], *row[1:2][:missing], *self._weight.shape[2:])
-        packed = torch.ops.mkldnn._reorder_convolution_weight(weight, padding, stride, dilation, 1, [16, *row])
+        out, into, *window = self._weight.shape
+        packed = torch.ops.mkldnn._reorder_convolution_weight(
+            self._weight.reshape(out, into, *[1] * missing, *window), padding, stride, dilation, 1, [PACKED_FOR, *row]
+        )
         convolve = torch.ops.mkldnn._convolution_pointwise.default
 
         def run(x: Tensor) -> Tensor:

@@ -92,11 +92,12 @@ def _fuse(cell: TracedCell, node: fx.Node, packer: Packer) -> None:
 def _convolve(cell: TracedCell, node: fx.Node, packer: Packer) -> None:
     """Replace a convolution of float32 on the CPU, together with the activation that alone reads it.
 
-    Left alone are convolutions in groups, and those over values whose sizes depend on the batch in another dimension.
+    Left alone are convolutions in groups, calls with arguments by name, and convolutions over values whose sizes depend
+    on the batch in another dimension.
     """
     x: Any = node.args[0]
     rest: Any = node.args[1:]
-    if cell.value(rest[0]) is None:
+    if node.kwargs or cell.value(rest[0]) is None:
         return
     weight, bias = parameters(cell, node)
     row = shape_of(x)[1:]

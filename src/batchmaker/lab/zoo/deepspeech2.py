@@ -24,7 +24,7 @@ _PITCHES: Final = (41, 21, 21)
 
 
 @final
-class Convolution(nn.Module):
+class ConvolutionLayer(nn.Module):
     """Convolution, batch norm and a ReLU cut off at 20: [n, inputs, pitches, frames] -> [n, outputs, ..., ...]."""
 
     def __init__(self, inputs: int, outputs: int, pitches: int, stride: int) -> None:
@@ -57,7 +57,7 @@ class Convolution(nn.Module):
 class FirstConvolution(nn.Module):
     """A frame from a window of the spectrogram: forward(window [n, pitches, TIME], inside [n])."""
 
-    def __init__(self, layer: Convolution) -> None:
+    def __init__(self, layer: ConvolutionLayer) -> None:
         super().__init__()
         self.layer = layer
 
@@ -69,7 +69,7 @@ class FirstConvolution(nn.Module):
 class NextConvolution(nn.Module):
     """A frame from TIME frames of the layer below: forward(frame 1, ..., frame TIME, inside [n])."""
 
-    def __init__(self, layer: Convolution) -> None:
+    def __init__(self, layer: ConvolutionLayer) -> None:
         super().__init__()
         self.layer = layer
 
@@ -131,7 +131,7 @@ class DeepSpeech2(nn.Module):
         self.convolutions = nn.ModuleList()
         for number, size in enumerate(_PITCHES[:convolutions]):
             outputs = 3 * channels if number == 2 else channels
-            self.convolutions.append(Convolution(inputs, outputs, size, 1 if number else 2))
+            self.convolutions.append(ConvolutionLayer(inputs, outputs, size, 1 if number else 2))
             inputs, pitches = outputs, (pitches - 1) // 2 + 1
         self.left = nn.ModuleList([FirstDirection(inputs * pitches, hidden)])
         self.right = nn.ModuleList([FirstDirection(inputs * pitches, hidden)])
