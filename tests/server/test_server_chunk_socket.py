@@ -19,6 +19,7 @@ from batchmaker.server.faults import FaultKind, ServiceError
 from batchmaker.server.limits import Limits
 from batchmaker.server.messages import InferResponse
 from batchmaker.server.request_body import BodyBudget
+from batchmaker.server.served_model import Begun
 from batchmaker.server.signature import Signature, TensorSpec
 from batchmaker.server.tensors import Tensor
 
@@ -62,11 +63,15 @@ class Connection:
         said = json.loads(message["text"])
         self.said.append(said.get("n", said.get("status")))
 
-    async def infer(self, request: Any, caller: str, sequence: Any) -> InferResponse:
+    def begin(self, request: Any, caller: str, sequence: Any) -> Begun:
         number = int(request.inputs[0].data[0])
         self.begun.append(number)
         self.waiting[number] = asyncio.get_running_loop().create_future()
-        await self.waiting[number]
+        return Begun(request, self.waiting[number], None, 0.0, 0.0)  # type: ignore[arg-type]
+
+    async def finish(self, begun: Begun) -> InferResponse:
+        await begun.answer
+        number = int(begun.request.inputs[0].data[0])
         return InferResponse("m", "1", (Tensor("n", "INT64", np.array([number])),), "", frozenset({"n"}))
 
     def answer(self, number: int) -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Any, Final, NamedTuple, final
 
-from starlette.types import Message, Receive, Send
+from starlette.types import Receive, Send
 
 from batchmaker.server.chunk_form import ChunkForm
 from batchmaker.server.faults import ServiceError
 from batchmaker.server.parts import Site
+from batchmaker.server.request_body import HeldBytes
 from batchmaker.server.sequences import ConnectedSequence
-from batchmaker.server.served_model import ServedModel
+from batchmaker.server.served_model import Begun, ServedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,14 @@ class _Over(Exception):  # noqa: N818 - the end of a connection is no error of a
         self.closing = closing
 
 
+class _Chunk(NamedTuple):
+    """A chunk that was read and is not answered. begun: the request in the engine, or why it was refused."""
+
+    held: HeldBytes
+    request_id: str
+    begun: Begun | ServiceError
+
+
 @final
 class ChunkSocket:
     """Reads chunks, has them computed and answers them.
@@ -45,6 +55,9 @@ class ChunkSocket:
     No further chunk is read while `max_chunks_ahead` of them have no answer that was handed to the connection; this
     slows down the client's sending. Handing over an answer waits while the client leaves too much unread, for at most
     `write_seconds`. So a client that reads nothing is not read from either, and is then disconnected.
+
+    One task reads and hands chunks to the engine, a second one awaits their answers in order and writes. A chunk of
+    live audio comes every few milliseconds on each connection, so neither a task nor a timer is made for a chunk.
     """
 
     def __init__(
@@ -65,10 +78,15 @@ class ChunkSocket:
         self._caller = caller
         self._key = key
         self._limits = site.service.limits
-        self._room = asyncio.Semaphore(self._limits.max_chunks_ahead)
-        self._num_open = 0
-        self._quiet_since = 0.0
+        self._chunks: deque[_Chunk] = deque()
+        self._came = asyncio.Event()
+        self._left = asyncio.Event()
+        self._ended = False
+        self._key_counts = False  # the first chunk's key was checked when the connection was made
         self._stopping = False
+        self._now_s = asyncio.get_running_loop().time
+        self._quiet_since_s = self._now_s()
+        self._writing_since_s: float | None = None
         self._patience: asyncio.Timeout | None = None
 
     async def run(self, receive: Receive, send: Send) -> Closing | None:
@@ -76,11 +94,16 @@ class ChunkSocket:
 
         It ends when the client, the sequence, the model or the server ends it, or when it was idle.
         """
-        self._quiet_since = asyncio.get_running_loop().time()
         self._served.connected.add(self._stop)
         try:
             async with asyncio.TaskGroup() as tasks:
-                closing = await self._read_all(tasks, receive, send)
+                writer = tasks.create_task(self._write_all(send))
+                watch = tasks.create_task(self._watch())
+                closing = await self._read_all(receive)
+                self._ended = True
+                self._came.set()
+                await writer
+                watch.cancel()
             return closing
         except BaseExceptionGroup as group:
             for error in _leaves(group):
@@ -89,84 +112,102 @@ class ChunkSocket:
             return next(error.closing for error in _leaves(group) if isinstance(error, _Over))
         finally:
             self._served.connected.discard(self._stop)
+            for chunk in self._chunks:
+                chunk.held.release()
+                if isinstance(chunk.begun, Begun):
+                    chunk.begun.answer.cancel()
 
     def _stop(self) -> None:
         """Read no further; answer the chunks already read, and end."""
         self._stopping = True
         if self._patience is not None and not self._patience.expired():
-            self._patience.reschedule(asyncio.get_running_loop().time())
+            self._patience.reschedule(self._now_s())
 
-    async def _read_all(self, tasks: asyncio.TaskGroup, receive: Receive, send: Send) -> Closing:
-        """Start a task for each chunk. Chunks reach the engine in the order in which their tasks start."""
-        answered = asyncio.Event()
-        answered.set()
-        first = True  # its key was checked when the connection was made
-        while True:
-            await self._room.acquire()
-            chunk = await self._next(receive)
-            if isinstance(chunk, Closing):
-                return chunk
-            before, answered = answered, asyncio.Event()
-            self._num_open += 1
-            tasks.create_task(self._answer(chunk, first, before, answered, send))
-            first = False
-
-    async def _next(self, receive: Receive) -> bytes | str | Closing:
-        """Return the next chunk, or the reason for reading no more."""
+    async def _read_all(self, receive: Receive) -> Closing:
+        """Read until there is a reason for reading no more, and return it."""
         while not self._stopping:
-            now_s = asyncio.get_running_loop().time()
-            since_s = now_s if self._num_open else self._quiet_since
+            now_s = self._now_s()
+            since_s = now_s if self._chunks else self._quiet_since_s
             if now_s - since_s >= self._limits.sequence_idle_seconds:
                 return _IDLE
             try:
                 async with asyncio.timeout_at(since_s + self._limits.sequence_idle_seconds) as self._patience:
-                    message = await receive()
-            except TimeoutError:
+                    await self._read(receive)
+            except TimeoutError:  # idle, if no chunk has come in the meantime; or told to stop
                 continue
             finally:
                 self._patience = None
+        return _STOPPING
+
+    async def _read(self, receive: Receive) -> None:
+        """Hand chunks to the engine in the order in which they come. Waits while too many have no answer."""
+        most = self._limits.max_chunks_ahead
+        while True:
+            while len(self._chunks) >= most:
+                self._left.clear()
+                await self._left.wait()
+            message = await receive()
             if message["type"] == "websocket.disconnect":
                 raise _Over(None)
             data: bytes | None = message.get("bytes")
-            return message["text"] if data is None else data
-        return _STOPPING
+            self._chunks.append(self._begun(message["text"] if data is None else data))
+            self._came.set()
 
-    async def _answer(
-        self, chunk: bytes | str, first: bool, before: asyncio.Event, answered: asyncio.Event, send: Send
-    ) -> None:
-        """Have one chunk computed, and answer it after all earlier ones."""
-        said, last = await self._computed(chunk, first)
-        await before.wait()
-        await self._write(send, said)
-        if last:
-            raise _Over(_STOPPING if self._stopping else _FAILED)
-        self._num_open -= 1
-        self._quiet_since = asyncio.get_running_loop().time()
-        answered.set()
-        self._room.release()
-
-    async def _computed(self, chunk: bytes | str, first: bool) -> tuple[Message, bool]:
-        """Return the message for a chunk, and whether the sequence has ended with it."""
-        request_id, last = "", False
+    def _begun(self, chunk: bytes | str) -> _Chunk:
+        held, request_id = HeldBytes(self._site.bodies), ""
         try:
-            with self._site.bodies.holding() as held:
-                held.add(len(chunk))
-                if not first:
-                    self._site.keys.caller(self._key)
-                request = self._form.read(chunk)
-                request_id = request.id
-                response = await self._served.infer(request, self._caller, self._sequence)
-                said = self._form.write(response)
+            held.add(len(chunk))
+            if self._key_counts:
+                self._site.keys.caller(self._key)
+            self._key_counts = True
+            request = self._form.read(chunk)
+            request_id = request.id
+            return _Chunk(held, request_id, self._served.begin(request, self._caller, self._sequence))
         except ServiceError as fault:
-            said, last = self._form.write_fault(fault, request_id), not self._sequence.is_open
-        return {"type": "websocket.send", "text" if isinstance(said, str) else "bytes": said}, last
+            return _Chunk(held, request_id, fault)
+        except BaseException:
+            held.release()
+            raise
 
-    async def _write(self, send: Send, message: Message) -> None:
+    async def _write_all(self, send: Send) -> None:
+        """Answer the chunks in order, until the end of reading."""
+        while True:
+            while not self._chunks:
+                if self._ended:
+                    return
+                self._came.clear()
+                await self._came.wait()
+            said, last = await self._answer(self._chunks[0])
+            self._writing_since_s = self._now_s()
+            try:
+                await send({"type": "websocket.send", "text" if isinstance(said, str) else "bytes": said})
+            except OSError as error:
+                raise _Over(None) from error
+            self._writing_since_s = None
+            self._chunks.popleft().held.release()
+            if last:
+                raise _Over(_STOPPING if self._stopping else _FAILED)
+            self._quiet_since_s = self._now_s()
+            self._left.set()
+
+    async def _answer(self, chunk: _Chunk) -> tuple[bytes | str, bool]:
+        """Return the message for a chunk, and whether the sequence has ended with it."""
+        begun = chunk.begun
         try:
-            async with asyncio.timeout(self._limits.write_seconds):
-                await send(message)
-        except OSError as error:  # it has gone, or reads nothing (TimeoutError)
-            raise _Over(None) from error
+            if isinstance(begun, ServiceError):
+                raise begun
+            return self._form.write(await self._served.finish(begun)), False
+        except ServiceError as fault:
+            return self._form.write_fault(fault, chunk.request_id), not self._sequence.is_open
+
+    async def _watch(self) -> None:
+        """End the connection once one message has waited for `write_seconds`."""
+        while True:
+            since_s, now_s = self._writing_since_s, self._now_s()
+            left_s = self._limits.write_seconds - (0.0 if since_s is None else now_s - since_s)
+            if left_s <= 0.0:
+                raise _Over(None)
+            await asyncio.sleep(left_s)
 
 
 def _leaves(group: BaseExceptionGroup[Any]) -> Iterator[BaseException]:

@@ -37,7 +37,7 @@ class BodyBudget:
         try:
             yield held
         finally:
-            self.held -= held.size
+            held.release()
 
     @property
     def limits(self) -> Limits:
@@ -96,6 +96,11 @@ class HeldBytes:
             raise ServiceError(
                 FaultKind.UNAVAILABLE, "the server holds as many bytes of requests as it may; try again", 1.0
             )
+
+    def release(self) -> None:
+        """Give the share back, once."""
+        self._budget.held -= self.size
+        self.size = 0
 
     def _check(self, size: int) -> None:
         limit = self._budget.limits.max_body_bytes

@@ -7,9 +7,9 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, nullcontext
-from typing import Any, Final, TypeVar, final
+from typing import Any, Final, NamedTuple, TypeVar, final
 
-from batchmaker.engine import StepSeen, Ticket
+from batchmaker.engine import Answer, StepSeen, Ticket
 from batchmaker.engine.sequence import Sequence
 from batchmaker.errors import BatchmakerError, InvalidRequestError, said_by
 from batchmaker.model.model import Model
@@ -31,6 +31,16 @@ _END_S: Final = 5.0
 """Seconds for an idle engine to end; one that hangs is left behind."""
 
 _Work = TypeVar("_Work")
+
+
+class Begun(NamedTuple):
+    """A request that the engine has got. Times are in seconds, by `time.perf_counter`."""
+
+    request: InferRequest
+    answer: Answer
+    chunk: TakenChunk | None
+    began_s: float
+    submitted_s: float
 
 
 @final
@@ -105,27 +115,35 @@ class ServedModel:
             self.statistics.refused[fault.kind] += 1
             raise
 
-    async def infer(
-        self, request: InferRequest, caller: str = "", connected: ConnectedSequence | None = None
-    ) -> InferResponse:
+    async def infer(self, request: InferRequest, caller: str = "") -> InferResponse:
         """Return a request's answer. Raises ServiceError; cancelling the caller's task frees the request's rows.
+
+        caller: the owner of sequence names.
+        """
+        return await self.finish(self.begin(request, caller))
+
+    def begin(self, request: InferRequest, caller: str = "", connected: ConnectedSequence | None = None) -> Begun:
+        """Hand a request to the engine. Raises ServiceError if it is refused. `finish` must follow.
 
         caller: the owner of sequence names. connected: the sequence of the request's connection.
         """
-        begin = time.perf_counter()
-        work, chunk = self._accept(request, caller, self._port.submit, connected)
-        submitted = time.perf_counter()
-        with chunk or nullcontext():
-            result = await self._guarded(work)
-            answered = time.perf_counter()
-            outputs = self._tensors(self._outputs, result, request)
+        began_s = time.perf_counter()
+        answer, chunk = self._accept(request, caller, self._port.submit, connected)
+        return Begun(request, answer, chunk, began_s, time.perf_counter())
+
+    async def finish(self, begun: Begun) -> InferResponse:
+        """Return the answer of a request that was begun. Otherwise as `infer`."""
+        with begun.chunk or nullcontext():
+            result = await self._guarded(begun.answer)
+            answered_s = time.perf_counter()
+            outputs = self._tensors(self._outputs, result, begun.request)
         statistics = self.statistics
-        ended = time.perf_counter()
-        statistics.first_response_s.add(answered - begin)
-        statistics.input_s += submitted - begin
-        statistics.output_s += ended - answered
-        statistics.duration_s.add(ended - begin)
-        return InferResponse(self.name, self.version, outputs, request.id, self._single_outputs)
+        ended_s = time.perf_counter()
+        statistics.first_response_s.add(answered_s - begun.began_s)
+        statistics.input_s += begun.submitted_s - begun.began_s
+        statistics.output_s += ended_s - answered_s
+        statistics.duration_s.add(ended_s - begun.began_s)
+        return InferResponse(self.name, self.version, outputs, begun.request.id, self._single_outputs)
 
     async def stream(self, request: InferRequest, caller: str = "") -> AsyncIterator[InferResponse]:
         """Yield a request's values as they are computed; see Signature.to_part. Otherwise as `infer`."""

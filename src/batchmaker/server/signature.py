@@ -93,6 +93,8 @@ class Signature:
 
     def check_outputs(self, wanted: Sequence[WantedOutput]) -> None:
         """Raise INVALID for an output that the model does not have."""
+        if not wanted:
+            return
         known = {spec.name for spec in self.outputs}
         for output in wanted:
             if output.name not in known:

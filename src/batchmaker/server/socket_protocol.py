@@ -28,9 +28,9 @@ def limited_socket_protocol(budget: BodyBudget) -> type[WebSocketsSansIOProtocol
 class LimitedSocketProtocol(WebSocketsSansIOProtocol):
     """A protocol that stores little beyond its application's reads, and counts it in the budget of bodies.
 
-    After an unread message nothing more is parsed or read. A message has `body_seconds` to arrive in, unless the
-    application lets it wait. Fragments are joined as they come, however small. Pings of a client that does not read are
-    not answered.
+    After an unread message nothing more is parsed. Reading stops only if more data then comes, since each stop and
+    start is a call of the system. A message has `body_seconds` to arrive in, unless the application lets it wait.
+    Fragments are joined as they come, however small. Pings of a client that does not read are not answered.
     """
 
     def __init__(self, budget: BodyBudget, *args: Any, **kwargs: Any) -> None:
@@ -38,6 +38,7 @@ class LimitedSocketProtocol(WebSocketsSansIOProtocol):
         self._budget = budget
         self._unparsed = b""
         self._counted = 0
+        self._stopped = False
         self._timer: asyncio.TimerHandle | None = None
         self.on_lost: Callable[[], None] = lambda: None
 
@@ -51,16 +52,29 @@ class LimitedSocketProtocol(WebSocketsSansIOProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._unparsed = self._unparsed + data if self._unparsed else data
+        if self.read_paused and not self._stopped:
+            self._stopped = True
+            self.transport.pause_reading()
         self._parse()
         if not self.handshake_initiated and not self.transport.is_closing():
             self._refuse_handshake()
 
     async def receive(self) -> Any:
         """Return the next message for the application; then look at the unread rest again."""
-        message = await super().receive()
-        if self._unparsed:
-            self._parse()
+        message = await self.queue.get()
+        if self.read_paused and self.queue.empty():
+            self.read_paused = False
+            if self._unparsed:
+                self._parse()
+            if self._stopped and not self.read_paused:
+                self._stopped = False
+                self.transport.resume_reading()
         return message
+
+    def send_receive_event_to_app(self) -> None:
+        if not self.close_sent:  # a message after the close is thrown away
+            self.read_paused = True  # before uvicorn does, which would stop reading
+        super().send_receive_event_to_app()
 
     def _parse(self) -> None:
         data, at = memoryview(self._unparsed), 0
