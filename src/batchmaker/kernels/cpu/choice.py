@@ -21,7 +21,11 @@ _OWN_ROWS: Final = 8
 _WIDE: Final = 1 << 20
 _SIZE_S: Final = 3e-3
 _ALL_S: Final = 80e-3
-"""Time limits of one size and of all sizes. After that, the result so far is used for larger sizes."""
+"""Time limits of one size and of all sizes. After that, the results so far are used for the other sizes."""
+_NEEDED: Final = 3
+"""The first sizes, which are tried whatever they take. The ends alone would decide for what is between them."""
+_HOPELESS: Final = 3.0
+"""A way that takes so many times the least is not tried again at this size."""
 _SHORT: Final = 1 << 22
 """A task of several steps is timed up to so many multiplications per step."""
 
@@ -41,9 +45,9 @@ def choose(
     measured: dict[int, _Times] = {}
     end_s = time.thread_time() + _ALL_S
     for n in _sizes(largest):
-        measured[n] = _times(loop, step, n)
-        if time.thread_time() > end_s:
+        if len(measured) >= _NEEDED and time.thread_time() > end_s:
             break
+        measured[n] = _times(loop, step, n)
     for n in sorted(measured, reverse=True):
         if n <= BLOCK:
             ways[: n + 1] = measured[n].way
@@ -68,11 +72,11 @@ def choose_greedy(
     faster: dict[int, float] = {}
     end_s = time.thread_time() + _ALL_S
     for n in _sizes(batch_sizes[-1]):
+        if len(faster) >= _NEEDED and time.thread_time() > end_s:
+            break
         num_steps = _num_steps(loop.recurrent, n)
         looped, stepped = _least_s([_greedy(loop, n, num_steps), step(n)])
         faster[n] = looped / max(num_steps * stepped, 1e-9)
-        if time.thread_time() > end_s:
-            break
     sizes = sorted(faster)
     found: NDArray[np.bool_] = np.interp(np.arange(batch_sizes[-1] + 1), sizes, [faster[n] for n in sizes]) < 1
     return found
@@ -149,7 +153,7 @@ def example_task(loop: RecurrentLoop, n: int, num_steps: int) -> LoopTask:
 
 def _sizes(largest: int) -> list[int]:
     """Return the sizes to try, the most informative first: there may not be time for all."""
-    return list(dict.fromkeys(min(size, largest) for size in (1, BLOCK, 4, 16, 2, 8, 4 * BLOCK, 16 * BLOCK)))
+    return list(dict.fromkeys(min(size, largest) for size in (1, BLOCK, 8, 2, 16, 4, 4 * BLOCK, 16 * BLOCK)))
 
 
 def _compile(loop: RecurrentLoop) -> None:
@@ -173,13 +177,16 @@ def _products(loop: RecurrentLoop, task: LoopTask, px: Rows) -> Callable[[], Any
 def _least_s(calls: list[Callable[[], Any]]) -> list[float]:
     """Return the least time of each call.
 
-    The calls take turns for some milliseconds, at least two or three times each. The clock is that of this thread, so
-    other work on the machine does not count.
+    The calls take turns for some milliseconds, at least two or three times each; a hopeless one only twice, since the
+    first time may touch memory that is new. The clock is that of this thread, so other work on the machine does not
+    count.
     """
     least = [np.inf] * len(calls)
     started_s = time.thread_time()
     for turn in itertools.count(1):
         for i, call in enumerate(calls):
+            if turn > 2 and least[i] > _HOPELESS * min(least):
+                continue
             begin_s = time.thread_time()
             call()
             least[i] = min(least[i], time.thread_time() - begin_s)
