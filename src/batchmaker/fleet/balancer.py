@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, final
 
@@ -34,7 +35,8 @@ _FORGET_S: Final = 5.0
 class Replica:
     """A replica in the table. link: what carries requests to it. num_sequences: open ones, WebSockets among them.
 
-    computed: elements of its answers, by model, since they were last taken.
+    work_us: of its unanswered requests, estimated. routed: requests so far. computed: elements of its answers since
+    that was last asked, by model.
     """
 
     number: int
@@ -42,6 +44,7 @@ class Replica:
     state: State = "open"
     num_requests: int = 0
     num_sequences: int = 0
+    work_us: int = 0
     routed: int = 0
     computed: Counter[str] = field(default_factory=Counter)
 
@@ -63,6 +66,11 @@ class _OpenSequence:
         self.num_chunks = 0
         self.quiet_since_s = now_s
 
+    @property
+    def must_move(self) -> bool:
+        """Whether a new sequence of this name has to go to another replica."""
+        return self.replica.state == "lost" or (self.replica.state != "open" and not self.num_chunks)
+
 
 _Name = tuple[str, str, str | None, SequenceName]
 """Caller, model, version and name of a sequence."""
@@ -75,7 +83,13 @@ class Lease:
     __slots__ = ("_balancer", "_name", "_open", "_weight", "asked", "replica")
 
     def __init__(
-        self, balancer: Balancer, replica: Replica, asked: Asked, weight: int, name: _Name | None, at: _OpenSequence | None
+        self,
+        balancer: Balancer,
+        replica: Replica,
+        asked: Asked,
+        weight: int,
+        name: _Name | None,
+        at: _OpenSequence | None,
     ) -> None:
         self._balancer = balancer
         self._name = name
@@ -88,7 +102,8 @@ class Lease:
         """The request is over. answered: with a result; otherwise it failed, was refused or was given up."""
         balancer, replica = self._balancer, self.replica
         replica.num_requests -= 1
-        balancer.work.answered(replica.number, self._weight)
+        replica.work_us -= self._weight
+        balancer.work.answered(replica.number, balancer.routed_weight(self._weight))
         if answered:
             replica.computed[self.asked.model] += self.asked.elements
         if self._open is not None and self._name is not None and self.asked.chunk is not None:
@@ -113,7 +128,7 @@ class Balancer:
         self.work = Router(router)
         self.clock: Clock = clock or RealClock()
         self.replicas: dict[int, Replica] = {}
-        self.on_change = lambda: None
+        self.on_change: Callable[[], None] = _nothing
         self.num_lost_sequences = 0
         self._by_sequences = Router("sticky")
         self._by_count = router in ("least-requests", "two-choices")
@@ -175,12 +190,12 @@ class Balancer:
         Raises ServiceError: UNAVAILABLE if no replica takes requests, INVALID for a chunk whose sequence was lost.
         """
         if asked.chunk is None:
-            return self._lease(self._routed(asked), asked)
+            return self._lease(None, asked)
         name = (caller, asked.model, asked.version, asked.chunk.name)
         found = self._named.get(name)
-        if found is None or (asked.chunk.start and found.replica.state != "open" and not found.num_chunks):
+        if found is None or (asked.chunk.start and found.must_move):
             if not asked.chunk.start:
-                return self._lease(self._routed(asked), asked)  # no replica knows it, and any one says so
+                return self._lease(None, asked)  # no replica knows it, and any one says so
             if found is not None:
                 self.forget(name, found)
             found = self._named[name] = _OpenSequence(self.connect(), self.clock.now_s())
@@ -229,22 +244,26 @@ class Balancer:
         for name, sequence in idle:
             self.forget(name, sequence)
 
-    def _routed(self, asked: Asked) -> Replica | None:
-        return None if self.work.num_open else _raise(_nobody())
-
     def _lease(
         self, at: Replica | None, asked: Asked, name: _Name | None = None, sequence: _OpenSequence | None = None
     ) -> Lease:
-        weight = 1 if self._by_count else self.weigh(asked)
-        if at is None:
-            at = self.replicas[self.work.route(weight)]
+        weight = self.weigh(asked)
+        if at is not None:
+            self.work.load[at.number] += self.routed_weight(weight)
+        elif self.work.num_open:
+            at = self.replicas[self.work.route(self.routed_weight(weight))]
         else:
-            self.work.load[at.number] += weight
+            raise _nobody()
         at.num_requests += 1
+        at.work_us += weight
         at.routed += 1
         return Lease(self, at, asked, weight, name, sequence)
 
     # --- work ---------------------------------------------------------------------------------------------------------
+
+    def routed_weight(self, weight: int) -> int:
+        """Return what the router's rule adds up: work, or requests."""
+        return 1 if self._by_count else weight
 
     def weigh(self, asked: Asked) -> int:
         """Return the microseconds of work in a request, by what its model's elements took so far; at least 1."""
@@ -265,14 +284,16 @@ class Balancer:
     @property
     def waiting_s(self) -> float:
         """Seconds of work that is not answered, at all replicas."""
-        if self._by_count:
-            return 0.0
-        return sum(float(self.work.load[number]) for number in self.replicas) / 1e6
+        return sum(replica.work_us for replica in self.replicas.values()) / 1e6
 
     @property
     def num_sequences(self) -> int:
         """Open sequences, at all replicas."""
         return sum(replica.num_sequences for replica in self.replicas.values())
+
+
+def _nothing() -> None:
+    return None
 
 
 def _nobody() -> ServiceError:
@@ -281,6 +302,4 @@ def _nobody() -> ServiceError:
 
 def lost_sequence() -> ServiceError:
     """Return the error of a chunk whose sequence has ended with its replica."""
-    return invalid(
-        "the sequence has ended: the replica that held its state is gone. Begin anew with sequence_start"
-    )
+    return invalid("the sequence has ended: the replica that held its state is gone. Begin anew with sequence_start")
