@@ -36,6 +36,7 @@ class Cable:
         try:
             there, back = await asyncio.open_connection(*self._to)
         except OSError:
+            self._writers.discard(writer)
             writer.transport.abort()
             return
         self._writers.add(back)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from batchmaker.errors import OptionError
 from batchmaker.fleet.on_ray import connect, import_ray, launcher_for
@@ -51,7 +51,7 @@ def application(settings: Mapping[str, Any]) -> Any:
         graceful_shutdown_timeout_s=config.limits.drain_seconds + _MORE_S,
         user_config=msgspec.to_builtins(config),
         ray_actor_options={"num_cpus": 0},
-    )(serve.ingress(_through_proxy)(FleetFront))
+    )(serve.ingress(_proxied)(FleetFront))
     return front.bind()
 
 
@@ -152,8 +152,17 @@ class FleetFront:
             await server.stop()
 
 
+def _proxied() -> ASGIApp:
+    """Return what answers calls that come through Serve's own proxy. Serve calls this in the front's process."""
+    return _through_proxy
+
+
 async def _through_proxy(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a call that came through Serve's own proxy: an ASGI application."""
+    if scope["type"] == "lifespan":
+        for word in ("startup", "shutdown"):
+            await receive()
+            await send({"type": f"lifespan.{word}.complete"})
+        return
     if not _SERVERS:
         raise RuntimeError("the fleet has not started")
     departure = Departure(lambda: None)

@@ -66,6 +66,7 @@ class _Member:
     generation: int
     task: asyncio.Task[None] | None = None
     replica: Replica | None = None
+    running: Running | None = None
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
     look: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -146,6 +147,11 @@ class Fleet:
         self.size = size
         self._changed.set()
 
+    def running(self, number: int) -> Running | None:
+        """Return the process of a replica, None if there is none of that number."""
+        member = self._members.get(number)
+        return None if member is None else member.running
+
     def suspect(self, replica: Replica) -> None:
         """A replica did not answer: it gets nothing until it has been looked at, which happens now."""
         self.balancer.suspend(replica)
@@ -225,7 +231,7 @@ class Fleet:
     async def _live(self, member: _Member, config: Config) -> None:
         """The life of one replica, from its start to the end of its process."""
         try:
-            running = await self._launcher.launch(member.number, config)
+            running = member.running = await self._launcher.launch(member.number, config)
         except asyncio.CancelledError:
             self._gone(member)
             raise

@@ -86,6 +86,10 @@ class ReplicaProcess:
         """Have it end in order."""
         self._server.stop()
 
+    def node(self) -> str:
+        """Return the id of the node where it runs."""
+        return str(import_ray().get_runtime_context().get_node_id())
+
 
 @final
 class RayReplica:
@@ -93,7 +97,7 @@ class RayReplica:
 
     def __init__(self, ray: Any, actor: Any, addresses: list[str], drain_s: float) -> None:
         self._ray = ray
-        self._actor = actor
+        self.actor = actor
         self._drain_s = drain_s
         self._end: asyncio.Future[None] = asyncio.ensure_future(self._wait())
         host, _, port = addresses[0].removeprefix("http://").rpartition(":")
@@ -102,7 +106,7 @@ class RayReplica:
 
     async def _wait(self) -> None:
         with contextlib.suppress(self._ray.exceptions.RayError):
-            await self._actor.wait.remote()
+            await self.actor.wait.remote()
 
     async def ended(self) -> None:
         """Return when the process has ended, or its server."""
@@ -112,13 +116,17 @@ class RayReplica:
         """End in order."""
         with contextlib.suppress(self._ray.exceptions.RayError, TimeoutError):
             async with asyncio.timeout(self._drain_s + _MORE_S):
-                await self._actor.stop.remote()
+                await self.actor.stop.remote()
                 await self.ended()
+
+    async def node(self) -> str:
+        """Return the id of the node where it runs."""
+        return str(await self.actor.node.remote())
 
     def kill(self) -> None:
         """End at once."""
         self._end.cancel()
-        self._ray.kill(self._actor)
+        self._ray.kill(self.actor)
 
 
 @final
