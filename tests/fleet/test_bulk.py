@@ -59,7 +59,8 @@ def test_a_run_that_is_killed_goes_on_where_it_was(models, tmp_path):
     source, out = tmp_path / "in.jsonl", tmp_path / "out"
     source.write_text("".join(json.dumps({"upto": 500 + n}) + "\n" for n in range(60)))
     asked = {"column": "upto", "block_rows": 1, "workers": 1, "progress": False}
-    script = f"from batchmaker import fleet; fleet.map({str(source)!r}, {str(models / 'counter')!r}, {str(out)!r}, **{asked})"
+    where = f"{str(source)!r}, {str(models / 'counter')!r}, {str(out)!r}"
+    script = f"from batchmaker import fleet; fleet.map({where}, **{asked})"
     killed = subprocess.Popen([sys.executable, "-c", script], start_new_session=True, stderr=subprocess.DEVNULL)
     try:
         end = time.monotonic() + 300

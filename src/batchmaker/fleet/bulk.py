@@ -225,6 +225,10 @@ class BulkWorker:
         write_part(Path(plan.out), block.number, plan.form, rows)
         return {"rows": [len(rows)], "failed": [failed]}
 
+    def close(self) -> None:
+        """End the engine."""
+        self._engine.stop()
+
     def _one_by_one(self, requests: list[Any]) -> tuple[list[Any], list[str | None]]:
         """Compute the block again, so that each failing row fails alone."""
         answers = [self._engine.submit(request, deadline_ms=math.inf) for request in requests]
