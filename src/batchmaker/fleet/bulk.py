@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, final
 
 import msgspec
 
+from batchmaker import errors
 from batchmaker.errors import BatchmakerError, DataError, OptionError
 from batchmaker.fleet.blocks import Block, Format, Row, cut_into_blocks, find_files, part_of, read_block, write_part
 from batchmaker.fleet.on_ray import connect
@@ -57,6 +58,7 @@ class _Plan(msgspec.Struct, frozen=True):
     out: str
     folder: str
     options: dict[str, Any]
+    threads: int = 1
 
 
 def map(  # noqa: A001 - called as fleet.map
@@ -85,7 +87,8 @@ def map(  # noqa: A001 - called as fleet.map
     part-000000 and so on, with the input's columns and the new ones. Called again after a crash, blocks whose files are
     there are not computed again. The folder belongs to its input and options: DataError for others.
 
-    workers: engines, each on `cpus` cores; None for as many as there are cores. A worker holds one block in memory.
+    workers: engines, each on `cpus` cores with as many compute threads (at least 1); None for as many as there are
+    cores. A worker holds one block in memory.
     on_error: whether a failing row ends it all (the first error is raised, finished blocks stay), or is noted in the
     column "error". options: of the engines, such as policy. Raises OptionError and DataError before anything runs.
     """
@@ -97,7 +100,9 @@ def map(  # noqa: A001 - called as fleet.map
     folder.mkdir(parents=True, exist_ok=True)
     settings = (model, column, result, block_rows, on_error, sorted((options or {}).items()))
     about = _prepared(data, folder, block_rows, settings)
-    plan = _Plan(model, column, result, on_error, about.form, str(folder), os.getcwd(), dict(options or {}))
+    plan = _Plan(
+        model, column, result, on_error, about.form, str(folder), os.getcwd(), dict(options or {}), max(1, int(cpus))
+    )
     missing = [block for block in about.blocks if not part_of(folder, block.number, about.form).exists()]
     rows = sum(block.num_rows for block in about.blocks)
     done, failed = rows - sum(block.num_rows for block in missing), 0
@@ -106,7 +111,7 @@ def map(  # noqa: A001 - called as fleet.map
         cores = math.floor(float(ray.cluster_resources().get("CPU", 1)) / cpus)
         count = max(1, min(workers or cores, len(missing)))
         shown = progress and sys.stderr.isatty()
-        for written in _computed(ray, plan, missing, count, cpus):
+        for written in _computed(plan, missing, count, cpus):
             computed, failed = computed + int(written["rows"]), failed + int(written["failed"])
             if shown:
                 rate = computed / (time.perf_counter() - begin_s)
@@ -158,8 +163,8 @@ def _written(dataset: Any, folder: Path, block_rows: int) -> list[Path]:
     return files
 
 
-def _computed(ray: Any, plan: _Plan, blocks: list[Block], count: int, cpus: float) -> Any:
-    """Yield what was written, block by block, in whatever order they are finished."""
+def _computed(plan: _Plan, blocks: list[Block], count: int, cpus: float) -> Any:
+    """Yield what was written, block by block, in whatever order they are finished. Raises the first error of a row."""
     from ray import data
 
     data.DataContext.get_current().enable_progress_bars = False
@@ -172,15 +177,11 @@ def _computed(ray: Any, plan: _Plan, blocks: list[Block], count: int, cpus: floa
         num_cpus=cpus,
         max_concurrency=1,
     )
-    try:
-        yield from written.iter_rows()
-    except ray.exceptions.RayError as error:
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, BatchmakerError):
-            cause = getattr(cause, "cause", None) or cause.__cause__
-        if cause is not None:
-            raise cause from None
-        raise
+    for row in written.iter_rows():
+        if row["error"]:  # Ray Data would keep only the text of an exception
+            kind, _, said = str(row["error"]).partition(": ")
+            raise getattr(errors, kind, BatchmakerError)(said)
+        yield row
 
 
 @final
@@ -195,27 +196,35 @@ class BulkWorker:
         if Path(self._plan.folder).is_dir():
             os.chdir(self._plan.folder)
         (versions,) = parse_source(self._plan.model).scan().values()
-        threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
+        threads = self._plan.threads
         newest = versions[max(versions, key=int)]
         self._engine = Engine(newest.make(), threads=threads, **{"policy": None, **self._plan.options})
         self._engine.start()
 
-    def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[int]]:
-        plan = self._plan
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
         (content,) = batch["block"]
         block = msgspec.json.decode(content, type=Block)
+        try:
+            failed, error = self._compute(block), ""
+        except BatchmakerError as raised:
+            failed, error = 0, f"{type(raised).__name__}: {raised}"
+        return {"rows": [block.num_rows], "failed": [failed], "error": [error]}
+
+    def _compute(self, block: Block) -> int:
+        """Compute a block and write it; return how many rows failed. Raises BatchmakerError."""
+        plan = self._plan
         rows = read_block(block, plan.form)
         requests = [row if plan.column is None else _column(row, plan.column, block) for row in rows]
         failed = 0
         try:
             results = self._engine.map(requests, progress=False, deadline_ms=math.inf)
-            errors: list[str | None] = [None] * len(rows)
+            why: list[str | None] = [None] * len(rows)
         except BatchmakerError:
             if plan.on_error == "raise":
                 raise
-            results, errors = self._one_by_one(requests)
-            failed = sum(error is not None for error in errors)
-        for row, value, error in zip(rows, results, errors, strict=True):
+            results, why = self._one_by_one(requests)
+            failed = sum(error is not None for error in why)
+        for row, value, error in zip(rows, results, why, strict=True):
             if error is None:
                 _add(row, plan.result, value)
             if plan.on_error == "column":
@@ -223,7 +232,7 @@ class BulkWorker:
         if failed:
             _fill(rows)
         write_part(Path(plan.out), block.number, plan.form, rows)
-        return {"rows": [len(rows)], "failed": [failed]}
+        return failed
 
     def close(self) -> None:
         """End the engine."""
@@ -233,12 +242,12 @@ class BulkWorker:
         """Compute the block again, so that each failing row fails alone."""
         answers = [self._engine.submit(request, deadline_ms=math.inf) for request in requests]
         results: list[Any] = []
-        errors: list[str | None] = []
+        why: list[str | None] = []
         for answer in answers:
             error = answer.exception()
             results.append(None if error is not None else answer.result())
-            errors.append(None if error is None else f"{type(error).__name__}: {error}")
-        return results, errors
+            why.append(None if error is None else f"{type(error).__name__}: {error}")
+        return results, why
 
 
 def _column(row: Row, name: str, block: Block) -> Any:
