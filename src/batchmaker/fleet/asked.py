@@ -32,17 +32,17 @@ class Asked(NamedTuple):
     chunk: ChunkOptions | None
 
 
-class _Input(msgspec.Struct):
+class _InputHead(msgspec.Struct):
     shape: list[int] = []
     datatype: str = ""
 
 
-class _Body(msgspec.Struct):
-    inputs: list[_Input] = []
+class _BodyHead(msgspec.Struct):
+    inputs: list[_InputHead] = []
     parameters: dict[str, Any] = {}
 
 
-_INFER: Final = msgspec.json.Decoder(_Body)
+_INFER: Final = msgspec.json.Decoder(_BodyHead)
 _GENERATE: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _PARAMETERS: Final = msgspec.json.Decoder(dict[str, Any])
 

@@ -19,7 +19,7 @@ _ENDINGS: Final[dict[str, Format]] = {".parquet": "parquet", ".jsonl": "jsonl", 
 _LINE: Final = msgspec.json.Decoder(dict[str, Any])
 
 
-class Block(msgspec.Struct, frozen=True):
+class RowBlock(msgspec.Struct, frozen=True):
     """Rows `begin` to `end` of a Parquet file, or its bytes from `begin` to `end` of whole JSON lines.
 
     number: its place in the order of the input. num_rows: in it.
@@ -44,14 +44,14 @@ def find_files(path: Path) -> tuple[list[Path], Format]:
     return [one.resolve() for one in found], _ENDINGS[found[0].suffix]
 
 
-def cut_into_blocks(files: Sequence[Path], form: Format, block_rows: int) -> list[Block]:
+def cut_into_blocks(files: Sequence[Path], form: Format, block_rows: int) -> list[RowBlock]:
     """Return the blocks of all files, in order. Parquet is cut by its metadata; JSON lines are read through once."""
     if block_rows < 1:
         raise OptionError(f"block_rows must be at least 1, got {block_rows}")
-    blocks: list[Block] = []
+    blocks: list[RowBlock] = []
     for file in files:
         for begin, end, rows in _row_ranges(file, block_rows) if form == "parquet" else _byte_ranges(file, block_rows):
-            blocks.append(Block(len(blocks), str(file), begin, end, rows))
+            blocks.append(RowBlock(len(blocks), str(file), begin, end, rows))
     return blocks
 
 
@@ -75,7 +75,7 @@ def _byte_ranges(file: Path, block_rows: int) -> Iterator[tuple[int, int, int]]:
         yield begin, at, rows
 
 
-def read_block(block: Block, form: Format) -> list[Row]:
+def read_block(block: RowBlock, form: Format) -> list[Row]:
     """Return the rows of a block. DataError for a line that is no JSON object."""
     if form == "parquet":
         rows: list[Row] = _read_rows(block).to_pylist()
@@ -89,7 +89,7 @@ def read_block(block: Block, form: Format) -> list[Row]:
         raise DataError(f"{block.path}, bytes {block.begin} to {block.end}: not JSON lines: {error}") from None
 
 
-def _read_rows(block: Block) -> Any:
+def _read_rows(block: RowBlock) -> Any:
     """Return a Parquet block as a table, reading only the row groups that it touches."""
     file, groups, first, skipped = _parquet().ParquetFile(block.path), [], 0, None
     for group in range(file.metadata.num_row_groups):

@@ -15,7 +15,7 @@ import msgspec
 
 from batchmaker import errors
 from batchmaker.errors import BatchmakerError, DataError, OptionError
-from batchmaker.fleet.blocks import Block, Format, Row, cut_into_blocks, find_files, part_of, read_block, write_part
+from batchmaker.fleet.blocks import Format, Row, RowBlock, cut_into_blocks, find_files, part_of, read_block, write_part
 from batchmaker.fleet.on_ray import connect
 
 _ABOUT: Final = "blocks.json"
@@ -44,7 +44,7 @@ class _About(msgspec.Struct, frozen=True):
 
     mark: str
     form: Format
-    blocks: list[Block]
+    blocks: list[RowBlock]
 
 
 class _Plan(msgspec.Struct, frozen=True):
@@ -163,7 +163,7 @@ def _written(dataset: Any, folder: Path, block_rows: int) -> list[Path]:
     return files
 
 
-def _computed(plan: _Plan, blocks: list[Block], count: int, cpus: float) -> Any:
+def _computed(plan: _Plan, blocks: list[RowBlock], count: int, cpus: float) -> Any:
     """Yield what was written, block by block, in whatever order they are finished. Raises the first error of a row."""
     from ray import data
 
@@ -203,14 +203,14 @@ class BulkWorker:
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
         (content,) = batch["block"]
-        block = msgspec.json.decode(content, type=Block)
+        block = msgspec.json.decode(content, type=RowBlock)
         try:
             failed, error = self._compute(block), ""
         except BatchmakerError as raised:
             failed, error = 0, f"{type(raised).__name__}: {raised}"
         return {"rows": [block.num_rows], "failed": [failed], "error": [error]}
 
-    def _compute(self, block: Block) -> int:
+    def _compute(self, block: RowBlock) -> int:
         """Compute a block and write it; return how many rows failed. Raises BatchmakerError."""
         plan = self._plan
         rows = read_block(block, plan.form)
@@ -250,7 +250,7 @@ class BulkWorker:
         return results, why
 
 
-def _column(row: Row, name: str, block: Block) -> Any:
+def _column(row: Row, name: str, block: RowBlock) -> Any:
     if name not in row:
         raise DataError(f"{block.path}: a row has no column {name!r}; it has {', '.join(row)}")
     return row[name]

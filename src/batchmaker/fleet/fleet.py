@@ -115,6 +115,10 @@ class Fleet:
     async def start(self) -> None:
         """Return when all replicas take requests. Raises the first error of starting one."""
         self._keeping = asyncio.create_task(self._keep())
+        await self.ready()
+
+    async def ready(self) -> None:
+        """Return when there are as many replicas as there should be. Raises the first error of starting one."""
         try:
             await self._until(lambda: self._error is not None or self._num_ready() >= self.size)
             if self._error is not None:
@@ -255,7 +259,9 @@ class Fleet:
                 self.balancer.remove(replica)
                 await running.stop()
             else:
-                _LOG.warning("replica is lost", extra={"replica": member.number, "requests": replica.num_requests})
+                why = watching.exception() if watching.done() and not watching.cancelled() else None
+                counts = {"replica": member.number, "requests": replica.num_requests}
+                _LOG.warning("replica is lost", extra=counts, exc_info=why)
         finally:
             self.balancer.remove(replica)
             link.close()

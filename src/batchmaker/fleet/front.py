@@ -22,7 +22,7 @@ from batchmaker.fleet.upstream import Headers, NoAnswerError, UpstreamAnswer
 from batchmaker.server.answers import as_json
 from batchmaker.server.bodies import HEADER_LENGTH
 from batchmaker.server.faults import FaultKind, ServiceError
-from batchmaker.server.parts import Access
+from batchmaker.server.parts import CallAccess
 from batchmaker.server.request_body import unless_gone
 from batchmaker.server.request_ids import HEADER
 
@@ -54,7 +54,7 @@ class Front:
     def __init__(
         self,
         balancer: Balancer,
-        access: Access,
+        access: CallAccess,
         on_suspect: Callable[[Replica], None],
         page: bytes | None = None,
     ) -> None:
@@ -124,18 +124,17 @@ class Front:
     ) -> None:
         """Send the answer on; while it is a stream, its request is one of its replica's."""
         lease, answer = await self.asked_of_one(asked, ask, scope["state"]["caller"])
+        if answer.body is not None:
+            lease.end(answered=answer.status < 400)  # the replica has done with it, however long the client reads
+            await _start(answer, send)
+            await send({"type": "http.response.body", "body": answer.body})
+            return
         answered = False
         try:
             await _start(answer, send)
-            if answer.body is None:
-                answered = await _send_events(answer, send, self.access.bodies.limits.write_seconds)
-            else:
-                answered = answer.status < 400
-                lease.end(answered=answered)  # the replica has done with it, however long the client reads
-                await send({"type": "http.response.body", "body": answer.body})
+            answered = await _send_events(answer, send, self.access.bodies.limits.write_seconds)
         finally:
-            if answer.body is None:
-                lease.end(answered=answered)
+            lease.end(answered=answered)
 
     async def asked_of_one(
         self, asked: Asked, ask: Callable[[Lease], Awaitable[_Given]], caller: str

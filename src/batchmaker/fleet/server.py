@@ -30,7 +30,7 @@ from batchmaker.server.config import AuthConfig, Config, FleetConfig, TlsConfig,
 from batchmaker.server.gate import Gate
 from batchmaker.server.listening import LAST_WRITES_S, LOOPBACK, Listener, address_of, bind, listening
 from batchmaker.server.origins import Origins
-from batchmaker.server.parts import Access
+from batchmaker.server.parts import CallAccess
 from batchmaker.server.protocol import limited_protocol
 from batchmaker.server.request_body import BodyBudget
 from batchmaker.server.run import connections_of
@@ -97,7 +97,7 @@ class FleetServer:
         self._fleet_keys = FleetKeys()
         self._holders = config.auth.keys_and_rates()
         self._keys = KeyRing(*self._holders)
-        access = Access(self._keys, BodyBudget(config.limits), Counter())
+        access = CallAccess(self._keys, BodyBudget(config.limits), Counter())
         self.balancer = Balancer(config.fleet.router, config.limits.sequence_idle_seconds)
         self._is_auto = config.fleet.replicas == "auto"
         self.fleet = Fleet(
@@ -139,6 +139,7 @@ class FleetServer:
             await self.fleet.start()
             if self._is_auto and self._config.fleet.autoscale is None:
                 self.fleet.resize(await self._launcher.room(self.fleet.config))
+                await self.fleet.ready()
         except BaseException:
             self._socket.close()
             raise
@@ -267,7 +268,7 @@ def _channels() -> Callable[[str], Any]:
     return open_channel
 
 
-def _make_rpc(config: Config, access: Access, spans: Spans, front: Front) -> RpcServer:
+def _make_rpc(config: Config, access: CallAccess, spans: Spans, front: Front) -> RpcServer:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from batchmaker.fleet.front_rpc import FleetAnswers, fleet_methods
     from batchmaker.server.rpc.health import health_handlers

@@ -18,7 +18,7 @@ from batchmaker.server.service import AnsweredCalls, Service
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class CallAccess:
     """Who may call, and how much: the same for a server and for the front of a fleet. answered: counts calls."""
 
     keys: KeyRing
@@ -41,9 +41,9 @@ class Site:
     page: bytes | None = None
 
     @property
-    def access(self) -> Access:
+    def access(self) -> CallAccess:
         """What a protocol needs of it."""
-        return Access(self.keys, self.bodies, self.service.answered)
+        return CallAccess(self.keys, self.bodies, self.service.answered)
 
 
 @final

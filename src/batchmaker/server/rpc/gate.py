@@ -14,7 +14,7 @@ from grpc import aio
 
 from batchmaker.server.answers import STATUS
 from batchmaker.server.faults import FaultKind, ServiceError, fault_of
-from batchmaker.server.parts import Access
+from batchmaker.server.parts import CallAccess
 from batchmaker.server.request_ids import HEADER, RequestIds
 from batchmaker.server.rpc.schema import MESSAGES, SERVICE, decode
 from batchmaker.server.spans import Spans
@@ -117,7 +117,7 @@ Answer = Callable[[Any, RpcCall], Awaitable[Any]]
 class RpcGate:
     """Makes gRPC's handlers from functions. Exceptions of these become statuses."""
 
-    def __init__(self, access: Access, spans: Spans, *, log_access: bool) -> None:
+    def __init__(self, access: CallAccess, spans: Spans, *, log_access: bool) -> None:
         self._access = access
         self._spans = spans
         self._log_access = log_access

@@ -14,7 +14,7 @@ from grpc import aio
 
 from batchmaker.errors import OptionError
 from batchmaker.server.config import Config
-from batchmaker.server.parts import Access
+from batchmaker.server.parts import CallAccess
 from batchmaker.server.rpc.gate import Answer, RpcCall, RpcGate
 from batchmaker.server.rpc.schema import SERVICE
 from batchmaker.server.rpc.stream import InferStream, StreamAnswers
@@ -31,7 +31,7 @@ class RpcServer:
     def __init__(
         self,
         config: Config,
-        access: Access,
+        access: CallAccess,
         spans: Spans,
         unary: Mapping[str, Answer],
         streamed: StreamAnswers,

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Any, Protocol, final
 
 from batchmaker.server.faults import FaultKind, ServiceError
-from batchmaker.server.parts import Access
+from batchmaker.server.parts import CallAccess
 from batchmaker.server.rpc.gate import RpcCall
 from batchmaker.server.rpc.schema import MESSAGES, decode
 from batchmaker.server.rpc.wire import FINAL, PARTS
@@ -33,7 +33,7 @@ class InferStream:
     message cannot be read at all.
     """
 
-    def __init__(self, access: Access, answers: StreamAnswers, call: RpcCall, stop: asyncio.Future[None]) -> None:
+    def __init__(self, access: CallAccess, answers: StreamAnswers, call: RpcCall, stop: asyncio.Future[None]) -> None:
         """stop: done when no more requests may be read."""
         self._access = access
         self._answers = answers
