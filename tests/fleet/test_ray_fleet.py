@@ -207,25 +207,51 @@ def test_a_fleet_grows_to_three_and_shrinks_to_one_under_load(cluster, models):
         fleet.close()
 
 
-def test_serve_runs_the_application_and_updates_it(cluster, models):
+def test_serve_runs_the_application(cluster, models):
     from ray import serve
 
     from batchmaker.fleet import application
 
-    def run(settings: dict[str, Any]) -> str:
-        handle = serve.run(application(settings), name="batchmaker")
-        return handle.addresses.remote().result(timeout_s=LIMIT_S)[0]
-
-    settings = {"models": f"counter={models / 'counter'}", "replicas": 1}
     serve.start(proxy_location="Disabled")
     try:
-        address = run(settings)
-        asked = {"input_0": 3}
-        answer = httpx.post(f"{address}/v2/models/counter/generate", json=asked, timeout=LIMIT_S)
+        handle = serve.run(application({"models": f"counter={models / 'counter'}", "replicas": "1"}), name="batchmaker")
+        (address,) = handle.addresses.remote().result(timeout_s=LIMIT_S)
+        answer = httpx.post(f"{address}/v2/models/counter/generate", json={"input_0": 3}, timeout=LIMIT_S)
         assert answer.json()["output_0"] == [1, 2, 3]
-        both = run({**settings, "models": f"{models}"})
-        assert both == address, "the front is the same, its replicas are new"
-        answer = httpx.post(f"{address}/v2/models/scales/generate", json=asked | {"input_0": [3]}, timeout=LIMIT_S)
-        assert answer.json()["output_0"] == 9
+    finally:
+        serve.shutdown()
+
+
+def test_serve_deploys_a_written_file_and_updates_it(cluster, models, tmp_path):
+    import yaml
+    from ray import serve
+    from ray.serve.context import _get_global_client
+    from ray.serve.schema import ServeDeploySchema
+
+    from batchmaker.fleet.application import write_application
+
+    def deploy(config: Config) -> None:
+        write_application(config, tmp_path / "fleet.yaml")
+        content = yaml.safe_load((tmp_path / "fleet.yaml").read_text())
+        _get_global_client().deploy_apps(ServeDeploySchema.model_validate(content), _blocking=True)
+
+    def told() -> tuple[str, list[dict[str, Any]]]:
+        (address,) = serve.get_app_handle("batchmaker").addresses.remote().result(timeout_s=LIMIT_S)
+        return address, httpx.get(f"{address}/v2/replicas", timeout=LIMIT_S).json()
+
+    serve.start(proxy_location="Disabled")
+    try:
+        config = fleet_config(models / "counter", fleet=FleetConfig(replicas=1))
+        deploy(config)
+        address, before = told()
+        assert [one["replica"] for one in before] == [0]
+        deploy(msgspec.structs.replace(config, trace_steps=7))
+        end = time.monotonic() + LIMIT_S
+        while [one["replica"] for one in told()[1]] != [1]:
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        assert told()[0] == address, "the front is the same, its replica is new"
+        answer = httpx.post(f"{address}/v2/models/counter/generate", json={"input_0": 3}, timeout=LIMIT_S)
+        assert answer.json()["output_0"] == [1, 2, 3]
     finally:
         serve.shutdown()

@@ -25,6 +25,7 @@ from batchmaker.server.request_body import DEPARTURE, WHOLE, Departure
 _MORE_S: Final = 20.0
 """Seconds beside `drain_seconds` for Serve to wait for a front that ends."""
 
+_FRONT: Final = "front"
 _MOST_CALLS: Final = 10_000
 """Calls that Serve's proxy lets through at once: the front has limits of its own."""
 
@@ -37,20 +38,26 @@ def application(settings: Mapping[str, Any]) -> Any:
 
     settings: those of a server's TOML file, as `batchmaker serve --write-config` writes them. On a command line, where
     values are texts: models (separated by spaces), replicas, port, grpc_port, and config, the path of a TOML file. The
-    front's port is any that is free unless given. Raises OptionError.
+    front's port is any that is free unless given. None at all: they come as the deployment's `user_config`, as in a
+    written file, where Serve takes changes for a rolling update. Raises OptionError.
     """
     import_ray()
     from ray import serve
 
-    config = read_settings(settings)
-    check_fleet(config)
+    options: dict[str, Any] = {}
+    if settings:
+        config = read_settings(settings)
+        check_fleet(config)
+        options = {
+            "user_config": msgspec.to_builtins(config),
+            "graceful_shutdown_timeout_s": config.limits.drain_seconds + _MORE_S,
+        }
     front = serve.deployment(
-        name="front",
+        name=_FRONT,
         num_replicas=1,
         max_ongoing_requests=_MOST_CALLS,
-        graceful_shutdown_timeout_s=config.limits.drain_seconds + _MORE_S,
-        user_config=msgspec.to_builtins(config),
         ray_actor_options={"num_cpus": 0},
+        **options,
     )(serve.ingress(_proxied)(FleetFront))
     return front.bind()
 
@@ -94,8 +101,13 @@ def write_application(config: Config, path: Path) -> None:
                 "name": "batchmaker",
                 "import_path": "batchmaker.fleet:application",
                 "route_prefix": "/",
-                "args": {"models": settings["models"], "port": settings["port"], "limits": settings["limits"]},
-                "deployments": [{"name": "front", "user_config": settings}],
+                "deployments": [
+                    {
+                        "name": _FRONT,
+                        "graceful_shutdown_timeout_s": config.limits.drain_seconds + _MORE_S,
+                        "user_config": settings,
+                    }
+                ],
             }
         ],
     }
@@ -139,7 +151,9 @@ class FleetFront:
 
     async def check_health(self) -> None:
         """Raise if the front has to be started anew. Replicas are the front's own care."""
-        if self._server is not None and not self._server.is_listening:
+        if self._server is None:
+            raise RuntimeError("no settings came: give models=... or config=FILE.toml, or a user_config")
+        if not self._server.is_listening:
             raise RuntimeError("the front has stopped listening")
 
     async def addresses(self) -> list[str]:
