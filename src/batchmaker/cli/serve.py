@@ -67,6 +67,18 @@ def serve(
     all_versions: Annotated[bool, typer.Option(help="Serve all versions of a model, not only the newest.")] = False,
     access_log: Annotated[bool, typer.Option(help="Log every call.")] = False,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error. Default: info.")] = None,
+    replicas: Annotated[
+        str | None, typer.Option(help="As many servers on Ray behind one front; auto: by cores and memory.")
+    ] = None,
+    autoscale: Annotated[
+        str | None, typer.Option(help="How many replicas there are: work:target=0.5,most=8 or sequences:target=40.")
+    ] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(help="Ray cluster to join: auto, or HOST:PORT. Default: one on this machine.")
+    ] = None,
+    write_config: Annotated[
+        Path | None, typer.Option(help="Write these settings as YAML for `serve deploy` of Ray Serve, and end.")
+    ] = None,
 ) -> None:
     """Serve models over HTTP and gRPC (Open Inference Protocol v2), all requests batched together.
 
@@ -83,6 +95,8 @@ def serve(
     batchmaker serve saved/translator models/ --config server.toml
 
     batchmaker serve translator.py
+
+    batchmaker serve lstm --replicas 4
 
     [bold]Then[/bold]
 
@@ -104,12 +118,25 @@ def serve(
     auth, tls = _given(keys=_text(api_keys)), _given(cert=_text(tls_cert), key=_text(tls_key))
     log = _given(level=log_level, access=access_log or None)
     ports = _given(host=host, port=port, grpc_port=grpc_port, admin_port=admin_port, page=_text(page))
-    sections = {"limits": limits, "auth": auth, "tls": tls, "log": log}
+    fleet = _given(replicas=_replicas(replicas), autoscale=autoscale, ray_address=ray_address)
+    sections = {"limits": limits, "auth": auth, "tls": tls, "log": log, "fleet": fleet}
     others = ports | _given(versions="all" if all_versions else None)
     read = partial(_settings, config, models or [], engine, sections, others)
     settings = read()
     _warn_of_policies(settings)
-    if not run_server(settings, _say_ready, read):
+    if write_config is not None:
+        from batchmaker.fleet.application import write_application
+
+        write_application(settings, write_config)
+        typer.echo(f"{write_config} is written: serve deploy {write_config}")
+        return
+    if settings.fleet.replicas is None and settings.fleet.autoscale is None:
+        finished = run_server(settings, _say_ready, read)
+    else:
+        from batchmaker.fleet.on_ray import serve_on_ray
+
+        finished = serve_on_ray(settings, _say_fleet_ready, read)
+    if not finished:
         raise typer.Exit(1)
 
 
@@ -139,6 +166,19 @@ def _settings(
 
 def _say_ready(addresses: list[str], served: list[str]) -> None:
     typer.echo(f"ready: {' and '.join(addresses)} serves {', '.join(served)}")
+
+
+def _say_fleet_ready(addresses: list[str], replicas: int) -> None:
+    typer.echo(f"ready: {' and '.join(addresses)} serves with {replicas} replicas")
+
+
+def _replicas(text: str | None) -> int | str | None:
+    """Return the option's number, or "auto". OptionError for anything else."""
+    if text is None or text == "auto":
+        return text
+    if not text.isdecimal() or not int(text):
+        raise OptionError(f"--replicas must be a whole number above 0, or auto, got {text!r}")
+    return int(text)
 
 
 def _warn_of_policies(settings: Any) -> None:

@@ -6,7 +6,7 @@ import tomllib
 import typing
 from pathlib import Path
 from types import UnionType
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -73,6 +73,21 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     device: str = "cpu"
 
 
+class FleetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Many replicas of the server, on Ray; see `batchmaker.fleet`.
+
+    replicas: None for one server without Ray, "auto" for as many as the cluster has cores and memory for. router: see
+    fleet.routing.RULES. autoscale: a rule of fleet.scaling. ray_address: of a cluster; None starts one on this machine,
+    unless RAY_ADDRESS names one. cpus: reserved for a replica; None for as many as its engines have compute threads.
+    """
+
+    replicas: int | Literal["auto"] | None = None
+    router: str = "least-work"
+    autoscale: str | None = None
+    ray_address: str | None = None
+    cpus: float | None = None
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All settings of the server.
 
@@ -99,6 +114,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     auth: AuthConfig = AuthConfig()
     tls: TlsConfig = TlsConfig()
     log: LogConfig = LogConfig()
+    fleet: FleetConfig = FleetConfig()
 
     def entries(self) -> list[Entry]:
         """Return the models' sources. OptionError for a missing one."""

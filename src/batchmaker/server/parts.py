@@ -14,7 +14,16 @@ from batchmaker.server.auth import KeyRing
 from batchmaker.server.metrics import Metrics
 from batchmaker.server.origins import Origins
 from batchmaker.server.request_body import BodyBudget
-from batchmaker.server.service import Service
+from batchmaker.server.service import AnsweredCalls, Service
+
+
+@dataclass(frozen=True, slots=True)
+class CallAccess:
+    """Who may call, and how much: the same for a server and for the front of a fleet. answered: counts calls."""
+
+    keys: KeyRing
+    bodies: BodyBudget
+    answered: AnsweredCalls
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +39,11 @@ class Site:
     metrics: Metrics
     bodies: BodyBudget
     page: bytes | None = None
+
+    @property
+    def access(self) -> CallAccess:
+        """What a protocol needs of it."""
+        return CallAccess(self.keys, self.bodies, self.service.answered)
 
 
 @final

@@ -11,11 +11,10 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, final
 
-import uvicorn
 import uvloop
 
 from batchmaker.errors import OptionError
@@ -23,8 +22,8 @@ from batchmaker.server import logs
 from batchmaker.server.auth import KeyRing
 from batchmaker.server.config import Config, check_config
 from batchmaker.server.connections import Connections
-from batchmaker.server.gate import Gate
 from batchmaker.server.http import make_admin_app, make_app
+from batchmaker.server.listening import LAST_WRITES_S, LOOPBACK, Listener, address_of, bind, listening
 from batchmaker.server.metrics import Metrics, Sources
 from batchmaker.server.origins import Origins
 from batchmaker.server.parts import Site
@@ -34,7 +33,6 @@ from batchmaker.server.reload import Reload
 from batchmaker.server.repository import Repository
 from batchmaker.server.request_body import BodyBudget
 from batchmaker.server.service import Service
-from batchmaker.server.socket_protocol import limited_socket_protocol
 from batchmaker.server.spans import Spans
 from batchmaker.server.systemd import tell_systemd
 
@@ -43,12 +41,9 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("batchmaker.server")
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-_LAST_WRITES_S: Final = 5
 _AT_ONCE_S: Final = 2.0
 """Seconds for an orderly end after a second signal; code that hangs then, in a model or in loading one, is cut off."""
-_KEEP_ALIVE_S: Final = 75
 _ADMIN_CONNECTIONS: Final = 64
-_LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 
 OnReady = Callable[[list[str], list[str]], None]
 """Called with the server's addresses and the names of its models when requests are taken."""
@@ -65,49 +60,55 @@ def serve(config: Config, on_ready: OnReady, read: Callable[[], Config] | None =
     keys = KeyRing(*config.auth.keys_and_rates())
     repository = Repository(config.entries(), config.limits, config.versions, config.trace_steps)
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(contextlib.closing(_bind(config, config.port)))
+        listener = stack.enter_context(contextlib.closing(bind(config, config.port)))
         admin = None
         if config.admin_port is not None:
-            admin = stack.enter_context(contextlib.closing(_bind(config, config.admin_port)))
+            admin = stack.enter_context(contextlib.closing(bind(config, config.admin_port)))
         log = logs.configure(config.log.level)
         stack.callback(log.end)
         reload = Reload(config, read or (lambda: config), keys, repository)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(config, repository, keys, (listener, admin), log, reload, on_ready))
+            sources = Sources(connections_of(config), log, reload)
+            work = serve_on(config, repository, keys, (listener, admin), sources, on_ready, Stop.on_signals)
+            return runner.run(work)
 
 
-async def _serve(
+async def serve_on(
     config: Config,
     repository: Repository,
     keys: KeyRing,
     listeners: tuple[socket.socket, socket.socket | None],
-    log: logs.LogQueue,
-    reload: Reload,
+    sources: Sources,
     on_ready: OnReady,
+    control: Callable[[Stop], None],
 ) -> bool:
-    only_this_machine = config.host in _LOOPBACK
+    """Serve on bound sockets, for calls and for operators, until `control` ends it. Returns whether all was finished.
+
+    control: gets, in this event loop, what ends the server.
+    """
+    only_this_machine = config.host in LOOPBACK
     if keys.open and not only_this_machine:
         _LOG.warning("anybody who reaches this address may call; set API keys", extra={"host": config.host})
     service = Service(repository, config.limits)
-    connections = Connections(config.limits.max_connections, config.limits.max_client_connections)
     origins = Origins(config.hosts, config.auth.origins, only_this_machine=only_this_machine)
-    metrics, bodies = Metrics(service, Sources(connections, log, reload)), BodyBudget(config.limits)
+    metrics, bodies = Metrics(service, sources), BodyBudget(config.limits)
     site = Site(service, keys, origins, metrics, bodies, _page(config))
     spans = Spans(enabled=config.log.spans)
     listener, admin_listener = listeners
-    server = _make_server(config, site, spans, connections)
+    server = _make_server(config, site, spans, sources.connections)
     admin = None if admin_listener is None else _make_admin_server(config, site, spans)
     rpc = None if config.grpc_port is None else _make_rpc(config, site, spans)
-    for one in (server, admin):
-        reload.with_certificate(None if one is None else one.config.ssl)
-    if rpc is not None:
-        reload.on_certificate(rpc.take_over_certificate)
+    if sources.reload is not None:
+        for one in (server, admin):
+            sources.reload.with_certificate(None if one is None else one.config.ssl)
+        if rpc is not None:
+            sources.reload.on_certificate(rpc.take_over_certificate)
     background: list[asyncio.Task[None]] = []
     try:
         await repository.load_all()
-        stop = _Stop(service, server, reload)
-        stop.on_signals(asyncio.get_running_loop())
-        addresses = [_address(config, listener)]
+        stop = Stop(service, server, sources.reload)
+        control(stop)
+        addresses = [address_of(config, listener)]
         if rpc is not None:
             await rpc.start()
             addresses.append(rpc.address)
@@ -116,7 +117,7 @@ async def _serve(
             background.append(serving)
             while not (admin.started or serving.done()):
                 await asyncio.sleep(0.001)
-            addresses.append(_address(config, admin_listener))
+            addresses.append(address_of(config, admin_listener))
         if config.replace_hung:
             background.append(asyncio.create_task(repository.replace_hung()))
         _leave_models_alone()
@@ -130,18 +131,16 @@ async def _serve(
         return stop.finished
     finally:
         if rpc is not None:
-            await rpc.close(0.0 if server.force_exit else _LAST_WRITES_S)
+            await rpc.close(0.0 if server.force_exit else LAST_WRITES_S)
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)
         await repository.close(0.0)
 
 
-def _address(config: Config, listener: socket.socket) -> str:
-    """Return the URL of a listening socket."""
-    host, port = listener.getsockname()[:2]
-    scheme = "http" if config.tls.cert is None else "https"
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+def connections_of(config: Config) -> Connections:
+    """Return the counts of a server's connections, with its limits."""
+    return Connections(config.limits.max_connections, config.limits.max_client_connections)
 
 
 def _page(config: Config) -> bytes | None:
@@ -158,85 +157,28 @@ def _leave_models_alone() -> None:
     gc.freeze()
 
 
-def _bind(config: Config, port: int) -> socket.socket:
-    """Return a socket bound to the server's address, not listening yet. OptionError if it is not available."""
-    listener = socket.socket(socket.AF_INET6 if ":" in config.host else socket.AF_INET)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # clients inherit both: one that has vanished
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # silently, or reads nothing, is noticed
-            milliseconds = int(1e3 * config.limits.write_seconds)
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
-        listener.bind((config.host, port))
-    except OSError as error:
-        listener.close()
-        raise OptionError(
-            f"{config.host}:{port} cannot be used ({error.strerror or error}). Give another --port or --host; "
-            "port 0 takes any that is free."
-        ) from None
-    return listener
-
-
 def _make_rpc(config: Config, site: Site, spans: Spans) -> RpcServer:
     """Return the gRPC server, which is imported only if it is needed."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its core would write lines between those of the log
+    from batchmaker.server.rpc.health import health_handlers
+    from batchmaker.server.rpc.methods import EngineAnswers, unary_methods
     from batchmaker.server.rpc.server import RpcServer
 
-    return RpcServer(config, site, spans)
+    health = health_handlers(lambda: site.service.ready)
+    return RpcServer(config, site.access, spans, unary_methods(site), EngineAnswers(site), health)
 
 
-def _make_server(config: Config, site: Site, spans: Spans, connections: Connections) -> _Server:
+def _make_server(config: Config, site: Site, spans: Spans, connections: Connections) -> Listener:
     app = make_app(site, spans, admin_apart=config.admin_port is not None, log_access=config.log.access)
     every_call_is_told = config.log.access or spans.enabled
     refusals = None if every_call_is_told else Refusals(site.service, site.keys)
-    return _listening(config, site, app, limited_protocol(config.limits, connections, refusals))
+    return listening(config, site.bodies, app, limited_protocol(config.limits, connections, refusals))
 
 
-def _make_admin_server(config: Config, site: Site, spans: Spans) -> _Server:
+def _make_admin_server(config: Config, site: Site, spans: Spans) -> Listener:
     app = make_admin_app(site, spans, log_access=config.log.access)
     protocol = limited_protocol(config.limits, Connections(_ADMIN_CONNECTIONS, _ADMIN_CONNECTIONS))
-    return _listening(config, site, app, protocol)
-
-
-def _listening(config: Config, site: Site, app: Gate, protocol: type[asyncio.Protocol]) -> _Server:
-    settings = uvicorn.Config(
-        app,
-        http=protocol,
-        ws=limited_socket_protocol(site.bodies),
-        ws_max_size=config.limits.max_body_bytes,
-        ws_ping_interval=None,  # an idle sequence ends, and TCP notices vanished clients
-        ws_per_message_deflate=False,
-        lifespan="off",
-        proxy_headers=False,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=_LAST_WRITES_S,
-        ssl_certfile=config.tls.cert,
-        ssl_keyfile=config.tls.key,
-    )
-    try:
-        settings.load()
-    except OSError as error:
-        raise OptionError(f"the TLS certificate or key cannot be used: {error}") from None
-    return _Server(settings)
-
-
-@final
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers, and with a call when it listens."""
-
-    on_started: Callable[[], None] = staticmethod(lambda: None)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.on_started()
+    return listening(config, site.bodies, app, protocol)
 
 
 def _end_now() -> None:
@@ -245,26 +187,29 @@ def _end_now() -> None:
 
 
 @final
-class _Stop:
+class Stop:
     """At a signal refuses new requests, finishes accepted ones and ends. A second signal ends at once.
 
     SIGHUP does not end it; it reloads the settings.
     """
 
-    def __init__(self, service: Service, server: _Server, reload: Reload) -> None:
+    def __init__(self, service: Service, server: Listener, reload: Reload | None) -> None:
         self._service = service
         self._reload = reload
         self._server = server
         self._draining: asyncio.Task[None] | None = None
         self.finished = True
 
-    def on_signals(self, loop: asyncio.AbstractEventLoop) -> None:
+    def on_signals(self) -> None:
         """Handle SIGTERM, SIGINT and SIGHUP from now on."""
+        loop = asyncio.get_running_loop()
         for number in _SIGNALS:
-            loop.add_signal_handler(number, self._signalled)
-        loop.add_signal_handler(signal.SIGHUP, self._reload.begin)
+            loop.add_signal_handler(number, self.begin)
+        if self._reload is not None:
+            loop.add_signal_handler(signal.SIGHUP, self._reload.begin)
 
-    def _signalled(self) -> None:
+    def begin(self) -> None:
+        """End in order, as at a signal; called again, end at once."""
         if self._draining is None:
             self._draining = asyncio.ensure_future(self._drain())
             return

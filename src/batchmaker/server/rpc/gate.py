@@ -14,7 +14,7 @@ from grpc import aio
 
 from batchmaker.server.answers import STATUS
 from batchmaker.server.faults import FaultKind, ServiceError, fault_of
-from batchmaker.server.parts import Site
+from batchmaker.server.parts import CallAccess
 from batchmaker.server.request_ids import HEADER, RequestIds
 from batchmaker.server.rpc.schema import MESSAGES, SERVICE, decode
 from batchmaker.server.spans import Spans
@@ -110,15 +110,15 @@ class RpcCall:
 
 
 Answer = Callable[[Any, RpcCall], Awaitable[Any]]
-"""Takes a message; returns the fields of the answer, or the answer."""
+"""Takes a message; returns the fields of the answer, or the answer, or its bytes."""
 
 
 @final
 class RpcGate:
     """Makes gRPC's handlers from functions. Exceptions of these become statuses."""
 
-    def __init__(self, site: Site, spans: Spans, *, log_access: bool) -> None:
-        self._site = site
+    def __init__(self, access: CallAccess, spans: Spans, *, log_access: bool) -> None:
+        self._access = access
         self._spans = spans
         self._log_access = log_access
         self._ids = RequestIds()
@@ -126,15 +126,16 @@ class RpcGate:
 
     def unary(self, method: str, answer: Answer) -> Any:
         """Return the handler of a method that takes one message and gives one."""
-        limits = self._site.service.limits
 
         async def work(call: RpcCall) -> bytes:
-            data = await call.read(limits.body_seconds)
+            data = await call.read(self._access.bodies.limits.body_seconds)
             if data is None:
                 raise ServiceError(FaultKind.CANCELLED, "the client has gone")
-            with self._site.bodies.holding() as held:
+            with self._access.bodies.holding() as held:
                 held.add(len(data))
                 answered = await answer(decode(f"{method}Request", data), call)
+                if isinstance(answered, bytes):
+                    return answered
                 if isinstance(answered, dict):
                     answered = MESSAGES[f"{method}Response"](**answered)
                 encoded: bytes = answered.SerializeToString()
@@ -164,7 +165,7 @@ class RpcGate:
                 return await self._guarded(call, work)
         finally:
             self.num_active -= 1
-            self._site.service.answered["grpc", _code(call).name] += 1
+            self._access.answered["grpc", _code(call).name] += 1
             failed = call.fault in _LOGGED
             if self._log_access or failed:
                 self._log(call, time.perf_counter() - begin, logging.WARNING if failed else logging.INFO)
@@ -172,7 +173,7 @@ class RpcGate:
     async def _guarded(self, call: RpcCall, work: Callable[[RpcCall], Awaitable[Any]]) -> Any:
         try:
             if call.method not in _OPEN:
-                call.caller = self._site.keys.caller(call.key)
+                call.caller = self._access.keys.caller(call.key)
             return await work(call)
         except asyncio.CancelledError:
             call.fault = FaultKind.CANCELLED

@@ -7,13 +7,12 @@ requires a newer version than some clients' libraries allow.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import grpc
 
 from batchmaker.server.rpc.schema import SERVICE, messages_of
-from batchmaker.server.service import Service
 
 _HEALTH: Final = "grpc.health.v1"
 _MESSAGES: Final = messages_of(
@@ -26,13 +25,16 @@ _LOOK_S: Final = 0.2
 """Seconds between two checks of a watched state."""
 
 
-def health_handlers(service: Service) -> Any:
-    """Return gRPC's handlers of the health service: Check, and Watch, which reports changes until the client goes."""
+def health_handlers(ready: Callable[[], bool]) -> Any:
+    """Return gRPC's handlers of the health service: Check, and Watch, which reports changes until the client goes.
+
+    ready: whether requests are taken.
+    """
 
     def state_of(name: str) -> int | None:
         if name not in ("", SERVICE):
             return None
-        return _SERVING if service.ready else _NOT_SERVING
+        return _SERVING if ready() else _NOT_SERVING
 
     async def check(request: Any, context: Any) -> Any:
         state = state_of(request.service)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Any, Final, final
 
 from batchmaker.server.descriptions import (
     EXTENSIONS,
@@ -22,17 +24,28 @@ _HTTP_ONLY: Final = frozenset({"binary_tensor_data", "generate"})
 
 def unary_methods(site: Site) -> dict[str, Answer]:
     """Return the function of each method, by name."""
-    return {**_describing(site), **_repository(site), "ModelInfer": _infer(site)}
+    return {**_describing(site), **_repository(site), "ModelInfer": EngineAnswers(site).whole}
 
 
-def _infer(site: Site) -> Answer:
-    service = site.service
+@final
+class EngineAnswers:
+    """Inference by the engines of this process: StreamAnswers."""
 
-    async def infer(asked: Any, call: RpcCall) -> Any:
-        request = read_infer(asked, service.limits, call.remaining_s)
-        return write_infer(await service.infer(asked.model_name, asked.model_version, request, call.caller))
+    def __init__(self, site: Site) -> None:
+        self._service = site.service
 
-    return infer
+    async def whole(self, asked: Any, call: RpcCall) -> Any:
+        """Return the whole answer. Raises ServiceError."""
+        request = read_infer(asked, self._service.limits, call.remaining_s)
+        return write_infer(await self._service.infer(asked.model_name, asked.model_version, request, call.caller))
+
+    async def parts(self, asked: Any, call: RpcCall) -> AsyncGenerator[Any, None]:
+        """Yield the values as they are computed. Raises ServiceError."""
+        request = read_infer(asked, self._service.limits, call.remaining_s)
+        parts = self._service.stream(asked.model_name, asked.model_version, request, call.caller)
+        async with aclosing(parts):  # type: ignore[type-var]
+            async for part in parts:
+                yield write_infer(part)
 
 
 def _describing(site: Site) -> dict[str, Answer]:

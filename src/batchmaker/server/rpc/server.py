@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -13,12 +14,10 @@ from grpc import aio
 
 from batchmaker.errors import OptionError
 from batchmaker.server.config import Config
-from batchmaker.server.parts import Site
-from batchmaker.server.rpc.gate import RpcCall, RpcGate
-from batchmaker.server.rpc.health import health_handlers
-from batchmaker.server.rpc.methods import unary_methods
+from batchmaker.server.parts import CallAccess
+from batchmaker.server.rpc.gate import Answer, RpcCall, RpcGate
 from batchmaker.server.rpc.schema import SERVICE
-from batchmaker.server.rpc.stream import InferStream
+from batchmaker.server.rpc.stream import InferStream, StreamAnswers
 from batchmaker.server.spans import Spans
 
 _WATCHERS_S: Final = 0.2
@@ -29,23 +28,36 @@ _ONLY_IDENTITY: Final = 1
 class RpcServer:
     """gRPC beside HTTP: the same models, keys, limits and certificate. Used from one event loop."""
 
-    def __init__(self, config: Config, site: Site, spans: Spans) -> None:
-        """Bind to the address. OptionError if it is not available."""
-        self._site = site
-        self._gate = RpcGate(site, spans, log_access=config.log.access)
+    def __init__(
+        self,
+        config: Config,
+        access: CallAccess,
+        spans: Spans,
+        unary: Mapping[str, Answer],
+        streamed: StreamAnswers,
+        health: Any,
+    ) -> None:
+        """Bind to the address. OptionError if it is not available.
+
+        unary: the functions of the methods with one message, by name. streamed: of ModelStreamInfer. health: the
+        handlers of grpc.health.v1.
+        """
+        self._access = access
+        self._streamed = streamed
+        self._gate = RpcGate(access, spans, log_access=config.log.access)
         self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._server = aio.server(options=_options(config), maximum_concurrent_rpcs=config.limits.max_connections)
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._handlers()),))
-        self._server.add_generic_rpc_handlers((health_handlers(site.service),))
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._handlers(unary)),))
+        self._server.add_generic_rpc_handlers((health,))
         self._certificates: deque[Any] = deque(maxlen=1)
         self.address = self._bind(config)
 
-    def _handlers(self) -> dict[str, Any]:
+    def _handlers(self, unary: Mapping[str, Answer]) -> dict[str, Any]:
         async def infer(call: RpcCall) -> None:
-            await InferStream(self._site, call, self._stop).run()
+            await InferStream(self._access, self._streamed, call, self._stop).run()
 
-        unary = {name: self._gate.unary(name, answer) for name, answer in unary_methods(self._site).items()}
-        return {**unary, "ModelStreamInfer": self._gate.stream("ModelStreamInfer", infer)}
+        handlers = {name: self._gate.unary(name, answer) for name, answer in unary.items()}
+        return {**handlers, "ModelStreamInfer": self._gate.stream("ModelStreamInfer", infer)}
 
     def _bind(self, config: Config) -> str:
         host = f"[{config.host}]" if ":" in config.host else config.host

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any, final
+from typing import Any, Protocol, final
 
 from batchmaker.server.faults import FaultKind, ServiceError
-from batchmaker.server.parts import Site
+from batchmaker.server.parts import CallAccess
 from batchmaker.server.rpc.gate import RpcCall
 from batchmaker.server.rpc.schema import MESSAGES, decode
-from batchmaker.server.rpc.wire import FINAL, PARTS, read_infer, write_infer
+from batchmaker.server.rpc.wire import FINAL, PARTS
+
+
+class StreamAnswers(Protocol):
+    """Answers the requests of streams. Messages are ModelInferRequest and ModelInferResponse."""
+
+    async def whole(self, asked: Any, call: RpcCall) -> Any:
+        """Return the whole answer. Raises ServiceError."""
+
+    def parts(self, asked: Any, call: RpcCall) -> AsyncGenerator[Any, None]:
+        """Yield the values as they are computed. Raises ServiceError. Closing the iterator gives the request up."""
 
 
 @final
@@ -22,12 +33,13 @@ class InferStream:
     message cannot be read at all.
     """
 
-    def __init__(self, site: Site, call: RpcCall, stop: asyncio.Future[None]) -> None:
+    def __init__(self, access: CallAccess, answers: StreamAnswers, call: RpcCall, stop: asyncio.Future[None]) -> None:
         """stop: done when no more requests may be read."""
-        self._site = site
+        self._access = access
+        self._answers = answers
         self._call = call
         self._stop = stop
-        self._limits = site.service.limits
+        self._limits = access.bodies.limits
         self._room = asyncio.Semaphore(self._limits.max_in_flight)
         self._writing = asyncio.Lock()
 
@@ -65,10 +77,10 @@ class InferStream:
     ) -> None:
         """Answer one request: in parts, or as a whole after `before`. `answered` is set at the end in any case."""
         try:
-            with self._site.bodies.holding() as held:
+            with self._access.bodies.holding() as held:
                 held.add(size)
                 if not first:
-                    self._site.keys.caller(self._call.key)
+                    self._access.keys.caller(self._call.key)
                 if before is None:
                     await self._send_parts(asked)
                 else:
@@ -84,17 +96,14 @@ class InferStream:
             self._room.release()
 
     async def _send_whole(self, asked: Any, before: asyncio.Event) -> None:
-        request = read_infer(asked, self._limits, self._call.remaining_s)
-        response = await self._site.service.infer(asked.model_name, asked.model_version, request, self._call.caller)
+        response = await self._answers.whole(asked, self._call)
         await before.wait()
-        await self._send(write_infer(response), final=True)
+        await self._send(response, final=True)
 
     async def _send_parts(self, asked: Any) -> None:
-        request = read_infer(asked, self._limits, self._call.remaining_s)
-        parts = self._site.service.stream(asked.model_name, asked.model_version, request, self._call.caller)
-        async with aclosing(parts):  # type: ignore[type-var]
+        async with aclosing(self._answers.parts(asked, self._call)) as parts:
             async for part in parts:
-                await self._send(write_infer(part), final=False)
+                await self._send(part, final=False)
         await self._send(_empty(asked), final=True)
 
     async def _send_fault(self, asked: Any, fault: ServiceError) -> None:

@@ -44,9 +44,9 @@ def read_infer(message: Any, limits: Limits, remaining_s: float | None) -> Infer
     inputs = tuple(_read_input(given, raw[at] if raw else None) for at, given in enumerate(message.inputs))
     outputs: list[WantedOutput] = []
     for output in message.outputs:
-        refuse_unsupported(output.name, _parameters(output.parameters))
+        refuse_unsupported(output.name, parameters_of(output.parameters))
         outputs.append(WantedOutput(output.name))
-    parameters = _parameters(message.parameters)
+    parameters = parameters_of(message.parameters)
     if remaining_s is not None and remaining_s <= DAY_S:
         remaining_ms = max(1e3 * remaining_s, 1e-3)
         given_ms = parameters.get("deadline_ms") or remaining_ms
@@ -56,7 +56,7 @@ def read_infer(message: Any, limits: Limits, remaining_s: float | None) -> Infer
 
 
 def _read_input(given: Any, raw: bytes | None) -> Tensor:
-    refuse_unsupported(given.name, _parameters(given.parameters))
+    refuse_unsupported(given.name, parameters_of(given.parameters))
     num_elements(given.name, given.datatype, given.shape)  # its error should come first
     if raw is None:
         field = _CONTENTS.get(given.datatype)
@@ -68,7 +68,7 @@ def _read_input(given: Any, raw: bytes | None) -> Tensor:
     return from_raw(given.name, given.datatype, given.shape, memoryview(raw))
 
 
-def _parameters(given: Mapping[str, Any]) -> dict[str, Parameter]:
+def parameters_of(given: Mapping[str, Any]) -> dict[str, Parameter]:
     """Return parameters as plain values; None for one that has no value."""
     chosen = ((name, value, value.WhichOneof(CHOICE)) for name, value in given.items())
     return {name: None if choice is None else getattr(value, choice) for name, value, choice in chosen}

@@ -1,0 +1,196 @@
+"""Fleets on Ray, live: what the front costs, what a second replica gains, and bulk work per core.
+
+    python benchmarks/fleet_serving.py [DATA] [--only PART]     parts: overhead, proxies, replicas, routers, bulk
+
+DATA: a folder with europarl_deen/, for the lengths of sentences. The numbers of docs/fleet-serving.md; needs
+`pip install 'batchmaker[ray]'`. Each part writes benchmarks/results/serving-fleet-PART.json. All that is compared runs
+in one go and takes turns. Where load generator, front and replicas share the processors, their shares are written down.
+
+- overhead: `batchmaker serve` alone, and with --replicas 1: a trivial model, 100 requests/s (Poisson) and closed loops.
+- proxies: the same through Ray Serve's own proxy in front of the front, and through its HAProxy ingress.
+- replicas: one and two replicas of one thread, LSTM 1024: closed loops, 128 connections.
+- routers: two replicas, LSTM 1024, sentences of DATA at 60 % of the peak: round robin and work, in turns.
+- bulk: fleet.map with one worker, and engine.map in this process, on the same sentences.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE / "serving"))
+
+import processes  # noqa: E402
+import wire  # noqa: E402
+from generator import Plan, offer  # noqa: E402
+from report import figures, write  # noqa: E402
+from trivial import Trivial  # noqa: E402
+
+import batchmaker as bm  # noqa: E402
+
+PARTS = ("overhead", "proxies", "replicas", "routers", "bulk")
+REPEATS = 3
+LSTM = "lstm:hidden=1024,dtype=bfloat16"
+
+
+def sentences_of(data: Path | None, count: int) -> list[list[int]]:
+    """Return sentences as numbers below 10,000, with the lengths of Europarl, or lognormal ones without data."""
+    if data is None:
+        random = np.random.default_rng(0)
+        lengths = np.clip(random.lognormal(2.9, 0.75, count), 1, 330).astype(int)
+        return [random.integers(0, 10_000, length).tolist() for length in lengths]
+    lines = (data / "europarl_deen" / "raw5k.en").read_text("utf-8").splitlines()
+    words = [[hash(word) % 10_000 for word in line.split()] for line in lines if line.split()]
+    return (words * (count // len(words) + 1))[:count]
+
+
+def measured(server: processes.Server, requests: list[bytes], rate: float | None, seconds: float, connections: int):
+    """Return the figures of one load, and the processor shares of server and generator."""
+    before = server.processor_s()
+    line = figures(offer(Plan(server.host, server.port, requests, rate, seconds, connections)), seconds)
+    line["server_share"] = round((server.processor_s() - before) / seconds, 3)
+    return line
+
+
+def in_turns(servers: dict[str, processes.Server], requests: list[bytes], loads: dict[str, tuple], seconds: float):
+    """Return the lines of all servers under all loads, REPEATS times in turns, and their medians."""
+    lines: dict[str, dict[str, list[dict[str, Any]]]] = {name: {load: [] for load in loads} for name in servers}
+    for server in servers.values():
+        processes.warm_up(server, requests[0])
+    for _ in range(REPEATS):
+        for load, (rate, connections) in loads.items():
+            for name, server in servers.items():
+                lines[name][load].append(measured(server, requests, rate, seconds, connections))
+    return {name: {load: middle(found) for load, found in of.items()} for name, of in lines.items()}
+
+
+def middle(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the median of each figure."""
+    return {key: statistics.median([line[key] for line in lines]) for key in lines[0] if lines[0][key] is not None}
+
+
+def added(results: dict[str, Any], base: str) -> dict[str, Any]:
+    """Return what each server adds to the median at a calm load, and its share of the best throughput."""
+    best = {name: max(of[load]["served_rps"] for load in of if load != "calm") for name, of in results.items()}
+    return {
+        name: {
+            "p50_added_ms": round(of["calm"]["sent_p50_ms"] - results[base]["calm"]["sent_p50_ms"], 3),
+            "served_ratio": round(best[name] / best[base], 3),
+        }
+        for name, of in results.items()
+        if name != base
+    }
+
+
+def overhead(given: argparse.Namespace, folder: Path) -> Any:
+    """The front over the server alone."""
+    bm.save(Trivial(), folder / "trivial")
+    requests = [wire.infer_binary("trivial", {"input_0": [n]}) for n in range(64)]
+    loads = {"calm": (100.0, 64), "closed 16": (None, 16), "closed 64": (None, 64)}
+    with contextlib.ExitStack() as stack:
+        source = f"trivial={folder / 'trivial'}"
+        servers = {"alone": stack.enter_context(processes.batchmaker(source))}
+        servers["front"] = stack.enter_context(processes.batchmaker(source, "--replicas", 1))
+        if given.part == "proxies":
+            app = processes.peer(Path(sys.executable), "fleet_app.py", source)
+            servers["front behind Serve's proxy"] = stack.enter_context(app)
+            os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "1"
+            try:
+                app = processes.peer(Path(sys.executable), "fleet_app.py", source)
+                servers["front behind HAProxy"] = stack.enter_context(app)
+            except RuntimeError as error:
+                print(f"HAProxy is left out: {error}", file=sys.stderr)
+            del os.environ["RAY_SERVE_ENABLE_HA_PROXY"]
+        results = in_turns(servers, requests, loads, given.seconds)
+    return {**results, "over alone": added(results, "alone")}
+
+
+def replicas(given: argparse.Namespace, folder: Path) -> Any:
+    """Two replicas over one."""
+    requests = [wire.infer_binary("lstm", {"input_0": one}) for one in sentences_of(given.data, 2000)]
+    loads = {"closed 128": (None, 128)}
+    with contextlib.ExitStack() as stack:
+        servers = {"alone": stack.enter_context(processes.batchmaker(LSTM))}
+        for count in (1, 2):
+            servers[f"{count} replicas"] = stack.enter_context(processes.batchmaker(LSTM, "--replicas", count))
+        results = in_turns(servers, requests, loads, given.seconds)
+    peak = {name: of["closed 128"]["served_rps"] for name, of in results.items()}
+    ratio = {"two over one": round(peak["2 replicas"] / peak["1 replicas"], 3)}
+    return {**results, **ratio, "two over alone": round(peak["2 replicas"] / peak["alone"], 3)}
+
+
+def routers(given: argparse.Namespace, folder: Path) -> Any:
+    """Routing by work and in turn, live."""
+    requests = [wire.infer_binary("lstm", {"input_0": one}) for one in sentences_of(given.data, 4000)]
+    with contextlib.ExitStack() as stack:
+        servers = {}
+        for router in ("round-robin", "least-requests", "least-work"):
+            settings = folder / f"{router}.toml"
+            settings.write_text(f'[fleet]\nreplicas = 2\nrouter = "{router}"\n')
+            servers[router] = stack.enter_context(processes.batchmaker(LSTM, "--config", settings))
+        for server in servers.values():
+            processes.warm_up(server, requests[0])
+        peak = measured(servers["least-work"], requests, None, given.seconds, 128)["served_rps"]
+        results = in_turns(servers, requests, {"0.6 of the peak": (0.6 * peak, 512)}, 2 * given.seconds)
+    of = {name: line["0.6 of the peak"] for name, line in results.items()}
+    ratios = {f"p{p}": round(of["least-work"][f"p{p}_ms"] / of["round-robin"][f"p{p}_ms"], 3) for p in (50, 90, 99)}
+    return {"peak_rps": peak, **results, "least-work over round-robin": ratios}
+
+
+def bulk(given: argparse.Namespace, folder: Path) -> Any:
+    """Rows a second for each core: Ray Data's workers, and an engine here, in turns."""
+    from batchmaker import fleet
+    from batchmaker.server.sources import parse_source
+
+    source = "lstm:hidden=256"
+    sentences = sentences_of(given.data, 60_000)
+    rows = folder / "in.jsonl"
+    rows.write_text("".join(json.dumps({"words": one}) + "\n" for one in sentences))
+    (versions,) = parse_source(source).scan().values()
+    rates: dict[str, list[float]] = {"engine.map": [], "fleet.map": [], "fleet.map, start included": []}
+    for repeat in range(REPEATS):
+        with bm.Engine(versions["1"].make(), threads=1) as engine:
+            engine.map(sentences[:2000], progress=False)
+            begin_s = time.perf_counter()
+            engine.map(sentences[:20_000], progress=False)
+            rates["engine.map"].append(20_000 / (time.perf_counter() - begin_s))
+        out = folder / f"out{repeat}"
+        done = fleet.map(rows, source, out, column="words", workers=1, block_rows=5_000, progress=False)
+        times = sorted(part.stat().st_mtime for part in out.glob("part-*"))
+        rates["fleet.map"].append(5_000 * (len(times) - 1) / (times[-1] - times[0]))
+        rates["fleet.map, start included"].append(done.rows / done.wall_s)
+    middle_of = {name: round(statistics.median(found), 1) for name, found in rates.items()}
+    ratio = round(middle_of["fleet.map"] / middle_of["engine.map"], 3)
+    return {"rows_per_s": middle_of, "fleet.map over engine.map": ratio, "all": rates}
+
+
+RUN = {"overhead": overhead, "proxies": overhead, "replicas": replicas, "routers": routers, "bulk": bulk}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data", type=Path, nargs="?")
+    parser.add_argument("--only", choices=PARTS, action="append")
+    parser.add_argument("--seconds", type=float, default=5.0)
+    given = parser.parse_args()
+    for part in given.only or PARTS:
+        given.part = part
+        with tempfile.TemporaryDirectory() as folder:
+            results = RUN[part](given, Path(folder))
+        settings = {"seconds": given.seconds, "repeats": REPEATS, "lengths": "Europarl" if given.data else "lognormal"}
+        write(f"fleet-{part}", settings, results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,305 @@
+"""Which replica a request goes to, live: what each has to do, which sequences are open where, and who has gone.
+
+Without I/O but for locks; used from one event loop. The rules are those of `routing`, which the simulator plays too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, final
+
+from batchmaker.clock import Clock, RealClock
+from batchmaker.fleet.asked import Asked
+from batchmaker.fleet.routing import Router
+from batchmaker.server.faults import FaultKind, ServiceError, invalid
+from batchmaker.server.parameters import SequenceName
+
+State = Literal["open", "suspended", "draining", "lost"]
+"""Of a replica: takes requests; does not at the moment; takes only chunks of its open sequences; has ended."""
+
+_FIRST_US: Final = 100.0
+"""Microseconds of an element of a model of which nothing has been measured. With one model only ratios matter."""
+
+_KEPT: Final = 0.8
+"""How much of what was measured before is kept at each look, once a second."""
+
+_FORGET_S: Final = 5.0
+"""Seconds after which the front forgets a sequence that its replica has ended for being idle."""
+
+
+@final
+@dataclass(slots=True, eq=False)
+class Replica:
+    """A replica in the table. link: what carries requests to it. num_sequences: open ones, WebSockets among them.
+
+    work_us: of its unanswered requests, estimated. routed: requests so far. computed: elements of its answers since
+    that was last asked, by model.
+    """
+
+    number: int
+    link: Any
+    state: State = "open"
+    num_requests: int = 0
+    num_sequences: int = 0
+    work_us: int = 0
+    routed: int = 0
+    computed: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has nothing to finish."""
+        return not self.num_requests and not self.num_sequences
+
+
+@final
+class _OpenSequence:
+    """Where a sequence is. Its chunks go there one after the other, in the order in which they came."""
+
+    __slots__ = ("lock", "num_chunks", "quiet_since_s", "replica")
+
+    def __init__(self, replica: Replica, now_s: float) -> None:
+        self.replica = replica
+        self.lock = asyncio.Lock()
+        self.num_chunks = 0
+        self.quiet_since_s = now_s
+
+    @property
+    def must_move(self) -> bool:
+        """Whether a new sequence of this name has to go to another replica."""
+        return self.replica.state == "lost" or (self.replica.state != "open" and not self.num_chunks)
+
+
+_Name = tuple[str, str, str | None, SequenceName]
+"""Caller, model, version and name of a sequence."""
+
+
+@final
+class Lease:
+    """One request's place at a replica, from `Balancer.take` to `end`."""
+
+    __slots__ = ("_balancer", "_name", "_open", "_weight", "asked", "replica")
+
+    def __init__(
+        self,
+        balancer: Balancer,
+        replica: Replica,
+        asked: Asked,
+        weight: int,
+        name: _Name | None,
+        at: _OpenSequence | None,
+    ) -> None:
+        self._balancer = balancer
+        self._name = name
+        self._open = at
+        self._weight = weight
+        self.asked = asked
+        self.replica = replica
+
+    def end(self, *, answered: bool) -> None:
+        """The request is over. answered: with a result; otherwise it failed, was refused or was given up."""
+        balancer, replica = self._balancer, self.replica
+        replica.num_requests -= 1
+        replica.work_us -= self._weight
+        balancer.work.answered(replica.number, balancer.routed_weight(self._weight))
+        if answered:
+            replica.computed[self.asked.model] += self.asked.elements
+        if self._open is not None and self._name is not None and self.asked.chunk is not None:
+            self._open.num_chunks -= 1
+            self._open.quiet_since_s = balancer.clock.now_s()
+            self._open.lock.release()
+            over = self.asked.chunk.end if answered else self.asked.chunk.start
+            if over and not self._open.num_chunks:
+                balancer.forget(self._name, self._open)
+        balancer.on_change()
+
+
+@final
+class Balancer:
+    """The table of replicas. router: a rule for requests, see routing.RULES; sequences begin where fewest are open.
+
+    idle_s: after which a replica ends a sequence without a chunk. on_change is called when a request or a sequence has
+    ended.
+    """
+
+    def __init__(self, router: str = "least-work", idle_s: float = 60.0, clock: Clock | None = None) -> None:
+        self.work = Router(router)
+        self.clock: Clock = clock or RealClock()
+        self.replicas: dict[int, Replica] = {}
+        self.on_change: Callable[[], None] = _nothing
+        self.num_lost_sequences = 0
+        self._by_sequences = Router("sticky")
+        self._by_count = router in ("least-requests", "two-choices")
+        self._idle_s = idle_s
+        self._named: dict[_Name, _OpenSequence] = {}
+        self._measured: dict[str, tuple[float, float]] = {}  # model: microseconds, elements
+
+    # --- replicas -----------------------------------------------------------------------------------------------------
+
+    def open(self, number: int, link: Any) -> Replica:
+        """A new replica takes requests from now on. Numbers are never used again."""
+        replica = self.replicas[number] = Replica(number, link)
+        self._open(replica)
+        return replica
+
+    def suspend(self, replica: Replica) -> None:
+        """It gets nothing for now: it does not answer, or says that it is not ready."""
+        if replica.state == "open":
+            self._close(replica, "suspended")
+
+    def resume(self, replica: Replica) -> None:
+        """It takes requests again."""
+        if replica.state == "suspended":
+            replica.state = "open"
+            loads = [(router, int(router.load[replica.number])) for router in (self.work, self._by_sequences)]
+            self._open(replica)
+            for router, load in loads:  # what it still has to do
+                router.load[replica.number] = load
+
+    def drain(self, replica: Replica) -> None:
+        """It gets no new requests; those that it has are answered, and its open sequences go on."""
+        if replica.state == "open":
+            self._close(replica, "draining")
+        elif replica.state == "suspended":
+            replica.state = "draining"
+
+    def remove(self, replica: Replica) -> None:
+        """It has ended, or is given up. Its sequences end with an error that says so."""
+        if replica.state == "open":
+            self._close(replica, "lost")
+        replica.state = "lost"
+        self.replicas.pop(replica.number, None)
+        self.num_lost_sequences += replica.num_sequences
+
+    def _open(self, replica: Replica) -> None:
+        for router in (self.work, self._by_sequences):
+            router.open(replica.number)
+
+    def _close(self, replica: Replica, state: State) -> None:
+        for router in (self.work, self._by_sequences):
+            router.close(replica.number)
+        replica.state = state
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    async def take(self, asked: Asked, caller: str) -> Lease:
+        """Return a request's place at a replica. Chunks of a sequence wait for those before them.
+
+        Raises ServiceError: UNAVAILABLE if no replica takes requests, INVALID for a chunk whose sequence was lost.
+        """
+        if asked.chunk is None:
+            return self._lease(None, asked)
+        name = (caller, asked.model, asked.version, asked.chunk.name)
+        found = self._named.get(name)
+        if found is None or (asked.chunk.start and found.must_move):
+            if not asked.chunk.start:
+                return self._lease(None, asked)  # no replica knows it, and any one says so
+            if found is not None:
+                self.forget(name, found)
+            found = self._named[name] = _OpenSequence(self.connect(), self.clock.now_s())
+        found.num_chunks += 1
+        try:
+            await found.lock.acquire()
+        except asyncio.CancelledError:
+            found.num_chunks -= 1
+            raise
+        if found.replica.state == "lost":
+            found.lock.release()
+            found.num_chunks -= 1
+            raise lost_sequence()
+        return self._lease(found.replica, asked, name, found)
+
+    def connect(self) -> Replica:
+        """Return the replica of a new sequence, which has one more then. UNAVAILABLE if none takes requests."""
+        if not self._by_sequences.num_open:
+            raise _nobody()
+        replica = self.replicas[self._by_sequences.route(1)]
+        replica.num_sequences += 1
+        return replica
+
+    def disconnect(self, replica: Replica) -> None:
+        """A sequence at this replica has ended."""
+        self._by_sequences.answered(replica.number, 1)
+        replica.num_sequences -= 1
+        self.on_change()
+
+    def any_open(self) -> Replica:
+        """Return a replica that takes requests, for a question that each can answer. UNAVAILABLE if none does."""
+        if not self.work.num_open:
+            raise _nobody()
+        return self.replicas[self.work.route(0)]
+
+    def forget(self, name: _Name, sequence: _OpenSequence) -> None:
+        """A sequence has ended."""
+        if self._named.get(name) is sequence:
+            del self._named[name]
+            self.disconnect(sequence.replica)
+
+    def forget_idle(self) -> None:
+        """Forget sequences that replicas have ended because nothing came. Call it now and then."""
+        before_s = self.clock.now_s() - self._idle_s - _FORGET_S
+        idle = [(n, one) for n, one in self._named.items() if not one.num_chunks and one.quiet_since_s < before_s]
+        for name, sequence in idle:
+            self.forget(name, sequence)
+
+    def _lease(
+        self, at: Replica | None, asked: Asked, name: _Name | None = None, sequence: _OpenSequence | None = None
+    ) -> Lease:
+        weight = self.weigh(asked)
+        if at is not None:
+            self.work.load[at.number] += self.routed_weight(weight)
+        elif self.work.num_open:
+            at = self.replicas[self.work.route(self.routed_weight(weight))]
+        else:
+            raise _nobody()
+        at.num_requests += 1
+        at.work_us += weight
+        at.routed += 1
+        return Lease(self, at, asked, weight, name, sequence)
+
+    # --- work ---------------------------------------------------------------------------------------------------------
+
+    def routed_weight(self, weight: int) -> int:
+        """Return what the router's rule adds up: work, or requests."""
+        return 1 if self._by_count else weight
+
+    def weigh(self, asked: Asked) -> int:
+        """Return the microseconds of work in a request, by what its model's elements took so far; at least 1."""
+        return max(1, round(asked.elements * self.element_us(asked.model)))
+
+    def element_us(self, model: str) -> float:
+        """Return the microseconds that one element of this model takes."""
+        busy_us, elements = self._measured.get(model, (_FIRST_US, 1.0))
+        return busy_us / elements
+
+    def learn(self, replica: Replica, model: str, busy_us: float) -> None:
+        """A replica has computed for `busy_us` since the last call; what it answered meanwhile took that long."""
+        elements = replica.computed.pop(model, 0)
+        if elements and busy_us > 0:
+            before_us, before = self._measured.get(model, (0.0, 0.0))
+            self._measured[model] = (_KEPT * before_us + busy_us, _KEPT * before + elements)
+
+    @property
+    def waiting_s(self) -> float:
+        """Seconds of work that is not answered, at all replicas."""
+        return sum(replica.work_us for replica in self.replicas.values()) / 1e6
+
+    @property
+    def num_sequences(self) -> int:
+        """Open sequences, at all replicas."""
+        return sum(replica.num_sequences for replica in self.replicas.values())
+
+
+def _nothing() -> None:
+    return None
+
+
+def _nobody() -> ServiceError:
+    return ServiceError(FaultKind.UNAVAILABLE, "no replica takes requests at the moment; try again", 1.0)
+
+
+def lost_sequence() -> ServiceError:
+    """Return the error of a chunk whose sequence has ended with its replica."""
+    return invalid("the sequence has ended: the replica that held its state is gone. Begin anew with sequence_start")

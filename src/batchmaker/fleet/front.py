@@ -1,0 +1,290 @@
+"""The front of a fleet as an ASGI application: each call goes to a replica, and its answer comes back as it is."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar, final
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from batchmaker.fleet.asked import Asked, asked_of_generate, asked_of_infer
+from batchmaker.fleet.balancer import Balancer, Lease, Replica
+from batchmaker.fleet.front_metrics import front_metrics
+from batchmaker.fleet.links import Link
+from batchmaker.fleet.sockets import relay_socket
+from batchmaker.fleet.upstream import Headers, NoAnswerError, UpstreamAnswer
+from batchmaker.server.answers import as_json
+from batchmaker.server.bodies import HEADER_LENGTH
+from batchmaker.server.faults import FaultKind, ServiceError
+from batchmaker.server.parts import CallAccess
+from batchmaker.server.request_body import unless_gone
+from batchmaker.server.request_ids import HEADER
+
+_MODEL: Final = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/(infer|generate|generate_stream|sequence)")
+_ONE: Final = re.compile(r"/v2/replicas/(\d+)(/.*)")
+_OF_ONE: Final = re.compile(r"/|/v2/live|/v2/trace|/v2/models/(?:.*/)?stats")
+"""What each replica has of its own."""
+
+_LOADS: Final = re.compile(r"/v2/repository/models/.*")
+_KEPT: Final = frozenset({b"content-type", b"accept", b"traceparent", b"tracestate", HEADER_LENGTH.encode()})
+"""Headers of a call that replicas get."""
+
+_DROPPED: Final = frozenset({b"connection", b"keep-alive", b"transfer-encoding", HEADER.encode()})
+"""Headers of an answer that clients do not get from the replica: the front has its own."""
+
+_Given = TypeVar("_Given")
+
+TRIES: Final = 2
+"""A request that its replica has not answered is sent to one other replica."""
+
+
+@final
+class Front:
+    """Routes calls. It belongs behind a Gate, which checks keys and answers errors.
+
+    on_suspect: called with a replica that did not answer. page: shown at /page.
+    """
+
+    def __init__(
+        self,
+        balancer: Balancer,
+        access: CallAccess,
+        on_suspect: Callable[[Replica], None],
+        page: bytes | None = None,
+    ) -> None:
+        self.balancer = balancer
+        self.access = access
+        self.on_suspect = on_suspect
+        self.draining = False
+        self.num_retried = 0
+        self.num_active = 0
+        self._page = page
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are taken."""
+        return not self.draining and self.balancer.work.num_open > 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.num_active += 1
+        try:
+            await self._answer(scope, receive, send)
+        finally:
+            self.num_active -= 1
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path: str = scope["path"]
+        match = _MODEL.fullmatch(path)
+        if match is not None and match[3] == "sequence" and scope["type"] == "websocket":
+            self.check_open()
+            await relay_socket(self.balancer, self.on_suspect, scope, receive, send)
+        elif scope["type"] != "http":
+            raise HTTPException(404)
+        elif match is not None and scope["method"] == "POST":
+            await self._infer(scope, receive, send, match)
+        elif (own := self._own(path)) is not None:
+            await own(scope, receive, send)
+        else:
+            await self._other(scope, receive, send, path)
+
+    def check_open(self) -> None:
+        """Raise the ServiceError of a fleet that is shutting down."""
+        if self.draining:
+            raise ServiceError(FaultKind.UNAVAILABLE, "the server is shutting down", 1.0)
+
+    # --- inference ----------------------------------------------------------------------------------------------------
+
+    async def _infer(self, scope: Scope, receive: Receive, send: Send, match: re.Match[str]) -> None:
+        self.check_open()
+        request, (model, version, kind) = Request(scope, receive, send), match.groups()
+        with self.access.bodies.holding() as held:
+            body = await held.read(request)
+            if kind == "infer":
+                asked = asked_of_infer(model, version, body, request.headers.get(HEADER_LENGTH))
+            else:
+                asked = asked_of_generate(model, version, body)
+            head = _head_of(scope, len(body))
+
+            caller: str = scope["state"]["caller"]
+
+            async def ask(lease: Lease) -> UpstreamAnswer:
+                link: Link = lease.replica.link
+                return await link.http.call(head(link.key_of(caller)), body)
+
+            await unless_gone(scope, self._relayed(asked, ask, scope, send))
+
+    async def _relayed(
+        self, asked: Asked, ask: Callable[[Lease], Awaitable[UpstreamAnswer]], scope: Scope, send: Send
+    ) -> None:
+        """Send the answer on; while it is a stream, its request is one of its replica's."""
+        lease, answer = await self.asked_of_one(asked, ask, scope["state"]["caller"])
+        if answer.body is not None:
+            lease.end(answered=answer.status < 400)  # the replica has done with it, however long the client reads
+            await _start(answer, send)
+            await send({"type": "http.response.body", "body": answer.body})
+            return
+        answered = False
+        try:
+            await _start(answer, send)
+            answered = await _send_events(answer, send, self.access.bodies.limits.write_seconds)
+        finally:
+            lease.end(answered=answered)
+
+    async def asked_of_one(
+        self, asked: Asked, ask: Callable[[Lease], Awaitable[_Given]], caller: str
+    ) -> tuple[Lease, _Given]:
+        """Return the place and the answer of a request: of another replica if the first one has ended.
+
+        A chunk of a sequence is not tried again: its state has gone with the replica. Raises ServiceError. The caller
+        ends the lease.
+        """
+        for number in range(1, TRIES + 1):
+            lease = await self.balancer.take(asked, caller)
+            try:
+                return lease, await ask(lease)
+            except NoAnswerError:
+                lease.end(answered=False)
+                self.on_suspect(lease.replica)
+            except BaseException:
+                lease.end(answered=False)
+                raise
+            if asked.chunk is not None:
+                raise ServiceError(
+                    FaultKind.UNAVAILABLE,
+                    "the replica that computed this request has ended, and the sequence with it; begin anew with "
+                    "sequence_start",
+                    1.0,
+                )
+            self.num_retried += number < TRIES
+        raise ServiceError(FaultKind.UNAVAILABLE, "the replicas that had this request have ended; try again", 1.0)
+
+    # --- other calls --------------------------------------------------------------------------------------------------
+
+    def _own(self, path: str) -> Response | None:
+        """Return the answer to a call about the fleet itself, None for all others."""
+        if path == "/v2/health/live":
+            return Response()
+        if path == "/v2/health/ready":
+            return Response(status_code=200 if self.ready else 503)
+        if path == "/v2/replicas":
+            return as_json([_described(replica) for replica in self.balancer.replicas.values()])
+        if path == "/metrics":
+            return Response(front_metrics(self.balancer, self), media_type="text/plain; version=0.0.4")
+        if path == "/page" and self._page is not None:
+            return Response(self._page, media_type="text/html")
+        return None
+
+    async def _other(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
+        """Have one replica answer: the one that is named, or any."""
+        if scope["method"] not in ("GET", "POST"):
+            raise HTTPException(405, headers={"Allow": "GET, POST"})
+        one, target = _ONE.fullmatch(path), _target(scope)
+        if one is None:
+            if _OF_ONE.fullmatch(path):
+                raise ServiceError(
+                    FaultKind.UNSUPPORTED,
+                    f"each replica has its own {path}: GET /v2/replicas, then /v2/replicas/NUMBER{path}",
+                )
+            if _LOADS.fullmatch(path):
+                raise unsupported_load()
+            replica = self.balancer.any_open()
+        else:
+            found = self.balancer.replicas.get(int(one[1]))
+            if found is None:
+                raise ServiceError(FaultKind.NOT_FOUND, f"there is no replica {one[1]}; see GET /v2/replicas")
+            if _LOADS.fullmatch(one[2]):
+                raise unsupported_load()
+            replica, target = found, b"/" + target.split(b"/", 4)[-1]
+        with self.access.bodies.holding() as held:
+            body = await held.read(Request(scope, receive, send))
+            link: Link = replica.link
+            key = link.key_of(scope["state"]["caller"])
+            try:
+                answer = await unless_gone(scope, link.http.call(_head_of(scope, len(body), target)(key), body))
+            except NoAnswerError:
+                self.on_suspect(replica)
+                raise ServiceError(FaultKind.UNAVAILABLE, "the replica has ended; try again", 1.0) from None
+        await _start(answer, send)
+        await send({"type": "http.response.body", "body": answer.body or b""})
+
+
+def unsupported_load() -> ServiceError:
+    """Return the error for loading and unloading in a fleet."""
+    return ServiceError(
+        FaultKind.UNSUPPORTED,
+        "a fleet's models change by a rolling update: change the settings and send SIGHUP, or deploy anew",
+    )
+
+
+def _described(replica: Replica) -> dict[str, object]:
+    link: Link = replica.link
+    return {
+        "replica": replica.number,
+        "state": replica.state,
+        "address": f"http://{link.http.host}:{link.http.port}",
+        "requests": replica.num_requests,
+        "sequences": replica.num_sequences,
+        "waiting_s": round(replica.work_us / 1e6, 6),
+        "routed": replica.routed,
+    }
+
+
+def _target(scope: Scope) -> bytes:
+    path: bytes = scope.get("raw_path") or scope["path"].encode("ascii", "replace")
+    query: bytes = scope["query_string"]
+    return path + b"?" + query if query else path
+
+
+def _head_of(scope: Scope, size: int, target: bytes | None = None) -> Callable[[str], bytes]:
+    """Return what makes the head of a call to a replica, given the key for it."""
+    lines = [
+        b"%s %s HTTP/1.1" % (scope["method"].encode("ascii"), target or _target(scope)),
+        b"host: replica",
+        b"content-length: %d" % size,
+        b"%s: %s" % (HEADER.encode(), scope["state"]["request_id"].encode("ascii")),
+        *(b"%s: %s" % (name, value) for name, value in scope["headers"] if name in _KEPT),
+    ]
+    common = b"\r\n".join(lines)
+
+    def head(key: str) -> bytes:
+        return b"%s\r\nx-api-key: %s\r\n\r\n" % (common, key.encode("latin-1"))
+
+    return head
+
+
+async def _start(answer: UpstreamAnswer, send: Send) -> None:
+    headers: Headers = [(name, value) for name, value in answer.headers if name not in _DROPPED]
+    if answer.body is not None and all(name != b"content-length" for name, _ in headers):
+        headers.append((b"content-length", b"%d" % len(answer.body)))
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+
+
+async def _send_events(answer: UpstreamAnswer, send: Send, write_seconds: float) -> bool:
+    """Send a stream of events on, as they come. Returns whether the replica ended it; its loss is an event too."""
+    answered = True
+    parts = answer.parts()
+    try:
+        async for part in parts:
+            await _write(send, part, write_seconds)
+    except NoAnswerError:
+        answered = False
+        error = {"error": "the replica that computed this request has ended; try again"}
+        await _write(send, b"data: " + msgspec.json.encode(error) + b"\n\n", write_seconds)
+    finally:
+        await parts.aclose()  # type: ignore[attr-defined]
+    await send({"type": "http.response.body", "body": b""})
+    return answered
+
+
+async def _write(send: Send, part: bytes, write_seconds: float) -> None:
+    try:
+        async with asyncio.timeout(write_seconds):
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+    except TimeoutError as error:
+        raise ConnectionAbortedError("the client does not take what it asked for") from error

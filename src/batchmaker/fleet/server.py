@@ -1,0 +1,279 @@
+"""A fleet's front as a server: its ports, keys and limits, and its life from start to end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol, final
+
+import msgspec
+import uvloop
+
+from batchmaker.errors import BatchmakerError, OptionError
+from batchmaker.fleet.balancer import Balancer
+from batchmaker.fleet.fleet import Fleet, Launcher
+from batchmaker.fleet.front import Front
+from batchmaker.fleet.keys import FleetKeys
+from batchmaker.fleet.scaling import ScalingRule
+from batchmaker.server import logs
+from batchmaker.server.auth import KeyRing
+from batchmaker.server.config import AuthConfig, Config, FleetConfig, TlsConfig, check_config
+from batchmaker.server.gate import Gate
+from batchmaker.server.listening import LAST_WRITES_S, LOOPBACK, Listener, address_of, bind, listening
+from batchmaker.server.origins import Origins
+from batchmaker.server.parts import CallAccess
+from batchmaker.server.protocol import limited_protocol
+from batchmaker.server.request_body import BodyBudget
+from batchmaker.server.run import connections_of
+from batchmaker.server.spans import Spans
+
+if TYPE_CHECKING:
+    from batchmaker.server.rpc.server import RpcServer
+
+_LOG = logging.getLogger("batchmaker.fleet")
+_AT_ONCE_S: Final = 2.0
+
+
+class FleetLauncher(Launcher, Protocol):
+    """A launcher that knows how many replicas there is room for, and what they accept."""
+
+    keys: dict[str, str]
+
+    async def room(self, config: Config) -> int:
+        """Return how many replicas fit in all, once one runs."""
+
+
+def check_fleet(config: Config) -> ScalingRule | None:
+    """Return the rule of scaling in the settings. OptionError for settings that a fleet cannot have."""
+    check_config(config)
+    fleet = config.fleet
+    if isinstance(fleet.replicas, int) and fleet.replicas < 1:
+        raise OptionError(f"a fleet has at least 1 replica, got {fleet.replicas}")
+    if fleet.cpus is not None and fleet.cpus <= 0:
+        raise OptionError(f"fleet.cpus must be above 0, got {fleet.cpus:g}")
+    if config.admin_port is not None:
+        raise OptionError("a fleet has no admin port: its front serves /metrics and /v2/replicas on its own port")
+    return None if fleet.autoscale is None else ScalingRule.read(fleet.autoscale)
+
+
+def replica_config(config: Config, *, has_keys: bool) -> Config:
+    """Return the settings of one replica. What faces clients is the front's: its address, TLS, keys and page."""
+    limits = config.limits
+    of_one_caller = limits.max_key_sequences if has_keys else limits.max_sequences
+    return msgspec.structs.replace(
+        config,
+        port=0,
+        grpc_port=None if config.grpc_port is None else 0,
+        hosts=[],
+        page=None,
+        replace_hung=False,
+        auth=AuthConfig(),
+        tls=TlsConfig(),
+        fleet=FleetConfig(),
+        limits=msgspec.structs.replace(
+            limits, max_client_connections=limits.max_connections, max_key_sequences=of_one_caller
+        ),
+    )
+
+
+@final
+class FleetServer:
+    """The front and its fleet. Used from one event loop; `app` is the front behind its Gate."""
+
+    def __init__(self, config: Config, launcher: FleetLauncher) -> None:
+        """Bind to the addresses. OptionError for settings that cannot be used."""
+        rule = check_fleet(config)
+        self._config = config
+        self._launcher = launcher
+        self._fleet_keys = FleetKeys()
+        self._holders = config.auth.keys_and_rates()
+        self._keys = KeyRing(*self._holders)
+        access = CallAccess(self._keys, BodyBudget(config.limits), Counter())
+        self.balancer = Balancer(config.fleet.router, config.limits.sequence_idle_seconds)
+        self._is_auto = config.fleet.replicas == "auto"
+        self.fleet = Fleet(
+            self.balancer,
+            launcher,
+            self._for_replicas(config),
+            self._fleet_keys.of,
+            size=config.fleet.replicas if isinstance(config.fleet.replicas, int) else (rule.least if rule else 1),
+            rule=rule,
+            open_channel=None if config.grpc_port is None else _channels(),
+        )
+        page = None if config.page is None else Path(config.page).read_bytes()
+        self.front = Front(self.balancer, access, self.fleet.suspect, page)
+        only_this_machine = config.host in LOOPBACK
+        if self._keys.open and not only_this_machine:
+            _LOG.warning("anybody who reaches this address may call; set API keys", extra={"host": config.host})
+        origins = Origins(config.hosts, config.auth.origins, only_this_machine=only_this_machine)
+        spans = Spans(enabled=config.log.spans)
+        open_paths = frozenset({"/page", "/v2/health/live", "/v2/health/ready"})
+        self.app = Gate(
+            self.front, self._keys, origins, spans, log_access=config.log.access, open_paths=open_paths,
+            answered=access.answered,
+        )  # fmt: skip
+        self._socket: socket.socket = bind(config, config.port)
+        protocol = limited_protocol(config.limits, connections_of(config))
+        self.listener: Listener = listening(config, access.bodies, self.app, protocol)
+        self._rpc = None if config.grpc_port is None else _make_rpc(config, access, spans, self.front)
+        self._serving: asyncio.Task[None] | None = None
+        self.addresses: list[str] = []
+
+    def _for_replicas(self, config: Config) -> Config:
+        """Return the settings of replicas; what they accept is the launcher's from now on."""
+        self._launcher.keys = self._fleet_keys.ring(self._holders[0])
+        return replica_config(config, has_keys=bool(self._holders[0]))
+
+    async def start(self) -> list[str]:
+        """Start the replicas; return the front's addresses when it takes requests. Raises what starting raises."""
+        try:
+            await self.fleet.start()
+            if self._is_auto and self._config.fleet.autoscale is None:
+                self.fleet.resize(await self._launcher.room(self.fleet.config))
+                await self.fleet.ready()
+        except BaseException:
+            self._socket.close()
+            raise
+        addresses = [address_of(self._config, self._socket)]
+        if self._rpc is not None:
+            await self._rpc.start()
+            addresses.append(self._rpc.address)
+        started = asyncio.Event()
+        self.listener.on_started = started.set
+        self._serving = asyncio.create_task(self.listener.serve(sockets=[self._socket]))
+        await started.wait()
+        self.addresses = addresses
+        return addresses
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether the front takes calls."""
+        return self._serving is not None and not self._serving.done()
+
+    async def update(self, config: Config) -> None:
+        """Have other models, keys and engines from now on, without a lost request: replicas are replaced one by one.
+
+        Keys that are gone, or have changed, are so at once; those of new holders are taken when all replicas know
+        them. Addresses, TLS, limits of the front and the router stay until the next start. Raises OptionError.
+        """
+        rule = check_fleet(config)
+        new, old = config.auth.keys_and_rates(), self._holders[0]
+        if not old and new[0]:
+            raise OptionError("a fleet without API keys gets them at its next start, not while it serves")
+        stay = {name: key for name, key in new[0].items() if name in old}
+        if stay:
+            self._keys.replace(stay, new[1], new[2], new[3] & stay.keys())
+        self._holders = new
+        if isinstance(config.fleet.replicas, int) and rule is None:
+            self.fleet.resize(config.fleet.replicas)
+        await self.fleet.update(self._for_replicas(config))
+        self._keys.replace(*new)
+        _LOG.info("fleet is updated")
+
+    async def stop(self) -> bool:
+        """Refuse new requests, finish those accepted, end the replicas. Returns whether all requests were finished."""
+        self.front.draining = True
+        end = time.monotonic() + self._config.limits.drain_seconds
+        while self._num_requests() and time.monotonic() < end:
+            await asyncio.sleep(0.02)
+        finished = not self._num_requests()
+        await self.fleet.stop()
+        if self._rpc is not None:
+            await self._rpc.close(LAST_WRITES_S)
+        self.listener.should_exit = True
+        if self._serving is not None:
+            await self._serving
+        self._socket.close()
+        return finished
+
+    def _num_requests(self) -> int:
+        return sum(replica.num_requests for replica in self.balancer.replicas.values())
+
+
+def serve_fleet(
+    config: Config,
+    launcher: FleetLauncher,
+    on_ready: Callable[[list[str], int], None],
+    read: Callable[[], Config],
+) -> bool:
+    """Serve until SIGTERM or SIGINT, then finish accepted requests. Returns whether all were finished.
+
+    on_ready: called with the addresses and the number of replicas. read: reads the settings again, at SIGHUP, for a
+    rolling update. Raises OptionError for settings that cannot be used, and every error of starting replicas.
+    """
+    log = logs.configure(config.log.level)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_serve_fleet(config, launcher, on_ready, read))
+    finally:
+        log.end()
+
+
+async def _serve_fleet(
+    config: Config,
+    launcher: FleetLauncher,
+    on_ready: Callable[[list[str], int], None],
+    read: Callable[[], Config],
+) -> bool:
+    loop, told, updates = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+
+    def stop() -> None:
+        if told.is_set():  # a second signal: replicas end with this process
+            end = threading.Timer(_AT_ONCE_S, os._exit, (1,))
+            end.daemon = True
+            end.start()
+        told.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    loop.add_signal_handler(signal.SIGHUP, updates.set)
+    server = FleetServer(config, launcher)
+    starting, stopping = asyncio.ensure_future(server.start()), asyncio.ensure_future(told.wait())
+    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        return True
+    on_ready(starting.result(), server.fleet.size)
+    updating = asyncio.create_task(_update_again(server, updates, read))
+    await stopping
+    updating.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await updating
+    return await server.stop()
+
+
+async def _update_again(server: FleetServer, updates: asyncio.Event, read: Callable[[], Config]) -> None:
+    while True:
+        await updates.wait()
+        updates.clear()
+        try:
+            await server.update(await asyncio.to_thread(read))
+        except (BatchmakerError, OSError) as error:
+            _LOG.error("not updated", extra={"error": str(error)})
+
+
+def _channels() -> Callable[[str], Any]:
+    from batchmaker.fleet.front_rpc import open_channel
+
+    return open_channel
+
+
+def _make_rpc(config: Config, access: CallAccess, spans: Spans, front: Front) -> RpcServer:
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from batchmaker.fleet.front_rpc import FleetAnswers, fleet_methods
+    from batchmaker.server.rpc.health import health_handlers
+    from batchmaker.server.rpc.server import RpcServer
+
+    answers = FleetAnswers(front)
+    methods = fleet_methods(front, answers)
+    return RpcServer(config, access, spans, methods, answers, health_handlers(lambda: front.ready))

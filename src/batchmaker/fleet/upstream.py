@@ -1,0 +1,233 @@
+"""HTTP connections from the front to one replica, kept open between calls."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any, Final, final
+
+import httptools
+
+Headers = list[tuple[bytes, bytes]]
+
+_CONNECT_S: Final = 5.0
+_FRESH_S: Final = 30.0
+"""Seconds after which an idle connection is not used again. Replicas keep them longer, so none is just being closed."""
+
+_MUCH: Final = 1 << 18
+"""Bytes of a streamed answer that wait for a slow client; beyond it the replica is not read from."""
+
+_STREAMED: Final = b"text/event-stream"
+
+
+class NoAnswerError(Exception):
+    """The connection failed before the answer was complete: the replica has ended, or cannot be reached."""
+
+
+@final
+class UpstreamAnswer:
+    """An answer: whole in `body`, or to be read with `parts` if it is a stream of events."""
+
+    __slots__ = ("_connection", "_upstream", "body", "headers", "status")
+
+    def __init__(self, upstream: Upstream, connection: _Connection) -> None:
+        self.status = connection.status
+        self.headers: Headers = connection.headers
+        self.body: bytes | None = None
+        self._upstream = upstream
+        self._connection = connection
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        """Yield pieces as they arrive. NoAnswerError if the connection fails. Ended early, it closes the connection."""
+        connection = self._connection
+        try:
+            while not (connection.complete and not connection.parts):
+                yield await connection.part()
+        finally:
+            self._upstream.put_back(connection)
+
+
+@final
+class Upstream:
+    """One replica's HTTP server. Used from one event loop."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.host, self.port = host, port
+        self._idle: deque[_Connection] = deque()
+        self._all: set[_Connection] = set()
+        self._closed = False
+
+    async def call(self, head: bytes, body: bytes = b"") -> UpstreamAnswer:
+        """Send a whole request, whose head ends with an empty line; return its answer.
+
+        A stream of events is returned when its head is there, other answers when they are whole. NoAnswerError if the
+        replica cannot be reached, or the connection ends before that. Cancelled, it closes the connection, which gives
+        the request up.
+        """
+        connection = await self._connection()
+        try:
+            connection.send(head + body)
+            await connection.head()
+            answer = UpstreamAnswer(self, connection)
+            if not any(name == b"content-type" and value.startswith(_STREAMED) for name, value in connection.headers):
+                answer.body = await connection.whole()
+                self.put_back(connection)
+            return answer
+        except BaseException:
+            connection.close()
+            raise
+
+    def close(self) -> None:
+        """Close all connections: calls in progress get NoAnswerError."""
+        self._closed = True
+        for connection in tuple(self._all):
+            connection.close()
+
+    def put_back(self, connection: _Connection) -> None:
+        """A call is over: keep the connection for the next if it can be used."""
+        if connection.reusable and not self._closed:
+            connection.idle_since_s = time.monotonic()
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    async def _connection(self) -> _Connection:
+        fresh_s = time.monotonic() - _FRESH_S
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.idle_since_s >= fresh_s and not connection.is_closed:
+                return connection
+            connection.close()
+        if self._closed:
+            raise NoAnswerError("the replica has ended")
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                _, connection = await loop.create_connection(lambda: _Connection(self._all), self.host, self.port)
+        except OSError as error:  # TimeoutError is one
+            raise NoAnswerError(f"{self.host}:{self.port} cannot be reached: {error}") from error
+        return connection
+
+
+@final
+class _Connection(asyncio.Protocol):
+    """One connection, with one call at a time. The parser calls the methods that begin with `on_`."""
+
+    def __init__(self, among: set[_Connection]) -> None:
+        self._among = among
+        self._transport: Any = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._paused = False
+        self._size = 0
+        self.is_closed = False
+        self.idle_since_s = 0.0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._has_head = False
+        self.complete = True
+        self.status = 0
+        self.headers: Headers = []
+        self.parts: deque[bytes] = deque()
+
+    @property
+    def reusable(self) -> bool:
+        """Whether another call may be sent."""
+        return self.complete and not self.is_closed and self._parser.should_keep_alive()
+
+    def send(self, data: bytes) -> None:
+        """Begin a call."""
+        self._reset()
+        self.complete = False
+        self._transport.write(data)
+
+    async def head(self) -> None:
+        """Wait for status and headers."""
+        while not self._has_head:
+            await self._more()
+
+    async def whole(self) -> bytes:
+        """Wait for the whole body."""
+        while not self.complete:
+            await self._more()
+        body = self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
+        self.parts.clear()
+        return body
+
+    async def part(self) -> bytes:
+        """Return what has arrived of a body, after waiting for something; b"" at its end."""
+        while not self.parts and not self.complete:
+            await self._more()
+        piece = b"".join(self.parts)
+        self.parts.clear()
+        self._size = 0
+        if self._paused and not self.is_closed:
+            self._paused = False
+            self._transport.resume_reading()
+        return piece
+
+    def close(self) -> None:
+        """End the connection; who waits gets NoAnswerError."""
+        if self._transport is not None:
+            self._transport.abort()
+        self._lost()
+
+    async def _more(self) -> None:
+        if self.is_closed:
+            raise NoAnswerError("the replica closed the connection")
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _lost(self) -> None:
+        self.is_closed = True
+        self._among.discard(self)
+        self._wake()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        self._among.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost()
+
+    def data_received(self, data: bytes) -> None:
+        if self.complete:
+            self.close()  # nothing was asked
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.close()
+            return
+        if self._size > _MUCH and self._streamed and not self._paused and not self.complete:
+            self._paused = True
+            self._transport.pause_reading()
+        self._wake()
+
+    @property
+    def _streamed(self) -> bool:
+        return any(name == b"content-type" and value.startswith(_STREAMED) for name, value in self.headers)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self._has_head = True
+        self.status = self._parser.get_status_code()
+
+    def on_body(self, body: bytes) -> None:
+        self.parts.append(body)
+        self._size += len(body)
+
+    def on_message_complete(self) -> None:
+        self.complete = True

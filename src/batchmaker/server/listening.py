@@ -1,0 +1,91 @@
+"""Sockets that listen, and uvicorn on them: for the server and for the front of a fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+from typing import Final, final
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from batchmaker.errors import OptionError
+from batchmaker.server.config import Config
+from batchmaker.server.request_body import BodyBudget
+from batchmaker.server.socket_protocol import limited_socket_protocol
+
+LAST_WRITES_S: Final = 5
+"""Seconds for answers that are being written when a server ends."""
+
+LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+_KEEP_ALIVE_S: Final = 75
+
+
+def bind(config: Config, port: int) -> socket.socket:
+    """Return a socket bound to the server's address, not listening yet. OptionError if it is not available."""
+    listener = socket.socket(socket.AF_INET6 if ":" in config.host else socket.AF_INET)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # clients inherit both: one that has vanished
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # silently, or reads nothing, is noticed
+            milliseconds = int(1e3 * config.limits.write_seconds)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+        listener.bind((config.host, port))
+    except OSError as error:
+        listener.close()
+        raise OptionError(
+            f"{config.host}:{port} cannot be used ({error.strerror or error}). Give another --port or --host; "
+            "port 0 takes any that is free."
+        ) from None
+    return listener
+
+
+def address_of(config: Config, listener: socket.socket) -> str:
+    """Return the URL of a listening socket."""
+    host, port = listener.getsockname()[:2]
+    scheme = "http" if config.tls.cert is None else "https"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def listening(config: Config, bodies: BodyBudget, app: ASGIApp, protocol: type[asyncio.Protocol]) -> Listener:
+    """Return uvicorn with the server's settings, for a bound socket. OptionError for a certificate without use."""
+    settings = uvicorn.Config(
+        app,
+        http=protocol,
+        ws=limited_socket_protocol(bodies),
+        ws_max_size=config.limits.max_body_bytes,
+        ws_ping_interval=None,  # an idle sequence ends, and TCP notices vanished clients
+        ws_per_message_deflate=False,
+        lifespan="off",
+        proxy_headers=False,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=LAST_WRITES_S,
+        ssl_certfile=config.tls.cert,
+        ssl_keyfile=config.tls.key,
+    )
+    try:
+        settings.load()
+    except OSError as error:
+        raise OptionError(f"the TLS certificate or key cannot be used: {error}") from None
+    return Listener(settings)
+
+
+@final
+class Listener(uvicorn.Server):
+    """uvicorn without its signal handlers, and with a call when it listens."""
+
+    on_started: Callable[[], None] = staticmethod(lambda: None)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.on_started()

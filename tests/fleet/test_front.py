@@ -1,0 +1,312 @@
+"""The front before real servers: what clients see while replicas come, go and die."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import httpx
+import msgspec
+import numpy as np
+import pytest
+import tritonclient.http as triton
+from fleets_in_process import LIMIT_S, RunningFleet, fleet_config, running
+from served_models import Counter, Gated, Scales
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosedError
+
+import batchmaker as bm
+from batchmaker.server.config import FleetConfig
+from batchmaker.server.limits import Limits
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A folder with the saved models `counter`, `scales` and `gated`, and the gate of the last."""
+    folder, gate = tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("gate") / "open"
+    bm.save(Counter(), folder / "counter")
+    bm.save(Scales(), folder / "scales")
+    bm.save(Gated(str(gate)), folder / "gated")
+    yield folder, gate
+    gate.touch()
+
+
+@pytest.fixture
+def gate(models):
+    models[1].unlink(missing_ok=True)
+    yield models[1]
+    models[1].touch()
+
+
+def played(scenario, config):
+    """Run a scenario with a running fleet."""
+
+    async def play():
+        async with running(config) as fleet:
+            async with asyncio.timeout(2 * LIMIT_S):
+                return await scenario(fleet)
+
+    return asyncio.run(play())
+
+
+def routed(fleet: RunningFleet) -> list[int]:
+    return [replica.routed for _, replica in sorted(fleet.server.balancer.replicas.items())]
+
+
+def test_requests_are_spread_and_answered_as_by_one_server(models):
+    async def scenario(fleet):
+        answers = await asyncio.gather(*(fleet.generate("scales", [n % 9, 1]) for n in range(20)))
+        assert [answer.json()["output_0"] for answer in answers] == [(n % 9) ** 2 + 1 for n in range(20)]
+        assert min(routed(fleet)) >= 5
+        wrong = await fleet.generate("scales", "text")
+        assert wrong.status_code == 400
+        missing = await fleet.generate("nothing", 1)
+        assert (missing.status_code, "nothing" in missing.json()["error"]) == (404, True)
+        assert (await fleet.client.get("/v2/models/scales")).json()["name"] == "scales"
+        assert (await fleet.client.get("/v2/health/ready")).status_code == 200
+        assert (await fleet.client.head("/v2")).status_code == 405
+        told = (await fleet.client.get("/v2/replicas")).json()
+        assert [one["state"] for one in told] == ["open", "open"]
+        metrics = (await fleet.client.get(f"/v2/replicas/{told[0]['replica']}/metrics")).text
+        assert "batchmaker_requests_total" in metrics
+        assert 'batchmaker_fleet_replicas{state="open"} 2.0' in (await fleet.client.get("/metrics")).text
+        of_one = await fleet.client.get("/v2/models/stats")
+        assert (of_one.status_code, "/v2/replicas/NUMBER" in of_one.json()["error"]) == (501, True)
+        assert (await fleet.client.post("/v2/repository/models/scales/load")).status_code == 501
+
+    played(scenario, fleet_config(models[0]))
+
+
+def test_streams_pass_value_by_value(models):
+    async def scenario(fleet):
+        async with fleet.client.stream("POST", "/v2/models/counter/generate_stream", json={"input_0": 5}) as answer:
+            lines = [line async for line in answer.aiter_lines() if line]
+        values = [json.loads(line.removeprefix("data: "))["output_0"] for line in lines]
+        assert values == [1, 2, 3, 4, 5]
+
+    played(scenario, fleet_config(models[0]))
+
+
+def test_tritonclient_works_unchanged_with_tensors_and_sequences(models):
+    def ask(address):
+        client = triton.InferenceServerClient(address.removeprefix("http://"))
+        sums = []
+        for number, chunk in enumerate([[1, 2], [3], [4]]):
+            given = triton.InferInput("input_0", [len(chunk)], "INT64")
+            given.set_data_from_numpy(np.array(chunk))
+            answer = client.infer(
+                "scales", [given], sequence_id="ann's", sequence_start=number == 0, sequence_end=number == 2
+            )
+            sums.append(answer.as_numpy("output_0").item())
+        client.close()
+        return sums
+
+    async def scenario(fleet):
+        assert await asyncio.to_thread(ask, fleet.http) == [5, 14, 30]
+        assert fleet.server.balancer.num_sequences == 0
+
+    played(scenario, fleet_config(models[0]))
+
+
+def test_sequences_stay_where_they_began_and_are_spread(models):
+    async def scenario(fleet):
+        for number in range(6):
+            await fleet.generate("scales", [1], sequence_id=number + 1, sequence_start=True)
+        assert [r.num_sequences for r in fleet.server.balancer.replicas.values()] == [3, 3]
+        for _ in range(2):
+            for number in range(6):
+                await fleet.generate("scales", [number], sequence_id=number + 1)
+        ends = [await fleet.generate("scales", [0], sequence_id=n + 1, sequence_end=True) for n in range(6)]
+        assert [end.json()["output_0"] for end in ends] == [2 * n * n + 1 for n in range(6)]
+        assert fleet.server.balancer.num_sequences == 0
+        unknown = await fleet.generate("scales", [1], sequence_id=1)
+        assert (unknown.status_code, "not open" in unknown.json()["error"]) == (400, True)
+
+    played(scenario, fleet_config(models[0]))
+
+
+def test_an_unanswered_request_is_tried_at_one_other_replica(models, gate):
+    async def scenario(fleet):
+        waiting = [asyncio.ensure_future(fleet.generate("gated", 3)) for _ in range(4)]
+        await fleet.wait_for(lambda: sum(routed(fleet)) == 4)
+        number, victim = next(iter(fleet.replicas.items()))
+        victim.die()
+        await fleet.wait_for(lambda: number not in fleet.server.balancer.replicas)
+        gate.touch()
+        assert [(await one).json()["output_0"] for one in waiting] == [[1, 2, 3]] * 4
+        assert fleet.server.front.num_retried == 2
+        await fleet.wait_for(lambda: len(fleet.server.balancer.replicas) == 2)
+
+    played(scenario, fleet_config(models[0]))
+
+
+def test_a_request_whose_second_replica_ends_too_gets_503(models, gate):
+    async def scenario(fleet):
+        fleet.launcher.hold.clear()
+        waiting = asyncio.ensure_future(fleet.generate("gated", 3))
+        await fleet.wait_for(lambda: sum(routed(fleet)) == 1)
+        for _ in range(2):
+            (at,) = [n for n, one in fleet.server.balancer.replicas.items() if one.num_requests]
+            fleet.replicas[at].die(silently=True)
+            await fleet.wait_for(lambda at=at: at not in fleet.server.balancer.replicas)
+        answer = await waiting
+        assert (answer.status_code, "retry-after" in answer.headers) == (503, True)
+        assert "have ended" in answer.json()["error"]
+        nobody = await fleet.generate("counter", 3)
+        assert (nobody.status_code, "no replica" in nobody.json()["error"]) == (503, True)
+        assert (await fleet.client.get("/v2/health/ready")).status_code == 503
+        assert (await fleet.client.get("/v2/health/live")).status_code == 200
+        gate.touch()
+        fleet.launcher.hold.set()
+        await fleet.wait_for(lambda: len(fleet.server.balancer.replicas) == 2)
+        assert (await fleet.generate("counter", 2)).status_code == 200
+
+    played(scenario, fleet_config(models[0]))
+
+
+def test_sequences_of_a_dead_replica_end_with_an_error_that_says_so(models, gate):
+    async def scenario(fleet):
+        started = await fleet.generate("gated", 2, sequence_id=7, sequence_start=True)
+        assert started.status_code == 200
+        (at,) = [n for n, one in fleet.server.balancer.replicas.items() if one.num_sequences]
+        chunk = asyncio.ensure_future(fleet.generate("gated", 3, sequence_id=7))
+        behind = asyncio.ensure_future(fleet.generate("gated", 2, sequence_id=7))
+        await fleet.wait_for(lambda: fleet.server.balancer.replicas[at].num_requests == 1)
+        await asyncio.sleep(0)
+        fleet.replicas[at].die()
+        answers = await asyncio.gather(chunk, behind)
+        assert sorted(answer.status_code for answer in answers) == [400, 503]
+        assert all("begin anew" in answer.json()["error"].lower() for answer in answers)
+        later = await fleet.generate("gated", 1, sequence_id=7)
+        assert (later.status_code, "replica that held its state is gone" in later.json()["error"]) == (400, True)
+        gate.touch()
+        again = await fleet.generate("gated", 2, sequence_id=7, sequence_start=True)
+        assert again.json()["output_0"] == [1, 2]
+
+    played(scenario, fleet_config(models[0]))
+
+
+def test_a_stream_whose_replica_ends_gets_an_error_as_its_last_event(models, gate):
+    async def scenario(fleet):
+        events = []
+        async with fleet.client.stream(
+            "POST", "/v2/models/counter/generate_stream", json={"input_0": 90_000}
+        ) as answer:
+            async for line in answer.aiter_lines():
+                if line:
+                    events.append(json.loads(line.removeprefix("data: ")))
+                if len(events) == 1:
+                    (at,) = [n for n, one in fleet.server.balancer.replicas.items() if one.num_requests]
+                    fleet.replicas[at].die()
+        assert events[0]["output_0"] == 1
+        assert "has ended" in events[-1]["error"]
+
+    played(scenario, fleet_config(models[0]))
+
+
+def test_a_websocket_is_carried_and_closed_with_the_reason_when_its_replica_ends(models):
+    async def scenario(fleet):
+        path = fleet.http.replace("http", "ws") + "/v2/models/scales/sequence"
+        async with connect(path, proxy=None, compression=None) as socket:
+            for chunk, total in (([1], 1), ([2, 3], 14)):
+                await socket.send(json.dumps({"input_0": chunk}))
+                assert json.loads(await socket.recv())["output_0"] == total
+            (at,) = [n for n, one in fleet.server.balancer.replicas.items() if one.num_sequences]
+            fleet.replicas[at].die()
+            with pytest.raises(ConnectionClosedError) as closed:
+                await socket.recv()
+            assert (closed.value.rcvd.code, "replica" in closed.value.rcvd.reason) == (1011, True)
+        await fleet.wait_for(lambda: fleet.server.balancer.num_sequences == 0)
+
+    played(scenario, fleet_config(models[0]))
+
+
+def test_a_smaller_fleet_loses_no_request_and_no_sequence(models, gate):
+    async def scenario(fleet):
+        begun = [await fleet.generate("gated", 2, sequence_id=n, sequence_start=True) for n in (1, 2)]
+        assert [one.status_code for one in begun] == [200, 200]
+        waiting = [asyncio.ensure_future(fleet.generate("gated", 3)) for _ in range(6)]
+        await fleet.wait_for(lambda: sum(routed(fleet)) == 8)
+        fleet.server.fleet.resize(1)
+        await fleet.wait_for(
+            lambda: sorted(one.state for one in fleet.server.balancer.replicas.values()) == ["draining", "open"]
+        )
+        new = asyncio.ensure_future(fleet.generate("counter", 2))
+        assert (await new).status_code == 200
+        gate.touch()
+        assert [(await one).status_code for one in waiting] == [200] * 6
+        assert len(fleet.server.balancer.replicas) == 2, "its sequence is still open"
+        ends = [await fleet.generate("gated", 1, sequence_id=n, sequence_end=True) for n in (1, 2)]
+        assert [end.json()["output_0"] for end in ends] == [[3], [3]]
+        await fleet.wait_for(lambda: len(fleet.server.balancer.replicas) == 1)
+
+    played(scenario, fleet_config(models[0]))
+
+
+def test_a_rolling_update_replaces_all_replicas_while_requests_are_answered(models):
+    async def scenario(fleet):
+        statuses, over = [], asyncio.Event()
+
+        async def load():
+            while not over.is_set():
+                statuses.append((await fleet.generate("counter", 20)).status_code)
+
+        loads = [asyncio.create_task(load()) for _ in range(4)]
+        before = set(fleet.server.balancer.replicas)
+        changed = msgspec.structs.replace(fleet.server.fleet.config, trace_steps=7)
+        await fleet.server.update(msgspec.structs.replace(changed, fleet=FleetConfig(replicas=2)))
+        over.set()
+        await asyncio.gather(*loads)
+        assert set(statuses) == {200}
+        assert not before & set(fleet.server.balancer.replicas)
+        assert [one.config.trace_steps for one in fleet.replicas.values()] == [7, 7]
+
+    played(scenario, fleet_config(models[0]))
+
+
+def test_the_fleet_grows_and_shrinks_with_its_open_sequences(models):
+    async def scenario(fleet):
+        balancer = fleet.server.balancer
+        for n in range(1, 7):
+            await fleet.generate("scales", [1], sequence_id=n, sequence_start=True)
+        await fleet.wait_for(lambda: sum(one.state == "open" for one in balancer.replicas.values()) == 3)
+        for n in range(1, 7):
+            await fleet.generate("scales", [1], sequence_id=n, sequence_end=True)
+        await fleet.wait_for(lambda: len(balancer.replicas) == 1)
+
+    rule = "sequences:target=2,least=1,most=3,every_s=0.02,cool_s=0"
+    played(scenario, fleet_config(models[0], fleet=FleetConfig(autoscale=rule)))
+
+
+def test_sequences_of_two_keys_are_apart_and_replicas_know_no_client_key(models, tmp_path):
+    keys = tmp_path / "keys"
+    ann, bob = "a" * 20, "b" * 20
+    keys.write_text(f"ann:{ann}\nbob:{bob}\n")
+
+    async def scenario(fleet):
+        assert (await fleet.generate("scales", [1])).status_code == 401
+        totals = {}
+        for number, key in ((1, ann), (2, bob)):
+            fleet.client.headers["x-api-key"] = key
+            await fleet.generate("scales", [number], sequence_id=1, sequence_start=True)
+        for key in (ann, bob):
+            fleet.client.headers["x-api-key"] = key
+            answer = await fleet.generate("scales", [0], sequence_id=1, sequence_end=True)
+            totals[key] = answer.json()["output_0"]
+        assert totals == {ann: 1, bob: 4}
+        assert not {ann, bob} & set(fleet.launcher.keys.values())
+        assert set(fleet.launcher.keys) > {"ann", "bob"}
+
+    config = fleet_config(models[0])
+    played(scenario, msgspec.structs.replace(config, auth=msgspec.structs.replace(config.auth, keys=str(keys))))
+
+
+def test_what_a_client_gives_up_is_given_up_at_the_replica(models, gate):
+    async def scenario(fleet):
+        with pytest.raises(httpx.ReadTimeout):
+            await fleet.client.post("/v2/models/gated/generate", json={"input_0": 3}, timeout=0.5)
+        await fleet.wait_for(lambda: all(not one.num_requests for one in fleet.server.balancer.replicas.values()))
+        assert fleet.server.balancer.waiting_s == 0
+        gate.touch()
+
+    played(scenario, fleet_config(models[0], limits=Limits(drain_seconds=1)))
