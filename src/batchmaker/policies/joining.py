@@ -36,39 +36,33 @@ class JoiningRules(NamedTuple):
     benefit: bool
 
 
-class _Walk(NamedTuple):
-    """Requests that run together. rows: [types] in the first step of each type. leaving: [types, longest + 1] rows
-    that take a step of this number as their last. done_s: [types, longest + 1] when that step is done."""
-
-    rows: Seconds
-    leaving: Seconds
-    done_s: Seconds
-
-
 @compiled
-def _walk(num_types: int, longest: int) -> _Walk:
-    return _Walk(np.zeros(num_types), np.zeros((num_types, longest + 1)), np.zeros((num_types, longest + 1)))
+def _enter(rows: Seconds, leaving: Seconds, steps: Steps, width: Seconds, request: int, sign: float) -> None:
+    """Put a request into a walk, or take it out with sign -1.
 
-
-@compiled
-def _enter(walk: _Walk, steps: Steps, width: Seconds, request: int, sign: float) -> None:
-    """Put a request in, or take it out with sign -1."""
+    rows: [types] in the first step of each type. leaving: [types, longest + 1] rows that take a step of this number as
+    their last.
+    """
+    is_alike = len(width) == 0
     for type_id in range(steps.shape[1]):
         count = steps[request, type_id]
         if count > 0:
-            rows = sign * (width[request, type_id] if len(width) > 0 else 1.0)
-            walk.rows[type_id] += rows
-            walk.leaving[type_id, count] += rows
+            own = sign if is_alike else sign * width[request, type_id]
+            rows[type_id] += own
+            leaving[type_id, count] += own
 
 
 @compiled
-def _play(walk: _Walk, seconds: Seconds) -> float:
-    """Write when each step is done, in seconds from now; return the end of the last."""
+def _walk(rows: Seconds, leaving: Seconds, done_s: Seconds, seconds: Seconds) -> float:
+    """Write when each step of the requests in a walk is done, in seconds from now; return the end of the last.
+
+    done_s: [types, longest + 1].
+    """
     most = seconds.shape[1] - 1
     now_s = 0.0
-    for type_id in range(len(walk.rows)):
-        rows, step = walk.rows[type_id], 0
-        batch = int(np.ceil(rows - _ROUNDING))
+    for type_id in range(len(rows)):
+        running, step = rows[type_id], 0
+        batch = int(np.ceil(running - _ROUNDING))
         while batch > 0:
             taken_s = seconds[type_id, min(batch, most)]
             if batch > most:
@@ -77,10 +71,10 @@ def _play(walk: _Walk, seconds: Seconds) -> float:
             while left == 0.0:
                 step += 1
                 now_s += taken_s
-                walk.done_s[type_id, step] = now_s
-                left = walk.leaving[type_id, step]
-            rows -= left
-            batch = int(np.ceil(rows - _ROUNDING))
+                done_s[type_id, step] = now_s
+                left = leaving[type_id, step]
+            running -= left
+            batch = int(np.ceil(running - _ROUNDING))
     return now_s
 
 
@@ -104,11 +98,12 @@ def _equation_two(
         for type_id in range(whole.shape[1]):
             alone_s[request] += whole[request, type_id] * seconds[type_id, 1]
     if rules.from_table:
-        walk = _walk(whole.shape[1], _longest(whole))
+        rows, leaving = np.zeros(whole.shape[1]), np.zeros((whole.shape[1], _longest(whole) + 1))
+        done_s = np.empty_like(leaving)
         for request in range(num):
-            _enter(walk, whole, width, request, 1.0)
+            _enter(rows, leaving, whole, width, request, 1.0)
             if request >= num_in_flight - 1:
-                total_s[request - num_in_flight + 1] = _play(walk, seconds)
+                total_s[request - num_in_flight + 1] = _walk(rows, leaving, done_s, seconds)
     else:
         sum_s = 0.0
         for request in range(num):
@@ -124,14 +119,6 @@ def _equation_two(
                 allowed[joining] = False
                 break
     return allowed
-
-
-@compiled
-def _finish_s(walk: _Walk, left: Steps, last: Steps, request: int) -> float:
-    if last[request] < 0:
-        return 0.0
-    finish_s: float = walk.done_s[last[request], left[request, last[request]]]
-    return finish_s
 
 
 @compiled
@@ -153,8 +140,7 @@ def num_joining(
     - seconds: [types, max_batch + 1] of a step. A larger batch takes whole calls of max_batch, and one for the rest.
     - deadline_s: [requests] from now. slack_s: [requests] deadline minus the end of the time in line.
     """
-    num, num_types = left.shape
-    num_candidates = num - num_in_flight
+    num_candidates = len(left) - num_in_flight
     allowed = np.ones(num_candidates + 1, np.bool_)
     if rules.slack == OLDEST or rules.slack == LITERAL:  # noqa: PLR1714
         allowed = _equation_two(whole, width, num_in_flight, seconds, slack_s, rules)
@@ -163,39 +149,59 @@ def num_joining(
             if allowed[joining]:
                 return joining
         return 0
-    last = np.full(num, -1)
+    return _longest_prefix(left, width, num_in_flight, seconds, deadline_s, allowed, rules)
+
+
+@compiled
+def _longest_prefix(
+    left: Steps,
+    width: Seconds,
+    num_in_flight: int,
+    seconds: Seconds,
+    deadline_s: Seconds,
+    allowed: NDArray[np.bool_],
+    rules: JoiningRules,
+) -> int:
+    """Return the longest of the allowed prefixes that makes nobody late, and is beneficial, as the rules ask.
+
+    Compared are two futures of a prefix: it joins now, or it starts when all in flight are done.
+    """
+    num, num_types = left.shape
+    replayed, veto, benefit = rules.slack == REPLAY, rules.veto, rules.benefit
+    longest = _longest(left)
+    last = np.zeros(num, np.int64)  # with no steps, 0: then the time of step 0, which is none
     for request in range(num):
         for type_id in range(num_types):
             if left[request, type_id] > 0:
                 last[request] = type_id
-    longest = _longest(left)
-    together, after = _walk(num_types, longest), _walk(num_types, longest)
+    rows, after_rows = np.zeros(num_types), np.zeros(num_types)
+    leaving, after_leaving = np.zeros((num_types, longest + 1)), np.zeros((num_types, longest + 1))
+    done_s, after_done_s = np.zeros((num_types, longest + 1)), np.zeros((num_types, longest + 1))
     for request in range(num_in_flight):
-        _enter(together, left, width, request, 1.0)
-    drain_s = _play(together, seconds)
+        _enter(rows, leaving, left, width, request, 1.0)
+    drain_s = _walk(rows, leaving, done_s, seconds)
     apart_s = np.zeros(num)
     for request in range(num_in_flight):
-        apart_s[request] = _finish_s(together, left, last, request)
+        apart_s[request] = done_s[last[request], left[request, last[request]]]
     for request in range(num_in_flight, num):
-        _enter(together, left, width, request, 1.0)
-        _enter(after, left, width, request, 1.0)
-    for joining in range(num_candidates, 0, -1):
-        present = num_in_flight + joining
-        if allowed[joining]:
-            _play(together, seconds)
-            _play(after, seconds)
+        _enter(rows, leaving, left, width, request, 1.0)
+        _enter(after_rows, after_leaving, left, width, request, 1.0)
+    for present in range(num, num_in_flight, -1):
+        if allowed[present - num_in_flight]:
+            _walk(rows, leaving, done_s, seconds)
+            _walk(after_rows, after_leaving, after_done_s, seconds)
             fits, gained_s = True, 0.0
             for request in range(present):
-                joined_s = _finish_s(together, left, last, request)
+                type_id = last[request]
+                joined_s = done_s[type_id, left[request, type_id]]
                 if request >= num_in_flight:
-                    apart_s[request] = drain_s + _finish_s(after, left, last, request)
-                late = rules.slack == REPLAY and joined_s > deadline_s[request]
-                if late and (rules.veto or apart_s[request] <= deadline_s[request]):
+                    apart_s[request] = drain_s + after_done_s[type_id, left[request, type_id]]
+                if replayed and joined_s > deadline_s[request] and (veto or apart_s[request] <= deadline_s[request]):
                     fits = False
                     break
                 gained_s += apart_s[request] - joined_s
-            if fits and (not rules.benefit or gained_s >= 0.0):
-                return joining
-        _enter(together, left, width, present - 1, -1.0)
-        _enter(after, left, width, present - 1, -1.0)
+            if fits and (not benefit or gained_s >= 0.0):
+                return present - num_in_flight
+        _enter(rows, leaving, left, width, present - 1, -1.0)
+        _enter(after_rows, after_leaving, left, width, present - 1, -1.0)
     return 0

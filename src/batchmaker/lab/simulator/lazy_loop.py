@@ -92,7 +92,7 @@ def join_line(flight: Flight, shapes: Shapes, kind: int, request: int) -> None:
 @compiled
 def _find_candidates(flight: Flight, shapes: Shapes, kinds: Ids, lazy: Lazy) -> int:
     """Write the requests in line that could begin; return their number."""
-    numbers = flight.numbers
+    numbers, candidates, next_in_line = flight.numbers, lazy.candidates, flight.next_in_line
     one_model = numbers[MODELS] < 2
     room = lazy.cap - numbers[IN_FLIGHT] if one_model else lazy.cap * numbers[MODELS]
     counts = np.zeros(numbers[MODELS], np.int64)
@@ -104,10 +104,10 @@ def _find_candidates(flight: Flight, shapes: Shapes, kinds: Ids, lazy: Lazy) -> 
         model = shapes.model[kinds[request]]
         if one_model or counts[model] < lazy.cap:
             counts[model] += 1
-            lazy.candidates[found] = request
+            candidates[found] = request
             found += 1
         looked += 1
-        request = flight.next_in_line[request]
+        request = next_in_line[request]
     return found
 
 
@@ -115,31 +115,36 @@ def _find_candidates(flight: Flight, shapes: Shapes, kinds: Ids, lazy: Lazy) -> 
 def _steps_left(flight: Flight, shapes: Shapes, kinds: Ids, lazy: Lazy, num: int) -> tuple[Ids, Ids]:
     """Return the remaining steps and all steps of the requests in flight and of `num` candidates. See `StepsLeft`."""
     num_in_flight, num_types = flight.numbers[IN_FLIGHT], flight.left.shape[1]
-    left = np.zeros((num_in_flight + num, num_types), np.int64)
-    whole = np.zeros((num_in_flight + num, num_types), np.int64)
-    for i in range(num_in_flight + num):
-        if i < num_in_flight:
-            slot = flight.members[i]
-            for type_id in range(num_types):
-                left[i, type_id] = flight.left[slot, type_id]
-                whole[i, type_id] = flight.left[slot, type_id] + flight.done[slot, type_id]
-        else:
-            kind = kinds[lazy.candidates[i - num_in_flight]]
-            for type_id in range(num_types):
-                left[i, type_id] = whole[i, type_id] = shapes.steps[kind, type_id]
-        for which in range(len(lazy.cell)):
-            cell = lazy.cell[which]
+    members, own_left, own_done, steps, candidates = (
+        flight.members, flight.left, flight.done, shapes.steps, lazy.candidates
+    )  # fmt: skip
+    left = np.empty((num_in_flight + num, num_types), np.int64)
+    whole = np.empty((num_in_flight + num, num_types), np.int64)
+    for i in range(num_in_flight):
+        slot = members[i]
+        for type_id in range(num_types):
+            left[i, type_id] = own_left[slot, type_id]
+            whole[i, type_id] = own_left[slot, type_id] + own_done[slot, type_id]
+    for i in range(num):
+        kind = kinds[candidates[i]]
+        for type_id in range(num_types):
+            left[num_in_flight + i, type_id] = whole[num_in_flight + i, type_id] = steps[kind, type_id]
+    edges, tables = lazy.edges, lazy.tables
+    for which in range(len(lazy.cell)):
+        cell, given_by, fixed = lazy.cell[which], lazy.given[which], lazy.fixed[which]
+        num_edges, last = lazy.num_edges[which], lazy.widths[which] - 1
+        for i in range(num_in_flight + num):
             if not left[i, cell]:
                 continue
             done = whole[i, cell] - left[i, cell]
-            if lazy.fixed[which]:
-                left[i, cell] = max(lazy.fixed[which] - done, 1)
+            if fixed:
+                left[i, cell] = max(fixed - done, 1)
             else:
-                given = whole[i, lazy.given[which]] if lazy.given[which] != NOBODY else 0
+                given = whole[i, given_by] if given_by != NOBODY else 0
                 bucket = 0
-                while bucket < lazy.num_edges[which] and lazy.edges[which, bucket] < given:
+                while bucket < num_edges and edges[which, bucket] < given:
                     bucket += 1
-                left[i, cell] = lazy.tables[which, bucket, min(done, lazy.widths[which] - 1)]
+                left[i, cell] = tables[which, bucket, min(done, last)]
             whole[i, cell] = left[i, cell] + done
     return left, whole
 
@@ -150,10 +155,13 @@ def _num_beginning(flight: Flight, shapes: Shapes, kinds: Ids, lazy: Lazy, num: 
     num_in_flight, now_s = flight.numbers[IN_FLIGHT], flight.seconds[NOW_S]
     left, whole = _steps_left(flight, shapes, kinds, lazy, num)
     deadline_s, slack_s = np.empty(num_in_flight + num), np.empty(num_in_flight + num)
+    due_s, began_s, candidates, owner, members = (
+        lazy.deadline_s, lazy.began_s, lazy.candidates, flight.owner, flight.members
+    )  # fmt: skip
     for i in range(num_in_flight + num):
-        request = lazy.candidates[i - num_in_flight] if i >= num_in_flight else flight.owner[flight.members[i]]
-        deadline_s[i] = lazy.deadline_s[request] - now_s
-        slack_s[i] = lazy.deadline_s[request] - min(lazy.began_s[request], now_s)
+        request = candidates[i - num_in_flight] if i >= num_in_flight else owner[members[i]]
+        deadline_s[i] = due_s[request] - now_s
+        slack_s[i] = due_s[request] - min(began_s[request], now_s)
     alike = np.ones((0, 0))
     return num_joining(left, alike, whole, num_in_flight, lazy.expected, deadline_s, slack_s, lazy.rules)
 
@@ -162,11 +170,9 @@ def _num_beginning(flight: Flight, shapes: Shapes, kinds: Ids, lazy: Lazy, num: 
 def admit(flight: Flight, shapes: Shapes, kinds: Ids, lazy: Lazy) -> int:
     """Let requests begin, as `LazyPolicy.admit`."""
     numbers = flight.numbers
-    if numbers[LINE] == NOBODY:
+    if numbers[LINE] == NOBODY or numbers[CHANGES] == numbers[REJECTED]:
         return NOTHING_ADMITTED
     num = _find_candidates(flight, shapes, kinds, lazy)
-    if num and numbers[CHANGES] == numbers[REJECTED]:
-        return NOTHING_ADMITTED
     if num and numbers[IN_FLIGHT] and (lazy.rules.benefit or lazy.rules.slack != NO_TEST):
         if numbers[STALE]:
             return STOPPED
@@ -193,7 +199,9 @@ def admit(flight: Flight, shapes: Shapes, kinds: Ids, lazy: Lazy) -> int:
 def urgencies(flight: Flight, shapes: Shapes, kinds: Ids, lazy: Lazy) -> Times:
     """Return a number for each model, as `LazyPolicy.rank`: the smallest goes first."""
     found = np.full(flight.numbers[MODELS], np.inf)
-    left, _ = _steps_left(flight, shapes, kinds, lazy, 0)
+    left = np.zeros((0, 0), np.int64)
+    if not lazy.recent:
+        left, _ = _steps_left(flight, shapes, kinds, lazy, 0)
     for i in range(flight.numbers[IN_FLIGHT]):
         request = flight.owner[flight.members[i]]
         key = -lazy.began_s[request]
@@ -218,9 +226,10 @@ def learn_step(flight: Flight, lazy: Lazy, type_id: int, rows: int, seconds: flo
     flight.numbers[SINCE] += 1
     if flight.numbers[SINCE] >= CORRECT_EVERY:
         flight.numbers[SINCE] = 0
-        for other in range(lazy.base.shape[0]):
-            for size in range(lazy.base.shape[1]):
-                lazy.expected[other, size] = lazy.base[other, size] * lazy.factors[other]
+        base, expected, factors = lazy.base, lazy.expected, lazy.factors
+        for other in range(base.shape[0]):
+            for size in range(base.shape[1]):
+                expected[other, size] = base[other, size] * factors[other]
 
 
 @compiled

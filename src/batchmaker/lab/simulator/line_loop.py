@@ -108,34 +108,36 @@ class Task(NamedTuple):
 @compiled
 def append(flight: Flight, type_id: int, slot: int) -> None:
     """Put a part at the end of its queue."""
-    flight.place[slot, type_id] = flight.numbers[PLACE]
-    flight.numbers[PLACE] += 1
-    flight.following[slot, type_id] = NOBODY
-    if flight.count[type_id]:
-        flight.following[flight.last[type_id], type_id] = slot
+    numbers, following, last, count = flight.numbers, flight.following, flight.last, flight.count
+    flight.place[slot, type_id] = numbers[PLACE]
+    numbers[PLACE] += 1
+    following[slot, type_id] = NOBODY
+    if count[type_id]:
+        following[last[type_id], type_id] = slot
     else:
         flight.first[type_id] = slot
-    flight.last[type_id] = slot
-    flight.count[type_id] += 1
+    last[type_id] = slot
+    count[type_id] += 1
 
 
 @compiled
 def put_back(flight: Flight, type_id: int, slots: Ids, num: int) -> None:
     """Put parts back into their queue, at their places. slots: the first `num`, by place."""
-    before, at = NOBODY, flight.first[type_id] if flight.count[type_id] else NOBODY
+    place, following, first, last, count = flight.place, flight.following, flight.first, flight.last, flight.count
+    before, at = NOBODY, first[type_id] if count[type_id] else NOBODY
     for i in range(num):
         slot = slots[i]
-        while at != NOBODY and flight.place[at, type_id] < flight.place[slot, type_id]:
-            before, at = at, np.int64(flight.following[at, type_id])
-        flight.following[slot, type_id] = at
+        while at != NOBODY and place[at, type_id] < place[slot, type_id]:
+            before, at = at, np.int64(following[at, type_id])
+        following[slot, type_id] = at
         if before == NOBODY:
-            flight.first[type_id] = slot
+            first[type_id] = slot
         else:
-            flight.following[before, type_id] = slot
+            following[before, type_id] = slot
         if at == NOBODY:
-            flight.last[type_id] = slot
+            last[type_id] = slot
         before = slot
-    flight.count[type_id] += num
+    count[type_id] += num
 
 
 @compiled
@@ -154,11 +156,12 @@ def begin(flight: Flight, shapes: Shapes, kind: int, request: int, watched: bool
         flight.members[numbers[IN_FLIGHT]] = slot
     numbers[IN_FLIGHT] += 1
     numbers[CHANGES] += 1
-    for type_id in range(flight.left.shape[1]):
-        flight.left[slot, type_id] = shapes.steps[kind, type_id]
-        flight.done[slot, type_id] = 0
-        flight.waits[slot, type_id] = shapes.waits[kind, type_id]
-        if flight.left[slot, type_id] and not flight.waits[slot, type_id]:
+    left, done, waits, steps, sources = flight.left, flight.done, flight.waits, shapes.steps, shapes.waits
+    for type_id in range(left.shape[1]):
+        left[slot, type_id] = steps[kind, type_id]
+        done[slot, type_id] = 0
+        waits[slot, type_id] = sources[kind, type_id]
+        if left[slot, type_id] and not waits[slot, type_id]:
             append(flight, type_id, slot)
 
 
@@ -178,16 +181,17 @@ def _note_step(
     flight: Flight, task: Task, device: Device, type_id: int, count: int, first: int, begin_s: float
 ) -> float:
     """Write the rows of one step; return when it is done."""
-    seconds, numbers = flight.seconds, flight.numbers
+    seconds, numbers, left, done = flight.seconds, flight.numbers, flight.left, flight.done
+    owner, started_s, batch, slots, is_last = flight.owner, flight.started_s, task.batch, task.slots, task.is_last
     until_next_s = device.seconds[type_id, count] + device.step_s + count * device.row_s + device.turn_s
     for i in range(count):
-        slot = task.batch[i]
-        flight.left[slot, type_id] -= 1
-        flight.done[slot, type_id] += 1
-        task.slots[first + i] = slot
-        task.is_last[first + i] = flight.left[slot, type_id] == 0
-        if np.isnan(flight.started_s[flight.owner[slot]]):
-            flight.started_s[flight.owner[slot]] = begin_s
+        slot = batch[i]
+        left[slot, type_id] -= 1
+        done[slot, type_id] += 1
+        slots[first + i] = slot
+        is_last[first + i] = left[slot, type_id] == 0
+        if np.isnan(started_s[owner[slot]]):
+            started_s[owner[slot]] = begin_s
     numbers[STEPS] += 1
     numbers[ROWS] += count
     seconds[BUSY_S] += until_next_s
@@ -203,14 +207,15 @@ def form_task(flight: Flight, shapes: Shapes, kinds: Ids, task: Task, device: De
     budget_s = _budget_s(flight, device, type_id, candidates)
     begin_s = max(flight.seconds[FREE_S], flight.seconds[NOW_S]) + flight.numbers[NUM_NEW] * device.request_s
     flight.numbers[NUM_NEW] = 0
-    step_s = flight.step_s[type_id]
+    step_s, following, left, owner = flight.step_s[type_id], flight.following, flight.left, flight.owner
+    open_ended = shapes.open_ended
     waiting, num_used, count, num_steps, num_rows = flight.first[type_id], 0, 0, 0, 0
     used_s = 0.0
     goes_on = False
     while num_steps < device.max_steps:
         while count < most and num_used < candidates:
             batch[count] = waiting
-            waiting = np.int64(flight.following[waiting, type_id])
+            waiting = np.int64(following[waiting, type_id])
             count, num_used = count + 1, num_used + 1
         if count == 0:
             break
@@ -226,7 +231,7 @@ def form_task(flight: Flight, shapes: Shapes, kinds: Ids, task: Task, device: De
             if used_s + num_alike * step_s[count] > budget_s:
                 num_alike = max(1, int((budget_s - used_s) / step_s[count]))
             for i in range(count):
-                num_alike = min(num_alike, flight.left[batch[i], type_id])
+                num_alike = min(num_alike, left[batch[i], type_id])
         for _ in range(num_alike):
             begin_s = _note_step(flight, task, device, type_id, count, num_rows, begin_s)
             num_rows += count
@@ -236,7 +241,7 @@ def form_task(flight: Flight, shapes: Shapes, kinds: Ids, task: Task, device: De
         staying = 0
         for i in range(count):
             slot = batch[i]
-            if flight.left[slot, type_id] and not shapes.open_ended[kinds[flight.owner[slot]], type_id]:
+            if left[slot, type_id] and not open_ended[kinds[owner[slot]], type_id]:
                 batch[staying] = slot
                 staying += 1
         goes_on = staying == count
@@ -261,39 +266,42 @@ def end_step(flight: Flight, shapes: Shapes, kinds: Ids, task: Task, device: Dev
 
     Returns how many requests are done with it; their slots are the first in `task.batch`.
     """
+    slots, is_last, batch, released, types = task.slots, task.is_last, task.batch, task.released, task.types
+    waits, parts_left, owner, open_ended = flight.waits, flight.parts_left, flight.owner, shapes.open_ended
+    form_of, first_fed, all_fed = shapes.form, shapes.first_fed, shapes.fed
+    first, end = task.ends[step - 1] if step else 0, task.ends[step]
     num_back = num_done = num_released = 0
-    for at in range(task.ends[step - 1] if step else 0, task.ends[step]):
-        slot = task.slots[at]
-        kind = kinds[flight.owner[slot]]
-        if not task.is_last[at]:
-            if shapes.open_ended[kind, type_id]:
-                task.batch[num_back] = slot
+    for at in range(first, end):
+        slot = slots[at]
+        kind = kinds[owner[slot]]
+        if not is_last[at]:
+            if open_ended[kind, type_id]:
+                batch[num_back] = slot
                 num_back += 1
             continue
-        form = shapes.form[kind]
-        for edge in range(shapes.first_fed[form, type_id], shapes.first_fed[form, type_id + 1]):
-            fed = shapes.fed[edge]
-            flight.waits[slot, fed] -= 1
-            if flight.waits[slot, fed] == 0:
-                task.released[num_released], task.types[num_released] = slot, fed
+        form = form_of[kind]
+        for edge in range(first_fed[form, type_id], first_fed[form, type_id + 1]):
+            fed = all_fed[edge]
+            waits[slot, fed] -= 1
+            if waits[slot, fed] == 0:
+                released[num_released], types[num_released] = slot, fed
                 num_released += 1
-        flight.parts_left[slot] -= 1
+        parts_left[slot] -= 1
     if num_back:
-        put_back(flight, type_id, task.batch, num_back)
+        put_back(flight, type_id, batch, num_back)
     if not device.watched and num_released > 1:
-        order = np.argsort(task.released[:num_released], kind="mergesort")
+        order = np.argsort(released[:num_released], kind="mergesort")
         for i in order:
-            append(flight, task.types[i], task.released[i])
+            append(flight, types[i], released[i])
     else:
         for i in range(num_released):
-            append(flight, task.types[i], task.released[i])
-    for at in range(task.ends[step - 1] if step else 0, task.ends[step]):
-        slot = task.slots[at]
-        if task.is_last[at] and flight.parts_left[slot] == 0:
-            task.batch[num_done] = slot
+            append(flight, types[i], released[i])
+    for at in range(first, end):
+        if is_last[at] and parts_left[slots[at]] == 0:
+            batch[num_done] = slots[at]
             num_done += 1
     if not device.watched and num_done > 1:
-        task.batch[:num_done].sort()
+        batch[:num_done].sort()
     return num_done
 
 
