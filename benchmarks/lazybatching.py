@@ -75,7 +75,7 @@ def play(case: Case, size: Size) -> list[dict[str, Any]]:
     trace = size.data / "arrival_traces" / TRACE if size.data and part.arrivals == "trace" else None
     arrivals = workload.SimulatedArrivals(part.arrivals, trace)
     rate = case.rate * net.capacity_rps if case.rate < 4 else case.rate
-    count = size.requests // 5 if rate < LOW_RATE else size.requests
+    count = round(size.requests * part.share) // (5 if rate < LOW_RATE else 1)
     told = believed(net.profile, part)
     machine_ = SimulatedDevice(step_costs(net.model, net.profile.latency, padded=False))
     found: dict[float, dict[str, list[float]]] = {sla: {key: [] for key in KEPT} for sla in case.slas_ms}

@@ -54,6 +54,7 @@ class Part:
 
     rates: per second, or shares of the capacity where below 4. known_factor: by how much the policies' latency table is
     off. shift: what the policies take for the true lengths, as a factor. pair: of languages, for lengths of requests.
+    share: of the requests, where each has very many steps.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Part:
     pair: str = ""
     known_factor: float = 1.0
     shift: float = 1.0
+    share: float = 1.0
 
     @property
     def needs_data(self) -> bool:
@@ -76,7 +78,7 @@ class Part:
 
 MAIN = ("resnet50", "gnmt", "transformer")
 TRANSLATION = MAIN[1:]
-OTHERS = ("vgg16", "mobilenet", "las", "bert")
+OTHERS = ("vgg16", "mobilenet", "bert")
 RATES = (16, 64, 250, 500, 1000, 1500, 2000)
 SLAS = (20, 40, 60, 80, 100, 150, 200)
 BY_PERCENT = tuple(f"{reading},percent={n}" for reading in READINGS for n in PERCENTS)
@@ -89,6 +91,7 @@ PARTS = (
     Part("ablation", ("gnmt",), ABLATION, (0.9,), (60,)),
     Part("rates raw", MAIN, PAPER, (100, 1000), (100,), calibrated=False),
     Part("others", OTHERS, PAPER, (16, 1000), (20, 60, 100), calibrated=False),
+    Part("others", ("las",), PAPER, (16, 1000), (20, 60, 100), calibrated=False, share=0.2),
     Part("dec_timesteps", TRANSLATION, BY_PERCENT, (1000,), (60,)),
     Part("largest batch", MAIN, (*WINDOWS, *READINGS, ORACLE, IMPROVED), (1000,), (100,), max_batch=16),
     Part("largest batch", MAIN, (*WINDOWS, *READINGS, ORACLE, IMPROVED), (1000,), (100,), max_batch=32),

@@ -216,17 +216,16 @@ def urgencies(flight: Flight, shapes: Shapes, kinds: Ids, lazy: Lazy) -> Times:
 
 
 @compiled
-def learn_step(flight: Flight, lazy: Lazy, type_id: int, rows: int, seconds: float) -> None:
-    """As `ExpectedStepTimes.step_finished`."""
-    if not lazy.corrects:
-        return
-    predicted = lazy.base[type_id, min(rows, lazy.base.shape[1] - 1)]
+def learn_step(
+    base: Times, expected: Times, factors: Times, numbers: Ids, type_id: int, rows: int, seconds: float
+) -> None:  # fmt: skip
+    """As `ExpectedStepTimes.step_finished`. base, expected, factors: see Lazy."""
+    predicted = base[type_id, min(rows, base.shape[1] - 1)]
     ratio = min(max(seconds / predicted, LOWEST), HIGHEST)
-    lazy.factors[type_id] += WEIGHT * (ratio - lazy.factors[type_id])
-    flight.numbers[SINCE] += 1
-    if flight.numbers[SINCE] >= CORRECT_EVERY:
-        flight.numbers[SINCE] = 0
-        base, expected, factors = lazy.base, lazy.expected, lazy.factors
+    factors[type_id] += WEIGHT * (ratio - factors[type_id])
+    numbers[SINCE] += 1
+    if numbers[SINCE] >= CORRECT_EVERY:
+        numbers[SINCE] = 0
         for other in range(base.shape[0]):
             for size in range(base.shape[1]):
                 expected[other, size] = base[other, size] * factors[other]
