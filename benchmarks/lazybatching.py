@@ -7,15 +7,17 @@ docs/images and the tables of docs/lazybatching.md. Costs are those of the NPU m
 a request alone takes what the paper's Table II says. DATA holds `wmt_pairs` and `arrival_traces`; without it the parts
 with language pairs and the recorded trace are left out.
 
-What a file holds already, of this commit and as many seeds and requests, is not simulated again; so a run may be cut
+What a file holds already, of the same code and as many seeds and requests, is not simulated again; so a run may be cut
 into pieces with --minutes, and --fresh begins anew. --quick: 3 seeds of 500 requests, into another file.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import multiprocessing
+import subprocess
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -41,6 +43,8 @@ from lazybatching_page import write_page
 RESULTS = Path(__file__).parent / "results" / "lazybatching.json"
 TRACE = "AzureLLMInferenceTrace_code.csv"
 KEPT = ("mean_ms", "p50_ms", "p90_ms", "p99_ms", "throughput_rps", "goodput_rps", "violation_share", "mean_batch")
+ROOMS = ("cost", "graph", "lab", "policies", "scheduler")
+"""The parts of the package that decide results."""
 LOW_RATE = 100
 """Below so many requests a second nothing builds up, and a fifth of the requests is simulated."""
 QUANTILES = np.arange(101) / 100
@@ -126,15 +130,22 @@ def keys_of(case: Case) -> list[tuple[Any, ...]]:
     return [(case.part.name, name, costs, case.policy, case.rate, sla) for sla in case.slas_ms]
 
 
+def sources() -> str:
+    """Return a digest of the committed code that decides the results."""
+    paths = [f"HEAD:src/batchmaker/{room}" for room in ROOMS] + ["HEAD:benchmarks/lazybatching_cases.py"]
+    found = subprocess.run(["git", "rev-parse", *paths], cwd=Path(__file__).parent, capture_output=True, check=True)
+    return hashlib.sha256(found.stdout).hexdigest()[:12]
+
+
 def begin(out: Path, size: Size, *, fresh: bool) -> dict[str, Any]:
     """Return the results so far: those in the file that were measured alike, or none."""
-    mine = {"commit": commit(), "seeds": size.seeds, "requests": size.requests}
+    mine = {"sources": sources(), "seeds": size.seeds, "requests": size.requests}
     if out.exists() and not fresh:
         known: dict[str, Any] = json.loads(out.read_text())
         if all(known.get(name) == value for name, value in mine.items()):
             return known
     command = f"python benchmarks/lazybatching.py --data DATA --seeds {size.seeds} --requests {size.requests}"
-    return {**mine, "machine": machine(), "command": command, "wall_s": 0.0, "networks": [], "rows": []}
+    return {**mine, "commit": commit(), "machine": machine(), "command": command, "wall_s": 0.0, "networks": [], "rows": []}
 
 
 def run(parts: Sequence[Part], size: Size, jobs: int, out: Path, *, minutes: float, fresh: bool) -> dict[str, Any]:
