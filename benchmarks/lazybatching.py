@@ -3,9 +3,9 @@
     python benchmarks/lazybatching.py --data DATA [--jobs 2] [--quick] [--only PART ...] [--minutes M]
 
 Writes benchmarks/results/lazybatching.json (numbers per seed, with command, commit and machine), pictures under
-docs/images and the tables of docs/lazybatching.md. Costs are those of the NPU model: raw, and scaled per network so that
-a request alone takes what the paper's Table II says. DATA holds `wmt_pairs` and `arrival_traces`; without it the parts
-with language pairs and the recorded trace are left out.
+docs/images and the tables of docs/lazybatching.md. Costs are those of the NPU model: raw, and scaled per network so
+that a request alone takes what the paper's Table II says. DATA holds `wmt_pairs` and `arrival_traces`; without it the
+parts with language pairs and the recorded trace are left out.
 
 What a file holds already, of the same code and as many seeds and requests, is not simulated again; so a run may be cut
 into pieces with --minutes, and --fresh begins anew. --quick: 3 seeds of 500 requests, into another file.
@@ -145,7 +145,15 @@ def begin(out: Path, size: Size, *, fresh: bool) -> dict[str, Any]:
         if all(known.get(name) == value for name, value in mine.items()):
             return known
     command = f"python benchmarks/lazybatching.py --data DATA --seeds {size.seeds} --requests {size.requests}"
-    return {**mine, "commit": commit(), "machine": machine(), "command": command, "wall_s": 0.0, "networks": [], "rows": []}
+    return {
+        **mine,
+        "commit": commit(),
+        "machine": machine(),
+        "command": command,
+        "wall_s": 0.0,
+        "networks": [],
+        "rows": [],
+    }
 
 
 def run(parts: Sequence[Part], size: Size, jobs: int, out: Path, *, minutes: float, fresh: bool) -> dict[str, Any]:

@@ -229,6 +229,7 @@ def believed(profile: CostProfile, part: Part) -> CostProfile:
 
 def label(part: Part, model: str) -> str:
     """Return what a network is called in the results."""
-    notes = [note for note, given in ((part.dataflow, part.dataflow != device.DATAFLOW),
-                                      (f"batch {part.max_batch}", part.max_batch != 64), (part.pair, part.pair)) if given]  # fmt: skip
+    notes = [part.dataflow] if part.dataflow != device.DATAFLOW else []
+    notes += [f"batch {part.max_batch}"] if part.max_batch != 64 else []
+    notes += [part.pair] if part.pair else []
     return f"{model} ({', '.join(notes)})" if notes else model

@@ -1,4 +1,4 @@
-"""How many of the requests in line may join those in flight: LazyBatching's tests for all prefixes, in one compiled call.
+"""How many of the requests in line may join those in flight: LazyBatching's tests of all prefixes, compiled.
 
 The k-th step of a type is taken by all requests with at least k steps of it left (see `cost/replay.py`). So a forecast
 is a walk over the types and their steps, and the rows of a step change only where a request ends. Prefixes are tried
@@ -142,7 +142,7 @@ def num_joining(
     """
     num_candidates = len(left) - num_in_flight
     allowed = np.ones(num_candidates + 1, np.bool_)
-    if rules.slack == OLDEST or rules.slack == LITERAL:  # noqa: PLR1714
+    if rules.slack == OLDEST or rules.slack == LITERAL:
         allowed = _equation_two(whole, width, num_in_flight, seconds, slack_s, rules)
     if rules.slack != REPLAY and not rules.benefit:
         for joining in range(num_candidates, -1, -1):

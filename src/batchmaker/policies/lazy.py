@@ -23,7 +23,6 @@ from batchmaker.policies.expectation import ExpectedStepTimes, Lengths, StepsLef
 from batchmaker.policies.joining import ALIKE, LITERAL, NO_STEPS, NO_TEST, OLDEST, REPLAY, JoiningRules, num_joining
 from batchmaker.policies.requests import RequestTable, Slots
 
-
 _SLACK = {"replay": REPLAY, "oldest": OLDEST, "literal": LITERAL, "none": NO_TEST}
 
 

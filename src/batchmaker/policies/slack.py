@@ -1,4 +1,4 @@
-"""A boundary between two steps: who is in flight, who could join, and when each would be done, with and without them."""
+"""A boundary between two steps: who is in flight, who could join, and when each would be done with them and without."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Allowed = NDArray[np.bool_]
 class Situation:
     """A boundary between two steps: the requests in flight and the candidates to join.
 
-    slots: [requests] those in flight, in the order in which they began, then the candidates. left, whole: [requests,
-    types] remaining steps, and all steps. deadline_s: [requests] seconds from now. Forecasts are computed at the first
-    use. ends_apart: a single call at the very end of a request is left out if the request has several nodes of another
-    type as well: it does not wait for requests that reach it later.
+    slots: [requests] those in flight, in the order in which they began, then the candidates. deadline_s: [requests]
+    seconds from now. Forecasts are computed at the first use. ends_apart: a single call at the very end of a request is
+    left out if the request has several nodes of another type as well: it does not wait for requests that reach it
+    later.
     """
 
     table: RequestTable

@@ -46,9 +46,7 @@ POLICIES = (
 
 def layered(source: int, words: int) -> SimulatedRequest:
     recorder = Recorder()
-    left, right = (
-        recorder.run(cell, [HostValues(None, source, cell.inputs[0])], None)[0] for cell in LAYERS.cells[:2]
-    )
+    left, right = (recorder.run(cell, [HostValues(None, source, cell.inputs[0])], None)[0] for cell in LAYERS.cells[:2])
     joined = recorder.node(LAYERS.cells[2], [left, right])
     recorder.run(LAYERS.cells[3], [], [joined[0]], max_steps=words, open_ended=True)
     return SimulatedRequest(recorder.take(), source)

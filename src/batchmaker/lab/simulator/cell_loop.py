@@ -40,11 +40,11 @@ WAIT: Final = -2
 @compiled
 def _ranks(flight: Flight, shapes: Shapes, kinds: Ids, device: Device, lazy: Lazy) -> tuple[Times, Ids]:
     """Return two numbers for each type: types with ready parts go by the first, then by the second, then by id."""
-    num_types = len(flight.count)
+    num_types = len(flight.ready)
     ranks, seconds = np.zeros(num_types), np.zeros(num_types, np.int64)
     if not device.watched:
         for type_id in range(num_types):
-            ranks[type_id] = 0.0 if flight.count[type_id] >= device.max_batch[type_id] else 1.0
+            ranks[type_id] = 0.0 if flight.ready[type_id] >= device.max_batch[type_id] else 1.0
             seconds[type_id] = -device.priority[type_id]
     elif flight.numbers[MODELS] > 1:
         urgency = urgencies(flight, shapes, kinds, lazy)
@@ -57,7 +57,7 @@ def _ranks(flight: Flight, shapes: Shapes, kinds: Ids, device: Device, lazy: Laz
 @compiled
 def _rank_first(flight: Flight, shapes: Shapes, kinds: Ids, device: Device, lazy: Lazy) -> int:
     """Return the type that runs next of several; WAIT if urgencies need a table of lengths that is stale."""
-    count, passed = flight.count, flight.passed
+    count, passed = flight.ready, flight.passed
     if device.watched and flight.numbers[MODELS] > 1 and flight.numbers[STALE] and not lazy.recent:
         return WAIT
     ranks, seconds = _ranks(flight, shapes, kinds, device, lazy)
@@ -119,7 +119,7 @@ def play(
 ) -> bool:  # fmt: skip
     """Play to the end and return False; or True where a table of lengths is stale: call again once it is made anew."""
     numbers, seconds, count, passed, watched = (
-        flight.numbers, flight.seconds, flight.count, flight.passed, device.watched
+        flight.numbers, flight.seconds, flight.ready, flight.passed, device.watched
     )  # fmt: skip
     ends, end_s, batch, step_s = task.ends, task.end_s, task.batch, device.seconds
     base, expected, factors, corrects = lazy.base, lazy.expected, lazy.factors, lazy.corrects

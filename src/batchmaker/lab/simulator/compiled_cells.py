@@ -15,7 +15,7 @@ from batchmaker.lab.simulator import line_loop
 from batchmaker.lab.simulator.cell_loop import play
 from batchmaker.lab.simulator.lazy_loop import Lazy
 from batchmaker.lab.simulator.line_loop import NOBODY, Device, Flight, Task
-from batchmaker.lab.simulator.shapes import Ids, Shapes, shapes_of
+from batchmaker.lab.simulator.shapes import Ids, Shapes, Small, shapes_of
 from batchmaker.lab.simulator.workload import Offered, Records, SimulatedModel
 from batchmaker.policies.base import CellPolicy
 from batchmaker.policies.cellular import CellularPolicy
@@ -139,25 +139,33 @@ def _why_not_these(shapes: Shapes, policy: CellPolicy) -> str | None:
 
 def _device(
     cells: tuple[CellType, ...], policy: CellPolicy, seconds: NDArray[np.float64], overhead: Overhead
-) -> Device:  # fmt: skip
-    facts = [np.array(column, np.int64) for column in zip(*((c.max_batch, c.min_batch, c.priority) for c in cells))]  # noqa: B905
-    ahead = BATCHES_AHEAD if policy.budget_s < math.inf else policy.max_steps
+) -> Device:
     return Device(
-        np.ascontiguousarray(seconds, np.float64), overhead.step_s, overhead.row_s, overhead.turn_s,
-        overhead.request_s, *facts, policy.max_steps, policy.budget_s, ahead, policy.watches_requests,
+        seconds=np.ascontiguousarray(seconds, np.float64), step_s=overhead.step_s, row_s=overhead.row_s,
+        turn_s=overhead.turn_s, request_s=overhead.request_s, max_batch=_ids([cell.max_batch for cell in cells]),
+        min_batch=_ids([cell.min_batch for cell in cells]), priority=_ids([cell.priority for cell in cells]),
+        max_steps=policy.max_steps, budget_s=policy.budget_s,
+        num_ahead=BATCHES_AHEAD if policy.budget_s < math.inf else policy.max_steps, watched=policy.watches_requests,
     )  # fmt: skip
 
 
 def _flight(slots: int, device: Device, records: Records) -> Flight:
     types, most = len(device.max_batch), int(device.max_batch.max())
-    small = [np.empty((slots, types), np.int32) for _ in range(4)]
     numbers = np.zeros(line_loop.NUM_NUMBERS, np.int64)
     numbers[[line_loop.REJECTED, line_loop.LINE, line_loop.LAST_IN_LINE]] = NOBODY
+
+    def small() -> Small:
+        return np.empty((slots, types), np.int32)
+
+    def ids(count: int) -> Ids:
+        return np.zeros(count, np.int64)
+
     return Flight(
-        *small, np.empty((slots, types), np.int64), *(np.empty(slots, np.int64) for _ in range(4)),
-        *(np.zeros(types, np.int64) for _ in range(4)), np.full((types, most.bit_length()), np.nan),
-        np.full((types, most + 1), UNKNOWN_S), np.empty(len(records.arrived_s), np.int64), numbers,
-        np.zeros(line_loop.NUM_SECONDS), records.started_s, records.finished_s,
+        left=small(), done=small(), waits=small(), following=small(), place=np.empty((slots, types), np.int64),
+        parts_left=ids(slots), owner=ids(slots), free=ids(slots), members=ids(slots), first=ids(types),
+        last=ids(types), ready=ids(types), passed=ids(types), known=np.full((types, most.bit_length()), np.nan),
+        step_s=np.full((types, most + 1), UNKNOWN_S), next_in_line=ids(len(records.arrived_s)), numbers=numbers,
+        seconds=np.zeros(line_loop.NUM_SECONDS), started_s=records.started_s, finished_s=records.finished_s,
     )  # fmt: skip
 
 

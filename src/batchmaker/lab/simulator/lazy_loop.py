@@ -244,5 +244,3 @@ def learn_lengths(flight: Flight, lazy: Lazy, slot: int) -> None:
         lazy.num_seen[which] += 1
         if lazy.num_seen[which] >= lazy.stale_at[which]:
             flight.numbers[STALE] = 1
-
-

@@ -19,8 +19,10 @@ from batchmaker.scheduler.batching import SATURATED_BUDGETS
 Times = NDArray[np.float64]
 NOBODY: Final = -1
 
-NEXT, NUM_FREE, TOP, IN_FLIGHT, PLACE, CHANGES, REJECTED, LINE, LAST_IN_LINE, MODELS, PHASE, STEPS, ROWS, NUM_NEW, STALE, \
-    SINCE, NUM_NUMBERS = range(17)  # fmt: skip
+(
+    NEXT, NUM_FREE, TOP, IN_FLIGHT, PLACE, CHANGES, REJECTED, LINE, LAST_IN_LINE, MODELS, PHASE, STEPS, ROWS, NUM_NEW,
+    STALE, SINCE, NUM_NUMBERS,
+) = range(17)  # fmt: skip
 """Entries of `Flight.numbers`.
 
 NEXT: the next request to arrive. NUM_FREE, TOP: slots that were given back, and slots given out for the first time.
@@ -62,7 +64,7 @@ class Flight(NamedTuple):
       the next in the queue of the type. place: [slots, types] in the queue.
     - parts_left, owner: [slots] parts that are not done; the request.
     - free: [slots] slots that were given back. members: [slots] slots in flight, in the order in which they began.
-    - first, last, count, passed: [types] of each queue; passed: see Ageing.
+    - first, last, ready, passed: [types] both ends of each queue, and how many it holds; passed: see Ageing.
     - known, step_s: [types, doublings] and [types, most + 1] of StepTimes.
     - next_in_line: [requests]. numbers, seconds: see NUM_NUMBERS and NUM_SECONDS.
     - started_s, finished_s: [requests], see Records.
@@ -79,7 +81,7 @@ class Flight(NamedTuple):
     members: Ids
     first: Ids
     last: Ids
-    count: Ids
+    ready: Ids
     passed: Ids
     known: Times
     step_s: Times
@@ -108,7 +110,7 @@ class Task(NamedTuple):
 @compiled
 def append(flight: Flight, type_id: int, slot: int) -> None:
     """Put a part at the end of its queue."""
-    numbers, following, last, count = flight.numbers, flight.following, flight.last, flight.count
+    numbers, following, last, count = flight.numbers, flight.following, flight.last, flight.ready
     flight.place[slot, type_id] = numbers[PLACE]
     numbers[PLACE] += 1
     following[slot, type_id] = NOBODY
@@ -123,7 +125,7 @@ def append(flight: Flight, type_id: int, slot: int) -> None:
 @compiled
 def put_back(flight: Flight, type_id: int, slots: Ids, num: int) -> None:
     """Put parts back into their queue, at their places. slots: the first `num`, by place."""
-    place, following, first, last, count = flight.place, flight.following, flight.first, flight.last, flight.count
+    place, following, first, last, count = flight.place, flight.following, flight.first, flight.last, flight.ready
     before, at = NOBODY, first[type_id] if count[type_id] else NOBODY
     for i in range(num):
         slot = slots[i]
@@ -170,8 +172,8 @@ def _budget_s(flight: Flight, device: Device, type_id: int, candidates: int) -> 
     """Return the seconds that the task may take: more while a second full batch is ready and nothing else."""
     if candidates < 2 * device.max_batch[type_id]:
         return device.budget_s
-    for other in range(len(flight.count)):
-        if other != type_id and flight.count[other]:
+    for other in range(len(flight.ready)):
+        if other != type_id and flight.ready[other]:
             return device.budget_s
     return device.budget_s * SATURATED_BUDGETS
 
@@ -195,15 +197,16 @@ def _note_step(
     numbers[STEPS] += 1
     numbers[ROWS] += count
     seconds[BUSY_S] += until_next_s
-    return begin_s + until_next_s
+    end_s: float = begin_s + until_next_s
+    return end_s
 
 
 @compiled
 def form_task(flight: Flight, shapes: Shapes, kinds: Ids, task: Task, device: Device, type_id: int) -> int:
     """Submit the next task of a type; return its number of steps. See `find_steps`."""
     most, batch = device.max_batch[type_id], task.batch
-    candidates = min(flight.count[type_id], most * device.num_ahead)
-    more = flight.count[type_id] > candidates
+    candidates = min(flight.ready[type_id], most * device.num_ahead)
+    more = flight.ready[type_id] > candidates
     budget_s = _budget_s(flight, device, type_id, candidates)
     begin_s = max(flight.seconds[FREE_S], flight.seconds[NOW_S]) + flight.numbers[NUM_NEW] * device.request_s
     flight.numbers[NUM_NEW] = 0
@@ -247,7 +250,7 @@ def form_task(flight: Flight, shapes: Shapes, kinds: Ids, task: Task, device: De
         goes_on = staying == count
         count = staying
     flight.first[type_id] = waiting
-    flight.count[type_id] -= num_used
+    flight.ready[type_id] -= num_used
     put_back(flight, type_id, batch, count)
     flight.seconds[FREE_S] = begin_s
     if device.budget_s < np.inf:
