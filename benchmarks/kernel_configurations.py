@@ -3,7 +3,8 @@
     python benchmarks/kernel_configurations.py [--json benchmarks/results/kernel-configurations.json]
 
 Predictions are for 100 steps. The first of the best five that does not spill is taken, as `batchmaker tune` does where
-there is no GPU. docs/kernels.md has the table for sm_90, between its marks.
+there is no GPU. docs/kernels.md has the table for sm_90, that of one exchange or two for the GRU, and the tilings that
+GRNN's own model ranks first in its whole space, between its marks.
 """
 
 from __future__ import annotations
@@ -18,11 +19,18 @@ from batchmaker.cli.bench.report import commit
 from batchmaker.kernels.cache import CacheDirectory, default_directory
 from batchmaker.kernels.configuration import Problem
 from batchmaker.kernels.devices import modelled
+from batchmaker.kernels.grnn_cost import grnn_cost, grnn_runnable, grnn_space, grnn_space_size
 from batchmaker.kernels.nvrtc import CachedCompiler, KernelCompiler, Nvrtc
 from batchmaker.kernels.source import kernel_source
 from batchmaker.kernels.tuner import tune
 
 SIZES = [(hidden, batch) for hidden in (64, 256, 1024) for batch in (1, 10, 20, 64)]
+TABLE_3 = {
+    (64, 1): (0.181, 0.28), (64, 10): (0.186, 0.285), (64, 20): (0.201, 0.307), (256, 1): (0.275, 0.372),
+    (256, 10): (0.323, 0.411), (256, 20): (0.431, 0.498), (1024, 1): (6.46, 0.683), (1024, 10): (64.76, 3.162),
+    (1024, 20): (129.52, 6.324),
+}  # fmt: skip
+"""GRNN's Table 3, ms on a TITAN V: (hidden, batch) to the GRU with one synchronisation, and with two."""
 PAGE = Path(__file__).parent.parent / "docs" / "kernels.md"
 
 
@@ -58,6 +66,39 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def exchanges(rows: list[dict[str, Any]]) -> str:
+    """Return the canonical GRU with two exchanges and with one, beside GRNN's measurements, as Markdown."""
+    lines = ["| hidden | batch | GRNN: two / one | sm_80, two: ms | one: ms | two / one | sm_90, two: ms | one: ms |"
+             " two / one |", "|" + "---:|" * 9]  # fmt: skip
+    for (hidden, batch), (one, two) in TABLE_3.items():
+        cells = [str(hidden), str(batch), f"{two / one:.2f}"]
+        for arch in ("sm_80", "sm_90"):
+            found = [
+                r["predicted_ms"]
+                for cell in ("gru-before", "gru-before-once")
+                for r in rows
+                if (r["arch"], r["cell"], r["hidden"], r["batch"]) == (arch, cell, hidden, batch)
+            ]
+            cells += [f"{found[0]:.3f}", f"{found[1]:.3f}", f"{found[0] / found[1]:.2f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def grnn_ranking() -> str:
+    """Return the size of GRNN's space, what of it can run, and the tiling that its model ranks first, as Markdown."""
+    lines = ["| cell | hidden | batch | space | can run | fit as in Table 2 | first: tile | groups | syncs | cost |",
+             "|---" + "|---:" * 5 + "|---|---" + "|---:" * 2 + "|"]  # fmt: skip
+    for cell in ("lstm", "gru"):
+        for hidden, batch in TABLE_3:
+            found = list(grnn_runnable(cell, hidden, batch))
+            best = min(found, key=lambda tiling: grnn_cost(tiling).total)
+            cells = [cell, hidden, batch, f"{grnn_space_size(cell, hidden, batch):,}", f"{len(found):,}"]
+            cells += [f"{sum(1 for _ in grnn_space(cell, hidden, batch)):,}", f"{best.tile_width} x {best.tile_height}"]
+            cells += [f"{best.groups} x {best.group_size}", best.syncs, f"{grnn_cost(best).total:.1f}"]
+            lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", nargs="+", default=["sm_90", "sm_80"])
@@ -70,16 +111,27 @@ def main() -> None:
     rows = [
         row(compiler, cell, dtype, hidden, batch, arch) for arch, cell, dtype in problems for hidden, batch in SIZES
     ]
-    hopper = table([r for r in rows if r["arch"] == "sm_90" and "regime" in r])
-    print(hopper)
+    canonical = [
+        row(compiler, cell, "float32", hidden, batch, arch)
+        for arch in ("sm_80", "sm_90") for cell in ("gru-before", "gru-before-once") for hidden, batch in TABLE_3
+    ]  # fmt: skip
+    tables = {
+        "configurations": table([r for r in rows if r["arch"] == "sm_90" and "regime" in r]),
+        "exchanges": exchanges(canonical),
+        "grnn": grnn_ranking(),
+    }
+    print(*tables.values(), sep="\n\n")
     if options.json:
         command = f"python benchmarks/kernel_configurations.py --arch {' '.join(options.arch)} --json {options.json}"
-        content = {"commit": commit(), "command": command, "compiler": f"NVRTC {compiler.version}", "rows": rows}
+        content = {"commit": commit(), "command": command, "compiler": f"NVRTC {compiler.version}",
+                   "rows": rows + canonical}  # fmt: skip
         options.json.write_text(json.dumps(content, indent=1) + "\n")
-        marked = re.sub(
-            r"(<!-- configurations -->\n).*?(<!-- end configurations -->)",
-            lambda found: f"{found[1]}{hopper}\n{found[2]}", PAGE.read_text(), flags=re.DOTALL,
-        )  # fmt: skip
+        marked = PAGE.read_text()
+        for name, content_of in tables.items():
+            marked = re.sub(
+                rf"(<!-- {name} -->\n).*?(<!-- end {name} -->)",
+                lambda found, text=content_of: f"{found[1]}{text}\n{found[2]}", marked, flags=re.DOTALL,
+            )  # fmt: skip
         PAGE.write_text(marked)
 
 

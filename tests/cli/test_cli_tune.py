@@ -111,7 +111,9 @@ def test_a_cache_that_cannot_be_written_is_a_warning(no_gpu, command, tmp_path, 
 
 def test_wrong_input_is_answered_in_one_line(no_gpu, tune, monkeypatch):
     given = ("--hidden", 64, "--batch", 1)
-    assert "unknown cell 'seq2seq'; known: gru, gru-before, lstm." in str(tune("seq2seq", *given).exception)
+    assert "unknown cell 'seq2seq'; known: gru, gru-before, gru-before-once, lstm." in str(
+        tune("seq2seq", *given).exception
+    )
     assert "unknown dtype 'float8'" in str(tune("lstm", *given, "--dtype", "float8").exception)
     assert "arch 'sm_75': there is a cost model for" in str(tune("lstm", *given, "--arch", "sm_75").exception)
     assert tune("lstm", "--hidden", 0, "--batch", 1).exit_code == 2

@@ -166,3 +166,28 @@ def test_lengths_that_are_none_are_refused(given, steps):
 def test_counts_that_are_no_profile_are_refused(edges, counts):
     with pytest.raises(DataError, match="length profile"):
         LengthProfile(edges, counts)
+
+
+@pytest.mark.parametrize("known", [0, 200, MAX_SAMPLES - 40])
+def test_runs_that_are_learnt_together_are_learnt_as_one_by_one(known: int) -> None:
+    rng = np.random.default_rng(known)
+    given, steps = rng.integers(1, 50, 100), rng.integers(1, 60, 100)
+    together, one_by_one = (
+        LengthProfile.from_pairs(np.resize(given, max(known, 1)), np.resize(steps, max(known, 1))) for _ in range(2)
+    )
+    together.observe_all(given, steps)
+    for one, taken in zip(given.tolist(), steps.tolist(), strict=True):
+        one_by_one.observe(one, taken)
+    np.testing.assert_array_equal(together.counts, one_by_one.counts)
+    assert together.num_samples == one_by_one.num_samples
+
+
+@pytest.mark.parametrize("known", [1, 30, 1000])
+def test_a_table_is_the_same_until_so_many_runs_have_been_learnt(known: int) -> None:
+    profile = LengthProfile.from_pairs(np.ones(known, int), np.full(known, 5))
+    table, until = profile.table(0.75), profile.num_until_stale
+    for _ in range(until - 1):
+        profile.observe(1, 9)
+        assert profile.table(0.75) is table
+    profile.observe(1, 9)
+    assert profile.table(0.75) is not table

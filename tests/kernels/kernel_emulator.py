@@ -15,7 +15,7 @@ import torch
 
 from batchmaker.kernels.source import algorithm
 from batchmaker.kernels.template import KernelConfig
-from batchmaker.kernels.tiling import weight_index
+from batchmaker.kernels.tiling import packed_index
 
 HEADER = Path(__file__).with_name("host_instructions.hpp")
 POINTERS = (
@@ -126,7 +126,7 @@ class Emulator:
 def _arguments(config: KernelConfig, problem: Problem, teams: int) -> dict[str, np.ndarray | None]:
     """Return all that the kernel is given but the counters; outputs hold what is not a number."""
     dtype = TORCH_TYPES[config.dtype]
-    packed = np.append(problem.w_hh.ravel(), np.float32(0))[weight_index(config)]
+    packed = np.append(problem.w_hh.ravel(), np.float32(0))[packed_index(config)]
     offsets = problem.px_offset.astype(np.int32)
     return {
         "packed": _narrow(packed, dtype),
@@ -172,7 +172,9 @@ def _poisoned_exchange(config: KernelConfig, teams: int) -> np.ndarray | None:
         return None
     exchange = np.zeros((teams, 2, config.tile_height, config.state_stride), np.float32)
     exchange[..., : config.hidden] = np.nan
-    return _narrow(exchange, TORCH_TYPES[config.dtype])
+    shares = np.full((teams, config.exchange_elements - exchange[0].size), np.nan, np.float32)
+    whole = np.concatenate((exchange.reshape(teams, -1), shares), axis=1)
+    return _narrow(whole, TORCH_TYPES[config.dtype])
 
 
 def _narrow(values: np.ndarray, dtype: torch.dtype) -> np.ndarray:

@@ -14,6 +14,7 @@ from batchmaker.kernels.template import KernelConfig
 NUM_SEEDS, MUST_FAIL = 20, 19
 GRID = KernelConfig("lstm", "float32", "grid", 12, 2, 2, 2, 16, 1)
 TWO_EXCHANGES = KernelConfig("gru-before", "float32", "grid", 12, 2, 2, 2, 16, 1)
+ONCE = KernelConfig("gru-before-once", "float32", "grid", 12, 2, 2, 2, 16, 1)
 CLUSTER = KernelConfig("gru", "float32", "cluster", 12, 2, 2, 2, 16, 1)
 BLOCK = KernelConfig("lstm", "float32", "block", 12, 6, 2, 2, 32, 1)
 
@@ -33,6 +34,9 @@ BUFFER = "exchange.offer(pair.row, pair.unit, h[i]);"
 CLUSTERED = "if constexpr (P::REGIME == CLUSTER) cluster_barrier();"
 STARTED = "if (REGIME == CLUSTER)\n        cluster_barrier();"
 CURRENT = "(P::REGIME == GRID ? 0 : turn % 2)"
+OWN = "block_barrier();  // all of own() is there"
+SHARES = "turn % 2 * P::SHARES_SIZE"
+SCALED = "sigmoid(sum)));\n        }\n        block_barrier();"
 ALONE = "if constexpr (P::REGIME == BLOCK) block_barrier();"
 BEGUN = "tile.own_state(false);\n        block_barrier();"
 LENGTHS = "call.length + first_row + row) : 0);\n    block_barrier();"
@@ -80,6 +84,9 @@ MUTANTS = [
     Mutant("h of the first step is used before it is there", GRID, without(BEGUN)),
     Mutant("the next tile begins in the middle of this one", GRID, without(ENDED)),
     Mutant("no exchange between the reset gate and its use", TWO_EXCHANGES, ((HALF, "++exchange.turn;\nmultiply"),)),
+    Mutant("shares of the reset gate before h is there", ONCE, without(OWN)),
+    Mutant("one buffer for the shares", ONCE, ((SHARES, SHARES.replace("turn % 2", "0")),)),
+    Mutant("no barrier between r * h and its use", ONCE, without(SCALED)),
     Mutant("a block's barrier for a cluster", CLUSTER, ((CLUSTERED, CLUSTERED.replace("cluster_", "block_")),)),
     Mutant("peers are written to before they have begun", CLUSTER, ((STARTED, "if (false)\n        ;"),)),
     Mutant(
@@ -89,7 +96,7 @@ MUTANTS = [
     ),
     Mutant("no barrier at the end of a block's step", BLOCK, ((ALONE, ""),)),
 ]
-RIGHT = [GRID, TWO_EXCHANGES, CLUSTER, BLOCK]
+RIGHT = [GRID, TWO_EXCHANGES, ONCE, CLUSTER, BLOCK]
 
 
 @pytest.fixture(scope="module")

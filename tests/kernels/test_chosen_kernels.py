@@ -43,7 +43,7 @@ def check(compiler, cell, dtype, hidden, batch, arch):
 
 
 @pytest.mark.parametrize("arch", ["sm_90", "sm_80"])
-@pytest.mark.parametrize("cell", ["lstm", "gru", "gru-before"])
+@pytest.mark.parametrize("cell", ["lstm", "gru", "gru-before", "gru-before-once"])
 def test_a_layer_of_each_cell(compiler, cell, arch):
     check(compiler, cell, "float32", 256, 10, arch)
 

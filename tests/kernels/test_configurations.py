@@ -131,7 +131,9 @@ def test_rows_that_do_not_exist_cost_nothing_in_float32():
 
 
 def test_wrong_problems_are_refused_with_the_nearest_name():
-    with pytest.raises(OptionError, match=r"unknown cell 'lsmt'; known: gru, gru-before, lstm\. Did you mean 'lstm'"):
+    with pytest.raises(
+        OptionError, match=r"unknown cell 'lsmt'; known: gru, gru-before, gru-before-once, lstm\. Did you mean 'lstm'"
+    ):
         problem(64, 1, "lsmt")
     with pytest.raises(OptionError, match="unknown dtype 'float64'"):
         problem(64, 1, dtype="float64")

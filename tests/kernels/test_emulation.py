@@ -32,6 +32,8 @@ FLOAT32 = [
     KernelConfig("gru-before", "float32", "grid", 40, 5, 2, 1, 64, 2),
     KernelConfig("gru-before", "float32", "cluster", 33, 3, 4, 4, 16, 4),
     KernelConfig("gru-before", "float32", "block", 16, 2, 2, 8, 4, 1, 1),
+    KernelConfig("gru-before-once", "float32", "grid", 40, 5, 2, 1, 64, 2),
+    KernelConfig("gru-before-once", "float32", "grid", 37, 3, 3, 4, 8, 1, 1),
 ]
 TENSOR = [
     KernelConfig("lstm", "bfloat16", "grid", 70, 8, 16, 2, 64, 8, 1),
@@ -141,6 +143,7 @@ def test_what_the_tuner_chooses_computes_its_layer(tmp_path):
         ("gru", "bfloat16", 1024, 20),
         ("lstm", "bfloat16", 256, 20),
         ("gru-before", "float16", 128, 10),
+        ("gru-before-once", "float32", 256, 10),
     ]
     shapes = [Shape(cell=cell, dtype=dtype, hidden=hidden, batch=batch) for cell, dtype, hidden, batch in sizes]
     configs = [ranked(shape, list(candidates(shape, H200)), H200)[0][0] for shape in shapes]

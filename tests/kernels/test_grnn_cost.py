@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchmaker.errors import OptionError
-from batchmaker.kernels.grnn_cost import GrnnTiling, grnn_cost, grnn_space
+from batchmaker.kernels.grnn_cost import GrnnTiling, grnn_cost, grnn_runnable, grnn_space, grnn_space_size
 
 TABLE_2 = [(128, 2, 449.36), (64, 4, 322.98), (32, 8, 252.43), (16, 16, 443.03), (8, 32, 561.26)]
 
@@ -60,6 +60,36 @@ def test_what_does_not_fit_is_not_in_the_space():
     assert not tiling(128, 16).fits  # 2048 threads
     assert not tiling(32, 4).fits  # eight results for four threads
     assert list(islice(grnn_space("lstm", 16_384, 1), 1)) == []
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize(("hidden", "batch"), [(h, b) for h in (64, 256, 1024) for b in (1, 10, 20)])
+def test_every_size_of_table_1_has_tilings_that_can_run(cell, hidden, batch):
+    assert next(grnn_runnable(cell, hidden, batch)).can_run
+
+
+def test_the_space_is_as_large_as_the_paper_says():
+    assert grnn_space_size("lstm", 256, 20) > 100_000
+
+
+def test_the_best_of_what_can_run_is_the_best_of_table_2():
+    best = min(grnn_runnable("lstm", 256, 20), key=lambda found: grnn_cost(found).total)
+    assert best == tiling(32, 8)
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize(("hidden", "batch"), [(12, 7), (24, 10), (33, 6)])
+def test_no_height_that_is_left_out_is_better(cell, hidden, batch):
+    gates = 4 if cell == "lstm" else 2
+    every = [
+        GrnnTiling(cell=cell, hidden=hidden, batch=batch, tile_width=width, tile_height=height, groups=groups,
+                   group_size=size, syncs=syncs)
+        for width in range(1, hidden + 1) for height in range(1, batch + 1) for groups in range(1, gates * width + 1)
+        for size in (1, 2, 4, 8, 16, 32) for syncs in ((1,) if cell == "lstm" else (1, 2)) if groups * size <= 1024
+    ]  # fmt: skip
+    assert len(every) == grnn_space_size(cell, hidden, batch)
+    least = min(grnn_cost(found).total for found in every if found.can_run)
+    assert least == min(grnn_cost(found).total for found in grnn_runnable(cell, hidden, batch))
 
 
 @given(st.sampled_from(["lstm", "gru"]), st.sampled_from([16, 64, 128]), st.integers(1, 8))

@@ -20,7 +20,7 @@ from batchmaker.kernels.layer import LayerWeights
 from batchmaker.kernels.nvrtc import Compiled
 from batchmaker.kernels.rows import call_rows
 from batchmaker.kernels.template import KernelConfig
-from batchmaker.kernels.tiling import weight_index
+from batchmaker.kernels.tiling import packed_index
 
 GRID = KernelConfig("lstm", "float32", "grid", 13, 2, 2, 2, 16, 1)
 CLUSTER = KernelConfig("gru", "float32", "cluster", 13, 3, 4, 2, 16, 2)
@@ -231,7 +231,7 @@ def test_weights_are_packed_as_the_tiling_says(dtype):
     packed = packed_weights(config, w_hh)
     assert packed.dtype == dtype
     assert packed.nbytes == config.packed_bytes
-    index = weight_index(config).ravel()
+    index = packed_index(config)
     inside = torch.from_numpy(index < w_hh.numel())
     assert torch.equal(packed[inside], w_hh.flatten()[torch.from_numpy(index)[inside]])
     assert (packed[~inside] == 0).all()

@@ -31,7 +31,10 @@ DEFAULT_ARCH = "sm_90"
 def tune_command(
     model: Annotated[
         str,
-        typer.Argument(help="lstm, gru (reset after the product, as in PyTorch) or gru-before (the canonical GRU)."),
+        typer.Argument(
+            help="lstm, gru (reset after the product, as in PyTorch), gru-before (the canonical GRU) or gru-before-once "
+            "(the same with one exchange a step)."
+        ),
     ],
     hidden: Annotated[int, typer.Option(min=1, help="Width of the state.")],
     batch: Annotated[int, typer.Option(min=1, help="Rows of a call.")],

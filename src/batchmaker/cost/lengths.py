@@ -90,12 +90,34 @@ class LengthProfile:
         `given`. If fewer than 20 of its runs took more than `done`, all buckets are used. If those are too few as well,
         the result is that of a geometric distribution with the last known mean. DataError if the profile is empty.
         """
-        table = self._tables.get(quantile)
-        if table is None:
-            table = self._build(quantile)
+        table = self.table(quantile)
         bucket = np.searchsorted(self.edges, given)
         left: NDArray[np.int64] = table[bucket, np.minimum(done, table.shape[1] - 1)]
         return left
+
+    def table(self, quantile: float) -> NDArray[np.int64]:
+        """Return what `remaining` looks up: [num_buckets, steps done], where the last column is for all beyond it.
+
+        Do not change it. DataError if the profile is empty.
+        """
+        table = self._tables.get(quantile)
+        return self._build(quantile) if table is None else table
+
+    @property
+    def num_until_stale(self) -> int:
+        """How many more runs can be observed before the tables may be others: at least 1."""
+        grown = self.num_samples - self._counted_at_build
+        until = math.floor(_STALE_SHARE * self._counted_at_build) + 1 - grown
+        return max(1, min(until, MAX_SAMPLES + 1 - self.num_samples))
+
+    def observe_all(self, given: NDArray[np.int64], steps: NDArray[np.int64]) -> None:
+        """Learn from runs that were served, as `observe` one by one. given, steps: [runs]."""
+        if self.num_samples + len(given) <= MAX_SAMPLES:
+            if len(given):
+                self._add(_lengths("given", given, least=0), _lengths("steps", steps, least=1))
+            return
+        for one, taken in zip(given.tolist(), steps.tolist(), strict=True):
+            self.observe(one, taken)
 
     def observe(self, given: int, steps: int) -> None:
         """Learn from a run that was served.

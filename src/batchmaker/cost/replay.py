@@ -38,19 +38,19 @@ class Replay:
     the rest.
     """
 
-    __slots__ = ("_flat", "_max_batch", "_seconds")
+    __slots__ = ("_flat", "_max_batch", "seconds")
 
     def __init__(self, seconds: Seconds) -> None:
-        self._seconds = seconds
+        self.seconds = np.ascontiguousarray(seconds)
         self._max_batch = seconds.shape[1] - 1
-        self._flat = np.ascontiguousarray(seconds).ravel()
+        self._flat = self.seconds.ravel()
 
     def alone(self, steps: Steps) -> Seconds:
         """Return the seconds that each request takes by itself, one row at a time: [requests].
 
         steps: [requests, types] remaining steps. This is SingleInputExecTime of LazyBatching's Algorithm 1.
         """
-        single: Seconds = steps @ self._seconds[:, 1]
+        single: Seconds = steps @ self.seconds[:, 1]
         return single
 
     def forecasts(self, steps: Steps, num_fixed: int, width: NDArray[np.float64] | None = None) -> Forecasts:
@@ -92,5 +92,5 @@ class Replay:
             seconds: Seconds = self._flat.take(batch + types * (self._max_batch + 1))
             return seconds
         whole, rest = np.divmod(batch, self._max_batch)
-        seconds = whole * self._seconds[types, self._max_batch] + self._seconds[types, rest]
+        seconds = whole * self.seconds[types, self._max_batch] + self.seconds[types, rest]
         return seconds

@@ -102,6 +102,8 @@ def _step(problem: Problem, config: KernelConfig, rows: int, blocks: int, device
     timings = device.timings
     multiply = (_tensor_products if config.uses_tensor_cores else _scalar_products)(config, rows, timings)
     multiply += config.exchanges_per_step * _block_barrier(config, timings)
+    if config.reset_units:
+        multiply += _reset_shares(config, rows, blocks, timings)
     gates = _gates(config, rows, timings)
     exchange = config.exchanges_per_step * _exchange(config, rows, blocks, timings)
     waited = _exposed_input(problem, config, rows, blocks, exchange + multiply, device)
@@ -132,6 +134,20 @@ def _scalar_products(config: KernelConfig, rows: int, timings: Timings) -> float
         + stages * (timings.shuffle_latency + 2 * timings.fma_latency)
     )
     return max(issue, shared, shuffling, chain)
+
+
+def _reset_shares(config: KernelConfig, rows: int, blocks: int, timings: Timings) -> float:
+    """One exchange for the GRU: each block's share of all reset gates, and their sums over all blocks.
+
+    The shares are loaded from L2; before that, two barriers of the block.
+    """
+    per_scheduler = math.ceil(config.num_threads / WARP / SCHEDULERS)
+    products = per_scheduler * rows * config.units_per_block * (config.reset_units + 1)
+    values = rows * config.hidden * config.blocks_per_tile
+    adding = per_scheduler * math.ceil(values / config.num_threads)
+    loading = timings.l2_latency + 4 * values / _l2_share(blocks, timings)
+    gates = math.ceil(rows * config.hidden / config.num_threads) * per_scheduler * timings.gates_instructions / 4
+    return products + max(adding, loading) + gates + 2 * _block_barrier(config, timings)
 
 
 def _shuffles(sums: int, lanes: int) -> tuple[int, int]:

@@ -7,8 +7,9 @@ package have a model of their own, see `batchmaker.kernels.cost`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Final, Literal, final
 
 from batchmaker.errors import OptionError
@@ -22,6 +23,7 @@ OTHER_REGISTERS: Final = 32
 """Registers of a thread that hold no weights."""
 REGISTERS: Final = 65_536
 MAX_TILE_WIDTH: Final = 64
+GROUP_SIZES: Final = (1, 2, 4, 8, 16, 32)
 L2_BYTES_PER_CLOCK: Final = 64
 FMA_CLOCKS: Final = 4
 FMAS_PER_SHUFFLE: Final = 7
@@ -95,18 +97,26 @@ class GrnnTiling:
         return first + self.tile_width * math.ceil(self.hidden / self.threads)
 
     @property
-    def fits(self) -> bool:
-        """Whether the kernel can run: SMs, registers, threads, whole work groups, and a thread for each result.
-
-        Every scheduler must get the same number of whole warps: only with this condition the ranks of Table 2 are
-        reproduced.
-        """
+    def can_run(self) -> bool:
+        """Whether the device can run the kernel: SMs, registers, and threads in whole warps (section 7.2)."""
         return (
             self.active_sms <= SMS
             and self.threads <= MAX_THREADS
-            and self.threads % (WARP * SCHEDULERS) == 0
+            and self.threads % WARP == 0
             and self.weights_per_thread <= MAX_WEIGHT_REGISTERS
             and (self.weights_per_thread + OTHER_REGISTERS) * self.threads <= REGISTERS
+        )
+
+    @property
+    def fits(self) -> bool:
+        """Whether it can run, in whole work groups, with a thread for each result, and as many warps to each scheduler.
+
+        Only with these conditions, which the paper does not name, the ranks of Table 2 are reproduced.
+        """
+        return (
+            self.can_run
+            and self.batch % self.tile_height == 0
+            and self.threads % (WARP * SCHEDULERS) == 0
             and self.tile_width * self.gates % self.groups == 0
             and self.subtile_width * self.tile_height <= self.group_size
         )
@@ -142,21 +152,56 @@ def grnn_cost(tiling: GrnnTiling) -> GrnnCost:
 
 
 def grnn_space(cell: Cell, hidden: int, batch: int) -> Iterator[GrnnTiling]:
-    """Yield every tiling that fits: tiles up to 64 units wide and of a height that divides the batch."""
+    """Yield every tiling that fits, of tiles up to 64 units wide: the space in which Table 2 has its ranks."""
     heights = [height for height in range(1, batch + 1) if batch % height == 0]
     gates = 4 if cell == "lstm" else 2
-    all_syncs: tuple[Synchronisations, ...] = (1,) if cell == "lstm" else (1, 2)
     for width in range(1, MAX_TILE_WIDTH + 1):
-        for groups in (count for count in range(1, gates * width + 1) if gates * width % count == 0):
-            for height in heights:
-                for group_size in (1, 2, 4, 8, 16, 32):
-                    for syncs in all_syncs:
-                        tiling = GrnnTiling(
-                            cell=cell, hidden=hidden, batch=batch, tile_width=width, tile_height=height,
-                            groups=groups, group_size=group_size, syncs=syncs,
-                        )  # fmt: skip
-                        if tiling.fits:
-                            yield tiling
+        groups = [count for count in range(1, gates * width + 1) if gates * width % count == 0]
+        for tiling in _tilings(cell, hidden, batch, (width,), heights, groups):
+            if tiling.fits:
+                yield tiling
+
+
+def grnn_runnable(cell: Cell, hidden: int, batch: int) -> Iterator[GrnnTiling]:
+    """Yield the tilings that can run, of the whole space: any width, and any number of work groups.
+
+    Of the heights that cut the batch into the same number of tiles only the least is here: all four terms of the cost
+    grow with the height, and nothing else depends on it (see `docs/kernels.md`).
+    """
+    heights = sorted({math.ceil(batch / tiles) for tiles in range(1, batch + 1)})
+    gates = 4 if cell == "lstm" else 2
+    for width in range(1, hidden + 1):
+        most = min(gates * width, MAX_THREADS)
+        if gates * width * hidden > REGISTERS or math.ceil(hidden / width) > SMS:
+            continue  # the weights of a block do not fit it, or its tiles the device
+        for tiling in _tilings(cell, hidden, batch, (width,), heights, range(1, most + 1)):
+            if tiling.can_run:
+                yield tiling
+
+
+def grnn_space_size(cell: Cell, hidden: int, batch: int) -> int:
+    """Return how many combinations of the four parameters there are (section 7), before any is left out.
+
+    Tiles of 1 to `hidden` units and 1 to `batch` rows; work groups of 1 to 32 threads, a power of two, at most one for
+    each gate column, and at most 1024 threads.
+    """
+    gates = 4 if cell == "lstm" else 2
+    shapes = sum(
+        min(gates * width, MAX_THREADS // size) for width in range(1, hidden + 1) for size in GROUP_SIZES
+    )  # fmt: skip
+    return shapes * batch * (1 if cell == "lstm" else 2)
+
+
+def _tilings(
+    cell: Cell, hidden: int, batch: int, widths: Sequence[int], heights: Sequence[int], groups: Sequence[int]
+) -> Iterator[GrnnTiling]:
+    all_syncs: tuple[Synchronisations, ...] = (1,) if cell == "lstm" else (1, 2)
+    for width, count, height, size, syncs in product(widths, groups, heights, GROUP_SIZES, all_syncs):
+        if count * size <= MAX_THREADS:
+            yield GrnnTiling(
+                cell=cell, hidden=hidden, batch=batch, tile_width=width, tile_height=height, groups=count,
+                group_size=size, syncs=syncs,
+            )  # fmt: skip
 
 
 def _data_movement(tiling: GrnnTiling) -> float:

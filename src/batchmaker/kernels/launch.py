@@ -24,7 +24,7 @@ from batchmaker.kernels.nvrtc import CachedCompiler, Compiled, KernelCompiler, N
 from batchmaker.kernels.rows import CallRows, call_rows
 from batchmaker.kernels.source import kernel_source
 from batchmaker.kernels.template import KERNEL_TYPES, KernelConfig, KernelType
-from batchmaker.kernels.tiling import weight_index
+from batchmaker.kernels.tiling import packed_index
 from batchmaker.kernels.tuner import batch_bucket, best_ranked, compiled_best, recalled
 
 _LOG = logging.getLogger("batchmaker.kernels")
@@ -312,7 +312,7 @@ def prepared_call(problem: Problem, config: KernelConfig, compiled: Compiled) ->
 
 def packed_weights(config: KernelConfig, w_hh: Tensor) -> Tensor:
     """Return the recurrent weights [gates * hidden, hidden] in the kernel's order, flat."""
-    index = torch.from_numpy(weight_index(config).ravel()).to(w_hh.device)
+    index = torch.from_numpy(packed_index(config)).to(w_hh.device)
     return torch.cat([w_hh.detach().flatten(), w_hh.new_zeros(1)]).index_select(0, index)
 
 

@@ -133,10 +133,75 @@ template <class P> struct Tile {
         }
     }
 
+    // --- the GRU whose reset gate acts before the product, with one exchange (GRNN section 5.1) ---
+    //
+    // The weights of the reset gate are cut by rows: a block multiplies its own units of the new h by them and so has
+    // its share of the gate's sums of all units. All shares travel with h. Each block adds them up, for all units.
+
+    DEVICE float* own() const { return sums + (P::OWN_AT - P::SUMS_AT) / 4; }
+    DEVICE float* shares(int turn) const {
+        return (float*)(exchange.global + 2 * P::STATE_SIZE) + turn % 2 * P::SHARES_SIZE;
+    }
+    DEVICE Storage* scaled() const { return exchange.state + P::STATE_SIZE; }
+
+    DEVICE void keep_own(const Pair<P>& pair, float value) {
+        store_shared(own() + pair.row * P::UNITS + pair.unit - exchange.part * P::UNITS, value);
+    }
+
+    DEVICE void offer_first() {
+#pragma unroll
+        for (int i = 0; i < P::PAIRS; ++i) {
+            const Pair<P> pair(i, exchange.part, rows);
+            if (row_length(pair) == 0) continue;
+            const float first = h[i];
+            exchange.offer(pair.row, pair.unit, first);
+            keep_own(pair, first);
+        }
+    }
+
+    DEVICE void offer_shares(const Weights<P>& weights, int active) {
+        block_barrier();  // all of own() is there
+        float* target = shares(exchange.turn + 1) + exchange.part * P::HIDDEN;
+        for (int row = 0; row < active; ++row) {
+            float values[P::RESET_UNITS];
+#pragma unroll
+            for (int k = 0; k < P::RESET_UNITS; ++k) values[k] = 0.0f;
+#pragma unroll
+            for (int u = 0; u < P::UNITS; ++u) {
+                const float x = load_shared(own() + row * P::UNITS + u);
+#pragma unroll
+                for (int k = 0; k < P::RESET_UNITS; ++k)
+                    values[k] = fmaf(weights.reset_weight(k * P::UNITS + u), x, values[k]);
+            }
+#pragma unroll
+            for (int k = 0; k < P::RESET_UNITS; ++k) {
+                const int unit = thread_index() + k * P::THREADS;
+                if (unit < P::HIDDEN) store_global(target + row * P::BLOCKS * P::HIDDEN + unit, values[k]);
+            }
+        }
+    }
+
+    // Leaves r * h of all units in `scaled`.
+    DEVICE void apply_reset(int t, int active) {
+        const float* from = shares(exchange.turn);
+        for (int i = thread_index(); i < active * P::HIDDEN; i += P::THREADS) {
+            const int row = i / P::HIDDEN, unit = i % P::HIDDEN;
+            if (t >= load_shared(lengths + row)) continue;
+            const long long at = load_constant(call.px_offset + first_row + row) + call.step(t);
+            float sum = from_storage<P::TYPE>(load_constant(call.px + at * P::GATES * P::HIDDEN + unit));
+            for (int block = 0; block < P::BLOCKS; ++block)
+                sum += load_global(from + (row * P::BLOCKS + block) * P::HIDDEN + unit);
+            const float whole = from_storage<P::TYPE>(load_shared(exchange.current() + row * P::STRIDE + unit));
+            store_shared(scaled() + row * P::STRIDE + unit, to_storage<P::TYPE>(whole * sigmoid(sum)));
+        }
+        block_barrier();
+    }
+
     DEVICE void emit(const Pair<P>& pair, int i, int t, float value) {
         const Storage stored = to_storage<P::TYPE>(value);
         h[i] = from_storage<P::TYPE>(stored);
         exchange.offer(pair.row, pair.unit, h[i]);
+        if constexpr (P::CELL == GRU_ONCE) keep_own(pair, h[i]);
         if (call.y) {
             const long long at = load_constant(call.y_offset + first_row + pair.row) + call.step(t);
             store_global(call.y + at * call.y_stride + pair.unit, stored);
@@ -163,6 +228,10 @@ template <class P> struct Tile {
                 total<P>(sums, pair, 2) + (call.bias_n ? load_constant(call.bias_n + pair.unit) : 0.0f);
             const float candidate = tanh_of(x[i][2] + reset * product);
             emit(pair, i, t, candidate + update * (h[i] - candidate));
+        } else if constexpr (P::CELL == GRU_ONCE) {
+            const float update = sigmoid(x[i][1] + total<P>(sums, pair, 0));
+            const float candidate = tanh_of(x[i][2] + total<P>(sums, pair, 1));
+            emit(pair, i, t, candidate + update * (h[i] - candidate));
         } else {
             const float candidate = tanh_of(x[i][2] + total<P>(sums, pair, 2));
             emit(pair, i, t, candidate + z[i] * (h[i] - candidate));
@@ -171,6 +240,11 @@ template <class P> struct Tile {
 
     DEVICE void run(const Weights<P>& weights, int active) {
         fetch_input(0);
+        if constexpr (P::CELL == GRU_ONCE) {
+            offer_first();
+            offer_shares(weights, active);
+            exchange.finish(active);
+        }
         for (int t = 0; active > 0; ++t) {
             if constexpr (P::CELL == GRU_BEFORE) {
                 multiply<P, 0, 2>(weights, exchange.current(), sums, active);
@@ -184,6 +258,10 @@ template <class P> struct Tile {
                 }
                 exchange.finish(active);
                 multiply<P, 2, 1>(weights, exchange.current(), sums, active);
+            } else if constexpr (P::CELL == GRU_ONCE) {
+                apply_reset(t, active);
+                multiply<P, 0, 1>(weights, exchange.current(), sums, active);
+                multiply<P, 1, 1>(weights, scaled(), sums, active);
             } else {
                 multiply<P, 0, P::GATES>(weights, exchange.current(), sums, active);
             }
@@ -195,6 +273,7 @@ template <class P> struct Tile {
             }
             while (active > 0 && load_shared(lengths + active - 1) <= t + 1) --active;
             fetch_input(t + 1);
+            if constexpr (P::CELL == GRU_ONCE) offer_shares(weights, active);
             exchange.finish(active);
         }
     }
@@ -239,7 +318,7 @@ DEVICE int begin_tile(const Call<P>& call, typename P::Storage* state, int* leng
 
 // Computes `batch` rows. The grid is a number of times BLOCKS blocks, each of which take one tile after the other.
 // weights: packed for this instance. exchange: for each of those, two buffers of TILE_HEIGHT * STRIDE, zero beyond
-// HIDDEN; arrivals: one counter each, 32 of them apart, zero before the first call ever. Only regime GRID, which must
+// HIDDEN, and two of SHARES_SIZE; arrivals: one counter each, 32 of them apart, zero before the first call ever. Only regime GRID, which must
 // be launched cooperatively, uses the two.
 template <int CELL, int TYPE, int REGIME, int HIDDEN, int TILE_WIDTH, int TILE_HEIGHT, int GROUPS, int GROUP_SIZE,
           int ROW_STEP, int SHARED_STEPS>
@@ -257,7 +336,7 @@ recurrent(const uint4* packed, const float* bias_n, const typename Element<TYPE>
     const Call<P> call{px,      px_offset, step_offset, slot,    length,   h_state,
                        c_state, y,         y_offset,    c_steps, y_stride, bias_n};
     Exchange<P> exchange{
-        state, global + (long long)team * 2 * P::STATE_SIZE, arrivals + 32 * team, 0u, block_index() % P::BLOCKS, 0};
+        state, global + (long long)team * P::EXCHANGE_SIZE, arrivals + 32 * team, 0u, block_index() % P::BLOCKS, 0};
     if (REGIME == GRID && thread_index() == 0) exchange.phase = load_relaxed(exchange.arrivals) & 0x80000000u;
 
     Weights<P> weights;
@@ -265,6 +344,9 @@ recurrent(const uint4* packed, const float* bias_n, const typename Element<TYPE>
     const uint4 zero = {0u, 0u, 0u, 0u};
     for (int i = thread_index(); i < P::STATE_BUFFERS * P::STATE_SIZE * (int)sizeof(Storage) / 16; i += P::THREADS)
         store_shared((uint4*)state + i, zero);
+    if (CELL == GRU_ONCE)
+        for (int i = thread_index(); i < TILE_HEIGHT * P::UNITS; i += P::THREADS)
+            store_shared((float*)(shared + P::OWN_AT) + i, 0.0f);
     // No block writes into a peer's memory before the peer has begun and cleared it.
     if (REGIME == CLUSTER)
         cluster_barrier();

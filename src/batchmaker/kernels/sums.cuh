@@ -1,6 +1,6 @@
 // The template's plan, the weights that a thread keeps, and the sums over the hidden units.
 
-enum Cell { LSTM = 0, GRU = 1, GRU_BEFORE = 2 };
+enum Cell { LSTM = 0, GRU = 1, GRU_BEFORE = 2, GRU_ONCE = 3 };
 enum Type { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 enum Regime { BLOCK = 0, CLUSTER = 1, GRID = 2 };
 
@@ -24,7 +24,8 @@ struct Plan {
     static constexpr int THREADS = GROUPS * GROUP_SIZE;
     static constexpr int UNITS = GROUPS * TILE_WIDTH;
     static constexpr int BLOCKS = (HIDDEN + UNITS - 1) / UNITS;
-    static constexpr int COLUMNS = GATES * TILE_WIDTH;
+    static constexpr int TILED_GATES = CELL == GRU_ONCE ? 2 : GATES;
+    static constexpr int COLUMNS = TILED_GATES * TILE_WIDTH;
     static constexpr int SPLITS = GROUP_SIZE > 32 ? GROUP_SIZE / 32 : 1;
     static constexpr int DEPTH = TENSOR ? 32 * SPLITS : 4 * GROUP_SIZE;
     static constexpr int STEPS = (HIDDEN + DEPTH - 1) / DEPTH;
@@ -34,28 +35,44 @@ struct Plan {
     static constexpr int REGISTER_STEPS = STEPS - SHARED_STEPS;
     static constexpr int SUM_STRIDE = GROUPS * COLUMNS + (20 - GROUPS * COLUMNS % 16) % 16;
     static constexpr int PAIRS = (TILE_HEIGHT * UNITS + THREADS - 1) / THREADS;
-    static constexpr int STATE_BUFFERS = REGIME == GRID ? 1 : 2;
+    static constexpr int STATE_BUFFERS = REGIME == GRID && CELL != GRU_ONCE ? 1 : 2;
     static constexpr int STATE_SIZE = TILE_HEIGHT * STRIDE;
+    // Of GRU_ONCE: the units of whose reset gate a thread adds up the block's share, and the weights for it.
+    static constexpr int RESET_UNITS = CELL == GRU_ONCE ? (HIDDEN + THREADS - 1) / THREADS : 0;
+    static constexpr int RESET_CHUNKS = (RESET_UNITS * UNITS + 3) / 4;
+    static constexpr int SHARES_SIZE = CELL == GRU_ONCE ? TILE_HEIGHT * BLOCKS * HIDDEN : 0;
+    static constexpr int EXCHANGE_SIZE = 2 * (STATE_SIZE + SHARES_SIZE);
     static constexpr int NUM_REGISTER_CHUNKS = REGISTER_STEPS * CHUNKS > 0 ? REGISTER_STEPS * CHUNKS : 1;
     // Shared memory, in bytes from its beginning.
     static constexpr int STATE_AT = SHARED_STEPS * CHUNKS * THREADS * 16;
     static constexpr int SUMS_AT = STATE_AT + STATE_BUFFERS * STATE_SIZE * (int)sizeof(Storage);
     static constexpr int LENGTHS_AT = SUMS_AT + SPLITS * TILE_HEIGHT * SUM_STRIDE * 4;
+    static constexpr int OWN_AT = LENGTHS_AT + TILE_HEIGHT * 4;  // of GRU_ONCE: h of the block's own units
 };
 
 // What a thread keeps of the weights: one 16-byte chunk per step of the sum and column (or pair of half tensor tiles).
 template <class P> struct Weights {
     uint4 in_registers[P::NUM_REGISTER_CHUNKS];
+    uint4 reset[P::RESET_CHUNKS > 0 ? P::RESET_CHUNKS : 1];
     const uint4* in_shared;
 
     DEVICE void load(const uint4* packed, uint4* shared, int part) {
-        const uint4* mine = packed + (long long)part * P::STEPS * P::CHUNKS * P::THREADS + thread_index();
+        const uint4* mine =
+            packed + (long long)part * (P::STEPS * P::CHUNKS + P::RESET_CHUNKS) * P::THREADS + thread_index();
 #pragma unroll
         for (int i = 0; i < P::REGISTER_STEPS * P::CHUNKS; ++i) in_registers[i] = load_constant(mine + i * P::THREADS);
         for (int i = 0; i < P::SHARED_STEPS * P::CHUNKS; ++i)
             store_shared(shared + i * P::THREADS + thread_index(),
                          load_constant(mine + (P::REGISTER_STEPS * P::CHUNKS + i) * P::THREADS));
         in_shared = shared + thread_index();
+#pragma unroll
+        for (int i = 0; i < P::RESET_CHUNKS; ++i)
+            reset[i] = load_constant(mine + (P::STEPS * P::CHUNKS + i) * P::THREADS);
+    }
+
+    DEVICE float reset_weight(int number) const {
+        const uint4 four = reset[number / 4];
+        return as_float(number % 4 == 0 ? four.x : number % 4 == 1 ? four.y : number % 4 == 2 ? four.z : four.w);
     }
 
     // step and chunk are known when the kernel is compiled, so a register is never addressed by a variable.

@@ -7,7 +7,7 @@ from typing import Literal, final, get_args
 
 from batchmaker.errors import OptionError, unknown_name
 
-CellKind = Literal["lstm", "gru", "gru-before"]
+CellKind = Literal["lstm", "gru", "gru-before", "gru-before-once"]
 KernelType = Literal["float32", "bfloat16", "float16"]
 Regime = Literal["block", "cluster", "grid"]
 
@@ -30,7 +30,8 @@ class KernelConfig:
     """One way to compute a recurrent layer: the template's arguments, in their order (GRNN sections 5, 6 and 7.1).
 
     - cell: "lstm"; "gru", whose reset gate acts after the product as in PyTorch and cuDNN; "gru-before", where it acts
-      on h before the product, which takes two exchanges per step.
+      on h before the product, which takes two exchanges per step; "gru-before-once", which takes one, because every
+      block adds up all units' reset gates from the shares of all blocks (GRNN 5.1; regime grid and float32 alone).
     - dtype: of weights, inputs, h and outputs; sums and c are float32.
     - regime: the group that exchanges h at the end of a step: the threads of a block, the blocks of a cluster, or
       blocks of the whole grid.
@@ -69,6 +70,21 @@ class KernelConfig:
         return 2 if self.cell == "gru-before" else 1
 
     @property
+    def tiled_gates(self) -> int:
+        """Gates whose columns belong to the owner of the unit: all, or all but the reset gate with one exchange."""
+        return 2 if self.cell == "gru-before-once" else self.gates
+
+    @property
+    def reset_units(self) -> int:
+        """Units for whose reset gate a thread adds up the block's share; 0 unless one exchange is enough."""
+        return -(-self.hidden // self.num_threads) if self.cell == "gru-before-once" else 0
+
+    @property
+    def reset_chunks(self) -> int:
+        """16-byte pieces of the reset gate's weights per thread."""
+        return -(-self.reset_units * self.units_per_block // 4)
+
+    @property
     def uses_tensor_cores(self) -> bool:
         return self.dtype != "float32"
 
@@ -91,8 +107,8 @@ class KernelConfig:
 
     @property
     def group_columns(self) -> int:
-        """Gate columns per work group, gate by gate."""
-        return self.gates * self.tile_width
+        """Gate columns per work group, gate by gate, of the tiled gates."""
+        return self.tiled_gates * self.tile_width
 
     @property
     def splits(self) -> int:
@@ -132,12 +148,13 @@ class KernelConfig:
     @property
     def weight_registers(self) -> int:
         """32-bit registers per thread that hold weights for the whole call."""
-        return 4 * (self.steps - self.shared_steps) * self.chunks_per_step
+        return 4 * ((self.steps - self.shared_steps) * self.chunks_per_step + self.reset_chunks)
 
     @property
     def packed_bytes(self) -> int:
         """Bytes of all weights in the kernel's order, padding zeros included."""
-        return self.blocks_per_tile * self.steps * self.chunks_per_step * self.num_threads * CHUNK_BYTES
+        chunks = self.steps * self.chunks_per_step + self.reset_chunks
+        return self.blocks_per_tile * chunks * self.num_threads * CHUNK_BYTES
 
     @property
     def sum_stride(self) -> int:
@@ -149,14 +166,21 @@ class KernelConfig:
     def shared_bytes(self) -> int:
         """Dynamic shared memory of one block: weights, h (twice if peers write into it), partial sums, lengths."""
         weights = self.shared_steps * self.chunks_per_step * self.num_threads * CHUNK_BYTES
-        state = (1 if self.regime == "grid" else 2) * self.tile_height * self.state_stride * self.item_bytes
+        once = self.cell == "gru-before-once"
+        state = (
+            (1 if self.regime == "grid" and not once else 2) * self.tile_height * self.state_stride * self.item_bytes
+        )
         sums = self.splits * self.tile_height * self.sum_stride * 4
-        return weights + state + sums + 4 * self.tile_height
+        own = 4 * self.tile_height * self.units_per_block if once else 0
+        return weights + state + sums + 4 * self.tile_height + own
 
     @property
     def exchange_elements(self) -> int:
         """Elements of the exchange that one resident batch tile needs in global memory; 0 if h stays on the chip."""
-        return 2 * self.tile_height * self.state_stride if self.regime == "grid" else 0
+        if self.regime != "grid":
+            return 0
+        shares = self.blocks_per_tile * self.hidden if self.cell == "gru-before-once" else 0
+        return 2 * self.tile_height * (self.state_stride + shares)
 
     @property
     def name_expression(self) -> str:
@@ -224,6 +248,11 @@ class KernelConfig:
 
     def _check_regime(self) -> None:
         blocks = self.blocks_per_tile
+        if self.cell == "gru-before-once" and (self.regime != "grid" or self.dtype != "float32"):
+            raise OptionError(
+                f"kernel configuration: 'gru-before-once' is for regime 'grid' and float32, got {self.regime!r} and "
+                f"{self.dtype}; elsewhere an exchange costs less than its sums, so take 'gru-before'."
+            )
         if self.regime == "block" and blocks > 1:
             raise OptionError(
                 f"kernel configuration: regime 'block' needs all {self.hidden} units in one block, "

@@ -31,6 +31,7 @@ def weight_columns(config: KernelConfig) -> Indices:
             np.arange(config.chunks_per_step)[:, None, None], (config.chunks_per_step, config.num_threads, 4)
         )
     gate, within = np.divmod(column, config.tile_width)
+    gate = gate + config.gates - config.tiled_gates
     group = (thread // config.group_size)[:, None]
     block = np.arange(config.blocks_per_tile)[:, None, None, None]
     unit = block * config.units_per_block + group * config.tile_width + within
@@ -66,6 +67,28 @@ def weight_index(config: KernelConfig) -> Indices:
     depths = weight_depths(config)[None]
     outside = config.gates * config.hidden * config.hidden
     return np.where((columns < 0) | (depths < 0), outside, columns * config.hidden + depths)
+
+
+def reset_index(config: KernelConfig) -> Indices:
+    """Return, for the GRU with one exchange, the position of each weight of the reset gate as in `weight_index`.
+
+    Shape [blocks, chunks, threads, items]. A thread has those of a block's own units as inputs, and of every
+    num_threads-th unit's gate as outputs; none for other cells.
+    """
+    number = (4 * np.arange(config.reset_chunks)[:, None] + np.arange(4))[:, None]
+    k, within = np.divmod(number, config.units_per_block)
+    output = np.arange(config.num_threads)[:, None] + k * config.num_threads
+    block = np.arange(config.blocks_per_tile)[:, None, None, None]
+    unit = block * config.units_per_block + within
+    exists = (k < config.reset_units) & (output < config.hidden) & (unit < config.hidden)
+    return np.where(exists, output * config.hidden + unit, config.gates * config.hidden * config.hidden)
+
+
+def packed_index(config: KernelConfig) -> Indices:
+    """Return the positions of all packed weights in the kernel's order, flat: block by block."""
+    blocks = config.blocks_per_tile
+    parts = (weight_index(config).reshape(blocks, -1), reset_index(config).reshape(blocks, -1))
+    return np.concatenate(parts, axis=1).ravel()
 
 
 def owned_pairs(config: KernelConfig) -> tuple[Indices, Indices]:

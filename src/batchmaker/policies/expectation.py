@@ -30,20 +30,23 @@ class StepsLeft:
     of the remaining steps, given the input length and the steps done. `fixed` (LazyBatching's dec_timesteps): a length
     that `percent` % of outputs do not exceed. `true`: the graph's numbers for every type; this is the Oracle, if the
     graph holds true lengths.
+
+    lengths, quantile: of these. share: `percent` as a fraction. predicted: for each predicted type its column, the
+    column of the type whose length is given, and the profile.
     """
 
-    __slots__ = ("_known", "_lengths", "_predicted", "_quantile", "_share")
+    __slots__ = ("_known", "lengths", "predicted", "quantile", "share")
 
     def __init__(self, lengths: Lengths, quantile: float, percent: float) -> None:
-        self._lengths = lengths
-        self._quantile = quantile
-        self._share = percent / 100
+        self.lengths = lengths
+        self.quantile = quantile
+        self.share = percent / 100
         self._known: list[tuple[str, str | None, LengthProfile]] = []
-        self._predicted: list[tuple[int, int | None, LengthProfile]] = []
+        self.predicted: list[tuple[int, int | None, LengthProfile]] = []
 
     def use(self, profile: CostProfile) -> None:
         """Predict lengths from this profile. Lengths learnt while serving stay in this object."""
-        if self._lengths == "true":
+        if self.lengths == "true":
             return
         self._known = [
             (known.cell, known.given, LengthProfile(known.profile.edges, known.profile.counts))
@@ -53,7 +56,7 @@ class StepsLeft:
     def learn_types(self, cells: Sequence[CellType]) -> None:
         """Find the columns of the types that are named in profiles."""
         column = {cell.name: i for i, cell in enumerate(cells)}
-        self._predicted = [
+        self.predicted = [
             (column[cell], None if given is None else column.get(given), profile)
             for cell, given, profile in self._known
             if cell in column
@@ -63,14 +66,14 @@ class StepsLeft:
         """Return the remaining steps of each type for these requests: [slots, types]."""
         nodes, width = table.left[slots], table.width[slots]
         steps = nodes if (width == 1).all() else np.ceil(nodes / width - 1e-9).astype(np.int64)
-        for cell, given, profile in self._predicted:
+        for cell, given, profile in self.predicted:
             done = table.done[slots, cell]
             alive = (nodes[:, cell] > 0) | table.open[slots]
-            if self._lengths == "fixed":
-                expected = np.maximum(profile.fixed(self._share) - done, 1)
+            if self.lengths == "fixed":
+                expected = np.maximum(profile.fixed(self.share) - done, 1)
             else:
                 source = self._given(table, slots, given)
-                expected = profile.remaining(source, done, self._quantile)
+                expected = profile.remaining(source, done, self.quantile)
             steps[:, cell] = np.where(alive, expected, 0)
         return steps
 
@@ -80,9 +83,9 @@ class StepsLeft:
 
     def request_finished(self, table: RequestTable, slot: int) -> None:
         """Learn the lengths of a request's runs."""
-        if self._lengths != "conditional":
+        if self.lengths != "conditional":
             return
-        for cell, given, profile in self._predicted:
+        for cell, given, profile in self.predicted:
             done = int(table.done[slot, cell])
             if done:
                 profile.observe(int(self._given(table, np.array([slot]), given)[0]), done)
@@ -102,10 +105,11 @@ class ExpectedStepTimes:
     A cell without a profile is predicted to take as long as its steps have taken so far, for any batch size; before its
     first step, no time at all. by_size: as long as its steps of this size have taken, by doublings of the size; see
     `_hopeful` for sizes that were not seen.
+
+    base: [types, max_batch + 1] seconds as profiled, 0 where nothing is known. corrects: whether they are corrected.
     """
 
     __slots__ = (
-        "_base",
         "_by_size",
         "_cells",
         "_correction",
@@ -115,6 +119,7 @@ class ExpectedStepTimes:
         "_replay",
         "_since",
         "_single_s",
+        "base",
     )
 
     def __init__(self, *, correct: bool, by_size: bool = False) -> None:
@@ -124,14 +129,18 @@ class ExpectedStepTimes:
         self._names: list[str] = []
         self._known: LatencyTable | None = None
         self._measured: NDArray[np.float64] = np.zeros(0)
-        self._base: NDArray[np.float64] = np.zeros((0, 2))
-        self._replay = Replay(self._base)
+        self.base: NDArray[np.float64] = np.zeros((0, 2))
+        self._replay = Replay(self.base)
         self._single_s = np.zeros(0)
         self._since = 0
 
     def use(self, profile: CostProfile) -> None:
         """Take step times from this profile."""
         self._known = profile.latency
+
+    @property
+    def corrects(self) -> bool:
+        return self._correction is not None
 
     @property
     def replay(self) -> Replay:
@@ -152,11 +161,11 @@ class ExpectedStepTimes:
             self._correction = OnlineCorrection(len(names))
             self._correction.factors[: len(factors)] = factors
         max_batch = max(cell.max_batch for cell in cells)
-        self._base = np.zeros((len(names), max_batch + 1))
+        self.base = np.zeros((len(names), max_batch + 1))
         known = {cell.name for cell in self._known.cells} if self._known is not None else set()
         rows = [i for i, name in enumerate(names) if name in known]
         if rows and self._known is not None:
-            self._base[rows] = self._known.dense([names[i] for i in rows], max_batch)
+            self.base[rows] = self._known.dense([names[i] for i in rows], max_batch)
         self._names = names
         self._rebuild()
 
@@ -164,7 +173,7 @@ class ExpectedStepTimes:
         """Learn from a measured step."""
         if self._correction is None or type_id >= len(self._names):
             return
-        predicted = float(self._base[type_id, min(batch, self._base.shape[1] - 1)])
+        predicted = float(self.base[type_id, min(batch, self.base.shape[1] - 1)])
         if predicted > 0:
             self._correction.observe(type_id, predicted, seconds)
         else:
@@ -180,10 +189,10 @@ class ExpectedStepTimes:
 
     def _rebuild(self) -> None:
         self._since = 0
-        seconds = self._base.copy()
+        seconds = self.base.copy()
         if self._correction is not None:
             seconds *= self._correction.factors[:, None]
-        unknown = self._base[:, -1] == 0
+        unknown = self.base[:, -1] == 0
         seconds[unknown, 1:] = self._measured[unknown, None]
         doublings = np.log2(np.arange(1, seconds.shape[1])).astype(np.int64) + 1
         for type_id, seen in (self._by_size or {}).items():

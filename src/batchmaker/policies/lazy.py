@@ -20,8 +20,10 @@ from batchmaker.errors import OptionError
 from batchmaker.graph.spec import CellType, TypeId
 from batchmaker.policies.base import Admission, CellPolicy, ReadyView
 from batchmaker.policies.expectation import ExpectedStepTimes, Lengths, StepsLeft
+from batchmaker.policies.joining import ALIKE, LITERAL, NO_STEPS, NO_TEST, OLDEST, REPLAY, JoiningRules, num_joining
 from batchmaker.policies.requests import RequestTable, Slots
-from batchmaker.policies.slack import EquationTwo, NoSlack, ReplaySlack, Situation, SlackTest, largest_prefix
+
+_SLACK = {"replay": REPLAY, "oldest": OLDEST, "literal": LITERAL, "none": NO_TEST}
 
 
 @final
@@ -44,6 +46,9 @@ class LazyPolicy(CellPolicy):
     - stack: which of several models goes first: `slack`, the one with the least slack; or `recent`, that of the newest
       member (the paper's single stack).
     - max_steps: steps per task; newcomers can only join between tasks.
+
+    Attributes for a simulation that decides by itself. rules: who may join. recent, drops: of `stack` and `hopeless`.
+    left, times: what is predicted. cap: most requests of a model in flight, once `learn_types` has been called.
     """
 
     name = "lazy"
@@ -51,16 +56,15 @@ class LazyPolicy(CellPolicy):
     wants_costs: ClassVar[bool] = True
 
     __slots__ = (
-        "_benefit",
-        "_cap",
-        "_drop",
-        "_left",
         "_max_in_flight",
         "_num_types",
-        "_recent",
         "_rejected_at",
-        "_test",
-        "_times",
+        "cap",
+        "drops",
+        "left",
+        "recent",
+        "rules",
+        "times",
     )
 
     def __init__(
@@ -95,22 +99,21 @@ class LazyPolicy(CellPolicy):
             raise OptionError(f"policy 'lazy': max_in_flight must be at least 1, got {max_in_flight}")
         super().__init__(max_steps)
         self._max_in_flight = max_in_flight
-        self._benefit = benefit
-        self._drop = hopeless == "drop"
-        self._recent = stack == "recent"
-        self._left = StepsLeft(lengths, quantile, percent)
-        self._times = ExpectedStepTimes(correct=lengths != "true")
-        self._test = _slack_test(slack, from_table=estimate == "table", veto=hopeless == "veto")
+        self.rules = JoiningRules(_SLACK[slack], hopeless == "veto", estimate == "table", benefit)
+        self.drops = hopeless == "drop"
+        self.recent = stack == "recent"
+        self.left = StepsLeft(lengths, quantile, percent)
+        self.times = ExpectedStepTimes(correct=lengths != "true")
         self._rejected_at: int | None = None
         self._num_types = 0
-        self._cap = 1
+        self.cap = 1
         if profile is not None:
             self.use_profile(profile)
 
     def use_profile(self, profile: CostProfile) -> None:
         """Use the step times and length profiles of this profile."""
-        self._left.use(profile)
-        self._times.use(profile)
+        self.left.use(profile)
+        self.times.use(profile)
         self._num_types = 0
 
     def rank(self, view: ReadyView) -> Sequence[TypeId]:
@@ -130,63 +133,69 @@ class LazyPolicy(CellPolicy):
         """
         table, cells = view.requests, view.cells
         if len(cells) != self._num_types:
-            self._learn_types(cells)
-        cap = self._cap
+            self.learn_types(cells)
+        cap = self.cap
         in_flight = table.in_flight
         one_model = table.num_models < 2
         room = cap - len(in_flight) if one_model else cap * table.num_models
-        line = view.waiting(cap if self._drop else room)
+        line = view.waiting(cap if self.drops else room)
         refused: Slots = line[:0]
-        if self._drop and len(line):
+        if self.drops and len(line):
             hopeless = self._hopeless(view, line)
             refused, line = line[hopeless], line[~hopeless]
         candidates = line[: max(room, 0)] if one_model else _fitting(table, line, cap)
         if len(candidates) and table.changes == self._rejected_at:
             candidates = candidates[:0]
-        elif len(candidates) and len(in_flight) and (self._benefit or not isinstance(self._test, NoSlack)):
-            slots = np.concatenate((in_flight, candidates))
-            boundary = Situation(table, self._left, self._times.replay, view.now_s, slots, len(in_flight))
-            candidates = candidates[: largest_prefix(boundary, self._test, benefit=self._benefit)]
+        elif len(candidates) and len(in_flight) and (self.rules.benefit or self.rules.slack != NO_TEST):
+            candidates = candidates[: self._num_joining(view, table, in_flight, candidates)]
             self._rejected_at = None if len(candidates) else table.changes
         return Admission(candidates.tolist(), refused.tolist())
 
-    def _learn_types(self, cells: Sequence[CellType]) -> None:
+    def _num_joining(self, view: ReadyView, table: RequestTable, in_flight: Slots, candidates: Slots) -> int:
+        slots = np.concatenate((in_flight, candidates))
+        width = table.width[slots]
+        deadline_s = table.deadline_s[slots]
+        return num_joining(
+            self.left.left(table, slots),
+            ALIKE if (width == 1).all() else width,
+            self.left.whole(table, slots) if self.rules.slack in (OLDEST, LITERAL) else NO_STEPS,
+            len(in_flight),
+            self.times.replay.seconds,
+            deadline_s - view.now_s,
+            deadline_s - np.minimum(table.began_s[slots], view.now_s),
+            self.rules,
+        )
+
+    def learn_types(self, cells: Sequence[CellType]) -> None:
+        """Note the cell types that there are."""
         self._num_types = len(cells)
-        self._left.learn_types(cells)
-        self._times.learn_types(cells)
-        self._cap = self._max_in_flight or min(cell.max_batch for cell in cells)
+        self.left.learn_types(cells)
+        self.times.learn_types(cells)
+        self.cap = self._max_in_flight or min(cell.max_batch for cell in cells)
 
     def step_finished(self, type_id: TypeId, batch: int, seconds: float) -> None:
-        self._times.step_finished(type_id, batch, seconds)
+        self.times.step_finished(type_id, batch, seconds)
 
     def request_finished(self, view: ReadyView, slot: int) -> None:
-        self._left.request_finished(view.requests, slot)
+        self.left.request_finished(view.requests, slot)
 
     def _hopeless(self, view: ReadyView, slots: Slots) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         table = view.requests
-        alone_s = self._times.replay.alone(self._left.left(table, slots))
+        alone_s = self.times.replay.alone(self.left.left(table, slots))
         late: np.ndarray[tuple[int], np.dtype[np.bool_]] = view.now_s + alone_s > table.deadline_s[slots]
         return late
 
     def _urgency(self, view: ReadyView, table: RequestTable, slots: Slots) -> dict[int, float]:
         """Return a number per model. The smallest runs first."""
         models = table.model[slots]
-        if self._recent:
+        if self.recent:
             keys = -table.began_s[slots]
         else:
-            keys = table.deadline_s[slots] - self._times.replay.alone(self._left.left(table, slots))
+            keys = table.deadline_s[slots] - self.times.replay.alone(self.left.left(table, slots))
         urgency = dict.fromkeys(range(table.num_models), np.inf)
         for model in set(models.tolist()):
             urgency[model] = float(keys[models == model].min())
         return urgency
-
-
-def _slack_test(slack: str, *, from_table: bool, veto: bool) -> SlackTest:
-    if slack == "none":
-        return NoSlack()
-    if slack == "replay":
-        return ReplaySlack(veto=veto)
-    return EquationTwo(oldest_only=slack == "oldest", from_table=from_table, veto=veto)
 
 
 def _fitting(table: RequestTable, line: Slots, cap: int) -> Slots:

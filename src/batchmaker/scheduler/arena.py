@@ -31,7 +31,7 @@ TYPE, HEAD, SIZE, SPAN, EXTERNAL, PIN, IN_FLIGHT, SEQUENCE, END, OPEN_ENDED, LAN
 Ids = NDArray[np.int64]
 
 
-def _size_class(count: int) -> int:
+def size_class(count: int) -> int:
     """Round a count up to one of four sizes per doubling, so that later requests can use freed extents again."""
     if count <= 8:
         return count
@@ -53,7 +53,7 @@ class Extents:
     def allocate(self, count: int) -> int:
         """Return the first of `count` consecutive numbers."""
         self.num_used += count
-        size = _size_class(count)
+        size = size_class(count)
         free = self._free.get(size)
         if free:
             return free.pop()
@@ -67,7 +67,7 @@ class Extents:
             return self._allocate_alike(counts[0], len(counts))
         firsts = []
         for count in counts:
-            size = count if count <= 8 else _size_class(count)
+            size = count if count <= 8 else size_class(count)
             free = self._free.get(size)
             if free:
                 firsts.append(free.pop())
@@ -80,7 +80,7 @@ class Extents:
     def _allocate_alike(self, count: int, number: int) -> list[int]:
         """Return the result of `number` calls of `allocate(count)`."""
         self.num_used += count * number
-        size = _size_class(count)
+        size = size_class(count)
         free = self._free[size]
         num_fresh = max(0, number - len(free))
         firsts = free[: -(number - num_fresh) - 1 : -1]  # from the end, as `pop` takes them
@@ -93,12 +93,12 @@ class Extents:
     def release(self, first: int, count: int) -> None:
         """Give back the extent that `allocate(count)` returned as `first`."""
         self.num_used -= count
-        self._free[count if count <= 8 else _size_class(count)].append(first)
+        self._free[count if count <= 8 else size_class(count)].append(first)
 
     def release_each(self, firsts: Sequence[int], counts: Sequence[int]) -> None:
         """Call `release` for each of these extents, in order."""
         if len(counts) > 1 and len(set(counts)) == 1:
-            self._free[_size_class(counts[0])] += firsts
+            self._free[size_class(counts[0])] += firsts
             self.num_used -= sum(counts)
             return
         for first, count in zip(firsts, counts, strict=True):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from batchmaker.cost.profile import Overhead
 from batchmaker.errors import OptionError
 from batchmaker.lab.simulator.cells import NO_OVERHEAD, CellSimulation
+from batchmaker.lab.simulator.compiled_cells import CompiledCells, compiled_cells
 from batchmaker.lab.simulator.costs import StepCosts
 from batchmaker.lab.simulator.driver import Observe
 from batchmaker.lab.simulator.graphs import GraphSimulation
@@ -50,13 +51,19 @@ def simulate(
 
     sla_s: the deadline of each request, in seconds from its arrival. Late requests are still finished, as in
     LazyBatching's evaluation, unless `give_up_late`. The same arguments give the same records, bit by bit. observe:
-    called with every batched call.
+    called with every batched call. Where the compiled loop can play a simulation, it does: see `compiled_cells`.
     """
     if isinstance(policy, GraphPolicy):
         return GraphSimulation(
             model, policy, offered, device.costs, sla_s=sla_s, num_workers=device.workers, give_up_late=give_up_late,
             observe=observe,
         ).run()  # fmt: skip
+    if device.workers == 1 and not (device.run_ahead or device.take_turns or give_up_late or observe):
+        compiled = compiled_cells(
+            model, policy, offered, device.costs.seconds, sla_s=sla_s, overhead=device.overhead
+        )  # fmt: skip
+        if isinstance(compiled, CompiledCells):
+            return compiled.run()
     return CellSimulation(
         model, policy, offered, device.costs.seconds, sla_s=sla_s, num_workers=device.workers,
         run_ahead=device.run_ahead, take_turns=device.take_turns, overhead=device.overhead, give_up_late=give_up_late,

@@ -1,0 +1,78 @@
+"""The compiled tests of who may join decide as the equations do, written down in NumPy."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from slack_equations import EquationTwo, NoSlack, ReplaySlack, SlackTest, largest_prefix, slack_of_line_s, whole_of
+
+from batchmaker.cost.replay import Replay
+from batchmaker.graph.cell_graph import Work
+from batchmaker.policies.expectation import StepsLeft
+from batchmaker.policies.joining import ALIKE, LITERAL, NO_TEST, OLDEST, REPLAY, JoiningRules, num_joining
+from batchmaker.policies.requests import RequestTable
+from batchmaker.policies.slack import Situation
+
+RULES = [JoiningRules(*chosen) for chosen in itertools.product(
+    (NO_TEST, REPLAY, OLDEST, LITERAL), (False, True), (False, True), (False, True))]  # fmt: skip
+
+
+def equation(rules: JoiningRules) -> SlackTest:
+    if rules.slack == NO_TEST:
+        return NoSlack()
+    if rules.slack == REPLAY:
+        return ReplaySlack(veto=rules.veto)
+    return EquationTwo(oldest_only=rules.slack == OLDEST, from_table=rules.from_table, veto=rules.veto)
+
+
+def drawn(seed: int, *, wide: bool) -> Situation:
+    """Some requests in flight and some in line. Seconds are whole, so that no sum is rounded."""
+    rng = np.random.default_rng(seed)
+    num_types, num, most = int(rng.integers(1, 5)), int(rng.integers(2, 12)), int(rng.integers(1, 9))
+    table = RequestTable()
+    for _ in range(num_types):
+        table.add_type()
+    num_in_flight = int(rng.integers(1, num))
+    for slot in range(num):
+        table.enter(slot, 0.0, float(rng.integers(1, 300)), 0, is_open=False)
+        steps = rng.integers(0, 6, num_types) * (rng.random(num_types) < 0.7)
+        used = np.flatnonzero(steps)
+        rows = rng.integers(1, 4, len(used)) if wide else 1
+        table.add_work(slot, Work(used, steps[used] * rows, steps[used]))
+        if slot < num_in_flight:
+            table.begin(slot, float(rng.integers(0, 20)))
+    seconds = rng.integers(1, 4, (num_types, most + 1)).cumsum(axis=1).astype(np.float64)
+    seconds[:, 0] = 0
+    slots = np.arange(num)
+    return Situation(table, StepsLeft("true", 0.75, 90.0), Replay(seconds), 20.0, slots, num_in_flight)
+
+
+def joining(situation: Situation, rules: JoiningRules) -> int:
+    s = situation
+    width = ALIKE if s.width is None else s.width
+    return num_joining(
+        s.left, width, whole_of(s), s.num_in_flight, s.replay.seconds, s.deadline_s, slack_of_line_s(s), rules
+    )
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@given(seed=st.integers(0, 10_000))
+def test_as_many_join_as_the_equations_allow(wide: bool, seed: int) -> None:
+    situation = drawn(seed, wide=wide)
+    for rules in RULES:
+        assert joining(situation, rules) == largest_prefix(situation, equation(rules), benefit=rules.benefit), rules
+
+
+def test_nobody_joins_when_each_newcomer_makes_the_first_late() -> None:
+    """One request with four steps left and four in line; a step takes as long as its rows."""
+    left = np.full((5, 1), 4)
+    seconds = np.arange(9.0)[None]
+    deadline_s = np.array([4.0, *[99.0] * 4])
+    rules = JoiningRules(REPLAY, veto=False, from_table=False, benefit=False)
+    assert num_joining(left, ALIKE, left, 1, seconds, deadline_s, deadline_s, rules) == 0
+    deadline_s[0] = 8.0  # two rows: four steps of two seconds
+    assert num_joining(left, ALIKE, left, 1, seconds, deadline_s, deadline_s, rules) == 1
