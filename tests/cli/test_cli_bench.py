@@ -13,7 +13,7 @@ KEYS = {
     "model", "policy", "dtype", "hidden", "threads", "offered_rps", "served_rps", "requests", "p50_ms", "p90_ms",
     "p99_ms", "queue_p99_ms", "useful_cells_per_s", "reference_cells_per_s", "padding_share", "mean_batch",
     "scheduler_share", "scheduler_us_per_node", "task_ms", "load", "seconds", "machine", "commit", "torch",
-    "generator_late_ms", "equal_work", "sweep",
+    "generator_late_ms", "sweep",
 }  # fmt: skip
 
 
@@ -72,11 +72,10 @@ def test_equal_work_gives_whole_requests_the_cells_of_the_engine(command, tmp_pa
     path = tmp_path / "out.json"
     done = command("bench", "lstm", *TINY, "--equal-work", "--requests", 20, "--lengths", "clip:9", "--json", path)
     assert done.exit_code == 0, done.output
-    cellular, padded, same_work = read_json(path)
-    assert [line["equal_work"] for line in (cellular, padded, same_work)] == [False, False, True]
-    assert same_work["policy"] == padded["policy"]
-    assert padded["padding_share"] > 0 == same_work["padding_share"]
-    assert cellular["baseline"] == f"{padded['policy']}, equal work"
+    cellular, padded, closed = read_json(path)
+    assert closed["policy"] == padded["policy"].replace("padded", "closed")
+    assert padded["padding_share"] > 0 == closed["padding_share"]
+    assert cellular["baseline"] == closed["policy"]
     assert cellular["cells_bring"]["over"] == padded["policy"]
     together = cellular["cells_bring"]["throughput"] * cellular["throughput_over_baseline"]
     assert together == pytest.approx(cellular["useful_cells_per_s"] / padded["useful_cells_per_s"])
@@ -87,7 +86,7 @@ def test_trees_are_batched_whole_with_equal_work(command, tmp_path, read_json):
     path = tmp_path / "out.json"
     done = command("bench", "treelstm", *TINY, "--equal-work", "--requests", 6, "--json", path)
     assert done.exit_code == 0, done.output
-    assert [line["equal_work"] for line in read_json(path)] == [False, True]
+    assert [line["policy"].partition(":")[0] for line in read_json(path)] == ["cellular", "closed"]
 
 
 @pytest.mark.slow
@@ -178,6 +177,6 @@ def test_policies_are_told_apart_by_kind_however_they_are_written(command, tmp_p
 
 
 def test_cells_alone_have_no_baseline():
-    lines = [{"policy": policy, "equal_work": False} for policy in ("sufficient", "cellular:max_steps=1")]
+    lines = [{"policy": "sufficient"}, {"policy": "cellular:max_steps=1"}]
     report.add_ratios(lines)
     assert not any("baseline" in line for line in lines)

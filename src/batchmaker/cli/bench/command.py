@@ -9,7 +9,7 @@ import typer
 
 from batchmaker.cli import options
 from batchmaker.cli.bench import report
-from batchmaker.cli.bench.contenders import contenders_of
+from batchmaker.cli.bench.contenders import with_equal_work
 from batchmaker.cli.bench.measurement import BenchPlan, measure_all
 from batchmaker.cli.bench.report import Result, Setting
 from batchmaker.cli.workload import UNPADDED, Workload, make_workload
@@ -55,7 +55,7 @@ def bench(
     ] = True,
     equal_work: Annotated[
         bool,
-        typer.Option("--equal-work", help="Measure policies of whole requests with the engine's own cells as well."),
+        typer.Option("--equal-work", help="Measure padded and serial with the engine's own cells as well: closed."),
     ] = False,
     planned: Annotated[bool, typer.Option("--planned", help="Plan the operations inside all cells.")] = False,
     lengths: Annotated[str | None, typer.Option(help="fixed:24 or clip:50, for generated sentences.")] = None,
@@ -84,10 +84,9 @@ def bench(
     """
     workers = workers if device == "cpu" else len(device_numbers(device))
     if equal_work and workers > 1:
-        raise OptionError(f"--equal-work computes one batch at a time: use --workers 1, got {workers}")
+        raise OptionError(f"--equal-work has one batch at a time: use --workers 1, got {workers}")
     names = _policies_for(model, policy, device, equal_work=equal_work)
-    contenders = contenders_of(model, names, equal_work=equal_work)
-    plan = BenchPlan(contenders, seconds, requests, rate, load, padded_batch, seed, sweep)
+    plan = BenchPlan(names, seconds, requests, rate, load, padded_batch, seed, sweep)
     options.check_writable(json)
     made_options = {"hidden": hidden, "layers": layers, "dtype": dtype, "max_batch": max_batch, "seed": seed}
     options.check_model(model, **made_options)
@@ -116,7 +115,7 @@ def _report(setting: Setting, results: list[Result], json: Path | None) -> None:
 def _policies_for(model: str, given: list[str] | None, device: str, *, equal_work: bool) -> tuple[str, ...]:
     """Return the policies to measure: those given, else cellular batching and the model's best baseline."""
     if device != "cpu" and equal_work:
-        raise OptionError(f"--equal-work computes on the CPU, got --device {device}")
+        raise OptionError(f"--equal-work compares baselines, which run on the CPU; got --device {device}")
     if model in UNPADDED and not equal_work and any(policy.partition(":")[0] == "padded" for policy in given or ()):
         raise OptionError(
             f"requests of different shapes cannot be padded; the baseline of {model} is --policy serial, or "
@@ -124,4 +123,5 @@ def _policies_for(model: str, given: list[str] | None, device: str, *, equal_wor
         )
     if device != "cpu":
         return tuple(given or ("cellular",))
-    return tuple(given or ("cellular", "serial" if model in UNPADDED and not equal_work else "padded"))
+    names = tuple(given or ("cellular", "serial" if model in UNPADDED and not equal_work else "padded"))
+    return with_equal_work(model, names) if equal_work else names

@@ -21,6 +21,8 @@ WIDTHS: Final = (1, 5, 10, 20, 40)
 """Bucket widths of a sweep; BatchMaker's Figure 8 has 1 to 40."""
 MAXIMA: Final = (64, 128, 256)
 """Most requests of a batch in a sweep."""
+CLOSED: Final = "closed"
+SWEPT: Final = ("padded", CLOSED)
 USUAL_WIDTH: Final = 10
 USUAL_MAXIMUM: Final = 64
 LARGEST_BACKLOG: Final = 1 << 15
@@ -29,61 +31,64 @@ LARGEST_BACKLOG: Final = 1 << 15
 
 @final
 @dataclass(frozen=True, slots=True)
-class Contender:
-    """One policy in its command-line form. equal_work: whole requests are computed by the engine's own cells."""
-
-    policy: str
-    equal_work: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.policy}, equal work" if self.equal_work else self.policy
-
-
-@final
-@dataclass(frozen=True, slots=True)
 class Standing:
-    """What one contender did with its best settings. policy: these. seen: the figure that chose them, by policy."""
+    """What one policy did with its best settings. policy: these. seen: the figure that chose them, by policy."""
 
-    contender: Contender
     policy: str
     measured: Measured
     seen: dict[str, float]
 
 
-def batches_cells(policy: str) -> bool:
-    """Return whether a known policy, in its command-line form, batches cells rather than whole requests."""
+def computes_cells(policy: str) -> bool:
+    """Return whether a known policy, in its command-line form, has the engine's cells rather than whole networks."""
     return issubclass(policies.find(policy.partition(":")[0]), CellPolicy)
 
 
-def contenders_of(model: str, names: Sequence[str], *, equal_work: bool) -> tuple[Contender, ...]:
-    """Return what is measured. With equal work each policy of whole requests comes with the engine's cells as well,
-    after the form with torch's own layers if the model has one."""
+def is_baseline(policy: str) -> bool:
+    """Return whether a known policy begins whole requests together, which nobody joins later."""
+    return has_equal_work(policy) or not computes_cells(policy)
+
+
+def has_equal_work(policy: str) -> bool:
+    """Return whether a policy is the baseline with the engine's own cells."""
+    return policy.partition(":")[0] == CLOSED
+
+
+def with_equal_work(model: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the policies with `closed` after `padded` and `serial`: the same batches with the engine's cells.
+
+    It takes the place of `padded` for a model without a padded form.
+    """
     found = []
     for name in names:
-        pads = not batches_cells(name)
-        if not (pads and equal_work and model in UNPADDED):
-            found.append(Contender(name))
-        if pads and equal_work:
-            found.append(Contender(name, equal_work=True))
+        kind, _, text = name.partition(":")
+        if kind != "padded" or model not in UNPADDED:
+            found.append(name)
+        if kind == "padded":
+            found.append(f"{CLOSED}:{text}" if text else CLOSED)
+        elif kind == "serial":
+            found.append(f"{CLOSED}:max_batch=1,bucket_width={1 << 30}")
     return tuple(dict.fromkeys(found))
 
 
 def settings_of(policy: str, *, most: int | None, full_first: bool, sweep: bool) -> tuple[str, ...]:
-    """Return the policies among which the best is to be found: one, or for `padded` one of each width and maximum.
+    """Return the policies among which the best is to be found.
 
+    That is the policy itself, or for `padded` and `closed` one of each bucket width and maximum.
     An option that the policy's own text sets is not swept. most: the maximum of all, None to sweep it. full_first:
     whether full buckets go first. sweep: False for the usual width and maximum alone.
     """
     name, _, text = policy.partition(":")
-    if name != "padded":
+    if name not in SWEPT:
         return (policy,)
     given = read_options(name, policies.find(name), text)
     widths = (given["bucket_width"],) if "bucket_width" in given else WIDTHS if sweep else (USUAL_WIDTH,)
     most = given.get("max_batch", most if sweep else most or USUAL_MAXIMUM)
     maxima = MAXIMA if most is None else (most,)
+    kept = "".join(f"{key}={value}," for key, value in given.items() if key in ("max_steps", "budget_ms"))
     order = "yes" if given.get("full_first", full_first) else "no"
     return tuple(
-        f"padded:bucket_width={width},max_batch={maximum},full_first={order}"
+        f"{name}:{kept}bucket_width={width},max_batch={maximum},full_first={order}"
         for width, maximum in itertools.product(widths, maxima)
     )
 
@@ -92,7 +97,7 @@ def made(policy: str, most: int | None) -> CellPolicy | GraphPolicy:
     """Return a new policy. One of whole requests takes up to `most` of them, unless its text says how many."""
     name, _, text = policy.partition(":")
     kind = policies.find(name)
-    if most is None or batches_cells(policy) or "max_batch" not in inspect.signature(kind).parameters:
+    if most is None or "max_batch" not in inspect.signature(kind).parameters:
         return policies.make(policy)
     says = "max_batch" in read_options(name, kind, text)
     return policies.make(policy) if says else policies.make(policy, max_batch=most)
@@ -105,10 +110,10 @@ def backlog_of(policy: str, batch: int, model: Model, workload: Workload) -> int
     requests wait in buckets, of which one is full for certain if there are more requests than all could hold that are
     not; at most LARGEST_BACKLOG.
     """
-    if batches_cells(policy):
-        return 4 * batch
     name, _, text = policy.partition(":")
-    if name != "padded":
+    if not is_baseline(policy):
+        return 4 * batch
+    if name not in SWEPT:
         return (8 if batch == 1 else 16) * batch
     width = read_options(name, policies.find(name), text).get("bucket_width", USUAL_WIDTH)
     lengths: Any = np.array([model.length(request) for request in workload.requests])

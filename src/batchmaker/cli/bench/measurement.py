@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, final
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -13,7 +11,7 @@ from batchmaker import policies
 from batchmaker.cli import options
 from batchmaker.cli.bench import load as offering
 from batchmaker.cli.bench import report
-from batchmaker.cli.bench.contenders import USUAL_MAXIMUM, Contender, Standing, backlog_of, made, settings_of
+from batchmaker.cli.bench.contenders import USUAL_MAXIMUM, Standing, backlog_of, made, settings_of
 from batchmaker.cli.bench.load import Measured
 from batchmaker.cli.bench.reference import reference_cells_per_s
 from batchmaker.cli.bench.report import Result, Setting
@@ -21,7 +19,7 @@ from batchmaker.cli.bench.statistics import percentiles
 from batchmaker.cli.workload import UNPADDED, Workload
 from batchmaker.engine.engine import Engine
 from batchmaker.errors import OptionError
-from batchmaker.lab.baselines.equal_work import EqualWorkModel
+from batchmaker.lab.baselines import ClosedPolicy
 from batchmaker.model.model import Model
 from batchmaker.policies.base import GraphPolicy
 
@@ -39,7 +37,7 @@ class BenchPlan:
     sweep: whether `padded` is swept at all.
     """
 
-    contenders: tuple[Contender, ...]
+    policies: tuple[str, ...]
     seconds: float
     requests: int | None
     rate_rps: float | None
@@ -54,8 +52,8 @@ class BenchPlan:
         for name, value in (("rate", self.rate_rps), ("load", self.load)):
             if value is not None and value <= 0:
                 raise OptionError(f"--{name} must be above 0, got {value}")
-        for contender in self.contenders:
-            policies.make(contender.policy)
+        for policy in self.policies:
+            policies.make(policy)
 
 
 @final
@@ -69,36 +67,33 @@ class Bench:
         self._plan = plan
         self._bar = bar
 
-    def measure(self, contender: Contender, rate_rps: float | None) -> Standing:
-        """Measure one contender with the best of its settings; rate_rps None means saturated."""
-        best, seen = self.best_of(contender, rate_rps)
-        tell = self._task(str(replace(contender, policy=best)))
-        return Standing(contender, best, self._once(contender, best, rate_rps, self._plan.seconds, tell), seen)
+    def measure(self, policy: str, rate_rps: float | None) -> Standing:
+        """Measure one policy with the best of its settings; rate_rps None means saturated."""
+        best, seen = self.best_of(policy, rate_rps)
+        return Standing(best, self._once(best, rate_rps, self._plan.seconds, self._task(best)), seen)
 
-    def best_of(self, contender: Contender, rate_rps: float | None) -> tuple[str, dict[str, float]]:
-        """Return the contender's best settings, and what each gave in a short measurement if there are several.
+    def best_of(self, policy: str, rate_rps: float | None) -> tuple[str, dict[str, float]]:
+        """Return the policy's best settings, and what each gave in a short measurement if there are several.
 
         Under a rate that is the p90 latency in ms, of which the lowest is best; otherwise cells per second.
         """
         plan, late = self._plan, rate_rps is not None
-        settings = settings_of(contender.policy, most=plan.padded_batch, full_first=not late, sweep=plan.sweep)
+        settings = settings_of(policy, most=plan.padded_batch, full_first=not late, sweep=plan.sweep)
         if len(settings) == 1:
             return settings[0], {}
-        bar = self._bar.add_task(f"sweep of {contender}", total=len(settings), answered="")
+        bar = self._bar.add_task(f"sweep of {policy}", total=len(settings), answered="")
         seen = {}
         for setting in settings:
             seconds = min(LOOK_S, plan.seconds)
-            measured = self._once(contender, setting, rate_rps, seconds, lambda share, answered: None)
+            measured = self._once(setting, rate_rps, seconds, lambda share, answered: None)
             p90_ms = percentiles(measured.latencies_s).p90_ms
             seen[setting] = p90_ms if late else measured.cells / measured.seconds
             self._bar.advance(bar)
         return (min if late else max)(seen, key=seen.__getitem__), seen
 
-    def _once(
-        self, contender: Contender, policy: str, rate_rps: float | None, seconds: float, tell: offering.Progress
-    ) -> Measured:
+    def _once(self, policy: str, rate_rps: float | None, seconds: float, tell: offering.Progress) -> Measured:
         plan, workload = self._plan, self._workload
-        with self._engine(contender, policy) as engine:
+        with self._engine(policy) as engine:
             if rate_rps is not None:
                 return offering.poisson(engine, workload, rate_rps, seconds, plan.seed, tell)
             if plan.requests is not None:
@@ -106,11 +101,11 @@ class Bench:
             waiting = backlog_of(policy, self.batch_of(policy), self._model, workload)
             return offering.backlog(engine, workload, waiting, seconds, tell)
 
-    def peak_rps(self, contender: Contender) -> float:
+    def peak_rps(self, policy: str) -> float:
         """Return the saturated throughput of a baseline with its best settings, in requests a second."""
-        best, _ = self.best_of(contender, None)
+        best, _ = self.best_of(policy, None)
         seconds = max(0.5, min(self._plan.seconds, 10.0))
-        measured = self._once(contender, best, None, seconds, self._task(f"peak of {best}"))
+        measured = self._once(best, None, seconds, self._task(f"peak of {best}"))
         return measured.cells / measured.seconds / float(self._workload.cells.mean())
 
     def reference(self) -> float:
@@ -127,7 +122,7 @@ class Bench:
     def batch_of(self, policy: str) -> int:
         """Return the largest number of requests (graph batching) or cells in a batch of the policy."""
         policy_made = made(policy, self._padded_batch)
-        if isinstance(policy_made, GraphPolicy):
+        if isinstance(policy_made, GraphPolicy | ClosedPolicy):
             return policy_made.max_batch
         return next(iter(self._model.cells.values())).max_batch
 
@@ -135,17 +130,12 @@ class Bench:
     def _padded_batch(self) -> int:
         return USUAL_MAXIMUM if self._plan.padded_batch is None else self._plan.padded_batch
 
-    @contextlib.contextmanager
-    def _engine(self, contender: Contender, policy: str) -> Iterator[Engine]:
+    def _engine(self, policy: str) -> Engine:
         setting = self._setting
-        with contextlib.ExitStack() as stack:
-            model: Model = self._model
-            if contender.equal_work:
-                model = stack.enter_context(EqualWorkModel(model, threads=setting.threads))
-            yield stack.enter_context(Engine(
-                model, made(policy, self._padded_batch), workers=setting.workers, threads=setting.threads,
-                deadline_ms=setting.deadline_ms, late="finish", device=setting.device,
-            ))  # fmt: skip
+        return Engine(
+            self._model, made(policy, self._padded_batch), workers=setting.workers, threads=setting.threads,
+            deadline_ms=setting.deadline_ms, late="finish", device=setting.device,
+        )  # fmt: skip
 
     def _task(self, name: str) -> offering.Progress:
         task = self._bar.add_task(name, total=1.0, answered="")
@@ -174,8 +164,8 @@ def _results(bench: Bench, setting: Setting, plan: BenchPlan) -> list[Result]:
     before = bench.reference()
     rate_rps = plan.rate_rps
     if plan.load is not None:
-        rate_rps = plan.load * bench.peak_rps(Contender("serial" if setting.model in UNPADDED else "padded"))
-    standings = [bench.measure(contender, rate_rps) for contender in plan.contenders]
+        rate_rps = plan.load * bench.peak_rps("serial" if setting.model in UNPADDED else "padded")
+    standings = [bench.measure(policy, rate_rps) for policy in plan.policies]
     reference = max(before, bench.reference())
     results = [report.result(setting, one, bench.batch_of(one.policy), reference) for one in standings]
     report.add_ratios(results)

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 import batchmaker
-from batchmaker.cli.bench.contenders import Standing, batches_cells
+from batchmaker.cli.bench.contenders import Standing, computes_cells, has_equal_work, is_baseline
 from batchmaker.cli.bench.statistics import percentiles
 
 Result = dict[str, Any]
@@ -62,18 +62,14 @@ def commit() -> str:
 
 
 def result(setting: Setting, standing: Standing, max_batch: int, reference: float) -> Result:
-    """Return the JSON object of one contender.
-
-    Equal work computes no padding: the driver counts batches as if they were padded, and that is not said of it.
-    """
-    policy, measured, equal_work = standing.policy, standing.measured, standing.contender.equal_work
+    """Return the JSON object of one policy. sweep: what its other settings did in a short measurement."""
+    policy, measured = standing.policy, standing.measured
     stats, latency = measured.stats, percentiles(measured.latencies_s)
     num_in_time = None if setting.deadline_ms is None else measured.num_in_time(setting.deadline_ms / 1e3)
     useful = measured.cells / measured.seconds
     return {
         "model": setting.model,
         "policy": policy,
-        "equal_work": equal_work,
         "sweep": standing.seen or None,
         "dtype": setting.dtype,
         "hidden": setting.hidden,
@@ -99,8 +95,8 @@ def result(setting: Setting, standing: Standing, max_batch: int, reference: floa
         "useful_cells_per_s": useful,
         "reference_cells_per_s": reference,
         "useful_over_reference": _ratio(useful, reference),
-        "padding_share": 0.0 if equal_work else 1.0 - (_ratio(stats.cells, stats.padded_cells) or 1.0),
-        "mean_batch": _ratio(stats.cells, stats.steps) if batches_cells(policy) else measured.mean_graph_batch,
+        "padding_share": 1.0 - (_ratio(stats.cells, stats.padded_cells) or 1.0),
+        "mean_batch": _ratio(stats.cells, stats.steps) if computes_cells(policy) else measured.mean_graph_batch,
         "scheduler_share": stats.scheduler_s / measured.seconds,
         "unfold_share": stats.unfold_s / measured.seconds,
         "busy_share": stats.busy_s / measured.seconds / setting.workers,
@@ -114,33 +110,28 @@ def result(setting: Setting, standing: Standing, max_batch: int, reference: floa
 
 
 def add_ratios(results: list[Result]) -> None:
-    """Add to each line its comparison with the strongest baseline among policies that batch whole requests.
+    """Add to each line its comparison with the strongest baseline among policies that begin whole requests together.
 
     The strongest is the one with the most cells per second, or under an offered load the lowest p90; of those with
     equal work if any was measured, so that the ratio is that of batching alone. With both kinds, `cells_bring` says
     what the engine's cells bring to the strongest baseline: equal work over torch's own layers.
     """
-    whole = [line for line in results if not batches_cells(line["policy"])]
-    same_work = _strongest([line for line in whole if line["equal_work"]])
-    plain = _strongest([line for line in whole if not line["equal_work"]])
+    whole = [line for line in results if is_baseline(line["policy"])]
+    same_work = _strongest([line for line in whole if has_equal_work(line["policy"])])
+    plain = _strongest([line for line in whole if not has_equal_work(line["policy"])])
     base = same_work or plain
     if base is None:
         return
     for line in results:
-        line["baseline"] = name_of(base)
+        line["baseline"] = base["policy"]
         line["throughput_over_baseline"] = _ratio(line["useful_cells_per_s"], base["useful_cells_per_s"])
         line["p90_over_baseline"] = _ratio(line["p90_ms"], base["p90_ms"])
         if same_work is not None and plain is not None:
             line["cells_bring"] = {
                 "throughput": _ratio(same_work["useful_cells_per_s"], plain["useful_cells_per_s"]),
                 "p90": _ratio(same_work["p90_ms"], plain["p90_ms"]),
-                "over": name_of(plain),
+                "over": plain["policy"],
             }
-
-
-def name_of(line: Result) -> str:
-    """Return what a line is called: its policy with the settings that were best, and whether it had equal work."""
-    return f"{line['policy']}, equal work" if line["equal_work"] else str(line["policy"])
 
 
 def _strongest(lines: list[Result]) -> Result | None:
@@ -165,7 +156,7 @@ def show(console: Console, setting: Setting, results: list[Result]) -> None:
         table.add_column(name, justify="right", no_wrap=" " not in name)
     for line in results:
         table.add_row(
-            name_of(line),
+            line["policy"],
             f"{line['served_rps']:.1f}",
             f"{line['useful_cells_per_s']:,.0f}",
             _shown(line["useful_over_reference"], "{:.2f}x"),
@@ -184,10 +175,10 @@ def show(console: Console, setting: Setting, results: list[Result]) -> None:
             f"the throughput and {_shown(brought['p90'], '{:.2f}x')} the p90 latency"
         )
     for line in results:
-        if line.get("baseline") not in (None, name_of(line)):
+        if line.get("baseline") not in (None, line["policy"]):
             throughput, p90 = line["throughput_over_baseline"], line["p90_over_baseline"]
             console.print(
-                f"[bold]{name_of(line)}[/bold] against {line['baseline']}: "
+                f"[bold]{line['policy']}[/bold] against {line['baseline']}: "
                 f"{_shown(throughput, '{:.2f}x')} the throughput, {_shown(p90, '{:.2f}x')} the p90 latency"
             )
         if line["violation_share"] is not None:
