@@ -110,7 +110,8 @@ def paper_section(title: str, figures: Sequence[Figure]) -> str:
     """Return a paper's table, and why its numbers and ours differ."""
     rows = []
     for figure in figures:
-        link = f"[picture](images/{figure.picture})" if figure.picture else ""
+        drawn = figure.picture and (PAGE.parent / "images" / figure.picture).exists()
+        link = f"[picture](images/{figure.picture})" if drawn else ""
         made = f"[{figure.run}](#commands)" if figure.run else figure.where
         rows.append(
             [f"**{figure.item}**: {figure.shows}", figure.theirs, figure.our_number(), figure.state, made, link]
