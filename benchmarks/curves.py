@@ -1,7 +1,8 @@
 """Latency against throughput, after BatchMaker's Figures 7 to 9, 11, 13 to 15 and Late Batching's 3 to 7.
 
     python benchmarks/curves.py --measure                                        # what cells cost on this machine
-    python benchmarks/curves.py [--case NAME ...] [--quick] [--jobs 2] [--dynet DYNET.json]
+    python benchmarks/curves.py [--case NAME ...] [--quick] [--jobs 2]
+    python benchmarks/curves.py --keep-dynet DYNET.json                          # what DyNet itself takes for trees
     python benchmarks/curves.py --live --data DATA                               # a small network on the engine
     python benchmarks/curves.py --page docs/curves.md                            # tables and pictures from the results
 
@@ -10,7 +11,8 @@ written. Each line gets eight Poisson loads, from a tenth of what the cells coul
 several seeds; the first third of the requests is left out. Intervals are 95 % of Student's t over the seeds. Latency is
 told apart into queueing (until the first step begins) and computing. Cases are kept in the JSON one by one.
 
-DYNET.json: from `dynet_peer.py`, for the line of DyNet itself; without it that line is left out.
+DYNET.json: what `dynet_peer.py INPUTS.json DYNET.json --sizes 1 2 4 8 16 32 64` has written, with the inputs of
+`ed_batch_throughput.py inputs`. It is kept among the results; without it the line of DyNet itself is left out.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ LOADS: Final = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 1.0)
 FIGURES: Final = ("p50_ms", "p90_ms", "p99_ms", "queue_p99_ms", "compute_p50_ms", "served_rps")
 STUDENT: Final = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 8: 2.365, 10: 2.262, 20: 2.093}
 """97.5 % of Student's t for so many values."""
+DYNET_ROWS: Final = ROOT / "benchmarks" / "results" / "curves-dynet.json"
 OUT: Final = ROOT / "benchmarks" / "results" / "curves.json"
 PICTURES: Final = ROOT / "docs" / "images"
 MEASURES: Final = (
@@ -194,7 +197,7 @@ def _shown(value: Sequence[float]) -> str:
 
 
 def panels(found: Result) -> list[Panel]:
-    """Return p50, p90 and p99 against what was served, and queueing against computing."""
+    """Return p50, p90, p99 and queueing against what was served; and where they were kept, both parts as CDFs."""
     made = []
     for figure, title in (("p50_ms", "p50"), ("p90_ms", "p90"), ("p99_ms", "p99"), ("queue_p99_ms", "queueing, p99")):
         lines = []
@@ -205,6 +208,10 @@ def panels(found: Result) -> list[Panel]:
             low = [max(value - width, 1e-3) for value, width in zip(y, half, strict=True)]
             lines.append(Line(label, x, y, low, [value + width for value, width in zip(y, half, strict=True)]))
         made.append(Panel(f"{title}", "requests served per second", "ms", lines, log=True))
+    watched = [point for point in found["points"] if "queue_cdf_ms" in point]
+    for key, title in (("queue_cdf_ms", "queueing"), ("compute_cdf_ms", "computing")) if watched else ():
+        lines = [Line(point["way"], point[key], PERCENTS, PERCENTS, PERCENTS) for point in watched]
+        made.append(Panel(f"{title} at {watched[0]['load']:g} of the capacity: CDF", "ms", "% of requests", lines))
     return made
 
 
@@ -248,14 +255,18 @@ def main() -> None:
     parser.add_argument("--live", action="store_true", help="measure a small network on the engine")
     parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES), metavar="NAME")
     parser.add_argument("--data", type=Path)
-    parser.add_argument("--dynet", type=Path, help="what dynet_peer.py has written")
+    parser.add_argument("--keep-dynet", type=Path, metavar="DYNET.json", help="keep what dynet_peer.py has written")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--json", type=Path, default=OUT)
     parser.add_argument("--page", type=Path)
     options = parser.parse_args()
-    if options.measure:
+    if options.keep_dynet is not None:
+        about = made_by(("benchmarks/dynet_peer.py",), "PYTHON benchmarks/dynet_peer.py INPUTS.json DYNET.json")
+        rows = json.loads(options.keep_dynet.read_text("utf-8"))
+        DYNET_ROWS.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", "utf-8")
+    elif options.measure:
         sizes, seconds = (SIZES[:4], 0.02) if options.quick else (SIZES, 0.1)
         found = {**made_by(COSTS_MEASURE), **measure(sizes, seconds)}
         (options.json if options.quick else COSTS).write_text(json.dumps(found, indent=1) + "\n", "utf-8")
@@ -275,10 +286,10 @@ def main() -> None:
 
 def simulate_cases(options: argparse.Namespace) -> None:
     """Simulate the cases that were asked for, and keep each beside those that the JSON has of the same code."""
-    dynet = json.loads(options.dynet.read_text("utf-8")) if options.dynet else None
+    dynet = json.loads(DYNET_ROWS.read_text("utf-8"))["rows"] if DYNET_ROWS.exists() else None
     dynet_s = None if dynet is None else dynet_seconds(dynet)
     command = f"python benchmarks/curves.py{' --quick' if options.quick else ''} --jobs {options.jobs}"
-    about = made_by(MEASURES, f"{command} --dynet DYNET.json" if dynet else command)
+    about = made_by(MEASURES, command)
     about["measures"]["probe"] = probe()
     seeds = 2 if options.quick else options.seeds
     before = json.loads(options.json.read_text("utf-8")) if options.json.exists() else {}

@@ -16,9 +16,11 @@ _BENCH: Final = tuple(
 RUNS: Final[dict[str, Run]] = {
     run.name: run
     for run in (
-        Run("curves", "python benchmarks/curves.py --jobs 2 --dynet DYNET.json", ("curves.json",), 25, "curves.md",
+        Run("curves", "python benchmarks/curves.py --jobs 2", ("curves.json",), 25, "curves.md",
             "probe"),
         Run("curves-costs", "python benchmarks/curves.py --measure", ("curves-costs.json",), 1, "curves.md"),
+        Run("curves-dynet", "python benchmarks/curves.py --keep-dynet DYNET.json", ("curves-dynet.json",), 1,
+            "curves.md"),
         Run("batching-and-cells", "python benchmarks/batching_and_cells.py --data DATA", ("batching-and-cells.json",),
             15, "../README.md"),
         Run("engine", "benchmarks/engine.sh DATA", _BENCH, 10, "benchmarks.md"),
