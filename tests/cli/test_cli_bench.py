@@ -13,11 +13,11 @@ KEYS = {
     "model", "policy", "dtype", "hidden", "threads", "offered_rps", "served_rps", "requests", "p50_ms", "p90_ms",
     "p99_ms", "queue_p99_ms", "useful_cells_per_s", "reference_cells_per_s", "padding_share", "mean_batch",
     "scheduler_share", "scheduler_us_per_node", "task_ms", "load", "seconds", "machine", "commit", "torch",
-    "generator_late_ms",
+    "generator_late_ms", "sweep",
 }  # fmt: skip
 
 
-TINY = ("--hidden", 8, "--max-batch", 8)  # an engine warms up every size of a batch
+TINY = ("--hidden", 8, "--max-batch", 8, "--no-sweep")  # an engine warms up every size of a batch
 
 
 def test_requests_at_once_are_all_answered(command, tmp_path, read_json):
@@ -26,7 +26,9 @@ def test_requests_at_once_are_all_answered(command, tmp_path, read_json):
     assert done.exit_code == 0, done.output
     cellular, padded = read_json(path)
     assert set(cellular) >= KEYS
-    assert (cellular["policy"], padded["policy"]) == ("cellular", "padded")
+    usual = "padded:bucket_width=10,max_batch=64,full_first=yes"
+    assert (cellular["policy"], padded["policy"]) == ("cellular", usual)
+    assert cellular["sweep"] is padded["sweep"] is None
     assert cellular["requests"] == padded["requests"] == 40
     assert cellular["useful_cells_per_s"] == pytest.approx(cellular["served_rps"] * 5)
     assert padded["padding_share"] == 0.0
@@ -44,13 +46,47 @@ def whole_windows(monkeypatch):
 
 def test_a_saturated_window_counts_padding(command, tmp_path, read_json, whole_windows):
     path = tmp_path / "out.json"
-    batches = ("--max-batch", 8, "--padded-batch", 4)
+    batches = ("--max-batch", 8, "--padded-batch", 4, "--no-sweep")
     done = command("bench", "gru", "--hidden", 8, "--seconds", 0.2, *batches, "--json", path)
     assert done.exit_code == 0, done.output
     cellular, padded = read_json(path)
     assert cellular["offered_rps"] is None
     assert 4 < cellular["mean_batch"] <= 8
     assert 0 < padded["padding_share"] < 0.5
+    assert padded["mean_batch"] == 4
+
+
+def test_the_best_of_the_swept_settings_is_shown(command, tmp_path, read_json):
+    path = tmp_path / "out.json"
+    sizes = ("--requests", 30, "--lengths", "fixed:5", "--policy", "padded:bucket_width=5", "--hidden", 8)
+    done = command("bench", "lstm", *sizes, "--max-batch", 8, "--json", path)
+    assert done.exit_code == 0, done.output
+    (padded,) = read_json(path)
+    widths = {text.partition(",")[0] for text in padded["sweep"]}
+    assert widths == {"padded:bucket_width=5"}
+    assert len(padded["sweep"]) == 3
+    assert padded["policy"] == max(padded["sweep"], key=padded["sweep"].__getitem__)
+
+
+def test_equal_work_gives_whole_requests_the_cells_of_the_engine(command, tmp_path, read_json):
+    path = tmp_path / "out.json"
+    done = command("bench", "lstm", *TINY, "--equal-work", "--requests", 20, "--lengths", "clip:9", "--json", path)
+    assert done.exit_code == 0, done.output
+    cellular, padded, closed = read_json(path)
+    assert closed["policy"] == padded["policy"].replace("padded", "closed")
+    assert padded["padding_share"] > 0 == closed["padding_share"]
+    assert cellular["baseline"] == closed["policy"]
+    assert cellular["cells_bring"]["over"] == padded["policy"]
+    together = cellular["cells_bring"]["throughput"] * cellular["throughput_over_baseline"]
+    assert together == pytest.approx(cellular["useful_cells_per_s"] / padded["useful_cells_per_s"])
+
+
+@pytest.mark.slow
+def test_trees_are_batched_whole_with_equal_work(command, tmp_path, read_json):
+    path = tmp_path / "out.json"
+    done = command("bench", "treelstm", *TINY, "--equal-work", "--requests", 6, "--json", path)
+    assert done.exit_code == 0, done.output
+    assert [line["policy"].partition(":")[0] for line in read_json(path)] == ["cellular", "closed"]
 
 
 @pytest.mark.slow
@@ -101,6 +137,7 @@ def test_pairs_and_trees_from_files(command, tmp_path, text_file, tree_file, rea
         (("lstm", "--lengths", "long"), "fixed:24 or clip:50"),
         (("treelstm", "--layers", "2"), "no option --layers"),
         (("treelstm", "--policy", "padded"), "cannot be padded"),
+        (("lstm", "--equal-work", "--workers", "2"), "use --workers 1"),
         (("treelstm", "--policy", "padded:bucket_width=5"), "cannot be padded"),
         (("lstm", "--policy", "celular"), "Did you mean 'cellular'"),
     ],
@@ -116,12 +153,25 @@ def test_policies_are_told_apart_by_kind_however_they_are_written(command, tmp_p
     path = tmp_path / "out.json"
     given = ("cellular:max_steps=1", "sufficient", "padded:bucket_width=5", "padded:max_batch=3", "cellular")
     names = [part for policy in given for part in ("--policy", policy)]
-    sizes = ("--hidden", 8, "--requests", 12, "--lengths", "fixed:5", "--max-batch", 32, "--padded-batch", 4)
+    sizes = (
+        "--hidden",
+        8,
+        "--requests",
+        12,
+        "--lengths",
+        "fixed:5",
+        "--max-batch",
+        32,
+        "--padded-batch",
+        4,
+        "--no-sweep",
+    )
     done = command("bench", "lstm", *sizes, "--threads", 1, *names, "--json", path)
     assert done.exit_code == 0, done.output
     lines = read_json(path)
     assert [line["max_batch"] for line in lines] == [32, 32, 4, 3, 32]
-    assert {line["baseline"] for line in lines} == {"padded:bucket_width=5"}
+    fastest = max(lines[2:4], key=lambda line: line["useful_cells_per_s"])
+    assert {line["baseline"] for line in lines} == {fastest["policy"]}
     assert all(1 <= line["mean_batch"] <= line["max_batch"] for line in lines)  # the first may be begun alone
     assert "1 thread:" in done.output
 

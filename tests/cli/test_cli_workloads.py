@@ -67,7 +67,9 @@ def tiny(monkeypatch):
 
 def test_a_network_that_is_alike_for_all_is_measured(command, tmp_path, read_json, tiny):
     path = tmp_path / "out.json"
-    done = command("bench", "bert", "--requests", 12, "--max-batch", 4, "--padded-batch", 4, "--json", path)
+    done = command(
+        "bench", "bert", "--requests", 12, "--max-batch", 4, "--padded-batch", 4, "--no-sweep", "--json", path
+    )
     assert done.exit_code == 0, done.output
     cellular, padded = read_json(path)
     assert cellular["requests"] == padded["requests"] == 12

@@ -33,8 +33,8 @@ POLICIES: Final[dict[str, type[CellPolicy]]] = {
     )
 }
 
-BASELINES: Final = dict.fromkeys(("graph", "orloj", "padded", "serial"), "batchmaker.lab.baselines")
-"""Modules of the policies that batch whole requests, by name. An engine that serves cells never loads them."""
+BASELINES: Final = dict.fromkeys(("closed", "graph", "orloj", "padded", "serial"), "batchmaker.lab.baselines")
+"""Modules of the policies that begin whole requests together, by name. An engine that serves cells never loads them."""
 
 
 def names() -> list[str]:
@@ -48,7 +48,7 @@ def find(name: str) -> type[CellPolicy] | type[GraphPolicy]:
         return POLICIES[name]
     if name not in BASELINES:
         raise unknown_name("policy", name, names())
-    found: type[GraphPolicy] = importlib.import_module(BASELINES[name]).POLICIES[name]
+    found: type[CellPolicy] | type[GraphPolicy] = importlib.import_module(BASELINES[name]).POLICIES[name]
     return found
 
 

@@ -21,10 +21,11 @@ from batchmaker.lab.baselines.scheduler import (
     RunBatch,
     WholeRequestArrived,
 )
+from batchmaker.policies import GraphPolicy
 from batchmaker.scheduler.commands import Fail, FailureKind, Reply
 from batchmaker.scheduler.events import RequestCancelled, TimePassed
 
-GRAPH_POLICIES = sorted(POLICIES)
+GRAPH_POLICIES = sorted(name for name, policy in POLICIES.items() if issubclass(policy, GraphPolicy))
 
 
 class Device:

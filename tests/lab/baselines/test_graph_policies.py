@@ -27,6 +27,13 @@ def test_padded_policy_serves_buckets_in_turn_oldest_first():
     assert len(policy) == 0
 
 
+def test_padded_policy_serves_full_buckets_first_if_asked():
+    policy = PaddedPolicy(max_batch=2, bucket_width=10, full_first=True)
+    for request, length in enumerate([1, 25, 11, 30, 12]):
+        policy.add(request, length, 0.0)
+    assert batches(policy) == [[2, 4], [1, 3], [0]]
+
+
 def test_serial_policy_serves_one_at_a_time_in_order():
     policy = SerialPolicy()
     for request in range(3):

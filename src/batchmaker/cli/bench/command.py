@@ -9,6 +9,7 @@ import typer
 
 from batchmaker.cli import options
 from batchmaker.cli.bench import report
+from batchmaker.cli.bench.contenders import with_equal_work
 from batchmaker.cli.bench.measurement import BenchPlan, measure_all
 from batchmaker.cli.bench.report import Result, Setting
 from batchmaker.cli.workload import UNPADDED, Workload, make_workload
@@ -46,7 +47,17 @@ def bench(
     workers: options.Workers = 1,
     device: options.Device = "cpu",
     max_batch: options.MaxBatch = None,
-    padded_batch: Annotated[int, typer.Option(min=1, help="Most requests in a padded batch.")] = 64,
+    padded_batch: Annotated[
+        int | None, typer.Option(min=1, help="Most requests in a padded batch. Default: the best of 64, 128 and 256.")
+    ] = None,
+    sweep: Annotated[
+        bool, typer.Option(help="Look for padded's best bucket width and maximum first; without: 10 and 64.")
+    ] = True,
+    equal_work: Annotated[
+        bool,
+        typer.Option("--equal-work", help="Measure padded and serial with the engine's own cells as well: closed."),
+    ] = False,
+    planned: Annotated[bool, typer.Option("--planned", help="Plan the operations inside all cells.")] = False,
     lengths: Annotated[str | None, typer.Option(help="fixed:24 or clip:50, for generated sentences.")] = None,
     seed: options.Seed = 0,
     json: Annotated[Path | None, typer.Option(help="Write the results here, one object per policy.")] = None,
@@ -63,6 +74,8 @@ def bench(
 
     batchmaker bench lstm --load 0.5 --policy cellular --policy padded
 
+    batchmaker bench lstm --hidden 512 --equal-work --json cells-and-batching.json
+
     batchmaker bench seq2seq --data europarl.de --data europarl.en --hidden 512
 
     batchmaker bench treelstm --data sst/test.txt --requests 1000
@@ -70,12 +83,17 @@ def bench(
     batchmaker bench lstm --hidden 1024 --device cuda --dtype bfloat16
     """
     workers = workers if device == "cpu" else len(device_numbers(device))
-    plan = BenchPlan(_policies_for(model, policy, device), seconds, requests, rate, load, padded_batch, seed)
+    if equal_work and workers > 1:
+        raise OptionError(f"--equal-work has one batch at a time: use --workers 1, got {workers}")
+    names = _policies_for(model, policy, device, equal_work=equal_work)
+    plan = BenchPlan(names, seconds, requests, rate, load, padded_batch, seed, sweep)
     options.check_writable(json)
     made_options = {"hidden": hidden, "layers": layers, "dtype": dtype, "max_batch": max_batch, "seed": seed}
     options.check_model(model, **made_options)
     workload = make_workload(model, data=data or (), lengths=lengths, count=requests, seed=seed)
     built = _made_for(workload, model, made_options)
+    for cell in built.cells.values():
+        cell.optimize = cell.optimize or planned
     width, threads = hidden or options.width_of(model), threads or default_threads(workers)
     setting = Setting(model, width, layers or 1, dtype, threads, workers, workload.source, load, deadline_ms, device)
     results = measure_all(built, workload, setting, plan)
@@ -94,10 +112,16 @@ def _report(setting: Setting, results: list[Result], json: Path | None) -> None:
         options.write_json(json, results)
 
 
-def _policies_for(model: str, given: list[str] | None, device: str) -> tuple[str, ...]:
+def _policies_for(model: str, given: list[str] | None, device: str, *, equal_work: bool) -> tuple[str, ...]:
     """Return the policies to measure: those given, else cellular batching and the model's best baseline."""
-    if model in UNPADDED and any(policy.partition(":")[0] == "padded" for policy in given or ()):
-        raise OptionError(f"requests of different shapes cannot be padded; the baseline of {model} is --policy serial")
+    if device != "cpu" and equal_work:
+        raise OptionError(f"--equal-work compares baselines, which run on the CPU; got --device {device}")
+    if model in UNPADDED and not equal_work and any(policy.partition(":")[0] == "padded" for policy in given or ()):
+        raise OptionError(
+            f"requests of different shapes cannot be padded; the baseline of {model} is --policy serial, or "
+            "--equal-work"
+        )
     if device != "cpu":
         return tuple(given or ("cellular",))
-    return tuple(given or ("cellular", "serial" if model in UNPADDED else "padded"))
+    names = tuple(given or ("cellular", "serial" if model in UNPADDED and not equal_work else "padded"))
+    return with_equal_work(model, names) if equal_work else names

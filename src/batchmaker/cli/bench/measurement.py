@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
-from typing import final
+from typing import Final, final
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -12,15 +11,20 @@ from batchmaker import policies
 from batchmaker.cli import options
 from batchmaker.cli.bench import load as offering
 from batchmaker.cli.bench import report
+from batchmaker.cli.bench.contenders import USUAL_MAXIMUM, Standing, backlog_of, made, settings_of
 from batchmaker.cli.bench.load import Measured
 from batchmaker.cli.bench.reference import reference_cells_per_s
 from batchmaker.cli.bench.report import Result, Setting
+from batchmaker.cli.bench.statistics import percentiles
 from batchmaker.cli.workload import UNPADDED, Workload
 from batchmaker.engine.engine import Engine
 from batchmaker.errors import OptionError
+from batchmaker.lab.baselines import ClosedPolicy
 from batchmaker.model.model import Model
-from batchmaker.policies.base import CellPolicy, GraphPolicy
-from batchmaker.policies.options import read_options
+from batchmaker.policies.base import GraphPolicy
+
+LOOK_S: Final = 1.0
+"""Seconds of each measurement of a sweep."""
 
 
 @final
@@ -29,7 +33,8 @@ class BenchPlan:
     """What to measure, and how. OptionError for unknown policies and contradictory loads.
 
     requests: offer so many at once; else rate_rps, or load, a share of the baseline's peak; else a backlog for
-    `seconds`.
+    `seconds`. padded_batch: most requests in a batch of whole requests; None: `padded` is swept over its maximum too.
+    sweep: whether `padded` is swept at all.
     """
 
     policies: tuple[str, ...]
@@ -37,8 +42,9 @@ class BenchPlan:
     requests: int | None
     rate_rps: float | None
     load: float | None
-    padded_batch: int
+    padded_batch: int | None
     seed: int
+    sweep: bool = True
 
     def __post_init__(self) -> None:
         if sum(given is not None for given in (self.rate_rps, self.load, self.requests)) > 1:
@@ -61,23 +67,45 @@ class Bench:
         self._plan = plan
         self._bar = bar
 
-    def measure(self, policy: str, rate_rps: float | None) -> Measured:
-        """Measure one policy; rate_rps None means saturated."""
-        plan = self._plan
+    def measure(self, policy: str, rate_rps: float | None) -> Standing:
+        """Measure one policy with the best of its settings; rate_rps None means saturated."""
+        best, seen = self.best_of(policy, rate_rps)
+        return Standing(best, self._once(best, rate_rps, self._plan.seconds, self._task(best)), seen)
+
+    def best_of(self, policy: str, rate_rps: float | None) -> tuple[str, dict[str, float]]:
+        """Return the policy's best settings, and what each gave in a short measurement if there are several.
+
+        Under a rate that is the p90 latency in ms, of which the lowest is best; otherwise cells per second.
+        """
+        plan, late = self._plan, rate_rps is not None
+        settings = settings_of(policy, most=plan.padded_batch, full_first=not late, sweep=plan.sweep)
+        if len(settings) == 1:
+            return settings[0], {}
+        bar = self._bar.add_task(f"sweep of {policy}", total=len(settings), answered="")
+        seen = {}
+        for setting in settings:
+            seconds = min(LOOK_S, plan.seconds)
+            measured = self._once(setting, rate_rps, seconds, lambda share, answered: None)
+            p90_ms = percentiles(measured.latencies_s).p90_ms
+            seen[setting] = p90_ms if late else measured.cells / measured.seconds
+            self._bar.advance(bar)
+        return (min if late else max)(seen, key=seen.__getitem__), seen
+
+    def _once(self, policy: str, rate_rps: float | None, seconds: float, tell: offering.Progress) -> Measured:
+        plan, workload = self._plan, self._workload
         with self._engine(policy) as engine:
-            tell = self._task(policy)
             if rate_rps is not None:
-                return offering.poisson(engine, self._workload, rate_rps, plan.seconds, plan.seed, tell)
+                return offering.poisson(engine, workload, rate_rps, seconds, plan.seed, tell)
             if plan.requests is not None:
-                return offering.all_at_once(engine, self._workload, plan.requests, tell)
-            return offering.backlog(engine, self._workload, self._in_flight(policy), plan.seconds, tell)
+                return offering.all_at_once(engine, workload, plan.requests, tell)
+            waiting = backlog_of(policy, self.batch_of(policy), self._model, workload)
+            return offering.backlog(engine, workload, waiting, seconds, tell)
 
     def peak_rps(self, policy: str) -> float:
-        """Return the saturated throughput of a baseline from a short measurement, in requests a second."""
+        """Return the saturated throughput of a baseline with its best settings, in requests a second."""
+        best, _ = self.best_of(policy, None)
         seconds = max(0.5, min(self._plan.seconds, 10.0))
-        with self._engine(policy) as engine:
-            tell = self._task(f"peak of {policy}")
-            measured = offering.backlog(engine, self._workload, self._in_flight(policy), seconds, tell)
+        measured = self._once(best, None, seconds, self._task(f"peak of {best}"))
         return measured.cells / measured.seconds / float(self._workload.cells.mean())
 
     def reference(self) -> float:
@@ -93,29 +121,19 @@ class Bench:
 
     def batch_of(self, policy: str) -> int:
         """Return the largest number of requests (graph batching) or cells in a batch of the policy."""
-        made = self._made(policy)
-        return made.max_batch if isinstance(made, GraphPolicy) else next(iter(self._model.cells.values())).max_batch
+        policy_made = made(policy, self._padded_batch)
+        if isinstance(policy_made, GraphPolicy | ClosedPolicy):
+            return policy_made.max_batch
+        return next(iter(self._model.cells.values())).max_batch
 
-    def _in_flight(self, policy: str) -> int:
-        """Return the backlog: several batches; for graph batching as many in each bucket of lengths."""
-        batch = self.batch_of(policy)
-        if report.batches_cells(policy):
-            return 4 * batch
-        return (8 if batch == 1 else 16) * batch
-
-    def _made(self, policy: str) -> CellPolicy | GraphPolicy:
-        """Return a new policy; a padding one gets --padded-batch unless its own text sets max_batch."""
-        name, _, text = policy.partition(":")
-        kind = policies.find(name)
-        pads = not report.batches_cells(policy) and "max_batch" in inspect.signature(kind).parameters
-        if pads and "max_batch" not in read_options(name, kind, text):
-            return policies.make(policy, max_batch=self._plan.padded_batch)
-        return policies.make(policy)
+    @property
+    def _padded_batch(self) -> int:
+        return USUAL_MAXIMUM if self._plan.padded_batch is None else self._plan.padded_batch
 
     def _engine(self, policy: str) -> Engine:
         setting = self._setting
         return Engine(
-            self._model, self._made(policy), workers=setting.workers, threads=setting.threads,
+            self._model, made(policy, self._padded_batch), workers=setting.workers, threads=setting.threads,
             deadline_ms=setting.deadline_ms, late="finish", device=setting.device,
         )  # fmt: skip
 
@@ -147,8 +165,8 @@ def _results(bench: Bench, setting: Setting, plan: BenchPlan) -> list[Result]:
     rate_rps = plan.rate_rps
     if plan.load is not None:
         rate_rps = plan.load * bench.peak_rps("serial" if setting.model in UNPADDED else "padded")
-    measured = [(policy, bench.measure(policy, rate_rps)) for policy in plan.policies]
+    standings = [bench.measure(policy, rate_rps) for policy in plan.policies]
     reference = max(before, bench.reference())
-    results = [report.result(setting, policy, bench.batch_of(policy), seen, reference) for policy, seen in measured]
+    results = [report.result(setting, one, bench.batch_of(one.policy), reference) for one in standings]
     report.add_ratios(results)
     return results

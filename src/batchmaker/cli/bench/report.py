@@ -15,10 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 import batchmaker
-from batchmaker import policies
-from batchmaker.cli.bench.load import Measured
+from batchmaker.cli.bench.contenders import Standing, computes_cells, has_equal_work, is_baseline
 from batchmaker.cli.bench.statistics import percentiles
-from batchmaker.policies.base import CellPolicy
 
 Result = dict[str, Any]
 """One line of results, as it is written to JSON."""
@@ -63,19 +61,16 @@ def commit() -> str:
     return found.stdout.strip() if found.returncode == 0 else batchmaker.__version__
 
 
-def batches_cells(policy: str) -> bool:
-    """Return whether a known policy, in its command-line form, batches cells rather than whole requests."""
-    return issubclass(policies.find(policy.partition(":")[0]), CellPolicy)
-
-
-def result(setting: Setting, policy: str, max_batch: int, measured: Measured, reference: float) -> Result:
-    """Return the JSON object of one policy."""
+def result(setting: Setting, standing: Standing, max_batch: int, reference: float) -> Result:
+    """Return the JSON object of one policy. sweep: what its other settings did in a short measurement."""
+    policy, measured = standing.policy, standing.measured
     stats, latency = measured.stats, percentiles(measured.latencies_s)
     num_in_time = None if setting.deadline_ms is None else measured.num_in_time(setting.deadline_ms / 1e3)
     useful = measured.cells / measured.seconds
     return {
         "model": setting.model,
         "policy": policy,
+        "sweep": standing.seen or None,
         "dtype": setting.dtype,
         "hidden": setting.hidden,
         "layers": setting.layers,
@@ -101,7 +96,7 @@ def result(setting: Setting, policy: str, max_batch: int, measured: Measured, re
         "reference_cells_per_s": reference,
         "useful_over_reference": _ratio(useful, reference),
         "padding_share": 1.0 - (_ratio(stats.cells, stats.padded_cells) or 1.0),
-        "mean_batch": _ratio(stats.cells, stats.steps) if batches_cells(policy) else measured.mean_graph_batch,
+        "mean_batch": _ratio(stats.cells, stats.steps) if computes_cells(policy) else measured.mean_graph_batch,
         "scheduler_share": stats.scheduler_s / measured.seconds,
         "unfold_share": stats.unfold_s / measured.seconds,
         "busy_share": stats.busy_s / measured.seconds / setting.workers,
@@ -115,14 +110,36 @@ def result(setting: Setting, policy: str, max_batch: int, measured: Measured, re
 
 
 def add_ratios(results: list[Result]) -> None:
-    """Add to each object its comparison with the first baseline (any policy that batches whole requests)."""
-    base = next((line for line in results if not batches_cells(line["policy"])), None)
+    """Add to each line its comparison with the strongest baseline among policies that begin whole requests together.
+
+    The strongest is the one with the most cells per second, or under an offered load the lowest p90; of those with
+    equal work if any was measured, so that the ratio is that of batching alone. With both kinds, `cells_bring` says
+    what the engine's cells bring to the strongest baseline: equal work over torch's own layers.
+    """
+    whole = [line for line in results if is_baseline(line["policy"])]
+    same_work = _strongest([line for line in whole if has_equal_work(line["policy"])])
+    plain = _strongest([line for line in whole if not has_equal_work(line["policy"])])
+    base = same_work or plain
     if base is None:
         return
     for line in results:
         line["baseline"] = base["policy"]
         line["throughput_over_baseline"] = _ratio(line["useful_cells_per_s"], base["useful_cells_per_s"])
         line["p90_over_baseline"] = _ratio(line["p90_ms"], base["p90_ms"])
+        if same_work is not None and plain is not None:
+            line["cells_bring"] = {
+                "throughput": _ratio(same_work["useful_cells_per_s"], plain["useful_cells_per_s"]),
+                "p90": _ratio(same_work["p90_ms"], plain["p90_ms"]),
+                "over": plain["policy"],
+            }
+
+
+def _strongest(lines: list[Result]) -> Result | None:
+    if not lines:
+        return None
+    if lines[0]["offered_rps"] is not None:
+        return min(lines, key=lambda line: math.inf if line["p90_ms"] is None else line["p90_ms"])
+    return max(lines, key=lambda line: line["useful_cells_per_s"])
 
 
 def show(console: Console, setting: Setting, results: list[Result]) -> None:
@@ -152,6 +169,11 @@ def show(console: Console, setting: Setting, results: list[Result]) -> None:
     console.print(table)
     console.print(f"[dim]reference: {results[0]['reference_cells_per_s']:,.0f} cells/s, the best of plain torch over "
                   "full batches of equal lengths[/dim]")  # fmt: skip
+    if (brought := results[0].get("cells_bring")) is not None:
+        console.print(
+            f"of the difference to {brought['over']}, the cells alone bring {_shown(brought['throughput'], '{:.2f}x')} "
+            f"the throughput and {_shown(brought['p90'], '{:.2f}x')} the p90 latency"
+        )
     for line in results:
         if line.get("baseline") not in (None, line["policy"]):
             throughput, p90 = line["throughput_over_baseline"], line["p90_over_baseline"]

@@ -1,0 +1,88 @@
+"""One figure or table of a paper beside what came out here, and the runs that results come from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+RESULTS: Final = ROOT / "benchmarks" / "results"
+State = Literal["reproduced", "in part", "other outcome", "not reproduced", "explanation"]
+"""`other outcome`: made, and it comes out otherwise than in the paper. `explanation`: a drawing, nothing measured."""
+ABSENT: Final = "not measured yet"
+Ours = str | Callable[[], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One command and what it writes. results: files in benchmarks/results. page: where its tables are.
+
+    probe: name of a function in the script of the same name that plays a little of it again, for simulations: a result
+    is current if that comes out the same, whatever was changed in the code.
+    """
+
+    name: str
+    command: str
+    results: tuple[str, ...]
+    minutes: int
+    page: str = ""
+    probe: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure or table. item: its name in the paper. theirs, ours: the numbers; ours may read the results.
+
+    run: name of the run that makes it. why: the reason for what differs, or what is missing. where: for an explanation,
+    the page or test in which it lives. picture: file in docs/images.
+    """
+
+    item: str
+    shows: str
+    state: State
+    theirs: str = ""
+    ours: Ours = ""
+    run: str = ""
+    why: str = ""
+    where: str = ""
+    picture: str = ""
+
+    def our_number(self) -> str:
+        """Return our number with its interval; ABSENT where nobody has made it, or the result has another form."""
+        if isinstance(self.ours, str):
+            return self.ours
+        try:
+            return self.ours()
+        except (FileNotFoundError, KeyError, IndexError, TypeError, ValueError):
+            return ABSENT
+
+
+@cache
+def result(name: str) -> Any:
+    """Return the content of a result file. FileNotFoundError if nobody has made it."""
+    return json.loads((RESULTS / name).read_text("utf-8"))
+
+
+def first(rows: Iterable[dict[str, Any]], **wanted: Any) -> dict[str, Any]:
+    """Return the first row with these values. KeyError without any."""
+    for row in rows:
+        if all(row.get(key) == value for key, value in wanted.items()):
+            return row
+    raise KeyError(f"no row has {wanted}")
+
+
+def number(value: float) -> str:
+    """Return a number in three digits, whole from 100 on."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def ranged(values: Sequence[float], unit: str = "") -> str:
+    """Return the median, and the quartiles as its interval."""
+    low, middle, high = np.percentile(values, (25, 50, 75)).tolist()
+    return f"{number(middle)}{unit} ({number(low)} to {number(high)})"

@@ -1,0 +1,66 @@
+"""All runs whose results are in the repository, and the results that are older than the code they measure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from paper_figures.entry import Run
+
+_BENCH: Final = tuple(
+    f"{name}.json"
+    for name in (
+        "lstm-bfloat16", "lstm-bfloat16-half", "lstm-bfloat16-fixed", "lstm-float32", "lstm-float32-half",
+        "lstm-float32-fixed", "seq2seq", "seq2seq-half", "treelstm", "profile-lstm",
+    )
+)  # fmt: skip
+RUNS: Final[dict[str, Run]] = {
+    run.name: run
+    for run in (
+        Run("curves", "python benchmarks/curves.py --jobs 2", ("curves.json",), 25, "curves.md",
+            "probe"),
+        Run("curves-costs", "python benchmarks/curves.py --measure", ("curves-costs.json",), 1, "curves.md"),
+        Run("curves-dynet", "python benchmarks/curves.py --keep-dynet DYNET.json", ("curves-dynet.json",), 1,
+            "curves.md"),
+        Run("batching-and-cells", "python benchmarks/batching_and_cells.py --data DATA", ("batching-and-cells.json",),
+            15, "../README.md"),
+        Run("engine", "benchmarks/engine.sh DATA", _BENCH, 10, "benchmarks.md"),
+        Run("overhead", "python benchmarks/overhead.py --data DATA --dynet-python PYTHON --litserve-python PYTHON",
+            ("overhead.json",), 30, "benchmarks.md"),
+        Run("lazybatching", "python benchmarks/lazybatching.py", ("lazybatching.json",), 25, "lazybatching.md"),
+        Run("npu", "python benchmarks/npu.py --words 17", ("npu.json",), 1, "lazybatching.md"),
+        Run("simulator", "python benchmarks/simulator.py --requests 20000", ("simulator.json",), 3, "simulator.md"),
+        Run("simulated-and-real", "python benchmarks/simulated_and_real.py --data DATA/europarl_deen/raw5k.en",
+            ("simulated-and-real.json",), 5, "simulator.md"),
+        Run("ed-batch", "python benchmarks/ed_batch.py DATA", ("ed-batch.json",), 3, "ed-batch.md"),
+        Run("ed-batch-seeds", "python benchmarks/ed_batch_seeds.py DATA --jobs 2", ("ed-batch-seeds.json",), 15,
+            "ed-batch.md"),
+        Run("ed-batch-throughput", "python benchmarks/ed_batch_throughput.py run DATA", ("ed-batch-throughput.json",),
+            40, "ed-batch-throughput.md"),
+        Run("ed-batch-sizes", "python benchmarks/ed_batch_sizes.py DATA --dynet-python PYTHON",
+            ("ed-batch-sizes.json",), 40, "ed-batch-throughput.md"),
+        Run("planner", "python benchmarks/planner.py", ("planner.json",), 4, "cell-planning.md"),
+        Run("pq-tree", "python benchmarks/pq_tree.py", ("pq-tree.json",), 1, "cell-planning.md"),
+        Run("kernel-configurations", "python benchmarks/kernel_configurations.py --arch sm_90 sm_80",
+            ("kernel-configurations.json",), 5, "kernels.md"),
+        Run("gpu", "python benchmarks/gpu.py", ("gpu.json",), 9, "gpu.md"),
+        Run("learned-online", "python benchmarks/learned_online.py", ("learned-online.json",), 20, "learned-online.md"),
+        Run("default-policy", "python benchmarks/default_policy.py --quick",
+            ("default-policy.json", "default-policy-costs.json"), 15, "policies.md"),
+        Run("fleet", "python benchmarks/fleet.py", ("fleet.json", "fleet-costs.json"), 10, "fleet-planning.md"),
+        Run("examples", "python benchmarks/examples.py --data DATA --dynet-python PYTHON", ("examples.json",), 20,
+            "which-models-gain.md"),
+        Run("serving", "benchmarks/serving/*.py", (
+            "serving-lstm.json", "serving-loadgen.json", "serving-overhead.json", "serving-overload-lstm.json",
+            "serving-perf-analyzer.json"), 20, "serving-benchmarks.md"),
+    )
+}  # fmt: skip
+
+OLDER: Final = frozenset((
+    *_BENCH, "overhead.json", "lazybatching.json", "npu.json", "simulator.json", "simulated-and-real.json",
+    "ed-batch.json", "ed-batch-throughput.json", "planner.json", "pq-tree.json", "kernel-configurations.json",
+    "gpu.json", "learned-online.json", "default-policy.json", "default-policy-costs.json", "fleet.json",
+    "fleet-costs.json", "examples.json", "serving-lstm.json", "serving-loadgen.json", "serving-overhead.json",
+    "serving-overload-lstm.json", "serving-perf-analyzer.json",
+))  # fmt: skip
+"""Results whose code has changed since, or that do not say what they measure: marked on the page. A result leaves this
+list when its benchmark declares what it measures (`provenance.made_by`) and has been run again."""

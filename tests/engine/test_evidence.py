@@ -1,0 +1,185 @@
+"""benchmarks/evidence.py: every figure is listed, no result of other code passes as current, the page is up to date."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def scripts():
+    before = set(sys.modules)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield {name: importlib.import_module(name) for name in ("evidence", "provenance", "curves", "curve_cases")}
+    for name in set(sys.modules) - before:
+        if str(ROOT / "benchmarks") in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+# --- what a result is of ---------------------------------------------------------------------------------------------
+
+CODE = '"""What it does."""\n\n\ndef f(x):\n    """Return x."""\n    return x  # as it is\n'
+
+
+def test_comments_docstrings_and_blank_lines_do_not_change_a_digest(scripts, tmp_path):
+    digest = scripts["provenance"].digest
+    (tmp_path / "a.py").write_text(CODE)
+    before = digest(["a.py"], tmp_path)
+    (tmp_path / "a.py").write_text(CODE.replace("as it is", "unchanged").replace("What it does", "Other words"))
+    assert digest(["a.py"], tmp_path) == before
+    (tmp_path / "a.py").write_text(CODE.replace("return x", "return 2 * x"))
+    assert digest(["a.py"], tmp_path) != before
+
+
+def test_a_text_that_is_no_docstring_is_code(scripts):
+    code_of = scripts["provenance"].code_of
+    assert code_of('x = "# no comment"\n') == 'x = "# no comment"'
+    assert code_of("def f():\n    return 'text'\n") != code_of("def f():\n    return 'other'\n")
+
+
+def test_a_folder_is_all_of_its_code_and_no_other_file_counts(scripts, tmp_path):
+    digest = scripts["provenance"].digest
+    (tmp_path / "room").mkdir()
+    (tmp_path / "room" / "a.py").write_text("x = 1\n")
+    before = digest(["room"], tmp_path)
+    (tmp_path / "other.py").write_text("y = 1\n")
+    assert digest(["room"], tmp_path) == before
+    (tmp_path / "room" / "b.py").write_text("z = 1\n")
+    assert digest(["room"], tmp_path) != before
+
+
+def test_a_declared_path_that_is_gone_is_an_error_and_its_result_is_not_current(scripts, tmp_path):
+    with pytest.raises(FileNotFoundError, match="correct the benchmark's MEASURES"):
+        scripts["provenance"].digest(["gone.py"], tmp_path)
+    assert scripts["provenance"].is_current({"measures": {"paths": ["gone.py"], "digest": "0"}}) is False
+    assert scripts["provenance"].is_current({"commit": "abc"}) is None
+
+
+@pytest.fixture
+def one_result(scripts, tmp_path, monkeypatch):
+    """A folder of results with one run; a function writes its result."""
+    evidence, entry = scripts["evidence"], sys.modules["paper_figures.entry"]
+    monkeypatch.setattr(evidence, "RESULTS", tmp_path)
+    monkeypatch.setattr(evidence, "RUNS", {"one": entry.Run("one", "python one.py", ("one.json",), 1)})
+    monkeypatch.setattr(evidence, "OLDER", frozenset())
+    return lambda content: (tmp_path / "one.json").write_text(json.dumps(content))
+
+
+def test_a_result_of_other_code_is_refused_unless_it_is_listed_as_older(scripts, one_result, monkeypatch):
+    evidence = scripts["evidence"]
+    one_result({"measures": {"paths": ["benchmarks/evidence.py"], "digest": "of other code"}})
+    (said,) = evidence.problems()
+    assert "run it again (`python one.py`)" in said
+    monkeypatch.setattr(evidence, "OLDER", frozenset({"one.json"}))
+    assert evidence.problems() == []
+    assert evidence.state_of(evidence.RUNS["one"]) == "**from an older commit**"
+
+
+def test_a_result_of_this_code_is_not_listed_as_older(scripts, one_result, monkeypatch):
+    evidence = scripts["evidence"]
+    one_result(scripts["provenance"].made_by(["benchmarks/evidence.py"]))
+    assert evidence.problems() == []
+    assert evidence.state_of(evidence.RUNS["one"]) == "this code"
+    monkeypatch.setattr(evidence, "OLDER", frozenset({"one.json"}))
+    assert "take it out of OLDER" in evidence.problems()[0]
+
+
+def test_a_simulation_that_comes_out_the_same_is_of_this_code(scripts, one_result, monkeypatch):
+    evidence, entry = scripts["evidence"], sys.modules["paper_figures.entry"]
+    monkeypatch.setattr(evidence, "RUNS", {"one": entry.Run("one", "python one.py", ("one.json",), 1, probe="probe")})
+    monkeypatch.setattr(evidence, "_probe_now", lambda script, function: "played")
+    for seen, state in (("played", "this code"), ("otherwise", "**from an older commit**")):
+        one_result({"measures": {"paths": ["benchmarks/evidence.py"], "digest": "of other code", "probe": seen}})
+        assert evidence.state_of(evidence.RUNS["one"]) == state
+
+
+def test_a_result_that_nobody_makes_is_named(scripts, one_result, tmp_path):
+    (tmp_path / "stray.json").write_text("{}")
+    one_result(scripts["provenance"].made_by(["benchmarks/evidence.py"]))
+    (said,) = scripts["evidence"].problems()
+    assert said.startswith("stray.json: no run")
+
+
+# --- the page --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("item", "numbers"),
+    [
+        ("Figures 1, 2, 12", {("Figure", 1), ("Figure", 2), ("Figure", 12)}),
+        ("Figures 3 to 5, 7", {("Figure", 3), ("Figure", 4), ("Figure", 5), ("Figure", 7)}),
+        ("Figure 7 (a)", {("Figure", 7)}),
+        ("Table II", {("Table", 2)}),
+        ("Table 1, Figures 11, 12", {("Table", 1), ("Figure", 11), ("Figure", 12)}),
+        ("6.3, in the text", set()),
+    ],
+)
+def test_an_item_stands_for_these_figures(scripts, item, numbers):
+    assert scripts["evidence"].numbers_of(item) == numbers
+
+
+def test_every_figure_and_table_of_every_paper_is_listed(scripts):
+    evidence = scripts["evidence"]
+    names = [paper.__name__.rpartition(".")[2] for paper in evidence.PAPERS]
+    assert sorted(names) == sorted(evidence.WANTED)
+    for name, paper in zip(names, evidence.PAPERS, strict=True):
+        assert evidence.missing(name, paper.FIGURES) == set()
+
+
+def test_a_figure_has_a_run_that_exists_or_a_place_where_it_is_explained(scripts):
+    evidence = scripts["evidence"]
+    for paper in evidence.PAPERS:
+        for figure in paper.FIGURES:
+            assert figure.run in evidence.RUNS or (not figure.run and figure.where), figure.item
+            made = evidence.state_now(figure) != "not reproduced"
+            assert not (figure.picture and made) or (ROOT / "docs" / "images" / figure.picture).exists(), figure.picture
+            if figure.state in ("in part", "other outcome", "not reproduced"):
+                assert figure.why, f"{paper.__name__}, {figure.item}: nothing is said of why"
+
+
+def test_no_page_shows_a_result_of_other_code_as_current(scripts):
+    assert scripts["evidence"].problems() == []
+
+
+def test_the_page_is_what_the_results_say(scripts):
+    assert scripts["evidence"].is_fresh(scripts["evidence"].PAGE), "run python benchmarks/evidence.py"
+
+
+# --- curves ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_interval_is_student_s_over_seeds(scripts):
+    middle, half = scripts["curves"].interval([1.0, 2.0, 3.0])
+    assert (middle, half) == (2.0, pytest.approx(4.303 / 3**0.5))
+
+
+def test_a_closed_batch_of_graphs_takes_whoever_waits(scripts):
+    records = scripts["curve_cases"].closed([None] * 3, np.array([0.0, 0.5, 0.6]), len)
+    assert records.started_s.tolist() == [0.0, 1.0, 1.0]
+    assert records.finished_s.tolist() == [1.0, 3.0, 3.0]
+
+
+def test_dynet_takes_its_better_strategy_at_each_size(scripts):
+    rows = [{"workload": "treelstm", "size": size, "per_s": rate} for size, rate in ((1, 1.0), (1, 2.0), (3, 3.0))]
+    assert scripts["curves"].dynet_seconds(rows, 3) == [0.0, 0.5, 0.75, 1.0]
+
+
+def test_a_simulated_line_is_summed_up_over_seeds(scripts):
+    curves, cases = scripts["curves"], scripts["curve_cases"]
+    case = cases.CASES["lstm-64"]
+    jobs = [job for job in curves.jobs_of(case, seeds=2, quick=True, dynet=False) if job.load == 0.1]
+    found = curves.summed_up(case, [curves.play(job, None) for job in jobs])
+    assert [point["way"] for point in found["points"]] == ["cellular", "padded, width 10"]
+    for point in found["points"]:
+        assert point["p50_ms"][0] <= point["p90_ms"][0] <= point["p99_ms"][0]
+        assert point["seeds"] == 2
+    assert "| cellular |" in curves.case_table(found)
