@@ -4,7 +4,7 @@
     python benchmarks/evidence.py --check    # exit status 1 where the page or the list of older results is wrong
     python benchmarks/evidence.py --stale    # the commands whose results are of other code than what is here
 
-A result says which code it measures, by a digest of it (`provenance.py`, decision 24). One of other code is refused
+A result says which code it measures, by a digest of it (`provenance.py`, decision 26). One of other code is refused
 unless `paper_figures/runs.py` lists it as older; then the page says so.
 """
 

@@ -1,4 +1,4 @@
-"""What a result was measured from: command, machine, and a digest of the code that it measures (decision 24).
+"""What a result was measured from: command, machine, and a digest of the code that it measures (decision 26).
 
 A result file keeps the paths that its benchmark declares and their digest at that time. `is_current` computes the
 digest again: no history is needed, so it works in a shallow clone. Comments, docstrings and blank lines do not count,
