@@ -184,6 +184,8 @@ def run(parts: Sequence[Part], size: Size, jobs: int, out: Path, *, minutes: flo
             for future in done:
                 results["rows"] += future.result()
                 progress.advance(bar)
+    order = {key: i for i, key in enumerate(key for case in cases_of(PARTS) for key in keys_of(case))}
+    results["rows"].sort(key=lambda row: order[key_of(row)])
     results["wall_s"] = round(before_s + time.monotonic() - began_s, 1)
     out.write_text(json.dumps(results) + "\n")
     return results

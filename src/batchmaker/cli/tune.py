@@ -32,8 +32,8 @@ def tune_command(
     model: Annotated[
         str,
         typer.Argument(
-            help="lstm, gru (reset after the product, as in PyTorch), gru-before (the canonical GRU) or gru-before-once "
-            "(the same with one exchange a step)."
+            help="lstm, gru (reset after the product, as in PyTorch), gru-before (the canonical GRU) or "
+            "gru-before-once (the same with one exchange a step)."
         ),
     ],
     hidden: Annotated[int, typer.Option(min=1, help="Width of the state.")],

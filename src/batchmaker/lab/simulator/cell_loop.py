@@ -19,7 +19,7 @@ from batchmaker.lab.simulator.line_loop import (
     PHASE,
     REJECTED,
     STALE,
-    Device,
+    DeviceCosts,
     Flight,
     Task,
     Times,
@@ -38,7 +38,7 @@ WAIT: Final = -2
 
 
 @compiled
-def _ranks(flight: Flight, shapes: Shapes, kinds: Ids, device: Device, lazy: Lazy) -> tuple[Times, Ids]:
+def _ranks(flight: Flight, shapes: Shapes, kinds: Ids, device: DeviceCosts, lazy: Lazy) -> tuple[Times, Ids]:
     """Return two numbers for each type: types with ready parts go by the first, then by the second, then by id."""
     num_types = len(flight.ready)
     ranks, seconds = np.zeros(num_types), np.zeros(num_types, np.int64)
@@ -55,7 +55,7 @@ def _ranks(flight: Flight, shapes: Shapes, kinds: Ids, device: Device, lazy: Laz
 
 
 @compiled
-def _rank_first(flight: Flight, shapes: Shapes, kinds: Ids, device: Device, lazy: Lazy) -> int:
+def _rank_first(flight: Flight, shapes: Shapes, kinds: Ids, device: DeviceCosts, lazy: Lazy) -> int:
     """Return the type that runs next of several; WAIT if urgencies need a table of lengths that is stale."""
     count, passed = flight.ready, flight.passed
     if device.watched and flight.numbers[MODELS] > 1 and flight.numbers[STALE] and not lazy.recent:
@@ -99,7 +99,7 @@ def _note_passed(count: Ids, passed: Ids, chosen: int) -> None:
 
 @compiled
 def _tell(
-    flight: Flight, shapes: Shapes, kinds: Ids, device: Device, arrived_s: Times
+    flight: Flight, shapes: Shapes, kinds: Ids, device: DeviceCosts, arrived_s: Times
 ) -> None:  # fmt: skip
     """Requests that have arrived by now wait in line, or begin."""
     numbers = flight.numbers
@@ -115,7 +115,7 @@ def _tell(
 
 @compiled
 def play(
-    flight: Flight, shapes: Shapes, kinds: Ids, task: Task, device: Device, lazy: Lazy, arrived_s: Times
+    flight: Flight, shapes: Shapes, kinds: Ids, task: Task, device: DeviceCosts, lazy: Lazy, arrived_s: Times
 ) -> bool:  # fmt: skip
     """Play to the end and return False; or True where a table of lengths is stale: call again once it is made anew."""
     numbers, seconds, count, passed, watched = (

@@ -14,7 +14,7 @@ from batchmaker.graph.spec import CellType
 from batchmaker.lab.simulator import line_loop
 from batchmaker.lab.simulator.cell_loop import play
 from batchmaker.lab.simulator.lazy_loop import Lazy
-from batchmaker.lab.simulator.line_loop import NOBODY, Device, Flight, Task
+from batchmaker.lab.simulator.line_loop import NOBODY, DeviceCosts, Flight, Task
 from batchmaker.lab.simulator.shapes import Ids, Shapes, Small, shapes_of
 from batchmaker.lab.simulator.workload import Offered, Records, SimulatedModel
 from batchmaker.policies.base import CellPolicy
@@ -83,7 +83,7 @@ class CompiledCells:
     """
 
     def __init__(
-        self, policy: CellPolicy, shapes: Shapes, kinds: Ids, offered: Offered, device: Device, sla_s: float | None
+        self, policy: CellPolicy, shapes: Shapes, kinds: Ids, offered: Offered, device: DeviceCosts, sla_s: float | None
     ) -> None:  # fmt: skip
         if sla_s is not None and not (math.isfinite(sla_s) and sla_s > 0):
             raise OptionError(f"an SLA must be a finite time above 0, got {sla_s} s")
@@ -139,8 +139,8 @@ def _why_not_these(shapes: Shapes, policy: CellPolicy) -> str | None:
 
 def _device(
     cells: tuple[CellType, ...], policy: CellPolicy, seconds: NDArray[np.float64], overhead: Overhead
-) -> Device:
-    return Device(
+) -> DeviceCosts:
+    return DeviceCosts(
         seconds=np.ascontiguousarray(seconds, np.float64), step_s=overhead.step_s, row_s=overhead.row_s,
         turn_s=overhead.turn_s, request_s=overhead.request_s, max_batch=_ids([cell.max_batch for cell in cells]),
         min_batch=_ids([cell.min_batch for cell in cells]), priority=_ids([cell.priority for cell in cells]),
@@ -149,7 +149,7 @@ def _device(
     )  # fmt: skip
 
 
-def _flight(slots: int, device: Device, records: Records) -> Flight:
+def _flight(slots: int, device: DeviceCosts, records: Records) -> Flight:
     types, most = len(device.max_batch), int(device.max_batch.max())
     numbers = np.zeros(line_loop.NUM_NUMBERS, np.int64)
     numbers[[line_loop.REJECTED, line_loop.LINE, line_loop.LAST_IN_LINE]] = NOBODY
@@ -169,7 +169,7 @@ def _flight(slots: int, device: Device, records: Records) -> Flight:
     )  # fmt: skip
 
 
-def _task(device: Device) -> Task:
+def _task(device: DeviceCosts) -> Task:
     most, types = int(device.max_batch.max()), len(device.max_batch)
     rows = device.max_steps * most
     return Task(

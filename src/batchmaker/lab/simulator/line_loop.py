@@ -35,7 +35,7 @@ NOW_S, FREE_S, BUSY_S, NUM_SECONDS = range(4)
 """Entries of `Flight.seconds`: the present; the end of the latest task; the time of all steps."""
 
 
-class Device(NamedTuple):
+class DeviceCosts(NamedTuple):
     """Costs and limits. seconds: [types, most + 1] of a step. step_s, row_s, turn_s, request_s: see Overhead.
 
     max_batch, min_batch, priority: [types]. max_steps, budget_s: of a task. num_ahead: full batches that a task is
@@ -168,7 +168,7 @@ def begin(flight: Flight, shapes: Shapes, kind: int, request: int, watched: bool
 
 
 @compiled
-def _budget_s(flight: Flight, device: Device, type_id: int, candidates: int) -> float:
+def _budget_s(flight: Flight, device: DeviceCosts, type_id: int, candidates: int) -> float:
     """Return the seconds that the task may take: more while a second full batch is ready and nothing else."""
     if candidates < 2 * device.max_batch[type_id]:
         return device.budget_s
@@ -180,7 +180,7 @@ def _budget_s(flight: Flight, device: Device, type_id: int, candidates: int) -> 
 
 @compiled
 def _note_step(
-    flight: Flight, task: Task, device: Device, type_id: int, count: int, first: int, begin_s: float
+    flight: Flight, task: Task, device: DeviceCosts, type_id: int, count: int, first: int, begin_s: float
 ) -> float:
     """Write the rows of one step; return when it is done."""
     seconds, numbers, left, done = flight.seconds, flight.numbers, flight.left, flight.done
@@ -202,7 +202,7 @@ def _note_step(
 
 
 @compiled
-def form_task(flight: Flight, shapes: Shapes, kinds: Ids, task: Task, device: Device, type_id: int) -> int:
+def form_task(flight: Flight, shapes: Shapes, kinds: Ids, task: Task, device: DeviceCosts, type_id: int) -> int:
     """Submit the next task of a type; return its number of steps. See `find_steps`."""
     most, batch = device.max_batch[type_id], task.batch
     candidates = min(flight.ready[type_id], most * device.num_ahead)
@@ -264,7 +264,9 @@ def form_task(flight: Flight, shapes: Shapes, kinds: Ids, task: Task, device: De
 
 
 @compiled
-def end_step(flight: Flight, shapes: Shapes, kinds: Ids, task: Task, device: Device, type_id: int, step: int) -> int:
+def end_step(
+    flight: Flight, shapes: Shapes, kinds: Ids, task: Task, device: DeviceCosts, type_id: int, step: int
+) -> int:
     """A step is done: runs that may end go on or end, and parts that waited are ready.
 
     Returns how many requests are done with it; their slots are the first in `task.batch`.
