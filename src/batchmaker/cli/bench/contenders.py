@@ -31,7 +31,7 @@ LARGEST_BACKLOG: Final = 1 << 15
 
 @final
 @dataclass(frozen=True, slots=True)
-class Standing:
+class MeasuredPolicy:
     """What one policy did with its best settings. policy: these. seen: the figure that chose them, by policy."""
 
     policy: str

@@ -11,7 +11,7 @@ from batchmaker import policies
 from batchmaker.cli import options
 from batchmaker.cli.bench import load as offering
 from batchmaker.cli.bench import report
-from batchmaker.cli.bench.contenders import USUAL_MAXIMUM, Standing, backlog_of, made, settings_of
+from batchmaker.cli.bench.contenders import USUAL_MAXIMUM, MeasuredPolicy, backlog_of, made, settings_of
 from batchmaker.cli.bench.load import Measured
 from batchmaker.cli.bench.reference import reference_cells_per_s
 from batchmaker.cli.bench.report import Result, Setting
@@ -67,10 +67,10 @@ class Bench:
         self._plan = plan
         self._bar = bar
 
-    def measure(self, policy: str, rate_rps: float | None) -> Standing:
+    def measure(self, policy: str, rate_rps: float | None) -> MeasuredPolicy:
         """Measure one policy with the best of its settings; rate_rps None means saturated."""
         best, seen = self.best_of(policy, rate_rps)
-        return Standing(best, self._once(best, rate_rps, self._plan.seconds, self._task(best)), seen)
+        return MeasuredPolicy(best, self._once(best, rate_rps, self._plan.seconds, self._task(best)), seen)
 
     def best_of(self, policy: str, rate_rps: float | None) -> tuple[str, dict[str, float]]:
         """Return the policy's best settings, and what each gave in a short measurement if there are several.

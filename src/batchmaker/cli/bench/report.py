@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 import batchmaker
-from batchmaker.cli.bench.contenders import Standing, computes_cells, has_equal_work, is_baseline
+from batchmaker.cli.bench.contenders import MeasuredPolicy, computes_cells, has_equal_work, is_baseline
 from batchmaker.cli.bench.statistics import percentiles
 
 Result = dict[str, Any]
@@ -61,7 +61,7 @@ def commit() -> str:
     return found.stdout.strip() if found.returncode == 0 else batchmaker.__version__
 
 
-def result(setting: Setting, standing: Standing, max_batch: int, reference: float) -> Result:
+def result(setting: Setting, standing: MeasuredPolicy, max_batch: int, reference: float) -> Result:
     """Return the JSON object of one policy. sweep: what its other settings did in a short measurement."""
     policy, measured = standing.policy, standing.measured
     stats, latency = measured.stats, percentiles(measured.latencies_s)

@@ -13,7 +13,7 @@ from rich.table import Table
 from batchmaker import policies
 from batchmaker.cli import options
 from batchmaker.cli.bench import load as offering
-from batchmaker.cli.bench.contenders import Standing
+from batchmaker.cli.bench.contenders import MeasuredPolicy
 from batchmaker.cli.bench.load import Measured
 from batchmaker.cli.bench.report import Result, Setting, add_ratios, result
 from batchmaker.cli.demo.panels import Side, side_by_side
@@ -68,7 +68,7 @@ def demo(
     setting = Setting("lstm", hidden, 1, "float32", threads, 1, workload.source, LOAD)
     results = []
     for side, seen in zip(sides, measured, strict=True):
-        standing = Standing(side.name, seen, {})
+        standing = MeasuredPolicy(side.name, seen, {})
         line = result(setting, standing, side.max_batch, float("nan"))
         results.append({k: v for k, v in line.items() if k not in ("reference_cells_per_s", "useful_over_reference")})
     add_ratios(results)
