@@ -16,7 +16,7 @@ from batchmaker.fleet import application
 
 def main() -> None:
     model, port = sys.argv[1], int(sys.argv[2])
-    ray.init(include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", include_dashboard=False, log_to_driver=False)
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     serve.run(application({"models": model, "replicas": 1}), name="batchmaker")
     while True:

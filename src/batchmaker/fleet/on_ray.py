@@ -42,7 +42,8 @@ def connect(address: str | None) -> Any:
     """Return Ray, joined to a cluster; without an address (RAY_ADDRESS counts as one) a cluster on this machine."""
     ray = import_ray()
     if not ray.is_initialized():
-        at_hand = {} if address or os.environ.get("RAY_ADDRESS") else {"include_dashboard": False}
+        address = address or os.environ.get("RAY_ADDRESS") or "local"
+        at_hand = {"include_dashboard": False} if address == "local" else {}
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING, **at_hand)
         except ConnectionError as error:
