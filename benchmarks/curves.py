@@ -27,7 +27,6 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any, Final
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: one compute thread
@@ -39,13 +38,12 @@ from rich.progress import track
 from batchmaker.lab.plots.sweeps import Line, Panel, draw_panels
 from curve_cases import CASES, COSTS, DYNET, SIZES, Case, capacity_rps, measure, played
 from ed_batch import fill
+from intervals import interval
 from provenance import ROOT, Result, made_by
 from throughput_page import table
 
 LOADS: Final = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 1.0)
 FIGURES: Final = ("p50_ms", "p90_ms", "p99_ms", "queue_p99_ms", "compute_p50_ms", "served_rps")
-STUDENT: Final = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 8: 2.365, 10: 2.262, 20: 2.093}
-"""97.5 % of Student's t for so many values."""
 DYNET_ROWS: Final = ROOT / "benchmarks" / "results" / "curves-dynet.json"
 OUT: Final = ROOT / "benchmarks" / "results" / "curves.json"
 PICTURES: Final = ROOT / "docs" / "images"
@@ -91,14 +89,6 @@ def play(job: Job, dynet_s: Sequence[float] | None) -> Result:
         found |= {"queue_cdf_ms": np.percentile(queue, PERCENTS).tolist()}
         found |= {"compute_cdf_ms": np.percentile(compute, PERCENTS).tolist()}
     return found
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean over seeds, and half of the width of its 95 % interval; NaN for a single value."""
-    if len(values) < 2:
-        return fmean(values), math.nan
-    known = max(n for n in STUDENT if n <= len(values))
-    return fmean(values), STUDENT[known] * stdev(values) / math.sqrt(len(values))
 
 
 def jobs_of(case: Case, *, seeds: int, quick: bool, dynet: bool) -> list[Job]:

@@ -16,6 +16,7 @@ from batchmaker.cli.bench.report import Setting
 from batchmaker.cli.bench.statistics import percentiles
 from batchmaker.cli.workload import make_workload
 from batchmaker.engine.engine import Engine
+from intervals import interval
 from provenance import Result, made_by
 
 HIDDEN: Final = 128
@@ -28,8 +29,6 @@ MEASURES: Final = ("benchmarks/curves_live.py", "src/batchmaker/engine", "src/ba
 
 def measured_live(data: Path, *, quick: bool) -> Result:
     """Measure all ways at all loads, in turn, each with several seeds: shares of the most that `padded` serves."""
-    from curves import interval  # which loads this module when it is asked for
-
     seconds, seeds = (0.3, 2) if quick else (3.0, 4)
     workload = make_workload("lstm", data=[data / "europarl_deen" / "raw5k.en"])
     model = cli_options.make_model("lstm", hidden=HIDDEN, vocabulary_size=workload.vocabulary_size)
