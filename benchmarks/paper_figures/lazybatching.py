@@ -13,10 +13,12 @@ TITLE: Final = "LazyBatching: an SLA-aware batching system (HPCA 2021)"
 OURS: Final = "lazy"
 PAGE: Final = "[LazyBatching](lazybatching.md)"
 DATAFLOW: Final = (
-    "With this dataflow a convolution of one image fills the array, so batches gain nothing on ResNet; with `ws` "
-    "they do. "
+    "The paper does not name the dataflow. With output-stationary a convolution of one image fills the array, so "
+    "batches gain nothing on ResNet; with weight-stationary (`ws`) they do. "
 )
-LENGTH: Final = "200 requests a seed where the paper's runs are long: overload does not build up fully. "
+LENGTH: Final = (
+    "The quick run: 3 seeds of 500 requests, where the paper's runs are long, so overload does not build up. "
+)
 
 
 def _row(part: str, model: str, policy: str, **wanted: Any) -> dict[str, Any]:
@@ -52,15 +54,21 @@ def _violations(policy: str) -> Callable[[str], str]:
         return f"{model} " + ", ".join(
             f"{np.mean(row['violation_share']):.1%} at {row['sla_ms']:g}"
             for row in sorted(mine, key=lambda r: r["sla_ms"])
+            if row["sla_ms"] <= 60
         )
 
     return said
 
 
 def _gain_by_16() -> str:
-    """Say how much more a batch of 16 images answers per second than single ones."""
-    ms = first(result("lazybatching.json")["rows"], part="batches", model="resnet50")["batch_ms"]
-    return f"{16 * ms[0] / ms[15]:.2f} times the throughput at 16"
+    """Say how much more a batch of 16 images answers per second than single ones, with either dataflow."""
+    networks = result("lazybatching.json")["networks"]
+    gains = [
+        f"{16 * ms[0] / ms[15]:.2f} times the throughput at 16 ({dataflow})"
+        for model, dataflow in (("resnet50", "output-stationary"), ("resnet50 (ws)", "weight-stationary"))
+        for ms in [first(networks, model=model, costs="calibrated")["batch_ms"]]
+    ]
+    return ", ".join(gains)
 
 
 def _each(said: Callable[[str], str], *models: str) -> Callable[[], str]:
@@ -96,7 +104,7 @@ FIGURES: Final = (
     Figure(
         "Figure 3",
         "ResNet's throughput and latency by batch",
-        "other outcome",
+        "in part",
         "grows up to batch 16",
         _gain_by_16,
         "lazybatching",
@@ -157,7 +165,7 @@ FIGURES: Final = (
         "none above 20, 40, 60 ms for ResNet, GNMT, Transformer",
         _each(_violations(OURS), "gnmt", "transformer"),
         "lazybatching",
-        LENGTH + DATAFLOW + "Mean over 20 seeds.",
+        LENGTH + DATAFLOW,
         picture="lazybatching-violations.png",
     ),
     Figure(
@@ -177,6 +185,6 @@ FIGURES: Final = (
         "four models: 2.4 and 1.8 times; dec_timesteps 10: 36 % late",
         PAGE,
         "lazybatching",
-        "Two models together, and lengths half and twice as long as known; the rest is missing from this result.",
+        LENGTH + "All four are on the page.",
     ),
 )
