@@ -9,8 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from batchmaker.fleet.serve_application import application
     from batchmaker.fleet.bulk import map  # noqa: A004
+    from batchmaker.fleet.serve_application import application
 
 __all__ = ["application", "map"]
 
