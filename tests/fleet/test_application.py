@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from batchmaker.cli.main import app
 from batchmaker.errors import OptionError
-from batchmaker.fleet.application import application, read_settings, write_application
 from batchmaker.fleet.on_ray import cpus_of
+from batchmaker.fleet.serve_application import application, read_settings, write_application
 from batchmaker.fleet.server import check_fleet, replica_config
 from batchmaker.server.config import Config, FleetConfig, ModelEntry, TlsConfig
 

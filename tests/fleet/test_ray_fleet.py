@@ -228,7 +228,7 @@ def test_serve_deploys_a_written_file_and_updates_it(cluster, models, tmp_path):
     from ray.serve.context import _get_global_client
     from ray.serve.schema import ServeDeploySchema
 
-    from batchmaker.fleet.application import write_application
+    from batchmaker.fleet.serve_application import write_application
 
     def deploy(config: Config) -> None:
         write_application(config, tmp_path / "fleet.yaml")

@@ -125,7 +125,7 @@ def serve(
     settings = read()
     _warn_of_policies(settings)
     if write_config is not None:
-        from batchmaker.fleet.application import write_application
+        from batchmaker.fleet.serve_application import write_application
 
         write_application(settings, write_config)
         typer.echo(f"{write_config} is written: serve deploy {write_config}")

@@ -9,12 +9,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from batchmaker.fleet.application import application
     from batchmaker.fleet.bulk import map  # noqa: A004
+    from batchmaker.fleet.serve_application import application
 
 __all__ = ["application", "map"]
 
-_HOMES = {"application": "batchmaker.fleet.application", "map": "batchmaker.fleet.bulk"}
+_HOMES = {"application": "batchmaker.fleet.serve_application", "map": "batchmaker.fleet.bulk"}
 """The module of each public name, imported at first use: the rules need neither Ray nor torch."""
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, final
 
@@ -113,22 +112,19 @@ class Lease:
             over = self.asked.chunk.end if answered else self.asked.chunk.start
             if over and not self._open.num_chunks:
                 balancer.forget(self._name, self._open)
-        balancer.on_change()
 
 
 @final
 class Balancer:
     """The table of replicas. router: a rule for requests, see routing.RULES; sequences begin where fewest are open.
 
-    idle_s: after which a replica ends a sequence without a chunk. on_change is called when a request or a sequence has
-    ended.
+    idle_s: after which a replica ends a sequence without a chunk.
     """
 
     def __init__(self, router: str = "least-work", idle_s: float = 60.0, clock: Clock | None = None) -> None:
         self.work = Router(router)
         self.clock: Clock = clock or RealClock()
         self.replicas: dict[int, Replica] = {}
-        self.on_change: Callable[[], None] = _nothing
         self.num_lost_sequences = 0
         self._by_sequences = Router("sticky")
         self._by_count = router in ("least-requests", "two-choices")
@@ -223,7 +219,6 @@ class Balancer:
         """A sequence at this replica has ended."""
         self._by_sequences.answered(replica.number, 1)
         replica.num_sequences -= 1
-        self.on_change()
 
     def any_open(self) -> Replica:
         """Return a replica that takes requests, for a question that each can answer. UNAVAILABLE if none does."""
@@ -290,10 +285,6 @@ class Balancer:
     def num_sequences(self) -> int:
         """Open sequences, at all replicas."""
         return sum(replica.num_sequences for replica in self.replicas.values())
-
-
-def _nothing() -> None:
-    return None
 
 
 def _nobody() -> ServiceError:

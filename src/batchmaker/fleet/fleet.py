@@ -108,7 +108,6 @@ class Fleet:
         self._backoff_s = _LOOK_S / 2
         self._error: BaseException | None = None
         self._ending = False
-        balancer.on_change = self._changed.set
 
     # --- from outside -------------------------------------------------------------------------------------------------
 

@@ -44,6 +44,7 @@ def connect(address: str | None) -> Any:
     if not ray.is_initialized():
         address = address or os.environ.get("RAY_ADDRESS") or "local"
         at_hand = {"include_dashboard": False} if address == "local" else {}
+        os.environ.setdefault("RAY_worker_niceness", "0")  # else replicas, at 15, starve beside the front
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING, **at_hand)
         except ConnectionError as error:

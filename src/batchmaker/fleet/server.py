@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -243,7 +244,10 @@ async def _serve_fleet(
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         return True
-    on_ready(starting.result(), server.fleet.size)
+    addresses = starting.result()
+    gc.collect()
+    gc.freeze()  # a pass over torch takes 0.2 s, in which nobody is answered
+    on_ready(addresses, server.fleet.size)
     updating = asyncio.create_task(_update_again(server, updates, read))
     await stopping
     updating.cancel()
