@@ -26,6 +26,7 @@ class Cable:
         self._writers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
         self._is_cut = False
+        self.num_connections = 0
 
     async def open(self) -> tuple[str, int]:
         self._server = await asyncio.start_server(self._carry, "127.0.0.1", 0)
@@ -33,6 +34,7 @@ class Cable:
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
+        self.num_connections += 1
         try:
             there, back = await asyncio.open_connection(*self._to)
         except OSError:

@@ -77,6 +77,15 @@ def test_requests_are_spread_and_answered_as_by_one_server(models):
     played(scenario, fleet_config(models[0]))
 
 
+def test_connections_to_replicas_are_used_again(models):
+    async def scenario(fleet):
+        for n in range(40):
+            assert (await fleet.generate("scales", [n % 9])).status_code == 200
+        assert all(one.cables[0].num_connections <= 2 for one in fleet.replicas.values()), "calls, and looks at it"
+
+    played(scenario, fleet_config(models[0]))
+
+
 def test_streams_pass_value_by_value(models):
     async def scenario(fleet):
         async with fleet.client.stream("POST", "/v2/models/counter/generate_stream", json={"input_0": 5}) as answer:

@@ -127,7 +127,7 @@ class _Connection(asyncio.Protocol):
 
     def _reset(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
-        self._has_head = False
+        self._has_head = self._stays = False
         self.complete = True
         self.status = 0
         self.headers: Headers = []
@@ -136,7 +136,7 @@ class _Connection(asyncio.Protocol):
     @property
     def reusable(self) -> bool:
         """Whether another call may be sent."""
-        return self.complete and not self.is_closed and self._parser.should_keep_alive()
+        return self.complete and not self.is_closed and self._stays
 
     def send(self, data: bytes) -> None:
         """Begin a call."""
@@ -224,6 +224,7 @@ class _Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self._has_head = True
         self.status = self._parser.get_status_code()
+        self._stays = self._parser.should_keep_alive()  # at the end of the message the parser knows its length no more
 
     def on_body(self, body: bytes) -> None:
         self.parts.append(body)
