@@ -121,9 +121,8 @@ def test_workers_share_a_cell_without_sharing_what_it_computes() -> None:
     wanted = [bound.call(batch) for batch in batches]
     with ThreadPoolExecutor(4) as threads:
         made = list(threads.map(bound.call, batches))
-    assert all(
-        torch.equal(a, b) for one, other in zip(made, wanted, strict=True) for a, b in zip(one, other, strict=True)
-    )
+    for one, other in zip(made, wanted, strict=True):  # a product's last bits depend on where its operands lie
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
 @compiled

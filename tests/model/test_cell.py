@@ -66,9 +66,9 @@ class Waiting(Given):
 
 def answer(model: bm.Model, *requests: Callable[[Any], Any]) -> list[Any]:
     with bm.Engine(model, threads=1) as engine:
-        answers = engine.map(requests)
-        engine.driver._scheduler.check_invariants()
-        assert engine.driver._scheduler.num_rows == 0
+        answers, driver = engine.map(requests), engine.driver
+    driver._scheduler.check_invariants()  # once its thread has ended, which frees nodes after it has answered
+    assert driver._scheduler.num_rows == 0
     return answers
 
 

@@ -15,10 +15,10 @@ from deployed import DEPLOY, METRIC, REPOSITORY, RUNBOOK, documents, exported
 from typer.main import get_command
 
 from batchmaker.cli.main import app
-from batchmaker.server import run, served_model
+from batchmaker.server import listening, served_model
 from batchmaker.server.config import read_config
 
-AFTER_THE_DRAIN_S = 2 * served_model._END_S + 2 * run._LAST_WRITES_S
+AFTER_THE_DRAIN_S = 2 * served_model._END_S + 2 * listening.LAST_WRITES_S
 UNIT = DEPLOY / "systemd" / "batchmaker.service"
 
 

@@ -16,7 +16,7 @@ import pytest
 from deployed import DEPLOY, documents
 from server_process import RunningServer
 
-from batchmaker.server import run, served_model
+from batchmaker.server import listening, served_model
 from batchmaker.server.config import Config, read_config
 
 MANIFESTS = sorted(path.name for path in (DEPLOY / "kubernetes").glob("*.yaml"))
@@ -50,7 +50,7 @@ def settings(tmp_path: Path) -> Config:
 
 def after_the_drain_s() -> float:
     """What ending may take after `drain_seconds`: engines, twice; last answers over HTTP and gRPC."""
-    return 2 * served_model._END_S + 2 * run._LAST_WRITES_S
+    return 2 * served_model._END_S + 2 * listening.LAST_WRITES_S
 
 
 def validate(manifest: dict[str, Any]) -> None:
