@@ -26,8 +26,7 @@ import batchmaker as bm
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "voice_activity"
 PERIOD_S = 0.032
-ANSWER_BYTES = 6  # of a frame that holds one float32
-TEXT = b"\x81"
+TEXT = 0x81  # the first byte of a message in text: an error, such as 503
 HANDSHAKE = (
     b"GET /v2/models/voice_activity/sequence?answers=binary HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\n"
     b"Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
@@ -35,13 +34,14 @@ HANDSHAKE = (
 
 
 class Stream(asyncio.Protocol):
-    """One connection. due: when the frames were due that are not answered yet."""
+    """One connection. due: the times at which unanswered frames were due. refused: those of frames that got an error."""
 
     def __init__(self) -> None:
         self.ready = asyncio.get_running_loop().create_future()
         self.due: deque[float] = deque()
+        self.refused: list[float] = []
         self.latencies: list[float] = []
-        self._rest = 0
+        self._unread = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
@@ -54,12 +54,19 @@ class Stream(asyncio.Protocol):
             else:
                 self.ready.set_result(None)
             return
-        if data.startswith(TEXT):  # an error, such as 503: these frames stay unanswered
-            return
-        now_s = time.perf_counter()
-        count, self._rest = divmod(self._rest + len(data), ANSWER_BYTES)
-        for _ in range(count):
-            self.latencies.append(now_s - self.due.popleft())
+        now_s, at, data = time.perf_counter(), 0, self._unread + data
+        while len(data) - at >= 4:  # the shortest answer has six bytes
+            first, size, begin = data[at], data[at + 1], at + 2
+            if size == 126:  # the size is in the next two bytes
+                size, begin = int.from_bytes(data[begin : begin + 2], "big"), begin + 2
+            if begin + size > len(data):
+                break
+            at = begin + size
+            if first == TEXT:
+                self.refused.append(self.due.popleft())
+            elif self.due:  # not a message that closes the connection
+                self.latencies.append(now_s - self.due.popleft())
+        self._unread = data[at:]
 
 
 def frames(count: int) -> list[bytes]:
@@ -82,6 +89,7 @@ async def measure(port: int, num_streams: int, seconds: float, warm_s: float) ->
         if tick == int(warm_s / PERIOD_S):
             for stream in streams:
                 stream.latencies.clear()
+                stream.refused.clear()
         for place, stream in enumerate(streams):
             due_s = start_s + PERIOD_S * (tick + place / num_streams)
             ahead_s = due_s - time.perf_counter()
@@ -96,7 +104,8 @@ async def measure(port: int, num_streams: int, seconds: float, warm_s: float) ->
     for stream in streams:
         stream.transport.close()
     now_s = time.perf_counter()
-    latencies = [late for stream in streams for late in (*stream.latencies, *(now_s - due_s for due_s in stream.due))]
+    unanswered = [now_s - due_s for stream in streams for due_s in (*stream.due, *stream.refused)]
+    latencies = [*unanswered, *(late for stream in streams for late in stream.latencies)]
     return tuple(1e3 * np.percentile(latencies, (50, 99)))
 
 
