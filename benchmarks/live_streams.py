@@ -34,7 +34,7 @@ HANDSHAKE = (
 
 
 class Stream(asyncio.Protocol):
-    """One connection. due: the times at which unanswered frames were due. refused: those of frames that got an error."""
+    """One connection. due: when the unanswered frames were due. refused: when those were due that got an error."""
 
     def __init__(self) -> None:
         self.ready = asyncio.get_running_loop().create_future()
