@@ -121,7 +121,7 @@ def test_workers_share_a_cell_without_sharing_what_it_computes() -> None:
     wanted = [bound.call(batch) for batch in batches]
     with ThreadPoolExecutor(4) as threads:
         made = list(threads.map(bound.call, batches))
-    for one, other in zip(made, wanted, strict=True):  # a product's last bits depend on where its operands lie
+    for one, other in zip(made, wanted, strict=True):  # rows of another batch would be far off, rounding may differ
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
