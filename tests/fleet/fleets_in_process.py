@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import httpx
 import msgspec
@@ -189,3 +190,14 @@ async def running(config: Config) -> AsyncIterator[RunningFleet]:
                 await cable.over()
             replica.stop_once()
             await asyncio.to_thread(replica.thread.join)
+
+
+def played(scenario: Callable[[RunningFleet], Awaitable[Any]], config: Config) -> Any:
+    """Run a scenario with a running fleet, and return its result."""
+
+    async def play() -> Any:
+        async with running(config) as fleet:
+            async with asyncio.timeout(2 * LIMIT_S):
+                return await scenario(fleet)
+
+    return asyncio.run(play())

@@ -10,25 +10,12 @@ import msgspec
 import numpy as np
 import pytest
 import tritonclient.http as triton
-from fleets_in_process import LIMIT_S, RunningFleet, fleet_config, running
-from served_models import Counter, Gated, Scales
+from fleets_in_process import RunningFleet, fleet_config, played
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosedError
 
-import batchmaker as bm
 from batchmaker.server.config import FleetConfig
 from batchmaker.server.limits import Limits
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    """A folder with the saved models `counter`, `scales` and `gated`, and the gate of the last."""
-    folder, gate = tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("gate") / "open"
-    bm.save(Counter(), folder / "counter")
-    bm.save(Scales(), folder / "scales")
-    bm.save(Gated(str(gate)), folder / "gated")
-    yield folder, gate
-    gate.touch()
 
 
 @pytest.fixture
@@ -36,17 +23,6 @@ def gate(models):
     models[1].unlink(missing_ok=True)
     yield models[1]
     models[1].touch()
-
-
-def played(scenario, config):
-    """Run a scenario with a running fleet."""
-
-    async def play():
-        async with running(config) as fleet:
-            async with asyncio.timeout(2 * LIMIT_S):
-                return await scenario(fleet)
-
-    return asyncio.run(play())
 
 
 def routed(fleet: RunningFleet) -> list[int]:

@@ -8,31 +8,10 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from fleets_in_process import LIMIT_S, fleet_config, running
-from served_models import Counter, Gated, Scales
+from fleets_in_process import fleet_config, played
 from triton_calls import ask, ask_in_a_stream, given
 
-import batchmaker as bm
 from batchmaker.server.config import FleetConfig
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    folder, gate = tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("gate") / "open"
-    bm.save(Counter(), folder / "counter")
-    bm.save(Scales(), folder / "scales")
-    bm.save(Gated(str(gate)), folder / "gated")
-    yield folder, gate
-    gate.touch()
-
-
-def played(scenario, config):
-    async def play():
-        async with running(config) as fleet:
-            async with asyncio.timeout(2 * LIMIT_S):
-                return await scenario(fleet)
-
-    return asyncio.run(play())
 
 
 def test_tritonclient_works_unchanged_over_grpc(models):

@@ -29,7 +29,7 @@ from batchmaker.server import logs
 from batchmaker.server.auth import KeyRing
 from batchmaker.server.config import AuthConfig, Config, FleetConfig, TlsConfig, check_config
 from batchmaker.server.gate import Gate
-from batchmaker.server.listening import LAST_WRITES_S, LOOPBACK, Listener, address_of, bind, listening
+from batchmaker.server.listening import LAST_WRITES_S, LOOPBACK, HttpListener, address_of, bind, listening
 from batchmaker.server.origins import Origins
 from batchmaker.server.parts import CallAccess
 from batchmaker.server.protocol import limited_protocol
@@ -124,7 +124,7 @@ class FleetServer:
         )  # fmt: skip
         self._socket: socket.socket = bind(config, config.port)
         protocol = limited_protocol(config.limits, connections_of(config))
-        self.listener: Listener = listening(config, access.bodies, self.app, protocol)
+        self.listener: HttpListener = listening(config, access.bodies, self.app, protocol)
         self._rpc = None if config.grpc_port is None else _make_rpc(config, access, spans, self.front)
         self._serving: asyncio.Task[None] | None = None
         self.addresses: list[str] = []

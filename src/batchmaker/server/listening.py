@@ -49,7 +49,7 @@ def address_of(config: Config, listener: socket.socket) -> str:
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def listening(config: Config, bodies: BodyBudget, app: ASGIApp, protocol: type[asyncio.Protocol]) -> Listener:
+def listening(config: Config, bodies: BodyBudget, app: ASGIApp, protocol: type[asyncio.Protocol]) -> HttpListener:
     """Return uvicorn with the server's settings, for a bound socket. OptionError for a certificate without use."""
     settings = uvicorn.Config(
         app,
@@ -73,11 +73,11 @@ def listening(config: Config, bodies: BodyBudget, app: ASGIApp, protocol: type[a
         settings.load()
     except OSError as error:
         raise OptionError(f"the TLS certificate or key cannot be used: {error}") from None
-    return Listener(settings)
+    return HttpListener(settings)
 
 
 @final
-class Listener(uvicorn.Server):
+class HttpListener(uvicorn.Server):
     """uvicorn without its signal handlers, and with a call when it listens."""
 
     on_started: Callable[[], None] = staticmethod(lambda: None)

@@ -23,7 +23,7 @@ from batchmaker.server.auth import KeyRing
 from batchmaker.server.config import Config, check_config
 from batchmaker.server.connections import Connections
 from batchmaker.server.http import make_admin_app, make_app
-from batchmaker.server.listening import LAST_WRITES_S, LOOPBACK, Listener, address_of, bind, listening
+from batchmaker.server.listening import LAST_WRITES_S, LOOPBACK, HttpListener, address_of, bind, listening
 from batchmaker.server.metrics import Metrics, Sources
 from batchmaker.server.origins import Origins
 from batchmaker.server.parts import Site
@@ -168,14 +168,14 @@ def _make_rpc(config: Config, site: Site, spans: Spans) -> RpcServer:
     return RpcServer(config, site.access, spans, unary_methods(site), EngineAnswers(site), health)
 
 
-def _make_server(config: Config, site: Site, spans: Spans, connections: Connections) -> Listener:
+def _make_server(config: Config, site: Site, spans: Spans, connections: Connections) -> HttpListener:
     app = make_app(site, spans, admin_apart=config.admin_port is not None, log_access=config.log.access)
     every_call_is_told = config.log.access or spans.enabled
     refusals = None if every_call_is_told else Refusals(site.service, site.keys)
     return listening(config, site.bodies, app, limited_protocol(config.limits, connections, refusals))
 
 
-def _make_admin_server(config: Config, site: Site, spans: Spans) -> Listener:
+def _make_admin_server(config: Config, site: Site, spans: Spans) -> HttpListener:
     app = make_admin_app(site, spans, log_access=config.log.access)
     protocol = limited_protocol(config.limits, Connections(_ADMIN_CONNECTIONS, _ADMIN_CONNECTIONS))
     return listening(config, site.bodies, app, protocol)
@@ -193,7 +193,7 @@ class Stop:
     SIGHUP does not end it; it reloads the settings.
     """
 
-    def __init__(self, service: Service, server: Listener, reload: Reload | None) -> None:
+    def __init__(self, service: Service, server: HttpListener, reload: Reload | None) -> None:
         self._service = service
         self._reload = reload
         self._server = server
