@@ -1,13 +1,15 @@
 """The default policy against the best other policy of each case, simulated: docs/policies.md, decision 21.
 
-    python benchmarks/default_policy.py [--quick] [--jobs N] [--json OUT.json] [--png OUT.png] [--simulations KEPT.json]
+    python benchmarks/default_policy.py [--quick] [--jobs N] [--trace CSV] [--json OUT.json] [--simulations KEPT.json]
     python benchmarks/default_policy.py --measure benchmarks/results/default-policy-costs.json
 
-A case is a network (or three that share a device), a load and a deadline. Every policy is offered the same requests at
-the same times, in the simulator, which runs the scheduler and the policies that serve. Loads are shares of what the
-best policy answers per second where all requests wait at once. Deadlines are multiples of what a request takes alone,
-in the mean; the late are finished. For each case and number (mean, p90, violations, throughput) `auto` is compared with
-the policy that is best *there*, so what it is held against is no single policy.
+A case is a network (or three that share a device), a load, its arrivals and a deadline. Every policy is offered the
+same requests at the same times, in the simulator, which runs the scheduler and the policies that serve. Requests are
+others than those whose lengths the policies know. Arrivals are Poisson's; at a load of 0.6 also bursts, and those of a
+recorded trace. Loads are shares of what the best policy answers per second where all requests wait at once. Deadlines
+are multiples of what a request takes alone, in the mean; the late are finished. For each case and number (mean, p90,
+violations, throughput) `auto` is compared with the policy that is best *there*, so what it is held against is no single
+policy.
 
 `decision_us` is what the policy's own choices take on the machine that simulates, per step; `step_us` what a step takes
 there, in simulated time, without what an engine needs beside it.
@@ -24,7 +26,6 @@ import argparse
 import json
 import math
 import multiprocessing
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -45,11 +46,10 @@ from batchmaker.cli.bench.report import commit, machine
 from batchmaker.cli.cell_times import bound_registry, measured_cells
 from batchmaker.cli.simulate import device
 from batchmaker.cli.simulate.study import looks_at_deadlines, make_policy
-from batchmaker.cli.simulate.workload import LENGTHS_STREAM, make
+from batchmaker.cli.simulate.workload import LENGTHS_STREAM, SimulatedArrivals, make
 from batchmaker.cli.workload import UNPADDED, make_workload
 from batchmaker.cost import CellLatency, CostProfile, LatencyTable, ProfileOptions
 from batchmaker.graph.work import work_of
-from batchmaker.lab.datasets import poisson_arrivals
 from batchmaker.lab.plots.sweeps import Line, Panel, draw_panels
 from batchmaker.lab.simulator.costs import step_costs
 from batchmaker.lab.simulator.report import summarise
@@ -58,6 +58,7 @@ from batchmaker.lab.simulator.together import Together
 from batchmaker.lab.simulator.workload import Offered, SimulatedModel, SimulatedRequest
 from batchmaker.lab.zoo.blueprint import blueprint
 from batchmaker.policies.auto import AutoPolicy
+from provenance import made_by
 
 COSTS: Final = Path(__file__).parent / "results" / "default-policy-costs.json"
 MAX_BATCH: Final = 64
@@ -86,7 +87,13 @@ WHOLE: Final = ("serial", "graph:window_ms=0", "graph:window_ms=5", "padded", "o
 LOADS: Final = (0.3, 0.6, 0.9)
 WAITING: Final = math.inf
 """The load where all requests wait at once."""
+BURSTS_AT: Final = 0.6
+"""The load of other arrivals than Poisson's."""
 SLAS: Final = (3.0, 10.0)
+MEASURES: Final = (
+    "benchmarks/default_policy.py", "benchmarks/results/default-policy-costs.json", "src/batchmaker/lab/simulator",
+    "src/batchmaker/scheduler", "src/batchmaker/policies",
+)  # fmt: skip
 Result = dict[str, Any]
 
 
@@ -147,7 +154,7 @@ def network(name: str) -> Network:
         return mixed([network(part) for part in name.split(" + ")])
     plan = blueprint(name, partial(made, name))
     work = make(name, plan, (), 512)
-    shapes = list(work.draw(0, 512))
+    shapes = list(work.draw(1, 512))
     if MODELS[name] == "npu":
         profile = device.cost_profile(plan, work, npu=True, dataflow=device.DATAFLOW, table=None)[0]
     else:
@@ -217,6 +224,7 @@ class Job:
     sla: float | None
     seed: int
     requests: int
+    arrivals: str = "poisson"
 
 
 def play(job: Job) -> list[Result]:
@@ -225,7 +233,8 @@ def play(job: Job) -> list[Result]:
     requests = net.draw(job.seed, job.requests)
     arrived_s = np.zeros(len(requests))
     if job.rate < math.inf:
-        arrived_s = poisson_arrivals(job.rate, job.seed, count=len(requests))
+        kind, _, path = job.arrivals.partition(" ")
+        arrived_s = SimulatedArrivals(kind, Path(path) if path else None).times_s(job.rate, job.seed, len(requests))
     policy = made_policy(job.policy, net.profile)
     sla_s = None if job.sla is None else job.sla * net.alone_s
     decisions = timed(policy) if isinstance(policy, AutoPolicy) else [0.0]
@@ -308,10 +317,16 @@ def simulated(names: Sequence[str], options: argparse.Namespace, known: dict[str
             blind = not looks_at_deadlines(made_policy(policy, network(name).profile))
             slas: tuple[float | None, ...] = (None,) if blind else (None, *SLAS)
             jobs += [
-                Job(name, policy, load, float(f"{load * capacity:.4g}"), sla, seed, options.requests)
-                for load in LOADS for sla in slas for seed in seeds
+                Job(name, policy, load, float(f"{load * capacity:.4g}"), sla, seed, options.requests, arrivals)
+                for load, arrivals in loads_of(options.trace) for sla in slas for seed in seeds
             ]  # fmt: skip
     return results + played(jobs, options.jobs, "loads", known)
+
+
+def loads_of(trace: Path | None) -> list[tuple[float, str]]:
+    """Return the loads and how requests come at each. trace: a file with recorded arrivals, if there is one."""
+    others = ["mmpp", *([] if trace is None else [f"trace {trace}"])]
+    return [*((load, "poisson") for load in LOADS), *((BURSTS_AT, arrivals) for arrivals in others)]
 
 
 # --- what comes out --------------------------------------------------------------------------------------------------
@@ -319,12 +334,12 @@ def simulated(names: Sequence[str], options: argparse.Namespace, known: dict[str
 
 def cases(results: Sequence[Result], ours: str, all_ours: Sequence[str]) -> Iterator[Result]:
     """Compare one policy with the best other in every case."""
-    groups: dict[tuple[str, float, float | None], dict[str, list[Result]]] = {}
+    groups: dict[tuple[str, float, float | None, str], dict[str, list[Result]]] = {}
     for result in results:
-        case = (result["network"], result["load"], result["sla"])
+        case = (result["network"], result["load"], result["sla"], result["arrivals"].partition(" ")[0])
         groups.setdefault(case, {}).setdefault(result["policy"], []).append(result)
-    for (name, load, sla), by_policy in groups.items():
-        row: Result = {"network": name, "load": load, "sla": sla}
+    for (name, load, sla, arrivals), by_policy in groups.items():
+        row: Result = {"network": name, "load": load, "sla": sla, "arrivals": arrivals}
         others = {policy: seen for policy, seen in by_policy.items() if policy not in all_ours}
         mine = by_policy[ours]
         numbers = ("throughput_rps",) if load == WAITING else ("mean_ms", "p90_ms", "violation_share")
@@ -348,15 +363,15 @@ def shown(rows: Sequence[Result], ours: str) -> None:
     table = Table(title=ours)
     for column in ("network", "load", "deadline", "mean ms", "best", "ratio", "p90 ratio", "best", "late", "best"):
         table.add_column(column, justify="left" if column in ("network", "best") else "right")
-    for row in sorted(rows, key=lambda r: (r["network"], r["load"], r["sla"] or 0)):
+    for row in sorted(rows, key=lambda r: (r["network"], r["load"], r["arrivals"], r["sla"] or 0)):
         if row["load"] == WAITING:
             most = row["throughput_rps"]
             table.add_row(row["network"], "all", "", f"{most['auto']:.1f}/s", most["policy"], f"{most['ratio']:.3f}")
             continue
         mean, p90, late = row["mean_ms"], row["p90_ms"], row["violation_share"]
         table.add_row(
-            row["network"], f"{row['load']}", f"{row['sla'] or ''}", f"{mean['auto']:.3g}", mean["policy"],
-            f"{mean['ratio']:.3f}", f"{p90['ratio']:.3f}", p90["policy"],
+            row["network"], f"{row['load']} {row['arrivals']}", f"{row['sla'] or ''}", f"{mean['auto']:.3g}",
+            mean["policy"], f"{mean['ratio']:.3f}", f"{p90['ratio']:.3f}", p90["policy"],
             f"{late['auto']:.1%}" if row["sla"] else "", f"{late['best']:.1%} {late['policy']}" if row["sla"] else "",
         )  # fmt: skip
     console = Console(width=170)
@@ -410,6 +425,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int)
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--trace", type=Path, help="recorded arrivals, such as AzureLLMInferenceTrace_code.csv")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--png", type=Path)
     parser.add_argument(
@@ -421,8 +437,8 @@ def main() -> None:
         measure(options.measure)
         return
     names = options.network or (QUICK if options.quick else (*MODELS, *MIXES))
-    options.requests = options.requests or (80 if options.quick else 300)
-    options.seeds = options.seeds or (2 if options.quick else 3)
+    options.requests = options.requests or (80 if options.quick else 100)
+    options.seeds = options.seeds or (2 if options.quick else 20)
     options.ours = options.ours or [AUTO]
     known: dict[str, list[Result]] = {}
     if options.simulations and options.simulations.exists():
@@ -432,7 +448,7 @@ def main() -> None:
     tables = {ours: list(cases(results, ours, options.ours)) for ours in options.ours}
     for ours, rows in tables.items():
         shown(rows, ours)
-    about = {"commit": commit(), "machine": machine(), "command": " ".join(["python", *sys.argv])}
+    about = made_by(MEASURES)
     if options.simulations:
         options.simulations.write_text(json.dumps(known) + "\n", "utf-8")
     if options.json:

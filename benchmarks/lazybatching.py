@@ -7,8 +7,10 @@ docs/images and the tables of docs/lazybatching.md. Costs are those of the NPU m
 that a request alone takes what the paper's Table II says. DATA holds `wmt_pairs` and `arrival_traces`; without it the
 parts with language pairs and the recorded trace are left out.
 
-What a file holds already, of the same code and as many seeds and requests, is not simulated again; so a run may be cut
-into pieces with --minutes, and --fresh begins anew. --quick: 3 seeds of 500 requests, into another file.
+What a file holds already is not simulated again, if it has as many seeds and requests and a few small simulations
+still come out as they did; so a run may be cut into pieces with --minutes, and --fresh begins anew. Rates are simulated
+with all requests, the other parts with a tenth of them; --full: all parts with all, for hours. --quick: 3 seeds of 500
+requests of each part, into another file.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import multiprocessing
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -57,7 +59,7 @@ KEPT = ("mean_ms", "p50_ms", "p90_ms", "p99_ms", "throughput_rps", "goodput_rps"
 MEASURES = (
     "benchmarks/lazybatching_cases.py", "src/batchmaker/lab/npu", "src/batchmaker/lab/simulator",
     "src/batchmaker/scheduler", "src/batchmaker/policies/cellular.py", "src/batchmaker/policies/joining.py",
-    "src/batchmaker/policies/lazy.py", "src/batchmaker/policies/slack.py", "src/batchmaker/policies/expectation.py",
+    "src/batchmaker/policies/lazy.py", "src/batchmaker/policies/requests.py", "src/batchmaker/policies/expectation.py",
 )  # fmt: skip
 """What decides the results."""
 KEEP_EVERY_S = 60
@@ -88,14 +90,23 @@ def _drawn(part: Part, model: str, size: Size, seed: int, count: int) -> Any:
     return network_of(part, model, size).work.draw(seed, count)
 
 
+def rate_of(case: Case, net: Network) -> float:
+    """Return requests per second; rates below 4 are shares of the capacity."""
+    return case.rate * net.capacity_rps if case.rate < 4 else case.rate
+
+
+def count_of(case: Case, size: Size) -> int:
+    """Return how many requests a simulation has."""
+    return round(size.requests * case.part.share) // (5 if 4 <= case.rate < LOW_RATE else 1)
+
+
 def play(case: Case, size: Size) -> list[dict[str, Any]]:
     """Simulate a case with every seed; return a row for each SLA, with a number per seed."""
     part, begin_s = case.part, time.process_time()
     net = network_of(part, case.model, size)
     trace = size.data / "arrival_traces" / TRACE if size.data and part.arrivals == "trace" else None
     arrivals = workload.SimulatedArrivals(part.arrivals, trace)
-    rate = case.rate * net.capacity_rps if case.rate < 4 else case.rate
-    count = round(size.requests * part.share) // (5 if rate < LOW_RATE else 1)
+    rate, count = rate_of(case, net), count_of(case, size)
     told = believed(net.profile, part)
     machine_ = SimulatedDevice(step_costs(net.model, net.profile.latency, padded=False))
     found: dict[float, dict[str, list[float]]] = {sla: {key: [] for key in KEPT} for sla in case.slas_ms}
@@ -167,18 +178,20 @@ def begin(out: Path, size: Size, *, fresh: bool) -> dict[str, Any]:
     """Return the results so far: those in the file that were measured alike, or none."""
     command = f"python benchmarks/lazybatching.py --data DATA --seeds {size.seeds} --requests {size.requests}"
     found = {**made_by(MEASURES, command), "seeds": size.seeds, "requests": size.requests}
+    found["measures"]["probe"] = probe()
     if out.exists() and not fresh:
         known: dict[str, Any] = json.loads(out.read_text())
-        same = known.get("measures", {}).get("digest") == found["measures"]["digest"]
-        if same and all(known.get(name) == found[name] for name in ("seeds", "requests")):
-            return known
-    found["measures"]["probe"] = probe()
+        if known.get("measures", {}).get("probe") == found["measures"]["probe"]:
+            return {**found, **{name: known[name] for name in ("wall_s", "networks", "rows")}}
     return {**found, "wall_s": 0.0, "networks": [], "rows": []}
 
 
 def run(parts: Sequence[Part], size: Size, jobs: int, out: Path, *, minutes: float, fresh: bool) -> dict[str, Any]:
     """Simulate what is missing of the parts, for so many minutes; return all results. `out` has them, too."""
     results = begin(out, size, fresh=fresh)
+    counts = {key: count_of(case, size) for case in cases_of(parts) for key in keys_of(case)}
+    wrong = [row for row in results["rows"] if (row["seeds"], row["requests"]) != (size.seeds, counts.get(key_of(row)))]
+    results["rows"] = [row for row in results["rows"] if row not in wrong or key_of(row) not in counts]
     have = {key_of(row) for row in results["rows"]}
     named = {(net["model"], net["costs"]) for net in results["networks"]}
     wanted = [(part, model) for part in parts for model in part.models]
@@ -223,12 +236,15 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=10_000, help="of each simulation")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--full", action="store_true", help="as many requests in each part; takes about three hours")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no simulation after so many")
     parser.add_argument("--fresh", action="store_true", help="forget what the file holds")
     parser.add_argument("--only", action="append", choices=sorted({p.name for p in PARTS}), help="repeat for several")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     parts = [p for p in PARTS if (given.only is None or p.name in given.only) and (given.data or not p.needs_data)]
+    if given.full or given.quick:
+        parts = [replace(part, share=1.0) for part in parts]
     size = Size(3, 500, given.data) if given.quick else Size(given.seeds, given.requests, given.data)
     out = given.out or (Path("lazybatching-quick.json") if given.quick else RESULTS)
     results = run(parts, size, given.jobs, out, minutes=given.minutes, fresh=given.fresh)

@@ -245,8 +245,8 @@ class Harness:
     that a step takes. mode: when a step touches tables: all at its "start", all at its "finish", or
     "split": it reads at its start and writes at its finish. reports: steps of a task that are told of at once, all of
     which touch tables when the last of them finishes. tells_time: whether the scheduler hears how long steps took, from
-    which a policy may learn: one that does cannot be used again for the replay. loops_ahead: see Scheduler. fails:
-    positions of a step that fail.
+    which a policy may learn: one that does cannot be used again for the replay. loops_ahead, task_s: see Scheduler.
+    fails: positions of a step that fail.
     """
 
     def __init__(
@@ -262,6 +262,7 @@ class Harness:
         reports: Callable[[], int] = lambda: 1,
         tells_time: bool = False,
         loops_ahead: bool = False,
+        task_s: float = 0.0,
         fails: Callable[[int], tuple[int, ...]] = lambda batch: (),
         check_always: bool = True,
         patience: int = PATIENCE,
@@ -272,6 +273,7 @@ class Harness:
             num_workers=num_workers,
             run_ahead=run_ahead,
             loops_ahead=loops_ahead,
+            task_s=task_s,
             patience=patience,
         )
         self.scheduler = self._make()

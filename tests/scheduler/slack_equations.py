@@ -6,8 +6,7 @@ from abc import ABC, abstractmethod
 from typing import final
 
 import numpy as np
-
-from batchmaker.policies.slack import Allowed, Seconds, Situation, Steps
+from situation import Allowed, Seconds, Situation, Steps
 
 
 def whole_of(situation: Situation) -> Steps:
@@ -100,3 +99,26 @@ def largest_prefix(situation: Situation, test: SlackTest, *, benefit: bool) -> i
         allowed &= beneficial(situation)
     found = np.flatnonzero(allowed)
     return int(found[-1]) if len(found) else 0
+
+
+def worthwhile(situation: Situation, num_waiting: int) -> Allowed:
+    """Return which prefixes make the sum of finish times smaller by joining now, that of those behind them included.
+
+    All who wait behind a prefix gain where computing it together with those in flight takes less time in all.
+    """
+    s = situation
+    later_s = ((s.together.finish_s - s.apart_s) * s.counts).sum(axis=1)
+    num_behind = num_waiting - np.arange(s.num_candidates + 1)
+    saved_s = np.maximum(s.apart_drain_s - s.together.drain_s, 0.0)
+    sooner: Allowed = later_s <= num_behind * saved_s
+    return sooner
+
+
+def fewest_late(situation: Situation, num_waiting: int) -> int:
+    """Return the longest prefix that leaves fewer late by joining now, or as many and is worthwhile."""
+    s = situation
+    together = ((s.together.finish_s > s.deadline_s) & s.counts).sum(axis=1)
+    apart = ((s.apart_s > s.deadline_s) & s.counts).sum(axis=1)
+    allowed = (together < apart) | ((together == apart) & worthwhile(s, num_waiting))
+    allowed[0] = True
+    return int(np.flatnonzero(allowed)[-1])

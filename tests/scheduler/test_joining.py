@@ -8,14 +8,23 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slack_equations import EquationTwo, NoSlack, ReplaySlack, SlackTest, largest_prefix, slack_of_line_s, whole_of
+from situation import Situation
+from slack_equations import (
+    EquationTwo,
+    NoSlack,
+    ReplaySlack,
+    SlackTest,
+    fewest_late,
+    largest_prefix,
+    slack_of_line_s,
+    whole_of,
+)  # fmt: skip
 
 from batchmaker.cost.replay import Replay
 from batchmaker.graph.cell_graph import Work
 from batchmaker.policies.expectation import StepsLeft
-from batchmaker.policies.joining import ALIKE, LITERAL, NO_TEST, OLDEST, REPLAY, JoiningRules, num_joining
+from batchmaker.policies.joining import ALIKE, FEWEST_LATE, LITERAL, NO_TEST, OLDEST, REPLAY, JoiningRules, num_joining
 from batchmaker.policies.requests import RequestTable
-from batchmaker.policies.slack import Situation
 
 RULES = [JoiningRules(*chosen) for chosen in itertools.product(
     (NO_TEST, REPLAY, OLDEST, LITERAL), (False, True), (False, True), (False, True))]  # fmt: skip
@@ -51,12 +60,13 @@ def drawn(seed: int, *, wide: bool) -> Situation:
     return Situation(table, StepsLeft("true", 0.75, 90.0), Replay(seconds), 20.0, slots, num_in_flight)
 
 
-def joining(situation: Situation, rules: JoiningRules) -> int:
+def joining(situation: Situation, rules: JoiningRules, num_waiting: int = 0) -> int:
     s = situation
     width = ALIKE if s.width is None else s.width
     return num_joining(
-        s.left, width, whole_of(s), s.num_in_flight, s.replay.seconds, s.deadline_s, slack_of_line_s(s), rules
-    )
+        s.left, width, whole_of(s), s.num_in_flight, s.replay.seconds, s.deadline_s, slack_of_line_s(s), num_waiting,
+        rules,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("wide", [False, True])
@@ -67,12 +77,21 @@ def test_as_many_join_as_the_equations_allow(wide: bool, seed: int) -> None:
         assert joining(situation, rules) == largest_prefix(situation, equation(rules), benefit=rules.benefit), rules
 
 
+@pytest.mark.parametrize("wide", [False, True])
+@given(seed=st.integers(0, 10_000), behind=st.integers(0, 5))
+def test_those_behind_count_and_so_does_the_number_of_late_ones(wide: bool, seed: int, behind: int) -> None:
+    situation = drawn(seed, wide=wide)
+    num_waiting = situation.num_candidates + behind
+    rules = JoiningRules(FEWEST_LATE, veto=False, from_table=False, benefit=True)
+    assert joining(situation, rules, num_waiting) == fewest_late(situation, num_waiting)
+
+
 def test_nobody_joins_when_each_newcomer_makes_the_first_late() -> None:
     """One request with four steps left and four in line; a step takes as long as its rows."""
     left = np.full((5, 1), 4)
     seconds = np.arange(9.0)[None]
     deadline_s = np.array([4.0, *[99.0] * 4])
     rules = JoiningRules(REPLAY, veto=False, from_table=False, benefit=False)
-    assert num_joining(left, ALIKE, left, 1, seconds, deadline_s, deadline_s, rules) == 0
+    assert num_joining(left, ALIKE, left, 1, seconds, deadline_s, deadline_s, 0, rules) == 0
     deadline_s[0] = 8.0  # two rows: four steps of two seconds
-    assert num_joining(left, ALIKE, left, 1, seconds, deadline_s, deadline_s, rules) == 1
+    assert num_joining(left, ALIKE, left, 1, seconds, deadline_s, deadline_s, 0, rules) == 1

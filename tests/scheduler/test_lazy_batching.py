@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scheduler_harness import Harness, cell_type, host
+from situation import Situation
 from slack_equations import EquationTwo, ReplaySlack, beneficial, largest_prefix
 
 from batchmaker.cost.latency import CellLatency, LatencyTable
@@ -15,7 +16,6 @@ from batchmaker.graph.cell_graph import Work
 from batchmaker.policies.expectation import StepsLeft
 from batchmaker.policies.lazy import LazyPolicy
 from batchmaker.policies.requests import RequestTable
-from batchmaker.policies.slack import Situation
 
 NAMES = "ABCDEFGH"
 NETWORK = [cell_type(i, name, sizes=(1, 8)) for i, name in enumerate(NAMES)]

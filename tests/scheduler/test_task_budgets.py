@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from scheduler_harness import Harness, cell_type, chain, host
 
+from batchmaker.policies.auto import AutoPolicy
+from batchmaker.policies.base import ReadyView
 from batchmaker.policies.cellular import CellularPolicy
 from batchmaker.scheduler.batching import SATURATED_BUDGETS
+from batchmaker.scheduler.core import TASKS_WORTH
 
 CHAIN = cell_type(0, "chain", 2, 1, (1, 4))
 BUDGET_STEPS = 10
@@ -73,3 +76,45 @@ def test_loops_that_a_value_ends_have_several_steps_in_a_task_where_they_run_ahe
     core.run()
     core.check_nothing_left()
     assert (max(core.steps_per_task()) > 1) == loops_ahead
+
+
+class Watching(CellularPolicy):
+    """Sees what is left of each request when it is answered, and what was done."""
+
+    watches_requests: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        super().__init__(budget_ms=1e3 * BUDGET_STEPS)
+        self.counts: list[tuple[int, int]] = []
+
+    def request_finished(self, view: ReadyView, slot: int) -> None:
+        self.counts.append((int(view.requests.left[slot].sum()), int(view.requests.done[slot].sum())))
+
+
+def test_steps_behind_the_end_of_a_loop_count_as_neither_done_nor_left() -> None:
+    seen = []
+    for loops_ahead in (False, True):
+        cell, policy = cell_type(0, "loop", 1, 1, (1, 4)), Watching()
+        core = Harness([cell], policy=policy, tells_time=True, loops_ahead=loops_ahead)
+        for request in range(4):
+            core.arrive(request, chain(cell, 20 + request, open_ended=True))
+        core.run()
+        assert (max(core.steps_per_task()) > 1) == loops_ahead
+        assert [left for left, _ in policy.counts] == [0] * 4
+        seen.append(sorted(done for _, done in policy.counts))
+    assert seen[0] == seen[1]
+    assert seen[0][-1] > 1
+
+
+@pytest.mark.parametrize(("task_s", "most"), [(0.0, 1), (1.0, TASKS_WORTH)])
+def test_where_tasks_cost_something_a_step_for_step_policy_gives_them_steps_in_proportion(
+    task_s: float, most: int
+) -> None:
+    cells = (CHAIN, cell_type(1, "other", 2, 1, (1, 4)))
+    core = Harness(
+        list(cells), policy=AutoPolicy(budget_ms=1e3 * BUDGET_STEPS), tells_time=True, reports=lambda: 64, task_s=task_s
+    )
+    for request in range(4):
+        core.arrive(request, chain(cells[request % 2], 200))
+    core.run()
+    assert max(core.steps_per_task()[2:8]) == most

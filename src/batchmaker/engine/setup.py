@@ -57,6 +57,9 @@ ON_DEVICES: Final = "cellular:max_steps=5"
 """The default policy if the CPU does not compute. It has no budget of time: a persistent kernel takes eight steps at
 most, and budgets have not been measured on GPUs."""
 
+TASK_S: Final = 150e-6
+"""Seconds that a task costs beside its steps: choosing and forming it, its results (docs/benchmarks.md)."""
+
 WHOLE_REQUESTS: Final = "batchmaker.lab.baselines.driver"
 """The module of the driver for policies that batch whole requests. It is loaded only for such a policy."""
 
@@ -270,6 +273,7 @@ def make_driver(
         run_ahead=run_ahead,
         take_turns=inline is not None,
         loops_ahead=inline is not None,
+        task_s=TASK_S,
         give_up_late=give_up_late,
     )
     cells = [served.cells for served in catalogue]

@@ -7,7 +7,8 @@ from collections import defaultdict
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.graph.cell_graph import CellGraph, NodeBlock, Run, Work
+from batchmaker.compiled import compiled, int64s
+from batchmaker.graph.cell_graph import CellGraph, Run, Work
 
 
 def work_of(graph: CellGraph) -> Work:
@@ -22,8 +23,9 @@ def _count(graph: CellGraph) -> Work:
     for run in graph.runs:
         counts[int(run.type_id)] += run.length
     for block in graph.blocks:
-        for type_id, count in zip(*np.unique(block.types, return_counts=True), strict=True):
-            counts[int(type_id)] += int(count)
+        for type_id, count in enumerate(np.bincount(block.types).tolist()):
+            if count:
+                counts[type_id] += count
     types = sorted(counts)
     nodes = np.array([counts[type_id] for type_id in types], np.int64)
     if len(graph.parts) == len(types) and all(isinstance(part, Run) for part in graph.parts):
@@ -37,9 +39,7 @@ def _count(graph: CellGraph) -> Work:
 
 def _longest_paths(graph: CellGraph, types: list[int]) -> NDArray[np.int64]:
     """Return, per type, the largest number of its nodes on any path. One pass over the nodes in their order."""
-    column = {type_id: i for i, type_id in enumerate(types)}
-    depth = np.zeros((graph.num_nodes + 1, len(types)), np.int64)  # the last row: values from outside
-    outside = graph.num_nodes
+    depth = np.zeros((graph.num_nodes, len(types)), np.int64)
     for part in graph.parts:
         at = part.first - graph.first
         if isinstance(part, Run):
@@ -48,26 +48,27 @@ def _longest_paths(graph: CellGraph, types: list[int]) -> NDArray[np.int64]:
             fed = np.concatenate([np.array(init, np.int64), *sequences])
             fed = fed[fed >= 0]
             depth[at : at + part.length] = depth[fed].max(axis=0) if len(fed) else 0
-            depth[at : at + part.length, column[int(part.type_id)]] += np.arange(1, part.length + 1)
+            depth[at : at + part.length, types.index(part.type_id)] += np.arange(1, part.length + 1)
         else:
-            _block_paths(part, at, graph.first, outside, column, depth)
+            columns = np.searchsorted(types, part.types)
+            _count_paths(int64s(part.sources), int64s(columns), at, graph.first, depth)
     longest: NDArray[np.int64] = depth.max(axis=0)
     return longest
 
 
-def _block_paths(
-    block: NodeBlock, at: int, first: int, outside: int, column: dict[int, int], depth: NDArray[np.int64]
+@compiled
+def _count_paths(
+    sources: NDArray[np.int64], columns: NDArray[np.int64], at: int, first: int, depth: NDArray[np.int64]
 ) -> None:
-    local = np.where(block.sources >= first, block.sources - first, outside)
-    own = np.array([column[type_id] for type_id in block.types.tolist()])
-    positions = np.arange(block.count)
-    if not ((local >= at) & (local < at + block.count)).any():  # no edge inside: all at once
-        if len(local):
-            depth[at : at + block.count] = depth[local].max(axis=0)
-        depth[at + positions, own] += 1
-        return
-    for i, sources in enumerate(local.T.tolist()):
-        row = depth[at + i]
-        for source in sources:
-            np.maximum(row, depth[source], out=row)
-        row[own[i]] += 1
+    """Write the rows of a block's nodes: nodes of each type on the longest path that ends there, themselves included.
+
+    sources: [inputs, count] see NodeBlock. columns: [count] each node's column of `depth`. at: the block's first row.
+    first: the number of the graph's first node; earlier ones do not count.
+    """
+    for i in range(len(columns)):
+        for k in range(sources.shape[0]):
+            source = sources[k, i] - first
+            if source >= 0:
+                for column in range(depth.shape[1]):
+                    depth[at + i, column] = max(depth[at + i, column], depth[source, column])
+        depth[at + i, columns[i]] += 1

@@ -15,20 +15,20 @@ Four rules, each of which decides only where it has something to say:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Final, final
+from typing import ClassVar, Final, Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.compiled import compiled
 from batchmaker.cost.profile import CostProfile
-from batchmaker.graph.spec import TypeId
+from batchmaker.errors import OptionError
+from batchmaker.graph.spec import CellType, TypeId
 from batchmaker.policies.base import Admission, CellPolicy, ReadyView
-from batchmaker.policies.cellular import MOST_STEPS
+from batchmaker.policies.cellular import BUDGET_MS, MOST_STEPS
 from batchmaker.policies.expectation import ExpectedStepTimes, StepsLeft
+from batchmaker.policies.joining import ALIKE, FEWEST_LATE, NO_STEPS, JoiningRules, num_joining
 from batchmaker.policies.requests import RequestTable, Slots
-from batchmaker.policies.slack import Allowed, Situation
-from batchmaker.policies.sufficient import full_first, sufficient_order
 
 AT_ONCE: Final = 0.3
 """Share of requests with several types under way from which a model counts as one that uses them at once."""
@@ -36,27 +36,62 @@ _LOOKED_AT: Final = 8  # requests in flight, the oldest, of which that is asked
 _WEIGHT: Final = 0.05  # of one of them in the share
 _CAP: Final = 2
 """Full batches that the requests in flight of a model may make where newcomers have to catch up."""
+RULES: Final = JoiningRules(FEWEST_LATE, veto=False, from_table=False, benefit=True)
+Ids = NDArray[np.int64]
+Seconds = NDArray[np.float64]
 
 
 @compiled
-def _count_finishing(
-    slots: Slots,
-    left: NDArray[np.int64],
-    width: NDArray[np.float64],
+def _order(
+    ready: Ids,
+    num_ready: Ids,
+    independent: Ids,
+    max_batch: Ids,
+    type_model: Ids,
+    worth: Seconds,
+    in_flight: Slots,
+    left: Ids,
+    width: Seconds,
     is_open: NDArray[np.bool_],
-    deadline_s: NDArray[np.float64],
+    deadline_s: Seconds,
     now_s: float,
-    until_s: float,
-    counts: NDArray[np.int64],
-) -> None:
-    """Count, for each type, the requests that one call of it would finish: in row 0 all, in row 1 those whose deadline
-    is before `until_s` and not over.
+    passed_s: float,
+    single_s: Seconds,
+    finishing: Ids,
+    debt_s: Seconds,
+) -> Ids:
+    """Return the ready types in the order of rules 2 to 4.
 
-    slots: [requests] in flight. left, width, is_open, deadline_s: see RequestTable. counts: [2, types], written.
+    - ready: type ids. num_ready, independent, max_batch, single_s: [types]; the first two are read for ready types
+      only. type_model: [types]; worth: [models].
+    - left, width, is_open, deadline_s: see RequestTable. now_s: engine seconds. passed_s: since the last order.
+    - finishing: [types] requests that one call of it would finish; debt_s: [types]. Both are those of the last order,
+      and written.
     """
-    counts[:] = 0
-    for i in range(len(slots)):
-        slot = slots[i]
+    order = ready.copy()
+    for i in range(1, len(order)):  # by worth of the model, full batches, ready share, ready nodes, type id
+        k = i
+        while k > 0:
+            one, other = order[k], order[k - 1]
+            gain = worth[type_model[one]] - worth[type_model[other]]
+            if gain == 0.0:
+                gain = 1.0 * int(num_ready[one] >= max_batch[one]) - int(num_ready[other] >= max_batch[other])
+            if gain == 0.0:
+                gain = num_ready[one] / independent[one] - num_ready[other] / independent[other]
+            if gain == 0.0:
+                gain = 1.0 * (num_ready[one] - num_ready[other])
+            if gain <= 0.0:
+                break
+            order[k], order[k - 1] = other, one
+            k -= 1
+    longest_s = 0.0
+    for type_id in range(len(single_s)):
+        debt_s[type_id] = debt_s[type_id] + finishing[type_id] * passed_s if finishing[type_id] else 0.0
+        finishing[type_id] = 0
+        longest_s = max(longest_s, single_s[type_id])
+    hurried = np.zeros(len(single_s), np.int64)
+    for i in range(len(in_flight)):
+        slot = in_flight[i]
         if is_open[slot]:
             continue
         only, num_types = 0, 0
@@ -65,18 +100,63 @@ def _count_finishing(
                 only = type_id
                 num_types += 1
         if num_types == 1 and left[slot, only] <= width[slot, only] + 1e-6:
-            counts[0, only] += 1
-            if now_s < deadline_s[slot] < until_s:
-                counts[1, only] += 1
+            finishing[only] += 1
+            if now_s < deadline_s[slot] < now_s + passed_s + longest_s:
+                hurried[only] += 1
+    first, most = -1, 0.0
+    for i in range(len(order)):
+        type_id = order[i]
+        if type_model[type_id] != type_model[order[0]] or finishing[type_id] == 0:
+            continue
+        costs_s = (len(in_flight) - finishing[type_id]) * single_s[type_id]
+        gain = (finishing[type_id] + hurried[type_id]) / max(costs_s, 1e-9)
+        if (hurried[type_id] > 0 or debt_s[type_id] >= costs_s) and gain > most:
+            first, most = i, gain
+    if first >= 0:
+        owed = order[first]
+        for i in range(first, 0, -1):
+            order[i] = order[i - 1]
+        order[0] = owed
+        debt_s[owed] = 0.0
+    return order
+
+
+@compiled
+def _see_types_at_once(slots: Slots, left: Ids, done: Ids, model: Ids, at_once: Seconds) -> None:
+    """Learn whether requests of a model are in the middle of several types at once. at_once: [models], written."""
+    for i in range(len(slots)):
+        slot, num_types = slots[i], 0
+        for type_id in range(left.shape[1]):
+            num_types += int(left[slot, type_id] > 0 and done[slot, type_id] > 0)
+        at_once[model[slot]] += _WEIGHT * ((1.0 if num_types > 1 else 0.0) - at_once[model[slot]])
+
+
+@compiled
+def _leave_out_ends(left: Ids, done: Ids) -> None:
+    """Leave out a single call at the very end of a request that has several nodes of another type as well.
+
+    It does not wait for requests that reach it later. left: [requests, types] steps, written. done: nodes.
+    """
+    for request in range(left.shape[0]):
+        last, most = -1, 0
+        for type_id in range(left.shape[1] - 1, -1, -1):
+            if last < 0 and left[request, type_id] > 0:
+                last = type_id
+            else:
+                most = max(most, left[request, type_id] + done[request, type_id])
+        if last >= 0 and left[request, last] == 1 and most > 1:
+            left[request, last] = 0
 
 
 @final
 class AutoPolicy(CellPolicy):
     """As good as the best of the others for any mix of models, as far as that was measured (see docs/policies.md).
 
-    profile: step times and length profiles; without any, they are learnt from the steps that run. max_steps, budget_ms:
-    steps and milliseconds of a task while no other type has ready nodes; otherwise a task is one step, so that every
-    step is chosen.
+    - profile: step times and length profiles; without any, they are learnt from the steps that run.
+    - max_steps, budget_ms: steps and milliseconds of a task while no other type has ready nodes; otherwise a task has
+      as many steps as its own cost is worth (`ahead_alone` of CellPolicy).
+    - hopeless: what becomes of a waiting request that cannot be in time even alone: it is computed as any other
+      ("ignore") or refused ("drop").
     """
 
     name = "auto"
@@ -87,23 +167,27 @@ class AutoPolicy(CellPolicy):
     ahead_alone: ClassVar[bool] = True
 
     def __init__(
-        self, profile: CostProfile | None = None, *, max_steps: int = MOST_STEPS, budget_ms: float = 0.5
+        self,
+        profile: CostProfile | None = None,
+        *,
+        hopeless: Literal["ignore", "drop"] = "ignore",
+        max_steps: int = MOST_STEPS,
+        budget_ms: float = BUDGET_MS,
     ) -> None:
+        if hopeless not in ("ignore", "drop"):
+            raise OptionError(f"policy 'auto': hopeless must be ignore or drop, got {hopeless!r}")
         super().__init__(max_steps, budget_ms)
+        self._drops = hopeless == "drop"
         self._left = StepsLeft("conditional", 0.75, 90.0)
         self._times = ExpectedStepTimes(correct=True, by_size=True)
         self._num_types = 0
         self._cap = 1
-        self._at_once: NDArray[np.float64] = np.zeros(1)  # by model
+        self._at_once: Seconds = np.zeros(1)  # by model
         self._rejected_at = self._valued_at = -1
-        self._worth: list[float] = [0.0]  # by model
-        self._counts = np.zeros((2, 0), np.int64)
-        self._debt_s: NDArray[np.float64] = np.zeros(0)
+        self._worth: Seconds = np.zeros(1)  # by model
+        self._make_room(())
         self._ranked_s = 0.0
-        none = RequestTable()
-        _count_finishing(  # compiled now, and not while a request waits
-            none.in_flight, none.left, none.width, none.open, none.deadline_s, 0.0, 0.0, self._counts
-        )
+        self._compile()
         if profile is not None:
             self.use_profile(profile)
 
@@ -119,17 +203,35 @@ class AutoPolicy(CellPolicy):
     def request_finished(self, view: ReadyView, slot: int) -> None:
         self._left.request_finished(view.requests, slot)
 
+    def _compile(self) -> None:
+        """Compile all loops now, and not while a request waits."""
+        none = RequestTable()
+        slots, seconds = none.in_flight, np.zeros((1, 2))
+        self._ordered(slots, none, 0.0)
+        _see_types_at_once(slots, none.left, none.done, none.model, self._at_once)
+        left = np.ones((1, 1), np.int64)
+        _leave_out_ends(left, left)
+        for width in (ALIKE, np.ones((1, 1))):
+            num_joining(left, width, NO_STEPS, 1, seconds, seconds[0], seconds[0], 0, RULES)
+
+    def _make_room(self, cells: Sequence[CellType]) -> None:
+        """Make room for these cell types."""
+        self._num_types = num = len(cells)
+        self._num_ready, self._independent = np.ones(num, np.int64), np.ones(num, np.int64)
+        self._max_batch = np.array([cell.max_batch for cell in cells], np.int64)
+        self._finishing, self._debt_s = np.zeros(num, np.int64), np.zeros(num)
+
     def _learn_types(self, view: ReadyView) -> None:
         """Make room for cell types and models that are new."""
         cells, num_models = view.cells, view.requests.num_models
         if len(cells) != self._num_types:
-            self._num_types = len(cells)
+            self._make_room(cells)
             self._left.learn_types(cells)
             self._times.learn_types(cells)
             self._cap = _CAP * min(cell.max_batch for cell in cells)
-            self._counts, self._debt_s = np.zeros((2, len(cells)), np.int64), np.zeros(len(cells))
         if len(self._at_once) < num_models:
-            self._at_once = np.concatenate((self._at_once, np.zeros(num_models - len(self._at_once))))
+            more = np.zeros(num_models - len(self._at_once))
+            self._at_once, self._worth = np.concatenate((self._at_once, more)), np.zeros(num_models)
 
     # --- what runs -----------------------------------------------------------------------------------------------
 
@@ -139,48 +241,29 @@ class AutoPolicy(CellPolicy):
         if len(ready) < 2:
             return ready
         self._learn_types(view)
-        order, table = sufficient_order(view), view.requests
+        table, frontiers = view.requests, view.frontiers
         if table.num_models > 1:
             self._value_models(table)
-            order.sort(key=lambda type_id: -self._worth[table.type_model[type_id]])  # stable: the order within a model
-            model = table.type_model[order[0]]
-            count = sum(table.type_model[type_id] == model for type_id in order)
-            return [*self._owed_first(view, full_first(view, order[:count])), *order[count:]]
-        return self._owed_first(view, full_first(view, order))
+        for type_id in ready:
+            self._num_ready[type_id] = view.num_ready(type_id)
+            self._independent[type_id] = frontiers.independent(type_id)
+        order: list[TypeId] = self._ordered(np.array(ready, np.int64), table, view.now_s).tolist()
+        return order
 
-    def _owed_first(self, view: ReadyView, order: Sequence[TypeId]) -> Sequence[TypeId]:
-        """Return the order with that type first whose call is owed to requests that it would finish, if any is.
-
-        It is owed at once to those that would be in time now, and perhaps not after another task like the last.
-        """
-        table, single_s = view.requests, self._times.single_s
-        passed_s, self._ranked_s = view.now_s - self._ranked_s, view.now_s
-        self._debt_s += self._counts[0] * passed_s
-        self._debt_s[self._counts[0] == 0] = 0.0
-        slots = table.in_flight
-        until_s = view.now_s + passed_s + float(single_s.max(initial=0.0))
-        _count_finishing(
-            slots, table.left, table.width, table.open, table.deadline_s, view.now_s, until_s, self._counts
-        )
-        first, most = None, 0.0
-        for type_id in order:
-            finishing, hurried = self._counts[:, type_id].tolist()
-            if finishing:
-                costs_s = (len(slots) - finishing) * single_s[type_id]
-                if hurried or self._debt_s[type_id] >= costs_s:
-                    gain = (finishing + hurried) / max(costs_s, 1e-9)
-                    first, most = (type_id, gain) if gain > most else (first, most)
-        if first is None:
-            return order
-        self._debt_s[first] = 0.0
-        return [first, *(type_id for type_id in order if type_id != first)]
+    def _ordered(self, ready: Ids, table: RequestTable, now_s: float) -> Ids:
+        passed_s, self._ranked_s = now_s - self._ranked_s, now_s
+        return _order(
+            ready, self._num_ready, self._independent, self._max_batch, table.type_model, self._worth, table.in_flight,
+            table.left, table.width, table.open, table.deadline_s, now_s, passed_s, self._times.single_s,
+            self._finishing, self._debt_s,
+        )  # fmt: skip
 
     def _value_models(self, table: RequestTable) -> None:
         """Find what each model is worth: most requests answered per second if it alone went on (Smith's rule)."""
         if table.changes == self._valued_at:
             return
         self._valued_at = table.changes
-        self._worth = [0.0] * table.num_models
+        self._worth = np.zeros(table.num_models)
         slots = table.in_flight
         left, models = self._left.left(table, slots), table.model[slots]
         for model in set(models.tolist()):
@@ -199,10 +282,17 @@ class AutoPolicy(CellPolicy):
         self._learn_types(view)
         in_flight = table.in_flight
         if len(in_flight):
-            self._see_types_at_once(table, in_flight[:_LOOKED_AT])
-        if table.changes == self._rejected_at:
+            _see_types_at_once(in_flight[:_LOOKED_AT], table.left, table.done, table.model, self._at_once)
+        if table.changes == self._rejected_at and not self._drops:
             return Admission(())
         line = view.waiting(view.num_waiting)
+        refused: Slots = line[:0]
+        if self._drops:
+            alone_s = self._times.replay.alone(self._left.left(table, line))
+            hopeless = view.now_s + alone_s > table.deadline_s[line]
+            refused, line = line[hopeless], line[~hopeless]
+            if table.changes == self._rejected_at or not len(line):
+                return Admission((), refused.tolist())
         begin: list[int] = []
         if table.num_models < 2:
             begin = self._of_model(view, 0, in_flight, line)
@@ -211,13 +301,7 @@ class AutoPolicy(CellPolicy):
             for model in dict.fromkeys(coming.tolist()):
                 begin += self._of_model(view, model, in_flight[models == model], line[coming == model])
         self._rejected_at = -1 if begin else table.changes
-        return Admission(begin)
-
-    def _see_types_at_once(self, table: RequestTable, slots: Slots) -> None:
-        """Learn whether requests of a model are in the middle of several types at once."""
-        under_way = ((table.done[slots] > 0) & (table.left[slots] > 0)).sum(axis=1) > 1
-        for model, several in zip(table.model[slots].tolist(), under_way.tolist(), strict=True):
-            self._at_once[model] += _WEIGHT * (several - self._at_once[model])
+        return Admission(begin, refused.tolist())
 
     def _of_model(self, view: ReadyView, model: int, in_flight: Slots, line: Slots) -> list[int]:
         """Return who of one model's line begins. in_flight: of that model; if nobody is, the first in line begins."""
@@ -229,34 +313,12 @@ class AutoPolicy(CellPolicy):
         candidates = line[: max(self._cap - len(in_flight), 0)]
         if not len(candidates):
             return first
-        slots = np.concatenate((in_flight, candidates))
-        boundary = Situation(
-            view.requests, self._left, self._times.replay, view.now_s, slots, len(in_flight), ends_apart=True
-        )
-        allowed = _worthwhile(boundary, len(line))
-        if np.isfinite(boundary.deadline_s).any():
-            allowed = _in_time(boundary, allowed)
-        allowed[0] = True
-        return [*first, *candidates[: int(np.flatnonzero(allowed)[-1])].tolist()]
-
-
-def _worthwhile(situation: Situation, num_waiting: int) -> Allowed:
-    """Return which prefixes of the candidates make the sum of finish times smaller by joining now.
-
-    All who wait behind a prefix gain as well, where computing it together with those in flight takes less time in all.
-    """
-    s = situation
-    later_s = ((s.together.finish_s - s.apart_s) * s.counts).sum(axis=1)
-    num_behind = num_waiting - np.arange(s.num_candidates + 1)
-    saved_s = np.maximum(s.apart_drain_s - s.together.drain_s, 0.0)
-    worthwhile: Allowed = later_s <= num_behind * saved_s + 1e-12
-    return worthwhile
-
-
-def _in_time(situation: Situation, worthwhile: Allowed) -> Allowed:
-    """Return which prefixes leave fewer late by joining now, or as many and are worthwhile."""
-    s = situation
-    together = ((s.together.finish_s > s.deadline_s) & s.counts).sum(axis=1)
-    apart = ((s.apart_s > s.deadline_s) & s.counts).sum(axis=1)
-    fewer: Allowed = (together < apart) | ((together == apart) & worthwhile)
-    return fewer
+        slots, table = np.concatenate((in_flight, candidates)), view.requests
+        left, width = self._left.left(table, slots), table.width[slots]
+        _leave_out_ends(left, table.done[slots])
+        deadline_s = table.deadline_s[slots] - view.now_s
+        num = num_joining(
+            left, ALIKE if (width == 1).all() else width, NO_STEPS, len(in_flight), self._times.replay.seconds,
+            deadline_s, deadline_s, len(line), RULES,
+        )  # fmt: skip
+        return [*first, *candidates[:num].tolist()]

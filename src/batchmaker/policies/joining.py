@@ -17,18 +17,19 @@ from batchmaker.compiled import compiled
 Steps = NDArray[np.int64]
 Seconds = NDArray[np.float64]
 
-NO_TEST, REPLAY, OLDEST, LITERAL = range(4)
+NO_TEST, REPLAY, OLDEST, LITERAL, FEWEST_LATE = range(5)
 """Meaning of `JoiningRules.slack`."""
 ALIKE: Final[NDArray[np.float64]] = np.ones((0, 0))
 """As `width`: every request has one row in each step."""
 NO_STEPS: Final[Steps] = np.zeros((0, 0), np.int64)
 """As `whole` where no rule reads it."""
 _ROUNDING: Final = 1e-6
+_NOTHING_S: Final = 1e-12
 
 
 class JoiningRules(NamedTuple):
     """What must be true of the requests that join. slack, veto, from_table, benefit: see LazyPolicy (`hopeless`,
-    `estimate`)."""
+    `estimate`). FEWEST_LATE: fewer are late than if they started later, or as many and the benefit test allows it."""
 
     slack: int
     veto: bool
@@ -130,6 +131,7 @@ def num_joining(
     seconds: Seconds,
     deadline_s: Seconds,
     slack_s: Seconds,
+    num_waiting: int,
     rules: JoiningRules,
 ) -> int:
     """Return how many of the candidates join: the longest prefix that the slack test and the benefit test allow.
@@ -139,6 +141,8 @@ def num_joining(
     - width: [requests, types] rows of a request in a step, or ALIKE.
     - seconds: [types, max_batch + 1] of a step. A larger batch takes whole calls of max_batch, and one for the rest.
     - deadline_s: [requests] from now. slack_s: [requests] deadline minus the end of the time in line.
+    - num_waiting: requests in line, candidates included. Those who stay there gain what joining saves in all. 0: only
+      those who join and those in flight count.
     """
     num_candidates = len(left) - num_in_flight
     allowed = np.ones(num_candidates + 1, np.bool_)
@@ -149,7 +153,7 @@ def num_joining(
             if allowed[joining]:
                 return joining
         return 0
-    return _longest_prefix(left, width, num_in_flight, seconds, deadline_s, allowed, rules)
+    return _longest_prefix(left, width, num_in_flight, seconds, deadline_s, num_waiting, allowed, rules)
 
 
 @compiled
@@ -159,6 +163,7 @@ def _longest_prefix(
     num_in_flight: int,
     seconds: Seconds,
     deadline_s: Seconds,
+    num_waiting: int,
     allowed: NDArray[np.bool_],
     rules: JoiningRules,
 ) -> int:
@@ -167,7 +172,7 @@ def _longest_prefix(
     Compared are two futures of a prefix: it joins now, or it starts when all in flight are done.
     """
     num, num_types = left.shape
-    replayed, veto, benefit = rules.slack == REPLAY, rules.veto, rules.benefit
+    replayed, counted, veto, benefit = rules.slack == REPLAY, rules.slack == FEWEST_LATE, rules.veto, rules.benefit
     longest = _longest(left)
     last = np.zeros(num, np.int64)  # with no steps, 0: then the time of step 0, which is none
     for request in range(num):
@@ -188,9 +193,10 @@ def _longest_prefix(
         _enter(after_rows, after_leaving, left, width, request, 1.0)
     for present in range(num, num_in_flight, -1):
         if allowed[present - num_in_flight]:
-            _walk(rows, leaving, done_s, seconds)
-            _walk(after_rows, after_leaving, after_done_s, seconds)
-            fits, gained_s = True, 0.0
+            saved_s = drain_s - _walk(rows, leaving, done_s, seconds)
+            saved_s += _walk(after_rows, after_leaving, after_done_s, seconds)
+            fits, num_fewer_late = True, 0
+            gained_s = max(num_waiting - (present - num_in_flight), 0) * max(saved_s, 0.0)
             for request in range(present):
                 type_id = last[request]
                 joined_s = done_s[type_id, left[request, type_id]]
@@ -199,8 +205,12 @@ def _longest_prefix(
                 if replayed and joined_s > deadline_s[request] and (veto or apart_s[request] <= deadline_s[request]):
                     fits = False
                     break
+                num_fewer_late += int(apart_s[request] > deadline_s[request]) - int(joined_s > deadline_s[request])
                 gained_s += apart_s[request] - joined_s
-            if fits and (not benefit or gained_s >= 0.0):
+            if counted and num_fewer_late != 0:
+                if num_fewer_late > 0:
+                    return present - num_in_flight
+            elif fits and (not benefit or gained_s >= (-_NOTHING_S if counted else 0.0)):
                 return present - num_in_flight
         _enter(rows, leaving, left, width, present - 1, -1.0)
         _enter(after_rows, after_leaving, left, width, present - 1, -1.0)

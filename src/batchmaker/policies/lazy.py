@@ -163,6 +163,7 @@ class LazyPolicy(CellPolicy):
             self.times.replay.seconds,
             deadline_s - view.now_s,
             deadline_s - np.minimum(table.began_s[slots], view.now_s),
+            0,
             self.rules,
         )
 

@@ -7,9 +7,17 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.compiled import compiled
 from batchmaker.graph.cell_graph import Work
 
 Slots = NDArray[np.int64]
+
+
+@compiled
+def _submit(left: NDArray[np.int64], done: NDArray[np.int64], slots: Slots, type_id: int) -> None:
+    for i in range(len(slots)):
+        left[slots[i], type_id] -= 1
+        done[slots[i], type_id] += 1
 
 
 @final
@@ -105,12 +113,15 @@ class RequestTable:
 
     def submitted(self, slots: Slots, type_id: int) -> None:
         """Note that one node of this type of each of these requests was submitted; slots may repeat."""
-        np.subtract.at(self.left[:, type_id], slots, 1)
-        np.add.at(self.done[:, type_id], slots, 1)
+        _submit(self.left, self.done, slots, type_id)
 
-    def stopped(self, slots: Slots, type_id: int, counts: NDArray[np.int64]) -> None:
-        """Note that runs of these requests ended early: `counts` nodes of the type will not be computed."""
-        np.subtract.at(self.left[:, type_id], slots, counts)
+    def stopped(self, slots: Slots, type_id: int, counts: NDArray[np.int64], ahead: NDArray[np.int64]) -> None:
+        """Note that runs of these requests ended early: `counts` nodes of the type are not computed.
+
+        ahead: how many of these were submitted, and did not run.
+        """
+        np.subtract.at(self.left[:, type_id], slots, counts - ahead)
+        np.subtract.at(self.done[:, type_id], slots, ahead)
 
     def leave(self, slot: int) -> None:
         """Note that a request has ended."""

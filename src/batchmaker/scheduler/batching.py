@@ -6,6 +6,7 @@ or as many as fit into a budget of time. The scheduler core calls `Batcher.form_
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, final
@@ -69,7 +70,7 @@ class Batcher:
     """Forms tasks from the state. It has no state of its own.
 
     - share_workers: there are several workers, so some nodes may be pinned to another one.
-    - max_steps, budget_s, ahead_alone: limits of a task; see CellPolicy.
+    - max_steps, budget_s: limits of a task; see CellPolicy. beside_s: the budget while other types have ready nodes.
     - loops_ahead: see TaskLimits.
     - patience: given if a batch may hold only nodes of one depth; then a task has one step. How many batches in a row
       may have another depth than the first node in the queue (see `_one_depth`).
@@ -83,7 +84,7 @@ class Batcher:
         max_steps: int,
         budget_s: float,
         loops_ahead: bool = False,
-        ahead_alone: bool = False,
+        beside_s: float = math.inf,
         patience: int | None = None,
     ) -> None:
         self._state = state
@@ -92,7 +93,7 @@ class Batcher:
         self._max_steps = 1 if patience is not None else max_steps
         self._budget_s = budget_s
         self._loops_ahead = loops_ahead
-        self._ahead_alone = ahead_alone
+        self._beside_s = beside_s
 
     def form_task(self, task: TaskId, type_id: TypeId, worker: WorkerId) -> Formed | None:
         """Form a task of ready nodes of one type; None if all of them are pinned to other workers."""
@@ -127,9 +128,11 @@ class Batcher:
         state, arena, cell = self._state, self._state.arena, entry.cell
         ranks = state.priorities.of(candidates)
         budget_s = self._budget_s
-        if ranks is None and len(candidates) == BATCHES_AHEAD * cell.max_batch and self._is_alone(entry):
+        if not self._is_alone(entry):
+            budget_s = min(budget_s, self._beside_s)
+        elif ranks is None and len(candidates) == BATCHES_AHEAD * cell.max_batch:
             budget_s *= SATURATED_BUDGETS
-        max_steps = 1 if self._ahead_alone and not self._is_alone(entry) else self._max_steps
+        max_steps = self._max_steps if budget_s > 0 else 1
         limits = TaskLimits(
             cell.max_batch, cell.min_batch, max_steps, budget_s, len(entry.ready) > 0, self._loops_ahead
         )

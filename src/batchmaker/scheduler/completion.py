@@ -95,7 +95,7 @@ class Completion:
                     result.failed.append((owner.request, reason))
         done, of_step = task.done[begin[1] : end[1]], task.ends[DONE_NODES, event.first : event.end] - begin[1]
         if task.may_stop[event.first : event.end].any():
-            last = self._stop_or_go_on(entry, nodes, subgraphs, event.stopped, task.worker)
+            last = self._stop_or_go_on(entry, task, nodes, subgraphs, event.stopped)
             done = np.concatenate((done, last))
         if len(done):
             self._finish(done, of_step, result)
@@ -115,16 +115,16 @@ class Completion:
                     self._state.free_rows(unused[begin:end])
 
     def _stop_or_go_on(
-        self, entry: TypeEntry, nodes: Nodes, subgraphs: Nodes, stopped: NDArray[np.bool_] | None, worker: WorkerId
+        self, entry: TypeEntry, task: TaskEntry, nodes: Nodes, subgraphs: Nodes, stopped: NDArray[np.bool_] | None
     ) -> Nodes:
         """Return the last nodes of the runs that stop here. The next nodes of the other runs become ready."""
         state, arena, type_id = self._state, self._state.arena, entry.cell.type_id
         over_at, last, following = stop_or_go_on(
-            arena.of_nodes, arena.of_subgraphs, state.lane_map(worker, type_id).occupant, self._dying_slots,
+            arena.of_nodes, arena.of_subgraphs, state.lane_map(task.worker, type_id).occupant, self._dying_slots,
             NEVER if stopped is None else np.array(stopped, np.bool_), nodes, subgraphs,
         )  # fmt: skip
         if len(last) and state.observed:
-            state.stopped(type_id, over_at, last + 1)
+            state.stopped(type_id, over_at, last + 1, task.nodes)
         entry.ready.merge(following)
         return last
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import cast, final
+from typing import Final, cast, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,9 @@ from batchmaker.scheduler.step_times import StepTimes
 from batchmaker.scheduler.urgency import Urgency
 from batchmaker.scheduler.view import View
 
+TASKS_WORTH: Final = 4
+"""How often its own cost a task's steps may take while other types have ready nodes (see CellPolicy, `ahead_alone`)."""
+
 
 @final
 class Scheduler(View):
@@ -58,7 +61,8 @@ class Scheduler(View):
     - take_turns: the type that has just run counts as running when the next task is chosen, as it would with run-ahead.
       With neither of the two, a type of low priority starves while one of high priority is ready.
     - loops_ahead: with a budget of time, a task may hold several steps of a loop that a value may end. Steps after the
-      end of the loop do not run. Ignored if the policy reads requests, depths or frontiers: they count submitted steps.
+      end of the loop do not run. Ignored if the policy reads depths: they count submitted steps.
+    - task_s: seconds that a task costs beside its steps; see CellPolicy (`ahead_alone`).
     - give_up_late: requests fail at their deadlines. Otherwise only policies look at deadlines.
     - plan_rows: False if nothing is computed. Then steps say which nodes run together, but not where values are, and no
       table is reserved. The order of the steps is the same.
@@ -72,6 +76,7 @@ class Scheduler(View):
         run_ahead: int = 0,
         take_turns: bool = False,
         loops_ahead: bool = False,
+        task_s: float = 0.0,
         give_up_late: bool = True,
         plan_rows: bool = True,
         patience: int = PATIENCE,
@@ -83,8 +88,9 @@ class Scheduler(View):
         self._urgency = Urgency(self._state) if policy.urgent_first else None
         self._batcher = Batcher(
             self._state, share_workers=num_workers > 1, max_steps=policy.max_steps, budget_s=policy.budget_s,
-            loops_ahead=loops_ahead and policy.budget_s < math.inf and not self._state.observed,
-            ahead_alone=policy.ahead_alone, patience=patience if policy.one_depth else None,
+            loops_ahead=loops_ahead and policy.budget_s < math.inf and not policy.needs_depth,
+            beside_s=TASKS_WORTH * task_s if policy.ahead_alone else math.inf,
+            patience=patience if policy.one_depth else None,
         )  # fmt: skip
         self._completion = Completion(self._state)
         self._deadlines: Deadlines[RequestId] = Deadlines()

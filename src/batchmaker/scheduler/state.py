@@ -319,11 +319,15 @@ class SchedulerState:
         if self.depths is not None:
             self.depths.submitted(slots, type_id, nodes)
 
-    def stopped(self, type_id: TypeId, nodes: Nodes, ends: Nodes) -> None:
-        """Note that runs ended early, after these nodes. ends: [runs] one past the last node of each run."""
+    def stopped(self, type_id: TypeId, nodes: Nodes, ends: Nodes, submitted: Nodes) -> None:
+        """Note that runs ended early, after these nodes. ends: [runs] one past the last node of each run.
+
+        submitted: the nodes of the task, of which some follow the end of a run and did not run.
+        """
         slots = self.arena.request[nodes]
         if self.watched is not None:
-            self.watched.stopped(slots, type_id, ends - 1 - nodes)
+            ahead = ((submitted > nodes[:, None]) & (submitted < ends[:, None])).sum(axis=1)
+            self.watched.stopped(slots, type_id, ends - 1 - nodes, ahead)
         if self.depths is not None:
             for slot, node, end in zip(slots.tolist(), nodes.tolist(), ends.tolist(), strict=True):
                 self.depths.stopped(slot, type_id, node + 1, end)

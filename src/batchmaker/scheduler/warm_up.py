@@ -75,6 +75,7 @@ def _carried_out(scheduler: Scheduler, command: Command) -> list[Command]:
 @final
 class _LookingAtAll(CellPolicy):
     name = "looking at all"
+    watches_requests: ClassVar[bool] = True
     needs_depth: ClassVar[bool] = True
     one_depth: ClassVar[bool] = True
     needs_frontiers: ClassVar[bool] = True

@@ -200,7 +200,7 @@ def benchmark_script(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_the_benchmark_compares_with_the_best_of_each_case(benchmark_script: Any) -> None:
     def seen(policy: str, load: float, mean_ms: float, answered: int = 10) -> dict[str, Any]:
         return {
-            "network": "n", "load": load, "sla": None, "policy": policy, "mean_ms": mean_ms, "p90_ms": 2 * mean_ms,
+            "network": "n", "load": load, "sla": None, "arrivals": "poisson", "policy": policy, "mean_ms": mean_ms, "p90_ms": 2 * mean_ms,
             "violation_share": 0.0, "throughput_rps": 100 / mean_ms, "answered": answered, "requests": 10,
             "decision_us": 1.0, "step_us": 20.0,
         }  # fmt: skip
@@ -212,3 +212,14 @@ def test_the_benchmark_compares_with_the_best_of_each_case(benchmark_script: Any
     loaded, waiting = benchmark_script.cases(results, "auto", ["auto"])
     assert (loaded["mean_ms"]["policy"], loaded["mean_ms"]["ratio"], loaded["p90_ms"]["best"]) == ("b", 1.2, 5.0)
     assert waiting["throughput_rps"] == {"auto": 25.0, "best": 50.0, "policy": "a", "ratio": 0.5}
+
+
+def test_a_request_that_cannot_be_in_time_even_alone_is_refused_if_the_policy_is_told_to() -> None:
+    profile = profile_of(CHAIN, 0.0)
+    device = SimulatedDevice(step_costs(CHAIN, profile.latency, padded=False))
+    work = offered([chain(3), chain(9), chain(3)], [0.0, 0.5, 0.5])
+    records = simulate(CHAIN, AutoPolicy(profile, hopeless="drop", max_steps=1), work, device, sla_s=5.0)
+    assert records.answered.tolist() == [True, False, True]
+    assert simulate(CHAIN, AutoPolicy(profile, max_steps=1), work, device, sla_s=5.0).answered.all()
+    with pytest.raises(OptionError, match="ignore or drop"):
+        AutoPolicy(hopeless="veto")  # type: ignore[arg-type]

@@ -72,7 +72,7 @@ class CellSimulation(Simulation[_Step]):
         policy.check_cells(model.cells)
         self.scheduler = Scheduler(
             policy, num_workers=num_workers, run_ahead=run_ahead, take_turns=take_turns, give_up_late=give_up_late,
-            plan_rows=plan_rows,
+            plan_rows=plan_rows, task_s=overhead.turn_s,
         )  # fmt: skip
         self._model = model
         self._requests = offered.requests

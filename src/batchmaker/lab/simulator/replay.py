@@ -57,6 +57,7 @@ class SchedulerOptions:
     run_ahead: int = 0
     take_turns: bool = False
     loops_ahead: bool = False
+    task_s: float = 0.0
     give_up_late: bool = True
     plan_rows: bool = True
 

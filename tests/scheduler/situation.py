@@ -25,9 +25,7 @@ class Situation:
     """A boundary between two steps: the requests in flight and the candidates to join.
 
     slots: [requests] those in flight, in the order in which they began, then the candidates. deadline_s: [requests]
-    seconds from now. Forecasts are computed at the first use. ends_apart: a single call at the very end of a request is
-    left out if the request has several nodes of another type as well: it does not wait for requests that reach it
-    later.
+    seconds from now. Forecasts are computed at the first use.
     """
 
     table: RequestTable
@@ -36,7 +34,6 @@ class Situation:
     now_s: float
     slots: Slots
     num_in_flight: int
-    ends_apart: bool = False
 
     @property
     def num_candidates(self) -> int:
@@ -44,15 +41,8 @@ class Situation:
 
     @cached_property
     def left(self) -> Steps:
-        """Remaining steps of each request by type, [requests, types]; with `ends_apart`, without such a last call."""
-        left = self.steps.left(self.table, self.slots)
-        if self.ends_apart:
-            rows = np.arange(len(left))
-            last = left.shape[1] - 1 - (left[:, ::-1] > 0).argmax(axis=1)
-            whole = left + self.table.done[self.slots]
-            whole[rows, last] = 0
-            left[rows, last] -= (left[rows, last] == 1) & (whole.max(axis=1, initial=0) > 1)
-        return left
+        """Remaining steps of each request by type, [requests, types]."""
+        return self.steps.left(self.table, self.slots)
 
     @cached_property
     def width(self) -> NDArray[np.float64] | None:
