@@ -31,6 +31,7 @@ from trivial import Trivial
 import batchmaker as bm
 from batchmaker.cli.workload import make_workload
 
+MEASURES = ("src/batchmaker/server", "benchmarks/serving/overload.py", "benchmarks/serving/generator.py")
 PICTURES = Path(__file__).resolve().parents[2] / "docs" / "images"
 
 
@@ -172,7 +173,7 @@ def main() -> None:
         "seconds": given.seconds, "max_in_flight": given.in_flight, "deadline_ms": given.deadline_ms,
         "connections": 4 * given.in_flight, "threads": 1,
     }  # fmt: skip
-    write(f"overload-{given.model}", settings, results)
+    write(f"overload-{given.model}", settings, results, MEASURES)
     draw(results, PICTURES / f"overload-{given.model}.png")
 
 

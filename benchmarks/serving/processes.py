@@ -33,7 +33,7 @@ class Server:
 
     def resident_mb(self) -> float:
         """Memory that the server and its children have in use."""
-        return sum(_status(pid, "VmRSS") for pid in family(self.process.pid)) / 1024
+        return sum(map(resident_mb, family(self.process.pid)))
 
     def processor_s(self) -> float:
         """Processor time of the server and its living children."""
@@ -53,6 +53,11 @@ def family(pid: int) -> list[int]:
             for task in Path(f"/proc/{parent}/task").iterdir():
                 found += map(int, (task / "children").read_text().split())
     return found
+
+
+def resident_mb(pid: int) -> float:
+    """Return the memory that a process has in use; 0 if it has ended."""
+    return _status(pid, "VmRSS") / 1024
 
 
 def _status(pid: int, name: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections import deque
 from collections.abc import AsyncIterator
@@ -71,7 +72,7 @@ class Upstream:
             connection.send(head + body)
             await connection.head()
             answer = UpstreamAnswer(self, connection)
-            if not any(name == b"content-type" and value.startswith(_STREAMED) for name, value in connection.headers):
+            if not connection.streamed:
                 answer.body = await connection.whole()
                 self.put_back(connection)
             return answer
@@ -103,11 +104,18 @@ class Upstream:
         if self._closed:
             raise NoAnswerError("the replica has ended")
         loop = asyncio.get_running_loop()
+        opened = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET)
         try:
+            opened.setblocking(False)
+            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             async with asyncio.timeout(_CONNECT_S):
-                _, connection = await loop.create_connection(lambda: _Connection(self._all), self.host, self.port)
-        except OSError as error:  # TimeoutError is one
-            raise NoAnswerError(f"{self.host}:{self.port} cannot be reached: {error}") from error
+                await loop.sock_connect(opened, (self.host, self.port))
+                _, connection = await loop.create_connection(lambda: _Connection(self._all, opened), sock=opened)
+        except BaseException as error:
+            opened.close()
+            if isinstance(error, OSError):  # TimeoutError is one
+                raise NoAnswerError(f"{self.host}:{self.port} cannot be reached: {error}") from error
+            raise
         return connection
 
 
@@ -115,8 +123,9 @@ class Upstream:
 class _Connection(asyncio.Protocol):
     """One connection, with one call at a time. The parser calls the methods that begin with `on_`."""
 
-    def __init__(self, among: set[_Connection]) -> None:
+    def __init__(self, among: set[_Connection], opened: socket.socket) -> None:
         self._among = among
+        self._socket = opened
         self._transport: Any = None
         self._waiter: asyncio.Future[None] | None = None
         self._paused = False
@@ -127,7 +136,7 @@ class _Connection(asyncio.Protocol):
 
     def _reset(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
-        self._has_head = self._stays = False
+        self._has_head = self._stays = self.streamed = False
         self.complete = True
         self.status = 0
         self.headers: Headers = []
@@ -139,10 +148,21 @@ class _Connection(asyncio.Protocol):
         return self.complete and not self.is_closed and self._stays
 
     def send(self, data: bytes) -> None:
-        """Begin a call."""
+        """Begin a call. It leaves now: uvloop would keep it to the end of its turn, and the replica would wait."""
         self._reset()
         self.complete = False
-        self._transport.write(data)
+        if self._transport.get_write_buffer_size():
+            self._transport.write(data)
+            return
+        try:
+            sent = self._socket.send(data)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError:
+            self.close()
+            return
+        if sent < len(data):
+            self._transport.write(data[sent:])
 
     async def head(self) -> None:
         """Wait for status and headers."""
@@ -209,17 +229,16 @@ class _Connection(asyncio.Protocol):
         except httptools.HttpParserError:
             self.close()
             return
-        if self._size > _MUCH and self._streamed and not self._paused and not self.complete:
+        if self._size > _MUCH and self.streamed and not self._paused and not self.complete:
             self._paused = True
             self._transport.pause_reading()
         self._wake()
 
-    @property
-    def _streamed(self) -> bool:
-        return any(name == b"content-type" and value.startswith(_STREAMED) for name, value in self.headers)
-
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name.lower(), value))
+        name = name.lower()
+        self.headers.append((name, value))
+        if name == b"content-type":
+            self.streamed = value.startswith(_STREAMED)
 
     def on_headers_complete(self) -> None:
         self._has_head = True
