@@ -61,9 +61,11 @@ def sentences_of(data: Path | None, count: int) -> list[list[int]]:
 
 def measured(server: processes.Server, requests: list[bytes], rate: float | None, seconds: float, connections: int):
     """Return the figures of one load, and the processor shares of server and generator."""
-    before = server.processor_s()
+    before, replicas_before, begin_s = server.processor_s(), server.replicas_s(), time.monotonic()
     line = figures(offer(Plan(server.host, server.port, requests, rate, seconds, connections)), seconds)
-    line["server_share"] = round((server.processor_s() - before) / seconds, 3)
+    wall_s = time.monotonic() - begin_s
+    line["server_share"] = round((server.processor_s() - before) / wall_s, 3)
+    line["replicas_share"] = round((server.replicas_s() - replicas_before) / wall_s, 3)
     return line
 
 
@@ -129,9 +131,15 @@ def replicas(given: argparse.Namespace, folder: Path) -> Any:
         for count in (1, 2):
             servers[f"{count} replicas"] = stack.enter_context(processes.batchmaker(LSTM, "--replicas", count))
         results = in_turns(servers, requests, loads, given.seconds)
-    peak = {name: of["closed 128"]["served_rps"] for name, of in results.items()}
-    ratio = {"two over one": round(peak["2 replicas"] / peak["1 replicas"], 3)}
-    return {**results, **ratio, "two over alone": round(peak["2 replicas"] / peak["alone"], 3)}
+    one, two = (results[f"{count} replicas"]["closed 128"] for count in (1, 2))
+    alone = results["alone"]["closed 128"]["served_rps"]
+    for_the_same_time = 2 * (two["served_rps"] / two["replicas_share"]) / (one["served_rps"] / one["replicas_share"])
+    return {
+        **results,
+        "two over one": round(two["served_rps"] / one["served_rps"], 3),
+        "two over alone": round(two["served_rps"] / alone, 3),
+        "two over one, if each replica had the processor time of the one": round(for_the_same_time, 3),
+    }
 
 
 def routers(given: argparse.Namespace, folder: Path) -> Any:

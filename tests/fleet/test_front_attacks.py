@@ -265,6 +265,8 @@ def test_connections_that_do_nothing_keep_nobody_out(models):
         assert (await fleet.client.get("/v2/health/ready")).status_code == 200
         assert await held[0][0].read() == b"", "the one idle longest was closed"
         await serves(fleet)
+        for _, writer in held:
+            writer.close()
 
     played(scenario, fleet_config(models[0], limits=small(max_connections=16)))
 
@@ -327,7 +329,7 @@ def test_a_model_that_raises_the_end_of_the_process_fails_one_request(models, tm
         answers = await asyncio.gather(
             *(fleet.generate("leaving", 13 if n % 10 == 0 else 3) for n in range(60)),
         )
-        assert [answer.status_code for answer in answers] == [500 if n % 10 == 0 else 200 for n in range(60)]
+        assert [answer.status_code for answer in answers] == [400 if n % 10 == 0 else 200 for n in range(60)]
         assert sorted(fleet.server.balancer.replicas) == [0, 1]
         assert fleet.server.front.num_retried == 0
 
@@ -374,12 +376,15 @@ def test_wrong_messages_over_grpc_harm_nobody(models):
                     infer(bytes(data), timeout=LIMIT_S)
                 except grpc.RpcError as error:
                     codes.add(error.code())
+                    if error.code() is grpc.StatusCode.INTERNAL:
+                        assert "model failed" in error.details(), error.details()  # a number can make this cell raise
             huge = service_pb2.ModelInferRequest(model_name="scales")
             huge.inputs.add(name="input_0", datatype="INT64", shape=[2**62] * 50_000)
             for wrong in (huge.SerializeToString(), b"\xff" * 100):
                 with pytest.raises(grpc.RpcError) as caught:
                     infer(wrong, timeout=LIMIT_S)
                 codes.add(caught.value.code())
+                assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT, caught.value.details()
         return codes
 
     def late(address):
@@ -391,7 +396,7 @@ def test_wrong_messages_over_grpc_harm_nobody(models):
 
     async def scenario(fleet):
         codes = await asyncio.to_thread(attack, fleet.grpc)
-        assert not codes & {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNAVAILABLE}
+        assert not codes & {grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNAVAILABLE}
         await asyncio.to_thread(late, fleet.grpc)
         assert fleet.server.front.num_retried == 0
         await serves(fleet)
