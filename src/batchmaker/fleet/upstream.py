@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections import deque
 from collections.abc import AsyncIterator
@@ -104,18 +103,11 @@ class Upstream:
         if self._closed:
             raise NoAnswerError("the replica has ended")
         loop = asyncio.get_running_loop()
-        opened = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET)
         try:
-            opened.setblocking(False)
-            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             async with asyncio.timeout(_CONNECT_S):
-                await loop.sock_connect(opened, (self.host, self.port))
-                _, connection = await loop.create_connection(lambda: _Connection(self._all, opened), sock=opened)
-        except BaseException as error:
-            opened.close()
-            if isinstance(error, OSError):  # TimeoutError is one
-                raise NoAnswerError(f"{self.host}:{self.port} cannot be reached: {error}") from error
-            raise
+                _, connection = await loop.create_connection(lambda: _Connection(self._all), self.host, self.port)
+        except OSError as error:  # TimeoutError is one
+            raise NoAnswerError(f"{self.host}:{self.port} cannot be reached: {error}") from error
         return connection
 
 
@@ -123,9 +115,8 @@ class Upstream:
 class _Connection(asyncio.Protocol):
     """One connection, with one call at a time. The parser calls the methods that begin with `on_`."""
 
-    def __init__(self, among: set[_Connection], opened: socket.socket) -> None:
+    def __init__(self, among: set[_Connection]) -> None:
         self._among = among
-        self._socket = opened
         self._transport: Any = None
         self._waiter: asyncio.Future[None] | None = None
         self._paused = False
@@ -148,21 +139,10 @@ class _Connection(asyncio.Protocol):
         return self.complete and not self.is_closed and self._stays
 
     def send(self, data: bytes) -> None:
-        """Begin a call. It leaves now: uvloop would keep it to the end of its turn, and the replica would wait."""
+        """Begin a call."""
         self._reset()
         self.complete = False
-        if self._transport.get_write_buffer_size():
-            self._transport.write(data)
-            return
-        try:
-            sent = self._socket.send(data)
-        except (BlockingIOError, InterruptedError):
-            sent = 0
-        except OSError:
-            self.close()
-            return
-        if sent < len(data):
-            self._transport.write(data[sent:])
+        self._transport.write(data)
 
     async def head(self) -> None:
         """Wait for status and headers."""
