@@ -132,6 +132,7 @@ class _Connection(asyncio.Protocol):
         self.status = 0
         self.headers: Headers = []
         self.parts: deque[bytes] = deque()
+        self._size = 0
 
     @property
     def reusable(self) -> bool:

@@ -11,7 +11,7 @@ _FLUSH_BYTES: Final = 65_536
 
 @final
 class JoinedWrites:
-    """A transport that joins the writes of one turn of the event loop into one, and sends it once an answer is complete.
+    """A transport that joins the writes of one turn of the event loop into one; a complete answer leaves at once.
 
     Two small writes would be two packets, and the second may wait for the acknowledgement of the first.
     """
