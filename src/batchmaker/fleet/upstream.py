@@ -120,7 +120,6 @@ class _Connection(asyncio.Protocol):
         self._transport: Any = None
         self._waiter: asyncio.Future[None] | None = None
         self._paused = False
-        self._size = 0
         self.is_closed = False
         self.idle_since_s = 0.0
         self._reset()
