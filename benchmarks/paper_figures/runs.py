@@ -53,8 +53,9 @@ RUNS: Final[dict[str, Run]] = {
             "serving-lstm.json", "serving-loadgen.json", "serving-overhead.json", "serving-overload-lstm.json",
             "serving-perf-analyzer.json"), 20, "serving-benchmarks.md"),
         Run("fleet-serving", "python benchmarks/fleet_serving.py DATA", (
-            "serving-fleet-overhead.json", "serving-fleet-replicas.json", "serving-fleet-routers.json",
-            "serving-fleet-bulk.json"), 15, "fleet-serving.md"),
+            "serving-fleet-overhead.json", "serving-fleet-proxies.json", "serving-fleet-replicas.json",
+            "serving-fleet-routers.json", "serving-fleet-bulk.json", "serving-fleet-rows.json"), 20,
+            "fleet-serving.md"),
     )
 }  # fmt: skip
 
