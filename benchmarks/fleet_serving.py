@@ -11,6 +11,7 @@ in one go and takes turns. Where load generator, front and replicas share the pr
 - replicas: one and two replicas of one thread, LSTM 1024: closed loops, 128 connections.
 - routers: two replicas, LSTM 1024, sentences of DATA at 60 % of the peak: round robin and work, in turns.
 - bulk: fleet.map with one worker, and engine.map in this process, on the same sentences.
+- rows: fleet.map over --rows short sentences: rows a second, and the most memory that any process takes.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -39,7 +42,8 @@ from trivial import Trivial  # noqa: E402
 
 import batchmaker as bm  # noqa: E402
 
-PARTS = ("overhead", "proxies", "replicas", "routers", "bulk")
+PARTS = ("overhead", "proxies", "replicas", "routers", "bulk", "rows")
+MEASURES = ("src/batchmaker/fleet", "src/batchmaker/server", "benchmarks/fleet_serving.py")
 REPEATS = 3
 LSTM = "lstm:hidden=1024,dtype=bfloat16"
 
@@ -57,9 +61,11 @@ def sentences_of(data: Path | None, count: int) -> list[list[int]]:
 
 def measured(server: processes.Server, requests: list[bytes], rate: float | None, seconds: float, connections: int):
     """Return the figures of one load, and the processor shares of server and generator."""
-    before = server.processor_s()
+    before, replicas_before, begin_s = server.processor_s(), server.replicas_s(), time.monotonic()
     line = figures(offer(Plan(server.host, server.port, requests, rate, seconds, connections)), seconds)
-    line["server_share"] = round((server.processor_s() - before) / seconds, 3)
+    wall_s = time.monotonic() - begin_s
+    line["server_share"] = round((server.processor_s() - before) / wall_s, 3)
+    line["replicas_share"] = round((server.replicas_s() - replicas_before) / wall_s, 3)
     return line
 
 
@@ -125,9 +131,15 @@ def replicas(given: argparse.Namespace, folder: Path) -> Any:
         for count in (1, 2):
             servers[f"{count} replicas"] = stack.enter_context(processes.batchmaker(LSTM, "--replicas", count))
         results = in_turns(servers, requests, loads, given.seconds)
-    peak = {name: of["closed 128"]["served_rps"] for name, of in results.items()}
-    ratio = {"two over one": round(peak["2 replicas"] / peak["1 replicas"], 3)}
-    return {**results, **ratio, "two over alone": round(peak["2 replicas"] / peak["alone"], 3)}
+    one, two = (results[f"{count} replicas"]["closed 128"] for count in (1, 2))
+    alone = results["alone"]["closed 128"]["served_rps"]
+    for_the_same_time = 2 * (two["served_rps"] / two["replicas_share"]) / (one["served_rps"] / one["replicas_share"])
+    return {
+        **results,
+        "two over one": round(two["served_rps"] / one["served_rps"], 3),
+        "two over alone": round(two["served_rps"] / alone, 3),
+        "two over one, if each replica had the processor time of the one": round(for_the_same_time, 3),
+    }
 
 
 def routers(given: argparse.Namespace, folder: Path) -> Any:
@@ -175,7 +187,68 @@ def bulk(given: argparse.Namespace, folder: Path) -> Any:
     return {"rows_per_s": middle_of, "fleet.map over engine.map": ratio, "all": rates}
 
 
-RUN = {"overhead": overhead, "proxies": overhead, "replicas": replicas, "routers": routers, "bulk": bulk}
+def rows(given: argparse.Namespace, folder: Path) -> Any:
+    """Memory over the number of rows: sentences of 1 to 9 words, as JSON lines in and out, all cores."""
+    from batchmaker import fleet
+
+    found = {}
+    for count in given.rows:
+        lines, out = folder / "in.jsonl", folder / f"out{count}"
+        random = np.random.default_rng(0)
+        with lines.open("w") as file:
+            for begin in range(0, count, 10_000):
+                lengths = random.integers(1, 10, min(10_000, count - begin))
+                file.writelines(f'{{"words":{random.integers(0, 99, n).tolist()}}}\n' for n in lengths)
+        with MemoryPeaks() as peaks:
+            done = fleet.map(lines, given.model, out, column="words", block_rows=10_000, progress=False)
+        found[f"{count:,}"] = {
+            "rows_per_s": round(done.rows / done.wall_s, 1),
+            "wall_s": round(done.wall_s, 1),
+            "input_mb": round(lines.stat().st_size / 2**20, 1),
+            "output_mb": round(sum(part.stat().st_size for part in out.glob("part-*")) / 2**20, 1),
+            "most_mb": peaks.most_mb(),
+        }
+        print(count, found[f"{count:,}"], file=sys.stderr, flush=True)
+        shutil.rmtree(out)
+    return found
+
+
+class MemoryPeaks:
+    """The most memory that each process of this one's family takes while it is entered, looked at twice a second."""
+
+    def __init__(self) -> None:
+        self._most: dict[int, float] = {}
+        self._names: dict[int, str] = {}
+        self._over = threading.Event()
+        self._looking = threading.Thread(target=self._look)
+
+    def _look(self) -> None:
+        while not self._over.wait(0.5):
+            for pid in processes.family(os.getpid()):
+                self._most[pid] = max(self._most.get(pid, 0.0), processes.resident_mb(pid))
+                with contextlib.suppress(OSError):
+                    self._names[pid] = Path(f"/proc/{pid}/comm").read_text().strip()
+
+    def __enter__(self) -> MemoryPeaks:
+        self._looking.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._looking.join()
+
+    def most_mb(self) -> dict[str, float]:
+        """Return the most of this process, of one worker, and of Ray's own processes together."""
+        own, workers, others = self._most.pop(os.getpid(), 0.0), [0.0], 0.0
+        for pid, most in self._most.items():
+            if "MapWorker" in self._names.get(pid, ""):
+                workers.append(most)
+            else:
+                others += most
+        return {"caller": round(own, 1), "a worker": round(max(workers), 1), "ray": round(others, 1)}
+
+
+RUN = {"overhead": overhead, "proxies": overhead, "replicas": replicas, "routers": routers, "bulk": bulk, "rows": rows}
 
 
 def main() -> None:
@@ -183,13 +256,15 @@ def main() -> None:
     parser.add_argument("data", type=Path, nargs="?")
     parser.add_argument("--only", choices=PARTS, action="append")
     parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--rows", type=int, nargs="+", default=[300_000, 1_000_000, 3_000_000])
+    parser.add_argument("--model", default="lstm:hidden=16,vocabulary_size=100", help="of the part rows")
     given = parser.parse_args()
-    for part in given.only or PARTS:
+    for part in given.only or PARTS[:-1]:
         given.part = part
         with tempfile.TemporaryDirectory() as folder:
             results = RUN[part](given, Path(folder))
         settings = {"seconds": given.seconds, "repeats": REPEATS, "lengths": "Europarl" if given.data else "lognormal"}
-        write(f"fleet-{part}", settings, results)
+        write(f"fleet-{part}", settings, results, MEASURES)
 
 
 if __name__ == "__main__":

@@ -54,8 +54,9 @@ RUNS: Final[dict[str, Run]] = {
             "serving-lstm.json", "serving-loadgen.json", "serving-overhead.json", "serving-overload-lstm.json",
             "serving-perf-analyzer.json"), 20, "serving-benchmarks.md"),
         Run("fleet-serving", "python benchmarks/fleet_serving.py DATA", (
-            "serving-fleet-overhead.json", "serving-fleet-replicas.json", "serving-fleet-routers.json",
-            "serving-fleet-bulk.json"), 15, "fleet-serving.md"),
+            "serving-fleet-overhead.json", "serving-fleet-proxies.json", "serving-fleet-replicas.json",
+            "serving-fleet-routers.json", "serving-fleet-bulk.json", "serving-fleet-rows.json"), 20,
+            "fleet-serving.md"),
     )
 }  # fmt: skip
 
@@ -64,8 +65,7 @@ OLDER: Final = frozenset((
     "ed-batch.json", "ed-batch-throughput.json", "planner.json", "pq-tree.json", "kernel-configurations.json",
     "gpu.json", "learned-online.json", "default-policy.json", "default-policy-costs.json", "fleet.json",
     "fleet-costs.json", "examples.json", "serving-lstm.json", "serving-loadgen.json", "serving-overhead.json",
-    "serving-overload-lstm.json", "serving-perf-analyzer.json", "serving-fleet-overhead.json",
-    "serving-fleet-replicas.json", "serving-fleet-routers.json", "serving-fleet-bulk.json",
+    "serving-perf-analyzer.json", "serving-fleet-routers.json", "serving-fleet-bulk.json",
 ))  # fmt: skip
 """Results whose code has changed since, or that do not say what they measure: marked on the page. A result leaves this
 list when its benchmark declares what it measures (`provenance.made_by`) and has been run again."""

@@ -10,9 +10,13 @@ deadline where there is one.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import subprocess
+import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +35,7 @@ from trivial import Trivial
 import batchmaker as bm
 from batchmaker.cli.workload import make_workload
 
+MEASURES = ("src/batchmaker/server", "benchmarks/serving/overload.py", "benchmarks/serving/generator.py")
 PICTURES = Path(__file__).resolve().parents[2] / "docs" / "images"
 
 
@@ -94,22 +99,55 @@ def offer_times(server: processes.Server, load: Load, rate: float, times: float)
     }
 
 
+_SPIN = """
+import sys, time
+share = float(sys.argv[1])
+while True:
+    end = time.perf_counter() + share / 1e3
+    while time.perf_counter() < end:
+        pass
+    time.sleep((1 - share) / 1e3)
+"""
+
+
+@contextlib.contextmanager
+def neighbour(share: float) -> Iterator[None]:
+    """Another process uses this share of a processor, in turns of a millisecond, while the block runs."""
+    process = subprocess.Popen([sys.executable, "-c", _SPIN, str(share)])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
 def measure(server: processes.Server, load: Load) -> dict[str, Any]:
-    """Return capacity, goodput at multiples of it, and capacity again."""
+    """Return capacity, goodput at multiples of it, and capacity again.
+
+    Then, to tell what refusals cost from what the machine has to give: capacity beside a process that has nothing to do
+    with the server and takes as much of the processors as refusing and being refused did at the highest load.
+    """
     warm = load.seconds / 4
 
     def closed() -> dict[str, Any]:
-        return figures(offer(Plan(server.host, server.port, load.requests, None, warm, load.in_flight)), warm)
+        before_s, begin_s = server.processor_s(), time.monotonic()
+        found = figures(offer(Plan(server.host, server.port, load.requests, None, warm, load.in_flight)), warm)
+        share = (server.processor_s() - before_s) / (time.monotonic() - begin_s)
+        return {**found, "server_processors": round(share, 2)}
 
     offer(Plan(server.host, server.port, load.requests, None, 2.0, load.in_flight))
     capacity = closed()
     offered = [offer_times(server, load, capacity["served_rps"], times) for times in load.times]
     after = closed()
     peak = max(one["goodput_rps"] for one in offered)
+    taken = sum(max(0.0, offered[-1][name] - after[name]) for name in ("server_processors", "generator_share"))
+    with neighbour(min(taken, 1.0)):
+        beside = {**closed(), "neighbour_share": round(taken, 3)}
     return {
         "capacity": capacity,
         "offered": offered,
         "after": after,
+        "beside another process": beside,
         "goodput_over_capacity": {
             one["times"]: round(one["goodput_rps"] / capacity["served_rps"], 3) for one in offered
         },
@@ -172,7 +210,7 @@ def main() -> None:
         "seconds": given.seconds, "max_in_flight": given.in_flight, "deadline_ms": given.deadline_ms,
         "connections": 4 * given.in_flight, "threads": 1,
     }  # fmt: skip
-    write(f"overload-{given.model}", settings, results)
+    write(f"overload-{given.model}", settings, results, MEASURES)
     draw(results, PICTURES / f"overload-{given.model}.png")
 
 

@@ -33,16 +33,15 @@ class Server:
 
     def resident_mb(self) -> float:
         """Memory that the server and its children have in use."""
-        return sum(_status(pid, "VmRSS") for pid in family(self.process.pid)) / 1024
+        return sum(map(resident_mb, family(self.process.pid)))
 
     def processor_s(self) -> float:
         """Processor time of the server and its living children."""
-        ticks = 0
-        for pid in family(self.process.pid):
-            with contextlib.suppress(OSError):
-                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-                ticks += int(fields[11]) + int(fields[12])
-        return ticks / os.sysconf("SC_CLK_TCK")
+        return sum(map(_processor_s, family(self.process.pid)))
+
+    def replicas_s(self) -> float:
+        """Processor time of a fleet's replicas; 0 for a single server."""
+        return sum(_processor_s(pid) for pid in family(self.process.pid) if b"ReplicaProcess" in _command(pid))
 
 
 def family(pid: int) -> list[int]:
@@ -53,6 +52,24 @@ def family(pid: int) -> list[int]:
             for task in Path(f"/proc/{parent}/task").iterdir():
                 found += map(int, (task / "children").read_text().split())
     return found
+
+
+def _processor_s(pid: int) -> float:
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+def _command(pid: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
+def resident_mb(pid: int) -> float:
+    """Return the memory that a process has in use; 0 if it has ended."""
+    return _status(pid, "VmRSS") / 1024
 
 
 def _status(pid: int, name: str) -> int:
@@ -68,8 +85,7 @@ def batchmaker(*arguments: object, threads: int = 1, grpc: bool = False) -> Iter
     """Start `batchmaker serve ARGUMENTS`, and stop it at the end of the block."""
     command = [sys.executable, "-c", "from batchmaker.cli.main import main; main()", "serve", "--port", "0"]
     command += ["--threads", str(threads), *map(str, arguments)] + (["--grpc-port", "0"] if grpc else [])
-    paths = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
-    process = _start(command, {"PYTHONPATH": paths}, threads)
+    process = _start(command, {"PYTHONPATH": _models_in_reach()}, threads)
     try:
         line = process.stdout.readline()
         ports = list(map(int, re.findall(r"127\.0\.0\.1:(\d+)", line)))
@@ -86,7 +102,8 @@ def peer(python: Path, script: str, task: str, *, threads: int = 1) -> Iterator[
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    process = _start([str(python), str(HERE / "peers" / script), task, str(port)], _PEERS, threads)
+    environment = {**_PEERS, "PYTHONPATH": _models_in_reach()}
+    process = _start([str(python), str(HERE / "peers" / script), task, str(port)], environment, threads)
     try:
         end = time.monotonic() + _START_LIMIT_S
         while not _listens(port):
@@ -96,6 +113,11 @@ def peer(python: Path, script: str, task: str, *, threads: int = 1) -> Iterator[
         yield Server(process, "127.0.0.1", port)
     finally:
         _stop(process)
+
+
+def _models_in_reach() -> str:
+    """Return the PYTHONPATH with which a server finds the models of this folder."""
+    return os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
 
 
 def _start(command: list[str], environment: Mapping[str, str], threads: int) -> subprocess.Popen[str]:

@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,12 @@ from numpy.typing import NDArray
 
 from batchmaker.cli.bench.report import commit, machine
 
-RESULTS = Path(__file__).resolve().parent.parent / "results"
+BENCHMARKS = Path(__file__).resolve().parent.parent
+sys.path.append(str(BENCHMARKS))
+
+from provenance import made_by  # noqa: E402
+
+RESULTS = BENCHMARKS / "results"
 WARM_SHARE = 0.15
 """The part of a run at its beginning that is not counted."""
 
@@ -46,13 +52,18 @@ def figures(outcome: Outcome, seconds: float) -> dict[str, Any]:
     }
 
 
-def write(name: str, settings: dict[str, Any], results: Any) -> None:
-    """Write benchmarks/results/serving-NAME.json and print it. A + after the commit: the source had changes since."""
+def write(name: str, settings: dict[str, Any], results: Any, measures: Sequence[str] = ()) -> None:
+    """Write benchmarks/results/serving-NAME.json and print it. A + after the commit: the source had changes since.
+
+    measures: the paths whose behaviour or speed the result is about (provenance.made_by).
+    """
+    command = " ".join(["python", *map(_shown, sys.argv)])
+    about: dict[str, Any] = {"command": command, "machine": machine(), "load_average": _load()}
+    if measures:
+        about = made_by(measures, command)
     content = {
-        "command": " ".join(["python", *map(_shown, sys.argv)]),
+        **about,
         "commit": commit() + ("+" if _is_changed() else ""),
-        "machine": machine(),
-        "load_average": _load(),
         "python": platform.python_version(),
         "settings": settings,
         "results": results,

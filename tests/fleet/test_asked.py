@@ -63,3 +63,16 @@ def test_what_is_wrong_is_left_to_the_replica(body):
     for asked in (asked_of_infer("m", None, body, None), asked_of_generate("m", None, body)):
         assert 1 <= asked.elements <= max(1, len(body))
         assert asked.chunk is None
+
+
+@pytest.mark.parametrize(
+    "shape", [[2**62, 0], [2**62] * 16, [2**63 - 1] * 200_000, [-(2**62), 3], [2**62] * 200_000 + [0]]
+)
+def test_no_shape_takes_long_to_weigh_or_weighs_more_than_its_bytes(shape):
+    body = infer_body(shape)
+    assert 1 <= asked_of_infer("m", None, body, None).elements <= len(body)
+
+
+@pytest.mark.parametrize("length", ["9" * 5000, "-1", "²", "", "0x10"])
+def test_a_length_that_is_none_is_left_to_the_replica(length):
+    assert asked_of_infer("m", None, infer_body([3]), length).elements >= 1

@@ -56,6 +56,15 @@ class Gated(Counter):
         return (yield from super().unfold_chunk(chunk, state))
 
 
+class Leaving(Counter):
+    """Counts, and asks the process to end for a request for 13."""
+
+    def unfold(self, n: int) -> Iterator[Any]:
+        if n == 13:
+            raise SystemExit("13")
+        yield from super().unfold(n)
+
+
 class Accumulate(nn.Module):
     """x, total -> total + x."""
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ class Answer:
 class RunningServer:
     """A server that has said that it is ready."""
 
-    def __init__(self, arguments: tuple[str, ...], log: Path) -> None:
+    def __init__(self, arguments: tuple[str, ...], log: Path, start: Sequence[str] = START) -> None:
         paths = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
         environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
         self.log = log
@@ -48,7 +48,7 @@ class RunningServer:
         self._connections: list[socket.socket] = []
         with log.open("w") as stderr:
             self.process = subprocess.Popen(
-                [*START, "--port", "0", "--threads", "1", *arguments],
+                [*start, "--port", "0", "--threads", "1", *arguments],
                 stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment,
             )  # fmt: skip
         self.ready_line = self._first_line()

@@ -48,6 +48,17 @@ def test_a_head_and_its_body_are_one_write():
     assert run(body).calls == [b"head body", b"next"]
 
 
+def test_a_complete_answer_does_not_wait_for_the_end_of_the_turn():
+    async def body(joined):
+        joined.write(b"head ")
+        joined.write(b"body")
+        joined.send_now()
+        joined.write(b"next")
+        await asyncio.sleep(0)
+
+    assert run(body).calls == [b"head body", b"next"]
+
+
 def test_closing_writes_what_waits_and_nothing_after():
     async def body(joined):
         joined.write(b"last")

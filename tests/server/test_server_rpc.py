@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
@@ -209,3 +212,13 @@ def test_a_deadline_that_is_none_is_still_told_so():
         call_options(read(request(deadline_ms="soon"), 0.5).parameters)
     with pytest.raises(ServiceError, match="deadline_ms"):
         call_options(read(request(deadline_ms=-5), 0.5).parameters)
+
+
+def test_no_generated_code_ties_the_server_to_one_version_of_protobuf():
+    """Generated code refuses an older protobuf than the one that made it, such as what tritonclient brings."""
+    script = (
+        "import sys, batchmaker.server.rpc.server, batchmaker.server.rpc.health, batchmaker.fleet.front_rpc;"
+        "print([name for name in sys.modules if name.endswith(('_pb2', '_pb2_grpc'))])"
+    )
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert said.strip() == "['google.protobuf.descriptor_pb2']"

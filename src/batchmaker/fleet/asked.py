@@ -15,9 +15,12 @@ from batchmaker.server.faults import ServiceError
 from batchmaker.server.messages import Parameter
 from batchmaker.server.parameters import ChunkOptions, call_options
 from batchmaker.server.rpc.wire import parameters_of
+from batchmaker.server.tensors import MAX_DIMENSIONS
 
 _LETTERS: Final = 4
 """Letters of a text that count as one element, as many as make up a short word with its space."""
+
+_MOST_DIGITS: Final = 12
 
 
 class Asked(NamedTuple):
@@ -49,7 +52,8 @@ _PARAMETERS: Final = msgspec.json.Decoder(dict[str, Any])
 
 def asked_of_infer(model: str, version: str | None, body: bytes, header_length: str | None) -> Asked:
     """Return what the body of `infer` asks for. header_length: the number of its bytes that are JSON, as sent."""
-    head = body if header_length is None or not header_length.isdecimal() else body[: int(header_length)]
+    known = header_length is not None and header_length.isdecimal() and len(header_length) < _MOST_DIGITS
+    head = body[: int(header_length)] if known and header_length is not None else body
     try:
         read = _INFER.decode(head)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -77,8 +81,16 @@ def asked_of_message(message: Any) -> Asked:
 
 
 def _elements(inputs: Any, num_bytes: int) -> int:
-    """Return the elements of inputs, from their shapes and datatypes; no more than there are bytes."""
-    total = sum(num_bytes // _LETTERS if datatype == "BYTES" else prod(shape) for shape, datatype in inputs)
+    """Return the elements of inputs, from their shapes and datatypes; no more than there are bytes.
+
+    Shapes are what a client says: of many large sizes the product would take minutes, in which nobody is answered.
+    """
+    total = 0
+    for shape, datatype in inputs:
+        if datatype == "BYTES":
+            total += num_bytes // _LETTERS
+        else:
+            total += prod(shape) if len(shape) <= MAX_DIMENSIONS else num_bytes
     return int(max(1, min(total, num_bytes)))
 
 

@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar, final
+from urllib.parse import quote
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -27,12 +28,13 @@ from batchmaker.server.request_body import unless_gone
 from batchmaker.server.request_ids import HEADER
 
 _MODEL: Final = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/(infer|generate|generate_stream|sequence)")
-_ONE: Final = re.compile(r"/v2/replicas/(\d+)(/.*)")
+_ONE: Final = re.compile(r"/v2/replicas/([0-9]{1,12})(/.*)")
 _OF_ONE: Final = re.compile(r"/|/v2/live|/v2/trace|/v2/models/(?:.*/)?stats")
 """What each replica has of its own."""
 
 _LOADS: Final = re.compile(r"/v2/repository/models/.*")
-_KEPT: Final = frozenset({b"content-type", b"accept", b"traceparent", b"tracestate", HEADER_LENGTH.encode()})
+_LENGTH: Final = HEADER_LENGTH.encode()
+_KEPT: Final = frozenset({b"content-type", b"accept", b"traceparent", b"tracestate", _LENGTH})
 """Headers of a call that replicas get."""
 
 _DROPPED: Final = frozenset({b"connection", b"keep-alive", b"transfer-encoding", HEADER.encode()})
@@ -80,6 +82,8 @@ class Front:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
+        if not path.isprintable():
+            raise HTTPException(404)  # "$" in a replica's routes lets a line end pass, which the patterns here do not
         match = _MODEL.fullmatch(path)
         if match is not None and match[3] == "sequence" and scope["type"] == "websocket":
             self.check_open()
@@ -102,11 +106,11 @@ class Front:
 
     async def _infer(self, scope: Scope, receive: Receive, send: Send, match: re.Match[str]) -> None:
         self.check_open()
-        request, (model, version, kind) = Request(scope, receive, send), match.groups()
+        model, version, kind = match.groups()
         with self.access.bodies.holding() as held:
-            body = await held.read(request)
+            body = await held.read(Request(scope, receive, send))
             if kind == "infer":
-                asked = asked_of_infer(model, version, body, request.headers.get(HEADER_LENGTH))
+                asked = asked_of_infer(model, version, body, _header_length(scope))
             else:
                 asked = asked_of_generate(model, version, body)
             head = _head_of(scope, len(body))
@@ -200,7 +204,8 @@ class Front:
                 raise ServiceError(FaultKind.NOT_FOUND, f"there is no replica {one[1]}; see GET /v2/replicas")
             if _LOADS.fullmatch(one[2]):
                 raise unsupported_load()
-            replica, target = found, b"/" + target.split(b"/", 4)[-1]
+            query: bytes = scope["query_string"]  # written anew: what was decoded here is what the replica must see
+            replica, target = found, quote(one[2]).encode() + (b"?" + query if query else b"")
         with self.access.bodies.holding() as held:
             body = await held.read(Request(scope, receive, send))
             link: Link = replica.link
@@ -239,6 +244,13 @@ def _target(scope: Scope) -> bytes:
     path: bytes = scope.get("raw_path") or scope["path"].encode("ascii", "replace")
     query: bytes = scope["query_string"]
     return path + b"?" + query if query else path
+
+
+def _header_length(scope: Scope) -> str | None:
+    for name, value in scope["headers"]:
+        if name == _LENGTH:
+            return str(value.decode("latin-1"))
+    return None
 
 
 def _head_of(scope: Scope, size: int, target: bytes | None = None) -> Callable[[str], bytes]:

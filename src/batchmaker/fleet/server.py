@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
 import os
 import signal
 import socket
+import ssl
 import threading
 import time
 from collections import Counter
@@ -33,6 +33,7 @@ from batchmaker.server.listening import LAST_WRITES_S, LOOPBACK, HttpListener, a
 from batchmaker.server.origins import Origins
 from batchmaker.server.parts import CallAccess
 from batchmaker.server.protocol import limited_protocol
+from batchmaker.server.reload import use_certificate
 from batchmaker.server.request_body import BodyBudget
 from batchmaker.server.run import connections_of
 from batchmaker.server.spans import Spans
@@ -164,12 +165,14 @@ class FleetServer:
         """Have other models, keys and engines from now on, without a lost request: replicas are replaced one by one.
 
         Keys that are gone, or have changed, are so at once; those of new holders are taken when all replicas know
-        them. Addresses, TLS, limits of the front and the router stay until the next start. Raises OptionError.
+        them. A new certificate counts for new connections. Addresses, limits of the front and the router stay until the
+        next start. Raises OptionError, and OSError for a certificate without use.
         """
         rule = check_fleet(config)
         new, old = config.auth.keys_and_rates(), self._holders[0]
         if not old and new[0]:
             raise OptionError("a fleet without API keys gets them at its next start, not while it serves")
+        self._take_over_certificate(config)
         stay = {name: key for name, key in new[0].items() if name in old}
         if stay:
             self._keys.replace(stay, new[1], new[2], new[3] & stay.keys())
@@ -179,6 +182,15 @@ class FleetServer:
         await self.fleet.update(self._for_replicas(config))
         self._keys.replace(*new)
         _LOG.info("fleet is updated")
+
+    def _take_over_certificate(self, config: Config) -> None:
+        if config.tls.cert is None or self._config.tls.cert is None:
+            return
+        use_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), config)  # one whose key does not fit does no harm
+        if self.listener.config.ssl is not None:
+            use_certificate(self.listener.config.ssl, config)
+        if self._rpc is not None:
+            self._rpc.take_over_certificate(config)
 
     async def stop(self) -> bool:
         """Refuse new requests, finish those accepted, end the replicas. Returns whether all requests were finished."""
@@ -251,19 +263,34 @@ async def _serve_fleet(
     updating = asyncio.create_task(_update_again(server, updates, read))
     await stopping
     updating.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await updating
+    await asyncio.gather(updating, return_exceptions=True)
     return await server.stop()
 
 
 async def _update_again(server: FleetServer, updates: asyncio.Event, read: Callable[[], Config]) -> None:
-    while True:
-        await updates.wait()
-        updates.clear()
-        try:
-            await server.update(await asyncio.to_thread(read))
-        except (BatchmakerError, OSError) as error:
-            _LOG.error("not updated", extra={"error": str(error)})
+    """Update at each signal. An update that waits for replicas which do not start gives way to the next."""
+    updating: asyncio.Task[None] | None = None
+    try:
+        while True:
+            await updates.wait()
+            updates.clear()
+            if updating is not None:
+                updating.cancel()
+                await asyncio.gather(updating, return_exceptions=True)
+            updating = asyncio.create_task(_update_once(server, read))
+    finally:
+        if updating is not None:
+            updating.cancel()
+            await asyncio.gather(updating, return_exceptions=True)
+
+
+async def _update_once(server: FleetServer, read: Callable[[], Config]) -> None:
+    try:
+        await server.update(await asyncio.to_thread(read))
+    except (BatchmakerError, OSError) as error:
+        _LOG.error("not updated", extra={"error": str(error)})
+    except Exception:
+        _LOG.exception("not updated")
 
 
 def _channels() -> Callable[[str], Any]:

@@ -71,7 +71,7 @@ class Upstream:
             connection.send(head + body)
             await connection.head()
             answer = UpstreamAnswer(self, connection)
-            if not any(name == b"content-type" and value.startswith(_STREAMED) for name, value in connection.headers):
+            if not connection.streamed:
                 answer.body = await connection.whole()
                 self.put_back(connection)
             return answer
@@ -120,18 +120,18 @@ class _Connection(asyncio.Protocol):
         self._transport: Any = None
         self._waiter: asyncio.Future[None] | None = None
         self._paused = False
-        self._size = 0
         self.is_closed = False
         self.idle_since_s = 0.0
         self._reset()
 
     def _reset(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
-        self._has_head = self._stays = False
+        self._has_head = self._stays = self.streamed = False
         self.complete = True
         self.status = 0
         self.headers: Headers = []
         self.parts: deque[bytes] = deque()
+        self._size = 0
 
     @property
     def reusable(self) -> bool:
@@ -209,17 +209,16 @@ class _Connection(asyncio.Protocol):
         except httptools.HttpParserError:
             self.close()
             return
-        if self._size > _MUCH and self._streamed and not self._paused and not self.complete:
+        if self._size > _MUCH and self.streamed and not self._paused and not self.complete:
             self._paused = True
             self._transport.pause_reading()
         self._wake()
 
-    @property
-    def _streamed(self) -> bool:
-        return any(name == b"content-type" and value.startswith(_STREAMED) for name, value in self.headers)
-
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name.lower(), value))
+        name = name.lower()
+        self.headers.append((name, value))
+        if name == b"content-type":
+            self.streamed = value.startswith(_STREAMED)
 
     def on_headers_complete(self) -> None:
         self._has_head = True

@@ -11,7 +11,7 @@ _FLUSH_BYTES: Final = 65_536
 
 @final
 class JoinedWrites:
-    """A transport that joins the writes of one turn of the event loop into one.
+    """A transport that joins the writes of one turn of the event loop into one; a complete answer leaves at once.
 
     Two small writes would be two packets, and the second may wait for the acknowledgement of the first.
     """
@@ -32,6 +32,10 @@ class JoinedWrites:
         self._size += len(data)
         if self._size > _FLUSH_BYTES:
             self._flush()
+
+    def send_now(self) -> None:
+        """Write the waiting data: an answer is complete, and need not wait for the others of this turn."""
+        self._flush()
 
     def close(self) -> None:
         """Write the waiting data and close."""

@@ -149,6 +149,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def on_response_complete(self) -> None:
+        cast(JoinedWrites, self.transport).send_now()
         super().on_response_complete()
         if self.transport.is_closing():
             return

@@ -60,7 +60,7 @@ class Reload:
     def with_certificate(self, context: ssl.SSLContext | None) -> None:
         """Also reload this context's certificate; later connections use it."""
         if context is not None:
-            self.on_certificate(partial(_use, context))
+            self.on_certificate(partial(use_certificate, context))
 
     def on_certificate(self, take_over: Callable[[Config], None]) -> None:
         """Have this called with settings whose certificate is read anew. It has been tried, and can be used."""
@@ -101,7 +101,7 @@ class Reload:
         entries, keys = config.entries(), config.auth.keys_and_rates()
         takers = [] if config.tls.cert is None else self._certificate_takers
         if takers:  # tried first where it does no harm: a context whose key does not fit is of no more use
-            _use(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), config)
+            use_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), config)
         self._keys.replace(*keys)
         for take_over in takers:
             take_over(config)
@@ -112,7 +112,8 @@ class Reload:
         return all_loaded
 
 
-def _use(context: ssl.SSLContext, config: Config) -> None:
+def use_certificate(context: ssl.SSLContext, config: Config) -> None:
+    """Read the certificate of these settings, which must have one, into a context. Raises OSError."""
     assert config.tls.cert is not None
     context.load_cert_chain(config.tls.cert, config.tls.key)
 
