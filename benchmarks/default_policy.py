@@ -58,7 +58,9 @@ from batchmaker.lab.simulator.together import Together
 from batchmaker.lab.simulator.workload import Offered, SimulatedModel, SimulatedRequest
 from batchmaker.lab.zoo.blueprint import blueprint
 from batchmaker.policies.auto import AutoPolicy
+from ed_batch import fill
 from provenance import made_by
+from throughput_page import table
 
 COSTS: Final = Path(__file__).parent / "results" / "default-policy-costs.json"
 MAX_BATCH: Final = 64
@@ -91,7 +93,7 @@ BURSTS_AT: Final = 0.6
 """The load of other arrivals than Poisson's."""
 SLAS: Final = (3.0, 10.0)
 MEASURES: Final = (
-    "benchmarks/default_policy.py", "benchmarks/results/default-policy-costs.json", "src/batchmaker/lab/simulator",
+    "benchmarks/results/default-policy-costs.json", "src/batchmaker/lab/simulator",
     "src/batchmaker/scheduler", "src/batchmaker/policies",
 )  # fmt: skip
 Result = dict[str, Any]
@@ -402,6 +404,31 @@ def summary(rows: Sequence[Result]) -> Result:
     return found
 
 
+def page_table(found: Result) -> str:
+    """Return a row for each network: medians and worst of its cases, and what deciding takes at a load of 0.6."""
+    rows = found["cases"][AUTO]
+    lines = []
+    for name in [*found["networks"], None]:
+        mine = [row for row in rows if name in (None, row["network"])]
+        ratios = {number: [row[number]["ratio"] for row in mine if number in row] for number in ("mean_ms", "p90_ms")}
+        late = [row["violation_share"]["auto"] - row["violation_share"]["best"] for row in mine if row["sla"]]
+        most = [row["throughput_rps"]["ratio"] for row in mine if "throughput_rps" in row]
+        plain = [row for row in mine if row["load"] == BURSTS_AT and row["sla"] is None]
+        costs = [(row["decision_us"], row["step_us"]) for row in plain]
+        lines.append([
+            name or "all", *(f"{median(seen):.2f}, {max(seen):.2f}" for seen in ratios.values()),
+            f"{100 * max(late):+.1f}", f"{min(most):.3f}",
+            f"{costs[0][0]:.0f} / {costs[0][1]:.0f}" if name and costs else "",
+        ])  # fmt: skip
+    heads = ("network", "mean: median, worst", "p90: median, worst", "late, points above the fewest: worst",
+             "throughput, all waiting", "decision / step, us")  # fmt: skip
+    note = (
+        f"`{found['command']}`, commit {found['commit']}, {found['machine']['cpu']}: {found['seeds']} seeds of "
+        f"{found['requests']} requests, {len(rows)} cases."
+    )
+    return f"{table(heads, lines)}\n\n{note}"
+
+
 def draw(path: Path, rows: Sequence[Result], subtitle: str) -> None:
     """Draw the ratios of all cases, in order of size, without and with deadlines."""
     lines: dict[str, list[Line]] = {"mean_ms": [], "p90_ms": []}
@@ -428,6 +455,7 @@ def main() -> None:
     parser.add_argument("--trace", type=Path, help="recorded arrivals, such as AzureLLMInferenceTrace_code.csv")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--png", type=Path)
+    parser.add_argument("--page", type=Path, help="write the table there, from --json; simulate nothing")
     parser.add_argument(
         "--simulations", type=Path, help="keep single simulations here; what is there is reused, except of ours"
     )
@@ -435,6 +463,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.measure:
         measure(options.measure)
+        return
+    if options.page:
+        fill(options.page, {AUTO: page_table(json.loads(options.json.read_text("utf-8")))})
         return
     names = options.network or (QUICK if options.quick else (*MODELS, *MIXES))
     options.requests = options.requests or (80 if options.quick else 100)
@@ -448,7 +479,10 @@ def main() -> None:
     tables = {ours: list(cases(results, ours, options.ours)) for ours in options.ours}
     for ours, rows in tables.items():
         shown(rows, ours)
-    about = made_by(MEASURES)
+    trace = " --trace CSV" if options.trace else ""
+    about = made_by(
+        MEASURES, f"python benchmarks/default_policy.py --requests {options.requests} --seeds {options.seeds}{trace}"
+    )
     if options.simulations:
         options.simulations.write_text(json.dumps(known) + "\n", "utf-8")
     if options.json:

@@ -221,11 +221,27 @@ def run(parts: Sequence[Part], size: Size, jobs: int, out: Path, *, minutes: flo
             if time.monotonic() - kept_s > KEEP_EVERY_S:
                 kept_s = time.monotonic()
                 out.write_text(json.dumps(results) + "\n")
-    order = {key: i for i, key in enumerate(key for case in cases_of(PARTS) for key in keys_of(case))}
+    order = order_of()
     results["rows"].sort(key=lambda row: order[key_of(row)])
     results["wall_s"] = round(before_s + time.monotonic() - began_s, 1)
     out.write_text(json.dumps(results) + "\n")
     return results
+
+
+def fill(results: dict[str, Any], others: dict[str, Any]) -> None:
+    """Add the rows of another result, such as a quick one, that this one lacks; each row says how large it is."""
+    if others["measures"]["probe"] != results["measures"]["probe"]:
+        raise SystemExit("the other result is of other code: simulate it again")
+    for name, key in (("rows", key_of), ("networks", lambda net: (net["model"], net["costs"]))):
+        have = {key(one) for one in results[name]}
+        results[name] += [one for one in others[name] if key(one) not in have]
+    order = order_of()
+    results["rows"].sort(key=lambda row: order[key_of(row)])
+
+
+def order_of() -> dict[tuple[Any, ...], int]:
+    """Return the place of each row in the file, by its key."""
+    return {key: i for i, key in enumerate(key for case in cases_of(PARTS) for key in keys_of(case))}
 
 
 def main() -> None:
@@ -237,6 +253,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--full", action="store_true", help="as many requests in each part; takes about three hours")
+    parser.add_argument("--fill", type=Path, metavar="JSON", help="rows of another result, for what this one lacks")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no simulation after so many")
     parser.add_argument("--fresh", action="store_true", help="forget what the file holds")
     parser.add_argument("--only", action="append", choices=sorted({p.name for p in PARTS}), help="repeat for several")
@@ -248,6 +265,9 @@ def main() -> None:
     size = Size(3, 500, given.data) if given.quick else Size(given.seeds, given.requests, given.data)
     out = given.out or (Path("lazybatching-quick.json") if given.quick else RESULTS)
     results = run(parts, size, given.jobs, out, minutes=given.minutes, fresh=given.fresh)
+    if given.fill is not None:
+        fill(results, json.loads(given.fill.read_text()))
+        out.write_text(json.dumps(results) + "\n")
     if out == RESULTS:
         write_page(results)
 

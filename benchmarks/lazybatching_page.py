@@ -298,6 +298,19 @@ _BATCH_PANELS: tuple[tuple[str, str, Callable[[list[float]], list[float]]], ...]
 )
 
 
+def sizes(rows: Rows) -> str:
+    """Return how many seeds and requests the parts have, in words."""
+    by_size: dict[tuple[int, int], list[str]] = {}
+    for part in dict.fromkeys(row["part"] for row in rows):
+        mine = where(rows, part=part)
+        for seeds in sorted({row["seeds"] for row in mine}, reverse=True):
+            most = max(row["requests"] for row in mine if row["seeds"] == seeds)
+            by_size.setdefault((seeds, most), []).append(part)
+    return "; ".join(
+        f"{seeds} seeds of {most:,} requests: {', '.join(parts)}" for (seeds, most), parts in by_size.items()
+    )
+
+
 def write_page(results: dict[str, Any]) -> None:
     """Fill in the tables of the page between its markers, and draw its pictures."""
     rows = results["rows"]
@@ -305,8 +318,7 @@ def write_page(results: dict[str, Any]) -> None:
              "two models", "four models")  # fmt: skip
     stress = [part for part in dict.fromkeys(row["part"] for row in rows) if part not in apart]
     parts = {
-        "run": f"`{results['command']}`: commit {results['commit']}, {results['machine']['cpu']}, {results['seeds']} "
-        f"seeds of {results['requests']:,} requests, {results['wall_s'] / 60:.0f} minutes.",
+        "run": f"`{results['command']}`: commit {results['commit']}, {results['machine']['cpu']}. {sizes(rows)}.",
         "networks": networks(results), "headlines": headlines(rows),
         "latency": by_rate(rows, "rates", "mean_ms", "{:.1f}"),
         "throughput": by_rate(rows, "rates", "throughput_rps", "{:.0f}"),

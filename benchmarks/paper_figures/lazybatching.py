@@ -17,7 +17,7 @@ DATAFLOW: Final = (
     "convolution of one image fills the array and batches gain nothing on ResNet; with `ws` they do. "
 )
 LENGTH: Final = (
-    "The quick run: 3 seeds of 500 requests, where the paper's runs are long, so overload does not build up. "
+    "How many seeds and requests each part has stands on the page; in the short ones overload does not build up. "
 )
 
 

@@ -33,6 +33,7 @@ from batchmaker.policies.requests import RequestTable, Slots
 AT_ONCE: Final = 0.3
 """Share of requests with several types under way from which a model counts as one that uses them at once."""
 _LOOKED_AT: Final = 8  # requests in flight, the oldest, of which that is asked
+_MANY: Final = 1 / 3  # of a request's types
 _WEIGHT: Final = 0.05  # of one of them in the share
 _CAP: Final = 2
 """Full batches that the requests in flight of a model may make where newcomers have to catch up."""
@@ -123,12 +124,17 @@ def _order(
 
 @compiled
 def _see_types_at_once(slots: Slots, left: Ids, done: Ids, model: Ids, at_once: Seconds) -> None:
-    """Learn whether requests of a model are in the middle of several types at once. at_once: [models], written."""
+    """Learn whether requests of a model are in the middle of several types at once, and these are many of its types.
+
+    Two directions of one layer of many are few. at_once: [models], written.
+    """
     for i in range(len(slots)):
-        slot, num_types = slots[i], 0
+        slot, num_types, under_way = slots[i], 0, 0
         for type_id in range(left.shape[1]):
-            num_types += int(left[slot, type_id] > 0 and done[slot, type_id] > 0)
-        at_once[model[slot]] += _WEIGHT * ((1.0 if num_types > 1 else 0.0) - at_once[model[slot]])
+            num_types += int(left[slot, type_id] + done[slot, type_id] > 0)
+            under_way += int(left[slot, type_id] > 0 and done[slot, type_id] > 0)
+        several = under_way > 1 and under_way >= _MANY * num_types
+        at_once[model[slot]] += _WEIGHT * ((1.0 if several else 0.0) - at_once[model[slot]])
 
 
 @compiled
@@ -153,8 +159,8 @@ class AutoPolicy(CellPolicy):
     """As good as the best of the others for any mix of models, as far as that was measured (see docs/policies.md).
 
     - profile: step times and length profiles; without any, they are learnt from the steps that run.
-    - max_steps, budget_ms: steps and milliseconds of a task while no other type has ready nodes; otherwise a task has
-      as many steps as its own cost is worth (`ahead_alone` of CellPolicy).
+    - max_steps, budget_ms: the most steps and milliseconds of a task. It has as many as its own cost is worth
+      (`ahead_alone` of CellPolicy).
     - hopeless: what becomes of a waiting request that cannot be in time even alone: it is computed as any other
       ("ignore") or refused ("drop").
     """
