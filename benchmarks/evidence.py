@@ -55,9 +55,15 @@ def read(name: str) -> Any:
 def current(run: Run, name: str) -> bool | None:
     """Return whether a result is of the code that is here; None if it does not say, or has not been made.
 
-    A simulation of changed code is current too if a little of it, played again, comes out the same.
+    A simulation of changed code is current too if a little of it, played again, comes out the same. A file that cannot
+    say (a profile of costs) is as current as the result of the same run that has it among what it measures.
     """
     found = read(name)
+    if isinstance(found, dict) and "measures" not in found:
+        for other in run.results:
+            about = read(other) if other != name else None
+            if isinstance(about, dict) and f"benchmarks/results/{name}" in about.get("measures", {}).get("paths", ()):
+                return current(run, other)
     is_so = None if found is None else is_current(found)
     if is_so is False and run.probe and "probe" in found["measures"]:
         return bool(found["measures"]["probe"] == _probe_now(run.name, run.probe))
