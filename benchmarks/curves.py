@@ -223,10 +223,12 @@ def show(found: Result, page: Path) -> None:
 
 
 def machine_text(found: Result) -> str:
+    seeds = sorted({point["seeds"] for case in found["cases"] for point in case["points"]})
+    num_seeds = " or ".join(map(str, seeds))
     about, quick = found["machine"], " Of a quick run: the figures mean nothing." if found["quick"] else ""
     return (
         f"Costs of cells: {about['cpu']}, one thread, `python benchmarks/curves.py --measure`. Simulated at commit "
-        f"{found['commit']}, {found['seeds']} seeds: `{found['command']}`.{quick}"
+        f"{found['commit']}, {num_seeds} seeds: `{found['command']}`.{quick}"
     )
 
 

@@ -157,7 +157,19 @@ def commands_table() -> str:
         page = f"[page]({run.page})" if run.page else ""
         where = f"{machine}{load_text}, commit {about.get('commit', '?')}" if facts else ""
         rows.append([run.name, f"`{run.command}`", str(run.minutes), files, where, state_of(run), page])
-    return table(("run", "command", "minutes", "results", "measured on", "of", ""), rows)
+    listed = table(("run", "command", "minutes", "results", "measured on", "of", ""), rows)
+    return f"{listed}\n\n{minutes_text()}"
+
+
+def minutes_text() -> str:
+    """Return how long the commands take: all of them, and those whose numbers stand in the papers' tables."""
+    used = {figure.run for paper in PAPERS for figure in paper.FIGURES if figure.run}
+    figures = sum(run.minutes for run in RUNS.values() if run.name in used)
+    every = sum(run.minutes for run in RUNS.values())
+    return (
+        f"One after the other, the commands behind the figures and tables of the papers take {figures} minutes, and all of "
+        f"them {every}. They are not under an hour; what takes longest is measured alone on the machine, since times count."
+    )
 
 
 def summary() -> str:
