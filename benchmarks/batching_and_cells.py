@@ -8,7 +8,8 @@ with the same cells as cellular batching (`closed`: folded, hoisted, in compiled
 joins a batch that runs); and cellular batching. The first two are swept over bucket widths and maxima, and have a
 backlog in which their batches are full. Then all three are measured in turn, and every ratio is a median over the
 rounds, with the least and the most. The second over the first is what cells bring, the third over the second what
-batching brings. Latencies are those of a Poisson process at half of the peak of the first. One compute thread.
+batching brings. Latencies are those of Poisson processes at half of the peak of the first, another one in each round
+and the same for all three; engines are warmed up before. One compute thread.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import argparse
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,22 +59,22 @@ def measured(name: str, data: Path, rounds: int, seconds: float) -> Result:
     setting = Setting("lstm", hidden, 1, dtype, 1, 1, workload.source, None)
     plan = BenchPlan(tuple(WAYS.values()), seconds, None, None, None, None, 0)
     with Progress(transient=True) as bar:
-        bench = Bench(model, workload, setting, plan, bar)
-        waiting = _in_turn(bench, None, rounds)
+        benches = [Bench(model, workload, setting, replace(plan, seed=seed), bar) for seed in range(rounds)]
+        waiting = _in_turn(benches, None)
         peak = float(np.median(waiting["figures"]["torch"])) / float(workload.cells.mean())
         return {
             "work": name, "rate": 0.5 * peak, "all waiting": waiting,
-            "half load": _in_turn(bench, 0.5 * peak, rounds),
+            "half load": _in_turn(benches, 0.5 * peak),
         }  # fmt: skip
 
 
-def _in_turn(bench: Bench, rate: float | None, rounds: int) -> Result:
+def _in_turn(benches: Sequence[Bench], rate: float | None) -> Result:
     """Sweep what can be swept, then measure all ways in turn, every second time in the other order."""
     best, looks = {}, {}
     for name, way in WAYS.items():
-        best[name], looks[name] = bench.best_of(way, rate)
+        best[name], looks[name] = benches[0].best_of(way, rate)
     figures: dict[str, list[float]] = {name: [] for name in WAYS}
-    for number in range(rounds):
+    for number, bench in enumerate(benches):
         for name in list(best)[:: -1 if number % 2 else 1]:
             seen = bench.measure(best[name], rate).measured
             figure = seen.cells / seen.seconds if rate is None else percentiles(seen.latencies_s).p90_ms

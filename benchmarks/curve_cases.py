@@ -10,14 +10,12 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.cli import options as cli_options
-from batchmaker.cli.cell_times import bound_registry, measured_cells
 from batchmaker.cli.simulate.study import make_policy
 from batchmaker.cost import CellLatency, CostProfile, LatencyTable, ProfileOptions
 from batchmaker.graph.frontier import Frontier
@@ -29,6 +27,7 @@ from batchmaker.lab.datasets import (
     fixed_lengths,
     poisson_arrivals,
     random_trees,
+    read_trees,
     translation_lengths,
 )
 from batchmaker.lab.learners.mini_batch import play as play_closed
@@ -40,19 +39,15 @@ from batchmaker.lab.zoo.blueprint import Blueprint, blueprint
 from batchmaker.policies.agenda import AgendaPolicy
 from batchmaker.policies.base import CellPolicy
 from batchmaker.policies.depth import DepthPolicy
+from curve_costs import COSTS, NETWORKS, SIZES
 
-COSTS: Final = Path(__file__).parent / "results" / "curves-costs.json"
-SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-NETWORKS: Final[dict[str, dict[str, Any]]] = {
-    "lstm": {"hidden": 1024, "dtype": "bfloat16", "max_batch": 512},
-    "seq2seq": {"hidden": 1024, "dtype": "bfloat16", "max_batch": 512, "vocabulary_size": 30_000},
-    "treelstm": {"hidden": 256, "max_batch": 512},
-}  # fmt: skip
 STREAM: Final = 7
 """Number of the random stream of lengths, beside the arrivals of the same seed."""
 MERGED: Final[dict[str, Callable[[], CellPolicy]]] = {"like DyNet": AgendaPolicy, "like Fold": DepthPolicy}
 """Orders in which the graphs of a closed batch are computed together, without a limit of rows."""
 IDEAL: Final = "ideal"
+TREEBANK: Final = "treebank"
+"""Lengths of a case whose trees are in the data: only there with it."""
 DYNET: Final = "DyNet"
 Result = dict[str, Any]
 
@@ -68,7 +63,10 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One figure, or one part of one. lengths: as in `drawn`. watched: the load at which times are kept as CDFs."""
+    """One figure, or one part of one. lengths: as in `drawn`; TREEBANK needs `with_data` first.
+
+    watched: the load at which times are kept as CDFs.
+    """
 
     name: str
     figure: str
@@ -94,6 +92,7 @@ _TREES: Final = (
     Way("cellular, 64", "cellular", (64, 64)), Way("cellular, 512", "cellular", (512, 512)),
     *(Way(f"{name}, 64 trees", name, (512, 512)) for name in MERGED),
 )  # fmt: skip
+_DYNET: Final = Way("DyNet, measured", DYNET, (512, 512))
 CASES: Final = {
     case.name: case
     for case in (
@@ -109,7 +108,8 @@ CASES: Final = {
         Case("seq2seq-1", "BatchMaker 13, one worker", "seq2seq", "pairs", _TRANSLATORS),
         Case("seq2seq-2", "BatchMaker 13, two workers", "seq2seq", "pairs", _TRANSLATORS, workers=2),
         Case("seq2seq-long", "BatchMaker 13, decoder twice as long", "seq2seq", "long pairs", _TRANSLATORS),
-        Case("trees", "BatchMaker 14", "treelstm", "trees", (*_TREES, Way("DyNet, measured", DYNET, (512, 512)))),
+        Case("treebank", "BatchMaker 14", "treelstm", TREEBANK, (*_TREES, _DYNET)),
+        Case("trees", "BatchMaker 14, random trees", "treelstm", "trees", (*_TREES, _DYNET)),
         Case("complete-trees", "BatchMaker 15", "treelstm", "complete trees",
              (*_TREES, Way("ideal, node by node, 64 trees", IDEAL, (512, 512)))),
     )
@@ -117,19 +117,6 @@ CASES: Final = {
 
 
 # --- costs -----------------------------------------------------------------------------------------------------------
-
-
-def measure(sizes: Sequence[int], seconds: float, rounds: int = 3) -> Result:
-    """Return the time of every cell at each size: the least of the rounds' medians, because others use the machine."""
-    found = {}
-    for name, options in NETWORKS.items():
-        registry = bound_registry(cli_options.make_model(name, **options))
-        seen = [measured_cells(registry, sizes, seconds, 1) for _ in range(rounds)]
-        found[name] = {
-            cells[0].name: np.min([cell.median_s for cell in cells], axis=0).tolist()
-            for cells in zip(*seen, strict=True)
-        }
-    return {"sizes": list(sizes), "cells": found}
 
 
 @cache
@@ -159,6 +146,9 @@ def drawn(case: Case, count: int, seed: int) -> list[SimulatedRequest]:
         shapes = _trees()
         return [shapes[i] for i in generator.integers(len(shapes), size=count).tolist()]
     kind, _, number = case.lengths.partition(":")
+    if kind == TREEBANK:
+        shapes = _treebank(number)
+        return [shapes[i] for i in generator.integers(len(shapes), size=count).tolist()]
     if kind == "fixed":
         lengths = fixed_lengths(count, int(number))
     else:
@@ -174,6 +164,18 @@ def _trees() -> list[SimulatedRequest]:
     """Return trees of as many leaves as sentences of the treebank have: 19 in the mean."""
     made = plan("treelstm")
     return [made.request(_tree(tree)) for tree in random_trees(1000, 0, 8, 30)]
+
+
+def with_data(case: Case, data: str) -> Case:
+    """Return the case with its trees from the folder of the data sets, if it needs them."""
+    return replace(case, lengths=f"{TREEBANK}:{data}/sst/train.txt") if case.lengths == TREEBANK else case
+
+
+@cache
+def _treebank(path: str) -> list[SimulatedRequest]:
+    """Return the trees of the Stanford Sentiment Treebank."""
+    made = plan("treelstm")
+    return [made.request(_tree(tree)) for tree in read_trees(path)]
 
 
 def _tree(tree: Any) -> dict[str, Any]:

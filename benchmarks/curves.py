@@ -1,7 +1,7 @@
 """Latency against throughput, after BatchMaker's Figures 7 to 9, 11, 13 to 15 and Late Batching's 3 to 7.
 
     python benchmarks/curves.py --measure                                        # what cells cost on this machine
-    python benchmarks/curves.py [--case NAME ...] [--quick] [--jobs 2]
+    python benchmarks/curves.py [--case NAME ...] [--data DATA] [--quick] [--jobs 2]
     python benchmarks/curves.py --keep-dynet DYNET.json                          # what DyNet itself takes for trees
     python benchmarks/curves.py --live --data DATA                               # a small network on the engine
     python benchmarks/curves.py --page docs/curves.md                            # tables and pictures from the results
@@ -9,7 +9,8 @@
 Simulated: the scheduler and the policies that serve under a virtual clock, with the costs of cells that `--measure` has
 written. Each line gets eight Poisson loads, from a tenth of what the cells could do at most to all of it, each with
 several seeds; the first third of the requests is left out. Intervals are 95 % of Student's t over the seeds. Latency is
-told apart into queueing (until the first step begins) and computing. Cases are kept in the JSON one by one.
+told apart into queueing (until the first step begins) and computing. Cases are kept in the JSON one by one. The case
+`treebank` has the trees of DATA/sst; without --data it is left out, and random trees of like sizes stand for it.
 
 DYNET.json: what `dynet_peer.py INPUTS.json DYNET.json --sizes 1 2 4 8 16 32 64` has written, with the inputs of
 `ed_batch_throughput.py inputs`. It is kept among the results; without it the line of DyNet itself is left out.
@@ -23,6 +24,7 @@ import json
 import math
 import multiprocessing
 import os
+import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
@@ -36,7 +38,9 @@ from rich.console import Console
 from rich.progress import track
 
 from batchmaker.lab.plots.sweeps import Line, Panel, draw_panels
-from curve_cases import CASES, COSTS, DYNET, SIZES, Case, capacity_rps, measure, played
+from curve_cases import CASES, DYNET, TREEBANK, Case, capacity_rps, played, with_data
+from curve_costs import COSTS, SIZES, measure
+from curve_costs import MEASURES as COSTS_MEASURE
 from ed_batch import fill
 from intervals import interval
 from provenance import ROOT, Result, made_by
@@ -52,7 +56,6 @@ MEASURES: Final = (
     "src/batchmaker/scheduler", "src/batchmaker/policies/cellular.py", "src/batchmaker/lab/baselines/buckets.py",
     "src/batchmaker/lab/baselines/closed.py",
 )  # fmt: skip
-COSTS_MEASURE: Final = ("benchmarks/curve_cases.py", "src/batchmaker/compile", "src/batchmaker/cli/cell_times.py")
 PERCENTS: Final = tuple(range(1, 100))
 
 
@@ -68,9 +71,9 @@ class Job:
     seed: int
 
 
-def play(job: Job, dynet_s: Sequence[float] | None) -> Result:
+def play(job: Job, dynet_s: Sequence[float] | None, data: str = "") -> Result:
     """Return the numbers of one simulation, without its first third."""
-    case = CASES[job.case]
+    case = with_data(CASES[job.case], data)
     records = played(case, case.ways[job.way], job.rate, job.count, job.seed, dynet_s)
     kept = slice(job.count // 3, None)
     arrived, started, finished = (
@@ -91,9 +94,9 @@ def play(job: Job, dynet_s: Sequence[float] | None) -> Result:
     return found
 
 
-def jobs_of(case: Case, *, seeds: int, quick: bool, dynet: bool) -> list[Job]:
+def jobs_of(case: Case, *, seeds: int, quick: bool, dynet: bool, data: str = "") -> list[Job]:
     """Return all simulations of a case. Few requests come at low loads: their steps are small and many."""
-    capacity = capacity_rps(case)
+    capacity = capacity_rps(with_data(case, data))
     loads = LOADS[::4] if quick else LOADS
     return [
         Job(case.name, number, load, load * capacity, 150 if quick else 1500 if load < 0.5 else 5000, seed)
@@ -102,13 +105,13 @@ def jobs_of(case: Case, *, seeds: int, quick: bool, dynet: bool) -> list[Job]:
     ]  # fmt: skip
 
 
-def run(case: Case, jobs: Sequence[Job], processes: int, dynet_s: Sequence[float] | None) -> list[Result]:
+def run(case: Case, jobs: Sequence[Job], processes: int, dynet_s: Sequence[float] | None, data: str) -> list[Result]:
     """Simulate all jobs; results in their order."""
     console = Console(stderr=True)
     if processes == 1:
-        return [play(job, dynet_s) for job in track(jobs, case.name, console=console)]
+        return [play(job, dynet_s, data) for job in track(jobs, case.name, console=console)]
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        futures = {pool.submit(play, job, dynet_s): number for number, job in enumerate(jobs)}
+        futures = {pool.submit(play, job, dynet_s, data): number for number, job in enumerate(jobs)}
         found: list[Result] = [{}] * len(jobs)
         for future in track(as_completed(futures), case.name, len(jobs), console=console):
             found[futures[future]] = future.result()
@@ -220,10 +223,12 @@ def show(found: Result, page: Path) -> None:
 
 
 def machine_text(found: Result) -> str:
+    seeds = sorted({point["seeds"] for case in found["cases"] for point in case["points"]})
+    num_seeds = " or ".join(map(str, seeds))
     about, quick = found["machine"], " Of a quick run: the figures mean nothing." if found["quick"] else ""
     return (
         f"Costs of cells: {about['cpu']}, one thread, `python benchmarks/curves.py --measure`. Simulated at commit "
-        f"{found['commit']}, {found['seeds']} seeds: `{found['command']}`.{quick}"
+        f"{found['commit']}, {num_seeds} seeds: `{found['command']}`.{quick}"
     )
 
 
@@ -243,8 +248,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measure", action="store_true", help="measure what cells cost, and write it")
     parser.add_argument("--live", action="store_true", help="measure a small network on the engine")
-    parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES), metavar="NAME")
-    parser.add_argument("--data", type=Path)
+    parser.add_argument("--case", nargs="+", choices=CASES, metavar="NAME", help="default: all that have their data")
+    parser.add_argument("--data", type=Path, help="folder of the data sets: for `treebank` and --live")
     parser.add_argument("--keep-dynet", type=Path, metavar="DYNET.json", help="keep what dynet_peer.py has written")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seeds", type=int, default=5)
@@ -269,6 +274,8 @@ def main() -> None:
         found["live"] = measured_live(options.data, quick=options.quick)
         options.json.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
     elif options.page is None:
+        if not options.data and any(CASES[name].lengths == TREEBANK for name in options.case or ()):
+            parser.error("the case treebank needs --data DATA")
         simulate_cases(options)
     if options.page is not None:
         show(json.loads(options.json.read_text("utf-8")), options.page)
@@ -278,21 +285,29 @@ def simulate_cases(options: argparse.Namespace) -> None:
     """Simulate the cases that were asked for, and keep each beside those that the JSON has of the same code."""
     dynet = json.loads(DYNET_ROWS.read_text("utf-8"))["rows"] if DYNET_ROWS.exists() else None
     dynet_s = None if dynet is None else dynet_seconds(dynet)
-    command = f"python benchmarks/curves.py{' --quick' if options.quick else ''} --jobs {options.jobs}"
-    about = made_by(MEASURES, command)
+    more = f"{' --data DATA' if options.data else ''}{' --quick' if options.quick else ''}"
+    about = made_by(MEASURES, f"python benchmarks/curves.py{more} --jobs {options.jobs}")
     about["measures"]["probe"] = probe()
-    seeds = 2 if options.quick else options.seeds
+    seeds, data = 2 if options.quick else options.seeds, str(options.data or "")
     before = json.loads(options.json.read_text("utf-8")) if options.json.exists() else {}
-    same = before.get("measures", {}).get("digest") == about["measures"]["digest"] and before["quick"] == options.quick
-    kept: dict[str, Any] = {case["case"]: case for case in before["cases"]} if same else {}
+    kept: dict[str, Any] = {}
+    if before.get("quick") == options.quick and of_the_same(before["measures"], about["measures"]):
+        kept = {case["case"]: case for case in before["cases"]}
     live = {"live": before["live"]} if before.get("live") else {}
-    for name in options.case:
+    for name in options.case or [name for name, case in CASES.items() if data or case.lengths != TREEBANK]:
         case = CASES[name]
-        jobs = jobs_of(case, seeds=seeds, quick=options.quick, dynet=dynet is not None)
-        kept[name] = summed_up(case, run(case, jobs, options.jobs, dynet_s))
+        jobs = jobs_of(case, seeds=seeds, quick=options.quick, dynet=dynet is not None, data=data)
+        began_s = time.monotonic()
+        kept[name] = summed_up(case, run(case, jobs, options.jobs, dynet_s, data))
+        print(f"{name}: {len(jobs)} simulations in {time.monotonic() - began_s:.0f} s", flush=True)
         cases = [kept[each] for each in CASES if each in kept]
         found = {**about, "quick": options.quick, "seeds": seeds, "cases": cases, **live}
         options.json.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+
+
+def of_the_same(before: Result, now: Result) -> bool:
+    """Return whether two simulations are of the same code and costs, or play a little of it alike."""
+    return bool(before["digest"] == now["digest"] or before.get("probe") == now["probe"])
 
 
 if __name__ == "__main__":

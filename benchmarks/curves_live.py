@@ -29,7 +29,7 @@ MEASURES: Final = ("benchmarks/curves_live.py", "src/batchmaker/engine", "src/ba
 
 def measured_live(data: Path, *, quick: bool) -> Result:
     """Measure all ways at all loads, in turn, each with several seeds: shares of the most that `padded` serves."""
-    seconds, seeds = (0.3, 2) if quick else (3.0, 4)
+    seconds, seeds = (0.3, 2) if quick else (2.5, 3)
     workload = make_workload("lstm", data=[data / "europarl_deen" / "raw5k.en"])
     model = cli_options.make_model("lstm", hidden=HIDDEN, vocabulary_size=workload.vocabulary_size)
     setting = Setting("lstm", HIDDEN, 1, "float32", 1, 1, workload.source, None)

@@ -18,13 +18,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
-from batchmaker.cli.bench.report import commit, machine
 from batchmaker.cli.learn.graphs import read_graphs
 from batchmaker.lab.learners.comparison import compare
 from batchmaker.lab.learners.learning import Learnt, Samples, learn
 from batchmaker.lab.learners.qlearning import Settings
 from batchmaker.lab.plots.sweeps import Line, Panel, draw_panels
 from batchmaker.policies.learned.encodings import ENCODINGS
+from provenance import made_by
 
 FILES: Final = {
     "bilstm-tagger": "wikiner_en/dev.txt",
@@ -55,6 +55,11 @@ POLICIES: Final = (
     "depth", "agenda", "agenda-remaining", "heuristic-forward", "heuristic-backward", "e_base", "e_max", "e_sort",
 )  # fmt: skip
 ROOT: Final = Path(__file__).parent.parent
+MEASURES: Final = (
+    "benchmarks/ed_batch.py", "src/batchmaker/cli/learn/graphs.py", "src/batchmaker/graph",
+    "src/batchmaker/lab/learners", "src/batchmaker/policies/agenda.py", "src/batchmaker/policies/depth.py",
+    "src/batchmaker/policies/sufficient.py", "src/batchmaker/policies/learned",
+)  # fmt: skip
 Result = dict[str, Any]
 
 
@@ -209,8 +214,7 @@ def measured_all(data: Path, workloads: list[str], batches: list[int], seed: int
             print(name, batch, results[-1]["policies"][0]["lower_bound"], means, flush=True)
     shown = [name for name in IN_STEPS if name in workloads]
     steps = [in_steps(name, data / FILES[name], batch, seed) for name in shown for batch in batches]
-    about = {"commit": commit(), "machine": machine(), "seed": seed, "command": "python benchmarks/ed_batch.py DATA"}
-    return {**about, "results": results, "steps": steps}
+    return {**made_by(MEASURES, "python benchmarks/ed_batch.py DATA"), "seed": seed, "results": results, "steps": steps}
 
 
 def show(found: Result, page: Path, png: Path) -> None:

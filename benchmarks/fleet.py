@@ -1,6 +1,6 @@
 """What routing by work gains and what an SLA costs in replicas, by simulation: the numbers of docs/fleet-planning.md.
 
-    python benchmarks/fleet.py PART [PART ...]     parts: agree, routers, guesses, sla, big
+    python benchmarks/fleet.py [PART ...]     parts: agree, routers, guesses, sla, big; all without a name
 
 Costs are those of an LSTM of 1024 on one core, cells and engine, that results/simulated-and-real.json measured; they
 are written into results/fleet-costs.json, which `batchmaker simulate --latency-table` takes. Each part writes its
@@ -14,12 +14,11 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from batchmaker.cli import options
-from batchmaker.cli.bench.report import commit, machine
 from batchmaker.cli.simulate import device, workload
 from batchmaker.cli.simulate.fleet import FleetStudy, make_work, play, unit_work_ns
 from batchmaker.cli.simulate.fleet_options import FleetAsk
@@ -30,6 +29,7 @@ from batchmaker.lab.simulator.costs import step_costs
 from batchmaker.lab.simulator.fleet.report import summarise_fleet
 from batchmaker.lab.simulator.run import SimulatedDevice
 from batchmaker.lab.zoo.blueprint import blueprint
+from provenance import made_by
 
 HERE = Path(__file__).resolve().parent
 COSTS = HERE / "results" / "fleet-costs.json"
@@ -40,6 +40,11 @@ ROUTERS = ("random", "round-robin", "two-choices", "least-requests", "least-work
 LOADS = (0.4, 0.6, 0.7, 0.8, 0.9, 0.95)
 SEEDS = (0, 1)
 REQUESTS = 100_000
+MEASURES: Final = (
+    "benchmarks/fleet.py", "benchmarks/results/fleet-costs.json", "src/batchmaker/cli/simulate/fleet.py",
+    "src/batchmaker/fleet/routing.py", "src/batchmaker/lab/simulator/fleet", "src/batchmaker/policies/cellular.py",
+    "src/batchmaker/scheduler/batching.py", "src/batchmaker/scheduler/step_times.py",
+)  # fmt: skip
 KEPT = ("mean_ms", "p50_ms", "p90_ms", "p99_ms", "p999_ms", "mean_batch", "busy_share")
 
 
@@ -207,16 +212,17 @@ PARTS = {"agree": agree, "routers": routers, "guesses": guesses, "sla": sla, "bi
 
 
 def main() -> None:
-    """Run the parts that are named."""
+    """Run the parts that are named, and keep each beside those that the file has of the same code."""
     wrong = [name for name in sys.argv[1:] if name not in PARTS]
-    if wrong or not sys.argv[1:]:
-        raise SystemExit(f"parts are {', '.join(PARTS)}; got {', '.join(wrong) or 'none'}")
+    if wrong:
+        raise SystemExit(f"parts are {', '.join(PARTS)}; got {', '.join(wrong)}")
     write_costs()
-    for name in sys.argv[1:]:
+    for name in sys.argv[1:] or PARTS:
         rows = PARTS[name]()
-        content = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
-        content |= {"machine": machine(), "commit": commit(), name: rows}
-        options.write_json(RESULTS, content)
+        about = made_by(MEASURES, "python benchmarks/fleet.py")
+        before = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
+        same = before.get("measures") == about["measures"]
+        options.write_json(RESULTS, (before if same else {}) | about | {name: rows})
 
 
 if __name__ == "__main__":

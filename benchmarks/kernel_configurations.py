@@ -1,28 +1,30 @@
 """What the cost model chooses for the sizes of GRNN's Table 1, and what the compiler says of it. Needs no GPU.
 
-    python benchmarks/kernel_configurations.py [--json benchmarks/results/kernel-configurations.json]
+    python benchmarks/kernel_configurations.py [--arch sm_90 sm_80] [--json FILE] [--page docs/kernels.md]
 
 Predictions are for 100 steps. The first of the best five that does not spill is taken, as `batchmaker tune` does where
-there is no GPU. docs/kernels.md has the table for sm_90, that of one exchange or two for the GRU, and the tilings that
-GRNN's own model ranks first in its whole space, between its marks.
+there is no GPU. The page gets, between its marks: the five that the model ranks first and the configuration chosen, for
+sm_90; one exchange or two for the GRU; and the tilings that GRNN's own model ranks first in its whole space. What was
+compiled is kept in batchmaker's cache, so a second run takes a minute.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from batchmaker.cli.bench.report import commit
 from batchmaker.kernels.cache import CacheDirectory, default_directory
 from batchmaker.kernels.configuration import Problem
 from batchmaker.kernels.devices import modelled
 from batchmaker.kernels.grnn_cost import grnn_cost, grnn_runnable, grnn_space, grnn_space_size
 from batchmaker.kernels.nvrtc import CachedCompiler, KernelCompiler, Nvrtc
 from batchmaker.kernels.source import kernel_source
-from batchmaker.kernels.tuner import tune
+from batchmaker.kernels.tuner import Trial, tune
+from ed_batch import fill
+from provenance import ROOT, made_by
+from throughput_page import table as markdown
 
 SIZES = [(hidden, batch) for hidden in (64, 256, 1024) for batch in (1, 10, 20, 64)]
 TABLE_3 = {
@@ -31,7 +33,12 @@ TABLE_3 = {
     (1024, 20): (129.52, 6.324),
 }  # fmt: skip
 """GRNN's Table 3, ms on a TITAN V: (hidden, batch) to the GRU with one synchronisation, and with two."""
-PAGE = Path(__file__).parent.parent / "docs" / "kernels.md"
+MEASURES: Final = (
+    "benchmarks/kernel_configurations.py", "src/batchmaker/kernels/device.cuh", "src/batchmaker/kernels/recurrent.cu",
+    "src/batchmaker/kernels/sums.cuh", *(f"src/batchmaker/kernels/{name}.py" for name in (
+        "configuration", "cost", "devices", "grnn_cost", "nvrtc", "source", "template", "tiling", "tuner"
+    )),
+)  # fmt: skip
 
 
 def row(compiler: KernelCompiler, cell: Any, dtype: Any, hidden: int, batch: int, arch: str) -> dict[str, Any]:
@@ -39,6 +46,7 @@ def row(compiler: KernelCompiler, cell: Any, dtype: Any, hidden: int, batch: int
     problem = Problem(cell=cell, dtype=dtype, hidden=hidden, batch=batch)
     found = tune(problem, modelled(arch), kernel_source(), compiler, arch=arch)
     about = {"cell": cell, "dtype": dtype, "hidden": hidden, "batch": batch, "arch": arch}
+    about["ranking"] = [placed(trial) for trial in found.trials]
     chosen = found.chosen
     if chosen is None:
         return {**about, "num_candidates": found.num_candidates}
@@ -50,6 +58,30 @@ def row(compiler: KernelCompiler, cell: Any, dtype: Any, hidden: int, batch: int
         "steps": config.steps, "blocks_per_tile": config.blocks_per_tile, "shared_bytes": config.shared_bytes,
         "registers": chosen.registers, "spill_bytes": chosen.spill_bytes, "predicted_ms": 1e3 * chosen.cost.seconds,
     }  # fmt: skip
+
+
+def placed(trial: Trial) -> dict[str, Any]:
+    """Return what the model says of a configuration, and the compiler."""
+    config = trial.config
+    groups = f"{config.groups} x {config.group_size}"
+    return {
+        "regime": config.regime, "tile": f"{config.tile_width} x {config.tile_height}", "groups": groups,
+        "blocks": config.blocks_per_tile, "predicted_ms": 1e3 * trial.cost.seconds, "spill_bytes": trial.spill_bytes,
+    }  # fmt: skip
+
+
+def ranking(rows: list[dict[str, Any]]) -> str:
+    """Return the five that the model ranks first for the sizes of Table 1 in float32, as Markdown."""
+    lines = []
+    for r in rows:
+        if (r["hidden"], r["batch"]) in TABLE_3 and r["dtype"] == "float32":
+            five = [
+                f"{one['regime']}, {one['tile']}, {one['groups']}: {one['predicted_ms']:.3f}"
+                + (" (spills)" if one["spill_bytes"] else "")
+                for one in r["ranking"]
+            ]
+            lines.append([f"{r['cell']} {r['hidden']}/{r['batch']}", *five])
+    return markdown(("layer", "first", "second", "third", "fourth", "fifth"), lines)
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -102,7 +134,8 @@ def grnn_ranking() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", nargs="+", default=["sm_90", "sm_80"])
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "results" / "kernel-configurations.json")
+    parser.add_argument("--page", type=Path)
     options = parser.parse_args()
     compiler = CachedCompiler(Nvrtc(), CacheDirectory(default_directory()))
     problems = [
@@ -115,24 +148,19 @@ def main() -> None:
         row(compiler, cell, "float32", hidden, batch, arch)
         for arch in ("sm_80", "sm_90") for cell in ("gru-before", "gru-before-once") for hidden, batch in TABLE_3
     ]  # fmt: skip
+    of_sm_90 = [r for r in rows if r["arch"] == "sm_90"]
     tables = {
-        "configurations": table([r for r in rows if r["arch"] == "sm_90" and "regime" in r]),
+        "ranking": ranking(of_sm_90),
+        "configurations": table([r for r in of_sm_90 if "regime" in r]),
         "exchanges": exchanges(canonical),
         "grnn": grnn_ranking(),
     }
     print(*tables.values(), sep="\n\n")
-    if options.json:
-        command = f"python benchmarks/kernel_configurations.py --arch {' '.join(options.arch)} --json {options.json}"
-        content = {"commit": commit(), "command": command, "compiler": f"NVRTC {compiler.version}",
-                   "rows": rows + canonical}  # fmt: skip
-        options.json.write_text(json.dumps(content, indent=1) + "\n")
-        marked = PAGE.read_text()
-        for name, content_of in tables.items():
-            marked = re.sub(
-                rf"(<!-- {name} -->\n).*?(<!-- end {name} -->)",
-                lambda found, text=content_of: f"{found[1]}{text}\n{found[2]}", marked, flags=re.DOTALL,
-            )  # fmt: skip
-        PAGE.write_text(marked)
+    about = made_by(MEASURES, f"python benchmarks/kernel_configurations.py --arch {' '.join(options.arch)}")
+    content = {**about, "compiler": f"NVRTC {compiler.version}", "rows": rows + canonical}
+    options.json.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+    if options.page:
+        fill(options.page, tables)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The NPU model against Table II of LazyBatching: latency of one request alone, raw.
 
-    python benchmarks/npu.py [--words 17] [--json benchmarks/results/npu.json]
+    python benchmarks/npu.py [--words 17] [--json FILE]
 
 Milliseconds, by dataflow and bytes per value. Nothing is measured: shapes come from the models, made without weights.
 A request's nodes of one type that do not follow each other, such as the elements of a map, count as one call.
@@ -13,16 +13,22 @@ import json
 from collections import Counter
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
-from batchmaker.cli.bench.report import commit
 from batchmaker.lab import zoo
 from batchmaker.lab.npu import Npu, dataflow_named
 from batchmaker.lab.zoo.blueprint import Blueprint, blueprint
+from provenance import ROOT, made_by
 
 TABLE_II_MS = {"resnet50": 1.1, "gnmt": 7.2, "transformer": 2.4}
 OTHERS = ("vgg16", "mobilenet", "bert", "las", "deepspeech2")
+MEASURES: Final = (
+    "benchmarks/npu.py", "src/batchmaker/lab/npu", *(f"src/batchmaker/lab/zoo/{name}.py" for name in (
+        "attention", "bert", "blueprint", "deepspeech2", "gnmt", "las", "parts", "transformer", "translation", "vision"
+    )),
+)  # fmt: skip
 
 
 def latency_ms(network: Blueprint, words: int, npu: Npu, dataflow: str) -> float:
@@ -42,7 +48,7 @@ def latency_ms(network: Blueprint, words: int, npu: Npu, dataflow: str) -> float
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--words", type=int, default=17)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "results" / "npu.json")
     options = parser.parse_args()
     rows = []
     for name in (*TABLE_II_MS, *OTHERS):
@@ -53,10 +59,8 @@ def main() -> None:
                 row[f"{dataflow}_{width}"] = latency_ms(network, options.words, Npu(bytes_per_value=width), dataflow)
         rows.append(row)
         print("  ".join(f"{key} {value:.2f}" if isinstance(value, float) else f"{value}" for key, value in row.items()))
-    if options.json:
-        command = f"python benchmarks/npu.py --words {options.words} --json {options.json}"
-        content = {"commit": commit(), "command": command, "words": options.words, "rows": rows}
-        options.json.write_text(json.dumps(content, indent=1) + "\n")
+    content = {**made_by(MEASURES, f"python benchmarks/npu.py --words {options.words}"), "words": options.words}
+    options.json.write_text(json.dumps({**content, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

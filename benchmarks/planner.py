@@ -20,12 +20,12 @@ from typing import Any, Final
 import matplotlib
 import torch
 
-from batchmaker.cli.bench.report import commit, machine
 from batchmaker.compile.planner.plan import plan_cell
 from batchmaker.compile.rewrite import fold_constants, lift
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.lab.plan_report import CellReport, report_on
 from batchmaker.lab.zoo.gatewise import CELLS, GatewiseModel, inputs_of
+from provenance import ROOT, made_by
 
 PAPER: Final = {  # kernels before, after; kB copied before, after; latency ratio; milliseconds to plan
     "gru": (6, 2, 666.0, 14.0, 1.54, 4.82),
@@ -37,6 +37,11 @@ PAPER: Final = {  # kernels before, after; kB copied before, after; latency rati
     "treelstm_leaf": (3, 1, 396.0, 6.0, 1.27, 3.64),
 }
 TIMES: Final = ("eager_us", "bound_us", "planned_us", "over_eager", "over_bound", "products_us")
+MEASURES: Final = (
+    "benchmarks/planner.py", "src/batchmaker/lab/plan_report.py", "src/batchmaker/lab/zoo/gatewise.py",
+    "src/batchmaker/compile/planner", "src/batchmaker/compile/rewrite.py", "src/batchmaker/compile/linear.py",
+    "src/batchmaker/compile/fold.py", "src/batchmaker/compile/binding.py",
+)  # fmt: skip
 Row = dict[str, Any]
 
 
@@ -155,7 +160,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--batch", type=int, nargs="+", default=[64, 1, 8])
     parser.add_argument("--seconds", type=float, default=4.0, help="for each cell and batch size")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "results" / "planner.json")
     parser.add_argument("--png", type=Path)
     parser.add_argument("--page", type=Path)
     options = parser.parse_args()
@@ -165,18 +170,19 @@ def main() -> None:
     for name in CELLS:
         rows.append(measured(name, options.hidden, options.dtype, options.batch, options.seconds))
         print(json.dumps(rows[-1]), flush=True)
+    about = made_by(MEASURES, "python benchmarks/planner.py")
     content = {
-        "commit": commit(), "machine": machine(), "torch": torch.__version__, "command": "python benchmarks/planner.py",
+        **about,
         "hidden": options.hidden, "dtype": options.dtype, "batch": options.batch, "seconds": options.seconds, "seed": 0,
         "mean_over_eager": [mean_ratio(rows, which) for which in range(len(options.batch))], "rows": rows,
     }  # fmt: skip
     print(memory_table(rows))
     for which, size in enumerate(options.batch):
         print(f"\nbatch {size}\n{time_table(rows, which)}")
-    if options.json:
-        options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     if options.png:
-        draw(options.png, rows, f"hidden {options.hidden}, {options.dtype}, {machine()['cpu']}, commit {commit()}")
+        where = f"{about['machine']['cpu']}, commit {about['commit']}"
+        draw(options.png, rows, f"hidden {options.hidden}, {options.dtype}, {where}")
     if options.page:
         put(options.page, json.loads(json.dumps(content)))
 

@@ -1,6 +1,6 @@
 """What a PQ-tree costs by its number of elements.
 
-    python benchmarks/pq_tree.py [--json benchmarks/results/pq-tree.json] [--png benchmarks/results/pq-tree.png]
+    python benchmarks/pq_tree.py [--repeat 9] [--json FILE] [--png FILE]
 
 Over n elements in random order, three families of sets that hold together, each in random order: all pairs of
 neighbours, windows of 2 to 16 elements, and blocks of 2, 4, 8, ... elements. Timed is the whole: making the tree,
@@ -14,19 +14,21 @@ import argparse
 import gc
 import json
 import random
-import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from batchmaker.cli.bench.report import commit, machine
 from batchmaker.compile.planner.pq_tree import PQTree
 from batchmaker.lab.plots.sweeps import Line, Panel, draw_panels
+from provenance import ROOT, made_by
 
 SIZES = (100, 200, 500, 1000, 2000, 5000, 10_000)
 FAMILIES = ("pairs", "windows", "blocks")
+RESULTS: Final = ROOT / "benchmarks" / "results"
+MEASURES: Final = ("benchmarks/pq_tree.py", "src/batchmaker/compile/planner/pq_tree")
 
 
 def sets_of(family: str, num_elements: int) -> list[list[int]]:
@@ -98,18 +100,15 @@ def draw(path: Path, rows: list[dict[str, Any]], exponents: dict[str, float], re
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=9)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--png", type=Path)
+    parser.add_argument("--json", type=Path, default=RESULTS / "pq-tree.json")
+    parser.add_argument("--png", type=Path, default=RESULTS / "pq-tree.png")
     options = parser.parse_args()
     rows = [measured(family, size, options.repeat) for family in FAMILIES for size in SIZES]
     exponents = {family: exponent([row for row in rows if row["family"] == family]) for family in FAMILIES}
     print("time grows as the size to the power of", {family: round(power, 3) for family, power in exponents.items()})
-    if options.json:
-        about = {"commit": commit(), "machine": machine(), "command": " ".join(["python", *sys.argv])}
-        content = {**about, "python": sys.version.split()[0], "exponents": exponents, "rows": rows}
-        options.json.write_text(json.dumps(content, indent=1) + "\n")
-    if options.png:
-        draw(options.png, rows, exponents, options.repeat)
+    content = {**made_by(MEASURES, "python benchmarks/pq_tree.py"), "exponents": exponents, "rows": rows}
+    options.json.write_text(json.dumps(content, indent=1) + "\n")
+    draw(options.png, rows, exponents, options.repeat)
 
 
 if __name__ == "__main__":

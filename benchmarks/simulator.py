@@ -1,6 +1,6 @@
 """How fast the simulator is: simulated requests per second of one core, under a load above what the NPU can serve.
 
-    python benchmarks/simulator.py [--requests 20000] [--json benchmarks/results/simulator.json]
+    python benchmarks/simulator.py [--requests 20000] [--json FILE]
 
 Two forms of GNMT: `four runs` (both directions of the first encoder layer, all layers above as one cell, the decoder),
 and `layers`, the model of this project, with a cell for each encoder layer. Seconds are of processor time, which other
@@ -14,10 +14,10 @@ import json
 import time
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
-from batchmaker.cli.bench.report import commit, machine
 from batchmaker.cli.simulate.device import predicted_lengths
 from batchmaker.cli.simulate.study import make_policy
 from batchmaker.cli.simulate.workload import SimulatedWorkload, make
@@ -32,10 +32,15 @@ from batchmaker.lab.simulator.costs import step_costs
 from batchmaker.lab.simulator.run import SimulatedDevice, simulate
 from batchmaker.lab.simulator.workload import Offered, SimulatedModel, SimulatedRequest
 from batchmaker.lab.zoo.blueprint import blueprint
+from provenance import ROOT, made_by
 
 MAX_BATCH = 64
 POLICIES = ("serial", "graph:window_ms=25", "cellular", "lazy")
 NUMBER = ValueSpec((), "int64")
+MEASURES: Final = (
+    "benchmarks/simulator.py", "src/batchmaker/lab/simulator", "src/batchmaker/lab/baselines/window.py",
+    "src/batchmaker/policies/cellular.py", "src/batchmaker/policies/lazy.py", "src/batchmaker/scheduler",
+)  # fmt: skip
 
 
 def four_runs(count: int) -> tuple[SimulatedModel, list[SimulatedRequest], CostProfile]:
@@ -79,7 +84,7 @@ def layers(count: int) -> tuple[SimulatedModel, list[SimulatedRequest], CostProf
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=20_000)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "results" / "simulator.json")
     options = parser.parse_args()
     rows = []
     for form, rate in ((four_runs, 3500.0), (layers, 2000.0)):
@@ -97,10 +102,8 @@ def main() -> None:
                     records.finished_s - records.arrived_s)),
             })  # fmt: skip
             print("  ".join(f"{k} {v:.1f}" if isinstance(v, float) else f"{v}" for k, v in rows[-1].items()))
-    if options.json:
-        command = f"python benchmarks/simulator.py --requests {options.requests} --json {options.json}"
-        content = {"commit": commit(), "machine": machine(), "command": command, "seed": 0, "rows": rows}
-        options.json.write_text(json.dumps(content, indent=1) + "\n")
+    about = made_by(MEASURES, f"python benchmarks/simulator.py --requests {options.requests}")
+    options.json.write_text(json.dumps({**about, "seed": 0, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ _BENCH: Final = tuple(
 RUNS: Final[dict[str, Run]] = {
     run.name: run
     for run in (
-        Run("curves", "python benchmarks/curves.py --jobs 2", ("curves.json",), 25, "curves.md",
+        Run("curves", "python benchmarks/curves.py --data DATA --jobs 2", ("curves.json",), 25, "curves.md",
             "probe"),
         Run("curves-costs", "python benchmarks/curves.py --measure", ("curves-costs.json",), 1, "curves.md"),
         Run("curves-dynet", "python benchmarks/curves.py --keep-dynet DYNET.json", ("curves-dynet.json",), 1,

@@ -16,6 +16,8 @@ from batchmaker.lab.datasets import poisson_arrivals
 
 RATE_RPS, SECONDS, SEED = 200.0, 2.0, 3
 WORKLOAD = make_workload("lstm", lengths="fixed:5", count=20)
+NUM_TO_WARM_UP = 2 * load.MOST_WARM_UP - 1
+"""All bursts: time stands still meanwhile."""
 
 
 class Immediate:
@@ -61,12 +63,17 @@ def test_what_is_answered_within_the_window_is_counted(monkeypatch):
     engine, seen = measured(monkeypatch, 0.05)
     finished_s = due_s() + 0.05
     num_in_window = int(((finished_s >= 0.2 * SECONDS) & (finished_s < 1.2 * SECONDS)).sum())
-    assert engine.num_asked == len(due_s())
     assert not engine.running
     assert (seen.num_answered, seen.num_failed, seen.cells) == (num_in_window, 0, 5 * num_in_window)
     assert seen.num_answered > 300
     assert (seen.seconds, seen.offered_rps) == (SECONDS, RATE_RPS)
     assert seen.stats.cells == pytest.approx(seen.cells, abs=5)
+
+
+def test_what_warms_the_engine_up_is_not_measured(monkeypatch):
+    engine, seen = measured(monkeypatch, 0.05)
+    assert engine.num_asked == NUM_TO_WARM_UP + len(due_s())
+    assert seen.stats.steps <= len(due_s())
 
 
 def test_latencies_count_from_when_a_request_was_due(monkeypatch):

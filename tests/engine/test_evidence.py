@@ -168,6 +168,15 @@ def test_a_closed_batch_of_graphs_takes_whoever_waits(scripts):
     assert records.finished_s.tolist() == [1.0, 3.0, 3.0]
 
 
+def test_the_treebank_s_trees_come_from_the_data(scripts, tmp_path):
+    cases = scripts["curve_cases"]
+    (tmp_path / "sst").mkdir()
+    (tmp_path / "sst" / "train.txt").write_text("(3 (2 It) (3 works))\n")
+    case = cases.with_data(cases.CASES["treebank"], str(tmp_path))
+    assert {request.graph.num_nodes for request in cases.drawn(case, 3, seed=0)} == {3}
+    assert cases.with_data(cases.CASES["trees"], str(tmp_path)) is cases.CASES["trees"]
+
+
 def test_dynet_takes_its_better_strategy_at_each_size(scripts):
     rows = [{"workload": "treelstm", "size": size, "per_s": rate} for size, rate in ((1, 1.0), (1, 2.0), (3, 3.0))]
     assert scripts["curves"].dynet_seconds(rows, 3) == [0.0, 0.5, 0.75, 1.0]

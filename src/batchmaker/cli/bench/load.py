@@ -33,6 +33,9 @@ LEAST_STEPS = 8
 LONGEST_WARM_UP, LONGEST_WINDOW = 1.0, 6.0
 """Limits on warm-up and window, as multiples of the requested time."""
 
+MOST_WARM_UP = 256
+"""Requests in the last burst of a warm-up."""
+
 Progress = Callable[[float, int], None]
 """Called with the finished share and the number of answered requests."""
 
@@ -162,7 +165,13 @@ def counts(stats: DriverStats) -> tuple[float, ...]:
 
 @contextlib.contextmanager
 def quiet_interpreter() -> Iterator[None]:
-    """Keep the garbage collector and long turns of the interpreter lock out of the measurement."""
+    """Keep the garbage collector and long turns of the interpreter lock out of the measurement.
+
+    Inside another such block nothing is left to do: collecting takes a second where models are large.
+    """
+    if not gc.isenabled():
+        yield
+        return
     interval_s = sys.getswitchinterval()
     gc.collect()
     gc.freeze()
@@ -240,12 +249,13 @@ def poisson(
 ) -> Measured:
     """Offer a Poisson process and measure the requests that arrive in `seconds`.
 
-    A fifth of that time passes before, unmeasured. A request counts from the time at which it was due, so a late
-    generator does not hide waiting. Requests without an answer within `seconds` (at least 10) after the last arrival
-    are given up and count with their time so far. watch: called with the journal before the first request. Stops the
-    engine.
+    The engine is warmed up first; then a fifth of that time passes unmeasured. A request counts from the time at which
+    it was due, so a late generator does not hide waiting. Requests without an answer within `seconds` (at least 10)
+    after the last arrival are given up and count with their time so far. watch: called with the journal before the
+    first request. Stops the engine.
     """
     engine.start()
+    _warm_up(engine, workload, 0.2 * seconds)
     journal = Journal(engine, workload)
     if watch is not None:
         watch(journal)
@@ -285,6 +295,25 @@ def poisson(
         rate_rps,
         1e3 * float(np.percentile(late_s, 99)) if len(late_s) else 0.0,
     )
+
+
+def _warm_up(engine: Engine, workload: Workload, seconds: float) -> None:
+    """Have bursts of 1, 2, 4, ... requests answered, for about `seconds`.
+
+    An engine binds its cells and tries ways to compute them at its first request, for a tenth of a second or more. At
+    thousands of requests a second those that come meanwhile would make up a queue that takes longer than the window.
+    """
+    requests, burst = itertools.cycle(workload.requests), 1
+    end_s = engine.clock.now_s() + seconds
+    settled = threading.Semaphore(0)
+    engine.on_settled = lambda ticket, error: settled.release()
+    while burst <= MOST_WARM_UP and (burst == 1 or engine.clock.now_s() < end_s):
+        for request in itertools.islice(requests, burst):
+            engine.submit(request)
+        for _ in range(burst):
+            if not settled.acquire(timeout=60.0):
+                raise BatchmakerError(f"warming up: no answer to one of {burst} requests within a minute")
+        burst *= 2
 
 
 def _generate(
