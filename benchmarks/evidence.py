@@ -167,8 +167,8 @@ def minutes_text() -> str:
     figures = sum(run.minutes for run in RUNS.values() if run.name in used)
     every = sum(run.minutes for run in RUNS.values())
     return (
-        f"One after the other, the commands behind the figures and tables of the papers take {figures} minutes, and all of "
-        f"them {every}. They are not under an hour; what takes longest is measured alone on the machine, since times count."
+        f"One after the other, the commands behind the papers' figures and tables take {figures} minutes, and all of "
+        f"them {every}, not the hour that is wanted: where times count, nothing else may run."
     )
 
 

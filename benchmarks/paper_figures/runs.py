@@ -16,13 +16,13 @@ _BENCH: Final = tuple(
 RUNS: Final[dict[str, Run]] = {
     run.name: run
     for run in (
-        Run("curves", "python benchmarks/curves.py --data DATA --jobs 2", ("curves.json",), 25, "curves.md",
+        Run("curves", "python benchmarks/curves.py --data DATA --jobs 2", ("curves.json",), 15, "curves.md",
             "probe"),
         Run("curves-costs", "python benchmarks/curves.py --measure", ("curves-costs.json",), 1, "curves.md"),
         Run("curves-dynet", "python benchmarks/curves.py --keep-dynet DYNET.json", ("curves-dynet.json",), 1,
             "curves.md"),
         Run("batching-and-cells", "python benchmarks/batching_and_cells.py --data DATA", ("batching-and-cells.json",),
-            15, "../README.md"),
+            18, "../README.md"),
         Run("engine", "benchmarks/engine.sh DATA", _BENCH, 10, "benchmarks.md"),
         Run("overhead", "python benchmarks/overhead.py --data DATA --dynet-python PYTHON --litserve-python PYTHON",
             ("overhead.json",), 30, "benchmarks.md"),
@@ -38,14 +38,14 @@ RUNS: Final[dict[str, Run]] = {
         Run("ed-batch-throughput", "python benchmarks/ed_batch_throughput.py run DATA", ("ed-batch-throughput.json",),
             40, "ed-batch-throughput.md"),
         Run("ed-batch-sizes", "python benchmarks/ed_batch_sizes.py DATA --dynet-python PYTHON",
-            ("ed-batch-sizes.json",), 40, "ed-batch-throughput.md"),
+            ("ed-batch-sizes.json",), 18, "ed-batch-throughput.md"),
         Run("planner", "python benchmarks/planner.py", ("planner.json",), 4, "cell-planning.md"),
         Run("pq-tree", "python benchmarks/pq_tree.py", ("pq-tree.json",), 1, "cell-planning.md"),
         Run("kernel-configurations", "python benchmarks/kernel_configurations.py --arch sm_90 sm_80",
             ("kernel-configurations.json",), 5, "kernels.md"),
         Run("gpu", "python benchmarks/gpu.py", ("gpu.json",), 9, "gpu.md"),
         Run("learned-online", "python benchmarks/learned_online.py", ("learned-online.json",), 20, "learned-online.md"),
-        Run("default-policy", "python benchmarks/default_policy.py --quick",
+        Run("default-policy", "python benchmarks/default_policy.py --requests 60 --seeds 2 --trace CSV",
             ("default-policy.json", "default-policy-costs.json"), 15, "policies.md"),
         Run("fleet", "python benchmarks/fleet.py", ("fleet.json", "fleet-costs.json"), 10, "fleet-planning.md"),
         Run("examples", "python benchmarks/examples.py --data DATA --dynet-python PYTHON", ("examples.json",), 20,
@@ -61,7 +61,7 @@ RUNS: Final[dict[str, Run]] = {
 }  # fmt: skip
 
 OLDER: Final = frozenset((
-    *_BENCH, "overhead.json", "lazybatching.json", "npu.json", "simulator.json", "simulated-and-real.json",
+    *_BENCH, "overhead.json", "lazybatching.json", "simulator.json", "simulated-and-real.json",
     "ed-batch.json", "ed-batch-throughput.json", "planner.json", "pq-tree.json", "kernel-configurations.json",
     "gpu.json", "learned-online.json", "default-policy.json", "default-policy-costs.json", "fleet.json",
     "fleet-costs.json", "examples.json", "serving-lstm.json", "serving-loadgen.json", "serving-overhead.json",

@@ -105,7 +105,8 @@ def test_refused_requests_fail_at_once_and_are_counted_apart() -> None:
 def test_the_default_policy_looks_at_deadlines_where_there_are_any() -> None:
     assert bm.Engine(Sums(), threads=1).policy.name == "cellular"
     assert bm.Engine(Sums(), deadline_ms=math.inf, threads=1).policy.name == "cellular"
-    assert bm.Engine(Sums(), deadline_ms=50, threads=1).policy.name == "lazy"
+    assert bm.Engine(Sums(), deadline_ms=50, threads=1).policy.name == "auto"
+    assert bm.Engine(Sums(), refuse=True, threads=1).policy.name == "auto"
     assert bm.Engine(Sums(), "cellular", deadline_ms=50, threads=1).policy.name == "cellular"
 
 

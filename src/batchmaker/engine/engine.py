@@ -47,7 +47,7 @@ class Engine:
             result = await engine.submit(request)   # from asyncio; in a thread, submit(request).result()
 
     - model: one model, or several by name. With several, each request names its model.
-    - policy: a name, such as `cellular` or `padded`, or a policy object. Default: `lazy` if some model has a deadline
+    - policy: a name, such as `cellular` or `padded`, or a policy object. Default: `auto` if some model has a deadline
       or `refuse` is set, otherwise `cellular`.
     - workers: one worker computes in the engine's own thread, several in threads of their own.
     - threads: compute threads of each worker. Default: all cores but one, divided among the workers.

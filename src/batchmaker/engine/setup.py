@@ -49,13 +49,15 @@ CALLS_EACH: Final = 5
 STEPS_PER_TASK: Final = 5
 """Number of steps that share one call of the hoisted part, as in a full task."""
 
-WITH_DEADLINES: Final = "lazy:max_steps=5"
-"""The default policy of engines with deadlines. To decide which newcomers join a task takes 0.1 to 0.2 ms. A task of
-five steps is so long that this is less than 5 % of it. Newcomers wait for four steps at most."""
+WITH_DEADLINES: Final = "auto"
+"""The default policy of engines with deadlines (decision 21)."""
 
 ON_DEVICES: Final = "cellular:max_steps=5"
 """The default policy if the CPU does not compute. It has no budget of time: a persistent kernel takes eight steps at
 most, and budgets have not been measured on GPUs."""
+
+ON_DEVICES_WITH_DEADLINES: Final = "lazy:max_steps=5"
+"""The same with deadlines."""
 
 TASK_S: Final = 150e-6
 """Seconds that a task costs beside its steps: choosing and forming it, its results (docs/benchmarks.md)."""
@@ -203,7 +205,8 @@ def choose_policy(
     OptionError if the policy cannot refuse requests and `refuse` is set, or its name or options are wrong.
     """
     if policy is None:
-        policy = WITH_DEADLINES if has_deadlines or refuse else "cellular" if on_cpu else ON_DEVICES
+        with_deadlines, without = (WITH_DEADLINES, "cellular") if on_cpu else (ON_DEVICES_WITH_DEADLINES, ON_DEVICES)
+        policy = with_deadlines if has_deadlines or refuse else without
     if not isinstance(policy, str):
         if refuse:
             raise OptionError(
@@ -215,7 +218,7 @@ def choose_policy(
         return made
     if "hopeless" not in inspect.signature(type(made)).parameters:
         raise OptionError(
-            f"policy {made.name!r} has no option to refuse what cannot be met any more; use policy='lazy'"
+            f"policy {made.name!r} has no option to refuse what cannot be met any more; use policy='auto' or 'lazy'"
         )
     return policies.make(policy, hopeless="drop")
 

@@ -200,8 +200,8 @@ def benchmark_script(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_the_benchmark_compares_with_the_best_of_each_case(benchmark_script: Any) -> None:
     def seen(policy: str, load: float, mean_ms: float, answered: int = 10) -> dict[str, Any]:
         return {
-            "network": "n", "load": load, "sla": None, "arrivals": "poisson", "policy": policy, "mean_ms": mean_ms, "p90_ms": 2 * mean_ms,
-            "violation_share": 0.0, "throughput_rps": 100 / mean_ms, "answered": answered, "requests": 10,
+            "network": "n", "load": load, "sla": None, "arrivals": "poisson", "policy": policy, "mean_ms": mean_ms,
+            "p90_ms": 2 * mean_ms, "violation_share": 0.0, "throughput_rps": 100 / mean_ms, "answered": answered, "requests": 10,
             "decision_us": 1.0, "step_us": 20.0,
         }  # fmt: skip
 
