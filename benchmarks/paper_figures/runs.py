@@ -47,6 +47,8 @@ RUNS: Final[dict[str, Run]] = {
         Run("learned-online", "python benchmarks/learned_online.py", ("learned-online.json",), 20, "learned-online.md"),
         Run("default-policy", "python benchmarks/default_policy.py --requests 60 --seeds 2 --trace CSV",
             ("default-policy.json", "default-policy-costs.json"), 15, "policies.md"),
+        Run("default-policy-live", "python benchmarks/default_policy_live.py", ("default-policy-live.json",), 8,
+            "policies.md"),
         Run("fleet", "python benchmarks/fleet.py", ("fleet.json", "fleet-costs.json"), 10, "fleet-planning.md"),
         Run("examples", "python benchmarks/examples.py --data DATA --dynet-python PYTHON", ("examples.json",), 20,
             "which-models-gain.md"),
@@ -61,11 +63,12 @@ RUNS: Final[dict[str, Run]] = {
 }  # fmt: skip
 
 OLDER: Final = frozenset((
-    *_BENCH, "overhead.json", "lazybatching.json", "simulator.json", "simulated-and-real.json",
-    "ed-batch.json", "ed-batch-throughput.json", "planner.json", "pq-tree.json", "kernel-configurations.json",
-    "gpu.json", "learned-online.json", "default-policy.json", "default-policy-costs.json", "fleet.json",
+    *_BENCH, "overhead.json", "simulator.json", "simulated-and-real.json", "ed-batch.json",
+    "ed-batch-throughput.json", "planner.json", "pq-tree.json", "kernel-configurations.json", "gpu.json",
+    "learned-online.json", "default-policy-live.json", "fleet.json",
     "fleet-costs.json", "examples.json", "serving-lstm.json", "serving-loadgen.json", "serving-overhead.json",
     "serving-perf-analyzer.json", "serving-fleet-routers.json", "serving-fleet-bulk.json",
+    "batching-and-cells.json", "ed-batch-seeds.json", "ed-batch-sizes.json",
 ))  # fmt: skip
 """Results whose code has changed since, or that do not say what they measure: marked on the page. A result leaves this
 list when its benchmark declares what it measures (`provenance.made_by`) and has been run again."""

@@ -201,8 +201,8 @@ def test_the_benchmark_compares_with_the_best_of_each_case(benchmark_script: Any
     def seen(policy: str, load: float, mean_ms: float, answered: int = 10) -> dict[str, Any]:
         return {
             "network": "n", "load": load, "sla": None, "arrivals": "poisson", "policy": policy, "mean_ms": mean_ms,
-            "p90_ms": 2 * mean_ms, "violation_share": 0.0, "throughput_rps": 100 / mean_ms, "answered": answered, "requests": 10,
-            "decision_us": 1.0, "step_us": 20.0,
+            "p90_ms": 2 * mean_ms, "violation_share": 0.0, "throughput_rps": 100 / mean_ms, "answered": answered,
+            "requests": 10, "decision_us": 1.0, "step_us": 20.0,
         }  # fmt: skip
 
     results = [
