@@ -10,8 +10,7 @@ from scheduler_harness import Harness, cell_type, chain, host
 from batchmaker.policies.auto import AutoPolicy
 from batchmaker.policies.base import ReadyView
 from batchmaker.policies.cellular import CellularPolicy
-from batchmaker.scheduler.batching import SATURATED_BUDGETS
-from batchmaker.scheduler.core import TASKS_WORTH
+from batchmaker.scheduler.batching import SATURATED_BUDGETS, TASKS_WORTH
 
 CHAIN = cell_type(0, "chain", 2, 1, (1, 4))
 BUDGET_STEPS = 10

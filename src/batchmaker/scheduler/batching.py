@@ -49,6 +49,12 @@ BATCHES_AHEAD: Final = 2
 This is enough for the chains that join within the task.
 """
 
+TASKS_WORTH: Final = 4
+"""How often its own cost a task's steps may take while other types have ready nodes (see CellPolicy, `ahead_alone`)."""
+
+TASKS_WORTH_ALONE: Final = 27
+"""The same while no other type has: where tasks cost 0.15 ms, the 4 ms of decision 14."""
+
 SATURATED_BUDGETS: Final = 2
 """How many budgets a task may take while another full batch is waiting.
 
@@ -70,7 +76,9 @@ class Batcher:
     """Forms tasks from the state. It has no state of its own.
 
     - share_workers: there are several workers, so some nodes may be pinned to another one.
-    - max_steps, budget_s: limits of a task; see CellPolicy. beside_s: the budget while other types have ready nodes.
+    - max_steps, budget_s: limits of a task; see CellPolicy.
+    - task_s: seconds that a task costs beside its steps, where its length follows from that (`ahead_alone`); infinity
+      elsewhere.
     - loops_ahead: see TaskLimits.
     - patience: given if a batch may hold only nodes of one depth; then a task has one step. How many batches in a row
       may have another depth than the first node in the queue (see `_one_depth`).
@@ -84,16 +92,16 @@ class Batcher:
         max_steps: int,
         budget_s: float,
         loops_ahead: bool = False,
-        beside_s: float = math.inf,
+        task_s: float = math.inf,
         patience: int | None = None,
     ) -> None:
         self._state = state
         self._patience = patience
         self._share_workers = share_workers
         self._max_steps = 1 if patience is not None else max_steps
-        self._budget_s = budget_s
+        self._budget_s = min(budget_s, TASKS_WORTH_ALONE * task_s)
         self._loops_ahead = loops_ahead
-        self._beside_s = beside_s
+        self._beside_s = TASKS_WORTH * task_s
 
     def form_task(self, task: TaskId, type_id: TypeId, worker: WorkerId) -> Formed | None:
         """Form a task of ready nodes of one type; None if all of them are pinned to other workers."""

@@ -1,7 +1,6 @@
 """The scheduler: events in, commands out. It starts no thread, reads no clock and knows no tensor.
 
-    for command in scheduler.handle(event, ...):
-        ...carry it out...
+    for command in scheduler.handle(event, ...): ...carry it out...
 
 A request arrives; its steps are submitted and finish; its graph may be extended; it ends with one Reply or one Fail.
 """
@@ -11,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Final, cast, final
+from typing import cast, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,12 +46,6 @@ from batchmaker.scheduler.step_times import StepTimes
 from batchmaker.scheduler.urgency import Urgency
 from batchmaker.scheduler.view import View
 
-TASKS_WORTH: Final = 4
-"""How often its own cost a task's steps may take while other types have ready nodes (see CellPolicy, `ahead_alone`)."""
-
-TASKS_WORTH_ALONE: Final = 27
-"""The same while no other type has: where tasks cost 0.15 ms, the 4 ms of decision 14."""
-
 
 @final
 class Scheduler(View):
@@ -67,8 +60,7 @@ class Scheduler(View):
       end of the loop do not run. Ignored if the policy reads depths: they count submitted steps.
     - task_s: seconds that a task costs beside its steps; see CellPolicy (`ahead_alone`).
     - give_up_late: requests fail at their deadlines. Otherwise only policies look at deadlines.
-    - plan_rows: False if nothing is computed. Then steps say which nodes run together, but not where values are, and no
-      table is reserved. The order of the steps is the same.
+    - plan_rows: False if nothing is computed: steps say which nodes run together, not where values are.
     """
 
     def __init__(
@@ -90,11 +82,9 @@ class Scheduler(View):
         self._ageing = Ageing(patience)
         self._urgency = Urgency(self._state) if policy.urgent_first else None
         self._batcher = Batcher(
-            self._state, share_workers=num_workers > 1, max_steps=policy.max_steps,
-            budget_s=min(policy.budget_s, TASKS_WORTH_ALONE * task_s) if policy.ahead_alone else policy.budget_s,
+            self._state, share_workers=num_workers > 1, max_steps=policy.max_steps, budget_s=policy.budget_s,
             loops_ahead=loops_ahead and policy.budget_s < math.inf and not policy.needs_depth,
-            beside_s=TASKS_WORTH * task_s if policy.ahead_alone else math.inf,
-            patience=patience if policy.one_depth else None,
+            task_s=task_s if policy.ahead_alone else math.inf, patience=patience if policy.one_depth else None,
         )  # fmt: skip
         self._completion = Completion(self._state)
         self._deadlines: Deadlines[RequestId] = Deadlines()
