@@ -187,7 +187,7 @@ class AutoPolicy(CellPolicy):
         self._left = StepsLeft("conditional", 0.75, 90.0)
         self._times = ExpectedStepTimes(correct=True, by_size=True)
         self._num_types = 0
-        self._cap = 1
+        self._largest = 1
         self._at_once: Seconds = np.zeros(1)  # by model
         self._rejected_at = self._valued_at = -1
         self._worth: Seconds = np.zeros(1)  # by model
@@ -234,7 +234,7 @@ class AutoPolicy(CellPolicy):
             self._make_room(cells)
             self._left.learn_types(cells)
             self._times.learn_types(cells)
-            self._cap = _CAP * min(cell.max_batch for cell in cells)
+            self._largest = max(cell.max_batch for cell in cells)
         if len(self._at_once) < num_models:
             more = np.zeros(num_models - len(self._at_once))
             self._at_once, self._worth = np.concatenate((self._at_once, more)), np.zeros(num_models)
@@ -244,7 +244,9 @@ class AutoPolicy(CellPolicy):
     def rank(self, view: ReadyView) -> Sequence[TypeId]:
         """Rank the types of the model that is worth most first, and among them those that are owed a call."""
         ready = view.ready
-        if len(ready) < 2:
+        if len(ready) < 2:  # nobody waits for another type
+            self._ranked_s = view.now_s
+            self._finishing[:], self._debt_s[:] = 0, 0.0
             return ready
         self._learn_types(view)
         table, frontiers = view.requests, view.frontiers
@@ -287,8 +289,9 @@ class AutoPolicy(CellPolicy):
         table = view.requests
         self._learn_types(view)
         in_flight = table.in_flight
-        if len(in_flight):
-            _see_types_at_once(in_flight[:_LOOKED_AT], table.left, table.done, table.model, self._at_once)
+        for model in range(table.num_models if len(in_flight) else 0):
+            mine = in_flight if table.num_models < 2 else in_flight[table.model[in_flight] == model]
+            _see_types_at_once(mine[:_LOOKED_AT], table.left, table.done, table.model, self._at_once)
         if table.changes == self._rejected_at and not self._drops:
             return Admission(())
         line = view.waiting(view.num_waiting)
@@ -316,10 +319,12 @@ class AutoPolicy(CellPolicy):
         first: list[int] = []
         if not len(in_flight):
             first, in_flight, line = line[:1].tolist(), line[:1], line[1:]
-        candidates = line[: max(self._cap - len(in_flight), 0)]
+        table = view.requests
+        cap = _CAP * int(self._max_batch[table.type_model == model].min(initial=self._largest))
+        candidates = line[: max(cap - len(in_flight), 0)]
         if not len(candidates):
             return first
-        slots, table = np.concatenate((in_flight, candidates)), view.requests
+        slots = np.concatenate((in_flight, candidates))
         left, width = self._left.left(table, slots), table.width[slots]
         _leave_out_ends(left, table.done[slots])
         deadline_s = table.deadline_s[slots] - view.now_s

@@ -326,7 +326,8 @@ class SchedulerState:
         """
         slots = self.arena.request[nodes]
         if self.watched is not None:
-            ahead = ((submitted > nodes[:, None]) & (submitted < ends[:, None])).sum(axis=1)
+            in_order = np.sort(submitted)
+            ahead = np.searchsorted(in_order, ends) - np.searchsorted(in_order, nodes, side="right")
             self.watched.stopped(slots, type_id, ends - 1 - nodes, ahead)
         if self.depths is not None:
             for slot, node, end in zip(slots.tolist(), nodes.tolist(), ends.tolist(), strict=True):
