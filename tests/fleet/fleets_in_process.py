@@ -65,6 +65,11 @@ class Cable:
         for writer in self._writers:
             writer.transport.abort()
 
+    def hang_up(self) -> None:
+        """End all connections; new ones can be made."""
+        for writer in self._writers:
+            writer.transport.abort()
+
     async def over(self) -> None:
         """Wait until nothing is carried any more."""
         while self._writers:

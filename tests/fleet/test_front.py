@@ -16,6 +16,7 @@ from websockets.exceptions import ConnectionClosedError
 
 from batchmaker.server.config import FleetConfig
 from batchmaker.server.limits import Limits
+from batchmaker.server.shared_connection import MOST_BODY_BYTES
 
 
 @pytest.fixture
@@ -49,6 +50,15 @@ def test_requests_are_spread_and_answered_as_by_one_server(models):
         of_one = await fleet.client.get("/v2/models/stats")
         assert (of_one.status_code, "/v2/replicas/NUMBER" in of_one.json()["error"]) == (501, True)
         assert (await fleet.client.post("/v2/repository/models/scales/load")).status_code == 501
+
+    played(scenario, fleet_config(models[0]))
+
+
+def test_large_bodies_have_a_connection_of_their_own(models):
+    async def scenario(fleet):
+        many = 1 + MOST_BODY_BYTES // 3
+        answers = await asyncio.gather(fleet.generate("scales", [1] * many), fleet.generate("scales", [2, 2]))
+        assert [answer.json()["output_0"] for answer in answers] == [many, 8]
 
     played(scenario, fleet_config(models[0]))
 
@@ -295,3 +305,35 @@ def test_what_a_client_gives_up_is_given_up_at_the_replica(models, gate):
         gate.touch()
 
     played(scenario, fleet_config(models[0], limits=Limits(drain_seconds=1)))
+
+
+def test_keys_that_are_gone_count_no_more_at_once_and_new_ones_when_all_replicas_know_them(models, tmp_path):
+    keys = tmp_path / "keys"
+    ann, bob, cid = ("".join([letter] * 20) for letter in "abc")
+    keys.write_text(f"ann:{ann}\n")
+    base = fleet_config(models[0], fleet=FleetConfig(replicas=1))
+    config = msgspec.structs.replace(base, auth=msgspec.structs.replace(base.auth, keys=str(keys)))
+
+    async def scenario(fleet):
+        async def status(key):
+            call = fleet.client.post(
+                "/v2/models/scales/generate", json={"input_0": [1]}, headers={"Authorization": f"Bearer {key}"}
+            )
+            return (await call).status_code
+
+        async def seen():
+            return [await status(key) for key in (ann, bob, cid)]
+
+        assert await seen() == [200, 401, 401]
+        fleet.launcher.hold.clear()
+        updates = []
+        for text in (f"bob:{bob}\n", f"bob:{bob}\ncid:{cid}\n"):
+            keys.write_text(text)
+            updates.append(asyncio.ensure_future(fleet.server.update(config)))
+            await asyncio.sleep(0)
+            assert await seen() == [401, 401, 401], "no replica knows bob yet, though it is the second time"
+        fleet.launcher.hold.set()
+        await asyncio.gather(*updates)
+        assert await seen() == [401, 200, 200]
+
+    played(scenario, config)

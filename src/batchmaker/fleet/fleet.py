@@ -15,6 +15,7 @@ from batchmaker.clock import Clock, RealClock
 from batchmaker.fleet.balancer import Balancer, Replica
 from batchmaker.fleet.links import Link
 from batchmaker.fleet.scaling import Autoscaler, ScalingRule
+from batchmaker.fleet.shared_upstream import SharedUpstream
 from batchmaker.fleet.upstream import NoAnswerError, Upstream
 from batchmaker.server.config import Config
 
@@ -245,7 +246,8 @@ class Fleet:
         channel = None
         if running.grpc is not None and self._open_channel is not None:
             channel = self._open_channel(running.grpc)
-        link = Link(Upstream(*running.http), self._key_of, channel)
+        shared = SharedUpstream(*running.http, lambda: self._key_of(""))
+        link = Link(Upstream(*running.http), shared, self._key_of, channel)
         replica = member.replica = self.balancer.open(member.number, link)
         _LOG.info("replica takes requests", extra={"replica": member.number, "address": running.http})
         self._changed.set()

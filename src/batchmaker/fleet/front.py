@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar, final
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Final, NamedTuple, TypeVar, final
 from urllib.parse import quote
 
 import msgspec
@@ -26,6 +26,7 @@ from batchmaker.server.faults import FaultKind, ServiceError
 from batchmaker.server.parts import CallAccess
 from batchmaker.server.request_body import unless_gone
 from batchmaker.server.request_ids import HEADER
+from batchmaker.server.shared_connection import MOST_BODY_BYTES
 
 _MODEL: Final = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/(infer|generate|generate_stream|sequence)")
 _ONE: Final = re.compile(r"/v2/replicas/([0-9]{1,12})(/.*)")
@@ -113,13 +114,15 @@ class Front:
                 asked = asked_of_infer(model, version, body, _header_length(scope))
             else:
                 asked = asked_of_generate(model, version, body)
-            head = _head_of(scope, len(body))
-
-            caller: str = scope["state"]["caller"]
+            onward, caller = _onward(scope), scope["state"]["caller"]
+            alone = kind == "generate_stream" or len(body) > MOST_BODY_BYTES
 
             async def ask(lease: Lease) -> UpstreamAnswer:
                 link: Link = lease.replica.link
-                return await link.http.call(head(link.key_of(caller)), body)
+                headers = onward.headers_with(link.key_of(caller))
+                if alone:
+                    return await link.http.call(onward.head(headers, len(body)), body)
+                return await link.shared.call(onward.target, headers, body)
 
             await unless_gone(scope, self._relayed(asked, ask, scope, send))
 
@@ -128,15 +131,15 @@ class Front:
     ) -> None:
         """Send the answer on; while it is a stream, its request is one of its replica's."""
         lease, answer = await self.asked_of_one(asked, ask, scope["state"]["caller"])
-        if answer.body is not None:
+        if answer.parts is None:
             lease.end(answered=answer.status < 400)  # the replica has done with it, however long the client reads
             await _start(answer, send)
-            await send({"type": "http.response.body", "body": answer.body})
+            await send({"type": "http.response.body", "body": answer.body or b""})
             return
         answered = False
         try:
             await _start(answer, send)
-            answered = await _send_events(answer, send, self.access.bodies.limits.write_seconds)
+            answered = await _send_events(answer.parts, send, self.access.bodies.limits.write_seconds)
         finally:
             lease.end(answered=answered)
 
@@ -209,9 +212,10 @@ class Front:
         with self.access.bodies.holding() as held:
             body = await held.read(Request(scope, receive, send))
             link: Link = replica.link
-            key = link.key_of(scope["state"]["caller"])
+            onward = _onward(scope, target)
+            head = onward.head(onward.headers_with(link.key_of(scope["state"]["caller"])), len(body))
             try:
-                answer = await unless_gone(scope, link.http.call(_head_of(scope, len(body), target)(key), body))
+                answer = await unless_gone(scope, link.http.call(head, body))
             except NoAnswerError:
                 self.on_suspect(replica)
                 raise ServiceError(FaultKind.UNAVAILABLE, "the replica has ended; try again", 1.0) from None
@@ -253,21 +257,31 @@ def _header_length(scope: Scope) -> str | None:
     return None
 
 
-def _head_of(scope: Scope, size: int, target: bytes | None = None) -> Callable[[str], bytes]:
-    """Return what makes the head of a call to a replica, given the key for it."""
-    lines = [
-        b"%s %s HTTP/1.1" % (scope["method"].encode("ascii"), target or _target(scope)),
-        b"host: replica",
-        b"content-length: %d" % size,
-        b"%s: %s" % (HEADER.encode(), scope["state"]["request_id"].encode("ascii")),
-        *(b"%s: %s" % (name, value) for name, value in scope["headers"] if name in _KEPT),
-    ]
-    common = b"\r\n".join(lines)
+@final
+class _Onward(NamedTuple):
+    """What a replica gets of a call, without a key."""
 
-    def head(key: str) -> bytes:
-        return b"%s\r\nx-api-key: %s\r\n\r\n" % (common, key.encode("latin-1"))
+    method: str
+    target: bytes
+    headers: Headers
 
-    return head
+    def headers_with(self, key: str) -> Headers:
+        """Return the headers, with the key for calls of its holder."""
+        return [*self.headers, (b"x-api-key", key.encode("latin-1"))]
+
+    def head(self, headers: Headers, size: int) -> bytes:
+        """Return the head of an HTTP request with a body of so many bytes."""
+        lines = [
+            b"%s %s HTTP/1.1\r\nhost: replica\r\ncontent-length: %d" % (self.method.encode(), self.target, size),
+            *(b"%s: %s" % pair for pair in headers),
+        ]
+        return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+def _onward(scope: Scope, target: bytes | None = None) -> _Onward:
+    headers = [pair for pair in scope["headers"] if pair[0] in _KEPT]
+    headers.append((HEADER.encode(), scope["state"]["request_id"].encode("ascii")))
+    return _Onward(scope["method"], target or _target(scope), headers)
 
 
 async def _start(answer: UpstreamAnswer, send: Send) -> None:
@@ -277,10 +291,9 @@ async def _start(answer: UpstreamAnswer, send: Send) -> None:
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
 
 
-async def _send_events(answer: UpstreamAnswer, send: Send, write_seconds: float) -> bool:
+async def _send_events(parts: AsyncGenerator[bytes], send: Send, write_seconds: float) -> bool:
     """Send a stream of events on, as they come. Returns whether the replica ended it; its loss is an event too."""
     answered = True
-    parts = answer.parts()
     try:
         async for part in parts:
             await _write(send, part, write_seconds)
@@ -289,7 +302,7 @@ async def _send_events(answer: UpstreamAnswer, send: Send, write_seconds: float)
         error = {"error": "the replica that computed this request has ended; try again"}
         await _write(send, b"data: " + msgspec.json.encode(error) + b"\n\n", write_seconds)
     finally:
-        await parts.aclose()  # type: ignore[attr-defined]
+        await parts.aclose()
     await send({"type": "http.response.body", "body": b""})
     return answered
 

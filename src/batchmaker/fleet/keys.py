@@ -6,9 +6,9 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Iterable
-from typing import Final, final
+from typing import final
 
-_OWN: Final = "the fleet itself"
+from batchmaker.server.auth import FRONT
 
 
 @final
@@ -32,4 +32,4 @@ class FleetKeys:
 
     def ring(self, holders: Iterable[str]) -> dict[str, str]:
         """Return what a replica accepts, by name."""
-        return {_OWN: self.of(""), **{holder: self.of(holder) for holder in holders}}
+        return {FRONT: self.of(""), **{holder: self.of(holder) for holder in holders}}

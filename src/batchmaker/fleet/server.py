@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import os
+import secrets
 import signal
 import socket
 import ssl
@@ -26,7 +27,7 @@ from batchmaker.fleet.front import Front
 from batchmaker.fleet.keys import FleetKeys
 from batchmaker.fleet.scaling import ScalingRule
 from batchmaker.server import logs
-from batchmaker.server.auth import KeyRing
+from batchmaker.server.auth import FRONT, KeyRing
 from batchmaker.server.config import AuthConfig, Config, FleetConfig, TlsConfig, check_config
 from batchmaker.server.gate import Gate
 from batchmaker.server.listening import LAST_WRITES_S, LOOPBACK, HttpListener, address_of, bind, listening
@@ -98,6 +99,7 @@ class FleetServer:
         self._launcher = launcher
         self._fleet_keys = FleetKeys()
         self._holders = config.auth.keys_and_rates()
+        self._known = set(self._holders[0])  # to all replicas
         self._keys = KeyRing(*self._holders)
         access = CallAccess(self._keys, BodyBudget(config.limits), Counter())
         self.balancer = Balancer(config.fleet.router, config.limits.sequence_idle_seconds)
@@ -169,19 +171,23 @@ class FleetServer:
         next start. Raises OptionError, and OSError for a certificate without use.
         """
         rule = check_fleet(config)
-        new, old = config.auth.keys_and_rates(), self._holders[0]
-        if not old and new[0]:
+        new = config.auth.keys_and_rates()
+        if self._keys.open and new[0]:
             raise OptionError("a fleet without API keys gets them at its next start, not while it serves")
         self._take_over_certificate(config)
-        stay = {name: key for name, key in new[0].items() if name in old}
-        if stay:
-            self._keys.replace(stay, new[1], new[2], new[3] & stay.keys())
         self._holders = new
+        self._known &= new[0].keys()
+        if new[0]:
+            stay = {name: key for name, key in new[0].items() if name in self._known}
+            stay = stay or {FRONT: secrets.token_hex()}  # without keys everybody might call
+            self._keys.replace(stay, new[1], new[2], new[3] & stay.keys())
         if isinstance(config.fleet.replicas, int) and rule is None:
             self.fleet.resize(config.fleet.replicas)
         await self.fleet.update(self._for_replicas(config))
-        self._keys.replace(*new)
-        _LOG.info("fleet is updated")
+        if self._holders is new:  # no other update has begun meanwhile
+            self._known = set(new[0])
+            self._keys.replace(*new)
+            _LOG.info("fleet is updated")
 
     def _take_over_certificate(self, config: Config) -> None:
         if config.tls.cert is None or self._config.tls.cert is None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any, Final, final
 
 import httptools
 
 Headers = list[tuple[bytes, bytes]]
 
-_CONNECT_S: Final = 5.0
+CONNECT_S: Final = 5.0
 _FRESH_S: Final = 30.0
 """Seconds after which an idle connection is not used again. Replicas keep them longer, so none is just being closed."""
 
@@ -28,25 +28,20 @@ class NoAnswerError(Exception):
 
 @final
 class UpstreamAnswer:
-    """An answer: whole in `body`, or to be read with `parts` if it is a stream of events."""
+    """An answer: whole in `body`, or, if it is a stream of events, to be read from `parts`.
 
-    __slots__ = ("_connection", "_upstream", "body", "headers", "status")
+    parts: pieces as they arrive. NoAnswerError if the connection fails. Closed early, it closes the connection.
+    """
 
-    def __init__(self, upstream: Upstream, connection: _Connection) -> None:
-        self.status = connection.status
-        self.headers: Headers = connection.headers
-        self.body: bytes | None = None
-        self._upstream = upstream
-        self._connection = connection
+    __slots__ = ("body", "headers", "parts", "status")
 
-    async def parts(self) -> AsyncIterator[bytes]:
-        """Yield pieces as they arrive. NoAnswerError if the connection fails. Ended early, it closes the connection."""
-        connection = self._connection
-        try:
-            while not (connection.complete and not connection.parts):
-                yield await connection.part()
-        finally:
-            self._upstream.put_back(connection)
+    def __init__(
+        self, status: int, headers: Headers, body: bytes | None, parts: AsyncGenerator[bytes] | None = None
+    ) -> None:
+        self.status = status
+        self.headers = headers
+        self.body = body
+        self.parts = parts
 
 
 @final
@@ -70,10 +65,11 @@ class Upstream:
         try:
             connection.send(head + body)
             await connection.head()
-            answer = UpstreamAnswer(self, connection)
-            if not connection.streamed:
-                answer.body = await connection.whole()
-                self.put_back(connection)
+            if connection.streamed:
+                return UpstreamAnswer(connection.status, connection.headers, None, self._parts(connection))
+            body = await connection.whole()
+            answer = UpstreamAnswer(connection.status, connection.headers, body)
+            self._put_back(connection)
             return answer
         except BaseException:
             connection.close()
@@ -85,7 +81,14 @@ class Upstream:
         for connection in tuple(self._all):
             connection.close()
 
-    def put_back(self, connection: _Connection) -> None:
+    async def _parts(self, connection: _Connection) -> AsyncGenerator[bytes]:
+        try:
+            while not (connection.complete and not connection.parts):
+                yield await connection.part()
+        finally:
+            self._put_back(connection)
+
+    def _put_back(self, connection: _Connection) -> None:
         """A call is over: keep the connection for the next if it can be used."""
         if connection.reusable and not self._closed:
             connection.idle_since_s = time.monotonic()
@@ -104,7 +107,7 @@ class Upstream:
             raise NoAnswerError("the replica has ended")
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(_CONNECT_S):
+            async with asyncio.timeout(CONNECT_S):
                 _, connection = await loop.create_connection(lambda: _Connection(self._all), self.host, self.port)
         except OSError as error:  # TimeoutError is one
             raise NoAnswerError(f"{self.host}:{self.port} cannot be reached: {error}") from error

@@ -19,6 +19,9 @@ ENVIRONMENT: Final = "BATCHMAKER_API_KEYS"
 WRONG_A_SECOND: Final = 100.0
 """Most calls a second with wrong keys that get the answer "wrong key"."""
 
+FRONT: Final = "the fleet itself"
+"""The holder whose key the front of a fleet has for its own calls; only it may share a connection among calls."""
+
 _MIN_KEY: Final = 16
 
 

@@ -5,26 +5,31 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final, cast
 
+from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from batchmaker.server.auth import FRONT, KeyRing
 from batchmaker.server.connections import Connections
+from batchmaker.server.faults import ServiceError
+from batchmaker.server.gate import key_in
 from batchmaker.server.joined_writes import JoinedWrites
 from batchmaker.server.limits import Limits
 from batchmaker.server.refusals import Refusals
 from batchmaker.server.request_body import DEPARTURE, WHOLE, Departure
+from batchmaker.server.shared_connection import PROTOCOL, SharedConnection
 from batchmaker.server.socket_protocol import LimitedSocketProtocol
 
 _LARGE_HEAD: Final = "the head of the request is too large"
 
 
 def limited_protocol(
-    limits: Limits, connections: Connections, refusals: Refusals | None = None
+    limits: Limits, connections: Connections, refusals: Refusals | None = None, keys: KeyRing | None = None
 ) -> type[HttpToolsProtocol]:
     """Return the protocol class for uvicorn, which makes one object for each connection. See LimitedProtocol."""
 
     class Protocol(LimitedProtocol):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(limits, connections, refusals, *args, **kwargs)
+            super().__init__(limits, connections, refusals, keys, *args, **kwargs)
 
     return Protocol
 
@@ -34,17 +39,24 @@ class LimitedProtocol(HttpToolsProtocol):
 
     A client has `body_seconds` for the head of a request, which may be `max_head_bytes` long, and again for the rest of
     a body that nobody reads. connections: all open ones. refusals: answers calls without room as soon as their heads
-    have arrived; the rest of them is thrown away. Calls find the values DEPARTURE and WHOLE in their scope's
-    extensions.
+    have arrived; the rest of them is thrown away. keys: where the front of a fleet may share a connection among its
+    calls, to know it by. Calls find the values DEPARTURE and WHOLE in their scope's extensions.
     """
 
     def __init__(
-        self, limits: Limits, connections: Connections, refusals: Refusals | None, *args: Any, **kwargs: Any
+        self,
+        limits: Limits,
+        connections: Connections,
+        refusals: Refusals | None,
+        keys: KeyRing | None,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self._limits = limits
         self._open_connections = connections
         self._refusals = refusals
+        self._keys = keys
         self._timer: asyncio.TimerHandle | None = None
         self._in_head = True
         self._begun = False  # a message whose head is not complete
@@ -128,16 +140,41 @@ class LimitedProtocol(HttpToolsProtocol):
         if not self.transport.is_closing() and (self.cycle is None or self.cycle.response_complete):
             self._open_connections.idle(self)  # the answer was complete before the end of the body
 
+    def _should_upgrade(self) -> bool:
+        return super()._should_upgrade() or (self._keys is not None and self._get_upgrade() == PROTOCOL)
+
     def handle_websocket_upgrade(self) -> None:
         """Hand the connection over, unless an answer is still due on it, which would be lost among the messages."""
         self._disarm()
         if self.cycle is not None and not self.cycle.response_complete:
             self.transport.close()
+        elif self._keys is not None and self._get_upgrade() == PROTOCOL:
+            self._share(self._keys)
         else:
             super().handle_websocket_upgrade()
             self._open_connections.busy(self)
             taker = cast(LimitedSocketProtocol, self.transport.get_protocol())
             taker.on_lost = lambda: self._open_connections.closed(self)
+
+    def _share(self, keys: KeyRing) -> None:
+        """Let many calls share this connection from now on, if the front of the fleet asks for it."""
+        try:
+            caller = keys.caller(key_in(self.headers))
+        except ServiceError:
+            caller = ""
+        if caller != FRONT:
+            self._say(403, "only the front of a fleet may share a connection among calls")
+            self.transport.close()
+            return
+        self.connections.discard(self)
+        self._open_connections.busy(self)
+        transport = cast(JoinedWrites, self.transport)
+        transport.write(STATUS_LINE[101] + b"connection: upgrade\r\nupgrade: %s\r\n\r\n" % PROTOCOL)
+        shared = SharedConnection(
+            self.app, cast(Scope, self.scope), transport, self.server_state, self._limits.max_head_bytes,
+            lambda: self._open_connections.closed(self),
+        )  # fmt: skip
+        transport.set_protocol(shared)
 
     def _refuse_call(self, answer: bytes) -> None:
         """Refuse one call for lack of room. The connection stays open if the client wants that."""

@@ -126,6 +126,11 @@ class Departure:
         self._gone = False
         self._task: asyncio.Task[object] | None = None
 
+    @property
+    def has_happened(self) -> bool:
+        """Whether the client has gone."""
+        return self._gone
+
     def happened(self) -> None:
         """The client has gone: cancel the work for it."""
         self._gone = True

@@ -35,6 +35,7 @@ from batchmaker.server.request_body import BodyBudget
 from batchmaker.server.service import Service
 from batchmaker.server.spans import Spans
 from batchmaker.server.systemd import tell_systemd
+from batchmaker.server.turns import keep_turns
 
 if TYPE_CHECKING:
     from batchmaker.server.rpc.server import RpcServer
@@ -120,6 +121,7 @@ async def serve_on(
             addresses.append(address_of(config, admin_listener))
         if config.replace_hung:
             background.append(asyncio.create_task(repository.replace_hung()))
+        background.append(asyncio.create_task(keep_turns(repository)))
         _leave_models_alone()
 
         def started() -> None:
@@ -172,7 +174,7 @@ def _make_server(config: Config, site: Site, spans: Spans, connections: Connecti
     app = make_app(site, spans, admin_apart=config.admin_port is not None, log_access=config.log.access)
     every_call_is_told = config.log.access or spans.enabled
     refusals = None if every_call_is_told else Refusals(site.service, site.keys)
-    return listening(config, site.bodies, app, limited_protocol(config.limits, connections, refusals))
+    return listening(config, site.bodies, app, limited_protocol(config.limits, connections, refusals, site.keys))
 
 
 def _make_admin_server(config: Config, site: Site, spans: Spans) -> HttpListener:
