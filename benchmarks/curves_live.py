@@ -50,7 +50,12 @@ def measured_live(data: Path, *, quick: bool) -> Result:
          **{name: interval([one[name] for one in each]) for name in FIGURES}}
         for (way, load), each in seen.items()
     ]  # fmt: skip
-    return {**made_by(MEASURES), "work": f"LSTM {HIDDEN} float32", "quick": quick, "points": points}
+    return {
+        **made_by(MEASURES, "python benchmarks/curves.py --live --data DATA"),
+        "work": f"LSTM {HIDDEN} float32",
+        "quick": quick,
+        "points": points,
+    }
 
 
 def _figures(found: offering.Measured) -> dict[str, float]:

@@ -9,7 +9,7 @@ from typing import Any, Final, final
 
 from batchmaker.fleet.upstream import CONNECT_S, Headers, NoAnswerError, UpstreamAnswer
 from batchmaker.server.joined_writes import JoinedWrites
-from batchmaker.server.shared_connection import PROTOCOL, Answered, Call, FrameReader, GiveUp, framed
+from batchmaker.server.shared_connection import MOST_JOINED, PROTOCOL, Answered, Call, FrameReader, GiveUp, framed
 
 _MOST_BYTES: Final = (1 << 32) - 1
 """What the length of a frame can say: answers are as large as the model makes them."""
@@ -122,6 +122,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = JoinedWrites(transport, self._loop)  # type: ignore[arg-type]
+        self._transport.most_parts = MOST_JOINED
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost()

@@ -2,8 +2,8 @@
 
 A connection of the HTTP server becomes one by an Upgrade to PROTOCOL, with the key of the fleet itself. Then each side
 sends frames: the length of a message in 4 bytes, big-endian, and the message in msgpack. All that becomes ready in one
-turn of the event loop leaves in one write, and is read in one. For small models, system calls and waking another
-process are most of what a call costs.
+turn of the event loop leaves in one write, or a few, and is read in one. For small models, system calls and waking
+another process are most of what a call costs.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from batchmaker.server.request_body import DEPARTURE, WHOLE, Departure
 PROTOCOL: Final = b"batchmaker-calls"
 MOST_BODY_BYTES: Final = 1 << 16
 """Larger bodies have a connection of their own, so that nobody waits for them."""
+
+MOST_JOINED: Final = 8
+"""Frames that leave together. With all of a turn in one write, either side would wait while the other one works."""
 
 _LENGTH_BYTES: Final = 4
 _ROOM_BYTES: Final = 1 << 12
@@ -109,6 +112,7 @@ class SharedConnection(asyncio.Protocol):
     ) -> None:  # fmt: skip
         self._app = app
         self._transport = transport
+        transport.most_parts = MOST_JOINED
         self._state = state
         self._on_lost = on_lost
         self._common = {key: scope[key] for key in ("asgi", "http_version", "server", "client", "scheme", "root_path")}
