@@ -64,11 +64,13 @@ RUNS: Final[dict[str, Run]] = {
 
 OLDER: Final = frozenset((
     *_BENCH, "overhead.json", "simulator.json", "simulated-and-real.json", "ed-batch.json",
-    "ed-batch-throughput.json", "planner.json", "pq-tree.json", "kernel-configurations.json", "gpu.json",
+    "ed-batch-throughput.json", "planner.json", "kernel-configurations.json", "gpu.json",
     "learned-online.json", "default-policy.json", "default-policy-costs.json", "default-policy-live.json",
     "fleet.json", "fleet-costs.json", "examples.json", "serving-lstm.json", "serving-loadgen.json",
     "serving-overhead.json", "serving-perf-analyzer.json", "serving-fleet-routers.json", "serving-fleet-bulk.json",
-    "batching-and-cells.json", "ed-batch-seeds.json", "ed-batch-sizes.json",
+    "batching-and-cells.json", "ed-batch-seeds.json", "ed-batch-sizes.json", "serving-overload-lstm.json",
+    "serving-fleet-overhead.json", "serving-fleet-proxies.json", "serving-fleet-replicas.json",
+    "serving-fleet-rows.json",
 ))  # fmt: skip
 """Results whose code has changed since, or that do not say what they measure: marked on the page. A result leaves this
 list when its benchmark declares what it measures (`provenance.made_by`) and has been run again."""

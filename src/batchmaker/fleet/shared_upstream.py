@@ -25,8 +25,8 @@ class SharedUpstream:
     def __init__(self, host: str, port: int, key: Callable[[], str]) -> None:
         self._host, self._port = host, port
         self._key = key
-        self._connection: _Connection | None = None
-        self._connecting: asyncio.Task[_Connection] | None = None
+        self._connection: _ReplicaLink | None = None
+        self._connecting: asyncio.Task[_ReplicaLink] | None = None
         self._closed = False
 
     async def call(self, target: bytes, headers: Headers, body: bytes) -> UpstreamAnswer:
@@ -48,7 +48,7 @@ class SharedUpstream:
         if self._connection is not None:
             self._connection.close()
 
-    async def _connected(self) -> _Connection:
+    async def _connected(self) -> _ReplicaLink:
         """Return the connection; all calls that come before there is one wait for the same."""
         if self._closed:
             raise NoAnswerError("the replica has ended")
@@ -61,12 +61,12 @@ class SharedUpstream:
                 raise NoAnswerError("the replica has ended") from None
             raise
 
-    async def _connect(self) -> _Connection:
-        connection: _Connection | None = None
+    async def _connect(self) -> _ReplicaLink:
+        connection: _ReplicaLink | None = None
         try:
             async with asyncio.timeout(CONNECT_S):
                 loop = asyncio.get_running_loop()
-                _, connection = await loop.create_connection(lambda: _Connection(loop), self._host, self._port)
+                _, connection = await loop.create_connection(lambda: _ReplicaLink(loop), self._host, self._port)
                 await connection.shared(self._key())
             self._connection = connection  # not before: calls on their way would overtake the upgrade
             return connection
@@ -81,7 +81,7 @@ class SharedUpstream:
 
 
 @final
-class _Connection(asyncio.Protocol):
+class _ReplicaLink(asyncio.Protocol):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._transport: Any = None
