@@ -1,10 +1,10 @@
 """Up to five times what the server can serve: memory stays flat, and what it answers stays near its best.
 
-    python benchmarks/serving/overload.py [DATA] [--seconds 60] [--model lstm|lstm-256|trivial] [--deadline-ms 1000]
+    python benchmarks/serving/overload.py [DATA] [--seconds 60] [--model lstm|lstm-256|trivial] [--replicas 1]
 
 Capacity is what a closed loop with as many connections as requests may be in flight gets. Then Poisson processes offer
 multiples of that; what there is no room for is refused with 503. Goodput is what is answered with 200, within the
-deadline where there is one.
+deadline where there is one. --replicas: of a fleet, whose front refuses; needs `pip install 'batchmaker[ray]'`.
 """
 
 from __future__ import annotations
@@ -190,6 +190,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--in-flight", type=int, default=256)
     parser.add_argument("--deadline-ms", type=float)
+    parser.add_argument("--replicas", type=int, help="a fleet of so many; without it one server")
     parser.add_argument("--times", type=float, nargs="+", default=[0.8, 1.0, 2.0, 5.0])
     given = parser.parse_args()
     sources = {"lstm": "lstm:hidden=1024,dtype=bfloat16", "lstm-256": "lstm:hidden=256"}
@@ -204,14 +205,17 @@ def main() -> None:
             given.times,
             deadline_s,
         )
-        with processes.batchmaker(sources.get(given.model, folder), "--max-in-flight", given.in_flight) as server:
+        model = sources.get(given.model, folder)
+        fleet = () if given.replicas is None else ("--replicas", given.replicas)
+        with processes.batchmaker(model, "--max-in-flight", given.in_flight, *fleet) as server:
             results = measure(server, load)
     settings = {
         "seconds": given.seconds, "max_in_flight": given.in_flight, "deadline_ms": given.deadline_ms,
-        "connections": 4 * given.in_flight, "threads": 1,
+        "connections": 4 * given.in_flight, "threads": 1, "replicas": given.replicas,
     }  # fmt: skip
-    write(f"overload-{given.model}", settings, results, MEASURES)
-    draw(results, PICTURES / f"overload-{given.model}.png")
+    name = f"overload-{given.model}" + ("" if given.replicas is None else "-fleet")
+    write(name, settings, results, MEASURES if given.replicas is None else (*MEASURES, "src/batchmaker/fleet"))
+    draw(results, PICTURES / f"{name}.png")
 
 
 if __name__ == "__main__":

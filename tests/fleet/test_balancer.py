@@ -86,6 +86,26 @@ def test_without_a_replica_clients_are_told_to_try_again():
         assert (refused.value.kind, refused.value.retry_after) == (FaultKind.UNAVAILABLE, 1)
 
 
+def test_a_model_has_no_room_when_every_open_replica_has_as_many_of_its_requests_as_it_takes():
+    table = Balancer("round-robin", clock=VirtualClock(), most_requests=2)
+    assert table.room_of("m", None).check_room() is None, "without replicas it is not for lack of room"
+    for number in range(3):
+        table.open(number, link=None)
+    table.drain(table.replicas[2])
+    leases = taken(table, asked(), asked(), asked())
+    table.room_of("m", None).check_room()
+    leases += taken(table, asked())
+    with pytest.raises(ServiceError, match="'m' has 2 requests in flight at each replica") as caught:
+        table.room_of("m", None).check_room()
+    assert (caught.value.kind, caught.value.retry_after) == (FaultKind.UNAVAILABLE, 1.0)
+    table.room_of("other", None).check_room()
+    leases.pop().end(answered=False)
+    table.room_of("m", None).check_room()
+    for lease in leases:
+        lease.end(answered=True)
+    assert [replica.unanswered for replica in table.replicas.values()] == [{}, {}, {}]
+
+
 def test_a_sequence_stays_at_a_replica_that_is_drained_and_a_new_one_does_not_go_there():
     table = balancer()
     (first,) = taken(table, chunk("a", start=True))

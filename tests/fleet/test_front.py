@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import tritonclient.http as triton
-from fleets_in_process import RunningFleet, fleet_config, played
+from fleets_in_process import LIMIT_S, RunningFleet, fleet_config, played
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosedError
 
@@ -52,6 +52,24 @@ def test_requests_are_spread_and_answered_as_by_one_server(models):
         assert (await fleet.client.post("/v2/repository/models/scales/load")).status_code == 501
 
     played(scenario, fleet_config(models[0]))
+
+
+def test_a_full_fleet_refuses_before_its_replicas_hear_of_a_request(models, gate):
+    async def scenario(fleet):
+        waiting = [asyncio.ensure_future(fleet.generate("gated", 3)) for _ in range(2)]
+        await fleet.wait_for(lambda: sum(routed(fleet)) == 2)
+        refused = await fleet.generate("gated", 3)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert "1 requests in flight at each replica" in refused.json()["error"]
+        assert sum(routed(fleet)) == 2
+        assert "batchmaker_fleet_refused_requests_total 1.0" in (await fleet.client.get("/metrics")).text
+        assert (await fleet.generate("scales", [2])).status_code == 200
+        gate.touch()
+        assert [(await one).status_code for one in waiting] == [200, 200]
+        assert (await fleet.generate("gated", 3)).status_code == 200
+
+    limits = Limits(max_in_flight=1, drain_seconds=LIMIT_S)
+    played(scenario, fleet_config(models[0], fleet=FleetConfig(replicas=2, router="round-robin"), limits=limits))
 
 
 def test_large_bodies_have_a_connection_of_their_own(models):

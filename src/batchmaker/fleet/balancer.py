@@ -14,6 +14,7 @@ from batchmaker.clock import Clock, RealClock
 from batchmaker.fleet.asked import Asked
 from batchmaker.fleet.routing import Router
 from batchmaker.server.faults import FaultKind, ServiceError, invalid
+from batchmaker.server.limits import Limits
 from batchmaker.server.parameters import SequenceName
 
 State = Literal["open", "suspended", "draining", "lost"]
@@ -22,8 +23,13 @@ State = Literal["open", "suspended", "draining", "lost"]
 _FIRST_US: Final = 100.0
 """Microseconds of an element of a model of which nothing has been measured. With one model only ratios matter."""
 
+_Model = tuple[str, str | None]
+"""Model and version, as a call names them."""
+
 _KEPT: Final = 0.8
 """How much of what was measured before is kept at each look, once a second."""
+
+_TRY_AGAIN_S: Final = 1.0
 
 _FORGET_S: Final = 5.0
 """Seconds after which the front forgets a sequence that its replica has ended for being idle."""
@@ -35,7 +41,7 @@ class Replica:
     """A replica in the table. link: what carries requests to it. num_sequences: open ones, WebSockets among them.
 
     work_us: of its unanswered requests, estimated. routed: requests so far. computed: elements of its answers since
-    that was last asked, by model.
+    that was last asked, by model. unanswered: its requests by model and version, as the calls name them.
     """
 
     number: int
@@ -46,6 +52,7 @@ class Replica:
     work_us: int = 0
     routed: int = 0
     computed: Counter[str] = field(default_factory=Counter)
+    unanswered: dict[_Model, int] = field(default_factory=dict)
 
     @property
     def idle(self) -> bool:
@@ -102,6 +109,10 @@ class Lease:
         balancer, replica = self._balancer, self.replica
         replica.num_requests -= 1
         replica.work_us -= self._weight
+        model = self.asked.model, self.asked.version
+        replica.unanswered[model] -= 1
+        if not replica.unanswered[model]:
+            del replica.unanswered[model]  # clients may ask for models without end
         balancer.work.answered(replica.number, balancer.routed_weight(self._weight))
         if answered:
             replica.computed[self.asked.model] += self.asked.elements
@@ -115,17 +126,56 @@ class Lease:
 
 
 @final
+class ModelRoom:
+    """What the replicas together take of a model's requests."""
+
+    __slots__ = ("_balancer", "_model")
+
+    def __init__(self, balancer: Balancer, model: _Model) -> None:
+        self._balancer = balancer
+        self._model = model
+
+    def check_room(self) -> None:
+        """Raise UNAVAILABLE, with when to try again, if every replica that takes requests has as many as it takes."""
+        most, is_full = self._balancer.most_requests, False
+        for replica in self._balancer.replicas.values():
+            if replica.state == "open":
+                if replica.unanswered.get(self._model, 0) < most:
+                    return
+                is_full = True
+        if is_full:
+            raise ServiceError(
+                FaultKind.UNAVAILABLE,
+                f"model {self._model[0]!r} has {most} requests in flight at each replica and takes no more now; "
+                "try again later",
+                _TRY_AGAIN_S,
+            )
+
+    def count_refusal(self, fault: ServiceError) -> None:
+        """A call got this error before it was routed."""
+        self._balancer.num_refused += 1
+
+
+@final
 class Balancer:
     """The table of replicas. router: a rule for requests, see routing.RULES; sequences begin where fewest are open.
 
-    idle_s: after which a replica ends a sequence without a chunk.
+    idle_s: after which a replica ends a sequence without a chunk. most_requests: of one model that a replica takes.
     """
 
-    def __init__(self, router: str = "least-work", idle_s: float = 60.0, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        router: str = "least-work",
+        idle_s: float = 60.0,
+        clock: Clock | None = None,
+        most_requests: int = Limits().max_in_flight,
+    ) -> None:
         self.work = Router(router)
         self.clock: Clock = clock or RealClock()
         self.replicas: dict[int, Replica] = {}
+        self.most_requests = most_requests
         self.num_lost_sequences = 0
+        self.num_refused = 0
         self._by_sequences = Router("sticky")
         self._by_count = router in ("least-requests", "two-choices")
         self._idle_s = idle_s
@@ -220,6 +270,10 @@ class Balancer:
         self._by_sequences.answered(replica.number, 1)
         replica.num_sequences -= 1
 
+    def room_of(self, model: str, version: str | None) -> ModelRoom:
+        """Return the room for calls that name this model and version."""
+        return ModelRoom(self, (model, version))
+
     def any_open(self) -> Replica:
         """Return a replica that takes requests, for a question that each can answer. UNAVAILABLE if none does."""
         if not self.work.num_open:
@@ -249,6 +303,8 @@ class Balancer:
             at = self.replicas[self.work.route(self.routed_weight(weight))]
         else:
             raise _nobody()
+        model = asked.model, asked.version
+        at.unanswered[model] = at.unanswered.get(model, 0) + 1
         at.num_requests += 1
         at.work_us += weight
         at.routed += 1
@@ -288,7 +344,7 @@ class Balancer:
 
 
 def _nobody() -> ServiceError:
-    return ServiceError(FaultKind.UNAVAILABLE, "no replica takes requests at the moment; try again", 1.0)
+    return ServiceError(FaultKind.UNAVAILABLE, "no replica takes requests at the moment; try again", _TRY_AGAIN_S)
 
 
 def lost_sequence() -> ServiceError:

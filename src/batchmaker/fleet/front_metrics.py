@@ -48,6 +48,10 @@ class _FrontMetrics(Collector):
             "batchmaker_fleet_retried_requests", "Requests that a second replica got", value=self._front.num_retried
         )
         yield CounterMetricFamily(
+            "batchmaker_fleet_refused_requests", "Requests refused by the front, since every replica had enough",
+            value=self._balancer.num_refused,
+        )  # fmt: skip
+        yield CounterMetricFamily(
             "batchmaker_fleet_lost_sequences", "Sequences that ended with their replica",
             value=self._balancer.num_lost_sequences,
         )  # fmt: skip

@@ -34,6 +34,7 @@ from batchmaker.server.listening import LAST_WRITES_S, LOOPBACK, HttpListener, a
 from batchmaker.server.origins import Origins
 from batchmaker.server.parts import CallAccess
 from batchmaker.server.protocol import limited_protocol
+from batchmaker.server.refusals import Refusals
 from batchmaker.server.reload import use_certificate
 from batchmaker.server.request_body import BodyBudget
 from batchmaker.server.run import connections_of
@@ -102,7 +103,11 @@ class FleetServer:
         self._known = set(self._holders[0])  # to all replicas
         self._keys = KeyRing(*self._holders)
         access = CallAccess(self._keys, BodyBudget(config.limits), Counter())
-        self.balancer = Balancer(config.fleet.router, config.limits.sequence_idle_seconds)
+        self.balancer = Balancer(
+            config.fleet.router,
+            config.limits.sequence_idle_seconds,
+            most_requests=config.limits.max_in_flight,
+        )
         self._is_auto = config.fleet.replicas == "auto"
         self.fleet = Fleet(
             self.balancer,
@@ -126,7 +131,9 @@ class FleetServer:
             answered=access.answered,
         )  # fmt: skip
         self._socket: socket.socket = bind(config, config.port)
-        protocol = limited_protocol(config.limits, connections_of(config))
+        every_call_is_told = config.log.access or spans.enabled
+        refusals = None if every_call_is_told else Refusals(self.balancer.room_of, access.answered, self._keys)
+        protocol = limited_protocol(config.limits, connections_of(config), refusals)
         self.listener: HttpListener = listening(config, access.bodies, self.app, protocol)
         self._rpc = None if config.grpc_port is None else _make_rpc(config, access, spans, self.front)
         self._serving: asyncio.Task[None] | None = None

@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, final
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol, final
 
 import msgspec
 
 from batchmaker.server.auth import KeyRing
-from batchmaker.server.faults import FaultKind, ServiceError
+from batchmaker.server.faults import ServiceError
 from batchmaker.server.gate import key_in, sent_id_in
 from batchmaker.server.request_ids import HEADER, RequestIds
-from batchmaker.server.service import Service
 
 _PREFIX: Final = b"/v2/models/"
 _CALLS: Final = frozenset({"infer", "generate", "generate_stream"})
+
+
+class CallRoom(Protocol):
+    """What may lack room for the calls of a model."""
+
+    def check_room(self) -> None:
+        """Raise UNAVAILABLE, with when to try again, if no more requests are taken now."""
+
+    def count_refusal(self, fault: ServiceError) -> None:
+        """A call got this error before it was a request."""
 
 
 @final
 class Refusals:
     """Finds calls that would be refused for lack of room, before their bodies are read.
 
-    The answer is the one that the call would get later. All other errors of a call are found later.
+    The answer is the one that the call would get later. All other errors of a call are found later. room_of: returns
+    where calls for a model and version go, or raises ServiceError. answered: counts answers by protocol and status.
     """
 
-    def __init__(self, service: Service, keys: KeyRing) -> None:
-        self._repository = service.repository
-        self._answered = service.answered
+    def __init__(
+        self, room_of: Callable[[str, str | None], CallRoom], answered: Counter[tuple[str, str]], keys: KeyRing
+    ) -> None:
+        self._room_of = room_of
+        self._answered = answered
         self._keys = keys
         self._ids = RequestIds()
 
@@ -41,11 +54,11 @@ class Refusals:
         if not rest or rest[-1] not in _CALLS or (len(rest) > 1 and (len(rest) != 3 or rest[0] != "versions")):
             return None
         try:
-            served = self._repository.get(model, rest[1] if len(rest) == 3 else None)
+            room = self._room_of(model, rest[1] if len(rest) == 3 else None)
         except ServiceError:
             return None
         try:
-            served.check_room()
+            room.check_room()
             return None
         except ServiceError as fault:
             refusal = fault
@@ -53,7 +66,7 @@ class Refusals:
             self._keys.caller(key_in(headers))
         except ServiceError:
             return None
-        served.statistics.refused[FaultKind.UNAVAILABLE] += 1
+        room.count_refusal(refusal)
         self._answered["http", "503"] += 1
         body = msgspec.json.encode({"error": str(refusal)})
         head = (

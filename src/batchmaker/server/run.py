@@ -173,7 +173,7 @@ def _make_rpc(config: Config, site: Site, spans: Spans) -> RpcServer:
 def _make_server(config: Config, site: Site, spans: Spans, connections: Connections) -> HttpListener:
     app = make_app(site, spans, admin_apart=config.admin_port is not None, log_access=config.log.access)
     every_call_is_told = config.log.access or spans.enabled
-    refusals = None if every_call_is_told else Refusals(site.service, site.keys)
+    refusals = None if every_call_is_told else Refusals(site.service.repository.get, site.service.answered, site.keys)
     return listening(config, site.bodies, app, limited_protocol(config.limits, connections, refusals, site.keys))
 
 

@@ -106,13 +106,17 @@ class ServedModel:
                 RETRY_AFTER_S,
             )
 
+    def count_refusal(self, fault: ServiceError) -> None:
+        """A call got this error before the engine had its request."""
+        self.statistics.refused[fault.kind] += 1
+
     def connect(self, caller: str, priority: int) -> ConnectedSequence:
         """Begin the sequence of one connection. Raises ServiceError: see OpenSequences.connect, and check_room."""
         try:
             self.check_room()
             return self.sequences.connect(caller, priority)
         except ServiceError as fault:
-            self.statistics.refused[fault.kind] += 1
+            self.count_refusal(fault)
             raise
 
     async def infer(self, request: InferRequest, caller: str = "") -> InferResponse:
@@ -189,7 +193,7 @@ class ServedModel:
             except BatchmakerError as error:  # the engine has not got it
                 raise self._fault(error) from error
         except ServiceError as fault:
-            self.statistics.refused[fault.kind] += 1
+            self.count_refusal(fault)
             raise
         self.statistics.accepted += 1
         return work, chunk
