@@ -1,6 +1,6 @@
 """Fleets on Ray, live: what the front costs, what a second replica gains, and bulk work per core.
 
-    python benchmarks/fleet_serving.py [DATA] [--only PART]     parts: overhead, proxies, replicas, routers, bulk
+    python benchmarks/fleet_serving.py [DATA] [--only PART]     parts: overhead, proxies, replicas, routers, bulk, rows
 
 DATA: a folder with europarl_deen/, for the lengths of sentences. The numbers of docs/fleet-serving.md; needs
 `pip install 'batchmaker[ray]'`. Each part writes benchmarks/results/serving-fleet-PART.json. All that is compared runs
@@ -178,9 +178,9 @@ def bulk(given: argparse.Namespace, folder: Path) -> Any:
             engine.map(sentences[:20_000], progress=False)
             rates["engine.map"].append(20_000 / (time.perf_counter() - begin_s))
         out = folder / f"out{repeat}"
-        done = fleet.map(rows, source, out, column="words", workers=1, block_rows=5_000, progress=False)
+        done = fleet.map(rows, source, out, column="words", workers=1, progress=False)
         times = sorted(part.stat().st_mtime for part in out.glob("part-*"))
-        rates["fleet.map"].append(5_000 * (len(times) - 1) / (times[-1] - times[0]))
+        rates["fleet.map"].append(10_000 * (len(times) - 1) / (times[-1] - times[0]))
         rates["fleet.map, start included"].append(done.rows / done.wall_s)
     middle_of = {name: round(statistics.median(found), 1) for name, found in rates.items()}
     ratio = round(middle_of["fleet.map"] / middle_of["engine.map"], 3)

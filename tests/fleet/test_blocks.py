@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 
+import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
 
 from batchmaker.errors import DataError, OptionError
-from batchmaker.fleet.blocks import cut_into_blocks, find_files, part_of, read_block, write_part
+from batchmaker.fleet.blocks import cut_into_blocks, find_files, json_text, part_of, read_block, write_part
 
 
 def lines(rows):
@@ -63,3 +66,19 @@ def test_what_cannot_be_read_is_named(tmp_path):
     (block,) = cut_into_blocks(files, form, 10)
     with pytest.raises(DataError, match="not JSON lines"):
         read_block(block, form)
+
+
+@given(
+    arrays(st.sampled_from(["f2", "f4", "f8", "i1", "i8", "u1", "?"]), array_shapes(min_dims=0, max_dims=3, min_side=0))
+)
+def test_an_array_as_json_is_read_back_as_the_same_numbers(array):
+    for seen in (array, array.T):
+        read = np.array(msgspec.json.decode(msgspec.json.encode([json_text(seen)]))[0], dtype=seen.dtype)
+        finite = np.isfinite(seen)
+        assert np.array_equal(read.reshape(seen.shape)[finite], seen[finite])
+
+
+def test_numbers_that_are_not_finite_are_null():
+    assert (
+        msgspec.json.encode({"n": json_text(np.array([np.nan, 0.1, -np.inf], np.float32))}) == b'{"n":[null,0.1,null]}'
+    )

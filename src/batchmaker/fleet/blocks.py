@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
+import numpy as np
+import orjson
+from numpy.typing import NDArray
 
 from batchmaker.errors import DataError, OptionError
 
@@ -117,6 +120,13 @@ def write_part(out: Path, number: int, form: Format, rows: Sequence[Row]) -> Non
         with written.open("wb") as file:
             file.writelines(msgspec.json.encode(row) + b"\n" for row in rows)
     os.replace(written, final)
+
+
+def json_text(array: NDArray[Any]) -> Any:
+    """Return an array as JSON: each number in as few digits as its type needs, null for one that is not finite."""
+    if not array.ndim or array.dtype.kind not in "fiub":
+        return array.tolist()
+    return msgspec.Raw(orjson.dumps(np.ascontiguousarray(array), option=orjson.OPT_SERIALIZE_NUMPY))
 
 
 def _parquet() -> Any:

@@ -12,10 +12,22 @@ from pathlib import Path
 from typing import Any, Final, Literal, final
 
 import msgspec
+import numpy as np
+import torch
 
 from batchmaker import errors
 from batchmaker.errors import BatchmakerError, DataError, OptionError
-from batchmaker.fleet.blocks import Format, Row, RowBlock, cut_into_blocks, find_files, part_of, read_block, write_part
+from batchmaker.fleet.blocks import (
+    Format,
+    Row,
+    RowBlock,
+    cut_into_blocks,
+    find_files,
+    json_text,
+    part_of,
+    read_block,
+    write_part,
+)
 from batchmaker.fleet.on_ray import connect
 
 _ABOUT: Final = "blocks.json"
@@ -226,7 +238,7 @@ class BulkWorker:
             failed = sum(error is not None for error in why)
         for row, value, error in zip(rows, results, why, strict=True):
             if error is None:
-                _add(row, plan.result, value)
+                _add(row, plan.result, value, plan.form)
             if plan.on_error == "column":
                 row[_ERROR] = error
         if failed:
@@ -256,8 +268,8 @@ def _column(row: Row, name: str, block: RowBlock) -> Any:
     return row[name]
 
 
-def _add(row: Row, name: str, value: Any) -> None:
-    """Add a result to its row, as plain numbers, lists and texts."""
+def _add(row: Row, name: str, value: Any, form: Format) -> None:
+    """Add a result to its row, as what its format holds."""
     if isinstance(value, dict):
         parts = {f"{name}_{key}": part for key, part in value.items()}
     elif isinstance(value, tuple):
@@ -267,14 +279,17 @@ def _add(row: Row, name: str, value: Any) -> None:
     for key, part in parts.items():
         if key in row:
             raise DataError(f"the input has a column {key!r} already; give another name: result=...")
-        row[key] = _plain(part)
+        row[key] = _plain(part, form)
 
 
-def _plain(value: Any) -> Any:
-    if hasattr(value, "tolist"):
-        return (value.float() if str(value.dtype) == "torch.bfloat16" else value).tolist()
+def _plain(value: Any, form: Format) -> Any:
+    """Return a result with tensors and arrays as lists; for JSON lines as text, which takes half as long to write."""
+    if isinstance(value, torch.Tensor):
+        value = (value.float() if value.dtype is torch.bfloat16 else value).numpy()
+    if isinstance(value, np.ndarray | np.generic):
+        return json_text(value) if form == "jsonl" and isinstance(value, np.ndarray) else value.tolist()
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(one, form) for one in value]
     return value
 
 
