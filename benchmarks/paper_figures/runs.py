@@ -54,6 +54,7 @@ RUNS: Final[dict[str, Run]] = {
             "which-models-gain.md"),
         Run("serving", "benchmarks/serving/*.py", (
             "serving-lstm.json", "serving-loadgen.json", "serving-overhead.json", "serving-overload-lstm.json",
+            "serving-overload-lstm-fleet.json",
             "serving-perf-analyzer.json"), 20, "serving-benchmarks.md"),
         Run("fleet-serving", "python benchmarks/fleet_serving.py DATA", (
             "serving-fleet-overhead.json", "serving-fleet-proxies.json", "serving-fleet-replicas.json",
@@ -67,10 +68,8 @@ OLDER: Final = frozenset((
     "ed-batch-throughput.json", "planner.json", "kernel-configurations.json", "gpu.json",
     "learned-online.json", "default-policy.json", "default-policy-costs.json", "default-policy-live.json",
     "fleet.json", "fleet-costs.json", "examples.json", "serving-lstm.json", "serving-loadgen.json",
-    "serving-overhead.json", "serving-perf-analyzer.json", "serving-fleet-routers.json", "serving-fleet-bulk.json",
-    "batching-and-cells.json", "ed-batch-seeds.json", "ed-batch-sizes.json", "serving-overload-lstm.json",
-    "serving-fleet-overhead.json", "serving-fleet-proxies.json", "serving-fleet-replicas.json",
-    "serving-fleet-rows.json",
+    "serving-overhead.json", "serving-perf-analyzer.json",
+    "batching-and-cells.json", "ed-batch-seeds.json", "ed-batch-sizes.json",
 ))  # fmt: skip
 """Results whose code has changed since, or that do not say what they measure: marked on the page. A result leaves this
 list when its benchmark declares what it measures (`provenance.made_by`) and has been run again."""
