@@ -1,6 +1,6 @@
 """What routing by work gains and what an SLA costs in replicas, by simulation: the numbers of docs/fleet-planning.md.
 
-    python benchmarks/fleet.py [PART ...]     parts: agree, routers, guesses, sla, big; all without a name
+    python benchmarks/fleet.py [PART ...]     parts: agree, routers, sizes, guesses, sla, big; all without a name
 
 Costs are those of an LSTM of 1024 on one core, cells and engine, that results/simulated-and-real.json measured; they
 are written into results/fleet-costs.json, which `batchmaker simulate --latency-table` takes. Each part writes its
@@ -10,6 +10,7 @@ Seconds are of processor time as well as of wall time, since other programs dist
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
@@ -39,6 +40,9 @@ MAX_BATCH = 32
 ROUTERS = ("random", "round-robin", "two-choices", "least-requests", "least-work")
 LOADS = (0.4, 0.6, 0.7, 0.8, 0.9, 0.95)
 SEEDS = (0, 1)
+SIZES = (2, 10, 100, 1000)
+SIZED_ROUTERS = ("round-robin", "least-requests", "least-work")
+SIZED_LOADS = (0.6, 0.9)
 REQUESTS = 100_000
 MEASURES: Final = (
     "benchmarks/fleet.py", "benchmarks/results/fleet-costs.json", "src/batchmaker/cli/simulate/fleet.py",
@@ -83,10 +87,16 @@ def measure(study: FleetStudy, fleet: FleetAsk, router: str, replicas: int, rate
 
 
 def mean_of(
-    study: FleetStudy, fleet: FleetAsk, router: str, replicas: int, rate: float, seeds: tuple[int, ...] = SEEDS
+    study: FleetStudy,
+    fleet: FleetAsk,
+    router: str,
+    replicas: int,
+    rate: float,
+    seeds: tuple[int, ...] = SEEDS,
+    count: int = REQUESTS,
 ) -> dict[str, Any]:
     """Return the means over seeds, and all seeds' p99."""
-    found = [measure(study, fleet, router, replicas, rate, seed, REQUESTS)[0] for seed in seeds]
+    found = [measure(study, fleet, router, replicas, rate, seed, count)[0] for seed in seeds]
     means = {key: float(np.mean([getattr(one, key) for one in found])) for key in KEPT}
     return {**means, "p99_ms_of_seeds": [one.p99_ms for one in found]}
 
@@ -127,6 +137,21 @@ def routers() -> list[dict[str, Any]]:
             panels.append(Panel(f"{title}, {replicas} replicas", "load, as a share of full batches", "ms", lines, True))
     under = "LSTM of 1024 on one core each, sentences of 1 to 330 words; 100 000 requests, mean of 2 seeds"
     draw_panels(IMAGES / "fleet-routers.png", panels, "Routers of a fleet, simulated", under)
+    return rows
+
+
+def sizes() -> list[dict[str, Any]]:
+    """Play fleets of 2 to 1,000 replicas: single requests under three routers, and sequences of 20 chunks."""
+    study, capacity = make_study(1_000_000)
+    rows = []
+    for replicas in SIZES:
+        count = max(REQUESTS, 1000 * replicas)
+        for router, load in itertools.product((*SIZED_ROUTERS, "sticky"), SIZED_LOADS):
+            chunked = {"chunks": 20.0, "chunk_gap_ms": 200.0} if router == "sticky" else {}
+            asked = FleetAsk((replicas,), (router,), "fast", **chunked)
+            told = mean_of(study, asked, router, replicas, load * replicas * capacity, count=count)
+            rows.append({"replicas": replicas, "router": router, "load": load, "requests": count, **told})
+            print(json.dumps(rows[-1]), flush=True)
     return rows
 
 
@@ -208,7 +233,7 @@ def big() -> list[dict[str, Any]]:
     return rows
 
 
-PARTS = {"agree": agree, "routers": routers, "guesses": guesses, "sla": sla, "big": big}
+PARTS = {"agree": agree, "routers": routers, "sizes": sizes, "guesses": guesses, "sla": sla, "big": big}
 
 
 def main() -> None:
