@@ -3,8 +3,8 @@
     python benchmarks/fleet_simulated_and_real.py DATA [--seconds 8] [--page docs/fleet-planning.md]
 
 DATA: a folder with europarl_deen/. Needs `pip install 'batchmaker[ray]'` and an otherwise idle machine. First cells and
-overhead of one engine are measured, as `batchmaker profile --overhead` does; nothing of the simulation is taken from
-the live runs. Then `batchmaker serve lstm --replicas 2` gets Poisson arrivals at shares of what a closed loop reached,
+overhead of one engine are measured, as `batchmaker profile --overhead` does, alone and while another process does the
+same: two replicas share caches and memory. Nothing of the simulation is taken from the live runs. Then `batchmaker serve lstm --replicas 2` gets Poisson arrivals at shares of what a closed loop reached,
 REPEATS times in turns, and fleets of two are simulated at the same rates. Live latencies hold HTTP, the front and the
 load generator, which share the cores with the replicas; simulated ones hold the engines alone.
 """
@@ -51,16 +51,20 @@ LOADS: Final = (0.2, 0.4, 0.6)
 REPEATS: Final = 3
 SIMULATED: Final = 20_000
 KEPT: Final = ("p50_ms", "p90_ms", "p99_ms")
+COSTS: Final = {"alone": 1, "beside another": 2}
+"""Costs of steps, and how many engines were measured at once."""
 
 
-def profiled(folder: Path) -> Path:
-    """Measure what an engine of one thread takes; return the file."""
-    out = folder / "profile.json"
+def profiled(folder: Path, count: int) -> Path:
+    """Measure what an engine of one thread takes while so many are measured; return the file of the first."""
     code = "from batchmaker.cli.main import main; main()"
     asked = [f"--{name}={value}" for name, value in NETWORK.items()]
-    command = [sys.executable, "-c", code, "profile", "lstm", *asked, "--threads", "1", "--overhead", "--out", str(out)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return out
+    command = [sys.executable, "-c", code, "profile", "lstm", *asked, "--threads", "1", "--overhead", "--out"]
+    outs = [folder / f"profile-{n}-of-{count}.json" for n in range(count)]
+    running = [subprocess.Popen([*command, str(out)], stdout=subprocess.DEVNULL) for out in outs]
+    if any([one.wait() for one in running]):
+        raise RuntimeError("`batchmaker profile` failed")
+    return outs[0]
 
 
 def live(data: Path, seconds: float) -> tuple[float, dict[float, dict[str, dict[str, float]]]]:
@@ -114,13 +118,14 @@ def simulated(data: Path, table: Path, peak: float) -> dict[float, dict[str, dic
 
 def table_of(results: dict[str, Any]) -> str:
     """Return the page's table."""
-    lines = [
-        "| requests/s | router | median, live and simulated | 90th percentile | 99th percentile |",
-        "|---|---|---:|---:|---:|",
-    ]
+    heads = ("requests/s", "router", "", "median, ms", "90th percentile", "99th percentile")
+    lines = ["| " + " | ".join(heads) + " |", "|---|---|---|---:|---:|---:|"]
     for row in results["rows"]:
-        pairs = (f"{row['live'][key]:.1f} / {row['simulated'][key]:.1f}" for key in KEPT)
-        lines.append(f"| {row['rate']:.0f} ({row['load']:g} of the peak) | `{row['router']}` | {' | '.join(pairs)} |")
+        at = f"{row['rate']:.0f} ({row['load']:g} of the peak)"
+        for way in ("live", *(f"simulated, costs {name}" for name in COSTS)):
+            lines.append(
+                f"| {at} | `{row['router']}` | {way} | " + " | ".join(f"{row[way][k]:.1f}" for k in KEPT) + " |"
+            )
     return "\n".join(lines) + "\n"
 
 
@@ -133,25 +138,22 @@ def main() -> None:
     given = parser.parse_args()
     sentences = given.data / "europarl_deen" / "raw5k.en"
     with tempfile.TemporaryDirectory() as folder:
-        table = profiled(Path(folder))
+        tables = {name: profiled(Path(folder), count) for name, count in COSTS.items()}
         peak, real = live(sentences, given.seconds)
-        guessed = simulated(sentences, table, peak)
+        guessed = {name: simulated(sentences, table, peak) for name, table in tables.items()}
         results = {
             **made_by(MEASURES, "python benchmarks/fleet_simulated_and_real.py DATA"),
             "seconds": given.seconds, "repeats": REPEATS, "peak_rps": peak,
-            "costs": json.loads(table.read_text("utf-8")),
+            "costs": {name: json.loads(table.read_text("utf-8")) for name, table in tables.items()},
         }  # fmt: skip
     results["rows"] = [
         {
-            "load": load,
-            "rate": load * peak,
-            "router": router,
-            "live": real[load][router],
-            "simulated": guessed[load][router],
+            "load": load, "rate": load * peak, "router": router, "live": real[load][router],
+            **{f"simulated, costs {name}": found[load][router] for name, found in guessed.items()},
         }
         for load in LOADS
         for router in ROUTERS
-    ]
+    ]  # fmt: skip
     options.write_json(RESULTS, results)
     print(table_of(results))
     if given.page is not None:
