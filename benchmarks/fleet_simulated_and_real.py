@@ -4,7 +4,9 @@
 
 DATA: a folder with europarl_deen/. Needs `pip install 'batchmaker[ray]'` and an otherwise idle machine. First cells and
 overhead of one engine are measured, as `batchmaker profile --overhead` does, alone and while another process does the
-same: two replicas share caches and memory. Nothing of the simulation is taken from the live runs. Then `batchmaker serve lstm --replicas 2` gets Poisson arrivals at shares of what a closed loop reached,
+same: two replicas share caches and memory. Nothing of the simulation is taken from the live runs.
+
+Then `batchmaker serve lstm --replicas 2` gets Poisson arrivals at shares of what a closed loop reached,
 REPEATS times in turns, and fleets of two are simulated at the same rates. Live latencies hold HTTP, the front and the
 load generator, which share the cores with the replicas; simulated ones hold the engines alone.
 """
@@ -62,7 +64,8 @@ def profiled(folder: Path, count: int) -> Path:
     command = [sys.executable, "-c", code, "profile", "lstm", *asked, "--threads", "1", "--overhead", "--out"]
     outs = [folder / f"profile-{n}-of-{count}.json" for n in range(count)]
     running = [subprocess.Popen([*command, str(out)], stdout=subprocess.DEVNULL) for out in outs]
-    if any([one.wait() for one in running]):
+    statuses = [one.wait() for one in running]
+    if any(statuses):
         raise RuntimeError("`batchmaker profile` failed")
     return outs[0]
 
@@ -123,9 +126,8 @@ def table_of(results: dict[str, Any]) -> str:
     for row in results["rows"]:
         at = f"{row['rate']:.0f} ({row['load']:g} of the peak)"
         for way in ("live", *(f"simulated, costs {name}" for name in COSTS)):
-            lines.append(
-                f"| {at} | `{row['router']}` | {way} | " + " | ".join(f"{row[way][k]:.1f}" for k in KEPT) + " |"
-            )
+            cells = (at, f"`{row['router']}`", way, *(f"{row[way][key]:.1f}" for key in KEPT))
+            lines += ["| " + " | ".join(cells) + " |"]
     return "\n".join(lines) + "\n"
 
 
