@@ -43,6 +43,8 @@ SEEDS = (0, 1)
 SIZES = (2, 10, 100, 1000)
 SIZED_ROUTERS = ("round-robin", "least-requests", "least-work")
 SIZED_LOADS = (0.6, 0.9)
+MOST_WITH_SEQUENCES = 10
+"""Replicas. With more, the requests are over before as many sequences are open as there will be."""
 REQUESTS = 100_000
 MEASURES: Final = (
     "benchmarks/fleet.py", "benchmarks/results/fleet-costs.json", "src/batchmaker/cli/simulate/fleet.py",
@@ -146,7 +148,8 @@ def sizes() -> list[dict[str, Any]]:
     rows = []
     for replicas in SIZES:
         count = max(REQUESTS, 1000 * replicas)
-        for router, load in itertools.product((*SIZED_ROUTERS, "sticky"), SIZED_LOADS):
+        routers = (*SIZED_ROUTERS, "sticky") if replicas <= MOST_WITH_SEQUENCES else SIZED_ROUTERS
+        for router, load in itertools.product(routers, SIZED_LOADS):
             chunked = {"chunks": 20.0, "chunk_gap_ms": 200.0} if router == "sticky" else {}
             asked = FleetAsk((replicas,), (router,), "fast", **chunked)
             told = mean_of(study, asked, router, replicas, load * replicas * capacity, count=count)

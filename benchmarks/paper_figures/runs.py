@@ -50,6 +50,8 @@ RUNS: Final[dict[str, Run]] = {
         Run("default-policy-live", "python benchmarks/default_policy_live.py", ("default-policy-live.json",), 8,
             "policies.md"),
         Run("fleet", "python benchmarks/fleet.py", ("fleet.json", "fleet-costs.json"), 10, "fleet-planning.md"),
+        Run("fleet-simulated-and-real", "python benchmarks/fleet_simulated_and_real.py DATA", (
+            "fleet-simulated-and-real.json",), 7, "fleet-planning.md"),
         Run("examples", "python benchmarks/examples.py --data DATA --dynet-python PYTHON", ("examples.json",), 20,
             "which-models-gain.md"),
         Run("serving", "benchmarks/serving/*.py", (
