@@ -69,7 +69,7 @@ OLDER: Final = frozenset((
     *_BENCH, "overhead.json", "simulator.json", "simulated-and-real.json", "ed-batch.json",
     "ed-batch-throughput.json", "planner.json", "kernel-configurations.json", "gpu.json",
     "learned-online.json", "default-policy.json", "default-policy-costs.json", "default-policy-live.json",
-    "fleet.json", "fleet-costs.json", "examples.json", "serving-lstm.json", "serving-loadgen.json",
+    "examples.json", "serving-lstm.json", "serving-loadgen.json",
     "serving-overhead.json", "serving-perf-analyzer.json",
     "batching-and-cells.json", "ed-batch-seeds.json", "ed-batch-sizes.json",
 ))  # fmt: skip
