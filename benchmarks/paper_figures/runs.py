@@ -45,7 +45,7 @@ RUNS: Final[dict[str, Run]] = {
             ("kernel-configurations.json",), 5, "kernels.md"),
         Run("gpu", "python benchmarks/gpu.py", ("gpu.json",), 9, "gpu.md"),
         Run("learned-online", "python benchmarks/learned_online.py", ("learned-online.json",), 20, "learned-online.md"),
-        Run("default-policy", "python benchmarks/default_policy.py --requests 60 --seeds 4 --trace CSV",
+        Run("default-policy", "python benchmarks/default_policy.py --requests 60 --seeds 14 --trace CSV",
             ("default-policy.json", "default-policy-costs.json"), 15, "policies.md"),
         Run("default-policy-live", "python benchmarks/default_policy_live.py", ("default-policy-live.json",), 8,
             "policies.md"),
@@ -68,7 +68,7 @@ RUNS: Final[dict[str, Run]] = {
 OLDER: Final = frozenset((
     *_BENCH, "overhead.json", "simulator.json", "simulated-and-real.json", "ed-batch.json",
     "ed-batch-throughput.json", "planner.json", "kernel-configurations.json", "gpu.json",
-    "learned-online.json", "default-policy.json", "default-policy-costs.json", "default-policy-live.json",
+    "learned-online.json", "default-policy-live.json",
     "examples.json", "serving-lstm.json", "serving-loadgen.json",
     "serving-overhead.json", "serving-perf-analyzer.json",
     "batching-and-cells.json", "ed-batch-seeds.json", "ed-batch-sizes.json",
