@@ -29,7 +29,7 @@ import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from statistics import fmean, median
@@ -282,6 +282,23 @@ def policies_of(name: str, ours: Sequence[str]) -> list[str]:
     return [*ours, *CELL_POLICIES, *(WHOLE if network(name).can_pad else WHOLE[:1])]
 
 
+@dataclass(slots=True)
+class Kept:
+    """Simulations of earlier calls, by job, and the capacity of each network, which stays when seeds are added."""
+
+    capacity_rps: dict[str, float] = field(default_factory=dict)
+    simulations: dict[str, list[Result]] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, path: Path | None, without: Sequence[str]) -> Kept:
+        """Return what the file has, or nothing. without: policies that are simulated again."""
+        if path is None or not path.exists():
+            return cls()
+        kept = cls(**json.loads(path.read_text("utf-8")))
+        kept.simulations = {k: r for k, r in kept.simulations.items() if json.loads(k)["policy"] not in without}
+        return kept
+
+
 def played(jobs: Sequence[Job], processes: int, what: str, known: dict[str, list[Result]]) -> list[Result]:
     """Return the results of all jobs; those that are known already are not simulated again."""
     fresh = [job for job in jobs if key(job) not in known]
@@ -301,8 +318,9 @@ def key(job: Job) -> str:
     return json.dumps(asdict(job), sort_keys=True)
 
 
-def simulated(names: Sequence[str], options: argparse.Namespace, known: dict[str, list[Result]]) -> list[Result]:
+def simulated(names: Sequence[str], options: argparse.Namespace, kept: Kept) -> list[Result]:
     """Simulate all cases: first what each policy serves at most, then loads that are shares of the most."""
+    known = kept.simulations
     seeds = range(options.seeds)
     at_once = [
         Job(name, policy, WAITING, math.inf, None, seed, options.requests)
@@ -312,9 +330,9 @@ def simulated(names: Sequence[str], options: argparse.Namespace, known: dict[str
     jobs = []
     for name in names:
         others = [r for r in results if r["network"] == name and r["policy"] not in options.ours]
-        capacity = max(
+        capacity = kept.capacity_rps.setdefault(name, max(
             fmean(r["throughput_rps"] for r in others if r["policy"] == policy) for policy in policies_of(name, ())
-        )
+        ))  # fmt: skip
         for policy in policies_of(name, options.ours):
             blind = not looks_at_deadlines(made_policy(policy, network(name).profile))
             slas: tuple[float | None, ...] = (None,) if blind else (None, *SLAS)
@@ -457,7 +475,7 @@ def main() -> None:
     parser.add_argument("--png", type=Path)
     parser.add_argument("--page", type=Path, help="write the table there, from --json; simulate nothing")
     parser.add_argument(
-        "--simulations", type=Path, help="keep single simulations here; what is there is reused, except of ours"
+        "--simulations", type=Path, help="keep capacities and single simulations here, and reuse them, except of ours"
     )
     parser.add_argument("--measure", type=Path, help="measure what cells cost on this CPU, into this file")
     options = parser.parse_args()
@@ -471,11 +489,8 @@ def main() -> None:
     options.requests = options.requests or (80 if options.quick else 100)
     options.seeds = options.seeds or (2 if options.quick else 20)
     options.ours = options.ours or [AUTO]
-    known: dict[str, list[Result]] = {}
-    if options.simulations and options.simulations.exists():
-        earlier = json.loads(options.simulations.read_text("utf-8"))
-        known = {k: r for k, r in earlier.items() if json.loads(k)["policy"] not in options.ours}
-    results = simulated(names, options, known)
+    kept = Kept.load(options.simulations, options.ours)
+    results = simulated(names, options, kept)
     tables = {ours: list(cases(results, ours, options.ours)) for ours in options.ours}
     for ours, rows in tables.items():
         shown(rows, ours)
@@ -484,7 +499,7 @@ def main() -> None:
         MEASURES, f"python benchmarks/default_policy.py --requests {options.requests} --seeds {options.seeds}{trace}"
     )
     if options.simulations:
-        options.simulations.write_text(json.dumps(known) + "\n", "utf-8")
+        options.simulations.write_text(json.dumps(asdict(kept)) + "\n", "utf-8")
     if options.json:
         about |= {"requests": options.requests, "seeds": options.seeds, "networks": list(names)}
         content = {**about, "summary": {o: summary(r) for o, r in tables.items()}, "cases": tables}
