@@ -6,11 +6,12 @@ import json
 
 import msgspec
 import pytest
+import torch
 from served_models import Scales
 
 import batchmaker as bm
 from batchmaker.fleet.blocks import cut_into_blocks, find_files, part_of
-from batchmaker.fleet.bulk import BulkWorker, _Plan
+from batchmaker.fleet.bulk import BulkWorker, _plain, _Plan
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +60,9 @@ def test_missing_and_taken_columns_are_named(model, tmp_path):
         assert counts["error"][0].startswith("DataError: ")
         assert message in counts["error"][0]
         assert written == []
+
+
+def test_a_parameter_is_a_result_as_any_other_tensor():
+    parameter = torch.nn.Parameter(torch.tensor([0.1, 2.0]))
+    assert msgspec.json.encode(_plain(parameter, "jsonl")) == b"[0.1,2.0]"
+    assert _plain(parameter.bfloat16(), "parquet") == [0.10009765625, 2.0]

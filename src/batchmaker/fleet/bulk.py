@@ -285,7 +285,7 @@ def _add(row: Row, name: str, value: Any, form: Format) -> None:
 def _plain(value: Any, form: Format) -> Any:
     """Return a result with tensors and arrays as lists; for JSON lines as text, which takes half as long to write."""
     if isinstance(value, torch.Tensor):
-        value = (value.float() if value.dtype is torch.bfloat16 else value).numpy()
+        value = (value.float() if value.dtype is torch.bfloat16 else value).numpy(force=True)
     if isinstance(value, np.ndarray | np.generic):
         return json_text(value) if form == "jsonl" and isinstance(value, np.ndarray) else value.tolist()
     if isinstance(value, list | tuple):

@@ -7,9 +7,10 @@ Four rules, each of which decides only where it has something to say:
    of itself, and of those who wait behind it. Where requests use several types at once there is nothing to catch up
    with, and all begin.
 2. Which of several models goes first: the one that can answer most requests for its time, by the same forecast.
-3. Which type of a model: a full batch, then the type of whose frontier the largest share is ready.
+3. Which type of a model: a full batch, of several that of the type of whose frontier the smallest share is ready: it
+   is further on in the network, and ends requests sooner. Then the type of whose frontier the largest share is ready.
 4. What that order puts off. Requests that lack nothing but one call of a type run up a debt while they wait for it.
-   When it has reached what the call costs all others, it is made.
+   When it has reached twice what the call costs all others, it is made.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ AT_ONCE: Final = 0.3
 _LOOKED_AT: Final = 8  # requests in flight, the oldest, of which that is asked
 _MANY: Final = 1 / 3  # of a request's types
 _WEIGHT: Final = 0.05  # of one of them in the share
+_PRICES: Final = 2.0  # how often what a call costs all others is what is owed before it is made
 _CAP: Final = 2
 """Full batches that the requests in flight of a model may make where newcomers have to catch up."""
 RULES: Final = JoiningRules(FEWEST_LATE, veto=False, from_table=False, benefit=True)
@@ -70,15 +72,20 @@ def _order(
       and written.
     """
     order = ready.copy()
-    for i in range(1, len(order)):  # by worth of the model, full batches, ready share, ready nodes, type id
+    for i in range(
+        1, len(order)
+    ):  # by worth of the model, full batches, ready share (of full ones the smallest), ready nodes, type id
         k = i
         while k > 0:
             one, other = order[k], order[k - 1]
             gain = worth[type_model[one]] - worth[type_model[other]]
             if gain == 0.0:
-                gain = 1.0 * int(num_ready[one] >= max_batch[one]) - int(num_ready[other] >= max_batch[other])
-            if gain == 0.0:
                 gain = num_ready[one] / independent[one] - num_ready[other] / independent[other]
+                full = num_ready[one] >= max_batch[one]
+                if full != (num_ready[other] >= max_batch[other]):
+                    gain = 1.0 if full else -1.0
+                elif full:
+                    gain = -gain
             if gain == 0.0:
                 gain = 1.0 * (num_ready[one] - num_ready[other])
             if gain <= 0.0:
@@ -111,7 +118,7 @@ def _order(
             continue
         costs_s = (len(in_flight) - finishing[type_id]) * single_s[type_id]
         gain = (finishing[type_id] + hurried[type_id]) / max(costs_s, 1e-9)
-        if (hurried[type_id] > 0 or debt_s[type_id] >= costs_s) and gain > most:
+        if (hurried[type_id] > 0 or debt_s[type_id] >= _PRICES * costs_s) and gain > most:
             first, most = i, gain
     if first >= 0:
         owed = order[first]
@@ -160,7 +167,7 @@ class AutoPolicy(CellPolicy):
 
     - profile: step times and length profiles; without any, they are learnt from the steps that run.
     - max_steps, budget_ms: the most steps and milliseconds of a task. It has as many as its own cost is worth
-      (`ahead_alone` of CellPolicy).
+      (`weighs_tasks` of CellPolicy).
     - hopeless: what becomes of a waiting request that cannot be in time even alone: it is computed as any other
       ("ignore") or refused ("drop").
     """
@@ -170,7 +177,7 @@ class AutoPolicy(CellPolicy):
     wants_costs: ClassVar[bool] = True
     needs_frontiers: ClassVar[bool] = True
     node_by_node: ClassVar[bool] = True
-    ahead_alone: ClassVar[bool] = True
+    weighs_tasks: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -320,11 +327,14 @@ class AutoPolicy(CellPolicy):
         if not len(in_flight):
             first, in_flight, line = line[:1].tolist(), line[:1], line[1:]
         table = view.requests
-        cap = _CAP * int(self._max_batch[table.type_model == model].min(initial=self._largest))
+        types = np.flatnonzero(table.type_model == model)
+        cap = _CAP * int(self._max_batch[types].min(initial=self._largest))
         candidates = line[: max(cap - len(in_flight), 0)]
         if not len(candidates):
             return first
         slots = np.concatenate((in_flight, candidates))
+        if len(types) == 1 and not (table.deadline_s[slots] < np.inf).any():
+            return [*first, *candidates.tolist()]
         left, width = self._left.left(table, slots), table.width[slots]
         _leave_out_ends(left, table.done[slots])
         deadline_s = table.deadline_s[slots] - view.now_s

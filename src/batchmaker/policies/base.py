@@ -101,9 +101,8 @@ class CellPolicy(ABC):
       for all inputs from outside, and then follow each other within a task.
     - urgent_first: types with a ready node of a more urgent request go before others, whatever the rank (see
       `Urgency`).
-    - ahead_alone: a task has only as many steps as its own cost is worth (`task_s` of the scheduler), and fewer while
-      other types have ready nodes: a single one where tasks cost nothing, so that no step goes before what the rank
-      would say.
+    - weighs_tasks: a task has only as many steps as its own cost is worth (`task_s` of the scheduler): a single one
+      where tasks cost nothing, so that no step goes before what the rank would say.
     - max_steps: the most steps of a task (MaxTasksToSubmit); 1 looks at the rank before every batch. OptionError below
       1.
     - budget_ms: milliseconds that a task of several steps may take, by known step times; None for any.
@@ -116,7 +115,7 @@ class CellPolicy(ABC):
     needs_frontiers: ClassVar[bool] = False
     node_by_node: ClassVar[bool] = False
     urgent_first: ClassVar[bool] = False
-    ahead_alone: ClassVar[bool] = False
+    weighs_tasks: ClassVar[bool] = False
 
     _max_steps = 1
     _budget_s = math.inf

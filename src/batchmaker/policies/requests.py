@@ -20,6 +20,24 @@ def _submit(left: NDArray[np.int64], done: NDArray[np.int64], slots: Slots, type
         done[slots[i], type_id] += 1
 
 
+@compiled
+def _add_work(
+    left: NDArray[np.int64],
+    width: NDArray[np.float64],
+    type_model: NDArray[np.int64],
+    slot: int,
+    model: int,
+    types: NDArray[np.int64],
+    nodes: NDArray[np.int64],
+    steps: NDArray[np.int64],
+) -> None:
+    for i in range(len(types)):
+        type_id = types[i]
+        left[slot, type_id] += nodes[i]
+        width[slot, type_id] = max(width[slot, type_id], nodes[i] / steps[i])
+        type_model[type_id] = model
+
+
 @final
 class RequestTable:
     """Facts about the requests that wait or are in flight, by slot.
@@ -100,9 +118,7 @@ class RequestTable:
     def add_work(self, slot: int, work: Work) -> None:
         """Note that a request has more to compute."""
         self.changes += 1
-        self.left[slot, work.types] += work.nodes
-        self.type_model[work.types] = self.model[slot]
-        self.width[slot, work.types] = np.maximum(self.width[slot, work.types], work.nodes / work.steps)
+        _add_work(self.left, self.width, self.type_model, slot, self.model[slot], work.types, work.nodes, work.steps)
 
     def begin(self, slot: int, now_s: float) -> None:
         """Note that a request has left the waiting line."""

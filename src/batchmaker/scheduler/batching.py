@@ -49,11 +49,9 @@ BATCHES_AHEAD: Final = 2
 This is enough for the chains that join within the task.
 """
 
-TASKS_WORTH: Final = 4
-"""How often its own cost a task's steps may take while other types have ready nodes (see CellPolicy, `ahead_alone`)."""
-
-TASKS_WORTH_ALONE: Final = 27
-"""The same while no other type has: where tasks cost 0.15 ms, the 4 ms of decision 14."""
+TASKS_WORTH: Final = 27
+"""How often its own cost a task's steps may take (see CellPolicy, `weighs_tasks`): where tasks cost 0.15 ms, the 4 ms of
+decision 14."""
 
 SATURATED_BUDGETS: Final = 2
 """How many budgets a task may take while another full batch is waiting.
@@ -77,7 +75,7 @@ class Batcher:
 
     - share_workers: there are several workers, so some nodes may be pinned to another one.
     - max_steps, budget_s: limits of a task; see CellPolicy.
-    - task_s: seconds that a task costs beside its steps, where its length follows from that (`ahead_alone`); infinity
+    - task_s: seconds that a task costs beside its steps, where its length follows from that (`weighs_tasks`); infinity
       elsewhere.
     - loops_ahead: see TaskLimits.
     - patience: given if a batch may hold only nodes of one depth; then a task has one step. How many batches in a row
@@ -99,9 +97,8 @@ class Batcher:
         self._patience = patience
         self._share_workers = share_workers
         self._max_steps = 1 if patience is not None else max_steps
-        self._budget_s = min(budget_s, TASKS_WORTH_ALONE * task_s)
+        self._budget_s = min(budget_s, TASKS_WORTH * task_s)
         self._loops_ahead = loops_ahead
-        self._beside_s = TASKS_WORTH * task_s
 
     def form_task(self, task: TaskId, type_id: TypeId, worker: WorkerId) -> Formed | None:
         """Form a task of ready nodes of one type; None if all of them are pinned to other workers."""
@@ -136,9 +133,7 @@ class Batcher:
         state, arena, cell = self._state, self._state.arena, entry.cell
         ranks = state.priorities.of(candidates)
         budget_s = self._budget_s
-        if not self._is_alone(entry):
-            budget_s = min(budget_s, self._beside_s)
-        elif ranks is None and len(candidates) == BATCHES_AHEAD * cell.max_batch:
+        if ranks is None and len(candidates) == BATCHES_AHEAD * cell.max_batch and self._is_alone(entry):
             budget_s *= SATURATED_BUDGETS
         max_steps = self._max_steps if budget_s > 0 else 1
         limits = TaskLimits(

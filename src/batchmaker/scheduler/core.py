@@ -58,7 +58,7 @@ class Scheduler(View):
       With neither of the two, a type of low priority starves while one of high priority is ready.
     - loops_ahead: with a budget of time, a task may hold several steps of a loop that a value may end. Steps after the
       end of the loop do not run. Ignored if the policy reads depths: they count submitted steps.
-    - task_s: seconds that a task costs beside its steps; see CellPolicy (`ahead_alone`).
+    - task_s: seconds that a task costs beside its steps; see CellPolicy (`weighs_tasks`).
     - give_up_late: requests fail at their deadlines. Otherwise only policies look at deadlines.
     - plan_rows: False if nothing is computed: steps say which nodes run together, not where values are.
     """
@@ -84,7 +84,7 @@ class Scheduler(View):
         self._batcher = Batcher(
             self._state, share_workers=num_workers > 1, max_steps=policy.max_steps, budget_s=policy.budget_s,
             loops_ahead=loops_ahead and policy.budget_s < math.inf and not policy.needs_depth,
-            task_s=task_s if policy.ahead_alone else math.inf, patience=patience if policy.one_depth else None,
+            task_s=task_s if policy.weighs_tasks else math.inf, patience=patience if policy.one_depth else None,
         )  # fmt: skip
         self._completion = Completion(self._state)
         self._deadlines: Deadlines[RequestId] = Deadlines()
