@@ -105,7 +105,7 @@ def test_steps_behind_the_end_of_a_loop_count_as_neither_done_nor_left() -> None
     assert seen[0][-1] > 1
 
 
-@pytest.mark.parametrize(("task_s", "most"), [(0.0, 1), (1.0, TASKS_WORTH)])
+@pytest.mark.parametrize(("task_s", "most"), [(0.0, 1), (0.2, int(0.2 * TASKS_WORTH)), (1.0, BUDGET_STEPS)])
 def test_where_tasks_cost_something_a_step_for_step_policy_gives_them_steps_in_proportion(
     task_s: float, most: int
 ) -> None:
