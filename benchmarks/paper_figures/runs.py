@@ -45,7 +45,7 @@ RUNS: Final[dict[str, Run]] = {
             ("kernel-configurations.json",), 5, "kernels.md"),
         Run("gpu", "python benchmarks/gpu.py", ("gpu.json",), 9, "gpu.md"),
         Run("learned-online", "python benchmarks/learned_online.py", ("learned-online.json",), 20, "learned-online.md"),
-        Run("default-policy", "python benchmarks/default_policy.py --requests 60 --seeds 14 --trace CSV",
+        Run("default-policy", "python benchmarks/default_policy.py --requests 60 --seeds 20 --trace CSV",
             ("default-policy.json", "default-policy-costs.json"), 15, "policies.md"),
         Run("default-policy-live", "python benchmarks/default_policy_live.py", ("default-policy-live.json",), 8,
             "policies.md"),

@@ -5,7 +5,7 @@ Four rules, each of which decides only where it has something to say:
 1. Who begins. Where the types of a network follow each other, newcomers make those in flight wait until they have
    caught up. So the longest prefix of the line begins that makes the sum of finish times smaller: of those in flight,
    of itself, and of those who wait behind it. Where requests use several types at once there is nothing to catch up
-   with, and all begin.
+   with, and all begin; where there is one type whose batches gain much, all for whom two batches have room.
 2. Which of several models goes first: the one that can answer most requests for its time, by the same forecast.
 3. Which type of a model: a full batch, of several that of the type of whose frontier the smallest share is ready: it
    is further on in the network, and ends requests sooner. Then the type of whose frontier the largest share is ready.
@@ -37,6 +37,7 @@ _LOOKED_AT: Final = 8  # requests in flight, the oldest, of which that is asked
 _MANY: Final = 1 / 3  # of a request's types
 _WEIGHT: Final = 0.05  # of one of them in the share
 _PRICES: Final = 2.0  # how often what a call costs all others is what is owed before it is made
+_GAIN: Final = 2.0  # times as long as a full batch, at least, that its rows take one by one
 _CAP: Final = 2
 """Full batches that the requests in flight of a model may make where newcomers have to catch up."""
 RULES: Final = JoiningRules(FEWEST_LATE, veto=False, from_table=False, benefit=True)
@@ -319,6 +320,11 @@ class AutoPolicy(CellPolicy):
         self._rejected_at = -1 if begin else table.changes
         return Admission(begin, refused.tolist())
 
+    def _gains(self, type_id: TypeId) -> bool:
+        """Whether full batches of this type gain so much that nobody needs a forecast to join."""
+        seconds, most = self._times.replay.seconds[type_id], self._max_batch[type_id]
+        return bool(_GAIN * seconds[most] <= most * seconds[1])
+
     def _of_model(self, view: ReadyView, model: int, in_flight: Slots, line: Slots) -> list[int]:
         """Return who of one model's line begins. in_flight: of that model; if nobody is, the first in line begins."""
         if self._at_once[model] > AT_ONCE:
@@ -333,7 +339,7 @@ class AutoPolicy(CellPolicy):
         if not len(candidates):
             return first
         slots = np.concatenate((in_flight, candidates))
-        if len(types) == 1 and not (table.deadline_s[slots] < np.inf).any():
+        if len(types) == 1 and self._gains(types[0]) and not (table.deadline_s[slots] < np.inf).any():
             return [*first, *candidates.tolist()]
         left, width = self._left.left(table, slots), table.width[slots]
         _leave_out_ends(left, table.done[slots])

@@ -50,10 +50,8 @@ This is enough for the chains that join within the task.
 """
 
 TASKS_WORTH: Final = 27
-"""How often its own cost a task's steps may take (see CellPolicy, `weighs_tasks`).
-
-Where tasks cost 0.15 ms, these are the 4 ms of decision 14.
-"""
+"""How often its own cost a task's steps may take (see CellPolicy, `weighs_tasks`): where tasks cost 0.15 ms, the 4 ms of
+decision 14."""  # noqa: E501
 
 SATURATED_BUDGETS: Final = 2
 """How many budgets a task may take while another full batch is waiting.

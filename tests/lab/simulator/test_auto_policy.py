@@ -102,6 +102,23 @@ def test_a_newcomer_catches_up_if_that_makes_the_sum_of_finish_times_smaller() -
     assert records.finished_s.tolist() == [3.0, 6.0]  # together 5 and 5
 
 
+def test_chains_of_one_type_join_where_full_batches_gain_and_wait_where_they_do_not() -> None:
+    together, _ = play(CHAIN, [chain(3)] * 2, [0.0, 0.5], per_row_s=0.25)
+    assert together.finished_s.tolist() == [3.5, 4.5]
+    apart, _ = play(CHAIN, [chain(3)] * 2, [0.0, 0.5], per_row_s=1.0)
+    assert apart.finished_s.tolist() == [3.0, 6.0]
+
+
+def test_of_two_full_batches_the_one_further_on_goes_first() -> None:
+    parts = SimulatedModel("parts", (cell_type(0, "part", 1, 1, (1, 2)), cell_type(1, "whole", 2, 1, (1, 2))))
+    recorder = Recorder()
+    (values,) = recorder.map(parts.cells[0], [HostValues(None, 2, NUMBER)])
+    recorder.node(parts.cells[1], [values[0], values[1]])
+    records, calls = play(parts, [SimulatedRequest(recorder.take(), 1)] * 4, [0.0] * 4)
+    assert [call.what for call in calls] == ["part", "part", "whole", "part", "part", "whole"]
+    assert records.finished_s.tolist() == [3.0, 3.0, 6.0, 6.0]
+
+
 def test_a_newcomer_waits_where_it_would_make_more_of_them_late() -> None:
     requests, arrived_s = [layered()] * 2, [0.0, 0.5]
     assert play(LAYERS, requests, arrived_s, sla_s=3.1)[0].finished_s.tolist() == [3.0, 6.0]
@@ -111,7 +128,7 @@ def test_a_newcomer_waits_where_it_would_make_more_of_them_late() -> None:
 @pytest.mark.parametrize("told", [True, False])
 def test_labels_are_not_put_off_to_the_end_of_the_longest_sentence(told: bool) -> None:
     records, _ = play(TAGGER, [sentence(3), sentence(40)], [0.0, 0.0], told=told)
-    assert records.finished_s[0] <= 5.0  # its steps, one that pays for the call, and the call
+    assert records.finished_s[0] <= 6.0  # its steps, two that pay for the call, and the call
     assert records.finished_s[1] <= 42.0
 
 
