@@ -68,7 +68,7 @@ RUNS: Final[dict[str, Run]] = {
 OLDER: Final = frozenset((
     *_BENCH, "overhead.json", "simulator.json", "simulated-and-real.json", "ed-batch.json",
     "ed-batch-throughput.json", "planner.json", "kernel-configurations.json", "gpu.json",
-    "learned-online.json", "default-policy-live.json",
+    "learned-online.json",
     "examples.json", "serving-lstm.json", "serving-loadgen.json",
     "serving-overhead.json", "serving-perf-analyzer.json", "serving-overload-lstm-fleet.json",
     "serving-fleet-overhead.json", "serving-fleet-proxies.json", "serving-fleet-replicas.json",
