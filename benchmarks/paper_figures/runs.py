@@ -66,14 +66,12 @@ RUNS: Final[dict[str, Run]] = {
 }  # fmt: skip
 
 OLDER: Final = frozenset((
-    *_BENCH, "overhead.json", "simulator.json", "simulated-and-real.json", "ed-batch.json",
-    "ed-batch-throughput.json", "planner.json", "kernel-configurations.json", "gpu.json",
-    "learned-online.json",
-    "examples.json", "serving-lstm.json", "serving-loadgen.json",
+    *_BENCH, "overhead.json", "simulator.json", "simulated-and-real.json",
+    "ed-batch-throughput.json", "gpu.json", "learned-online.json", "examples.json", "serving-lstm.json", "serving-loadgen.json",
     "serving-overhead.json", "serving-perf-analyzer.json", "serving-overload-lstm-fleet.json",
     "serving-fleet-overhead.json", "serving-fleet-proxies.json", "serving-fleet-replicas.json",
     "serving-fleet-routers.json", "serving-fleet-bulk.json", "serving-fleet-rows.json", "fleet-simulated-and-real.json",
-    "batching-and-cells.json", "ed-batch-seeds.json", "ed-batch-sizes.json",
+    "ed-batch-sizes.json",
 ))  # fmt: skip
 """Results whose code has changed since, or that do not say what they measure: marked on the page. A result leaves this
 list when its benchmark declares what it measures (`provenance.made_by`) and has been run again."""
