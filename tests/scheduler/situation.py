@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.cost.replay import Forecasts, Replay
+from batchmaker.graph.cell_graph import Work
 from batchmaker.policies.expectation import StepsLeft
 from batchmaker.policies.requests import RequestTable, Slots
 
@@ -85,3 +86,10 @@ class Situation:
         """The requests that are present if so many candidates join: [candidates + 1, requests]."""
         joining = np.arange(len(self.slots)) - self.num_in_flight
         return joining < np.arange(self.num_candidates + 1)[:, None]
+
+
+def enter(table: RequestTable, slot: int, deadline_s: float, work: Work) -> None:
+    """Let a request of one model arrive at 0 with this work."""
+    whole, none = np.zeros(1, np.int64), np.zeros(1)
+    table.enter(whole + slot, none, none + deadline_s, whole, np.zeros(1, np.bool_))
+    table.add_work(whole + slot, (work,))

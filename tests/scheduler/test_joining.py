@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from situation import Situation
+from situation import Situation, enter
 from slack_equations import (
     EquationTwo,
     NoSlack,
@@ -47,13 +47,13 @@ def drawn(seed: int, *, wide: bool) -> Situation:
         table.add_type()
     num_in_flight = int(rng.integers(1, num))
     for slot in range(num):
-        table.enter(slot, 0.0, float(rng.integers(1, 300)), 0, is_open=False)
+        deadline_s = float(rng.integers(1, 300))
         steps = rng.integers(0, 6, num_types) * (rng.random(num_types) < 0.7)
         used = np.flatnonzero(steps)
         rows = rng.integers(1, 4, len(used)) if wide else 1
-        table.add_work(slot, Work(used, steps[used] * rows, steps[used]))
+        enter(table, slot, deadline_s, Work(used, steps[used] * rows, steps[used]))
         if slot < num_in_flight:
-            table.begin(slot, float(rng.integers(0, 20)))
+            table.begin(np.array([slot]), float(rng.integers(0, 20)))
     seconds = rng.integers(1, 4, (num_types, most + 1)).cumsum(axis=1).astype(np.float64)
     seconds[:, 0] = 0
     slots = np.arange(num)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scheduler_harness import Harness, cell_type, host
-from situation import Situation
+from situation import Situation, enter
 from slack_equations import EquationTwo, ReplaySlack, beneficial, largest_prefix
 
 from batchmaker.cost.latency import CellLatency, LatencyTable
@@ -61,12 +61,11 @@ def situation(
     for _ in NETWORK:
         table.add_type()
     for slot, steps in enumerate(in_flight + candidates):
-        table.enter(slot, 0.0, sla_s, 0, is_open=False)
         present = np.flatnonzero(steps)
         nodes = np.array(steps)[present]
-        table.add_work(slot, Work(present, nodes, nodes))
+        enter(table, slot, sla_s, Work(present, nodes, nodes))
         if slot < len(in_flight):
-            table.begin(slot, waited_s)
+            table.begin(np.array([slot]), waited_s)
     slots = np.arange(len(in_flight) + len(candidates))
     return Situation(table, StepsLeft("true", 0.75, 90.0), Replay(seconds), waited_s, slots, len(in_flight))
 

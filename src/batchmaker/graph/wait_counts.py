@@ -31,12 +31,6 @@ SUBMITTED: Final = 2  # the first state of nodes that are no longer left
 
 
 @compiled
-def _unit(node: int, subgraph: Nodes, end: Nodes) -> int:
-    last = end[subgraph[node]]
-    return node if last == 0 else last - 1
-
-
-@compiled
 def _block(blocks: Array, unit: int, kind: int, after: int) -> None:
     """Count one more edge into `after`, from a unit that is left."""
     for other in range(blocks.shape[1]):
@@ -71,12 +65,13 @@ def enter(
     whatever their state. late: [2, edges] units that may be left, and new nodes that they feed outside their consumers;
     there must be room for these edges. counted: these units were counted before; otherwise they are new.
     """
-    units = 0
+    units, num_kinds = 0, blocks.shape[1]
     for i in range(len(bases)):
         for node in range(bases[i], bases[i] + sizes[i]):
-            left[node] = _unit(node, subgraph, end) == node and state[node] < SUBMITTED
+            last = end[subgraph[node]]
+            left[node] = last in (0, node + 1) and state[node] < SUBMITTED
             late_first[node] = -1
-            for kind in range(blocks.shape[1]):
+            for kind in range(num_kinds):
                 blocks[node, kind] = 0
     for unit in gone:
         left[unit] = False
@@ -87,7 +82,8 @@ def enter(
             late_free[0] = late_edges[0, edge]
             late_free[1] -= 1
             late_edges[0, edge] = late_first[unit]
-            late_edges[1, edge] = _unit(late[1, i], subgraph, end)
+            last = end[subgraph[late[1, i]]]
+            late_edges[1, edge] = late[1, i] if last == 0 else last - 1
             late_first[unit] = edge
             if counted:
                 _block(blocks, unit, type_of[subgraph[unit]], late_edges[1, edge])
@@ -99,23 +95,18 @@ def enter(
             kind = type_of[subgraph[unit]]
             counts[kind] += blocks[unit, kind] == 0
             for edge in range(first_edge[unit], first_edge[unit] + num_edges[unit]):
-                _block(blocks, unit, kind, _unit(consumer[edge], subgraph, end))
+                after = consumer[edge]
+                last = end[subgraph[after]]
+                if last > 0:
+                    after = last - 1
+                for other in range(num_kinds):  # one more edge into `after` from a unit that is left
+                    if other == kind or blocks[unit, other] > 0:
+                        blocks[after, other] += 1
             edge = late_first[unit]
             while edge >= 0:
                 _block(blocks, unit, kind, late_edges[1, edge])
                 edge = late_edges[0, edge]
     return units
-
-
-@compiled
-def _unblock(unit: int, kind: int, of_kind: bool, left: Array, blocks: Array, counts: Nodes) -> bool:
-    """Count one edge less into a unit that blocks the type; return whether the unit no longer blocks it."""
-    blocks[unit, kind] -= 1
-    if blocks[unit, kind] > 0:
-        return False
-    if of_kind:
-        counts[kind] += left[unit]
-    return not of_kind
 
 
 @compiled
@@ -152,19 +143,26 @@ def run(
         while depth > 0:
             depth -= 1
             unit = stack[depth]
-            for edge in range(first_edge[unit], first_edge[unit] + num_edges[unit]):
-                after = _unit(consumer[edge], subgraph, end)
-                if _unblock(after, kind, type_of[subgraph[after]] == kind, left, blocks, counts):
-                    stack[depth] = after
-                    depth += 1
-            edge = late_first[unit]
-            while edge >= 0:
-                after = late_edges[1, edge]
-                if _unblock(after, kind, type_of[subgraph[after]] == kind, left, blocks, counts):
-                    stack[depth] = after
-                    depth += 1
-                edge = late_edges[0, edge]
-        _forget_late(node, late_first, late_edges, late_free)
+            edge, last_edge, late = first_edge[unit], first_edge[unit] + num_edges[unit], late_first[unit]
+            while edge < last_edge or late >= 0:
+                if edge < last_edge:
+                    after = consumer[edge]
+                    edge += 1
+                    last = end[subgraph[after]]
+                    if last > 0:
+                        after = last - 1
+                else:
+                    after = late_edges[1, late]
+                    late = late_edges[0, late]
+                blocks[after, kind] -= 1
+                if blocks[after, kind] == 0:  # it no longer waits for this type
+                    if type_of[subgraph[after]] == kind:
+                        counts[kind] += left[after]
+                    else:
+                        stack[depth] = after
+                        depth += 1
+        if late_first[node] >= 0:
+            _forget_late(node, late_first, late_edges, late_free)
     return units
 
 

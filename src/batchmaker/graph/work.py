@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,56 +17,59 @@ def work_of(graph: CellGraph) -> Work:
 
 
 def _count(graph: CellGraph) -> Work:
-    counts: dict[int, int] = defaultdict(int)
-    for run in graph.runs:
-        counts[int(run.type_id)] += run.length
-    for block in graph.blocks:
-        for type_id, count in enumerate(np.bincount(block.types).tolist()):
-            if count:
-                counts[type_id] += count
-    types = sorted(counts)
-    nodes = np.array([counts[type_id] for type_id in types], np.int64)
-    if len(graph.parts) == len(types) and all(isinstance(part, Run) for part in graph.parts):
-        steps = nodes  # one chain of each type
-    elif int(nodes.sum()) == len(types):
-        steps = nodes  # one node of each type
-    else:
-        steps = _longest_paths(graph, types)
-    return Work(np.array(types, np.int64), nodes, steps)
-
-
-def _longest_paths(graph: CellGraph, types: list[int]) -> NDArray[np.int64]:
-    """Return, per type, the largest number of its nodes on any path. One pass over the nodes in their order."""
-    depth = np.zeros((graph.num_nodes, len(types)), np.int64)
+    kinds = {int(run.type_id) for run in graph.runs}
+    if not graph.blocks and len(kinds) == len(graph.runs):  # one chain of each type
+        chains = sorted(graph.runs, key=lambda run: run.type_id)
+        nodes = np.array([run.length for run in chains], np.int64)
+        return Work(np.array([run.type_id for run in chains], np.int64), nodes, nodes)
+    num_types = 1 + max(max(kinds, default=-1), *[int(block.types.max(initial=-1)) for block in graph.blocks], -1)
+    depth = np.zeros((graph.num_nodes, num_types), np.int64)
+    found = np.zeros((2, num_types), np.int64)  # nodes, and the longest path
     for part in graph.parts:
         at = part.first - graph.first
         if isinstance(part, Run):
-            init = [source - graph.first for source, _ in part.init if source >= graph.first]
-            sequences = [nodes[0] - graph.first for nodes in part.sequences if nodes is not None]
-            fed = np.concatenate([np.array(init, np.int64), *sequences])
-            fed = fed[fed >= 0]
-            depth[at : at + part.length] = depth[fed].max(axis=0) if len(fed) else 0
-            depth[at : at + part.length, types.index(part.type_id)] += np.arange(1, part.length + 1)
+            _add_run(part, at, graph.first, depth)
+            found[0, part.type_id] += part.length
+            found[1] = np.maximum(found[1], depth[at + part.length - 1])
         else:
-            columns = np.searchsorted(types, part.types)
-            _count_paths(int64s(part.sources), int64s(columns), at, graph.first, depth)
-    longest: NDArray[np.int64] = depth.max(axis=0)
-    return longest
+            _add_block(part.types, int64s(part.sources), at, graph.first, depth, found)
+    types = np.flatnonzero(found[0])
+    return Work(types, *found[:, types])
+
+
+def _add_run(run: Run, at: int, first: int, depth: NDArray[np.int64]) -> None:
+    """Write the rows of a run's steps, which all wait for what feeds any of them; see `_add_block`."""
+    init = [source - first for source, _ in run.init if source >= first]
+    sequences = [nodes[0] - first for nodes in run.sequences if nodes is not None]
+    fed = np.concatenate([np.array(init, np.int64), *sequences])
+    fed = fed[fed >= 0]
+    depth[at : at + run.length] = depth[fed].max(axis=0) if len(fed) else 0
+    depth[at : at + run.length, run.type_id] += np.arange(1, run.length + 1)
 
 
 @compiled
-def _count_paths(
-    sources: NDArray[np.int64], columns: NDArray[np.int64], at: int, first: int, depth: NDArray[np.int64]
+def _add_block(
+    types: NDArray[np.int16],
+    sources: NDArray[np.int64],
+    at: int,
+    first: int,
+    depth: NDArray[np.int64],
+    found: NDArray[np.int64],
 ) -> None:
     """Write the rows of a block's nodes: nodes of each type on the longest path that ends there, themselves included.
 
-    sources: [inputs, count] see NodeBlock. columns: [count] each node's column of `depth`. at: the block's first row.
-    first: the number of the graph's first node; earlier ones do not count.
+    types, sources: see NodeBlock. at: the block's first row. first: the number of the graph's first node; earlier ones
+    do not count. depth: [nodes, types]. found: [2, types] nodes of each type and the most on any path, counted further.
     """
-    for i in range(len(columns)):
+    num_types = depth.shape[1]
+    for i in range(len(types)):
+        node = at + i
         for k in range(sources.shape[0]):
             source = sources[k, i] - first
             if source >= 0:
-                for column in range(depth.shape[1]):
-                    depth[at + i, column] = max(depth[at + i, column], depth[source, column])
-        depth[at + i, columns[i]] += 1
+                for kind in range(num_types):
+                    depth[node, kind] = max(depth[node, kind], depth[source, kind])
+        depth[node, types[i]] += 1
+        found[0, types[i]] += 1
+        for kind in range(num_types):
+            found[1, kind] = max(found[1, kind], depth[node, kind])

@@ -334,13 +334,13 @@ class AutoPolicy(CellPolicy):
             first, in_flight, line = line[:1].tolist(), line[:1], line[1:]
         table = view.requests
         types = np.flatnonzero(table.type_model == model)
+        if len(types) == 1 and self._gains(types[0]) and not (table.deadline_s[line] < np.inf).any():
+            return [*first, *line.tolist()]
         cap = _CAP * int(self._max_batch[types].min(initial=self._largest))
         candidates = line[: max(cap - len(in_flight), 0)]
         if not len(candidates):
             return first
         slots = np.concatenate((in_flight, candidates))
-        if len(types) == 1 and self._gains(types[0]) and not (table.deadline_s[slots] < np.inf).any():
-            return [*first, *candidates.tolist()]
         left, width = self._left.left(table, slots), table.width[slots]
         _leave_out_ends(left, table.done[slots])
         deadline_s = table.deadline_s[slots] - view.now_s

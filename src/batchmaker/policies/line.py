@@ -37,12 +37,13 @@ class WaitingLine(Generic[Item]):
 
     def leave(self, number: int) -> Item:
         """Take a request out at any position; return its item."""
-        priority = next(priority for priority, items in self._items.items() if number in items)
-        items = self._items[priority]
-        item = items.pop(number)
-        if not items:
-            del self._items[priority]
-        return item
+        for priority, items in self._items.items():
+            if number in items:
+                item = items.pop(number)
+                if not items:
+                    del self._items[priority]
+                return item
+        raise KeyError(number)
 
     def take(self, limit: int) -> list[Item]:
         """Take the first `limit` requests out; return their items, in order."""

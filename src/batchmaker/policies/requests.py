@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import final
 
 import numpy as np
@@ -25,17 +26,18 @@ def _add_work(
     left: NDArray[np.int64],
     width: NDArray[np.float64],
     type_model: NDArray[np.int64],
-    slot: int,
-    model: int,
+    slots: Slots,
+    model: NDArray[np.int64],
     types: NDArray[np.int64],
     nodes: NDArray[np.int64],
     steps: NDArray[np.int64],
 ) -> None:
+    """Add work of requests; a slot for each type of each request. model: [all slots]."""
     for i in range(len(types)):
-        type_id = types[i]
+        slot, type_id = slots[i], types[i]
         left[slot, type_id] += nodes[i]
         width[slot, type_id] = max(width[slot, type_id], nodes[i] / steps[i])
-        type_model[type_id] = model
+        type_model[type_id] = model[slot]
 
 
 @final
@@ -100,31 +102,46 @@ class RequestTable:
         self.width = np.concatenate((self.width, column + 1.0), axis=1)
         self.type_model = np.append(self.type_model, 0)
 
-    def enter(self, slot: int, arrived_s: float, deadline_s: float | None, model: int, *, is_open: bool) -> None:
-        """Note that a request has arrived."""
+    def enter(
+        self,
+        slots: Slots,
+        arrived_s: NDArray[np.float64],
+        deadline_s: NDArray[np.float64],
+        model: NDArray[np.int64],
+        is_open: NDArray[np.bool_],
+    ) -> None:
+        """Note that requests have arrived. All arrays: [requests]; deadline_s is infinity where there is none."""
         self.changes += 1
-        while slot >= len(self.arrived_s):
+        while slots.max() >= len(self.arrived_s):
             self._grow()
-        self.arrived_s[slot] = arrived_s
-        self.began_s[slot] = np.inf
-        self.deadline_s[slot] = np.inf if deadline_s is None else deadline_s
-        self.model[slot] = model
-        self.num_models = max(self.num_models, model + 1)
-        self.open[slot] = is_open
-        self.left[slot] = 0
-        self.done[slot] = 0
-        self.width[slot] = 1.0
+        self.arrived_s[slots] = arrived_s
+        self.began_s[slots] = np.inf
+        self.deadline_s[slots] = deadline_s
+        self.model[slots] = model
+        self.num_models = max(self.num_models, int(model.max()) + 1)
+        self.open[slots] = is_open
+        self.left[slots] = 0
+        self.done[slots] = 0
+        self.width[slots] = 1.0
 
-    def add_work(self, slot: int, work: Work) -> None:
-        """Note that a request has more to compute."""
+    def add_work(self, slots: Slots, works: Sequence[Work]) -> None:
+        """Note that requests have more to compute. slots, works: one for each of them."""
         self.changes += 1
-        _add_work(self.left, self.width, self.type_model, slot, self.model[slot], work.types, work.nodes, work.steps)
+        if len(works) == 1:
+            (work,) = works
+            types, nodes, steps = work.types, work.nodes, work.steps
+        else:
+            types = np.concatenate([work.types for work in works])
+            nodes = np.concatenate([work.nodes for work in works])
+            steps = np.concatenate([work.steps for work in works])
+        each = np.repeat(slots, [len(work.types) for work in works])
+        _add_work(self.left, self.width, self.type_model, each, self.model, types, nodes, steps)
 
-    def begin(self, slot: int, now_s: float) -> None:
-        """Note that a request has left the waiting line."""
+    def begin(self, slots: Slots, now_s: float) -> None:
+        """Note that requests have left the waiting line, in this order."""
         self.changes += 1
-        self.began_s[slot] = now_s
-        self._in_flight[slot] = None
+        self.began_s[slots] = now_s
+        self._in_flight.update(dict.fromkeys(slots.tolist()))
         self._listed = None
 
     def submitted(self, slots: Slots, type_id: int) -> None:

@@ -179,21 +179,29 @@ class Scheduler(View):
         self._state.types.append(TypeEntry(cell, self._state.tables.pools[pool], value_ports, queue, times))
         self._state.add_type()
 
-    def _watch(self, event: RequestArrived, entry: RequestEntry) -> None:
-        """Tell the request table and `Urgency` about a new request."""
-        state = self._state
-        if state.watched is not None:
-            state.watched.enter(entry.slot, event.at_s, event.deadline_s, event.model, is_open=event.open)
-        self._more_work(entry, event.graph)
-        if self._urgency is not None:
-            self._urgency.arrived(event.request, event.graph)
-
-    def _more_work(self, entry: RequestEntry, graph: CellGraph) -> None:
-        """Tell the request table and `Urgency` that a request has more to compute."""
+    def _watch(self, events: Sequence[RequestArrived], opened: Sequence[RequestEntry]) -> None:
+        """Tell the request table and `Urgency` about new requests."""
         if self._state.watched is not None:
-            self._state.watched.add_work(entry.slot, work_of(graph))
+            self._state.watched.enter(
+                np.array([entry.slot for entry in opened]),
+                np.array([event.at_s for event in events]),
+                np.array([math.inf if event.deadline_s is None else event.deadline_s for event in events]),
+                np.array([event.model for event in events]),
+                np.array([event.open for event in events]),
+            )
         if self._urgency is not None:
-            self._urgency.more_work(entry, graph)
+            for event in events:
+                self._urgency.arrived(event.request, event.graph)
+        self._more_work(opened, [event.graph for event in events])
+
+    def _more_work(self, entries: Sequence[RequestEntry], graphs: Sequence[CellGraph]) -> None:
+        """Tell the request table and `Urgency` that requests have more to compute: a graph for each."""
+        if self._state.watched is not None:
+            slots = np.array([entry.slot for entry in entries])
+            self._state.watched.add_work(slots, [work_of(graph) for graph in graphs])
+        if self._urgency is not None:
+            for entry, graph in zip(entries, graphs, strict=True):
+                self._urgency.more_work(entry, graph)
 
     def _arrived(self, events: list[RequestArrived], commands: list[Command]) -> None:
         """Take requests that arrived together. Empties the list."""
@@ -202,8 +210,7 @@ class Scheduler(View):
         state = self._state
         opened = state.open(events)
         if state.watched is not None or self._urgency is not None:
-            for event, entry in zip(events, opened, strict=True):
-                self._watch(event, entry)
+            self._watch(events, opened)
         if self._give_up_late:
             for event in events:
                 if event.deadline_s is not None:
@@ -230,7 +237,7 @@ class Scheduler(View):
         entry.open = event.open
         if self._state.watched is not None:
             self._state.watched.open[entry.slot] = event.open
-        self._more_work(entry, event.graph)
+        self._more_work((entry,), (event.graph,))
         self._take_graphs([event.graph], [entry], commands)
         self._completion.drop_handles(entry, event.dropped)
         if not event.open:
@@ -366,7 +373,7 @@ class Scheduler(View):
         graphs = [line.leave(entry.slot) for entry in entries]
         for entry in entries:
             entry.waiting = False
-            watched.begin(entry.slot, self._now_s)
+        watched.begin(np.array(begin), self._now_s)
         self._begin(graphs, entries, commands)
         for event in [event for entry in entries for event in entry.early]:
             self._extended(event, commands)

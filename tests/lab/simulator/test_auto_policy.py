@@ -157,10 +157,10 @@ def test_all_begin_once_requests_are_seen_to_use_several_types_at_once() -> None
     table, policy = RequestTable(), AutoPolicy(profile_of(TAGGER, 1.0))
     for _ in TAGGER.cells:
         table.add_type()
-    for slot in range(3):
-        table.enter(slot, 0.0, None, 0, is_open=False)
-        table.add_work(slot, Work(np.arange(2), np.array([4, 4]), np.array([4, 1])))
-    table.begin(0, 0.0)
+    slots, none = np.arange(3), np.zeros(3, np.int64)
+    table.enter(slots, np.zeros(3), np.full(3, np.inf), none, none > 0)
+    table.add_work(slots, [Work(np.arange(2), np.array([4, 4]), np.array([4, 1]))] * 3)
+    table.begin(slots[:1], 0.0)
     table.submitted(np.zeros(1, np.int64), 0)
     view: Any = SimpleNamespace(
         now_s=0.0, cells=TAGGER.cells, requests=table, num_waiting=2, waiting=lambda limit: np.array([1, 2])[:limit]
