@@ -114,11 +114,22 @@ def worthwhile(situation: Situation, num_waiting: int) -> Allowed:
     return sooner
 
 
-def fewest_late(situation: Situation, num_waiting: int) -> int:
-    """Return the longest prefix that leaves fewer late by joining now, or as many and is worthwhile."""
-    s = situation
+def best_of_worthwhile(situation: Situation, num_waiting: int) -> int:
+    """Return how many candidates begin now: `num_beginning` of all prefixes, as it is described."""
+    s, n = situation, situation.num_in_flight
     together = ((s.together.finish_s > s.deadline_s) & s.counts).sum(axis=1)
     apart = ((s.apart_s > s.deadline_s) & s.counts).sum(axis=1)
     allowed = (together < apart) | ((together == apart) & worthwhile(s, num_waiting))
     allowed[0] = True
-    return int(np.flatnonzero(allowed)[-1])
+    finish_s, done_s = s.together.finish_s.copy(), s.together.drain_s.copy()
+    for beginning in range(s.num_candidates):
+        rest = slice(n + beginning, None)
+        width = None if s.width is None else s.width[rest]
+        after = s.replay.forecasts(s.left[rest], s.num_candidates - beginning, width)
+        finish_s[beginning, rest] = s.together.drain_s[beginning] + after.finish_s[0]
+        done_s[beginning] += after.drain_s[0]
+    late = (finish_s > s.deadline_s).sum(axis=1)
+    sum_s = finish_s.sum(axis=1) + (num_waiting - s.num_candidates) * done_s
+    longest = int(np.flatnonzero(allowed)[-1])
+    allowed &= done_s <= done_s[longest]
+    return min(np.flatnonzero(allowed).tolist(), key=lambda prefix: (late[prefix], sum_s[prefix], -prefix))

@@ -14,7 +14,7 @@ from slack_equations import (
     NoSlack,
     ReplaySlack,
     SlackTest,
-    fewest_late,
+    best_of_worthwhile,
     largest_prefix,
     slack_of_line_s,
     whole_of,
@@ -23,7 +23,16 @@ from slack_equations import (
 from batchmaker.cost.replay import Replay
 from batchmaker.graph.cell_graph import Work
 from batchmaker.policies.expectation import StepsLeft
-from batchmaker.policies.joining import ALIKE, FEWEST_LATE, LITERAL, NO_TEST, OLDEST, REPLAY, JoiningRules, num_joining
+from batchmaker.policies.joining import (
+    ALIKE,
+    LITERAL,
+    NO_TEST,
+    OLDEST,
+    REPLAY,
+    JoiningRules,
+    num_beginning,
+    num_joining,
+)  # fmt: skip
 from batchmaker.policies.requests import RequestTable
 
 RULES = [JoiningRules(*chosen) for chosen in itertools.product(
@@ -60,12 +69,11 @@ def drawn(seed: int, *, wide: bool) -> Situation:
     return Situation(table, StepsLeft("true", 0.75, 90.0), Replay(seconds), 20.0, slots, num_in_flight)
 
 
-def joining(situation: Situation, rules: JoiningRules, num_waiting: int = 0) -> int:
+def joining(situation: Situation, rules: JoiningRules) -> int:
     s = situation
     width = ALIKE if s.width is None else s.width
     return num_joining(
-        s.left, width, whole_of(s), s.num_in_flight, s.replay.seconds, s.deadline_s, slack_of_line_s(s), num_waiting,
-        rules,
+        s.left, width, whole_of(s), s.num_in_flight, s.replay.seconds, s.deadline_s, slack_of_line_s(s), rules,
     )  # fmt: skip
 
 
@@ -79,11 +87,23 @@ def test_as_many_join_as_the_equations_allow(wide: bool, seed: int) -> None:
 
 @pytest.mark.parametrize("wide", [False, True])
 @given(seed=st.integers(0, 10_000), behind=st.integers(0, 5))
-def test_those_behind_count_and_so_does_the_number_of_late_ones(wide: bool, seed: int, behind: int) -> None:
-    situation = drawn(seed, wide=wide)
-    num_waiting = situation.num_candidates + behind
-    rules = JoiningRules(FEWEST_LATE, veto=False, from_table=False, benefit=True)
-    assert joining(situation, rules, num_waiting) == fewest_late(situation, num_waiting)
+def test_under_auto_those_begin_with_whom_the_fewest_are_late_and_all_are_done_soonest(
+    wide: bool, seed: int, behind: int
+) -> None:
+    s = drawn(seed, wide=wide)
+    num_waiting = s.num_candidates + behind
+    found = num_beginning(
+        s.left, ALIKE if s.width is None else s.width, s.num_in_flight, s.replay.seconds, s.deadline_s, num_waiting,
+        s.num_candidates,
+    )  # fmt: skip
+    assert found == best_of_worthwhile(s, num_waiting)
+
+
+def test_under_auto_a_burst_begins_in_groups_where_that_takes_no_longer_in_all() -> None:
+    """A step takes a second for each two rows: nine are done at 20 s; six at 12 s and three at 20 s are better."""
+    left, never = np.full((9, 1), 4), np.full(9, np.inf)
+    seconds = np.array([[0.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0]])
+    assert num_beginning(left, ALIKE, 1, seconds, never, 8, 16) == 5
 
 
 def test_nobody_joins_when_each_newcomer_makes_the_first_late() -> None:
@@ -92,6 +112,6 @@ def test_nobody_joins_when_each_newcomer_makes_the_first_late() -> None:
     seconds = np.arange(9.0)[None]
     deadline_s = np.array([4.0, *[99.0] * 4])
     rules = JoiningRules(REPLAY, veto=False, from_table=False, benefit=False)
-    assert num_joining(left, ALIKE, left, 1, seconds, deadline_s, deadline_s, 0, rules) == 0
+    assert num_joining(left, ALIKE, left, 1, seconds, deadline_s, deadline_s, rules) == 0
     deadline_s[0] = 8.0  # two rows: four steps of two seconds
-    assert num_joining(left, ALIKE, left, 1, seconds, deadline_s, deadline_s, 0, rules) == 1
+    assert num_joining(left, ALIKE, left, 1, seconds, deadline_s, deadline_s, rules) == 1

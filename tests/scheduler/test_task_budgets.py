@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import pytest
@@ -86,8 +87,9 @@ class Watching(CellularPolicy):
         super().__init__(budget_ms=1e3 * BUDGET_STEPS)
         self.counts: list[tuple[int, int]] = []
 
-    def request_finished(self, view: ReadyView, slot: int) -> None:
-        self.counts.append((int(view.requests.left[slot].sum()), int(view.requests.done[slot].sum())))
+    def requests_finished(self, view: ReadyView, slots: Sequence[int]) -> None:
+        left, done = view.requests.left, view.requests.done
+        self.counts += [(int(left[slot].sum()), int(done[slot].sum())) for slot in slots]
 
 
 def test_steps_behind_the_end_of_a_loop_count_as_neither_done_nor_left() -> None:

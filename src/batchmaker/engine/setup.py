@@ -49,8 +49,8 @@ CALLS_EACH: Final = 5
 STEPS_PER_TASK: Final = 5
 """Number of steps that share one call of the hoisted part, as in a full task."""
 
-WITH_DEADLINES: Final = "auto"
-"""The default policy of engines with deadlines (decision 21)."""
+DEFAULT: Final = "auto"
+"""The default policy (decision 21)."""
 
 ON_DEVICES: Final = "cellular:max_steps=5"
 """The default policy if the CPU does not compute. It has no budget of time: a persistent kernel takes eight steps at
@@ -205,8 +205,8 @@ def choose_policy(
     OptionError if the policy cannot refuse requests and `refuse` is set, or its name or options are wrong.
     """
     if policy is None:
-        with_deadlines, without = (WITH_DEADLINES, "cellular") if on_cpu else (ON_DEVICES_WITH_DEADLINES, ON_DEVICES)
-        policy = with_deadlines if has_deadlines or refuse else without
+        on_devices = ON_DEVICES_WITH_DEADLINES if has_deadlines or refuse else ON_DEVICES
+        policy = DEFAULT if on_cpu else on_devices
     if not isinstance(policy, str):
         if refuse:
             raise OptionError(

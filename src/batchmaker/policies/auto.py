@@ -3,9 +3,9 @@
 Four rules, each of which decides only where it has something to say:
 
 1. Who begins. Where the types of a network follow each other, newcomers make those in flight wait until they have
-   caught up. So the longest prefix of the line begins that makes the sum of finish times smaller: of those in flight,
-   of itself, and of those who wait behind it. Where requests use several types at once there is nothing to catch up
-   with, and all begin; where there is one type whose batches gain much, all for whom two batches have room.
+   caught up. So a prefix of the line begins, of all that are worth it the best, by a forecast of finish times (see
+   `num_beginning`). Where requests use several types at once, or there is one type whose batches gain much, there is
+   nothing to catch up with, and all begin. Who cannot be in time stands behind those who can.
 2. Which of several models goes first: the one that can answer most requests for its time, by the same forecast.
 3. Which type of a model: a full batch, of several that of the type of whose frontier the smallest share is ready: it
    is further on in the network, and ends requests sooner. Then the type of whose frontier the largest share is ready.
@@ -28,7 +28,7 @@ from batchmaker.graph.spec import CellType, TypeId
 from batchmaker.policies.base import Admission, CellPolicy, ReadyView
 from batchmaker.policies.cellular import BUDGET_MS, MOST_STEPS
 from batchmaker.policies.expectation import ExpectedStepTimes, StepsLeft
-from batchmaker.policies.joining import ALIKE, FEWEST_LATE, NO_STEPS, JoiningRules, num_joining
+from batchmaker.policies.joining import ALIKE, num_beginning
 from batchmaker.policies.requests import RequestTable, Slots
 
 AT_ONCE: Final = 0.3
@@ -40,7 +40,10 @@ _PRICES: Final = 2.0  # how often what a call costs all others is what is owed b
 _GAIN: Final = 2.0  # times as long as a full batch, at least, that its rows take one by one
 _CAP: Final = 2
 """Full batches that the requests in flight of a model may make where newcomers have to catch up."""
-RULES: Final = JoiningRules(FEWEST_LATE, veto=False, from_table=False, benefit=True)
+_PREFIXES: Final = 16
+"""About how many prefixes of the line a forecast is made for."""
+_PATIENCE: Final = 10.0
+"""How often the time that it was given a request waits behind others after its deadline, at most."""
 Ids = NDArray[np.int64]
 Seconds = NDArray[np.float64]
 
@@ -169,8 +172,9 @@ class AutoPolicy(CellPolicy):
     - profile: step times and length profiles; without any, they are learnt from the steps that run.
     - max_steps, budget_ms: the most steps and milliseconds of a task. It has as many as its own cost is worth
       (`weighs_tasks` of CellPolicy).
-    - hopeless: what becomes of a waiting request that cannot be in time even alone: it is computed as any other
-      ("ignore") or refused ("drop").
+    - hopeless: what becomes of a waiting request that cannot be in time even alone: it stands behind those who can
+      ("defer"), is computed as any other ("ignore") or refused ("drop"). Deferred ones get their place in the line back
+      once they have waited `_PATIENCE` times what they were given.
     """
 
     name = "auto"
@@ -184,14 +188,14 @@ class AutoPolicy(CellPolicy):
         self,
         profile: CostProfile | None = None,
         *,
-        hopeless: Literal["ignore", "drop"] = "ignore",
+        hopeless: Literal["defer", "ignore", "drop"] = "defer",
         max_steps: int = MOST_STEPS,
         budget_ms: float = BUDGET_MS,
     ) -> None:
-        if hopeless not in ("ignore", "drop"):
-            raise OptionError(f"policy 'auto': hopeless must be ignore or drop, got {hopeless!r}")
+        if hopeless not in ("defer", "ignore", "drop"):
+            raise OptionError(f"policy 'auto': hopeless must be defer, ignore or drop, got {hopeless!r}")
         super().__init__(max_steps, budget_ms)
-        self._drops = hopeless == "drop"
+        self._hopeless = hopeless
         self._left = StepsLeft("conditional", 0.75, 90.0)
         self._times = ExpectedStepTimes(correct=True, by_size=True)
         self._num_types = 0
@@ -214,8 +218,8 @@ class AutoPolicy(CellPolicy):
     def step_finished(self, type_id: TypeId, batch: int, seconds: float) -> None:
         self._times.step_finished(type_id, batch, seconds)
 
-    def request_finished(self, view: ReadyView, slot: int) -> None:
-        self._left.request_finished(view.requests, slot)
+    def requests_finished(self, view: ReadyView, slots: Sequence[int]) -> None:
+        self._left.requests_finished(view.requests, slots)
 
     def _compile(self) -> None:
         """Compile all loops now, and not while a request waits."""
@@ -226,7 +230,7 @@ class AutoPolicy(CellPolicy):
         left = np.ones((1, 1), np.int64)
         _leave_out_ends(left, left)
         for width in (ALIKE, np.ones((1, 1))):
-            num_joining(left, width, NO_STEPS, 1, seconds, seconds[0], seconds[0], 0, RULES)
+            num_beginning(left, width, 1, seconds, seconds[0], 0, _PREFIXES)
 
     def _make_room(self, cells: Sequence[CellType]) -> None:
         """Make room for these cell types."""
@@ -300,16 +304,11 @@ class AutoPolicy(CellPolicy):
         for model in range(table.num_models if len(in_flight) else 0):
             mine = in_flight if table.num_models < 2 else in_flight[table.model[in_flight] == model]
             _see_types_at_once(mine[:_LOOKED_AT], table.left, table.done, table.model, self._at_once)
-        if table.changes == self._rejected_at and not self._drops:
+        if table.changes == self._rejected_at and self._hopeless != "drop":
             return Admission(())
-        line = view.waiting(view.num_waiting)
-        refused: Slots = line[:0]
-        if self._drops:
-            alone_s = self._times.replay.alone(self._left.left(table, line))
-            hopeless = view.now_s + alone_s > table.deadline_s[line]
-            refused, line = line[hopeless], line[~hopeless]
-            if table.changes == self._rejected_at or not len(line):
-                return Admission((), refused.tolist())
+        line, refused = self._in_time_first(view)
+        if refused and (table.changes == self._rejected_at or not len(line)):
+            return Admission((), refused)
         begin: list[int] = []
         if table.num_models < 2:
             begin = self._of_model(view, 0, in_flight, line)
@@ -318,7 +317,19 @@ class AutoPolicy(CellPolicy):
             for model in dict.fromkeys(coming.tolist()):
                 begin += self._of_model(view, model, in_flight[models == model], line[coming == model])
         self._rejected_at = -1 if begin else table.changes
-        return Admission(begin, refused.tolist())
+        return Admission(begin, refused)
+
+    def _in_time_first(self, view: ReadyView) -> tuple[Slots, list[int]]:
+        """Return the line, with those who cannot be in time even alone behind the others; and who is refused."""
+        table, line = view.requests, view.waiting(view.num_waiting)
+        deadline_s = table.deadline_s[line]
+        if self._hopeless == "ignore" or not (deadline_s < np.inf).any():
+            return line, []
+        hopeless = view.now_s + self._times.replay.alone(self._left.left(table, line)) > deadline_s
+        if self._hopeless == "drop":
+            return line[~hopeless], line[hopeless].tolist()
+        hopeless &= view.now_s - deadline_s < _PATIENCE * (deadline_s - table.arrived_s[line])
+        return np.concatenate((line[~hopeless], line[hopeless])), []
 
     def _gains(self, type_id: TypeId) -> bool:
         """Whether full batches of this type gain so much that nobody needs a forecast to join."""
@@ -344,8 +355,8 @@ class AutoPolicy(CellPolicy):
         left, width = self._left.left(table, slots), table.width[slots]
         _leave_out_ends(left, table.done[slots])
         deadline_s = table.deadline_s[slots] - view.now_s
-        num = num_joining(
-            left, ALIKE if (width == 1).all() else width, NO_STEPS, len(in_flight), self._times.replay.seconds,
-            deadline_s, deadline_s, len(line), RULES,
+        num = num_beginning(
+            left, ALIKE if (width == 1).all() else width, len(in_flight), self._times.replay.seconds, deadline_s,
+            len(line), _PREFIXES,
         )  # fmt: skip
         return [*first, *candidates[:num].tolist()]

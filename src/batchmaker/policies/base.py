@@ -158,8 +158,8 @@ class CellPolicy(ABC):
     def step_finished(self, type_id: TypeId, batch: int, seconds: float) -> None:  # noqa: B027
         """Note that a step of `batch` rows took so long on its worker."""
 
-    def request_finished(self, view: ReadyView, slot: int) -> None:  # noqa: B027
-        """Note that a request was answered. Its facts can be read for the last time."""
+    def requests_finished(self, view: ReadyView, slots: Sequence[int]) -> None:  # noqa: B027
+        """Note that requests were answered. Their facts can be read for the last time."""
 
 
 class GraphPolicy(ABC):

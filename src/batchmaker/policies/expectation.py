@@ -81,14 +81,15 @@ class StepsLeft:
         """Return all steps of each type for these requests, done ones included: [slots, types]."""
         return self.left(table, slots) + np.ceil(table.done[slots] / table.width[slots] - 1e-9).astype(np.int64)
 
-    def request_finished(self, table: RequestTable, slot: int) -> None:
-        """Learn the lengths of a request's runs."""
+    def requests_finished(self, table: RequestTable, slots: Sequence[int]) -> None:
+        """Learn the lengths of these requests' runs."""
         if self.lengths != "conditional":
             return
         for cell, given, profile in self.predicted:
-            done = int(table.done[slot, cell])
-            if done:
-                profile.observe(int(self._given(table, np.array([slot]), given)[0]), done)
+            for slot in slots:
+                done = int(table.done[slot, cell])
+                if done:
+                    profile.observe(int(self._given(table, np.array([slot]), given)[0]), done)
 
     @staticmethod
     def _given(table: RequestTable, slots: Slots, column: int | None) -> Steps:

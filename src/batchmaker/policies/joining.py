@@ -1,4 +1,4 @@
-"""How many of the requests in line may join those in flight: LazyBatching's tests of all prefixes, compiled.
+"""How many of the requests in line may join those in flight: LazyBatching's tests of prefixes and `auto`'s, compiled.
 
 The k-th step of a type is taken by all requests with at least k steps of it left (see `cost/replay.py`). So a forecast
 is a walk over the types and their steps, and the rows of a step change only where a request ends. Prefixes are tried
@@ -17,7 +17,7 @@ from batchmaker.compiled import compiled
 Steps = NDArray[np.int64]
 Seconds = NDArray[np.float64]
 
-NO_TEST, REPLAY, OLDEST, LITERAL, FEWEST_LATE = range(5)
+NO_TEST, REPLAY, OLDEST, LITERAL = range(4)
 """Meaning of `JoiningRules.slack`."""
 ALIKE: Final[NDArray[np.float64]] = np.ones((0, 0))
 """As `width`: every request has one row in each step."""
@@ -29,7 +29,7 @@ _NOTHING_S: Final = 1e-12
 
 class JoiningRules(NamedTuple):
     """What must be true of the requests that join. slack, veto, from_table, benefit: see LazyPolicy (`hopeless`,
-    `estimate`). FEWEST_LATE: fewer are late than if they started later, or as many and the benefit test allows it."""
+    `estimate`)."""
 
     slack: int
     veto: bool
@@ -89,6 +89,17 @@ def _longest(steps: Steps) -> int:
 
 
 @compiled
+def _last_types(left: Steps) -> Steps:
+    """Return the last type with steps left of each request: [requests]; 0 without any, and its step 0 takes no time."""
+    last = np.zeros(len(left), np.int64)
+    for request in range(len(left)):
+        for type_id in range(left.shape[1]):
+            if left[request, type_id] > 0:
+                last[request] = type_id
+    return last
+
+
+@compiled
 def _equation_two(
     whole: Steps, width: Seconds, num_in_flight: int, seconds: Seconds, slack_s: Seconds, rules: JoiningRules
 ) -> NDArray[np.bool_]:
@@ -131,7 +142,6 @@ def num_joining(
     seconds: Seconds,
     deadline_s: Seconds,
     slack_s: Seconds,
-    num_waiting: int,
     rules: JoiningRules,
 ) -> int:
     """Return how many of the candidates join: the longest prefix that the slack test and the benefit test allow.
@@ -141,8 +151,6 @@ def num_joining(
     - width: [requests, types] rows of a request in a step, or ALIKE.
     - seconds: [types, max_batch + 1] of a step. A larger batch takes whole calls of max_batch, and one for the rest.
     - deadline_s: [requests] from now. slack_s: [requests] deadline minus the end of the time in line.
-    - num_waiting: requests in line, candidates included. Those who stay there gain what joining saves in all. 0: only
-      those who join and those in flight count.
     """
     num_candidates = len(left) - num_in_flight
     allowed = np.ones(num_candidates + 1, np.bool_)
@@ -153,7 +161,7 @@ def num_joining(
             if allowed[joining]:
                 return joining
         return 0
-    return _longest_prefix(left, width, num_in_flight, seconds, deadline_s, num_waiting, allowed, rules)
+    return _longest_prefix(left, width, num_in_flight, seconds, deadline_s, allowed, rules)
 
 
 @compiled
@@ -163,7 +171,6 @@ def _longest_prefix(
     num_in_flight: int,
     seconds: Seconds,
     deadline_s: Seconds,
-    num_waiting: int,
     allowed: NDArray[np.bool_],
     rules: JoiningRules,
 ) -> int:
@@ -172,13 +179,8 @@ def _longest_prefix(
     Compared are two futures of a prefix: it joins now, or it starts when all in flight are done.
     """
     num, num_types = left.shape
-    replayed, counted, veto, benefit = rules.slack == REPLAY, rules.slack == FEWEST_LATE, rules.veto, rules.benefit
-    longest = _longest(left)
-    last = np.zeros(num, np.int64)  # with no steps, 0: then the time of step 0, which is none
-    for request in range(num):
-        for type_id in range(num_types):
-            if left[request, type_id] > 0:
-                last[request] = type_id
+    replayed, veto, benefit = rules.slack == REPLAY, rules.veto, rules.benefit
+    longest, last = _longest(left), _last_types(left)
     rows, after_rows = np.zeros(num_types), np.zeros(num_types)
     leaving, after_leaving = np.zeros((num_types, longest + 1)), np.zeros((num_types, longest + 1))
     done_s, after_done_s = np.zeros((num_types, longest + 1)), np.zeros((num_types, longest + 1))
@@ -193,10 +195,9 @@ def _longest_prefix(
         _enter(after_rows, after_leaving, left, width, request, 1.0)
     for present in range(num, num_in_flight, -1):
         if allowed[present - num_in_flight]:
-            saved_s = drain_s - _walk(rows, leaving, done_s, seconds)
-            saved_s += _walk(after_rows, after_leaving, after_done_s, seconds)
-            fits, num_fewer_late = True, 0
-            gained_s = max(num_waiting - (present - num_in_flight), 0) * max(saved_s, 0.0)
+            _walk(rows, leaving, done_s, seconds)
+            _walk(after_rows, after_leaving, after_done_s, seconds)
+            fits, gained_s = True, 0.0
             for request in range(present):
                 type_id = last[request]
                 joined_s = done_s[type_id, left[request, type_id]]
@@ -205,13 +206,79 @@ def _longest_prefix(
                 if replayed and joined_s > deadline_s[request] and (veto or apart_s[request] <= deadline_s[request]):
                     fits = False
                     break
-                num_fewer_late += int(apart_s[request] > deadline_s[request]) - int(joined_s > deadline_s[request])
                 gained_s += apart_s[request] - joined_s
-            if counted and num_fewer_late != 0:
-                if num_fewer_late > 0:
-                    return present - num_in_flight
-            elif fits and (not benefit or gained_s >= (-_NOTHING_S if counted else 0.0)):
+            if fits and (not benefit or gained_s >= 0.0):
                 return present - num_in_flight
         _enter(rows, leaving, left, width, present - 1, -1.0)
         _enter(after_rows, after_leaving, left, width, present - 1, -1.0)
     return 0
+
+
+@compiled
+def num_beginning(
+    left: Steps, width: Seconds, num_in_flight: int, seconds: Seconds, deadline_s: Seconds, num_waiting: int, most: int
+) -> int:
+    """Return how many of the candidates begin: of the prefixes that are worth it, the best one.
+
+    A prefix is worth it if fewer are late than if it began once all in flight are done; or as many, and the sum of
+    finish times is not larger: of those in flight, its own, and of those behind it, who gain what is saved in all. The
+    longest such prefix says by when all candidates can be done. The best is one with which they are done by then, and
+    of these the one with the fewest late, then the smallest sum of finish times. Candidates behind a prefix begin
+    together when those before them are done.
+
+    left, width, num_in_flight, seconds, deadline_s: see `num_joining`. num_waiting: requests in line, candidates
+    included. most: about how many prefixes are tried, evenly spread.
+    """
+    num, num_types = left.shape
+    num_candidates = num - num_in_flight
+    longest, last = _longest(left), _last_types(left)
+    shape = (num_types, longest + 1)
+    rows, leaving, done_s = np.zeros(num_types), np.zeros(shape), np.zeros(shape)  # those in flight and the prefix
+    own_rows, own_leaving, own_done_s = np.zeros(num_types), np.zeros(shape), np.zeros(shape)  # the prefix alone
+    rest_rows, rest_leaving, rest_done_s = np.zeros(num_types), np.zeros(shape), np.zeros(shape)  # the other candidates
+    for request in range(num_in_flight):
+        _enter(rows, leaving, left, width, request, 1.0)
+    drain_s = _walk(rows, leaving, done_s, seconds)
+    apart_s = np.zeros(num)
+    for request in range(num_in_flight):
+        apart_s[request] = done_s[last[request], left[request, last[request]]]
+    for request in range(num_in_flight, num):
+        _enter(rows, leaving, left, width, request, 1.0)
+        _enter(own_rows, own_leaving, left, width, request, 1.0)
+    stride = max(1, -(-num_candidates // most))
+    best, fewest_late, least_s, by_s = -1, 0, 0.0, 0.0
+    for beginning in range(num_candidates, -1, -1):
+        if beginning == num_candidates or beginning % stride == 0:
+            end_s = _walk(rows, leaving, done_s, seconds)
+            saved_s = drain_s - end_s + _walk(own_rows, own_leaving, own_done_s, seconds)
+            all_s = end_s + _walk(rest_rows, rest_leaving, rest_done_s, seconds)
+            num_fewer_late, num_late = 0, 0
+            gained_s = (num_waiting - beginning) * max(saved_s, 0.0)
+            sum_s = (num_waiting - num_candidates) * all_s
+            for request in range(num):
+                type_id = last[request]
+                count = left[request, type_id]
+                if request < num_in_flight + beginning:
+                    finish_s = done_s[type_id, count]
+                    if request >= num_in_flight:
+                        apart_s[request] = drain_s + own_done_s[type_id, count]
+                    late, late_apart = finish_s > deadline_s[request], apart_s[request] > deadline_s[request]
+                    num_fewer_late += int(late_apart) - int(late)
+                    gained_s += apart_s[request] - finish_s
+                else:
+                    finish_s = end_s + rest_done_s[type_id, count]
+                    late = finish_s > deadline_s[request]
+                num_late += int(late)
+                sum_s += finish_s
+            if num_fewer_late > 0 or (num_fewer_late == 0 and gained_s >= -_NOTHING_S):
+                if best < 0:
+                    by_s = all_s + _NOTHING_S
+                fewer = num_late < fewest_late or (num_late == fewest_late and sum_s < least_s - _NOTHING_S)
+                if best < 0 or (fewer and all_s <= by_s):
+                    best, fewest_late, least_s = beginning, num_late, sum_s
+        if beginning > 0:
+            request = num_in_flight + beginning - 1
+            _enter(rows, leaving, left, width, request, -1.0)
+            _enter(own_rows, own_leaving, left, width, request, -1.0)
+            _enter(rest_rows, rest_leaving, left, width, request, 1.0)
+    return best

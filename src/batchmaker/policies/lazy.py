@@ -163,7 +163,6 @@ class LazyPolicy(CellPolicy):
             self.times.replay.seconds,
             deadline_s - view.now_s,
             deadline_s - np.minimum(table.began_s[slots], view.now_s),
-            0,
             self.rules,
         )
 
@@ -177,8 +176,8 @@ class LazyPolicy(CellPolicy):
     def step_finished(self, type_id: TypeId, batch: int, seconds: float) -> None:
         self.times.step_finished(type_id, batch, seconds)
 
-    def request_finished(self, view: ReadyView, slot: int) -> None:
-        self.left.request_finished(view.requests, slot)
+    def requests_finished(self, view: ReadyView, slots: Sequence[int]) -> None:
+        self.left.requests_finished(view.requests, slots)
 
     def _hopeless(self, view: ReadyView, slots: Slots) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         table = view.requests

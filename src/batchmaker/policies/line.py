@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from itertools import chain, islice
 from typing import Generic, TypeVar, final
 
@@ -44,6 +45,16 @@ class WaitingLine(Generic[Item]):
                     del self._items[priority]
                 return item
         raise KeyError(number)
+
+    def leave_together(self, numbers: Sequence[int]) -> list[Item]:
+        """Take requests out at any positions; return their items, in the order of the numbers."""
+        if len(self._items) != 1:
+            return [self.leave(number) for number in numbers]
+        ((priority, items),) = self._items.items()
+        taken = [items.pop(number) for number in numbers]
+        if not items:
+            del self._items[priority]
+        return taken
 
     def take(self, limit: int) -> list[Item]:
         """Take the first `limit` requests out; return their items, in order."""

@@ -156,12 +156,12 @@ class RequestTable:
         np.subtract.at(self.left[:, type_id], slots, counts - ahead)
         np.subtract.at(self.done[:, type_id], slots, ahead)
 
-    def leave(self, slot: int) -> None:
-        """Note that a request has ended."""
+    def leave(self, slots: Sequence[int]) -> None:
+        """Note that requests have ended."""
         self.changes += 1
-        if slot in self._in_flight:
-            del self._in_flight[slot]
-            self._listed = None
+        for slot in slots:
+            self._in_flight.pop(slot, None)
+        self._listed = None
 
     def _grow(self) -> None:
         self.arrived_s = np.concatenate((self.arrived_s, np.zeros_like(self.arrived_s)))

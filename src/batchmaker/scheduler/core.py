@@ -312,9 +312,11 @@ class Scheduler(View):
         for entry in done:
             entry.alive = False
             del state.requests[entry.request]
+        if done and state.observed:
+            slots = [entry.slot for entry in done]
             if state.watched is not None:
-                self._policy.request_finished(self, entry.slot)
-            state.leave(entry.slot)
+                self._policy.requests_finished(self, slots)
+            state.leave(slots)
         commands += self._completion.keep(done)
         self._completion.leave(done)
         commands += [Reply(entry.request) for entry in done]
@@ -325,7 +327,7 @@ class Scheduler(View):
             return
         entry.alive = False
         del self._state.requests[request]
-        self._state.leave(entry.slot)
+        self._state.leave((entry.slot,))
         if entry.waiting:
             self._state.line.leave(entry.slot)
         self._completion.kill(entry)
@@ -370,7 +372,7 @@ class Scheduler(View):
         if not len(begin):
             return False
         entries = [self._state.by_slot[slot] for slot in begin]
-        graphs = [line.leave(entry.slot) for entry in entries]
+        graphs = line.leave_together(begin)
         for entry in entries:
             entry.waiting = False
         watched.begin(np.array(begin), self._now_s)

@@ -335,12 +335,13 @@ class SchedulerState:
         if self.frontiers is not None:
             self.frontiers.stopped(type_id, ends)
 
-    def leave(self, slot: int) -> None:
-        """Note that a request has ended, so policies no longer see it."""
+    def leave(self, slots: Sequence[int]) -> None:
+        """Note that requests have ended, so policies no longer see them."""
         if self.watched is not None:
-            self.watched.leave(slot)
+            self.watched.leave(slots)
         if self.depths is not None:
-            self.depths.leave(slot)
+            for slot in slots:
+                self.depths.leave(slot)
 
     def lane_map(self, worker: WorkerId, type_id: TypeId) -> LaneMap:
         """Return the lanes of a cell type on a worker."""

@@ -125,6 +125,16 @@ def test_a_newcomer_waits_where_it_would_make_more_of_them_late() -> None:
     assert play(LAYERS, requests, arrived_s, sla_s=9.0)[0].finished_s.tolist() == [4.0, 4.0]
 
 
+def test_who_cannot_be_in_time_stands_behind_who_can_and_not_for_ever() -> None:
+    """A request takes 3 s and may take 5. The second can no longer be in time once the first is done; the third can."""
+    alone = play(LAYERS, [layered()] * 3, [0.0, 0.1, 2.0], per_row_s=1.0, sla_s=5.0)[0]
+    assert alone.finished_s.tolist() == [3.0, 9.0, 6.0]
+    arrived_s = [0.0, 0.1, *(3.0 * k - 1.0 for k in range(1, 40))]  # after it, a stream of others that can
+    stream = play(LAYERS, [layered()] * 41, arrived_s, per_row_s=1.0, sla_s=5.0)[0]
+    assert 50.0 < stream.finished_s[1] < 62.0  # its place is kept once it has waited ten times what it was given
+    assert (stream.finished_s[2:15] - np.array(arrived_s[2:15]) == 4.0).all()
+
+
 @pytest.mark.parametrize("told", [True, False])
 def test_labels_are_not_put_off_to_the_end_of_the_longest_sentence(told: bool) -> None:
     records, _ = play(TAGGER, [sentence(3), sentence(40)], [0.0, 0.0], told=told)
@@ -153,18 +163,32 @@ def test_of_several_models_the_one_goes_first_that_answers_most_for_its_time() -
     assert records.finished_s[0] == 24.0
 
 
-def test_all_begin_once_requests_are_seen_to_use_several_types_at_once() -> None:
-    table, policy = RequestTable(), AutoPolicy(profile_of(TAGGER, 1.0))
-    for _ in TAGGER.cells:
+def waiting(model: SimulatedModel, work: Work, num_waiting: int) -> tuple[RequestTable, Any]:
+    """A table with one request in flight and some in line, each with this work; and what the policy sees of them."""
+    table, slots = RequestTable(), np.arange(1 + num_waiting)
+    for _ in model.cells:
         table.add_type()
-    slots, none = np.arange(3), np.zeros(3, np.int64)
-    table.enter(slots, np.zeros(3), np.full(3, np.inf), none, none > 0)
-    table.add_work(slots, [Work(np.arange(2), np.array([4, 4]), np.array([4, 1]))] * 3)
+    none = np.zeros(len(slots), np.int64)
+    table.enter(slots, np.zeros(len(slots)), np.full(len(slots), np.inf), none, none > 0)
+    table.add_work(slots, [work] * len(slots))
     table.begin(slots[:1], 0.0)
-    table.submitted(np.zeros(1, np.int64), 0)
-    view: Any = SimpleNamespace(
-        now_s=0.0, cells=TAGGER.cells, requests=table, num_waiting=2, waiting=lambda limit: np.array([1, 2])[:limit]
+    view = SimpleNamespace(
+        now_s=0.0, cells=model.cells, requests=table, num_waiting=num_waiting, waiting=lambda limit: slots[1:][:limit]
     )
+    return table, view
+
+
+def test_a_line_of_requests_of_one_type_begins_as_a_whole_where_full_batches_gain() -> None:
+    work = Work(np.zeros(1, np.int64), np.full(1, 5), np.full(1, 5))
+    _, view = waiting(CHAIN, work, num_waiting=30)
+    assert list(AutoPolicy(profile_of(CHAIN, 0.25)).admit(view).begin) == list(range(1, 31))
+    assert list(AutoPolicy(profile_of(CHAIN, 1.0)).admit(view).begin) == []
+
+
+def test_all_begin_once_requests_are_seen_to_use_several_types_at_once() -> None:
+    policy = AutoPolicy(profile_of(TAGGER, 1.0))
+    table, view = waiting(TAGGER, Work(np.arange(2), np.array([4, 4]), np.array([4, 1])), num_waiting=2)
+    table.submitted(np.zeros(1, np.int64), 0)
     assert list(policy.admit(view).begin) == []
     table.submitted(np.zeros(1, np.int64), 1)
     for _ in range(20):

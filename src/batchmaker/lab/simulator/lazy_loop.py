@@ -163,7 +163,7 @@ def _num_beginning(flight: Flight, shapes: Shapes, kinds: Ids, lazy: Lazy, num: 
         deadline_s[i] = due_s[request] - now_s
         slack_s[i] = due_s[request] - min(began_s[request], now_s)
     alike = np.ones((0, 0))
-    return num_joining(left, alike, whole, num_in_flight, lazy.expected, deadline_s, slack_s, 0, lazy.rules)
+    return num_joining(left, alike, whole, num_in_flight, lazy.expected, deadline_s, slack_s, lazy.rules)
 
 
 @compiled
