@@ -1,6 +1,7 @@
 """The default policy against the best other policy of each case, simulated: docs/policies.md, decision 21.
 
     python benchmarks/default_policy.py [--quick] [--jobs N] [--trace CSV] [--json OUT.json] [--simulations KEPT.json]
+    python benchmarks/default_policy.py --best-of RESULT.json ...: only ours and the best others of an earlier result
     python benchmarks/default_policy.py --measure benchmarks/results/default-policy-costs.json
 
 A case is a network (or three that share a device), a load, its arrivals and a deadline. Every policy is offered the
@@ -92,6 +93,8 @@ WAITING: Final = math.inf
 BURSTS_AT: Final = 0.6
 """The load of other arrivals than Poisson's."""
 SLAS: Final = (3.0, 10.0)
+NUMBERS: Final = ("throughput_rps", "mean_ms", "p90_ms", "violation_share")
+"""What is compared: the first where all requests wait, the others at a load."""
 MEASURES: Final = (
     "benchmarks/results/default-policy-costs.json", "src/batchmaker/lab/simulator",
     "src/batchmaker/scheduler", "src/batchmaker/policies",
@@ -318,28 +321,72 @@ def key(job: Job) -> str:
     return json.dumps(asdict(job), sort_keys=True)
 
 
-def simulated(names: Sequence[str], options: argparse.Namespace, kept: Kept) -> list[Result]:
-    """Simulate all cases: first what each policy serves at most, then loads that are shares of the most."""
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The policies that are known to be best, from an earlier result: by network, load and kind of arrivals."""
+
+    best: dict[tuple[str, float, str], set[str]]
+    numbers: dict[tuple[Any, ...], float]
+
+    @classmethod
+    def load(cls, path: Path) -> Known:
+        best: dict[tuple[str, float, str], set[str]] = {}
+        numbers = {}
+        for row in json.loads(path.read_text("utf-8"))["cases"][AUTO]:
+            for number in NUMBERS:
+                if number in row:
+                    best.setdefault((row["network"], row["load"], row["arrivals"]), set()).add(row[number]["policy"])
+                    numbers[(row["network"], row["load"], row["sla"], row["arrivals"], number)] = row[number]["best"]
+        return cls(best, numbers)
+
+    def check(self, rows: Sequence[Result]) -> None:
+        """Exit unless the best came out as they did before: then none of the others has changed either."""
+        for row in rows:
+            for number in set(NUMBERS) & set(row):
+                before = self.numbers[(row["network"], row["load"], row["sla"], row["arrivals"], number)]
+                if not math.isclose(before, row[number]["best"], rel_tol=1e-9, abs_tol=1e-12):
+                    case = f"{row['network']}, load {row['load']}, {row['arrivals']}, deadline {row['sla']}, {number}"
+                    raise SystemExit(
+                        f"{case}: the best other policy had {before:.6g} and has {row[number]['best']:.6g}; policies "
+                        "have changed, so simulate all of them: leave out --best-of"
+                    )
+
+
+def simulated(names: Sequence[str], options: argparse.Namespace, kept: Kept, best: Known | None = None) -> list[Result]:
+    """Simulate all cases: first what each policy serves at most, then loads that are shares of the most.
+
+    best: simulate no others than these.
+    """
     known = kept.simulations
     seeds = range(options.seeds)
+
+    def others_of(name: str, load: float, arrivals: str) -> list[str]:
+        kind = arrivals.partition(" ")[0]
+        found = policies_of(name, options.ours)
+        return found if best is None else [p for p in found if p in options.ours or p in best.best[name, load, kind]]
+
     at_once = [
         Job(name, policy, WAITING, math.inf, None, seed, options.requests)
-        for name in names for policy in policies_of(name, options.ours) for seed in seeds
+        for name in names for policy in others_of(name, WAITING, "poisson") for seed in seeds
     ]  # fmt: skip
     results = played(at_once, options.jobs, "all waiting", known)
     jobs = []
     for name in names:
         others = [r for r in results if r["network"] == name and r["policy"] not in options.ours]
         capacity = kept.capacity_rps.setdefault(name, max(
-            fmean(r["throughput_rps"] for r in others if r["policy"] == policy) for policy in policies_of(name, ())
+            fmean(r["throughput_rps"] for r in others if r["policy"] == policy)
+            for policy in {r["policy"] for r in others}
         ))  # fmt: skip
-        for policy in policies_of(name, options.ours):
-            blind = not looks_at_deadlines(made_policy(policy, network(name).profile))
-            slas: tuple[float | None, ...] = (None,) if blind else (None, *SLAS)
-            jobs += [
-                Job(name, policy, load, float(f"{load * capacity:.4g}"), sla, seed, options.requests, arrivals)
-                for load, arrivals in loads_of(options.trace) for sla in slas for seed in seeds
-            ]  # fmt: skip
+        for load, arrivals in loads_of(options.trace):
+            for policy in others_of(name, load, arrivals):
+                blind = not looks_at_deadlines(made_policy(policy, network(name).profile))
+                slas: tuple[float | None, ...] = (None,) if blind else (None, *SLAS)
+                rate = float(f"{load * capacity:.4g}")
+                jobs += [
+                    Job(name, policy, load, rate, sla, seed, options.requests, arrivals)
+                    for sla in slas
+                    for seed in seeds
+                ]
     return results + played(jobs, options.jobs, "loads", known)
 
 
@@ -362,7 +409,7 @@ def cases(results: Sequence[Result], ours: str, all_ours: Sequence[str]) -> Iter
         row: Result = {"network": name, "load": load, "sla": sla, "arrivals": arrivals}
         others = {policy: seen for policy, seen in by_policy.items() if policy not in all_ours}
         mine = by_policy[ours]
-        numbers = ("throughput_rps",) if load == WAITING else ("mean_ms", "p90_ms", "violation_share")
+        numbers = NUMBERS[:1] if load == WAITING else NUMBERS[1:]
         for number in numbers:
             answered = {p: s for p, s in others.items() if number == "violation_share" or all(
                 r["answered"] == r["requests"] for r in s)}  # fmt: skip
@@ -477,6 +524,12 @@ def main() -> None:
     parser.add_argument(
         "--simulations", type=Path, help="keep capacities and single simulations here, and reuse them, except of ours"
     )
+    parser.add_argument(
+        "--best-of",
+        type=Path,
+        help="a result with as many seeds: simulate of the others only those that were best there, "
+        "and check that they still come out the same",
+    )
     parser.add_argument("--measure", type=Path, help="measure what cells cost on this CPU, into this file")
     options = parser.parse_args()
     if options.measure:
@@ -490,8 +543,11 @@ def main() -> None:
     options.seeds = options.seeds or (2 if options.quick else 20)
     options.ours = options.ours or [AUTO]
     kept = Kept.load(options.simulations, options.ours)
-    results = simulated(names, options, kept)
+    best = Known.load(options.best_of) if options.best_of else None
+    results = simulated(names, options, kept, best)
     tables = {ours: list(cases(results, ours, options.ours)) for ours in options.ours}
+    if best is not None:
+        best.check(tables[options.ours[0]])
     for ours, rows in tables.items():
         shown(rows, ours)
     trace = " --trace CSV" if options.trace else ""

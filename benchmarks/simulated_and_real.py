@@ -1,11 +1,14 @@
 """The same workload on the engine and in the simulator, and what a policy's decisions cost.
 
-    python benchmarks/simulated_and_real.py [--data EUROPARL.en] [--json OUT.json] [--png OUT.png]
+    python benchmarks/simulated_and_real.py [--quick] [--data EUROPARL.en] [--page docs/lazybatching.md]
 
-For each model and policy an engine with one worker and one compute thread is started. Its cells and its overhead are
-measured, as `batchmaker profile --overhead` does; then Poisson arrivals are offered at shares of its capacity. This is
-repeated with other arrivals. What came is simulated: the same cell graphs at the times at which the engine got them.
+For each network and policy an engine with one worker and one compute thread is started. Its cells and its overhead are
+measured, as `batchmaker profile --overhead` does; then Poisson arrivals are offered at shares of its capacity: what it
+answers per second where all requests wait at once, or what full batches would allow if that is less. This is repeated
+with other arrivals. What came is simulated: the same cell graphs at the times at which the engine got them.
 Nothing of the simulation is taken from the runs that it is compared with. Needs an otherwise idle machine.
+
+TOOK
 """
 
 from __future__ import annotations
@@ -15,31 +18,32 @@ import itertools
 import json
 import math
 import os
+import shlex
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker import policies
+from batchmaker.cli import options as cli_options
 from batchmaker.cli.bench.load import quiet_interpreter
 from batchmaker.cli.bench.report import commit, machine
 from batchmaker.cli.cell_times import measured_cells
 from batchmaker.cli.overhead import IN_FLIGHT, fitted_overhead, kept_in_flight
 from batchmaker.cli.simulate.study import make_policy
-from batchmaker.cli.workload import Workload, make_workload
+from batchmaker.cli.workload import UNPADDED, Workload, make_workload
 from batchmaker.cost import CostProfile, LatencyTable, LengthProfile, Overhead, PredictedLength, ProfileOptions
 from batchmaker.engine.engine import Engine
 from batchmaker.engine.request import Ticket
-from batchmaker.engine.setup import WITH_DEADLINES, wants_costs
-from batchmaker.lab import zoo
+from batchmaker.engine.setup import DEFAULT, wants_costs
+from batchmaker.graph.work import work_of
 from batchmaker.lab.datasets import poisson_arrivals
 from batchmaker.lab.plots.sweeps import Line, Panel, draw_panels
 from batchmaker.lab.simulator.costs import step_costs
@@ -51,10 +55,39 @@ from batchmaker.model.unfolding import Unfolding
 from batchmaker.policies.base import CellPolicy
 from batchmaker.scheduler.commands import Command
 from batchmaker.scheduler.events import Event, StepsFinished
+from ed_batch import fill
+from provenance import ROOT, made_by
+from throughput_page import table
 
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How one network is measured.
+
+    seconds: of arrivals at each load. profile_seconds: for each number of requests in flight.
+    """
+
+    hidden: int
+    seconds: float
+    profile_seconds: float
+
+
+NETWORKS: Final = {
+    "lstm": Setting(1024, 3.0, 0.4), "seq2seq": Setting(512, 6.0, 0.6), "bilstm-tagger": Setting(256, 3.0, 0.3),
+    "treelstm-2type": Setting(256, 3.0, 0.3),
+}  # fmt: skip
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+"""Rows of the steps that are measured; the last is the largest batch of every cell."""
 LOADS = (0.3, 0.5, 0.7)
-POLICIES = ("cellular", WITH_DEADLINES)
+POLICIES = ("cellular", DEFAULT)
+JSON: Final = ROOT / "benchmarks" / "results" / "simulated-and-real.json"
+PNG: Final = ROOT / "docs" / "images" / "simulated-and-real.png"
+MEASURES: Final = (
+    "benchmarks/simulated_and_real.py", "src/batchmaker/engine", "src/batchmaker/policies", "src/batchmaker/scheduler",
+    "src/batchmaker/lab/simulator",
+)  # fmt: skip
+WAITING: Final = 512
+"""Requests that wait at once where it is measured how many are answered."""
 WATCHED_LOAD = 0.5
 """Where the cost of decisions is measured."""
 WARM = 0.2
@@ -165,29 +198,26 @@ def simulated(
     policy: str,
     profile: CostProfile,
     overhead: Overhead,
-    sla_s: float,
 ) -> Seen:
     """Play what was offered again, under a virtual clock."""
     device = SimulatedDevice(step_costs(network, profile.latency), take_turns=True, overhead=overhead)
     play = list(itertools.islice(itertools.cycle(requests), len(seen.arrived_s)))
-    records = simulate(
-        network, make_policy(policy, profile), Offered(play, seen.arrived_s), device,
-        sla_s=sla_s if policy == WITH_DEADLINES else None,
-    )  # fmt: skip
+    records = simulate(network, make_policy(policy, profile), Offered(play, seen.arrived_s), device)
     return Seen(records.arrived_s, records.finished_s, records.steps, records.rows)
 
 
-def without_values(model: Model, registry: CellRegistry, workload: Workload) -> list[SimulatedRequest]:
-    """Return the cell graphs that the engine unfolds; requests of the same lengths are one object."""
+def without_values(name: str, model: Model, registry: CellRegistry, workload: Workload) -> list[SimulatedRequest]:
+    """Return the cell graphs that the engine unfolds. Of chains, requests of the same lengths are one object."""
     known: dict[tuple[int, ...], SimulatedRequest] = {}
     found = []
     for request, chains in zip(workload.requests, workload.chains.tolist(), strict=True):
-        if tuple(chains) not in known:
+        one = None if name in UNPADDED else known.get(tuple(chains))  # trees of one size differ
+        if one is None:
             unfolding = Unfolding(model, registry, request)
             unfolding.start()
             unfolding.graph.host_inputs = []
-            known[tuple(chains)] = SimulatedRequest(unfolding.graph, chains[0])
-        found.append(known[tuple(chains)])
+            one = known[tuple(chains)] = SimulatedRequest(unfolding.graph, chains[0])
+        found.append(one)
     return found
 
 
@@ -241,11 +271,20 @@ def profiled(
     return CostProfile(name, about, latency, lengths, fitted_overhead(seen)), levels
 
 
-def capacity_rps(profile: CostProfile, workload: Workload) -> float:
+def capacity_rps(profile: CostProfile, network: SimulatedModel, requests: Sequence[SimulatedRequest]) -> float:
     """Return requests per second if every step has the largest batch."""
     assert profile.overhead is not None
-    per_row_s = [cell.median_s[-1] / cell.batch[-1] for cell in profile.latency.cells]
-    return 1.0 / (float(workload.chains.mean(axis=0) @ per_row_s) + profile.overhead.request_s)
+    of_cell = {cell.name: cell.median_s[-1] / cell.batch[-1] for cell in profile.latency.cells}
+    per_row_s = np.array([of_cell[cell.name] for cell in network.cells])
+    works = [work_of(request.graph) for request in requests]
+    cells_s = statistics.fmean(float(per_row_s[work.types] @ work.nodes) for work in works)
+    return 1.0 / (cells_s + profile.overhead.request_s)
+
+
+def answered_rps(engine: Engine, requests: Sequence[Any]) -> float:
+    """Return the requests per second that the engine answers if `WAITING` of them wait at once."""
+    seen = live(engine, list(itertools.islice(itertools.cycle(requests), WAITING)), np.zeros(WAITING))
+    return WAITING / float(seen.finished_s.max())
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,24 +305,29 @@ def measured(name: str, policy: str, options: argparse.Namespace, rates: dict[fl
 
     rates: by load, filled in by the first policy.
     """
+    setting = NETWORKS[name]
+    hidden, seconds = options.hidden or setting.hidden, setting.seconds * options.scale
     workload = make_workload(name, data=options.data if name == "lstm" else (), count=options.count, seed=0)
-    model = zoo.make(name, hidden=options.hidden, vocabulary_size=workload.vocabulary_size)
-    seconds, sla_ms = options.seconds[name], options.sla_ms[name]
+    model = cli_options.make_model(
+        name, hidden=hidden, max_batch=SIZES[-1], vocabulary_size=workload.vocabulary_size, **workload.options
+    )
     runs: list[dict[str, Any]] = []
     profiles: list[CostProfile] = []
     levels: list[list[dict[str, Any]]] = []
-    decisions, quiet = Decisions(), Quiet(options.patience)
-    with Engine(model, policies.make(policy), threads=1, deadline_ms=sla_ms, late="finish") as engine:
-        requests = without_values(model, engine.registry, workload)
+    decisions, quiet = Decisions(), Quiet(options.patience * options.scale)
+    with Engine(model, policies.make(policy), threads=1) as engine:
+        requests = without_values(name, model, engine.registry, workload)
         network = SimulatedModel(name, tuple(engine.registry.types))
-        for seed in range(options.repeat[name]):
+        for seed in range(options.repeat):
             if seed and time.monotonic() > options.until_s:
                 break
-            profile, seen_levels = profiled(name, engine, workload, options.profile_seconds[name], quiet)
+            profile, seen_levels = profiled(name, engine, workload, setting.profile_seconds * options.scale, quiet)
             profiles.append(profile)
             levels.append(seen_levels)
             if not rates:
-                rates |= {load: load * capacity_rps(profile, workload) for load in options.loads}
+                most, _ = quiet(lambda: answered_rps(engine, workload.requests))
+                most = min(most, capacity_rps(profile, network, requests))
+                rates |= {load: load * most for load in options.loads}
             for load, rate in rates.items():
                 watched = load == WATCHED_LOAD
                 if watched:
@@ -294,8 +338,8 @@ def measured(name: str, policy: str, options: argparse.Namespace, rates: dict[fl
                     decisions.leave(engine)
                 runs.append({"load": load, "rate": rate, "seed": seed, "others": others, "seen": seen})
     about = {
-        "model": name, "policy": policy, "hidden": options.hidden, "workload": workload.source, "sla_ms": sla_ms,
-        "seconds": seconds, "overhead_us": [
+        "model": name, "policy": policy, "hidden": hidden, "workload": workload.source, "seconds": seconds,
+        "overhead_us": [
             {k: 1e6 * v for k, v in asdict(profile.overhead or Overhead()).items()} for profile in profiles],
         "cells_ms": [{c.name: dict(zip(c.batch, (1e3 * s for s in c.median_s), strict=True))
                       for c in profile.latency.cells} for profile in profiles],
@@ -312,8 +356,7 @@ def compared(real: Measured) -> dict[str, Any]:
         found = {k: v for k, v in run.items() if k != "seen"} | {"requests": len(seen.arrived_s)}
         found["real"] = seen.figures()
         for key, overhead in (("simulated", profile.overhead or Overhead()), ("cells_alone", Overhead())):
-            sla_s = real.about["sla_ms"] / 1e3
-            played = simulated(real.network, real.requests, seen, real.policy, profile, overhead, sla_s)
+            played = simulated(real.network, real.requests, seen, real.policy, profile, overhead)
             found[key] = played.figures()
         print(real.name, real.policy, {k: v for k, v in found.items() if not isinstance(v, dict)})
         for key in ("real", "simulated", "cells_alone"):
@@ -346,14 +389,10 @@ def median(result: dict[str, Any], load: float, figure: str, key: str) -> float:
     return statistics.median(run[key][figure] for run in result["runs"] if run["load"] == load)
 
 
-def markdown(results: Sequence[dict[str, Any]]) -> str:
-    """Return both tables."""
-    figures = ("p50 ms", "p90 ms", "p99 ms", "mean batch")
-    lines = [
-        f"| network | policy | load | {' | '.join(figures)} | p50 of cells alone |",
-        "|---|---|---:|" + "---:|" * 5,
-    ]
-    for result in results:
+def shown(found: dict[str, Any]) -> str:
+    """Return both tables, and what they were measured with."""
+    lines = []
+    for result in found["results"]:
         for load in sorted({run["load"] for run in result["runs"]}):
             both = [
                 f"{median(result, load, figure, 'real'):.3g}, {median(result, load, figure, 'simulated'):.3g} "
@@ -361,17 +400,32 @@ def markdown(results: Sequence[dict[str, Any]]) -> str:
                 for figure in FIGURES
             ]
             bare = f"{errors(result, load, 'p50_ms', 'cells_alone'):+.0%}"
-            lines.append(f"| {result['model']} | `{result['policy']}` | {load} | {' | '.join(both)} | {bare} |")
-    lines += ["", "| network | policy | decision us: median, mean, p90 | median task us | median share | mean share |",
-              "|---|---|---:|---:|---:|---:|"]  # fmt: skip
-    for result in results:
+            lines.append([result["model"], f"`{result['policy']}`", f"{load}", *both, bare])
+    heads = ("network", "policy", "load", "p50 ms", "p90 ms", "p99 ms", "mean batch", "p50 of cells alone")
+    costs = []
+    for result in found["results"]:
         if cost := result["decisions"]:
             times = ", ".join(f"{cost[key]:.0f}" for key in ("median_us", "mean_us", "p90_us"))
-            lines.append(
-                f"| {result['model']} | `{result['policy']}` | {times} | {cost['median_task_us']:.0f} | "
-                f"{cost['median_share']:.1%} | {cost['mean_share']:.1%} |"
-            )
-    return "\n".join(lines)
+            shares = [f"{cost[key]:.1%}" for key in ("median_share", "mean_share")]
+            costs.append([result["model"], f"`{result['policy']}`", times, f"{cost['median_task_us']:.0f}", *shares])
+    asked = ("network", "policy", "decision us: median, mean, p90", "median task us", "median share", "mean share")
+    sizes = {result["model"]: result["hidden"] for result in found["results"]}
+    hidden = ", ".join(f"{size} of {name}" for name, size in sizes.items())
+    about = (
+        f"`{found['command']}`, commit {found['commit']}, {found['machine']['cpu']}, load average "
+        f"{found['load_average']}; each pair is real, simulated; hidden sizes {hidden}; one thread, medians of "
+        f"{found['repeat']} repetitions."
+    )
+    return f"{table(heads, lines)}\n\n{table(asked, costs)}\n\n{about}"
+
+
+def rounded(value: Any) -> Any:
+    """Return the same with five digits of each fraction."""
+    if isinstance(value, dict):
+        return {key: rounded(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [rounded(one) for one in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 def draw(path: Path, results: Sequence[dict[str, Any]]) -> None:
@@ -386,43 +440,54 @@ def draw(path: Path, results: Sequence[dict[str, Any]]) -> None:
             lines.append(Line(f"{result['policy']}, {key}", loads, middle, low, high))
         panels.append(Panel(f"{name}: {figure[:3]} latency", "share of the capacity offered", "ms", lines))
     repetitions = 1 + max(run["seed"] for run in results[0]["runs"])
-    about = f"{machine()['cpu']}, one thread; median and quartiles of {repetitions} repetitions"
-    draw_panels(path, panels, "Simulated against real", about)
+    about = f"Simulated against real: {machine()['cpu']}, one thread; median and quartiles of {repetitions} repetitions"
+    draw_panels(path, panels, "", about)
+
+
+def command(options: argparse.Namespace, given: Sequence[str]) -> str:
+    """Return the command without folders of this machine. given: its arguments, without those for what is written."""
+    places = {str(path): "/".join(("DATA", *path.parts[-2:])) for path in options.data}
+    shorter = [places.get(argument, argument) for argument in given]
+    return shlex.join(["python", "benchmarks/simulated_and_real.py", *shorter])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", action="append", choices=("lstm", "seq2seq"))
+    written = argparse.ArgumentParser(add_help=False)
+    written.add_argument("--json", type=Path, default=JSON)
+    written.add_argument("--png", type=Path, default=PNG)
+    written.add_argument("--page", type=Path)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, parents=[written]
+    )
+    parser.add_argument("--quick", action="store_true", help="one repetition of a fifth of the time")
+    parser.add_argument("--model", action="append", choices=tuple(NETWORKS))
     parser.add_argument("--policy", action="append", choices=POLICIES)
     parser.add_argument("--load", dest="loads", action="append", type=float)
     parser.add_argument("--data", action="append", type=Path, default=[], help="sentences for lstm")
     parser.add_argument("--count", type=int, default=4096, help="requests drawn, and used in turn")
-    parser.add_argument("--hidden", type=int, default=1024)
-    parser.add_argument("--repeat", type=int, help="default: 3 of lstm, 1 of seq2seq")
-    parser.add_argument("--scale", type=float, default=1.0, help="of all measuring times")
-    parser.add_argument("--patience", type=float, default=60.0, help="seconds, of each policy, to measure again")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--png", type=Path)
+    parser.add_argument("--hidden", type=int, help="of all networks; default: each has its own")
+    parser.add_argument("--repeat", type=int, help="default: 3, and 1 with --quick")
+    parser.add_argument("--scale", type=float, help="of all measuring times; default: 1, and 0.2 with --quick")
+    parser.add_argument("--patience", type=float, default=15.0, help="seconds, of each policy, to measure again")
     parser.add_argument("--within", type=float, default=math.inf, help="seconds after which no repetition begins")
     options = parser.parse_args()
     options.until_s = time.monotonic() + options.within
     options.loads = options.loads or LOADS
-    options.seconds = {"lstm": 3.0 * options.scale, "seq2seq": 7.0 * options.scale}
-    options.profile_seconds = {"lstm": 0.4 * options.scale, "seq2seq": 0.8 * options.scale}
-    options.repeat = {"lstm": options.repeat or 3, "seq2seq": options.repeat or 1}
-    options.sla_ms = {"lstm": 100.0, "seq2seq": 1500.0}
-    real: list[Measured] = []
-    for name in options.model or ("lstm", "seq2seq"):
+    options.scale = options.scale or (0.2 if options.quick else 1.0)
+    options.repeat = options.repeat or (1 if options.quick else 3)
+    results: list[dict[str, Any]] = []
+    about = made_by(MEASURES, command(options, written.parse_known_args()[1]))
+    found = {**about, "repeat": options.repeat, "results": results}
+    for name in options.model or NETWORKS:
         rates: dict[float, float] = {}
-        real += [measured(name, policy, options, rates) for policy in options.policy or POLICIES]
-    print("measured; now simulating", flush=True)
-    results = [compared(one) for one in real]
-    print(markdown(results))
-    if options.json:
-        about = {"commit": commit(), "machine": machine(), "command": " ".join(["python", *sys.argv])}
-        options.json.write_text(json.dumps({**about, "results": results}, indent=1) + "\n")
-    if options.png:
-        draw(options.png, results)
+        real = [measured(name, policy, options, rates) for policy in options.policy or POLICIES]
+        results += [rounded(compared(one)) for one in real]
+        options.json.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    text = shown(found)
+    print(text)
+    draw(options.png, results)
+    if options.page is not None:
+        fill(options.page, {"simulated-and-real": text})
 
 
 if __name__ == "__main__":

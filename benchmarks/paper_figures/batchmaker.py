@@ -197,8 +197,7 @@ FIGURES: Final = (
         ),
         "curves",
         GPU + "One and two workers, not two and four. The decoder is over 90 % of the work on a CPU (75 % in the "
-        "paper), so the encoder's maximum matters less. Padded batches decode until the longest ends. Two workers and "
-        "translations twice as long have not been simulated yet.",
+        "paper), so the encoder's maximum matters less. Padded batches decode until the longest ends.",
         picture="curves-seq2seq-1.png",
     ),
     Figure(

@@ -24,16 +24,16 @@ def test_requests_at_once_are_all_answered(command, tmp_path, read_json):
     path = tmp_path / "out.json"
     done = command("bench", "lstm", *TINY, "--requests", 40, "--lengths", "fixed:5", "--json", path)
     assert done.exit_code == 0, done.output
-    cellular, padded = read_json(path)
-    assert set(cellular) >= KEYS
+    default, padded = read_json(path)
+    assert set(default) >= KEYS
     usual = "padded:bucket_width=10,max_batch=64,full_first=yes"
-    assert (cellular["policy"], padded["policy"]) == ("cellular", usual)
-    assert cellular["sweep"] is padded["sweep"] is None
-    assert cellular["requests"] == padded["requests"] == 40
-    assert cellular["useful_cells_per_s"] == pytest.approx(cellular["served_rps"] * 5)
+    assert (default["policy"], padded["policy"]) == ("auto", usual)
+    assert default["sweep"] is padded["sweep"] is None
+    assert default["requests"] == padded["requests"] == 40
+    assert default["useful_cells_per_s"] == pytest.approx(default["served_rps"] * 5)
     assert padded["padding_share"] == 0.0
-    assert "throughput_over_baseline" in cellular
-    assert cellular["p50_ms"] <= cellular["p90_ms"] <= cellular["p99_ms"]
+    assert "throughput_over_baseline" in default
+    assert default["p50_ms"] <= default["p90_ms"] <= default["p99_ms"]
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_trees_are_batched_whole_with_equal_work(command, tmp_path, read_json):
     path = tmp_path / "out.json"
     done = command("bench", "treelstm", *TINY, "--equal-work", "--requests", 6, "--json", path)
     assert done.exit_code == 0, done.output
-    assert [line["policy"].partition(":")[0] for line in read_json(path)] == ["cellular", "closed"]
+    assert [line["policy"].partition(":")[0] for line in read_json(path)] == ["auto", "closed"]
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ def test_pairs_and_trees_from_files(command, tmp_path, text_file, tree_file, rea
     tree_file.write_text("(3 (2 a) (1 b))\n(1 word)\n")
     done = command("bench", "treelstm", "--data", tree_file, *TINY, "--requests", 6, "--json", path)
     assert done.exit_code == 0, done.output
-    assert [line["policy"] for line in read_json(path)] == ["cellular", "serial"]
+    assert [line["policy"] for line in read_json(path)] == ["auto", "serial"]
 
 
 @pytest.mark.parametrize(

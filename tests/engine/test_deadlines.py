@@ -102,9 +102,9 @@ def test_refused_requests_fail_at_once_and_are_counted_apart() -> None:
     assert_balanced(engine)
 
 
-def test_the_default_policy_looks_at_deadlines_where_there_are_any() -> None:
-    assert bm.Engine(Sums(), threads=1).policy.name == "cellular"
-    assert bm.Engine(Sums(), deadline_ms=math.inf, threads=1).policy.name == "cellular"
+def test_the_default_policy_is_one_and_looks_at_deadlines() -> None:
+    assert bm.Engine(Sums(), threads=1).policy.name == "auto"
+    assert bm.Engine(Sums(), deadline_ms=math.inf, threads=1).policy.name == "auto"
     assert bm.Engine(Sums(), deadline_ms=50, threads=1).policy.name == "auto"
     assert bm.Engine(Sums(), refuse=True, threads=1).policy.name == "auto"
     assert bm.Engine(Sums(), "cellular", deadline_ms=50, threads=1).policy.name == "cellular"

@@ -54,7 +54,9 @@ def run(
     hidden: options.Hidden = None,
     layers: options.Layers = None,
     dtype: options.Dtype = "float32",
-    policy: Annotated[str, typer.Option(help="What runs next: cellular, padded, learned:file=FILE, ...")] = "cellular",
+    policy: Annotated[
+        str | None, typer.Option(help="What runs next: cellular, padded, learned:file=FILE, ... Default: auto.")
+    ] = None,
     threads: options.Threads = None,
     workers: options.Workers = 1,
     device: options.Device = "cpu",

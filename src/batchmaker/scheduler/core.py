@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from batchmaker.errors import InvariantError
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.spec import CellType
-from batchmaker.graph.work import work_of
 from batchmaker.policies.ageing import PATIENCE, Ageing
 from batchmaker.policies.base import CellPolicy
 from batchmaker.scheduler.batching import Batcher
@@ -181,14 +180,7 @@ class Scheduler(View):
 
     def _watch(self, events: Sequence[RequestArrived], opened: Sequence[RequestEntry]) -> None:
         """Tell the request table and `Urgency` about new requests."""
-        if self._state.watched is not None:
-            self._state.watched.enter(
-                np.array([entry.slot for entry in opened]),
-                np.array([event.at_s for event in events]),
-                np.array([math.inf if event.deadline_s is None else event.deadline_s for event in events]),
-                np.array([event.model for event in events]),
-                np.array([event.open for event in events]),
-            )
+        self._state.arrived(events, opened)
         if self._urgency is not None:
             for event in events:
                 self._urgency.arrived(event.request, event.graph)
@@ -196,9 +188,7 @@ class Scheduler(View):
 
     def _more_work(self, entries: Sequence[RequestEntry], graphs: Sequence[CellGraph]) -> None:
         """Tell the request table and `Urgency` that requests have more to compute: a graph for each."""
-        if self._state.watched is not None:
-            slots = np.array([entry.slot for entry in entries])
-            self._state.watched.add_work(slots, [work_of(graph) for graph in graphs])
+        self._state.more_work(entries, graphs)
         if self._urgency is not None:
             for entry, graph in zip(entries, graphs, strict=True):
                 self._urgency.more_work(entry, graph)

@@ -5,6 +5,7 @@ Admission, batching and completion share it. It has nearly no behaviour of its o
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from batchmaker.errors import InvariantError
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.spec import CellType, TypeId
+from batchmaker.graph.work import work_of
 from batchmaker.policies.base import CellPolicy
 from batchmaker.policies.line import WaitingLine
 from batchmaker.policies.requests import RequestTable
@@ -297,6 +299,22 @@ class SchedulerState:
         for kept in (self.watched, self.depths, self.frontiers):
             if kept is not None:
                 kept.add_type()
+
+    def arrived(self, events: Sequence[RequestArrived], opened: Sequence[RequestEntry]) -> None:
+        """Note in the request table, if it is kept, that requests have arrived."""
+        if self.watched is not None:
+            self.watched.enter(
+                np.array([entry.slot for entry in opened]),
+                np.array([event.at_s for event in events]),
+                np.array([math.inf if event.deadline_s is None else event.deadline_s for event in events]),
+                np.array([event.model for event in events]),
+                np.array([event.open for event in events]),
+            )
+
+    def more_work(self, entries: Sequence[RequestEntry], graphs: Sequence[CellGraph]) -> None:
+        """Note in the request table, if it is kept, that requests have more to compute: a graph for each."""
+        if self.watched is not None:
+            self.watched.add_work(np.array([entry.slot for entry in entries]), [work_of(graph) for graph in graphs])
 
     def in_flight(self) -> FrontierCounts:
         """Return what living requests have in the arena. Takes time in proportion to their number."""

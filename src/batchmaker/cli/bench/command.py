@@ -13,6 +13,7 @@ from batchmaker.cli.bench.contenders import with_equal_work
 from batchmaker.cli.bench.measurement import BenchPlan, measure_all
 from batchmaker.cli.bench.report import Result, Setting
 from batchmaker.cli.workload import UNPADDED, Workload, make_workload
+from batchmaker.engine.setup import DEFAULT
 from batchmaker.errors import OptionError
 from batchmaker.executor.cpu import default_threads
 from batchmaker.executor.cuda.open import device_numbers
@@ -29,7 +30,7 @@ def bench(
         ),
     ] = None,
     policy: Annotated[
-        list[str] | None, typer.Option(help="cellular, padded, learned:file=FILE, ...; may be given several times.")
+        list[str] | None, typer.Option(help="auto, padded, learned:file=FILE, ...; may be given several times.")
     ] = None,
     hidden: options.Hidden = None,
     layers: options.Layers = None,
@@ -113,7 +114,7 @@ def _report(setting: Setting, results: list[Result], json: Path | None) -> None:
 
 
 def _policies_for(model: str, given: list[str] | None, device: str, *, equal_work: bool) -> tuple[str, ...]:
-    """Return the policies to measure: those given, else cellular batching and the model's best baseline."""
+    """Return the policies to measure: those given, else the default and the model's best baseline."""
     if device != "cpu" and equal_work:
         raise OptionError(f"--equal-work compares baselines, which run on the CPU; got --device {device}")
     if model in UNPADDED and not equal_work and any(policy.partition(":")[0] == "padded" for policy in given or ()):
@@ -123,5 +124,5 @@ def _policies_for(model: str, given: list[str] | None, device: str, *, equal_wor
         )
     if device != "cpu":
         return tuple(given or ("cellular",))
-    names = tuple(given or ("cellular", "serial" if model in UNPADDED and not equal_work else "padded"))
+    names = tuple(given or (DEFAULT, "serial" if model in UNPADDED and not equal_work else "padded"))
     return with_equal_work(model, names) if equal_work else names

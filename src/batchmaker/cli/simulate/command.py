@@ -21,7 +21,7 @@ from batchmaker.lab.simulator.costs import step_costs
 from batchmaker.lab.simulator.run import SimulatedDevice
 from batchmaker.lab.zoo.blueprint import Blueprint, blueprint
 
-DEFAULT_POLICIES: Final = ("serial", "graph", "cellular")
+DEFAULT_POLICIES: Final = ("serial", "graph", "cellular", "auto")
 MAX_BATCH: Final = 64
 """As in LazyBatching's evaluation."""
 
