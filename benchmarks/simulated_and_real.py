@@ -8,7 +8,8 @@ answers per second where all requests wait at once, or what full batches would a
 with other arrivals. What came is simulated: the same cell graphs at the times at which the engine got them.
 Nothing of the simulation is taken from the runs that it is compared with. Needs an otherwise idle machine.
 
-TOOK
+All networks take about 8 minutes, and up to 2 more where other programs disturb them (--patience); with --quick 2. The
+result is written whenever a network is done.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ class Setting:
 
 
 NETWORKS: Final = {
-    "lstm": Setting(1024, 3.0, 0.4), "seq2seq": Setting(512, 6.0, 0.6), "bilstm-tagger": Setting(256, 3.0, 0.3),
-    "treelstm-2type": Setting(256, 3.0, 0.3),
+    "lstm": Setting(1024, 3.0, 0.4), "seq2seq": Setting(512, 6.0, 0.6), "bilstm-tagger": Setting(256, 2.5, 0.25),
+    "treelstm-2type": Setting(256, 2.5, 0.25),
 }  # fmt: skip
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Rows of the steps that are measured; the last is the largest batch of every cell."""
@@ -349,17 +350,20 @@ def measured(name: str, policy: str, options: argparse.Namespace, rates: dict[fl
 
 
 def compared(real: Measured) -> dict[str, Any]:
-    """Simulate every run with its profile, with the engine's overhead and without."""
+    """Simulate every run with its profile and the engine's overhead, and the first repetition without as well."""
     runs = []
     for run in real.runs:
         seen, profile = run["seen"], real.profiles[run["seed"]]
         found = {k: v for k, v in run.items() if k != "seen"} | {"requests": len(seen.arrived_s)}
         found["real"] = seen.figures()
-        for key, overhead in (("simulated", profile.overhead or Overhead()), ("cells_alone", Overhead())):
+        ways = {"simulated": profile.overhead or Overhead()}
+        if run["seed"] == 0:
+            ways["cells_alone"] = Overhead()
+        for key, overhead in ways.items():
             played = simulated(real.network, real.requests, seen, real.policy, profile, overhead)
             found[key] = played.figures()
         print(real.name, real.policy, {k: v for k, v in found.items() if not isinstance(v, dict)})
-        for key in ("real", "simulated", "cells_alone"):
+        for key in ("real", *ways):
             print(f"  {key:12}", "  ".join(f"{figure} {value:.2f}" for figure, value in found[key].items()), flush=True)
         runs.append(found)
     return real.about | {"runs": runs}
@@ -380,7 +384,7 @@ def costs_of(decisions: Decisions) -> dict[str, float]:
 
 def errors(result: dict[str, Any], load: float, figure: str, key: str = "simulated") -> float:
     """Return by what share the simulation is above the engine at one load: the median of the repetitions."""
-    runs = [run for run in result["runs"] if run["load"] == load]
+    runs = [run for run in result["runs"] if run["load"] == load and key in run]
     return statistics.median(run[key][figure] / run["real"][figure] - 1 for run in runs)
 
 
@@ -446,8 +450,9 @@ def draw(path: Path, results: Sequence[dict[str, Any]]) -> None:
 
 def command(options: argparse.Namespace, given: Sequence[str]) -> str:
     """Return the command without folders of this machine. given: its arguments, without those for what is written."""
-    places = {str(path): "/".join(("DATA", *path.parts[-2:])) for path in options.data}
-    shorter = [places.get(argument, argument) for argument in given]
+    shorter = list(given)
+    for path in options.data:
+        shorter = [argument.replace(str(path), "/".join(("DATA", *path.parts[-2:]))) for argument in shorter]
     return shlex.join(["python", "benchmarks/simulated_and_real.py", *shorter])
 
 

@@ -301,7 +301,7 @@ class AutoPolicy(CellPolicy):
         table = view.requests
         self._learn_types(view)
         in_flight = table.in_flight
-        for model in range(table.num_models if len(in_flight) else 0):
+        for model in range(table.num_models if len(in_flight) and self._num_types > 1 else 0):
             mine = in_flight if table.num_models < 2 else in_flight[table.model[in_flight] == model]
             _see_types_at_once(mine[:_LOOKED_AT], table.left, table.done, table.model, self._at_once)
         if table.changes == self._rejected_at and self._hopeless != "drop":
@@ -322,9 +322,9 @@ class AutoPolicy(CellPolicy):
     def _in_time_first(self, view: ReadyView) -> tuple[Slots, list[int]]:
         """Return the line, with those who cannot be in time even alone behind the others; and who is refused."""
         table, line = view.requests, view.waiting(view.num_waiting)
-        deadline_s = table.deadline_s[line]
-        if self._hopeless == "ignore" or not (deadline_s < np.inf).any():
+        if self._hopeless == "ignore" or not table.has_deadlines:
             return line, []
+        deadline_s = table.deadline_s[line]
         hopeless = view.now_s + self._times.replay.alone(self._left.left(table, line)) > deadline_s
         if self._hopeless == "drop":
             return line[~hopeless], line[hopeless].tolist()
@@ -344,8 +344,9 @@ class AutoPolicy(CellPolicy):
         if not len(in_flight):
             first, in_flight, line = line[:1].tolist(), line[:1], line[1:]
         table = view.requests
-        types = np.flatnonzero(table.type_model == model)
-        if len(types) == 1 and self._gains(types[0]) and not (table.deadline_s[line] < np.inf).any():
+        types = np.flatnonzero(table.type_model == model) if self._num_types > 1 else np.zeros(1, np.int64)
+        urgent = table.has_deadlines and bool((table.deadline_s[line] < np.inf).any())
+        if len(types) == 1 and not urgent and self._gains(types[0]):
             return [*first, *line.tolist()]
         cap = _CAP * int(self._max_batch[types].min(initial=self._largest))
         candidates = line[: max(cap - len(in_flight), 0)]

@@ -22,22 +22,45 @@ def _submit(left: NDArray[np.int64], done: NDArray[np.int64], slots: Slots, type
 
 
 @compiled
+def _enter(
+    arrived_s: NDArray[np.float64],
+    began_s: NDArray[np.float64],
+    deadline_s: NDArray[np.float64],
+    model: NDArray[np.int64],
+    is_open: NDArray[np.bool_],
+    left: NDArray[np.int64],
+    done: NDArray[np.int64],
+    width: NDArray[np.float64],
+    slots: Slots,
+    their_arrived_s: NDArray[np.float64],
+    their_deadline_s: NDArray[np.float64],
+    their_model: NDArray[np.int64],
+    they_are_open: NDArray[np.bool_],
+) -> None:
+    for i in range(len(slots)):
+        slot = slots[i]
+        arrived_s[slot], began_s[slot], deadline_s[slot] = their_arrived_s[i], np.inf, their_deadline_s[i]
+        model[slot], is_open[slot] = their_model[i], they_are_open[i]
+        for type_id in range(left.shape[1]):
+            left[slot, type_id], done[slot, type_id], width[slot, type_id] = 0, 0, 1.0
+
+
+@compiled
 def _add_work(
     left: NDArray[np.int64],
     width: NDArray[np.float64],
     type_model: NDArray[np.int64],
-    slots: Slots,
-    model: NDArray[np.int64],
+    slot: int,
+    model: int,
     types: NDArray[np.int64],
     nodes: NDArray[np.int64],
     steps: NDArray[np.int64],
 ) -> None:
-    """Add work of requests; a slot for each type of each request. model: [all slots]."""
     for i in range(len(types)):
-        slot, type_id = slots[i], types[i]
+        type_id = types[i]
         left[slot, type_id] += nodes[i]
         width[slot, type_id] = max(width[slot, type_id], nodes[i] / steps[i])
-        type_model[type_id] = model[slot]
+        type_model[type_id] = model
 
 
 @final
@@ -50,6 +73,7 @@ class RequestTable:
     - left, done: [slots, types] nodes not submitted yet, and submitted nodes.
     - width: [slots, types] nodes per step: how many nodes of a type the request can run together, at least 1.
     - num_models: number of models so far.
+    - has_deadlines: some request had one.
     - type_model: [types] the model that last used each type.
     - changes: how often requests have come, begun, grown or ended.
 
@@ -64,6 +88,7 @@ class RequestTable:
         "changes",
         "deadline_s",
         "done",
+        "has_deadlines",
         "left",
         "model",
         "num_models",
@@ -83,6 +108,7 @@ class RequestTable:
         self.width = np.ones((64, 0))
         self.changes = 0
         self.num_models = 0
+        self.has_deadlines = False
         self.type_model = np.zeros(0, np.int64)
         self._in_flight: dict[int, None] = {}
         self._listed: Slots | None = None
@@ -114,28 +140,19 @@ class RequestTable:
         self.changes += 1
         while slots.max() >= len(self.arrived_s):
             self._grow()
-        self.arrived_s[slots] = arrived_s
-        self.began_s[slots] = np.inf
-        self.deadline_s[slots] = deadline_s
-        self.model[slots] = model
         self.num_models = max(self.num_models, int(model.max()) + 1)
-        self.open[slots] = is_open
-        self.left[slots] = 0
-        self.done[slots] = 0
-        self.width[slots] = 1.0
+        self.has_deadlines = self.has_deadlines or deadline_s.min() < np.inf
+        _enter(
+            self.arrived_s, self.began_s, self.deadline_s, self.model, self.open, self.left, self.done, self.width,
+            slots, arrived_s, deadline_s, model, is_open,
+        )  # fmt: skip
 
     def add_work(self, slots: Slots, works: Sequence[Work]) -> None:
         """Note that requests have more to compute. slots, works: one for each of them."""
         self.changes += 1
-        if len(works) == 1:
-            (work,) = works
-            types, nodes, steps = work.types, work.nodes, work.steps
-        else:
-            types = np.concatenate([work.types for work in works])
-            nodes = np.concatenate([work.nodes for work in works])
-            steps = np.concatenate([work.steps for work in works])
-        each = np.repeat(slots, [len(work.types) for work in works])
-        _add_work(self.left, self.width, self.type_model, each, self.model, types, nodes, steps)
+        for slot, work in zip(slots.tolist(), works, strict=True):
+            model = self.model[slot]
+            _add_work(self.left, self.width, self.type_model, slot, model, work.types, work.nodes, work.steps)
 
     def begin(self, slots: Slots, now_s: float) -> None:
         """Note that requests have left the waiting line, in this order."""
