@@ -340,8 +340,9 @@ def measured(name: str, policy: str, options: argparse.Namespace, rates: dict[fl
                 runs.append({"load": load, "rate": rate, "seed": seed, "others": others, "seen": seen})
     about = {
         "model": name, "policy": policy, "hidden": hidden, "workload": workload.source, "seconds": seconds,
-        "overhead_us": [
-            {k: 1e6 * v for k, v in asdict(profile.overhead or Overhead()).items()} for profile in profiles],
+        "overhead_us": [{
+            key: 1e6 * statistics.median(asdict(profile.overhead or Overhead())[key] for profile in profiles)
+            for key in asdict(Overhead())}],
         "cells_ms": [{c.name: dict(zip(c.batch, (1e3 * s for s in c.median_s), strict=True))
                       for c in profile.latency.cells} for profile in profiles],
         "levels": levels, "decisions": costs_of(decisions),

@@ -110,6 +110,11 @@ def test_the_default_policy_is_one_and_looks_at_deadlines() -> None:
     assert bm.Engine(Sums(), "cellular", deadline_ms=50, threads=1).policy.name == "cellular"
 
 
+def test_a_first_request_without_any_cell_is_answered_under_the_default_policy() -> None:
+    with bm.Engine(Sums(), threads=1) as engine:
+        assert [engine.submit({"xs": [], "form": "nodes"}).result() for _ in range(2)] == [[0.0], [0.0]]
+
+
 def test_only_a_policy_that_forecasts_can_refuse() -> None:
     with pytest.raises(OptionError, match="'cellular' has no option to refuse"):
         bm.Engine(Sums(), "cellular", refuse=True)

@@ -86,17 +86,17 @@ def test_as_many_join_as_the_equations_allow(wide: bool, seed: int) -> None:
 
 
 @pytest.mark.parametrize("wide", [False, True])
-@given(seed=st.integers(0, 10_000), behind=st.integers(0, 5))
+@given(seed=st.integers(0, 10_000), behind=st.integers(0, 5), most=st.sampled_from([1, 2, 3, 99]))
 def test_under_auto_those_begin_with_whom_the_fewest_are_late_and_all_are_done_soonest(
-    wide: bool, seed: int, behind: int
+    wide: bool, seed: int, behind: int, most: int
 ) -> None:
     s = drawn(seed, wide=wide)
     num_waiting = s.num_candidates + behind
     found = num_beginning(
         s.left, ALIKE if s.width is None else s.width, s.num_in_flight, s.replay.seconds, s.deadline_s, num_waiting,
-        s.num_candidates,
+        most,
     )  # fmt: skip
-    assert found == best_of_worthwhile(s, num_waiting)
+    assert found == best_of_worthwhile(s, num_waiting, most)
 
 
 def test_under_auto_a_burst_begins_in_groups_where_that_takes_no_longer_in_all() -> None:

@@ -55,7 +55,8 @@ def run(
     layers: options.Layers = None,
     dtype: options.Dtype = "float32",
     policy: Annotated[
-        str | None, typer.Option(help="What runs next: cellular, padded, learned:file=FILE, ... Default: auto.")
+        str | None,
+        typer.Option(help="What runs next: cellular, padded, learned:file=FILE, ... Default: auto on a CPU."),
     ] = None,
     threads: options.Threads = None,
     workers: options.Workers = 1,

@@ -22,29 +22,30 @@ def _count(graph: CellGraph) -> Work:
         chains = sorted(graph.runs, key=lambda run: run.type_id)
         nodes = np.array([run.length for run in chains], np.int64)
         return Work(np.array([run.type_id for run in chains], np.int64), nodes, nodes)
-    num_types = 1 + max(max(kinds, default=-1), *[int(block.types.max(initial=-1)) for block in graph.blocks], -1)
-    depth = np.zeros((graph.num_nodes, num_types), np.int64)
-    found = np.zeros((2, num_types), np.int64)  # nodes, and the longest path
+    kinds.update(*[{int(block.types.min()), int(block.types.max())} for block in graph.blocks if block.count])
+    low, high = min(kinds, default=0), max(kinds, default=-1)
+    depth = np.zeros((graph.num_nodes, high + 1 - low), np.int64)
+    found = np.zeros((2, high + 1 - low), np.int64)  # nodes, and the longest path
     for part in graph.parts:
         at = part.first - graph.first
         if isinstance(part, Run):
-            _add_run(part, at, graph.first, depth)
-            found[0, part.type_id] += part.length
+            _add_run(part, at, graph.first, low, depth)
+            found[0, part.type_id - low] += part.length
             found[1] = np.maximum(found[1], depth[at + part.length - 1])
         else:
-            _add_block(part.types, int64s(part.sources), at, graph.first, depth, found)
+            _add_block(part.types, int64s(part.sources), at, graph.first, low, depth, found)
     types = np.flatnonzero(found[0])
-    return Work(types, *found[:, types])
+    return Work(types + low, *found[:, types])
 
 
-def _add_run(run: Run, at: int, first: int, depth: NDArray[np.int64]) -> None:
+def _add_run(run: Run, at: int, first: int, low: int, depth: NDArray[np.int64]) -> None:
     """Write the rows of a run's steps, which all wait for what feeds any of them; see `_add_block`."""
     init = [source - first for source, _ in run.init if source >= first]
     sequences = [nodes[0] - first for nodes in run.sequences if nodes is not None]
     fed = np.concatenate([np.array(init, np.int64), *sequences])
     fed = fed[fed >= 0]
     depth[at : at + run.length] = depth[fed].max(axis=0) if len(fed) else 0
-    depth[at : at + run.length, run.type_id] += np.arange(1, run.length + 1)
+    depth[at : at + run.length, run.type_id - low] += np.arange(1, run.length + 1)
 
 
 @compiled
@@ -53,13 +54,15 @@ def _add_block(
     sources: NDArray[np.int64],
     at: int,
     first: int,
+    low: int,
     depth: NDArray[np.int64],
     found: NDArray[np.int64],
 ) -> None:
     """Write the rows of a block's nodes: nodes of each type on the longest path that ends there, themselves included.
 
     types, sources: see NodeBlock. at: the block's first row. first: the number of the graph's first node; earlier ones
-    do not count. depth: [nodes, types]. found: [2, types] nodes of each type and the most on any path, counted further.
+    do not count. low: the type of the first column. depth: [nodes, types]. found: [2, types] nodes of each type, and
+    the most on any path. Both are updated.
     """
     num_types = depth.shape[1]
     for i in range(len(types)):
@@ -69,7 +72,7 @@ def _add_block(
             if source >= 0:
                 for kind in range(num_types):
                     depth[node, kind] = max(depth[node, kind], depth[source, kind])
-        depth[node, types[i]] += 1
-        found[0, types[i]] += 1
+        depth[node, types[i] - low] += 1
+        found[0, types[i] - low] += 1
         for kind in range(num_types):
             found[1, kind] = max(found[1, kind], depth[node, kind])

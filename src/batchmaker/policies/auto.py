@@ -4,8 +4,8 @@ Four rules, each of which decides only where it has something to say:
 
 1. Who begins. Where the types of a network follow each other, newcomers make those in flight wait until they have
    caught up. So a prefix of the line begins, of all that are worth it the best, by a forecast of finish times (see
-   `num_beginning`). Where requests use several types at once, or there is one type whose batches gain much, there is
-   nothing to catch up with, and all begin. Who cannot be in time stands behind those who can.
+   `num_beginning`). Where requests use several types at once, or are runs of one type whose batches gain much, there
+   is nothing to catch up with, and all begin. Who cannot be in time stands behind those who can.
 2. Which of several models goes first: the one that can answer most requests for its time, by the same forecast.
 3. Which type of a model: a full batch, of several that of the type of whose frontier the smallest share is ready: it
    is further on in the network, and ends requests sooner. Then the type of whose frontier the largest share is ready.
@@ -42,8 +42,8 @@ _CAP: Final = 2
 """Full batches that the requests in flight of a model may make where newcomers have to catch up."""
 _PREFIXES: Final = 16
 """About how many prefixes of the line a forecast is made for."""
-_PATIENCE: Final = 10.0
-"""How often the time that it was given a request waits behind others after its deadline, at most."""
+_DEFERRED_FOR: Final = 10.0
+"""After its deadline, a request waits behind others for at most so many times the time that it was given."""
 Ids = NDArray[np.int64]
 Seconds = NDArray[np.float64]
 
@@ -173,8 +173,8 @@ class AutoPolicy(CellPolicy):
     - max_steps, budget_ms: the most steps and milliseconds of a task. It has as many as its own cost is worth
       (`weighs_tasks` of CellPolicy).
     - hopeless: what becomes of a waiting request that cannot be in time even alone: it stands behind those who can
-      ("defer"), is computed as any other ("ignore") or refused ("drop"). Deferred ones get their place in the line back
-      once they have waited `_PATIENCE` times what they were given.
+      ("defer"), is computed as any other ("ignore") or refused ("drop"). A deferred one gets its place in the line back
+      ten times what it was given after its deadline.
     """
 
     name = "auto"
@@ -183,6 +183,7 @@ class AutoPolicy(CellPolicy):
     needs_frontiers: ClassVar[bool] = True
     node_by_node: ClassVar[bool] = True
     weighs_tasks: ClassVar[bool] = True
+    fills_workers: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -296,8 +297,8 @@ class AutoPolicy(CellPolicy):
     # --- who begins ----------------------------------------------------------------------------------------------
 
     def admit(self, view: ReadyView) -> Admission:
-        """Begin, of each model, the longest prefix of its line that makes the sum of finish times smaller; all of the
-        line where requests use several types at once."""
+        """Begin, of each model, the best prefix of its line (see `num_beginning`); all of the line where requests use
+        several types at once, or are runs of one type that gains."""
         table = view.requests
         self._learn_types(view)
         in_flight = table.in_flight
@@ -307,7 +308,7 @@ class AutoPolicy(CellPolicy):
         if table.changes == self._rejected_at and self._hopeless != "drop":
             return Admission(())
         line, refused = self._in_time_first(view)
-        if refused and (table.changes == self._rejected_at or not len(line)):
+        if table.changes == self._rejected_at or not len(line):
             return Admission((), refused)
         begin: list[int] = []
         if table.num_models < 2:
@@ -320,16 +321,28 @@ class AutoPolicy(CellPolicy):
         return Admission(begin, refused)
 
     def _in_time_first(self, view: ReadyView) -> tuple[Slots, list[int]]:
-        """Return the line, with those who cannot be in time even alone behind the others; and who is refused."""
+        """Return the line, with those who cannot be in time even alone behind the others of their priority; and who is
+        refused."""
         table, line = view.requests, view.waiting(view.num_waiting)
         if self._hopeless == "ignore" or not table.has_deadlines:
             return line, []
         deadline_s = table.deadline_s[line]
-        hopeless = view.now_s + self._times.replay.alone(self._left.left(table, line)) > deadline_s
+        hopeless = view.now_s + self._times.replay.alone(self._surely_left(table, line)) > deadline_s
         if self._hopeless == "drop":
             return line[~hopeless], line[hopeless].tolist()
-        hopeless &= view.now_s - deadline_s < _PATIENCE * (deadline_s - table.arrived_s[line])
-        return np.concatenate((line[~hopeless], line[hopeless])), []
+        hopeless &= view.now_s - deadline_s < _DEFERRED_FOR * (deadline_s - table.arrived_s[line])
+        return line[np.lexsort((hopeless, -table.priority[line]))], []
+
+    def _surely_left(self, table: RequestTable, slots: Slots) -> Ids:
+        """Return the steps that these requests have left, of runs that a value may end at any time one: [slots, types].
+
+        Runs whose lengths are predicted count as predicted.
+        """
+        left = self._left.left(table, slots)
+        predicted = {cell for cell, _, _ in self._left.predicted}
+        for type_id in table.stopping_types - predicted:
+            np.minimum(left[:, type_id], 1, out=left[:, type_id])
+        return left
 
     def _gains(self, type_id: TypeId) -> bool:
         """Whether full batches of this type gain so much that nobody needs a forecast to join."""
@@ -338,18 +351,19 @@ class AutoPolicy(CellPolicy):
 
     def _of_model(self, view: ReadyView, model: int, in_flight: Slots, line: Slots) -> list[int]:
         """Return who of one model's line begins. in_flight: of that model; if nobody is, the first in line begins."""
-        if self._at_once[model] > AT_ONCE:
+        if not self._num_types or self._at_once[model] > AT_ONCE:
             return list(line.tolist())
         first: list[int] = []
         if not len(in_flight):
             first, in_flight, line = line[:1].tolist(), line[:1], line[1:]
         table = view.requests
         types = np.flatnonzero(table.type_model == model) if self._num_types > 1 else np.zeros(1, np.int64)
-        urgent = table.has_deadlines and bool((table.deadline_s[line] < np.inf).any())
-        if len(types) == 1 and not urgent and self._gains(types[0]):
-            return [*first, *line.tolist()]
         cap = _CAP * int(self._max_batch[types].min(initial=self._largest))
         candidates = line[: max(cap - len(in_flight), 0)]
+        if len(types) == 1 and self._gains(types[0]):
+            begin = line if types[0] in table.run_types else candidates
+            if not (table.has_deadlines and (table.deadline_s[np.concatenate((in_flight, begin))] < np.inf).any()):
+                return [*first, *begin.tolist()]
         if not len(candidates):
             return first
         slots = np.concatenate((in_flight, candidates))

@@ -103,6 +103,8 @@ class CellPolicy(ABC):
       `Urgency`).
     - weighs_tasks: a task has only as many steps as its own cost is worth (`task_s` of the scheduler): a single one
       where tasks cost nothing, so that no step goes before what the rank would say.
+    - fills_workers: its forecasts know one worker. Where there are several, the first in line begins for each that
+      would be idle.
     - max_steps: the most steps of a task (MaxTasksToSubmit); 1 looks at the rank before every batch. OptionError below
       1.
     - budget_ms: milliseconds that a task of several steps may take, by known step times; None for any.
@@ -116,6 +118,7 @@ class CellPolicy(ABC):
     node_by_node: ClassVar[bool] = False
     urgent_first: ClassVar[bool] = False
     weighs_tasks: ClassVar[bool] = False
+    fills_workers: ClassVar[bool] = False
 
     _max_steps = 1
     _budget_s = math.inf

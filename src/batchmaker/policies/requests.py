@@ -27,6 +27,7 @@ def _enter(
     began_s: NDArray[np.float64],
     deadline_s: NDArray[np.float64],
     model: NDArray[np.int64],
+    priority: NDArray[np.int64],
     is_open: NDArray[np.bool_],
     left: NDArray[np.int64],
     done: NDArray[np.int64],
@@ -35,12 +36,13 @@ def _enter(
     their_arrived_s: NDArray[np.float64],
     their_deadline_s: NDArray[np.float64],
     their_model: NDArray[np.int64],
+    their_priority: NDArray[np.int64],
     they_are_open: NDArray[np.bool_],
 ) -> None:
     for i in range(len(slots)):
         slot = slots[i]
         arrived_s[slot], began_s[slot], deadline_s[slot] = their_arrived_s[i], np.inf, their_deadline_s[i]
-        model[slot], is_open[slot] = their_model[i], they_are_open[i]
+        model[slot], priority[slot], is_open[slot] = their_model[i], their_priority[i], they_are_open[i]
         for type_id in range(left.shape[1]):
             left[slot, type_id], done[slot, type_id], width[slot, type_id] = 0, 0, 1.0
 
@@ -68,12 +70,13 @@ class RequestTable:
     """Facts about the requests that wait or are in flight, by slot.
 
     - arrived_s, began_s, deadline_s: [slots] engine seconds; infinity if the request has not begun or has no deadline.
-    - model: [slots].
+    - model, priority: [slots].
     - open: [slots] the request may still get nodes.
     - left, done: [slots, types] nodes not submitted yet, and submitted nodes.
     - width: [slots, types] nodes per step: how many nodes of a type the request can run together, at least 1.
     - num_models: number of models so far.
     - has_deadlines: some request had one.
+    - run_types, stopping_types: the types that some request has used in runs, and in runs that a value may end.
     - type_model: [types] the model that last used each type.
     - changes: how often requests have come, begun, grown or ended.
 
@@ -93,6 +96,9 @@ class RequestTable:
         "model",
         "num_models",
         "open",
+        "priority",
+        "run_types",
+        "stopping_types",
         "type_model",
         "width",
     )
@@ -102,6 +108,7 @@ class RequestTable:
         self.began_s = np.full(64, np.inf)
         self.deadline_s = np.full(64, np.inf)
         self.model = np.zeros(64, np.int64)
+        self.priority = np.zeros(64, np.int64)
         self.open = np.zeros(64, np.bool_)
         self.left = np.zeros((64, 0), np.int64)
         self.done = np.zeros((64, 0), np.int64)
@@ -109,6 +116,8 @@ class RequestTable:
         self.changes = 0
         self.num_models = 0
         self.has_deadlines = False
+        self.run_types: set[int] = set()
+        self.stopping_types: set[int] = set()
         self.type_model = np.zeros(0, np.int64)
         self._in_flight: dict[int, None] = {}
         self._listed: Slots | None = None
@@ -134,6 +143,7 @@ class RequestTable:
         arrived_s: NDArray[np.float64],
         deadline_s: NDArray[np.float64],
         model: NDArray[np.int64],
+        priority: NDArray[np.int64],
         is_open: NDArray[np.bool_],
     ) -> None:
         """Note that requests have arrived. All arrays: [requests]; deadline_s is infinity where there is none."""
@@ -143,8 +153,8 @@ class RequestTable:
         self.num_models = max(self.num_models, int(model.max()) + 1)
         self.has_deadlines = self.has_deadlines or deadline_s.min() < np.inf
         _enter(
-            self.arrived_s, self.began_s, self.deadline_s, self.model, self.open, self.left, self.done, self.width,
-            slots, arrived_s, deadline_s, model, is_open,
+            self.arrived_s, self.began_s, self.deadline_s, self.model, self.priority, self.open, self.left, self.done,
+            self.width, slots, arrived_s, deadline_s, model, priority, is_open,
         )  # fmt: skip
 
     def add_work(self, slots: Slots, works: Sequence[Work]) -> None:
@@ -153,6 +163,12 @@ class RequestTable:
         for slot, work in zip(slots.tolist(), works, strict=True):
             model = self.model[slot]
             _add_work(self.left, self.width, self.type_model, slot, model, work.types, work.nodes, work.steps)
+
+    def note_run(self, type_id: int, *, may_stop: bool) -> None:
+        """Note that a type is used in a run. may_stop: a value may end the run."""
+        self.run_types.add(type_id)
+        if may_stop:
+            self.stopping_types.add(type_id)
 
     def begin(self, slots: Slots, now_s: float) -> None:
         """Note that requests have left the waiting line, in this order."""
@@ -185,6 +201,7 @@ class RequestTable:
         self.began_s = np.concatenate((self.began_s, np.full_like(self.began_s, np.inf)))
         self.deadline_s = np.concatenate((self.deadline_s, np.full_like(self.deadline_s, np.inf)))
         self.model = np.concatenate((self.model, np.zeros_like(self.model)))
+        self.priority = np.concatenate((self.priority, np.zeros_like(self.priority)))
         self.open = np.concatenate((self.open, np.zeros_like(self.open)))
         self.left = np.concatenate((self.left, np.zeros_like(self.left)))
         self.done = np.concatenate((self.done, np.zeros_like(self.done)))

@@ -128,23 +128,6 @@ class Scheduler(View):
         """The time by which the driver must send an event (TimePassed if there is no other); None without deadlines."""
         return self._deadlines.next_s
 
-    # --- counts and checks -----------------------------------------------------------------------------------
-
-    @property
-    def num_requests(self) -> int:
-        """Requests in flight, and requests that have ended while a worker still runs steps of them."""
-        return len(self._state.by_slot)
-
-    @property
-    def num_tasks(self) -> int:
-        """Tasks that are submitted and not finished."""
-        return len(self._state.tasks)
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of state tables in use, without lanes."""
-        return sum(pool.num_used for pool in self._state.tables.pools)
-
     def check_invariants(self) -> None:
         """Raise InvariantError unless the state is consistent. Slow: for tests and for the analysis of faults."""
         check_state(self._state)
@@ -345,7 +328,9 @@ class Scheduler(View):
             worker = WorkerId(number)
             while self._may_submit(worker):
                 began = self._admit(commands)
-                if not self._submit_task(worker, commands) and not began:  # a request may begin with nothing to compute
+                if self._submit_task(worker, commands) or began:  # a request may begin with nothing to compute
+                    continue
+                if not self._begin_for_idle(worker, commands):
                     break
 
     def _admit(self, commands: list[Command]) -> bool:
@@ -359,10 +344,25 @@ class Scheduler(View):
             due = "" if entry.deadline_s is None else f" in {entry.deadline_s - self._now_s:.3f} s"
             self._end(entry.request, FailureKind.REFUSED, f"refused: its deadline{due} cannot be met", commands)
         begin = admission.begin if len(admission.begin) or len(watched.in_flight) else line.first(1).tolist()
-        if not len(begin):
+        return self._begin_waiting(begin, commands)
+
+    def _begin_for_idle(self, worker: WorkerId, commands: list[Command]) -> bool:
+        """Let the first in line begin if one of several workers would be idle otherwise, and the policy wants that.
+
+        Returns whether it does.
+        """
+        state = self._state
+        idle = len(state.worker_steps) > 1 and state.worker_steps[worker] == 0
+        wanted = idle and self._policy.fills_workers
+        return wanted and self._begin_waiting(state.line.first(1).tolist(), commands)
+
+    def _begin_waiting(self, begin: Sequence[int], commands: list[Command]) -> bool:
+        """Let these waiting requests begin; return whether there are any."""
+        watched = self._state.watched
+        if not len(begin) or watched is None:
             return False
         entries = [self._state.by_slot[slot] for slot in begin]
-        graphs = line.leave_together(begin)
+        graphs = self._state.line.leave_together(begin)
         for entry in entries:
             entry.waiting = False
         watched.begin(np.array(begin), self._now_s)

@@ -308,6 +308,7 @@ class SchedulerState:
                 np.array([event.at_s for event in events]),
                 np.array([math.inf if event.deadline_s is None else event.deadline_s for event in events]),
                 np.array([event.model for event in events]),
+                np.array([event.priority for event in events]),
                 np.array([event.open for event in events]),
             )
 
@@ -315,6 +316,9 @@ class SchedulerState:
         """Note in the request table, if it is kept, that requests have more to compute: a graph for each."""
         if self.watched is not None:
             self.watched.add_work(np.array([entry.slot for entry in entries]), [work_of(graph) for graph in graphs])
+            for graph in graphs:
+                for run in graph.runs:
+                    self.watched.note_run(run.type_id, may_stop=run.open_ended)
 
     def in_flight(self) -> FrontierCounts:
         """Return what living requests have in the arena. Takes time in proportion to their number."""

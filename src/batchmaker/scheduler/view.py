@@ -1,4 +1,4 @@
-"""What a policy sees of the scheduler: the `ReadyView` of `policies/base.py`, read from the state."""
+"""What others see of the scheduler: policies the `ReadyView` of `policies/base.py`, and drivers its counts."""
 
 from __future__ import annotations
 
@@ -66,6 +66,21 @@ class View:
     @property
     def frontiers(self) -> Frontiers:
         return self._kept(self._state.frontiers, "frontiers", "needs_frontiers")
+
+    @property
+    def num_requests(self) -> int:
+        """Requests in flight, and requests that have ended while a worker still runs steps of them."""
+        return len(self._state.by_slot)
+
+    @property
+    def num_tasks(self) -> int:
+        """Tasks that are submitted and not finished."""
+        return len(self._state.tasks)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of state tables in use, without lanes."""
+        return sum(pool.num_used for pool in self._state.tables.pools)
 
     def _kept(self, kept: Kept | None, what: str, flag: str) -> Kept:
         if kept is None:

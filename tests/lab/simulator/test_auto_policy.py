@@ -66,10 +66,11 @@ def play(
     per_row_s: float = 0.0,
     told: bool = True,
     sla_s: float | None = None,
+    workers: int = 1,
 ) -> tuple[Records, list[Computed]]:
     """Records and every batched call. told: whether the policy is given the costs."""
     profile, calls = profile_of(model, per_row_s), []
-    device = SimulatedDevice(step_costs(model, profile.latency, padded=False))
+    device = SimulatedDevice(step_costs(model, profile.latency, padded=False), workers, run_ahead=workers - 1)
     policy = AutoPolicy(profile if told else None, max_steps=1)
     return simulate(model, policy, offered(requests, arrived_s), device, sla_s=sla_s, observe=calls.append), calls
 
@@ -169,7 +170,7 @@ def waiting(model: SimulatedModel, work: Work, num_waiting: int) -> tuple[Reques
     for _ in model.cells:
         table.add_type()
     none = np.zeros(len(slots), np.int64)
-    table.enter(slots, np.zeros(len(slots)), np.full(len(slots), np.inf), none, none > 0)
+    table.enter(slots, np.zeros(len(slots)), np.full(len(slots), np.inf), none, none, none > 0)
     table.add_work(slots, [work] * len(slots))
     table.begin(slots[:1], 0.0)
     view = SimpleNamespace(
@@ -178,11 +179,41 @@ def waiting(model: SimulatedModel, work: Work, num_waiting: int) -> tuple[Reques
     return table, view
 
 
-def test_a_line_of_requests_of_one_type_begins_as_a_whole_where_full_batches_gain() -> None:
+def test_no_worker_is_idle_while_a_request_waits() -> None:
+    """A batch costs as much as its rows, so nobody joins; the second worker takes the next in line all the same."""
+    records, calls = play(LAYERS, [layered()] * 8, [0.0] * 8, per_row_s=1.0, workers=2)
+    assert records.finished_s.max() <= 14.0  # 24 calls of a second
+    assert {call.worker for call in calls} == {0, 1}
+
+
+def test_a_loop_that_may_end_at_once_is_not_put_behind_others() -> None:
+    table, view = waiting(CHAIN, Work(np.zeros(1, np.int64), np.full(1, 100), np.full(1, 100)), num_waiting=2)
+    table.has_deadlines, table.deadline_s[1], table.deadline_s[2] = True, 40.0, 200.0
+    policy = AutoPolicy(profile_of(CHAIN, 1.0))
+    policy.admit(view)
+    assert policy._in_time_first(view)[0].tolist() == [2, 1]  # a chain of 100 steps cannot be done after 40
+    table.note_run(0, may_stop=True)
+    assert policy._in_time_first(view)[0].tolist() == [1, 2]
+
+
+def test_a_late_request_keeps_its_place_before_those_of_lower_priority() -> None:
+    table, view = waiting(CHAIN, Work(np.zeros(1, np.int64), np.full(1, 5), np.full(1, 5)), num_waiting=3)
+    table.has_deadlines, table.deadline_s[1], table.priority[1:3] = True, 1.0, 7
+    policy = AutoPolicy(profile_of(CHAIN, 1.0))
+    policy.admit(view)
+    assert policy._in_time_first(view)[0].tolist() == [2, 1, 3]
+
+
+def test_a_line_of_runs_of_one_type_begins_as_a_whole_where_full_batches_gain() -> None:
     work = Work(np.zeros(1, np.int64), np.full(1, 5), np.full(1, 5))
-    _, view = waiting(CHAIN, work, num_waiting=30)
+    table, view = waiting(CHAIN, work, num_waiting=30)
+    two_batches = list(range(1, 8))  # single calls, each of which goes to the end of the queue: all would end together
+    assert list(AutoPolicy(profile_of(CHAIN, 0.25)).admit(view).begin) == two_batches
+    table.note_run(0, may_stop=False)
     assert list(AutoPolicy(profile_of(CHAIN, 0.25)).admit(view).begin) == list(range(1, 31))
     assert list(AutoPolicy(profile_of(CHAIN, 1.0)).admit(view).begin) == []
+    table.has_deadlines, table.deadline_s[0] = True, 6.0  # the one in flight would be late
+    assert list(AutoPolicy(profile_of(CHAIN, 0.25)).admit(view).begin) == []
 
 
 def test_all_begin_once_requests_are_seen_to_use_several_types_at_once() -> None:

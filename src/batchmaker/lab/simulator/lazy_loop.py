@@ -150,7 +150,7 @@ def _steps_left(flight: Flight, shapes: Shapes, kinds: Ids, lazy: Lazy, num: int
 
 
 @compiled
-def _num_beginning(flight: Flight, shapes: Shapes, kinds: Ids, lazy: Lazy, num: int) -> int:
+def _num_joining(flight: Flight, shapes: Shapes, kinds: Ids, lazy: Lazy, num: int) -> int:
     """Return how many of `num` candidates may join the requests in flight."""
     num_in_flight, now_s = flight.numbers[IN_FLIGHT], flight.seconds[NOW_S]
     left, whole = _steps_left(flight, shapes, kinds, lazy, num)
@@ -176,7 +176,7 @@ def admit(flight: Flight, shapes: Shapes, kinds: Ids, lazy: Lazy) -> int:
     if num and numbers[IN_FLIGHT] and (lazy.rules.benefit or lazy.rules.slack != NO_TEST):
         if numbers[STALE]:
             return STOPPED
-        num = _num_beginning(flight, shapes, kinds, lazy, num)
+        num = _num_joining(flight, shapes, kinds, lazy, num)
         numbers[REJECTED] = NOBODY if num else numbers[CHANGES]
     at, before = numbers[LINE], NOBODY
     for i in range(num):
