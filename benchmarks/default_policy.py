@@ -553,6 +553,7 @@ def main() -> None:
     for ours, rows in tables.items():
         shown(rows, ours)
     trace = " --trace CSV" if options.trace else ""
+    trace += " --best-of RESULT" if options.best_of else ""
     about = made_by(
         MEASURES, f"python benchmarks/default_policy.py --requests {options.requests} --seeds {options.seeds}{trace}"
     )

@@ -3,8 +3,9 @@
     python benchmarks/default_policy_live.py [--quick] [--json OUT.json] [--page docs/policies.md]
 
 For each network one engine with one worker and one compute thread per policy is started; all of them are measured in
-turn, round by round, so that a disturbance meets all alike. Rates are shares of what `cellular` answers per second
-where all requests wait at once. A number is the median over rounds. Needs an otherwise idle machine.
+turn, round by round, so that a disturbance meets all alike; short rounds are repeated. Rates are shares of what
+`cellular` answers per second where all requests wait at once. A number is the median over rounds. Needs an otherwise
+idle machine.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ LOADS: Final = (0.3, 0.7)
 HIDDEN: Final = 128
 WAITING: Final = 512
 """Requests that wait at once."""
+SHORT_S: Final = 0.5
+REPEATS: Final = 5
+"""A round where all wait and are answered within SHORT_S is repeated so often: a disturbance lasts longer than it."""
 MEASURES: Final = (
     "benchmarks/default_policy_live.py", "src/batchmaker/engine", "src/batchmaker/policies", "src/batchmaker/scheduler",
 )  # fmt: skip
@@ -94,18 +98,21 @@ def measured(name: str, rounds: int, seconds: float, tell: Any) -> list[dict[str
         for engine in engines.values():
             offered(engine, work.requests, at_once)
             offered(engine, work.requests, poisson_arrivals(300, 0, count=100))
+            warm = offered(engine, work.requests, at_once)
         capacity = 0.0
         rows = []
         for load in (None, *LOADS):
             rate = None if load is None else load * capacity
             seen: dict[str, list[dict[str, float]]] = {policy: [] for policy in POLICIES}
-            for number in range(rounds):
+            short = rate is None and WAITING / warm["served_rps"] < SHORT_S
+            for number in range(rounds * (REPEATS if short else 1)):
                 come_s = at_once
                 if rate is not None:
                     come_s = poisson_arrivals(rate, number, count=int(min(max(seconds * rate, 100), 4000)))
                 for policy, engine in engines.items():
                     seen[policy].append(offered(engine, work.requests, come_s))
-                    tell()
+                    if number < rounds:
+                        tell()
             for policy, found in seen.items():
                 middle = {key: median(one[key] for one in found) for key in found[0]}
                 rows.append({"network": name, "policy": policy, "load": load, "rate": rate, **middle})
