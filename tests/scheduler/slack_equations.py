@@ -114,14 +114,14 @@ def worthwhile(situation: Situation, num_waiting: int) -> Allowed:
     return sooner
 
 
-def best_of_worthwhile(situation: Situation, num_waiting: int, most: int) -> int:
-    """Return how many candidates begin now: `num_beginning` as it is described. most: about so many prefixes count."""
+def best_of_worthwhile(situation: Situation, num_waiting: int) -> int:
+    """Return how many candidates begin now: `num_beginning` as it is described."""
     s, n = situation, situation.num_in_flight
     together = ((s.together.finish_s > s.deadline_s) & s.counts).sum(axis=1)
     apart = ((s.apart_s > s.deadline_s) & s.counts).sum(axis=1)
     allowed = (together < apart) | ((together == apart) & worthwhile(s, num_waiting))
-    tried = np.arange(s.num_candidates + 1)
-    allowed &= (tried % max(1, -(-s.num_candidates // most)) == 0) | (tried == s.num_candidates)
+    tried = {0, 1, 2, 3, 4, 6, 8, 12, 16, s.num_candidates}
+    allowed &= [prefix in tried for prefix in range(s.num_candidates + 1)]
     allowed[0] = True
     finish_s, done_s = s.together.finish_s.copy(), s.together.drain_s.copy()
     for beginning in range(s.num_candidates):

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import pytest
-from scheduler_harness import Harness, cell_type, chain, host
+from scheduler_harness import Harness, cell_type, chain, complete_tree, host
 
 from batchmaker.policies.auto import AutoPolicy
 from batchmaker.policies.base import ReadyView
 from batchmaker.policies.cellular import CellularPolicy
-from batchmaker.scheduler.batching import SATURATED_BUDGETS, TASKS_WORTH
+from batchmaker.scheduler.batching import MOST_AHEAD, SATURATED_BUDGETS, TASKS_WORTH
 
 CHAIN = cell_type(0, "chain", 2, 1, (1, 4))
 BUDGET_STEPS = 10
@@ -119,3 +119,13 @@ def test_where_tasks_cost_something_a_step_for_step_policy_gives_them_steps_in_p
         core.arrive(request, chain(cells[request % 2], 200))
     core.run()
     assert max(core.steps_per_task()[2:8]) == most
+
+
+def test_single_nodes_fill_a_task_whose_steps_are_weighed() -> None:
+    leaf, inner = cell_type(0, "leaf", 1, 1, (1, 4)), cell_type(1, "inner", 2, 1, (1, 4))
+    core = Harness(
+        [leaf, inner], policy=AutoPolicy(budget_ms=1e3 * BUDGET_STEPS), tells_time=True, reports=lambda: 64, task_s=1.0
+    )
+    core.arrive(0, complete_tree(leaf, inner, 64))
+    core.run()
+    assert core.steps_per_task()[0] == MOST_AHEAD

@@ -120,10 +120,10 @@ class CellDriver:
 
     @property
     def wants_requests(self) -> bool:
-        """Whether fewer nodes are ready than two of the largest batches hold."""
+        """Whether fewer nodes are ready than one of the largest batches holds."""
         types = self._registry.types[: self._num_known]
         num_ready = sum(self._scheduler.num_ready(cell.type_id) for cell in types)
-        return num_ready < 2 * max((cell.max_batch for cell in types), default=1)
+        return num_ready < max((cell.max_batch for cell in types), default=1)
 
     @property
     def templates(self) -> TemplateCache:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.compiled import compiled, int64s
 from batchmaker.graph.cell_graph import CellGraph, Run, Work
+
+_NO_TYPE: Final = 1 << 15  # above every type id
 
 
 def work_of(graph: CellGraph) -> Work:
@@ -22,8 +26,10 @@ def _count(graph: CellGraph) -> Work:
         chains = sorted(graph.runs, key=lambda run: run.type_id)
         nodes = np.array([run.length for run in chains], np.int64)
         return Work(np.array([run.type_id for run in chains], np.int64), nodes, nodes)
-    kinds.update(*[{int(block.types.min()), int(block.types.max())} for block in graph.blocks if block.count])
-    low, high = min(kinds, default=0), max(kinds, default=-1)
+    low, high = min(kinds, default=_NO_TYPE), max(kinds, default=-1)
+    for block in graph.blocks:
+        low, high = _stretch(block.types, low, high)
+    low = min(low, high + 1)
     depth = np.zeros((graph.num_nodes, high + 1 - low), np.int64)
     found = np.zeros((2, high + 1 - low), np.int64)  # nodes, and the longest path
     for part in graph.parts:
@@ -34,8 +40,16 @@ def _count(graph: CellGraph) -> Work:
             found[1] = np.maximum(found[1], depth[at + part.length - 1])
         else:
             _add_block(part.types, int64s(part.sources), at, graph.first, low, depth, found)
-    types = np.flatnonzero(found[0])
+    types = found[0].nonzero()[0]
     return Work(types + low, *found[:, types])
+
+
+@compiled
+def _stretch(types: NDArray[np.int16], low: int, high: int) -> tuple[int, int]:
+    """Return the lowest and the highest of these types and two more."""
+    for i in range(len(types)):
+        low, high = min(low, int(types[i])), max(high, int(types[i]))
+    return low, high
 
 
 def _add_run(run: Run, at: int, first: int, low: int, depth: NDArray[np.int64]) -> None:

@@ -10,7 +10,7 @@ Four rules, each of which decides only where it has something to say:
 3. Which type of a model: a full batch, of several that of the type of whose frontier the smallest share is ready: it
    is further on in the network, and ends requests sooner. Then the type of whose frontier the largest share is ready.
 4. What that order puts off. Requests that lack nothing but one call of a type run up a debt while they wait for it.
-   When it has reached twice what the call costs all others, it is made.
+   When it has reached five times what the call costs all others, it is made.
 """
 
 from __future__ import annotations
@@ -36,12 +36,11 @@ AT_ONCE: Final = 0.3
 _LOOKED_AT: Final = 8  # requests in flight, the oldest, of which that is asked
 _MANY: Final = 1 / 3  # of a request's types
 _WEIGHT: Final = 0.05  # of one of them in the share
-_PRICES: Final = 2.0  # how often what a call costs all others is what is owed before it is made
+_PRICES: Final = 5.0  # how often what a call costs all others is what is owed before it is made
 _GAIN: Final = 2.0  # times as long as a full batch, at least, that its rows take one by one
 _CAP: Final = 2
 """Full batches that the requests in flight of a model may make where newcomers have to catch up."""
-_PREFIXES: Final = 16
-"""About how many prefixes of the line a forecast is made for."""
+_ANY: Final = 1 << 62  # requests: more than there are
 _DEFERRED_FOR: Final = 10.0
 """After its deadline, a request waits behind others for at most so many times the time that it was given."""
 Ids = NDArray[np.int64]
@@ -111,6 +110,8 @@ def _order(
             if left[slot, type_id] > 0:
                 only = type_id
                 num_types += 1
+                if num_types > 1:
+                    break
         if num_types == 1 and left[slot, only] <= width[slot, only] + 1e-6:
             finishing[only] += 1
             if now_s < deadline_s[slot] < now_s + passed_s + longest_s:
@@ -231,7 +232,7 @@ class AutoPolicy(CellPolicy):
         left = np.ones((1, 1), np.int64)
         _leave_out_ends(left, left)
         for width in (ALIKE, np.ones((1, 1))):
-            num_beginning(left, width, 1, seconds, seconds[0], 0, _PREFIXES)
+            num_beginning(left, width, 1, seconds, seconds[0], 0)
 
     def _make_room(self, cells: Sequence[CellType]) -> None:
         """Make room for these cell types."""
@@ -307,23 +308,27 @@ class AutoPolicy(CellPolicy):
             _see_types_at_once(mine[:_LOOKED_AT], table.left, table.done, table.model, self._at_once)
         if table.changes == self._rejected_at and self._hopeless != "drop":
             return Admission(())
-        line, refused = self._in_time_first(view)
+        num_waiting = view.num_waiting
+        if table.num_models < 2 and not table.has_deadlines:
+            num_waiting = min(num_waiting, self._room(table, 0, len(in_flight)))
+        line, refused = self._in_time_first(view, view.waiting(num_waiting))
         if table.changes == self._rejected_at or not len(line):
             return Admission((), refused)
         begin: list[int] = []
         if table.num_models < 2:
-            begin = self._of_model(view, 0, in_flight, line)
+            begin = self._of_model(view, 0, in_flight, line, view.num_waiting)
         else:
             models, coming = table.model[in_flight], table.model[line]
             for model in dict.fromkeys(coming.tolist()):
-                begin += self._of_model(view, model, in_flight[models == model], line[coming == model])
+                theirs = line[coming == model]
+                begin += self._of_model(view, model, in_flight[models == model], theirs, len(theirs))
         self._rejected_at = -1 if begin else table.changes
         return Admission(begin, refused)
 
-    def _in_time_first(self, view: ReadyView) -> tuple[Slots, list[int]]:
+    def _in_time_first(self, view: ReadyView, line: Slots) -> tuple[Slots, list[int]]:
         """Return the line, with those who cannot be in time even alone behind the others of their priority; and who is
         refused."""
-        table, line = view.requests, view.waiting(view.num_waiting)
+        table = view.requests
         if self._hopeless == "ignore" or not table.has_deadlines:
             return line, []
         deadline_s = table.deadline_s[line]
@@ -349,17 +354,35 @@ class AutoPolicy(CellPolicy):
         seconds, most = self._times.replay.seconds[type_id], self._max_batch[type_id]
         return bool(_GAIN * seconds[most] <= most * seconds[1])
 
-    def _of_model(self, view: ReadyView, model: int, in_flight: Slots, line: Slots) -> list[int]:
-        """Return who of one model's line begins. in_flight: of that model; if nobody is, the first in line begins."""
+    def _types(self, table: RequestTable, model: int) -> Ids:
+        """Return the types of a model."""
+        return np.flatnonzero(table.type_model == model) if self._num_types > 1 else np.zeros(1, np.int64)
+
+    def _room(self, table: RequestTable, model: int, num_in_flight: int) -> int:
+        """Return how many requests of a model may begin at most where none has a deadline."""
+        types = self._types(table, model)
+        is_run = len(types) == 1 and types[0] in table.run_types
+        if not self._num_types or self._at_once[model] > AT_ONCE or (is_run and self._gains(types[0])):
+            return _ANY
+        return max(self._cap(types) - num_in_flight, 0)
+
+    def _cap(self, types: Ids) -> int:
+        """Return how many requests that use these types are in flight at most where newcomers have to catch up."""
+        return _CAP * int(self._max_batch[types].min(initial=self._largest))
+
+    def _of_model(self, view: ReadyView, model: int, in_flight: Slots, line: Slots, num_waiting: int) -> list[int]:
+        """Return who of one model's line begins; if nobody is in flight, at least the first.
+
+        in_flight, num_waiting: of that model. line: the first of those who wait.
+        """
         if not self._num_types or self._at_once[model] > AT_ONCE:
             return list(line.tolist())
         first: list[int] = []
         if not len(in_flight):
             first, in_flight, line = line[:1].tolist(), line[:1], line[1:]
         table = view.requests
-        types = np.flatnonzero(table.type_model == model) if self._num_types > 1 else np.zeros(1, np.int64)
-        cap = _CAP * int(self._max_batch[types].min(initial=self._largest))
-        candidates = line[: max(cap - len(in_flight), 0)]
+        types = self._types(table, model)
+        candidates = line[: max(self._cap(types) - len(in_flight), 0)]
         if len(types) == 1 and self._gains(types[0]):
             begin = line if types[0] in table.run_types else candidates
             if not (table.has_deadlines and (table.deadline_s[np.concatenate((in_flight, begin))] < np.inf).any()):
@@ -372,6 +395,6 @@ class AutoPolicy(CellPolicy):
         deadline_s = table.deadline_s[slots] - view.now_s
         num = num_beginning(
             left, ALIKE if (width == 1).all() else width, len(in_flight), self._times.replay.seconds, deadline_s,
-            len(line), _PREFIXES,
+            num_waiting - len(first),
         )  # fmt: skip
         return [*first, *candidates[:num].tolist()]

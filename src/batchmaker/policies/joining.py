@@ -23,6 +23,8 @@ ALIKE: Final[NDArray[np.float64]] = np.ones((0, 0))
 """As `width`: every request has one row in each step."""
 NO_STEPS: Final[Steps] = np.zeros((0, 0), np.int64)
 """As `whole` where no rule reads it."""
+_IN_A_ROW: Final = 4
+"""Prefixes shorter than this are all tried, longer ones in strides: two for each doubling of the length."""
 _ROUNDING: Final = 1e-6
 _NOTHING_S: Final = 1e-12
 
@@ -216,7 +218,7 @@ def _longest_prefix(
 
 @compiled
 def num_beginning(
-    left: Steps, width: Seconds, num_in_flight: int, seconds: Seconds, deadline_s: Seconds, num_waiting: int, most: int
+    left: Steps, width: Seconds, num_in_flight: int, seconds: Seconds, deadline_s: Seconds, num_waiting: int
 ) -> int:
     """Return how many of the candidates begin: of the prefixes that are worth it, the best one.
 
@@ -227,7 +229,7 @@ def num_beginning(
     together when those before them are done.
 
     left, width, num_in_flight, seconds, deadline_s: see `num_joining`. num_waiting: requests in line, candidates
-    included. most: about how many prefixes are tried, evenly spread.
+    included. Prefixes of 0, 1, 2, 3, 4, 6, 8, 12, 16, ... are tried, and the longest.
     """
     num, num_types = left.shape
     num_candidates = num - num_in_flight
@@ -245,9 +247,11 @@ def num_beginning(
     for request in range(num_in_flight, num):
         _enter(rows, leaving, left, width, request, 1.0)
         _enter(own_rows, own_leaving, left, width, request, 1.0)
-    stride = max(1, -(-num_candidates // most))
     best, fewest_late, least_s, by_s = -1, 0, 0.0, 0.0
     for beginning in range(num_candidates, -1, -1):
+        stride = 1
+        while beginning >= _IN_A_ROW * stride:
+            stride *= 2
         if beginning == num_candidates or beginning % stride == 0:
             end_s = _walk(rows, leaving, done_s, seconds)
             saved_s = drain_s - end_s + _walk(own_rows, own_leaving, own_done_s, seconds)

@@ -49,6 +49,10 @@ BATCHES_AHEAD: Final = 2
 This is enough for the chains that join within the task.
 """
 
+MOST_AHEAD: Final = 8
+"""How many are at most where a task's steps are weighed against its own cost: as many as it has time for. Of trees and
+lattices nothing joins within a task there, and small cells would need a task for every two batches."""
+
 TASKS_WORTH: Final = 27
 """How often its own cost a task's steps may take (see CellPolicy, `weighs_tasks`): where tasks cost 0.15 ms, the 4 ms of
 decision 14."""  # noqa: E501
@@ -97,6 +101,7 @@ class Batcher:
         self._patience = patience
         self._share_workers = share_workers
         self._max_steps = 1 if patience is not None else max_steps
+        self._weighs_tasks = task_s < math.inf
         self._budget_s = min(budget_s, TASKS_WORTH * task_s)
         self._loops_ahead = loops_ahead
 
@@ -109,8 +114,7 @@ class Batcher:
             return unpinned_of(arena.of_nodes, arena.of_subgraphs, worker, keys)
 
         allowed = self._one_depth(entry, unpinned if self._share_workers else None)
-        ahead = BATCHES_AHEAD if self._budget_s < np.inf else self._max_steps
-        candidates = entry.ready.take(entry.cell.max_batch * ahead, allowed)
+        candidates = entry.ready.take(entry.cell.max_batch * self._num_ahead(entry), allowed)
         if len(candidates) == 0:
             return None
         lane_map = None if entry.num_sequence_inputs is None else state.lane_map(worker, type_id)
@@ -123,6 +127,14 @@ class Batcher:
         self._submitted(entry, formed)
         return Formed(formed[0], formed[1], tuple(reserves))
 
+    def _num_ahead(self, entry: TypeEntry) -> int:
+        """Return how many full batches of ready nodes are candidates for a task."""
+        if self._budget_s == np.inf:
+            return self._max_steps
+        if not self._weighs_tasks:
+            return BATCHES_AHEAD
+        return min(max(int(self._budget_s / entry.step_times.seconds[-1]), BATCHES_AHEAD), MOST_AHEAD)
+
     def _find(
         self, entry: TypeEntry, worker: WorkerId, lane_map: LaneMap | None, candidates: Keys, reserves: list[Reserve]
     ) -> Steps:
@@ -133,7 +145,7 @@ class Batcher:
         state, arena, cell = self._state, self._state.arena, entry.cell
         ranks = state.priorities.of(candidates)
         budget_s = self._budget_s
-        if ranks is None and len(candidates) == BATCHES_AHEAD * cell.max_batch and self._is_alone(entry):
+        if ranks is None and len(candidates) >= BATCHES_AHEAD * cell.max_batch and self._is_alone(entry):
             budget_s *= SATURATED_BUDGETS
         max_steps = self._max_steps if budget_s > 0 else 1
         limits = TaskLimits(
