@@ -69,10 +69,10 @@ def made_by(measures: Sequence[str], command: str | None = None) -> Result:
     """Return what every result begins with: command, commit, machine, load average, and what it measures.
 
     measures: the paths, relative to the repository, of the code whose behaviour or speed the result is about. command:
-    in place of this process's own, for instance without folders of this machine.
+    in place of this process's own, without where its results go; for instance without folders of this machine.
     """
     return {
-        "command": command or " ".join(["python", *map(shlex.quote, [_script(), *sys.argv[1:]])]),
+        "command": command or " ".join(["python", *map(shlex.quote, [_script(), *_without_places(sys.argv[1:])])]),
         "commit": commit(),
         "machine": facts(),
         "load_average": load_average(),
@@ -88,6 +88,15 @@ def is_current(found: Result) -> bool | None:
         return digest(found["measures"]["paths"]) == found["measures"]["digest"]
     except FileNotFoundError:
         return False
+
+
+def _without_places(arguments: Sequence[str]) -> list[str]:
+    """Leave out the options that say where results go, each with the path after it."""
+    return [
+        argument
+        for before, argument in zip(["", *arguments], arguments, strict=False)
+        if not {before, argument} & {"--json", "--png"} and not argument.startswith(("--json=", "--png="))
+    ]
 
 
 def _script() -> str:
