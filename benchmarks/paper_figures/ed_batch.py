@@ -122,8 +122,8 @@ FIGURES: Final = (
         "as above",
         _sizes,
         "ed-batch-sizes",
-        "Mini-batches of 64; 1,024, and `latticegru` at 512, have not been measured yet. DyNet itself is on the page: "
-        "faster than the engine at 64, where our Python counts most.",
+        "Mini-batches of 64; MV-RNN up to 128. DyNet itself is on the page: faster than the engine on six of nine "
+        "workloads at 64, where our Python counts most, and slower on all at 512 and 1,024.",
     ),
     Figure(
         "Figure 8",
