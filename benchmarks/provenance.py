@@ -7,6 +7,7 @@ and neither does any file that was not declared.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import hashlib
 import io
@@ -72,7 +73,7 @@ def made_by(measures: Sequence[str], command: str | None = None) -> Result:
     in place of this process's own, without where its results go; for instance without folders of this machine.
     """
     return {
-        "command": command or " ".join(["python", *map(shlex.quote, [_script(), *_without_places(sys.argv[1:])])]),
+        "command": command or " ".join(["python", *map(shlex.quote, [_script(), *_places().parse_known_args()[1]])]),
         "commit": commit(),
         "machine": facts(),
         "load_average": load_average(),
@@ -90,14 +91,13 @@ def is_current(found: Result) -> bool | None:
         return False
 
 
-def _without_places(arguments: Sequence[str]) -> list[str]:
-    """Leave out the options that say where results go, each with the path after it."""
-    return [
-        argument
-        for before, argument in zip(["", *arguments], arguments, strict=False)
-        if not {before, argument} & {"--json", "--png"} and not argument.startswith(("--json=", "--png="))
-    ]
-
-
 def _script() -> str:
     return os.path.relpath(sys.argv[0], ROOT) if sys.argv[0] else "-"
+
+
+def _places() -> argparse.ArgumentParser:
+    """The options that say where results go."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for option in ("--json", "--png", "--page"):
+        parser.add_argument(option)
+    return parser

@@ -46,6 +46,15 @@ def test_a_text_that_is_no_docstring_is_code(scripts):
     assert code_of("def f():\n    return 'text'\n") != code_of("def f():\n    return 'other'\n")
 
 
+def test_a_command_is_kept_without_the_places_of_its_results(scripts, monkeypatch):
+    script = str(ROOT / "benchmarks" / "default_policy_live.py")
+    monkeypatch.setattr(
+        sys, "argv", [script, "--quick", "--json", "/home/me/a.json", "--png=b.png", "--network", "lstm"]
+    )
+    command = scripts["provenance"].made_by(["README.md"])["command"]
+    assert command == "python benchmarks/default_policy_live.py --quick --network lstm"
+
+
 def test_a_folder_is_all_of_its_code_and_no_other_file_counts(scripts, tmp_path):
     digest = scripts["provenance"].digest
     (tmp_path / "room").mkdir()
