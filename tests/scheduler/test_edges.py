@@ -66,7 +66,7 @@ def test_edges_from_a_run_count_from_its_last_step_and_edges_from_earlier_nodes_
     of_nodes, of_subgraphs = tables
     edges = np.array([[10, 20, 5, 10], [12, 21, 20, 12]])
     place, consumer = np.full(32, -1), np.zeros(8, np.int64)
-    producers, per_graph, waiting = count_edges(edges, NEW, LENGTHS, place, of_nodes, of_subgraphs)
+    producers, per_graph, waiting = count_edges(edges, NEW, LENGTHS, place, of_nodes, of_subgraphs, False)
     write_edges(edges, producers, np.array([0, 4]), NEW, LENGTHS, of_nodes, consumer)
     assert (per_graph.tolist(), waiting.tolist()) == ([2, 1], [[5], [20]])
     assert of_nodes[USES, [10, 11, 20]].tolist() == [2, 0, 1]
@@ -80,6 +80,6 @@ def test_edges_from_a_run_count_from_its_last_step_and_edges_from_earlier_nodes_
 def test_what_is_done_already_is_waited_for_by_nobody(tables: Tables) -> None:
     of_nodes, of_subgraphs = tables
     of_nodes[STATE, 5] = DONE
-    _, _, waiting = count_edges(np.array([[5], [20]]), NEW, LENGTHS, np.full(32, -1), of_nodes, of_subgraphs)
+    _, _, waiting = count_edges(np.array([[5], [20]]), NEW, LENGTHS, np.full(32, -1), of_nodes, of_subgraphs, False)
     assert waiting.shape == (2, 0)
     assert not of_subgraphs[EXTERNAL].any()

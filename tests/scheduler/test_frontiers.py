@@ -26,7 +26,7 @@ def frontiers_of(harness: Harness) -> list[int]:
     state = harness.scheduler._state
     counts = [0] * len(harness.cells)
     for entry in state.by_slot.values():
-        if not entry.alive:
+        if not entry.alive or entry.waiting:
             continue
         blocked: dict[int, frozenset[int]] = {}  # by node: types left above it or in it
         recorded = [
@@ -102,6 +102,13 @@ def compared(run: dict[str, Any], every: int = 1) -> int:
 @given(settings_of_a_run())
 def test_counts_are_exact_for_any_programs_on_any_device(run: dict[str, Any]) -> None:
     compared(run | {"policy": "sufficient"})
+
+
+@pytest.mark.slow
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(settings_of_a_run())
+def test_counts_are_exact_where_nodes_follow_within_a_task(run: dict[str, Any]) -> None:
+    compared(run | {"policy": "auto", "num_workers": 1, "task_s": 1.0})
 
 
 def test_runs_that_fail_are_cancelled_and_wait_are_among_them() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import pytest
-from scheduler_harness import Harness, cell_type, chain, complete_tree, host
+from scheduler_harness import Harness, Program, cell_type, chain, complete_tree, host
 
 from batchmaker.policies.auto import AutoPolicy
 from batchmaker.policies.base import ReadyView
@@ -129,3 +129,39 @@ def test_single_nodes_fill_a_task_whose_steps_are_weighed() -> None:
     core.arrive(0, complete_tree(leaf, inner, 64))
     core.run()
     assert core.steps_per_task()[0] == MOST_AHEAD
+
+
+def steps_of(program: Program, cells: Any, **options: Any) -> list[tuple[str, int]]:
+    """What runs of one request, as the type and the number of steps of each task."""
+    policy = AutoPolicy(budget_ms=1e3 * BUDGET_STEPS)
+    core = Harness(list(cells), policy=policy, reports=lambda: 64, **{"task_s": 1.0} | options)
+    core.arrive(0, program)
+    core.run()
+    core.check_nothing_left()
+    tasks = [ran.task for ran in core.log]
+    return [(next(ran.cell for ran in core.log if ran.task == task), tasks.count(task)) for task in sorted(set(tasks))]
+
+
+@pytest.mark.parametrize(
+    ("options", "tasks"),
+    [({}, [1, 4]), ({"task_s": 0.0}, [1] * 5), ({"num_workers": 2}, [1] * 5)],
+    ids=["one worker", "tasks cost nothing", "another worker could take them"],
+)
+def test_nodes_of_a_tree_follow_their_children_within_a_task(options: dict[str, Any], tasks: list[int]) -> None:
+    leaf, inner = cell_type(0, "leaf", 1, 1, (1, 32)), cell_type(1, "inner", 2, 1, (1, 32))
+    found = steps_of(complete_tree(leaf, inner, 16), (leaf, inner), **options)
+    assert [steps for _, steps in found] == tasks
+
+
+@pytest.mark.parametrize(("num_held_up", "steps"), [(1, 2), (2, 1)])
+def test_followers_wait_where_another_type_holds_up_more_than_half_as_many(num_held_up: int, steps: int) -> None:
+    a, b = cell_type(0, "a", 2, 1, (1, 16)), cell_type(1, "b", 1, 1, (1, 16))
+
+    def program(recorder: Any) -> Any:
+        """Three nodes, each with one that follows it; some of these read a node of the other type, too."""
+        first = [recorder.node(a, [host(i), host(i)])[0] for i in range(3)]
+        between = [recorder.node(b, [first[i]])[0] for i in range(num_held_up)]
+        return [recorder.node(a, [first[i], between[i] if i < num_held_up else host(i)])[0] for i in range(3)]
+        yield
+
+    assert steps_of(program, (a, b)) == [("a", steps), ("b", 1), ("a", 1)]

@@ -360,9 +360,10 @@ class AutoPolicy(CellPolicy):
 
     def _room(self, table: RequestTable, model: int, num_in_flight: int) -> int:
         """Return how many requests of a model may begin at most where none has a deadline."""
+        if not self._num_types or self._at_once[model] > AT_ONCE:
+            return _ANY
         types = self._types(table, model)
-        is_run = len(types) == 1 and types[0] in table.run_types
-        if not self._num_types or self._at_once[model] > AT_ONCE or (is_run and self._gains(types[0])):
+        if len(types) == 1 and types[0] in table.run_types and self._gains(types[0]):
             return _ANY
         return max(self._cap(types) - num_in_flight, 0)
 

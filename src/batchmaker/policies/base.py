@@ -102,7 +102,8 @@ class CellPolicy(ABC):
     - urgent_first: types with a ready node of a more urgent request go before others, whatever the rank (see
       `Urgency`).
     - weighs_tasks: a task has only as many steps as its own cost is worth (`task_s` of the scheduler): a single one
-      where tasks cost nothing, so that no step goes before what the rank would say.
+      where tasks cost nothing, so that no step goes before what the rank would say. Where tasks cost something, single
+      nodes follow those of their type within a task, too (see SchedulerState, `own_type_follows`).
     - fills_workers: its forecasts know one worker. Where there are several, the first in line begins for each that
       would be idle.
     - max_steps: the most steps of a task (MaxTasksToSubmit); 1 looks at the rank before every batch. OptionError below

@@ -102,6 +102,25 @@ def _last_types(left: Steps) -> Steps:
 
 
 @compiled
+def _drained(
+    left: Steps, width: Seconds, num_in_flight: int, seconds: Seconds, last: Steps
+) -> tuple[Seconds, Seconds, Seconds, float, Seconds]:
+    """Walk with the requests in flight alone.
+
+    Returns the rows, leaving and done_s of this walk (see `_enter`, `_walk`), its end, and [requests] when each of
+    those in flight is done; 0 of the candidates.
+    """
+    rows, leaving = np.zeros(left.shape[1]), np.zeros((left.shape[1], _longest(left) + 1))
+    done_s, apart_s = np.zeros_like(leaving), np.zeros(len(left))
+    for request in range(num_in_flight):
+        _enter(rows, leaving, left, width, request, 1.0)
+    drain_s = _walk(rows, leaving, done_s, seconds)
+    for request in range(num_in_flight):
+        apart_s[request] = done_s[last[request], left[request, last[request]]]
+    return rows, leaving, done_s, drain_s, apart_s
+
+
+@compiled
 def _equation_two(
     whole: Steps, width: Seconds, num_in_flight: int, seconds: Seconds, slack_s: Seconds, rules: JoiningRules
 ) -> NDArray[np.bool_]:
@@ -182,16 +201,9 @@ def _longest_prefix(
     """
     num, num_types = left.shape
     replayed, veto, benefit = rules.slack == REPLAY, rules.veto, rules.benefit
-    longest, last = _longest(left), _last_types(left)
-    rows, after_rows = np.zeros(num_types), np.zeros(num_types)
-    leaving, after_leaving = np.zeros((num_types, longest + 1)), np.zeros((num_types, longest + 1))
-    done_s, after_done_s = np.zeros((num_types, longest + 1)), np.zeros((num_types, longest + 1))
-    for request in range(num_in_flight):
-        _enter(rows, leaving, left, width, request, 1.0)
-    drain_s = _walk(rows, leaving, done_s, seconds)
-    apart_s = np.zeros(num)
-    for request in range(num_in_flight):
-        apart_s[request] = done_s[last[request], left[request, last[request]]]
+    last = _last_types(left)
+    rows, leaving, done_s, drain_s, apart_s = _drained(left, width, num_in_flight, seconds, last)
+    after_rows, after_leaving, after_done_s = np.zeros(num_types), np.zeros_like(leaving), np.zeros_like(leaving)
     for request in range(num_in_flight, num):
         _enter(rows, leaving, left, width, request, 1.0)
         _enter(after_rows, after_leaving, left, width, request, 1.0)
@@ -233,17 +245,10 @@ def num_beginning(
     """
     num, num_types = left.shape
     num_candidates = num - num_in_flight
-    longest, last = _longest(left), _last_types(left)
-    shape = (num_types, longest + 1)
-    rows, leaving, done_s = np.zeros(num_types), np.zeros(shape), np.zeros(shape)  # those in flight and the prefix
-    own_rows, own_leaving, own_done_s = np.zeros(num_types), np.zeros(shape), np.zeros(shape)  # the prefix alone
-    rest_rows, rest_leaving, rest_done_s = np.zeros(num_types), np.zeros(shape), np.zeros(shape)  # the other candidates
-    for request in range(num_in_flight):
-        _enter(rows, leaving, left, width, request, 1.0)
-    drain_s = _walk(rows, leaving, done_s, seconds)
-    apart_s = np.zeros(num)
-    for request in range(num_in_flight):
-        apart_s[request] = done_s[last[request], left[request, last[request]]]
+    last = _last_types(left)
+    rows, leaving, done_s, drain_s, apart_s = _drained(left, width, num_in_flight, seconds, last)  # then the prefix too
+    own_rows, own_leaving, own_done_s = np.zeros(num_types), np.zeros_like(leaving), np.zeros_like(leaving)  # it alone
+    rest_rows, rest_leaving, rest_done_s = np.zeros(num_types), np.zeros_like(leaving), np.zeros_like(leaving)  # others
     for request in range(num_in_flight, num):
         _enter(rows, leaving, left, width, request, 1.0)
         _enter(own_rows, own_leaving, left, width, request, 1.0)

@@ -57,11 +57,20 @@ class GraphAdmission:
     - plan_rows: note the table of each input.
     - value_ports: for each cell type, the inputs that some node has fed so far. They are left empty without plan_rows,
       because then nothing reads them.
-    - node_by_node: see CellPolicy.
+    - node_by_node: see CellPolicy. own_type_follows: see SchedulerState.
     """
 
-    def __init__(self, arena: Arena, tables: Tables, *, plan_rows: bool = True, node_by_node: bool = False) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        tables: Tables,
+        *,
+        plan_rows: bool = True,
+        node_by_node: bool = False,
+        own_type_follows: bool = False,
+    ) -> None:
         self._arena = arena
+        self._own_type_follows = own_type_follows
         self._tables = tables
         self._plan_rows = plan_rows
         self._cells: list[CellType] = []
@@ -270,7 +279,7 @@ class GraphAdmission:
             arena.place = np.full(arena.node_capacity, -1, np.int64)
         edges = found[0] if len(found) == 1 else np.concatenate(found, axis=1)
         producers, per_graph, waiting = count_edges(
-            edges, nodes, lengths, arena.place, arena.of_nodes, arena.of_subgraphs
+            edges, nodes, lengths, arena.place, arena.of_nodes, arena.of_subgraphs, self._own_type_follows
         )
         result.waiting_sources += zip(*waiting.tolist(), strict=True)
         for extent, num_edges in zip(extents, per_graph.tolist(), strict=True):

@@ -149,8 +149,9 @@ class Batcher:
             budget_s *= SATURATED_BUDGETS
         max_steps = self._max_steps if budget_s > 0 else 1
         limits = TaskLimits(
-            cell.max_batch, cell.min_batch, max_steps, budget_s, len(entry.ready) > 0, self._loops_ahead
-        )
+            cell.max_batch, cell.min_batch, max_steps, budget_s, len(entry.ready) > 0, self._loops_ahead,
+            state.own_type_follows,
+        )  # fmt: skip
         batch = min(len(candidates), cell.max_batch)
         if state.plan_rows and entry.pool.fit(self._rows_wanted(entry, batch, budget_s)):
             reserves.append(Reserve(entry.pool.tables, entry.pool.num_rows))

@@ -142,7 +142,9 @@ class Completion:
         belong to the last step.
         """
         state, arena = self._state, self._state.arena
-        subgraphs, slots, places = finish(arena.of_nodes, arena.of_subgraphs, arena.consumer, state.left, nodes)
+        subgraphs, slots, places = finish(
+            arena.of_nodes, arena.of_subgraphs, arena.consumer, state.left, state.own_type_follows, nodes
+        )
         subgraphs.sort()
         self.release(subgraphs)
         if len(slots) > 1:  # by step, then by slot, so that the order of the rows has no effect

@@ -75,7 +75,8 @@ class Scheduler(View):
         plan_rows: bool = True,
         patience: int = PATIENCE,
     ) -> None:
-        super().__init__(policy, SchedulerState(policy, num_workers, plan_rows=plan_rows))
+        follows = policy.node_by_node and policy.weighs_tasks and task_s > 0 and num_workers == 1
+        super().__init__(policy, SchedulerState(policy, num_workers, plan_rows=plan_rows, own_type_follows=follows))
         self._run_ahead = run_ahead
         self._give_up_late = give_up_late
         self._ageing = Ageing(patience)

@@ -58,6 +58,10 @@ Flags = NDArray[np.bool_]
 
 FIRST_ROOM: Final = 512
 
+FOLLOWING: Final = 2
+"""A further step that is not full has at least so many nodes for each that could follow, too, but for a node of another
+type. Else the other type goes first, and the step will be larger."""
+
 
 @compiled
 def _room(array: Any, size: int) -> Any:
@@ -292,7 +296,9 @@ def find_steps(
     latest = np.empty(limits.max_batch, np.int64)
     waiting, waiting_ranks = np.empty(0, np.int64), np.empty(0, np.int64)
     none = int(np.int64(0))  # with a literal 0, numba would compile another version of each function
-    num_steps = num_at = num_done = num_entering = num_moves = num_kept = num_left = num_used = all_marks = none
+    num_steps = num_at = num_done = num_entering = num_moves = num_kept = num_left = num_used = all_marks = (
+        num_held_up
+    ) = none
     num_free, lanes_wanted, largest, num_latest = places.num_free, 0, 0, 0
     used_s = 0.0
     has_lanes = certain = may_stop = False
@@ -306,6 +312,7 @@ def find_steps(
             count < limits.min_batch
             or used_s + seconds[count] > limits.budget_s
             or (limits.more and count < limits.max_batch and next_used == len(candidates))
+            or (count < limits.max_batch and count < FOLLOWING * num_held_up)
         ):
             break
         if plan_rows and num_free < count:
@@ -374,7 +381,10 @@ def find_steps(
             flags[MAY_STOP, num_steps], flags[STEERS, num_steps] = may_stop, may_stop or held
             num_steps += 1
         if not goes_on:
-            found, found_ranks = submit(nodes, subgraphs, consumer, places.worker, limits.loops_ahead, keys, of_keys)
+            found, found_ranks, more_held_up = submit(
+                nodes, subgraphs, consumer, places.worker, limits.loops_ahead, limits.own_type, keys, of_keys
+            )
+            num_held_up += more_held_up
             waiting, waiting_ranks = joined(found, found_ranks, ranked, waiting[taken:], waiting_ranks[taken:])
         used_s += num_alike * seconds[count]
         largest = max(largest, count)

@@ -39,6 +39,7 @@ from batchmaker.scheduler.arena import (
     USES,
 )
 from batchmaker.scheduler.commands import ZERO_TABLE
+from batchmaker.scheduler.edges import follows
 from batchmaker.scheduler.lanes import NOBODY
 from batchmaker.scheduler.ready import NODE_BITS, NODE_MASK, Keys
 
@@ -58,24 +59,32 @@ def unpinned_of(of_nodes: Ids, of_subgraphs: Ids, worker: int, keys: Keys) -> Fl
 
 @compiled
 def submit(
-    of_nodes: Ids, of_subgraphs: Ids, consumer: Ids, worker: int, loops_ahead: bool, keys: Keys, ranks: Ids
-) -> tuple[Keys, Ids]:
+    of_nodes: Ids,
+    of_subgraphs: Ids,
+    consumer: Ids,
+    worker: int,
+    loops_ahead: bool,
+    own_type: bool,
+    keys: Keys,
+    ranks: Ids,
+) -> tuple[Keys, Ids, int]:
     """Note that a step of these ready nodes is on a worker. Dependencies are updated as if it had run.
 
     The subgraphs of the nodes are pinned to the worker, and their in_flight counts these nodes. Single nodes become
     SUBMITTED.
 
     - loops_ahead: assume that runs continue that a value may end.
+    - own_type: see `follows`.
     - ranks: [keys] ranks of their requests; empty if all are equal.
 
-    Returns the keys of the nodes in these subgraphs that have become ready, in any order; and their ranks, or an empty
-    array.
+    Returns the keys of the nodes that follow them and have become ready, in any order; their ranks, or an empty array;
+    and how many would be ready but for nodes of other types.
     """
     most = 0
     for i in range(len(keys)):
         most += max(1, of_nodes[NUM_EDGES, keys[i] & NODE_MASK])
     ready, of = np.empty(most, np.int64), np.empty(most if len(ranks) > 0 else 0, np.int64)
-    num_ready = 0
+    num_ready = num_held_up = 0
     for i in range(len(keys)):
         node = keys[i] & NODE_MASK
         mine = of_nodes[SUBGRAPH, node]
@@ -91,16 +100,21 @@ def submit(
             first = of_nodes[FIRST_EDGE, node]
             for edge in range(first, first + of_nodes[NUM_EDGES, node]):
                 fed = consumer[edge]
-                if of_nodes[SUBGRAPH, fed] != mine:
+                other = of_nodes[SUBGRAPH, fed]
+                if not follows(of_subgraphs, mine, other, own_type):
                     continue
                 of_nodes[PENDING, fed] -= 1
-                if of_nodes[PENDING, fed] == 0:
+                if of_nodes[PENDING, fed] > 0:
+                    continue
+                if of_subgraphs[EXTERNAL, other] > 0:
+                    num_held_up += 1
+                else:
                     of_nodes[STATE, fed] = READY
-                    ready[num_ready] = (of_subgraphs[SEQUENCE, mine] << NODE_BITS) | fed
+                    ready[num_ready] = (of_subgraphs[SEQUENCE, other] << NODE_BITS) | fed
                     num_ready += 1
         if len(ranks) > 0:
             of[before:num_ready] = ranks[i]
-    return ready[:num_ready], of[: num_ready if len(ranks) > 0 else 0]
+    return ready[:num_ready], of[: num_ready if len(ranks) > 0 else 0], num_held_up
 
 
 @compiled
@@ -203,10 +217,13 @@ def stop_or_go_on(
 
 
 @compiled
-def finish(of_nodes: Ids, of_subgraphs: Ids, consumer: Ids, left: Ids, nodes: Ids) -> tuple[Ids, Ids, Ids]:
+def finish(
+    of_nodes: Ids, of_subgraphs: Ids, consumer: Ids, left: Ids, own_type: bool, nodes: Ids
+) -> tuple[Ids, Ids, Ids]:
     """Mark these nodes as DONE. Count down the missing inputs of subgraphs and the units left of requests.
 
     - left: [slots] units of each request that are not done.
+    - own_type: see `follows`.
     - nodes: single nodes, and last nodes of runs.
 
     Returns the subgraphs that wait for no other now, in any order; the slots of the requests without work left; and [as
@@ -224,7 +241,7 @@ def finish(of_nodes: Ids, of_subgraphs: Ids, consumer: Ids, left: Ids, nodes: Id
         first = of_nodes[FIRST_EDGE, node]
         for edge in range(first, first + of_nodes[NUM_EDGES, node]):
             waiting = of_nodes[SUBGRAPH, consumer[edge]]
-            if waiting == of_nodes[SUBGRAPH, node]:
+            if follows(of_subgraphs, of_nodes[SUBGRAPH, node], waiting, own_type):
                 continue
             of_subgraphs[EXTERNAL, waiting] -= 1
             if of_subgraphs[EXTERNAL, waiting] == 0:

@@ -202,6 +202,8 @@ class SchedulerState:
     """Mutable state, shared by the parts of the scheduler.
 
     - plan_rows: steps say where values are.
+    - own_type_follows: single nodes wait for those of their own type that they read until these are submitted, not
+      until they are done. So they follow within a task, which is sound on one worker, whose tasks run in order.
     - watched, depths, frontiers: kept only for policies that read them; otherwise None.
     - observed: at least one of these three is kept.
     - left: [slots] units of the request that are not done (see `CellGraph.num_work_units`).
@@ -209,8 +211,11 @@ class SchedulerState:
     - sequence: the next place in the queues for a released subgraph.
     """
 
-    def __init__(self, policy: CellPolicy, num_workers: int, *, plan_rows: bool = True) -> None:
+    def __init__(
+        self, policy: CellPolicy, num_workers: int, *, plan_rows: bool = True, own_type_follows: bool = False
+    ) -> None:
         self.plan_rows = plan_rows
+        self.own_type_follows = own_type_follows
         self.line: WaitingLine[CellGraph] = WaitingLine()
         self.arena = Arena()
         self.watched = RequestTable() if policy.watches_requests else None
@@ -219,7 +224,10 @@ class SchedulerState:
         self.observed = policy.watches_requests or policy.needs_depth or policy.needs_frontiers
         self.priorities = Priorities(self.arena)
         self.tables = Tables()
-        self.admission = GraphAdmission(self.arena, self.tables, plan_rows=plan_rows, node_by_node=policy.node_by_node)
+        self.admission = GraphAdmission(
+            self.arena, self.tables, plan_rows=plan_rows, node_by_node=policy.node_by_node,
+            own_type_follows=own_type_follows,
+        )  # fmt: skip
         self.types: list[TypeEntry] = []
         self.slots = Extents()
         self.left: NDArray[np.int64] = np.zeros(256, np.int64)
