@@ -298,8 +298,7 @@ class AutoPolicy(CellPolicy):
     # --- who begins ----------------------------------------------------------------------------------------------
 
     def admit(self, view: ReadyView) -> Admission:
-        """Begin, of each model, the best prefix of its line (see `num_beginning`); all of the line where requests use
-        several types at once, or are runs of one type that gains."""
+        """Begin, of each model, the best prefix of its line (see `num_beginning`), or all of it (rule 1 above)."""
         table = view.requests
         self._learn_types(view)
         in_flight = table.in_flight
