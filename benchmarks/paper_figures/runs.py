@@ -67,8 +67,8 @@ RUNS: Final[dict[str, Run]] = {
 
 OLDER: Final = frozenset((
     *_BENCH, "overhead.json", "batching-and-cells.json", "simulator.json", "simulated-and-real.json",
-    "ed-batch-sizes.json", "ed-batch-throughput.json", "gpu.json", "learned-online.json", "examples.json", "serving-lstm.json",
-    "serving-loadgen.json",
+    "ed-batch-sizes.json", "ed-batch-throughput.json", "gpu.json", "learned-online.json", "examples.json",
+    "serving-lstm.json", "serving-loadgen.json",
     "serving-overhead.json", "serving-perf-analyzer.json", "serving-overload-lstm-fleet.json",
     "serving-fleet-overhead.json", "serving-fleet-proxies.json", "serving-fleet-replicas.json",
     "serving-fleet-routers.json", "serving-fleet-bulk.json", "serving-fleet-rows.json", "fleet-simulated-and-real.json",
