@@ -83,3 +83,15 @@ def test_what_is_done_already_is_waited_for_by_nobody(tables: Tables) -> None:
     _, _, waiting = count_edges(np.array([[5], [20]]), NEW, LENGTHS, np.full(32, -1), of_nodes, of_subgraphs, False)
     assert waiting.shape == (2, 0)
     assert not of_subgraphs[EXTERNAL].any()
+
+
+def test_single_nodes_of_one_type_wait_until_those_they_read_are_submitted_where_these_are_followed(
+    tables: Tables,
+) -> None:
+    of_nodes, of_subgraphs = tables
+    for own_type_follows, pending, external in ((False, 1, 2), (True, 2, 1)):
+        of_nodes[PENDING], of_subgraphs[EXTERNAL], of_subgraphs[TYPE, 3] = 0, 0, of_subgraphs[TYPE, 2]
+        edges = np.array([[20, 12, 11], [21, 20, 21]])  # from its own subgraph, of one type with it, and of a run
+        count_edges(edges, NEW, LENGTHS, np.full(32, -1), of_nodes, of_subgraphs, own_type_follows)
+        assert of_nodes[PENDING, [20, 21]].sum() == pending
+        assert of_subgraphs[EXTERNAL].sum() == external

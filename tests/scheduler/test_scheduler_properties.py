@@ -200,3 +200,11 @@ def test_any_programs_on_any_device_compute_what_their_graphs_say(run: dict[str,
     harness.check_replay()
     if not run["mishaps"]:
         assert {how for _, how in harness.answers.values()} <= {"reply"}
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(settings_of_a_run())
+def test_any_programs_compute_what_their_graphs_say_where_nodes_follow_within_a_task(run: dict[str, Any]) -> None:
+    harness = play(run | {"policy": "auto", "num_workers": 1, "task_s": run["task_s"] or 5.0, "waits": True})
+    harness.check_nothing_left()
+    harness.check_replay()

@@ -134,7 +134,7 @@ def test_single_nodes_fill_a_task_whose_steps_are_weighed() -> None:
 def steps_of(program: Program, cells: Any, **options: Any) -> list[tuple[str, int]]:
     """What runs of one request, as the type and the number of steps of each task."""
     policy = AutoPolicy(budget_ms=1e3 * BUDGET_STEPS)
-    core = Harness(list(cells), policy=policy, reports=lambda: 64, **{"task_s": 1.0} | options)
+    core = Harness(list(cells), policy=policy, **{"reports": lambda: 64, "task_s": 1.0} | options)
     core.arrive(0, program)
     core.run()
     core.check_nothing_left()
@@ -165,3 +165,17 @@ def test_followers_wait_where_another_type_holds_up_more_than_half_as_many(num_h
         yield
 
     assert steps_of(program, (a, b)) == [("a", steps), ("b", 1), ("a", 1)]
+
+
+def test_a_node_that_comes_later_waits_until_those_of_its_type_from_before_are_done() -> None:
+    """The first step is known while a chain of nodes behind it runs, and a node that reads the end of it comes then."""
+    a = cell_type(0, "a", 2, 1, (1, 4))
+
+    def program(recorder: Any) -> Any:
+        nodes = [recorder.node(a, [host(0), host(0)])[0]]
+        for i in range(5):
+            nodes.append(recorder.node(a, [nodes[-1], host(i)])[0])
+        yield [nodes[0]]
+        return [recorder.node(a, [nodes[-1], host(9)])[0]]
+
+    assert steps_of(program, (a,), reports=lambda: 1) == [("a", 6), ("a", 1)]

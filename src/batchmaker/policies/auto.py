@@ -30,13 +30,13 @@ from batchmaker.policies.cellular import BUDGET_MS, MOST_STEPS
 from batchmaker.policies.expectation import ExpectedStepTimes, StepsLeft
 from batchmaker.policies.joining import ALIKE, num_beginning
 from batchmaker.policies.requests import RequestTable, Slots
+from batchmaker.policies.type_order import type_order
 
 AT_ONCE: Final = 0.3
 """Share of requests with several types under way from which a model counts as one that uses them at once."""
 _LOOKED_AT: Final = 8  # requests in flight, the oldest, of which that is asked
 _MANY: Final = 1 / 3  # of a request's types
 _WEIGHT: Final = 0.05  # of one of them in the share
-_PRICES: Final = 5.0  # how often what a call costs all others is what is owed before it is made
 _GAIN: Final = 2.0  # times as long as a full batch, at least, that its rows take one by one
 _CAP: Final = 2
 """Full batches that the requests in flight of a model may make where newcomers have to catch up."""
@@ -45,93 +45,6 @@ _DEFERRED_FOR: Final = 10.0
 """After its deadline, a request waits behind others for at most so many times the time that it was given."""
 Ids = NDArray[np.int64]
 Seconds = NDArray[np.float64]
-
-
-@compiled
-def _order(
-    ready: Ids,
-    num_ready: Ids,
-    independent: Ids,
-    max_batch: Ids,
-    type_model: Ids,
-    worth: Seconds,
-    in_flight: Slots,
-    left: Ids,
-    width: Seconds,
-    is_open: NDArray[np.bool_],
-    deadline_s: Seconds,
-    now_s: float,
-    passed_s: float,
-    single_s: Seconds,
-    finishing: Ids,
-    debt_s: Seconds,
-) -> Ids:
-    """Return the ready types in the order of rules 2 to 4.
-
-    - ready: type ids. num_ready, independent, max_batch, single_s: [types]; the first two are read for ready types
-      only. type_model: [types]; worth: [models].
-    - left, width, is_open, deadline_s: see RequestTable. now_s: engine seconds. passed_s: since the last order.
-    - finishing: [types] requests that one call of it would finish; debt_s: [types]. Both are those of the last order,
-      and written.
-    """
-    order = ready.copy()
-    for i in range(
-        1, len(order)
-    ):  # by worth of the model, full batches, ready share (of full ones the smallest), ready nodes, type id
-        k = i
-        while k > 0:
-            one, other = order[k], order[k - 1]
-            gain = worth[type_model[one]] - worth[type_model[other]]
-            if gain == 0.0:
-                gain = num_ready[one] / independent[one] - num_ready[other] / independent[other]
-                full = num_ready[one] >= max_batch[one]
-                if full != (num_ready[other] >= max_batch[other]):
-                    gain = 1.0 if full else -1.0
-                elif full:
-                    gain = -gain
-            if gain == 0.0:
-                gain = 1.0 * (num_ready[one] - num_ready[other])
-            if gain <= 0.0:
-                break
-            order[k], order[k - 1] = other, one
-            k -= 1
-    longest_s = 0.0
-    for type_id in range(len(single_s)):
-        debt_s[type_id] = debt_s[type_id] + finishing[type_id] * passed_s if finishing[type_id] else 0.0
-        finishing[type_id] = 0
-        longest_s = max(longest_s, single_s[type_id])
-    hurried = np.zeros(len(single_s), np.int64)
-    for i in range(len(in_flight)):
-        slot = in_flight[i]
-        if is_open[slot]:
-            continue
-        only, num_types = 0, 0
-        for type_id in range(left.shape[1]):
-            if left[slot, type_id] > 0:
-                only = type_id
-                num_types += 1
-                if num_types > 1:
-                    break
-        if num_types == 1 and left[slot, only] <= width[slot, only] + 1e-6:
-            finishing[only] += 1
-            if now_s < deadline_s[slot] < now_s + passed_s + longest_s:
-                hurried[only] += 1
-    first, most = -1, 0.0
-    for i in range(len(order)):
-        type_id = order[i]
-        if type_model[type_id] != type_model[order[0]] or finishing[type_id] == 0:
-            continue
-        costs_s = (len(in_flight) - finishing[type_id]) * single_s[type_id]
-        gain = (finishing[type_id] + hurried[type_id]) / max(costs_s, 1e-9)
-        if (hurried[type_id] > 0 or debt_s[type_id] >= _PRICES * costs_s) and gain > most:
-            first, most = i, gain
-    if first >= 0:
-        owed = order[first]
-        for i in range(first, 0, -1):
-            order[i] = order[i - 1]
-        order[0] = owed
-        debt_s[owed] = 0.0
-    return order
 
 
 @compiled
@@ -274,7 +187,7 @@ class AutoPolicy(CellPolicy):
 
     def _ordered(self, ready: Ids, table: RequestTable, now_s: float) -> Ids:
         passed_s, self._ranked_s = now_s - self._ranked_s, now_s
-        return _order(
+        return type_order(
             ready, self._num_ready, self._independent, self._max_batch, table.type_model, self._worth, table.in_flight,
             table.left, table.width, table.open, table.deadline_s, now_s, passed_s, self._times.single_s,
             self._finishing, self._debt_s,

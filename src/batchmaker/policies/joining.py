@@ -229,6 +229,15 @@ def _longest_prefix(
 
 
 @compiled
+def _is_tried(length: int) -> bool:
+    """Whether a prefix of this length is tried: 0, 1, 2, 3, 4, 6, 8, 12, 16, ..."""
+    stride = 1
+    while length >= _IN_A_ROW * stride:
+        stride *= 2
+    return length % stride == 0
+
+
+@compiled
 def num_beginning(
     left: Steps, width: Seconds, num_in_flight: int, seconds: Seconds, deadline_s: Seconds, num_waiting: int
 ) -> int:
@@ -254,10 +263,7 @@ def num_beginning(
         _enter(own_rows, own_leaving, left, width, request, 1.0)
     best, fewest_late, least_s, by_s = -1, 0, 0.0, 0.0
     for beginning in range(num_candidates, -1, -1):
-        stride = 1
-        while beginning >= _IN_A_ROW * stride:
-            stride *= 2
-        if beginning == num_candidates or beginning % stride == 0:
+        if beginning == num_candidates or _is_tried(beginning):
             end_s = _walk(rows, leaving, done_s, seconds)
             saved_s = drain_s - end_s + _walk(own_rows, own_leaving, own_done_s, seconds)
             all_s = end_s + _walk(rest_rows, rest_leaving, rest_done_s, seconds)

@@ -95,27 +95,28 @@ def feed(
 
 
 @compiled
-def follows(of_subgraphs: Ids, mine: int, other: int, own_type: bool) -> bool:
+def follows(of_subgraphs: Ids, mine: int, other: int, own_type_follows: bool) -> bool:
     """Whether nodes of subgraph `other` wait for those of `mine` that they read only until these are submitted.
 
-    That is so within a subgraph. own_type: of two single nodes of one type, too; else they wait until these are done.
+    That is so within a subgraph. own_type_follows: of two single nodes of one type, too; else they wait until these are
+    done.
     """
     if mine == other:
         return True
     single = of_subgraphs[END, mine] == 0 and of_subgraphs[END, other] == 0
-    return own_type and single and of_subgraphs[TYPE, mine] == of_subgraphs[TYPE, other]
+    return own_type_follows and single and of_subgraphs[TYPE, mine] == of_subgraphs[TYPE, other]
 
 
 @compiled
 def count_edges(
-    edges: Ids, nodes: Ids, lengths: Ids, place: Ids, of_nodes: Ids, of_subgraphs: Ids, own_type: bool
+    edges: Ids, nodes: Ids, lengths: Ids, place: Ids, of_nodes: Ids, of_subgraphs: Ids, own_type_follows: bool
 ) -> tuple[Ids, Ids, Ids]:
     """Count the uses, unmet inputs and consumers of new nodes.
 
     - edges: [2, edges].
     - nodes: the new nodes of all graphs, one graph after the other. lengths: [graphs] nodes of each.
     - place: [all nodes] scratch; all -1 before and after the call.
-    - own_type: see `follows`.
+    - own_type_follows: see `follows`.
 
     Returns:
 
@@ -135,7 +136,7 @@ def count_edges(
         mine, other = of_nodes[SUBGRAPH, node], of_nodes[SUBGRAPH, reader]
         producer = of_subgraphs[END, mine] - 1 if of_subgraphs[END, mine] > 0 else node
         unmet = of_nodes[STATE, producer] != DONE
-        if unmet and place[producer] >= 0 and follows(of_subgraphs, mine, other, own_type):
+        if unmet and place[producer] >= 0 and follows(of_subgraphs, mine, other, own_type_follows):
             of_nodes[PENDING, reader] += 1
         elif unmet:
             of_subgraphs[EXTERNAL, other] += 1

@@ -296,9 +296,8 @@ def find_steps(
     latest = np.empty(limits.max_batch, np.int64)
     waiting, waiting_ranks = np.empty(0, np.int64), np.empty(0, np.int64)
     none = int(np.int64(0))  # with a literal 0, numba would compile another version of each function
-    num_steps = num_at = num_done = num_entering = num_moves = num_kept = num_left = num_used = all_marks = (
-        num_held_up
-    ) = none
+    num_steps = num_at = num_done = num_entering = num_moves = num_kept = num_left = num_used = all_marks = none
+    num_held_up = none
     num_free, lanes_wanted, largest, num_latest = places.num_free, 0, 0, 0
     used_s = 0.0
     has_lanes = certain = may_stop = False
@@ -382,7 +381,7 @@ def find_steps(
             num_steps += 1
         if not goes_on:
             found, found_ranks, more_held_up = submit(
-                nodes, subgraphs, consumer, places.worker, limits.loops_ahead, limits.own_type, keys, of_keys
+                nodes, subgraphs, consumer, places.worker, limits.loops_ahead, limits.own_type_follows, keys, of_keys
             )
             num_held_up += more_held_up
             waiting, waiting_ranks = joined(found, found_ranks, ranked, waiting[taken:], waiting_ranks[taken:])

@@ -64,7 +64,7 @@ def submit(
     consumer: Ids,
     worker: int,
     loops_ahead: bool,
-    own_type: bool,
+    own_type_follows: bool,
     keys: Keys,
     ranks: Ids,
 ) -> tuple[Keys, Ids, int]:
@@ -74,7 +74,7 @@ def submit(
     SUBMITTED.
 
     - loops_ahead: assume that runs continue that a value may end.
-    - own_type: see `follows`.
+    - own_type_follows: see `follows`.
     - ranks: [keys] ranks of their requests; empty if all are equal.
 
     Returns the keys of the nodes that follow them and have become ready, in any order; their ranks, or an empty array;
@@ -101,7 +101,7 @@ def submit(
             for edge in range(first, first + of_nodes[NUM_EDGES, node]):
                 fed = consumer[edge]
                 other = of_nodes[SUBGRAPH, fed]
-                if not follows(of_subgraphs, mine, other, own_type):
+                if not follows(of_subgraphs, mine, other, own_type_follows):
                     continue
                 of_nodes[PENDING, fed] -= 1
                 if of_nodes[PENDING, fed] > 0:
@@ -218,12 +218,12 @@ def stop_or_go_on(
 
 @compiled
 def finish(
-    of_nodes: Ids, of_subgraphs: Ids, consumer: Ids, left: Ids, own_type: bool, nodes: Ids
+    of_nodes: Ids, of_subgraphs: Ids, consumer: Ids, left: Ids, own_type_follows: bool, nodes: Ids
 ) -> tuple[Ids, Ids, Ids]:
     """Mark these nodes as DONE. Count down the missing inputs of subgraphs and the units left of requests.
 
     - left: [slots] units of each request that are not done.
-    - own_type: see `follows`.
+    - own_type_follows: see `follows`.
     - nodes: single nodes, and last nodes of runs.
 
     Returns the subgraphs that wait for no other now, in any order; the slots of the requests without work left; and [as
@@ -241,7 +241,7 @@ def finish(
         first = of_nodes[FIRST_EDGE, node]
         for edge in range(first, first + of_nodes[NUM_EDGES, node]):
             waiting = of_nodes[SUBGRAPH, consumer[edge]]
-            if follows(of_subgraphs, of_nodes[SUBGRAPH, node], waiting, own_type):
+            if follows(of_subgraphs, of_nodes[SUBGRAPH, node], waiting, own_type_follows):
                 continue
             of_subgraphs[EXTERNAL, waiting] -= 1
             if of_subgraphs[EXTERNAL, waiting] == 0:

@@ -47,7 +47,7 @@ class TaskLimits(NamedTuple):
     - more: the queue holds more nodes than the candidates. So a step that is not full could have been larger.
     - loops_ahead: the task may hold several steps of a run that a value may end, as if it went on. Otherwise the next
       step of such a run is known only when the task has run.
-    - own_type: single nodes follow those of their own type within the task; see `follows`.
+    - own_type_follows: single nodes follow those of their own type within the task; see `follows`.
     """
 
     max_batch: int
@@ -56,7 +56,7 @@ class TaskLimits(NamedTuple):
     budget_s: float
     more: bool
     loops_ahead: bool
-    own_type: bool
+    own_type_follows: bool
 
 
 class Places(NamedTuple):
