@@ -26,7 +26,7 @@ import numpy as np
 from batchmaker.cli.bench.load import quiet_interpreter
 from batchmaker.cli.bench.report import commit, machine
 from batchmaker.cli.cell_times import measured_cells
-from batchmaker.cli.overhead import IN_FLIGHT, fitted_overhead, kept_in_flight
+from batchmaker.cli.overhead import measured_overhead
 from batchmaker.cli.requests import requests_from
 from batchmaker.cli.simulate.study import make_policy
 from batchmaker.cost import CostProfile, LatencyTable, ProfileOptions
@@ -120,14 +120,14 @@ def prepared(name: str, options: argparse.Namespace, folder: Path) -> Prepared:
 
 
 def measured(name: str, model: Model, requests: Sequence[Any], options: argparse.Namespace) -> CostProfile:
-    """Measure the cells, and an engine's overhead."""
+    """Measure the cells as an engine runs them, and its overhead."""
     with Engine(model, "cellular:max_steps=1", threads=1) as engine:
         engine.submit(requests[0]).result()
         latency = LatencyTable(tuple(measured_cells(engine.registry, SIZES, options.seconds / 20, 1)))
         with quiet_interpreter():
-            kept = [kept_in_flight(engine, requests, latency, n, options.seconds / 4) for n in IN_FLIGHT]
+            served, overhead = measured_overhead(engine, requests, latency, options.seconds / 4)
     about = ProfileOptions("float32", 1, machine()["cpu"], commit())
-    return CostProfile(name, about, latency, (), fitted_overhead(kept))
+    return CostProfile(name, about, served, (), overhead)
 
 
 def drawn(prepared: Prepared, count: int, seed: int) -> list[SimulatedRequest]:

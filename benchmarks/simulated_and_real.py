@@ -24,7 +24,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -37,7 +37,7 @@ from batchmaker.cli import options as cli_options
 from batchmaker.cli.bench.load import quiet_interpreter
 from batchmaker.cli.bench.report import commit, machine
 from batchmaker.cli.cell_times import measured_cells
-from batchmaker.cli.overhead import IN_FLIGHT, fitted_overhead, kept_in_flight
+from batchmaker.cli.overhead import IN_FLIGHT, as_served, fitted_overhead, kept_in_flight
 from batchmaker.cli.simulate.study import make_policy
 from batchmaker.cli.workload import UNPADDED, Workload, make_workload
 from batchmaker.cost import CostProfile, LatencyTable, LengthProfile, Overhead, PredictedLength, ProfileOptions
@@ -84,8 +84,8 @@ POLICIES = ("cellular", DEFAULT)
 JSON: Final = ROOT / "benchmarks" / "results" / "simulated-and-real.json"
 PNG: Final = ROOT / "docs" / "images" / "simulated-and-real.png"
 MEASURES: Final = (
-    "benchmarks/simulated_and_real.py", "src/batchmaker/engine", "src/batchmaker/policies", "src/batchmaker/scheduler",
-    "src/batchmaker/lab/simulator",
+    "benchmarks/simulated_and_real.py", "src/batchmaker/cli/overhead.py", "src/batchmaker/engine",
+    "src/batchmaker/policies", "src/batchmaker/scheduler", "src/batchmaker/lab/simulator",
 )  # fmt: skip
 WAITING: Final = 512
 """Requests that wait at once where it is measured how many are answered."""
@@ -198,9 +198,9 @@ def simulated(
     seen: Seen,
     policy: str,
     profile: CostProfile,
-    overhead: Overhead,
 ) -> Seen:
     """Play what was offered again, under a virtual clock."""
+    overhead = profile.overhead or Overhead()
     device = SimulatedDevice(step_costs(network, profile.latency), take_turns=True, overhead=overhead)
     play = list(itertools.islice(itertools.cycle(requests), len(seen.arrived_s)))
     records = simulate(network, make_policy(policy, profile), Offered(play, seen.arrived_s), device)
@@ -251,25 +251,37 @@ def others_s() -> float:
     return (user + nice + system + irq + soft) / os.sysconf("SC_CLK_TCK") - mine.user - mine.system
 
 
-def profiled(
-    name: str, engine: Engine, workload: Workload, seconds: float, quiet: Quiet
-) -> tuple[CostProfile, list[dict[str, Any]]]:
-    """Measure an engine's cells and its overhead, and give its policy the times; return what was seen of the latter."""
+@dataclass(frozen=True, slots=True)
+class Profiled:
+    """What was measured of an engine. profile: cells as it runs them. alone: cells alone. levels: what it came from."""
+
+    profile: CostProfile
+    alone: LatencyTable
+    levels: list[dict[str, Any]]
+
+
+def profiled(name: str, engine: Engine, workload: Workload, seconds: float, quiet: Quiet) -> Profiled:
+    """Measure an engine as `batchmaker profile --overhead` does, and give its policy the times."""
     cells, _ = quiet(lambda: measured_cells(engine.registry, SIZES, seconds / 5, 1))
     lengths: tuple[PredictedLength, ...] = ()
     if name == "seq2seq":
         lengths = (PredictedLength("decoder", "encoder", LengthProfile.from_pairs(*workload.chains.T.tolist())),)
     about = ProfileOptions("float32", 1, machine()["cpu"], commit())
-    latency = LatencyTable(tuple(cells))
-    if wants_costs(engine.policy):
-        engine.policy.use_profile(CostProfile(name, about, latency, lengths))  # nothing is in flight
-    seen, levels = [], []
+    alone = LatencyTable(tuple(cells))
     with quiet_interpreter():
-        for number in IN_FLIGHT:
-            kept, others = quiet(partial(kept_in_flight, engine, workload.requests, latency, number, seconds))
-            seen.append(kept)
-            levels.append(asdict(kept) | {"others": others})
-    return CostProfile(name, about, latency, lengths, fitted_overhead(seen)), levels
+        seen = [
+            quiet(partial(kept_in_flight, engine, workload.requests, alone, number, seconds)) for number in IN_FLIGHT
+        ]
+    levels = [
+        {key: getattr(kept, key) for key in ("in_flight", "requests", "steps", "rows", "busy_s", "wall_s")}
+        | {"cells_s": kept.cells_s(alone), "others": others}
+        for kept, others in seen
+    ]
+    served = as_served(alone, [kept for kept, _ in seen])
+    profile = CostProfile(name, about, served, lengths, fitted_overhead([kept for kept, _ in seen], served))
+    if wants_costs(engine.policy):
+        engine.policy.use_profile(profile)  # nothing is in flight
+    return Profiled(profile, alone, levels)
 
 
 def capacity_rps(profile: CostProfile, network: SimulatedModel, requests: Sequence[SimulatedRequest]) -> float:
@@ -290,13 +302,13 @@ def answered_rps(engine: Engine, requests: Sequence[Any]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One model under one policy on the engine. profiles: by seed. runs: what was seen is under `seen`."""
+    """One model under one policy on the engine. profiled: by seed. runs: what was seen is under `seen`."""
 
     name: str
     policy: str
     network: SimulatedModel
     requests: Sequence[SimulatedRequest]
-    profiles: Sequence[CostProfile]
+    profiled: Sequence[Profiled]
     runs: Sequence[dict[str, Any]]
     about: dict[str, Any]
 
@@ -313,8 +325,7 @@ def measured(name: str, policy: str, options: argparse.Namespace, rates: dict[fl
         name, hidden=hidden, max_batch=SIZES[-1], vocabulary_size=workload.vocabulary_size, **workload.options
     )
     runs: list[dict[str, Any]] = []
-    profiles: list[CostProfile] = []
-    levels: list[list[dict[str, Any]]] = []
+    measurements: list[Profiled] = []
     decisions, quiet = Decisions(), Quiet(options.patience * options.scale)
     with Engine(model, policies.make(policy), threads=1) as engine:
         requests = without_values(name, model, engine.registry, workload)
@@ -322,12 +333,11 @@ def measured(name: str, policy: str, options: argparse.Namespace, rates: dict[fl
         for seed in range(options.repeat):
             if seed and time.monotonic() > options.until_s:
                 break
-            profile, seen_levels = profiled(name, engine, workload, setting.profile_seconds * options.scale, quiet)
-            profiles.append(profile)
-            levels.append(seen_levels)
+            found = profiled(name, engine, workload, setting.profile_seconds * options.scale, quiet)
+            measurements.append(found)
             if not rates:
                 most, _ = quiet(lambda: answered_rps(engine, workload.requests))
-                most = min(most, capacity_rps(profile, network, requests))
+                most = min(most, capacity_rps(found.profile, network, requests))
                 rates |= {load: load * most for load in options.loads}
             for load, rate in rates.items():
                 watched = load == WATCHED_LOAD
@@ -341,27 +351,32 @@ def measured(name: str, policy: str, options: argparse.Namespace, rates: dict[fl
     about = {
         "model": name, "policy": policy, "hidden": hidden, "workload": workload.source, "seconds": seconds,
         "overhead_us": [{
-            key: 1e6 * statistics.median(asdict(profile.overhead or Overhead())[key] for profile in profiles)
+            key: 1e6 * statistics.median(asdict(one.profile.overhead or Overhead())[key] for one in measurements)
             for key in asdict(Overhead())}],
-        "cells_ms": [{c.name: dict(zip(c.batch, (1e3 * s for s in c.median_s), strict=True))
-                      for c in profile.latency.cells} for profile in profiles],
-        "levels": levels, "decisions": costs_of(decisions),
+        "alone_ms": [in_ms(one.alone) for one in measurements],
+        "cells_ms": [in_ms(one.profile.latency) for one in measurements],
+        "levels": [one.levels for one in measurements], "decisions": costs_of(decisions),
     }  # fmt: skip
-    return Measured(name, policy, network, requests, profiles, runs, about)
+    return Measured(name, policy, network, requests, measurements, runs, about)
+
+
+def in_ms(latency: LatencyTable) -> dict[str, dict[int, float]]:
+    """Return the milliseconds of each cell by number of rows."""
+    return {c.name: dict(zip(c.batch, (1e3 * s for s in c.median_s), strict=True)) for c in latency.cells}
 
 
 def compared(real: Measured) -> dict[str, Any]:
     """Simulate every run with its profile and the engine's overhead, and the first repetition without as well."""
     runs = []
     for run in real.runs:
-        seen, profile = run["seen"], real.profiles[run["seed"]]
+        seen, known = run["seen"], real.profiled[run["seed"]]
         found = {k: v for k, v in run.items() if k != "seen"} | {"requests": len(seen.arrived_s)}
         found["real"] = seen.figures()
-        ways = {"simulated": profile.overhead or Overhead()}
+        ways = {"simulated": known.profile}
         if run["seed"] == 0:
-            ways["cells_alone"] = Overhead()
-        for key, overhead in ways.items():
-            played = simulated(real.network, real.requests, seen, real.policy, profile, overhead)
+            ways["cells_alone"] = replace(known.profile, latency=known.alone, overhead=None)
+        for key, profile in ways.items():
+            played = simulated(real.network, real.requests, seen, real.policy, profile)
             found[key] = played.figures()
         print(real.name, real.policy, {k: v for k, v in found.items() if not isinstance(v, dict)})
         for key in ("real", *ways):

@@ -66,7 +66,7 @@ RUNS: Final[dict[str, Run]] = {
 }  # fmt: skip
 
 OLDER: Final = frozenset((
-    "default-policy.json", "default-policy-costs.json", "default-policy-live.json",
+    "default-policy-live.json",
     *_BENCH, "overhead.json", "batching-and-cells.json", "simulator.json", "simulated-and-real.json",
     "ed-batch-sizes.json", "ed-batch-throughput.json", "gpu.json", "learned-online.json", "examples.json",
     "serving-lstm.json", "serving-loadgen.json",

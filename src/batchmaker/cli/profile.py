@@ -58,7 +58,10 @@ def profile(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write times and lengths for the scheduler here.")] = None,
     overhead: Annotated[
-        bool, typer.Option("--overhead", help="Measure and store with --out what the engine needs beside its cells.")
+        bool,
+        typer.Option(
+            "--overhead", help="Store with --out the cells as the engine runs them, and what it needs beside them."
+        ),
     ] = False,
     json: Annotated[Path | None, typer.Option(help="Write the numbers here.")] = None,
     png: Annotated[Path | None, typer.Option(help="Draw time and throughput against batch size here.")] = None,
@@ -99,12 +102,16 @@ def profile(
         where = f"{machine()['cpu']}, {machine()['cores']} cores"
         measured_for = ProfileOptions(dtype, threads, where, commit(), width, layers)
         latency = LatencyTable(tuple(cells))
-        needed = _overhead(model, built, latency, seconds, threads, seed) if overhead else None
+        needed = None
+        if overhead:
+            latency, needed = _as_served(model, built, latency, seconds, threads, seed)
         CostProfile(model, measured_for, latency, lengths, needed).write(out)
 
 
-def _overhead(name: str, model: Model, latency: LatencyTable, seconds: float, threads: int, seed: int) -> Overhead:
-    """Return the engine's overhead beside the cells, under the policy `cellular`."""
+def _as_served(
+    name: str, model: Model, latency: LatencyTable, seconds: float, threads: int, seed: int
+) -> tuple[LatencyTable, Overhead]:
+    """Return the cells' times as the engine runs them, and its overhead beside them, under the policy `cellular`."""
     workload = make_workload(name, count=256, seed=seed)
     with Engine(model, "cellular", threads=threads) as engine, quiet_interpreter():
         return measured_overhead(engine, workload.requests, latency, seconds)
