@@ -3,9 +3,10 @@
     python benchmarks/default_policy_live.py [--quick] [--json OUT.json] [--page docs/policies.md]
 
 For each network one engine with one worker and one compute thread per policy is started; all of them are measured in
-turn, round by round, so that a disturbance meets all alike; short rounds are repeated. Rates are shares of what
-`cellular` answers per second where all requests wait at once. A number is the median over rounds. Needs an otherwise
-idle machine.
+turn, round by round, another one first in each round, so that a disturbance meets all alike; short rounds are repeated.
+Rates are shares of what `cellular` answers per second where all requests wait at once. A number is the median over
+rounds; a ratio is that of two policies in the same round, with the same arrivals: its median, the least and the most.
+Needs an otherwise idle machine. All networks take about 14 minutes, with --quick one.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ from throughput_page import table
 
 OUT: Final = Path(__file__).parent / "results" / "default-policy-live.json"
 NETWORKS: Final = ("lstm", "seq2seq", "bilstm-tagger", "treelstm-2type", "latticelstm")
-POLICIES: Final = ("cellular", "sufficient", "lazy:max_steps=5", "auto")
+BASELINE: Final = "cellular"
+OURS: Final = "auto"
+POLICIES: Final = (BASELINE, "sufficient", "lazy:max_steps=5", OURS)
 LOADS: Final = (0.3, 0.7)
 HIDDEN: Final = 128
 WAITING: Final = 512
@@ -109,20 +112,42 @@ def measured(name: str, rounds: int, seconds: float, tell: Any) -> list[dict[str
                 come_s = at_once
                 if rate is not None:
                     come_s = poisson_arrivals(rate, number, count=int(min(max(seconds * rate, 100), 4000)))
-                for policy, engine in engines.items():
-                    seen[policy].append(offered(engine, work.requests, come_s))
+                first = number % len(POLICIES)
+                for policy in (*POLICIES[first:], *POLICIES[:first]):
+                    seen[policy].append(offered(engines[policy], work.requests, come_s))
                     if number < rounds:
                         tell()
             for policy, found in seen.items():
                 middle = {key: median(one[key] for one in found) for key in found[0]}
-                rows.append({"network": name, "policy": policy, "load": load, "rate": rate, **middle})
+                over = {key: compared(found, seen[BASELINE], key) for key in ("served_rps", "mean_ms", "p90_ms")}
+                rows.append({"network": name, "policy": policy, "load": load, "rate": rate, **middle, "over": over})
             if load is None:
                 capacity = rows[0]["served_rps"]
     return rows
 
 
+def compared(ours: Sequence[dict[str, float]], others: Sequence[dict[str, float]], key: str) -> list[float]:
+    """Return the median, least and most ratio of a number over the rounds."""
+    ratios = [one[key] / other[key] for one, other in zip(ours, others, strict=True)]
+    return [median(ratios), min(ratios), max(ratios)]
+
+
+def ratios(found: dict[str, Any]) -> str:
+    """Return a table of `auto` over the baseline in the same rounds."""
+    lines = []
+    for name in NETWORKS:
+        over = {row["load"]: row["over"] for row in found["rows"] if (row["network"], row["policy"]) == (name, OURS)}
+        if over:
+            wanted = [over[None]["served_rps"], *(over[load][key] for load in LOADS for key in ("mean_ms", "p90_ms"))]
+            lines.append([name, *(f"{middle:.2f} ({least:.2f} to {most:.2f})" for middle, least, most in wanted)])
+    heads = (f"`{OURS}` over `{BASELINE}`", "requests/s, all waiting", *(
+        f"{what} at {load}" for load in LOADS for what in ("mean", "p90")))  # fmt: skip
+    return table(heads, lines)
+
+
 def shown(found: dict[str, Any]) -> str:
-    """Return a table: for each network and policy what it answers at most, and mean and p90 at each load."""
+    """Return a table: for each network and policy what it answers at most, and mean and p90 at each load; and one of
+    ratios."""
     lines = []
     for name, policy in itertools.product(NETWORKS, POLICIES):
         rows = {row["load"]: row for row in found["rows"] if (row["network"], row["policy"]) == (name, policy)}
@@ -135,7 +160,7 @@ def shown(found: dict[str, Any]) -> str:
         f"`{found['command']}`, commit {found['commit']}, {found['machine']['cpu']}, load average "
         f"{found['load_average']}; hidden {HIDDEN}, one thread, medians of {found['rounds']} rounds."
     )
-    return f"{table(heads, lines)}\n\n{about}"
+    return f"{table(heads, lines)}\n\n{ratios(found)}\n\n{about}"
 
 
 def main() -> None:
@@ -145,7 +170,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=OUT)
     parser.add_argument("--page", type=Path)
     options = parser.parse_args()
-    rounds, seconds = (1, 0.5) if options.quick else (3, 1.2)
+    rounds, seconds = (1, 0.5) if options.quick else (7, 1.2)
     names = options.network or list(NETWORKS)
     found = {**made_by(MEASURES), "rounds": rounds, "rows": []}
     with Progress(console=Console(stderr=True)) as progress:
