@@ -66,7 +66,8 @@ RUNS: Final[dict[str, Run]] = {
 }  # fmt: skip
 
 OLDER: Final = frozenset((
-    *_BENCH, "overhead.json", "batching-and-cells.json",
+    *_BENCH, "simulator.json", "simulated-and-real.json", "default-policy.json", "default-policy-costs.json",
+    "default-policy-live.json", "overhead.json", "batching-and-cells.json",
     "ed-batch-sizes.json", "ed-batch-throughput.json", "gpu.json", "learned-online.json", "examples.json",
     "serving-lstm.json", "serving-loadgen.json",
     "serving-overhead.json", "serving-perf-analyzer.json", "serving-overload-lstm-fleet.json",

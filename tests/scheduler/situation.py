@@ -90,6 +90,5 @@ class Situation:
 
 def enter(table: RequestTable, slot: int, deadline_s: float, work: Work) -> None:
     """Let a request of one model arrive at 0 with this work."""
-    whole, none = np.zeros(1, np.int64), np.zeros(1)
-    table.enter(whole + slot, none, none + deadline_s, whole, whole, np.zeros(1, np.bool_))
-    table.add_work(whole + slot, (work,))
+    table.enter(slot, 0.0, deadline_s, 0, 0, is_open=False)
+    table.add_work(slot, work)

@@ -62,7 +62,7 @@ def drawn(seed: int, *, wide: bool) -> Situation:
         rows = rng.integers(1, 4, len(used)) if wide else 1
         enter(table, slot, deadline_s, Work(used, steps[used] * rows, steps[used]))
         if slot < num_in_flight:
-            table.begin(np.array([slot]), float(rng.integers(0, 20)))
+            table.begin([slot], float(rng.integers(0, 20)))
     seconds = rng.integers(1, 4, (num_types, most + 1)).cumsum(axis=1).astype(np.float64)
     seconds[:, 0] = 0
     slots = np.arange(num)

@@ -65,7 +65,7 @@ def situation(
         nodes = np.array(steps)[present]
         enter(table, slot, sla_s, Work(present, nodes, nodes))
         if slot < len(in_flight):
-            table.begin(np.array([slot]), waited_s)
+            table.begin([slot], waited_s)
     slots = np.arange(len(in_flight) + len(candidates))
     return Situation(table, StepsLeft("true", 0.75, 90.0), Replay(seconds), waited_s, slots, len(in_flight))
 

@@ -210,6 +210,12 @@ class AutoPolicy(CellPolicy):
 
     # --- who begins ----------------------------------------------------------------------------------------------
 
+    def begins_on_arrival(self, view: ReadyView) -> bool:
+        """Whether all begin, by rule 1, and there is nothing to learn from that."""
+        table = view.requests
+        self._learn_types(view)
+        return self._num_types == 1 and not table.has_deadlines and self._room(table, 0, 0) == _ANY
+
     def admit(self, view: ReadyView) -> Admission:
         """Begin, of each model, the best prefix of its line (see `num_beginning`), or all of it (rule 1 above)."""
         table = view.requests

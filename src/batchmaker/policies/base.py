@@ -156,6 +156,10 @@ class CellPolicy(ABC):
         """
         return Admission(view.waiting(view.num_waiting).tolist())
 
+    def begins_on_arrival(self, view: ReadyView) -> bool:
+        """Whether requests that have just arrived begin without `admit`. Called only while nobody waits."""
+        return False
+
     def check_cells(self, cells: Sequence[CellType]) -> None:  # noqa: B027
         """Raise unless the policy can serve these cell types. Called once all types are known."""
 

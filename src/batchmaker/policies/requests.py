@@ -21,50 +21,6 @@ def _submit(left: NDArray[np.int64], done: NDArray[np.int64], slots: Slots, type
         done[slots[i], type_id] += 1
 
 
-@compiled
-def _enter(
-    arrived_s: NDArray[np.float64],
-    began_s: NDArray[np.float64],
-    deadline_s: NDArray[np.float64],
-    model: NDArray[np.int64],
-    priority: NDArray[np.int64],
-    is_open: NDArray[np.bool_],
-    left: NDArray[np.int64],
-    done: NDArray[np.int64],
-    width: NDArray[np.float64],
-    slots: Slots,
-    their_arrived_s: NDArray[np.float64],
-    their_deadline_s: NDArray[np.float64],
-    their_model: NDArray[np.int64],
-    their_priority: NDArray[np.int64],
-    they_are_open: NDArray[np.bool_],
-) -> None:
-    for i in range(len(slots)):
-        slot = slots[i]
-        arrived_s[slot], began_s[slot], deadline_s[slot] = their_arrived_s[i], np.inf, their_deadline_s[i]
-        model[slot], priority[slot], is_open[slot] = their_model[i], their_priority[i], they_are_open[i]
-        for type_id in range(left.shape[1]):
-            left[slot, type_id], done[slot, type_id], width[slot, type_id] = 0, 0, 1.0
-
-
-@compiled
-def _add_work(
-    left: NDArray[np.int64],
-    width: NDArray[np.float64],
-    type_model: NDArray[np.int64],
-    slot: int,
-    model: int,
-    types: NDArray[np.int64],
-    nodes: NDArray[np.int64],
-    steps: NDArray[np.int64],
-) -> None:
-    for i in range(len(types)):
-        type_id = types[i]
-        left[slot, type_id] += nodes[i]
-        width[slot, type_id] = max(width[slot, type_id], nodes[i] / steps[i])
-        type_model[type_id] = model
-
-
 @final
 class RequestTable:
     """Facts about the requests that wait or are in flight, by slot.
@@ -138,31 +94,26 @@ class RequestTable:
         self.type_model = np.append(self.type_model, 0)
 
     def enter(
-        self,
-        slots: Slots,
-        arrived_s: NDArray[np.float64],
-        deadline_s: NDArray[np.float64],
-        model: NDArray[np.int64],
-        priority: NDArray[np.int64],
-        is_open: NDArray[np.bool_],
+        self, slot: int, arrived_s: float, deadline_s: float, model: int, priority: int, *, is_open: bool
     ) -> None:
-        """Note that requests have arrived. All arrays: [requests]; deadline_s is infinity where there is none."""
+        """Note that a request has arrived. deadline_s: infinity if it has none."""
         self.changes += 1
-        while slots.max() >= len(self.arrived_s):
+        while slot >= len(self.arrived_s):
             self._grow()
-        self.num_models = max(self.num_models, int(model.max()) + 1)
-        self.has_deadlines = self.has_deadlines or deadline_s.min() < np.inf
-        _enter(
-            self.arrived_s, self.began_s, self.deadline_s, self.model, self.priority, self.open, self.left, self.done,
-            self.width, slots, arrived_s, deadline_s, model, priority, is_open,
-        )  # fmt: skip
+        self.num_models = max(self.num_models, model + 1)
+        self.has_deadlines = self.has_deadlines or deadline_s < np.inf
+        self.arrived_s[slot], self.began_s[slot], self.deadline_s[slot] = arrived_s, np.inf, deadline_s
+        self.model[slot], self.priority[slot], self.open[slot] = model, priority, is_open
+        self.left[slot], self.done[slot], self.width[slot] = 0, 0, 1.0
 
-    def add_work(self, slots: Slots, works: Sequence[Work]) -> None:
-        """Note that requests have more to compute. slots, works: one for each of them."""
+    def add_work(self, slot: int, work: Work) -> None:
+        """Note that a request has more to compute."""
         self.changes += 1
-        for slot, work in zip(slots.tolist(), works, strict=True):
-            model = self.model[slot]
-            _add_work(self.left, self.width, self.type_model, slot, model, work.types, work.nodes, work.steps)
+        left, width, model = self.left[slot], self.width[slot], self.model[slot]
+        for type_id, nodes, steps in zip(work.types.tolist(), work.nodes.tolist(), work.steps.tolist(), strict=True):
+            left[type_id] += nodes
+            width[type_id] = max(width[type_id], nodes / steps)
+            self.type_model[type_id] = model
 
     def note_run(self, type_id: int, *, may_stop: bool) -> None:
         """Note that a type is used in a run. may_stop: a value may end the run."""
@@ -170,11 +121,12 @@ class RequestTable:
         if may_stop:
             self.stopping_types.add(type_id)
 
-    def begin(self, slots: Slots, now_s: float) -> None:
+    def begin(self, slots: Sequence[int], now_s: float) -> None:
         """Note that requests have left the waiting line, in this order."""
         self.changes += 1
-        self.began_s[slots] = now_s
-        self._in_flight.update(dict.fromkeys(slots.tolist()))
+        for slot in slots:
+            self.began_s[slot] = now_s
+            self._in_flight[slot] = None
         self._listed = None
 
     def submitted(self, slots: Slots, type_id: int) -> None:

@@ -189,7 +189,8 @@ class Scheduler(View):
             for event in events:
                 if event.deadline_s is not None:
                     self._deadlines.add(event.deadline_s, event.request, state.requests, len(state.requests))
-        if state.watched is None:
+        if state.watched is None or (not len(state.line) and self._policy.begins_on_arrival(self)):
+            state.begin([entry.slot for entry in opened], self._now_s)
             self._begin([event.graph for event in events], opened, commands)
         else:
             for event, entry in zip(events, opened, strict=True):
@@ -359,14 +360,13 @@ class Scheduler(View):
 
     def _begin_waiting(self, begin: Sequence[int], commands: list[Command]) -> bool:
         """Let these waiting requests begin; return whether there are any."""
-        watched = self._state.watched
-        if not len(begin) or watched is None:
+        if not len(begin):
             return False
         entries = [self._state.by_slot[slot] for slot in begin]
         graphs = self._state.line.leave_together(begin)
         for entry in entries:
             entry.waiting = False
-        watched.begin(np.array(begin), self._now_s)
+        self._state.begin(begin, self._now_s)
         self._begin(graphs, entries, commands)
         for event in [event for entry in entries for event in entry.early]:
             self._extended(event, commands)

@@ -310,23 +310,25 @@ class SchedulerState:
 
     def arrived(self, events: Sequence[RequestArrived], opened: Sequence[RequestEntry]) -> None:
         """Note in the request table, if it is kept, that requests have arrived."""
+        if self.watched is None:
+            return
+        for event, entry in zip(events, opened, strict=True):
+            deadline_s = math.inf if event.deadline_s is None else event.deadline_s
+            self.watched.enter(entry.slot, event.at_s, deadline_s, event.model, event.priority, is_open=event.open)
+
+    def begin(self, slots: Sequence[int], now_s: float) -> None:
+        """Note in the request table, if it is kept, that requests begin."""
         if self.watched is not None:
-            self.watched.enter(
-                np.array([entry.slot for entry in opened]),
-                np.array([event.at_s for event in events]),
-                np.array([math.inf if event.deadline_s is None else event.deadline_s for event in events]),
-                np.array([event.model for event in events]),
-                np.array([event.priority for event in events]),
-                np.array([event.open for event in events]),
-            )
+            self.watched.begin(slots, now_s)
 
     def more_work(self, entries: Sequence[RequestEntry], graphs: Sequence[CellGraph]) -> None:
         """Note in the request table, if it is kept, that requests have more to compute: a graph for each."""
-        if self.watched is not None:
-            self.watched.add_work(np.array([entry.slot for entry in entries]), [work_of(graph) for graph in graphs])
-            for graph in graphs:
-                for run in graph.runs:
-                    self.watched.note_run(run.type_id, may_stop=run.open_ended)
+        if self.watched is None:
+            return
+        for entry, graph in zip(entries, graphs, strict=True):
+            self.watched.add_work(entry.slot, work_of(graph))
+            for run in graph.runs:
+                self.watched.note_run(run.type_id, may_stop=run.open_ended)
 
     def in_flight(self) -> FrontierCounts:
         """Return what living requests have in the arena. Takes time in proportion to their number."""

@@ -169,10 +169,10 @@ def waiting(model: SimulatedModel, work: Work, num_waiting: int) -> tuple[Reques
     table, slots = RequestTable(), np.arange(1 + num_waiting)
     for _ in model.cells:
         table.add_type()
-    none = np.zeros(len(slots), np.int64)
-    table.enter(slots, np.zeros(len(slots)), np.full(len(slots), np.inf), none, none, none > 0)
-    table.add_work(slots, [work] * len(slots))
-    table.begin(slots[:1], 0.0)
+    for slot in slots.tolist():
+        table.enter(slot, 0.0, np.inf, 0, 0, is_open=False)
+        table.add_work(slot, work)
+    table.begin([0], 0.0)
     view = SimpleNamespace(
         now_s=0.0, cells=model.cells, requests=table, num_waiting=num_waiting, waiting=lambda limit: slots[1:][:limit]
     )
@@ -212,6 +212,17 @@ def test_a_line_of_runs_of_one_type_begins_as_a_whole_where_full_batches_gain() 
     assert list(AutoPolicy(profile_of(CHAIN, 0.25)).admit(view).begin) == two_batches
     table.note_run(0, may_stop=False)
     assert list(AutoPolicy(profile_of(CHAIN, 0.25)).admit(view).begin) == list(range(1, 31))
+
+
+def test_runs_of_one_type_whose_full_batches_gain_begin_when_they_arrive_unless_some_request_has_a_deadline() -> None:
+    table, view = waiting(CHAIN, Work(np.zeros(1, np.int64), np.full(1, 5), np.full(1, 5)), num_waiting=0)
+    gains, gains_nothing = AutoPolicy(profile_of(CHAIN, 0.25)), AutoPolicy(profile_of(CHAIN, 1.0))
+    assert not gains.begins_on_arrival(view)  # single calls so far
+    table.note_run(0, may_stop=False)
+    assert gains.begins_on_arrival(view)
+    assert not gains_nothing.begins_on_arrival(view)
+    table.has_deadlines = True
+    assert not gains.begins_on_arrival(view)
     assert list(AutoPolicy(profile_of(CHAIN, 1.0)).admit(view).begin) == []
     table.has_deadlines, table.deadline_s[0] = True, 6.0  # the one in flight would be late
     assert list(AutoPolicy(profile_of(CHAIN, 0.25)).admit(view).begin) == []
