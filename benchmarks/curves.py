@@ -50,6 +50,7 @@ LOADS: Final = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 1.0)
 FIGURES: Final = ("p50_ms", "p90_ms", "p99_ms", "queue_p99_ms", "compute_p50_ms", "served_rps")
 DYNET_ROWS: Final = ROOT / "benchmarks" / "results" / "curves-dynet.json"
 OUT: Final = ROOT / "benchmarks" / "results" / "curves.json"
+LIVE: Final = OUT.with_name("curves-live.json")
 PICTURES: Final = ROOT / "docs" / "images"
 MEASURES: Final = (
     "benchmarks/curve_cases.py", "benchmarks/results/curves-costs.json", "src/batchmaker/lab/simulator",
@@ -217,8 +218,8 @@ def show(found: Result, page: Path) -> None:
         draw_panels(png, panels(case), f"Latency against throughput: {case['case']}", about)
         link = os.path.relpath(png, page.parent)
         sections[case["case"]] = f"{case_table(case)}\n\n![Latency against throughput, {case['case']}]({link})"
-    if found.get("live"):
-        sections["live"] = live_table(found["live"])
+    if LIVE.exists():
+        sections["live"] = live_table(json.loads(LIVE.read_text("utf-8")))
     fill(page, sections)
 
 
@@ -270,9 +271,8 @@ def main() -> None:
 
         if options.data is None:
             parser.error("--live needs --data DATA")
-        found = json.loads(options.json.read_text("utf-8"))
-        found["live"] = measured_live(options.data, quick=options.quick)
-        options.json.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+        found = measured_live(options.data, quick=options.quick)
+        (options.json if options.json != OUT else LIVE).write_text(json.dumps(found, indent=1) + "\n", "utf-8")
     elif options.page is None:
         if not options.data and any(CASES[name].lengths == TREEBANK for name in options.case or ()):
             parser.error("the case treebank needs --data DATA")
@@ -293,7 +293,6 @@ def simulate_cases(options: argparse.Namespace) -> None:
     kept: dict[str, Any] = {}
     if before.get("quick") == options.quick and of_the_same(before["measures"], about["measures"]):
         kept = {case["case"]: case for case in before["cases"]}
-    live = {"live": before["live"]} if before.get("live") else {}
     for name in options.case or [name for name, case in CASES.items() if data or case.lengths != TREEBANK]:
         case = CASES[name]
         jobs = jobs_of(case, seeds=seeds, quick=options.quick, dynet=dynet is not None, data=data)
@@ -301,7 +300,7 @@ def simulate_cases(options: argparse.Namespace) -> None:
         kept[name] = summed_up(case, run(case, jobs, options.jobs, dynet_s, data))
         print(f"{name}: {len(jobs)} simulations in {time.monotonic() - began_s:.0f} s", flush=True)
         cases = [kept[each] for each in CASES if each in kept]
-        found = {**about, "quick": options.quick, "seeds": seeds, "cases": cases, **live}
+        found = {**about, "quick": options.quick, "seeds": seeds, "cases": cases}
         options.json.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
 
 

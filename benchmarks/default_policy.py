@@ -64,6 +64,7 @@ from provenance import made_by
 from throughput_page import table
 
 COSTS: Final = Path(__file__).parent / "results" / "default-policy-costs.json"
+OUT: Final = COSTS.with_name("default-policy.json")
 MAX_BATCH: Final = 64
 SIZES: Final = (1, 2, 4, 8, 16, 32, 64)
 MODELS: Final = {
@@ -522,7 +523,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--trace", type=Path, help="recorded arrivals, such as AzureLLMInferenceTrace_code.csv")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="default: among the results, if all networks were simulated")
     parser.add_argument("--png", type=Path)
     parser.add_argument("--page", type=Path, help="write the table there, from --json; simulate nothing")
     parser.add_argument(
@@ -540,8 +541,10 @@ def main() -> None:
         measure(options.measure)
         return
     if options.page:
-        fill(options.page, {AUTO: page_table(json.loads(options.json.read_text("utf-8")))})
+        fill(options.page, {AUTO: page_table(json.loads((options.json or OUT).read_text("utf-8")))})
         return
+    if not (options.json or options.quick or options.network or options.ours):
+        options.json = OUT
     names = options.network or (QUICK if options.quick else (*MODELS, *MIXES))
     options.requests = options.requests or (80 if options.quick else 100)
     options.seeds = options.seeds or (2 if options.quick else 20)

@@ -1,6 +1,6 @@
 """Batches of ED-Batch's workloads beside the lower bound, for docs/ed-batch.md.
 
-    python benchmarks/ed_batch.py DATA [--batch 8 64] [--workload NAME ...] [--seed 0] [--json FILE] [--png FILE]
+    python benchmarks/ed_batch.py DATA [--batch 8 64] [--workload NAME ...] [--seed 0] [--quick] [--json FILE]
     python benchmarks/ed_batch.py --page docs/ed-batch.md [--json FILE] [--png FILE]
 
 DATA: the folder that holds sst, wikiner_en, iwslt15_envi and lattice_edbatch. For each workload and batch size, a table
@@ -193,13 +193,16 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[8, 64])
     parser.add_argument("--workload", nargs="+", default=list(FILES), choices=FILES)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="trees and mini-batches of 8 alone")
     parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "results" / "ed-batch.json")
     parser.add_argument("--png", type=Path, default=ROOT / "docs" / "images" / "ed-batch-learning.png")
     parser.add_argument("--page", type=Path)
     options = parser.parse_args()
+    if options.quick:
+        options.batch, options.workload = [8], ["treelstm", "treegru"]
     if options.data is not None:
         found = measured_all(options.data, options.workload, options.batch, options.seed)
-        options.json.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+        options.json.write_text(json.dumps({**found, "quick": options.quick}, indent=1) + "\n", "utf-8")
     if options.page is not None:
         show(json.loads(options.json.read_text("utf-8")), options.page, options.png)
 

@@ -80,6 +80,8 @@ def problems() -> list[str]:
             if name not in files:
                 continue
             is_so = current(run, name)
+            if isinstance(found := read(name), dict) and found.get("quick"):
+                said.append(f"{name} is of a quick run, whose figures mean nothing; measure it (`{run.command}`)")
             if not is_so and name not in OLDER:
                 said.append(f"{name} was measured with other code than this; run it again (`{run.command}`), or list "
                             "it in OLDER")  # fmt: skip

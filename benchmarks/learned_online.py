@@ -292,10 +292,13 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=300)
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--seconds", type=float, default=2.0, help="of one run on the engine")
+    parser.add_argument("--quick", action="store_true", help="one seed, short runs, little to learn from")
     parser.add_argument("--no-real", dest="real", action="store_false", help="leave the engine out")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--png", type=Path)
     options = parser.parse_args()
+    if options.quick:
+        options.count, options.requests, options.seeds, options.episodes, options.seconds = 64, 100, 1, 30, 0.2
     options.policies = options.policies or POLICIES
     options.loads = sorted(options.loads or LOADS)
     with tempfile.TemporaryDirectory() as folder:

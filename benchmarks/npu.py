@@ -48,10 +48,11 @@ def latency_ms(network: Blueprint, words: int, npu: Npu, dataflow: str) -> float
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--words", type=int, default=17)
+    parser.add_argument("--quick", action="store_true", help="the first network alone")
     parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "results" / "npu.json")
     options = parser.parse_args()
     rows = []
-    for name in (*TABLE_II_MS, *OTHERS):
+    for name in (*TABLE_II_MS, *OTHERS)[: 1 if options.quick else None]:
         network = blueprint(name, partial(zoo.make, name))
         row = {"model": name, "table_ii_ms": TABLE_II_MS.get(name)}
         for dataflow in ("ws", "os", "tpu"):
@@ -59,7 +60,11 @@ def main() -> None:
                 row[f"{dataflow}_{width}"] = latency_ms(network, options.words, Npu(bytes_per_value=width), dataflow)
         rows.append(row)
         print("  ".join(f"{key} {value:.2f}" if isinstance(value, float) else f"{value}" for key, value in row.items()))
-    content = {**made_by(MEASURES, f"python benchmarks/npu.py --words {options.words}"), "words": options.words}
+    content = {
+        **made_by(MEASURES, f"python benchmarks/npu.py --words {options.words}"),
+        "words": options.words,
+        "quick": options.quick,
+    }
     options.json.write_text(json.dumps({**content, "rows": rows}, indent=1) + "\n")
 
 

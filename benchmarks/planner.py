@@ -160,10 +160,12 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--batch", type=int, nargs="+", default=[64, 1, 8])
     parser.add_argument("--seconds", type=float, default=4.0, help="for each cell and batch size")
+    parser.add_argument("--quick", action="store_true", help="a twentieth of the seconds")
     parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "results" / "planner.json")
     parser.add_argument("--png", type=Path)
     parser.add_argument("--page", type=Path)
     options = parser.parse_args()
+    options.seconds /= 20 if options.quick else 1
     torch.set_num_threads(1)
     torch.manual_seed(0)
     rows = []
@@ -172,7 +174,7 @@ def main() -> None:
         print(json.dumps(rows[-1]), flush=True)
     about = made_by(MEASURES, "python benchmarks/planner.py")
     content = {
-        **about,
+        **about, "quick": options.quick,
         "hidden": options.hidden, "dtype": options.dtype, "batch": options.batch, "seconds": options.seconds, "seed": 0,
         "mean_over_eager": [mean_ratio(rows, which) for which in range(len(options.batch))], "rows": rows,
     }  # fmt: skip

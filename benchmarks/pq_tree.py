@@ -100,13 +100,21 @@ def draw(path: Path, rows: list[dict[str, Any]], exponents: dict[str, float], re
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=9)
+    parser.add_argument("--quick", action="store_true", help="up to 1,000 columns, once each")
     parser.add_argument("--json", type=Path, default=RESULTS / "pq-tree.json")
     parser.add_argument("--png", type=Path, default=RESULTS / "pq-tree.png")
     options = parser.parse_args()
-    rows = [measured(family, size, options.repeat) for family in FAMILIES for size in SIZES]
+    sizes = [size for size in SIZES if size <= 1000 or not options.quick]
+    options.repeat = 1 if options.quick else options.repeat
+    rows = [measured(family, size, options.repeat) for family in FAMILIES for size in sizes]
     exponents = {family: exponent([row for row in rows if row["family"] == family]) for family in FAMILIES}
     print("time grows as the size to the power of", {family: round(power, 3) for family, power in exponents.items()})
-    content = {**made_by(MEASURES, "python benchmarks/pq_tree.py"), "exponents": exponents, "rows": rows}
+    content = {
+        **made_by(MEASURES, "python benchmarks/pq_tree.py"),
+        "quick": options.quick,
+        "exponents": exponents,
+        "rows": rows,
+    }
     options.json.write_text(json.dumps(content, indent=1) + "\n")
     draw(options.png, rows, exponents, options.repeat)
 

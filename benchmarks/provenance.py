@@ -3,6 +3,8 @@
 A result file keeps the paths that its benchmark declares and their digest at that time. `is_current` computes the
 digest again: no history is needed, so it works in a shallow clone. Comments, docstrings and blank lines do not count,
 and neither does any file that was not declared.
+
+    python benchmarks/provenance.py RESULT.json [...] --measures PATH [...]   # for results of the `batchmaker` command
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import argparse
 import ast
 import hashlib
 import io
+import json
 import os
 import shlex
 import sys
@@ -81,8 +84,13 @@ def made_by(measures: Sequence[str], command: str | None = None) -> Result:
     }
 
 
-def is_current(found: Result) -> bool | None:
-    """Return whether the code that a result measures is as it was; None if the result does not say what it measures."""
+def is_current(found: Any) -> bool | None:
+    """Return whether the code that a result measures is as it was; None if the result does not say what it measures.
+
+    A list of results is as current as its first.
+    """
+    if isinstance(found, list) and found:
+        return is_current(found[0])
     if not isinstance(found, dict) or "measures" not in found:
         return None
     try:
@@ -101,3 +109,24 @@ def _places() -> argparse.ArgumentParser:
     for option in ("--json", "--png", "--page"):
         parser.add_argument(option)
     return parser
+
+
+def declare(path: Path, measures: Sequence[str]) -> None:
+    """Write into a result file, or each result of its list, what it measures: the code that is here now."""
+    found = json.loads(path.read_text("utf-8"))
+    for result in found if isinstance(found, list) else [found]:
+        result["measures"] = {"paths": list(measures), "digest": digest(measures)}
+    path.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, nargs="+")
+    parser.add_argument("--measures", nargs="+", required=True, metavar="PATH", help="code that was measured just now")
+    options = parser.parse_args()
+    for path in options.results:
+        declare(path, options.measures)
+
+
+if __name__ == "__main__":
+    main()

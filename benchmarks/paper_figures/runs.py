@@ -21,6 +21,7 @@ RUNS: Final[dict[str, Run]] = {
         Run("curves-costs", "python benchmarks/curves.py --measure", ("curves-costs.json",), 1, "curves.md"),
         Run("curves-dynet", "python benchmarks/curves.py --keep-dynet DYNET.json", ("curves-dynet.json",), 1,
             "curves.md"),
+        Run("curves-live", "python benchmarks/curves.py --live --data DATA", ("curves-live.json",), 5, "curves.md"),
         Run("batching-and-cells", "python benchmarks/batching_and_cells.py --data DATA", ("batching-and-cells.json",),
             18, "../README.md"),
         Run("engine", "benchmarks/engine.sh DATA", _BENCH, 10, "benchmarks.md"),
@@ -66,9 +67,9 @@ RUNS: Final[dict[str, Run]] = {
 }  # fmt: skip
 
 OLDER: Final = frozenset((
-    *_BENCH, "simulator.json", "simulated-and-real.json", "default-policy.json", "default-policy-costs.json",
-    "default-policy-live.json", "overhead.json", "batching-and-cells.json",
-    "ed-batch-sizes.json", "ed-batch-throughput.json", "gpu.json", "learned-online.json", "examples.json",
+    *_BENCH, "simulator.json", "default-policy.json", "default-policy-costs.json", "npu.json", "pq-tree.json",
+    "planner.json", "kernel-configurations.json", "ed-batch.json", "overhead.json",
+    "ed-batch-throughput.json", "gpu.json", "learned-online.json", "examples.json",
     "serving-lstm.json", "serving-loadgen.json",
     "serving-overhead.json", "serving-perf-analyzer.json", "serving-overload-lstm-fleet.json",
     "serving-fleet-overhead.json", "serving-fleet-proxies.json", "serving-fleet-replicas.json",

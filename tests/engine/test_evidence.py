@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -53,6 +54,18 @@ def test_a_command_is_kept_without_the_places_of_its_results(scripts, monkeypatc
     )
     command = scripts["provenance"].made_by(["README.md"])["command"]
     assert command == "python benchmarks/default_policy_live.py --quick --network lstm"
+
+
+def test_results_of_the_command_itself_are_told_what_they_measure(scripts, tmp_path):
+    provenance = scripts["provenance"]
+    one, several = tmp_path / "one.json", tmp_path / "several.json"
+    one.write_text('{"commit": "a"}')
+    several.write_text('[{"commit": "a"}, {"commit": "b"}]')
+    assert provenance.is_current(json.loads(several.read_text())) is None
+    for path in (one, several):
+        provenance.declare(path, ["README.md"])
+        assert provenance.is_current(json.loads(path.read_text())) is True
+    assert json.loads(several.read_text())[1]["commit"] == "b"
 
 
 def test_a_folder_is_all_of_its_code_and_no_other_file_counts(scripts, tmp_path):
@@ -201,3 +214,11 @@ def test_a_simulated_line_is_summed_up_over_seeds(scripts):
         assert point["p50_ms"][0] <= point["p90_ms"][0] <= point["p99_ms"][0]
         assert point["seeds"] == 2
     assert "| cellular |" in curves.case_table(found)
+
+
+def test_every_command_behind_a_figure_of_the_papers_that_needs_no_gpu_has_a_quick_run(scripts):
+    evidence = scripts["evidence"]
+    used = {figure.run for paper in evidence.PAPERS for figure in paper.FIGURES if figure.run} - {"gpu"}
+    files = {name: re.search(r"benchmarks/\w+\.(?:py|sh)", evidence.RUNS[name].command) for name in used}
+    without = [name for name, file in files.items() if file is None or "--quick" not in (ROOT / file[0]).read_text()]
+    assert not without
