@@ -11,6 +11,7 @@ from batchmaker.cost.profile import Overhead
 from batchmaker.errors import OptionError
 from batchmaker.lab.simulator.driver import Computed
 from batchmaker.lab.simulator.run import SimulatedDevice, simulate
+from batchmaker.policies.auto import AutoPolicy
 from batchmaker.policies.base import CellPolicy
 from batchmaker.policies.cellular import CellularPolicy
 
@@ -44,6 +45,13 @@ def test_policies_are_told_of_the_copies_in_a_step_and_not_of_the_turn_after_it(
     device = SimulatedDevice(costs(CHAIN.cells), overhead=Overhead(0.25, 0.125, 0.5, 4.0))
     simulate(CHAIN, Listening(), offered([chain(1)] * 2, [0.0, 0.0]), device)
     assert told == [1.5]
+
+
+def test_tasks_are_as_long_as_the_engines_however_little_a_task_costs_on_this_machine() -> None:
+    """27 times 0.15 ms: 40 steps of 0.1 ms and their overhead, which a newcomer waits for."""
+    device = SimulatedDevice(costs(CHAIN.cells, fixed_s=1e-4), overhead=Overhead(turn_s=1e-6))
+    records = simulate(CHAIN, AutoPolicy(), offered([chain(100), chain(1)], [0.0, 0.05e-3]), device)
+    assert 4.0e-3 < records.finished_s[1] < 4.4e-3
 
 
 def test_overhead_is_that_of_an_engine_with_one_worker() -> None:

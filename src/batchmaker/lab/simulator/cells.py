@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.cost.profile import Overhead
+from batchmaker.engine.setup import TASK_S
 from batchmaker.errors import OptionError
 from batchmaker.lab.simulator.driver import Observe, Simulation
 from batchmaker.lab.simulator.workload import Offered, Records, SimulatedModel
@@ -36,8 +37,8 @@ class CellSimulation(Simulation[_Step]):
 
     run_ahead, take_turns, give_up_late, plan_rows: see Scheduler. A run that may end has as many steps as its graph
     says, and the scheduler learns so only when the last of them is done. overhead: each step ends so much later, and
-    the first step that is submitted after a request arrived begins later by `request_s`. coming, records, ended: see
-    Simulation.
+    the first step that is submitted after a request arrived begins later by `request_s`. With any overhead,
+    tasks that are weighed against their own cost are as long as the engine's. coming, records, ended: see Simulation.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class CellSimulation(Simulation[_Step]):
         policy.check_cells(model.cells)
         self.scheduler = Scheduler(
             policy, num_workers=num_workers, run_ahead=run_ahead, take_turns=take_turns, give_up_late=give_up_late,
-            plan_rows=plan_rows, task_s=overhead.turn_s,
+            plan_rows=plan_rows, task_s=0.0 if overhead == NO_OVERHEAD else TASK_S,
         )  # fmt: skip
         self._model = model
         self._requests = offered.requests
