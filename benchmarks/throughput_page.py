@@ -1,10 +1,13 @@
-"""Tables and the picture of docs/ed-batch-throughput.md, from what ed_batch_throughput.py has measured.
+"""Tables and pictures of docs/ed-batch-throughput.md, from what ed_batch_throughput.py has measured.
+
+    python benchmarks/throughput_page.py    # draws what ed_batch_sizes.py has measured
 
 A result is one workload: a row for each order and kind of cells (`bound`, `planned`, or `gates`: gate by gate).
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,8 +16,10 @@ from typing import Any, Final
 import matplotlib
 
 from batchmaker.cli.requests import LATTICES, TAGGERS, TREES
+from batchmaker.lab.plots.sweeps import Line, Panel, draw_panels
 from ed_batch import fill
 
+ROOT: Final = Path(__file__).resolve().parent.parent
 Result = dict[str, Any]
 SIZES: Final = (1, 8, 16, 32, 64, 128, 256)
 HEURISTICS: Final = ("agenda", "depth")
@@ -174,3 +179,28 @@ def show(found: Result, page: Path, png: Path) -> None:
         sections["peer"] = peer_table(found["peer"])
     fill(page, sections)
     draw(png, results, made)
+
+
+def draw_sizes(found: Result, path: Path) -> None:
+    """Draw how much faster a learnt order is than DyNet's orders in this engine, and than DyNet, by hidden size."""
+    dynet = {
+        key: max(row["per_s"] for row in found["dynet"] if (row["workload"], row["hidden"]) == key)
+        for key in {(row["workload"], row["hidden"]) for row in found["dynet"]}
+    }
+    lines: tuple[list[Line], list[Line]] = ([], [])
+    for name in dict.fromkeys(row["workload"] for row in found["sizes"]):
+        rows = [row for row in found["sizes"] if row["workload"] == name and (name, row["hidden"]) in dynet]
+        places = [math.log2(row["hidden"]) for row in rows]
+        over = ([row["learned"] / row["best"] for row in rows],
+                [row["learned"] / dynet[name, row["hidden"]] for row in rows])  # fmt: skip
+        for drawn, ratios_ in zip(lines, over, strict=True):
+            drawn.append(Line(name, places, ratios_, ratios_, ratios_))
+    titles = ("over the better of agenda and depth, in this engine", "over the better strategy of DyNet itself")
+    panels = [Panel(title, "log2 of the hidden size", "ratio", each) for title, each in zip(titles, lines, strict=True)]
+    about = f"{found['machine']['cpu']}, one thread, mini-batches of 64, commit {found['commit']}"
+    draw_panels(path, panels, "Requests per second of the learnt order", about)
+
+
+if __name__ == "__main__":
+    measured = json.loads((ROOT / "benchmarks" / "results" / "ed-batch-sizes.json").read_text("utf-8"))
+    draw_sizes(measured, ROOT / "docs" / "images" / "ed-batch-sizes.png")

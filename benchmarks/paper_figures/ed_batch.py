@@ -108,7 +108,7 @@ FIGURES: Final = (
         "ed-batch-sizes",
         "Hidden 256, mini-batches of 64. The baseline is the better of DyNet's orders in this engine, with planned "
         "cells, as *Cavs DyNet* is in theirs. DyNet itself: [throughput](ed-batch-throughput.md).",
-        picture="ed-batch-throughput.png",
+        picture="ed-batch-sizes.png",
     ),
     Figure(
         "Figure 6, by size",

@@ -9,7 +9,7 @@ from typing import Final
 
 from batchmaker.lab.plots.pictures import INK, _number_axes, _pyplot, _save
 
-COLOURS: Final = ("#1f6feb", "#d9730d", "#2da44e", "#8250df", "#bf3989", "#9a6700", "#57606a", "#0b7285")
+COLOURS: Final = ("#1f6feb", "#d9730d", "#2da44e", "#8250df", "#bf3989", "#9a6700", "#57606a", "#0b7285", "#e5484d")
 
 
 @dataclass(frozen=True, slots=True)
