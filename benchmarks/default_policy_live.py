@@ -6,7 +6,7 @@ For each network one engine with one worker and one compute thread per policy is
 turn, round by round, another one first in each round, so that a disturbance meets all alike; short rounds are repeated.
 Rates are shares of what `cellular` answers per second where all requests wait at once. A number is the median over
 rounds; a ratio is that of two policies in the same round, with the same arrivals: its median, the least and the most.
-Needs an otherwise idle machine. All networks take about 19 minutes, with --quick two.
+Needs an otherwise idle machine. All networks take about a quarter of an hour, with --quick two.
 """
 
 from __future__ import annotations
