@@ -90,3 +90,38 @@ def test_answers_that_come_after_the_window_are_none_of_its_throughput(monkeypat
     _, seen = measured(monkeypatch, 10.0)
     assert (seen.num_answered, seen.cells) == (0, 0)
     assert seen.latencies_s == pytest.approx(10.0)
+
+
+class Slow(Immediate):
+    """Answers all requests that wait together, in one step of `latency_s`."""
+
+    def __init__(self, latency_s: float) -> None:
+        super().__init__(latency_s)
+        self._waiting: list[Any] = []
+        self._ends_s = latency_s
+
+    def submit(self, request: Any) -> None:
+        self._waiting.append((request, self.clock.now_s()))
+
+    def sleep(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        if self.clock.now_s() < self._ends_s:
+            return
+        batch, self._waiting = self._waiting, []
+        self.stats = DriverStats(self.stats.steps + 1, self.stats.cells + sum(len(request) for request, _ in batch))
+        for number, (request, arrived_s) in enumerate(batch, self.num_asked):
+            ticket = SimpleNamespace(
+                request=request, request_id=number, arrived_s=arrived_s, started_s=arrived_s, finished_s=self._ends_s
+            )
+            self.on_settled(ticket, None)
+        self.num_asked += len(batch)
+        self._ends_s += self._latency_s
+
+
+def test_a_backlogs_window_holds_whole_steps_however_long_they_take(monkeypatch):
+    """A translator's batch of 256 takes longer than a look of a sweep, which ended before anything was answered."""
+    engine = Slow(latency_s=20.0)
+    monkeypatch.setattr(load.time, "sleep", engine.sleep)
+    found = load.backlog(engine, WORKLOAD, 8, 1.0, lambda share, answered: None)
+    assert found.seconds == 20.0
+    assert found.num_answered == 8

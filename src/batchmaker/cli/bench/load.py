@@ -30,6 +30,9 @@ SWITCH_INTERVAL_S = 5e-4
 LEAST_STEPS = 8
 """A window is extended until it holds so many steps: graph batches of slow models take seconds each."""
 
+FEWEST_STEPS = 3
+"""However long they take: two whole steps and the beginning of the first. With fewer there is no window."""
+
 LONGEST_WARM_UP, LONGEST_WINDOW = 1.0, 6.0
 """Limits on warm-up and window, as multiples of the requested time."""
 
@@ -224,7 +227,8 @@ def backlog(engine: Engine, workload: Workload, in_flight: int, seconds: float, 
         while True:
             passed_s = engine.clock.now_s() - warm_s
             num_steps = engine.stats.steps - warm_steps
-            if passed_s >= seconds and (num_steps >= LEAST_STEPS or passed_s > LONGEST_WINDOW * seconds):
+            least = FEWEST_STEPS if passed_s > LONGEST_WINDOW * seconds else LEAST_STEPS
+            if passed_s >= seconds and num_steps >= least:
                 break
             time.sleep(0.05)
             progress(min(1.0, passed_s / seconds), len(journal.tickets))
