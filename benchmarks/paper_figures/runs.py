@@ -67,7 +67,7 @@ RUNS: Final[dict[str, Run]] = {
 }  # fmt: skip
 
 OLDER: Final = frozenset((
-    *_BENCH, "batching-and-cells.json", "simulator.json", "simulated-and-real.json", "overhead.json",
+    *_BENCH, "batching-and-cells.json", "overhead.json",
     "ed-batch-throughput.json", "gpu.json", "learned-online.json", "examples.json",
     "serving-lstm.json", "serving-loadgen.json",
     "serving-overhead.json", "serving-perf-analyzer.json", "serving-overload-lstm-fleet.json",
