@@ -23,8 +23,7 @@ done
 batchmaker bench seq2seq --data "$german" --data "$english" --dtype bfloat16 "${both[@]}" --seconds "$(seconds 15)" --json "$out/seq2seq.json"
 batchmaker bench seq2seq --data "$german" --data "$english" --dtype bfloat16 "${both[@]}" --load 0.5 --seconds "$(seconds 20)" --json "$out/seq2seq-half.json"
 batchmaker bench treelstm --data "$data/sst/train.txt" --hidden 256 --threads 1 --policy cellular --requests 8544 --json "$out/treelstm.json"
-batchmaker profile lstm --dtype bfloat16 --max 512 --json "$out/profile-lstm.json" --png "$out/profile-lstm.png"
 
-made=("$out"/lstm-{bfloat16,float32}{,-half,-fixed}.json "$out"/seq2seq{,-half}.json "$out"/treelstm.json "$out"/profile-lstm.json)
+made=("$out"/lstm-{bfloat16,float32}{,-half,-fixed}.json "$out"/seq2seq{,-half}.json "$out"/treelstm.json)
 python "$(dirname "$0")/provenance.py" "${made[@]}" --measures src/batchmaker/{compile,engine,executor,scheduler} \
     src/batchmaker/policies/cellular.py src/batchmaker/cli/bench

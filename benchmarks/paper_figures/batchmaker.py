@@ -103,7 +103,7 @@ FIGURES: Final = (
         "in part",
         "185 µs at 64, 784 µs at 512 (V100): 4.2 times for 8 times the rows; best batch 512",
         _step_times,
-        "engine",
+        "step-times",
         "A CPU is busy with few rows, so throughput gains little above 16 rows; a GPU needs 512.",
     ),
     Figure(

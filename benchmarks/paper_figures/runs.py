@@ -10,7 +10,7 @@ _BENCH: Final = tuple(
     f"{name}.json"
     for name in (
         "lstm-bfloat16", "lstm-bfloat16-half", "lstm-bfloat16-fixed", "lstm-float32", "lstm-float32-half",
-        "lstm-float32-fixed", "seq2seq", "seq2seq-half", "treelstm", "profile-lstm",
+        "lstm-float32-fixed", "seq2seq", "seq2seq-half", "treelstm",
     )
 )  # fmt: skip
 RUNS: Final[dict[str, Run]] = {
@@ -24,6 +24,7 @@ RUNS: Final[dict[str, Run]] = {
         Run("curves-live", "python benchmarks/curves.py --live --data DATA", ("curves-live.json",), 3, "curves.md"),
         Run("batching-and-cells", "python benchmarks/batching_and_cells.py --data DATA", ("batching-and-cells.json",),
             14, "../README.md"),
+        Run("step-times", "benchmarks/step_times.sh", ("profile-lstm.json",), 1, "benchmarks.md"),
         Run("engine", "benchmarks/engine.sh DATA", _BENCH, 10, "benchmarks.md"),
         Run("overhead", "python benchmarks/overhead.py --data DATA --dynet-python PYTHON --litserve-python PYTHON",
             ("overhead.json",), 30, "benchmarks.md"),
@@ -67,7 +68,7 @@ RUNS: Final[dict[str, Run]] = {
 }  # fmt: skip
 
 OLDER: Final = frozenset((
-    *_BENCH, "batching-and-cells.json", "overhead.json",
+    *_BENCH, "profile-lstm.json", "batching-and-cells.json", "overhead.json",
     "ed-batch-throughput.json", "gpu.json", "learned-online.json", "examples.json",
     "serving-lstm.json", "serving-loadgen.json",
     "serving-overhead.json", "serving-perf-analyzer.json", "serving-overload-lstm-fleet.json",
