@@ -523,7 +523,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--trace", type=Path, help="recorded arrivals, such as AzureLLMInferenceTrace_code.csv")
-    parser.add_argument("--json", type=Path, help="default: among the results, if all networks were simulated")
+    parser.add_argument("--json", type=Path, help="default: among the results, if all was simulated: 20 seeds, --trace")
     parser.add_argument("--png", type=Path)
     parser.add_argument("--page", type=Path, help="write the table there, from --json; simulate nothing")
     parser.add_argument(
@@ -543,7 +543,8 @@ def main() -> None:
     if options.page:
         fill(options.page, {AUTO: page_table(json.loads((options.json or OUT).read_text("utf-8")))})
         return
-    if not (options.json or options.quick or options.network or options.ours):
+    whole = options.trace and (options.seeds or 20) >= 20
+    if whole and not (options.json or options.quick or options.network or options.ours):
         options.json = OUT
     names = options.network or (QUICK if options.quick else (*MODELS, *MIXES))
     options.requests = options.requests or (80 if options.quick else 100)
@@ -565,7 +566,7 @@ def main() -> None:
     if best is not None:
         best.check(tables[options.ours[0]])
     if options.json:
-        about |= {"requests": options.requests, "seeds": options.seeds, "networks": list(names)}
+        about |= {"quick": options.quick, "requests": options.requests, "seeds": options.seeds, "networks": list(names)}
         content = {**about, "summary": {o: summary(r) for o, r in tables.items()}, "cases": tables}
         options.json.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
     if options.png:

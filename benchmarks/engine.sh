@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Every figure of policies in docs/benchmarks.md, in one go: about ten minutes on two cores that are otherwise idle.
 # Usage: benchmarks/engine.sh DATA [OUT] [--quick] - DATA holds europarl_deen/raw5k.{de,en} and sst/train.txt; with
-# --quick runs of half a second.
+# --quick runs of half a second, kept among the results only if OUT says so.
 set -euo pipefail
 seconds() { echo "$1"; }
 if [ "${*: -1}" = --quick ]; then
     seconds() { echo 0.5; }
     set -- "${@:1:$#-1}"
+    set -- "$@" "$(mktemp -d)"  # where OUT is given, this is the third
 fi
 data=${1:?usage: benchmarks/engine.sh DATA [OUT] [--quick]}
 out=${2:-$(dirname "$0")/results}
@@ -25,5 +26,5 @@ batchmaker bench seq2seq --data "$german" --data "$english" --dtype bfloat16 "${
 batchmaker bench treelstm --data "$data/sst/train.txt" --hidden 256 --threads 1 --policy cellular --requests 8544 --json "$out/treelstm.json"
 
 made=("$out"/lstm-{bfloat16,float32}{,-half,-fixed}.json "$out"/seq2seq{,-half}.json "$out"/treelstm.json)
-python "$(dirname "$0")/provenance.py" "${made[@]}" --measures src/batchmaker/{compile,engine,executor,scheduler} \
+python "$(dirname "$0")/provenance.py" "${made[@]}" --measures src/batchmaker/{compile,engine,executor,kernels/cpu,lab/baselines,lab/zoo,scheduler} \
     src/batchmaker/policies/cellular.py src/batchmaker/cli/bench

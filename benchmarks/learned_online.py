@@ -304,7 +304,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         results = [compared(name, options, Path(folder)) for name in options.models or MODELS]
     if options.json:
-        about = {"commit": commit(), "machine": machine(), "command": " ".join(["python", *sys.argv])}
+        about = {
+            "quick": options.quick,
+            "commit": commit(),
+            "machine": machine(),
+            "command": " ".join(["python", *sys.argv]),
+        }
         options.json.write_text(json.dumps({**about, "results": results}, indent=1) + "\n")
     if options.png:
         draw(options.png, results, f"simulated with costs measured on {machine()['cpu']}, one thread; hidden size "

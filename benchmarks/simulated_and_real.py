@@ -498,7 +498,7 @@ def main() -> None:
     options.repeat = options.repeat or (1 if options.quick else 3)
     results: list[dict[str, Any]] = []
     about = made_by(MEASURES, command(options, written.parse_known_args()[1]))
-    found = {**about, "repeat": options.repeat, "results": results}
+    found = {**about, "quick": options.quick, "repeat": options.repeat, "results": results}
     for name in options.model or NETWORKS:
         rates: dict[float, float] = {}
         real = [measured(name, policy, options, rates) for policy in options.policy or POLICIES]

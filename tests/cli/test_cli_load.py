@@ -12,6 +12,7 @@ from batchmaker.cli.bench import load
 from batchmaker.cli.workload import make_workload
 from batchmaker.clock import VirtualClock
 from batchmaker.engine.stats import DriverStats
+from batchmaker.errors import BatchmakerError
 from batchmaker.lab.datasets import poisson_arrivals
 
 RATE_RPS, SECONDS, SEED = 200.0, 2.0, 3
@@ -125,3 +126,23 @@ def test_a_backlogs_window_holds_whole_steps_however_long_they_take(monkeypatch)
     found = load.backlog(engine, WORKLOAD, 8, 1.0, lambda share, answered: None)
     assert found.seconds == 20.0
     assert found.num_answered == 8
+
+
+def test_a_backlog_that_stops_being_answered_after_an_error_raises_it_and_does_not_wait_for_ever(monkeypatch):
+    engine = Slow(latency_s=20.0)
+
+    def sleep(seconds: float) -> None:
+        engine.sleep(seconds)
+        if engine.num_asked == 8:  # after the first batch the engine fails, and takes no more
+            engine.on_settled(
+                SimpleNamespace(
+                    request=WORKLOAD.requests[0], request_id=8, arrived_s=0.0, started_s=None, finished_s=1.0
+                ),
+                RuntimeError("out of memory"),
+            )
+            engine._ends_s = float("inf")
+            engine.num_asked += 1
+
+    monkeypatch.setattr(load.time, "sleep", sleep)
+    with pytest.raises(BatchmakerError, match="out of memory"):
+        load.backlog(engine, WORKLOAD, 8, 1.0, lambda share, answered: None)

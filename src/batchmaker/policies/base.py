@@ -93,7 +93,7 @@ class CellPolicy(ABC):
     """Decides which requests begin and which cell type an idle worker runs next.
 
     - watches_requests: the policy holds requests back or looks at single ones. The scheduler keeps `view.requests` and
-      calls `admit`. Otherwise every request begins when it arrives.
+      calls `admit`, unless `begins_on_arrival`. Otherwise every request begins when it arrives.
     - needs_depth: the scheduler keeps `view.depths`.
     - one_depth: a batch holds only nodes of one depth, the lowest that is ready.
     - needs_frontiers: the policy may ask `view.frontiers`, which is kept from the first time on.

@@ -212,6 +212,9 @@ def test_a_line_of_runs_of_one_type_begins_as_a_whole_where_full_batches_gain() 
     assert list(AutoPolicy(profile_of(CHAIN, 0.25)).admit(view).begin) == two_batches
     table.note_run(0, may_stop=False)
     assert list(AutoPolicy(profile_of(CHAIN, 0.25)).admit(view).begin) == list(range(1, 31))
+    assert list(AutoPolicy(profile_of(CHAIN, 1.0)).admit(view).begin) == []
+    table.has_deadlines, table.deadline_s[0] = True, 6.0  # the one in flight would be late
+    assert list(AutoPolicy(profile_of(CHAIN, 0.25)).admit(view).begin) == []
 
 
 def test_runs_of_one_type_whose_full_batches_gain_begin_when_they_arrive_unless_some_request_has_a_deadline() -> None:
@@ -223,9 +226,6 @@ def test_runs_of_one_type_whose_full_batches_gain_begin_when_they_arrive_unless_
     assert not gains_nothing.begins_on_arrival(view)
     table.has_deadlines = True
     assert not gains.begins_on_arrival(view)
-    assert list(AutoPolicy(profile_of(CHAIN, 1.0)).admit(view).begin) == []
-    table.has_deadlines, table.deadline_s[0] = True, 6.0  # the one in flight would be late
-    assert list(AutoPolicy(profile_of(CHAIN, 0.25)).admit(view).begin) == []
 
 
 def test_all_begin_once_requests_are_seen_to_use_several_types_at_once() -> None:

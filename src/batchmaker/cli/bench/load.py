@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import final
+from typing import NoReturn, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -227,13 +227,13 @@ def backlog(engine: Engine, workload: Workload, in_flight: int, seconds: float, 
         while True:
             passed_s = engine.clock.now_s() - warm_s
             num_steps = engine.stats.steps - warm_steps
-            least = FEWEST_STEPS if passed_s > LONGEST_WINDOW * seconds else LEAST_STEPS
-            if passed_s >= seconds and num_steps >= least:
+            is_long = passed_s > LONGEST_WINDOW * seconds
+            if passed_s >= seconds and num_steps >= (FEWEST_STEPS if is_long else LEAST_STEPS):
                 break
             time.sleep(0.05)
             progress(min(1.0, passed_s / seconds), len(journal.tickets))
-            if journal.errors and len(journal.errors) == len(journal.tickets):
-                break
+            if journal.errors and (is_long or len(journal.errors) == len(journal.tickets)):
+                _raise_first(journal)
         journal.closed = True
         journal.refill = None
     _raise_if_all_failed(journal)
@@ -334,5 +334,9 @@ def _generate(
 
 def _raise_if_all_failed(journal: Journal) -> None:
     if journal.errors and len(journal.errors) >= len(journal.tickets):
-        error = journal.errors[0]
-        raise error if isinstance(error, BatchmakerError) else BatchmakerError(f"every request failed: {error}")
+        _raise_first(journal)
+
+
+def _raise_first(journal: Journal) -> NoReturn:
+    error = journal.errors[0]
+    raise error if isinstance(error, BatchmakerError) else BatchmakerError(f"requests failed: {error}")

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.cost.profile import Overhead
-from batchmaker.engine.setup import TASK_S
 from batchmaker.errors import OptionError
 from batchmaker.lab.simulator.driver import Observe, Simulation
 from batchmaker.lab.simulator.workload import Offered, Records, SimulatedModel
@@ -20,6 +19,8 @@ from batchmaker.scheduler.core import Scheduler
 from batchmaker.scheduler.events import CellTypeAdded, Event, RequestArrived, RequestId, StepsFinished, TimePassed
 
 NO_OVERHEAD: Final = Overhead()
+TASK_S: Final = 150e-6
+"""Seconds that a task costs beside its steps, as the engine takes it where it weighs tasks; no torch is needed here."""
 
 
 @dataclass(frozen=True, slots=True)
