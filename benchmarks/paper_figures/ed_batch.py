@@ -154,7 +154,7 @@ FIGURES: Final = (
         "LSTM 1.52, GRU 1.54, TreeLSTM-Internal 1.61 times",
         _subgraphs,
         "planner",
-        "Over the cell called as it is, batch 64, on a CPU, where whatever runs between the products is as dear as they "
+        "Over the cell called as it is, batch 64, on a CPU, where what runs between the products is as dear as they "
         "are; the ratio was 1.39 in the mean while the host was busy, and is 2.11 on a quiet one.",
         picture="planner.png",
     ),

@@ -47,8 +47,8 @@ RUNS: Final[dict[str, Run]] = {
             ("kernel-configurations.json",), 2, "kernels.md"),
         Run("gpu", "python benchmarks/gpu.py", ("gpu.json",), 9, "gpu.md"),
         Run("learned-online", "python benchmarks/learned_online.py", ("learned-online.json",), 20, "learned-online.md"),
-        Run("default-policy", "python benchmarks/default_policy.py --requests 60 --seeds 20 --trace CSV --best-of RESULT",
-            ("default-policy.json", "default-policy-costs.json"), 11, "policies.md"),
+        Run("default-policy",
+            "python benchmarks/default_policy.py --requests 60 --seeds 20 --trace CSV --best-of RESULT", ("default-policy.json", "default-policy-costs.json"), 11, "policies.md"),
         Run("default-policy-live", "python benchmarks/default_policy_live.py", ("default-policy-live.json",), 15,
             "policies.md"),
         Run("fleet", "python benchmarks/fleet.py", ("fleet.json", "fleet-costs.json"), 10, "fleet-planning.md"),
@@ -68,7 +68,7 @@ RUNS: Final[dict[str, Run]] = {
 }  # fmt: skip
 
 OLDER: Final = frozenset((
-    *_BENCH, "profile-lstm.json", "batching-and-cells.json", "simulated-and-real.json", "default-policy.json",
+    *_BENCH, "batching-and-cells.json", "simulated-and-real.json", "default-policy.json",
     "default-policy-costs.json", "overhead.json",
     "ed-batch-throughput.json", "gpu.json", "learned-online.json", "examples.json",
     "serving-lstm.json", "serving-loadgen.json",
