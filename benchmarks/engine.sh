@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Every figure of policies in docs/benchmarks.md, in one go: about ten minutes on two cores that are otherwise idle.
 # Usage: benchmarks/engine.sh DATA [OUT] [--quick] - DATA holds europarl_deen/raw5k.{de,en} and sst/train.txt; with
-# --quick runs of half a second, kept among the results only if OUT says so.
+# --quick windows of half a second (some minutes in all: settings are swept), kept in OUT, or nowhere without it.
 set -euo pipefail
 seconds() { echo "$1"; }
 if [ "${*: -1}" = --quick ]; then
     seconds() { echo 0.5; }
     set -- "${@:1:$#-1}"
-    set -- "$@" "$(mktemp -d)"  # where OUT is given, this is the third
+    set -- "${1:?usage: benchmarks/engine.sh DATA [OUT] [--quick]}" "${2:-$(mktemp -d)}"
 fi
 data=${1:?usage: benchmarks/engine.sh DATA [OUT] [--quick]}
 out=${2:-$(dirname "$0")/results}

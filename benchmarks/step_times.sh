@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # The time of an LSTM's step by batch size (BatchMaker's Figure 3): half a minute on a machine that is otherwise idle.
-# Usage: benchmarks/step_times.sh [OUT] [--quick] - batches of up to 32 with --quick, kept only if OUT says so.
+# Usage: benchmarks/step_times.sh [OUT] [--quick] - batches of up to 32 with --quick, kept in OUT, or nowhere without it.
 set -euo pipefail
 most=512
 if [ "${*: -1}" = --quick ]; then
     most=32
     set -- "${@:1:$#-1}"
-    set -- "$@" "$(mktemp -d)"  # where OUT is given, this is the second
+    set -- "${1:-$(mktemp -d)}"
 fi
 out=${1:-$(dirname "$0")/results}
 mkdir -p "$out"
