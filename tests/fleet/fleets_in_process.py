@@ -60,8 +60,11 @@ class Cable:
 
     def cut(self) -> None:
         self._is_cut = True
-        if self._server is not None:
-            self._server.close()
+        if self._server is not None:  # asyncio leaves open what is just being accepted where the server closes
+            loop = asyncio.get_running_loop()
+            for listener in self._server.sockets:
+                loop.remove_reader(listener.fileno())
+            loop.call_soon(self._server.close)
         for writer in self._writers:
             writer.transport.abort()
 
@@ -72,6 +75,7 @@ class Cable:
 
     async def over(self) -> None:
         """Wait until nothing is carried any more."""
+        await asyncio.sleep(0.001)  # who was just accepted is carried, too
         while self._writers:
             await asyncio.sleep(0.001)
 

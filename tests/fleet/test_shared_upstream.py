@@ -150,6 +150,23 @@ def test_a_connection_that_was_lost_is_made_anew(models):
     played(scenario, models[0])
 
 
+def test_a_connection_that_ends_while_its_first_call_is_on_its_way_is_no_answer():
+    """The replica says yes and is gone: a call that waited for the connection must not wait for its answer."""
+
+    async def scenario():
+        async def agree_and_go(reader, writer):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
+            writer.close()
+
+        async with await asyncio.start_server(agree_and_go, "127.0.0.1", 0) as server, asyncio.timeout(LIMIT_S):
+            shared = SharedUpstream(*server.sockets[0].getsockname(), lambda: KEY)
+            answers = await asyncio.gather(*(shared.call(b"/", [], b"") for _ in range(4)), return_exceptions=True)
+        assert [type(answer) for answer in answers] == [NoAnswerError] * 4
+
+    asyncio.run(scenario())
+
+
 def test_a_server_that_ends_answers_what_it_has_accepted(models, gate):
     async def scenario(replica):
         waiting = asyncio.ensure_future(replica.generate("gated", 3))

@@ -103,6 +103,8 @@ class _ReplicaLink(asyncio.Protocol):
 
     async def call(self, target: bytes, headers: Headers, body: bytes) -> UpstreamAnswer:
         """See SharedUpstream."""
+        if self.is_closed:  # while the caller waited for the connection
+            raise NoAnswerError("the replica closed the connection")
         number = next(self._numbers)
         future: asyncio.Future[UpstreamAnswer] = self._loop.create_future()
         self._waiting[number] = future
