@@ -69,7 +69,8 @@ RUNS: Final[dict[str, Run]] = {
 }  # fmt: skip
 
 OLDER: Final = frozenset((
-    *_BENCH, "batching-and-cells.json", "simulated-and-real.json", "default-policy.json",
+    *_BENCH, "curves-live.json", "simulator.json", "ed-batch.json", "ed-batch-seeds.json", "ed-batch-sizes.json",
+    "default-policy-live.json", "batching-and-cells.json", "simulated-and-real.json", "default-policy.json",
     "default-policy-costs.json", "overhead.json",
     "ed-batch-throughput.json", "gpu.json", "learned-online.json", "examples.json",
     "serving-lstm.json", "serving-loadgen.json",

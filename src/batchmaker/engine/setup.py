@@ -37,6 +37,7 @@ from batchmaker.graph.spec import CellType
 from batchmaker.model.model import Model
 from batchmaker.model.registry import CellRegistry
 from batchmaker.policies.base import CellPolicy, GraphPolicy
+from batchmaker.scheduler.batching import TASK_S
 from batchmaker.scheduler.core import Scheduler
 from batchmaker.scheduler.warm_up import prepare
 
@@ -58,9 +59,6 @@ most, and budgets have not been measured on GPUs."""
 
 ON_DEVICES_WITH_DEADLINES: Final = "lazy:max_steps=5"
 """The same with deadlines."""
-
-TASK_S: Final = 150e-6
-"""Seconds that a task costs beside its steps: choosing and forming it, its results (docs/benchmarks.md)."""
 
 WHOLE_REQUESTS: Final = "batchmaker.lab.baselines.driver"
 """The module of the driver for policies that batch whole requests. It is loaded only for such a policy."""

@@ -134,7 +134,8 @@ class AutoPolicy(CellPolicy):
         self._times.step_finished(type_id, batch, seconds)
 
     def requests_finished(self, view: ReadyView, slots: Sequence[int]) -> None:
-        self._left.requests_finished(view.requests, slots)
+        if self._left.predicted:
+            self._left.requests_finished(view.requests, slots)
 
     def _compile(self) -> None:
         """Compile all loops now, and not while a request waits."""
@@ -156,7 +157,7 @@ class AutoPolicy(CellPolicy):
 
     def _learn_types(self, view: ReadyView) -> None:
         """Make room for cell types and models that are new."""
-        cells, num_models = view.cells, view.requests.num_models
+        cells, num_models = view.cells, view.kinds.num_models
         if len(cells) != self._num_types:
             self._make_room(cells)
             self._left.learn_types(cells)
@@ -212,9 +213,11 @@ class AutoPolicy(CellPolicy):
 
     def begins_on_arrival(self, view: ReadyView) -> bool:
         """Whether all begin, by rule 1, and there is nothing to learn from that."""
-        table = view.requests
         self._learn_types(view)
-        return self._num_types == 1 and not table.has_deadlines and self._room(table, 0, 0) == _ANY
+        kinds = view.kinds
+        if self._num_types != 1 or kinds.has_deadlines or self._left.predicted:
+            return False
+        return 0 in kinds.run_types and self._gains(TypeId(0))
 
     def admit(self, view: ReadyView) -> Admission:
         """Begin, of each model, the best prefix of its line (see `num_beginning`), or all of it (rule 1 above)."""

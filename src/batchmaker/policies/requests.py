@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import final
+from typing import Protocol, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,22 @@ def _submit(left: NDArray[np.int64], done: NDArray[np.int64], slots: Slots, type
     for i in range(len(slots)):
         left[slots[i], type_id] -= 1
         done[slots[i], type_id] += 1
+
+
+@compiled
+def _clear(left: NDArray[np.int64], done: NDArray[np.int64], slots: Slots) -> None:
+    for i in range(len(slots)):
+        left[slots[i]] = 0
+        done[slots[i]] = 0
+
+
+class RequestKinds(Protocol):
+    """What the requests so far were like; see RequestTable."""
+
+    num_models: int
+    has_deadlines: bool
+    run_types: set[int]
+    stopping_types: set[int]
 
 
 @final
@@ -98,13 +114,11 @@ class RequestTable:
     ) -> None:
         """Note that a request has arrived. deadline_s: infinity if it has none."""
         self.changes += 1
-        while slot >= len(self.arrived_s):
-            self._grow()
-        self.num_models = max(self.num_models, model + 1)
-        self.has_deadlines = self.has_deadlines or deadline_s < np.inf
+        self.fit(slot)
+        self.note_kind(deadline_s, model)
         self.arrived_s[slot], self.began_s[slot], self.deadline_s[slot] = arrived_s, np.inf, deadline_s
         self.model[slot], self.priority[slot], self.open[slot] = model, priority, is_open
-        self.left[slot], self.done[slot], self.width[slot] = 0, 0, 1.0
+        self.width[slot] = 1.0
 
     def add_work(self, slot: int, work: Work) -> None:
         """Note that a request has more to compute."""
@@ -114,6 +128,11 @@ class RequestTable:
             left[type_id] += nodes
             width[type_id] = max(width[type_id], nodes / steps)
             self.type_model[type_id] = model
+
+    def note_kind(self, deadline_s: float, model: int) -> None:
+        """Note that there was a request like this. deadline_s: infinity if it has none."""
+        self.num_models = max(self.num_models, model + 1)
+        self.has_deadlines = self.has_deadlines or deadline_s < np.inf
 
     def note_run(self, type_id: int, *, may_stop: bool) -> None:
         """Note that a type is used in a run. may_stop: a value may end the run."""
@@ -147,6 +166,15 @@ class RequestTable:
         for slot in slots:
             self._in_flight.pop(slot, None)
         self._listed = None
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """Note that these slots are free: no node of their requests is on a worker any more."""
+        _clear(self.left, self.done, np.array(slots, np.int64))
+
+    def fit(self, slot: int) -> None:
+        """Make room for a slot."""
+        while slot >= len(self.arrived_s):
+            self._grow()
 
     def _grow(self) -> None:
         self.arrived_s = np.concatenate((self.arrived_s, np.zeros_like(self.arrived_s)))

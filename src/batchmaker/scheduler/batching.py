@@ -53,9 +53,12 @@ MOST_AHEAD: Final = 8
 """How many are at most where a task's steps are weighed against its own cost: as many as it has time for. Of trees and
 lattices nothing joins within a task there, and small cells would need a task for every two batches."""
 
+TASK_S: Final = 150e-6
+"""Seconds that a task of the engine costs beside its steps: to choose and form it, its results (docs/benchmarks.md)."""
+
 TASKS_WORTH: Final = 27
-"""How often its own cost a task's steps may take (see CellPolicy, `weighs_tasks`): where tasks cost 0.15 ms, the 4 ms of
-decision 14."""  # noqa: E501
+"""How often its own cost a task's steps may take (see CellPolicy, `weighs_tasks`): for `TASK_S`, the 4 ms of decision
+14."""
 
 SATURATED_BUDGETS: Final = 2
 """How many budgets a task may take while another full batch is waiting.

@@ -304,6 +304,8 @@ class Completion:
                 state.priorities.leave(entry.slot)
         state.admission.release([extent for entry in over for extent in entry.extents])
         state.slots.release_each(slots, (1,) * len(slots))
+        if state.watched is not None and slots:
+            state.watched.forget(slots)
         state.store.give_back([entry.stored for entry in over if entry.stored is not None])
 
     def _free_rows_of(self, extents: Iterable[Extent]) -> None:
@@ -323,8 +325,11 @@ class Completion:
                 type_entry.ready.discard(lambda keys: arena.request[nodes_of(keys)] == entry.slot)
         if state.frontiers is not None:
             state.frontiers.withdraw(entry.extents)
+        if not self._is_on_worker(entry):
+            self._bury(entry)
+            return
         self._dying.append(entry)
-        self.bury()
+        self._dying_slots = np.append(self._dying_slots, entry.slot)
 
     def bury(self) -> None:
         """Forget the dying requests of which no worker has a step any more."""
@@ -334,12 +339,15 @@ class Completion:
         for entry in self._dying:
             if self._is_on_worker(entry):
                 still.append(entry)
-                continue
-            for extent in entry.extents:
-                self._leave_lanes(extent.first_subgraph + np.arange(extent.num_subgraphs))
-            self.forget((entry,))
+            else:
+                self._bury(entry)
         self._dying = still
         self._dying_slots = np.array([entry.slot for entry in still], np.int64)
+
+    def _bury(self, entry: RequestEntry) -> None:
+        for extent in entry.extents:
+            self._leave_lanes(extent.first_subgraph + np.arange(extent.num_subgraphs))
+        self.forget((entry,))
 
     def _leave_lanes(self, subgraphs: NDArray[np.int64]) -> None:
         """Free the lanes of those of these subgraphs that have one."""

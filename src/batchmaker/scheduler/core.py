@@ -162,35 +162,23 @@ class Scheduler(View):
         self._state.types.append(TypeEntry(cell, self._state.tables.pools[pool], value_ports, queue, times))
         self._state.add_type()
 
-    def _watch(self, events: Sequence[RequestArrived], opened: Sequence[RequestEntry]) -> None:
-        """Tell the request table and `Urgency` about new requests."""
-        self._state.arrived(events, opened)
-        if self._urgency is not None:
-            for event in events:
-                self._urgency.arrived(event.request, event.graph)
-        self._more_work(opened, [event.graph for event in events])
-
-    def _more_work(self, entries: Sequence[RequestEntry], graphs: Sequence[CellGraph]) -> None:
-        """Tell the request table and `Urgency` that requests have more to compute: a graph for each."""
-        self._state.more_work(entries, graphs)
-        if self._urgency is not None:
-            for entry, graph in zip(entries, graphs, strict=True):
-                self._urgency.more_work(entry, graph)
-
     def _arrived(self, events: list[RequestArrived], commands: list[Command]) -> None:
         """Take requests that arrived together. Empties the list."""
         if not events:
             return
         state = self._state
         opened = state.open(events)
-        if state.watched is not None or self._urgency is not None:
-            self._watch(events, opened)
+        if state.watched is not None:
+            state.watched.arrived([entry.slot for entry in opened], events)
+        if self._urgency is not None:
+            for event, entry in zip(events, opened, strict=True):
+                self._urgency.arrived(event.request, event.graph)
+                self._urgency.more_work(entry, event.graph)
         if self._give_up_late:
             for event in events:
                 if event.deadline_s is not None:
                     self._deadlines.add(event.deadline_s, event.request, state.requests, len(state.requests))
         if state.watched is None or (not len(state.line) and self._policy.begins_on_arrival(self)):
-            state.begin([entry.slot for entry in opened], self._now_s)
             self._begin([event.graph for event in events], opened, commands)
         else:
             for event, entry in zip(events, opened, strict=True):
@@ -199,6 +187,8 @@ class Scheduler(View):
         events.clear()
 
     def _begin(self, graphs: list[CellGraph], opened: list[RequestEntry], commands: list[Command]) -> None:
+        if self._state.watched is not None:
+            self._state.watched.begin([entry.slot for entry in opened], self._now_s)
         self._take_graphs(graphs, opened, commands)
         self._reply_if_done(opened, commands)
 
@@ -211,8 +201,9 @@ class Scheduler(View):
             return
         entry.open = event.open
         if self._state.watched is not None:
-            self._state.watched.open[entry.slot] = event.open
-        self._more_work((entry,), (event.graph,))
+            self._state.watched.extended(entry.slot, event.graph, is_open=event.open)
+        if self._urgency is not None:
+            self._urgency.more_work(entry, event.graph)
         self._take_graphs([event.graph], [entry], commands)
         self._completion.drop_handles(entry, event.dropped)
         if not event.open:
@@ -337,15 +328,15 @@ class Scheduler(View):
 
     def _admit(self, commands: list[Command]) -> bool:
         """Let the policy decide which waiting requests begin; return whether one begins."""
-        line, watched = self._state.line, self._state.watched
-        if watched is None or not len(line):
+        line = self._state.line
+        if not len(line):
             return False
         admission = self._policy.admit(self)
         for slot in admission.refuse:
             entry = self._state.by_slot[slot]
             due = "" if entry.deadline_s is None else f" in {entry.deadline_s - self._now_s:.3f} s"
             self._end(entry.request, FailureKind.REFUSED, f"refused: its deadline{due} cannot be met", commands)
-        begin = admission.begin if len(admission.begin) or len(watched.in_flight) else line.first(1).tolist()
+        begin = admission.begin if len(admission.begin) or len(self.requests.in_flight) else line.first(1).tolist()
         return self._begin_waiting(begin, commands)
 
     def _begin_for_idle(self, worker: WorkerId, commands: list[Command]) -> bool:
@@ -366,7 +357,6 @@ class Scheduler(View):
         graphs = self._state.line.leave_together(begin)
         for entry in entries:
             entry.waiting = False
-        self._state.begin(begin, self._now_s)
         self._begin(graphs, entries, commands)
         for event in [event for entry in entries for event in entry.early]:
             self._extended(event, commands)

@@ -5,7 +5,6 @@ Admission, batching and completion share it. It has nearly no behaviour of its o
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,10 +17,8 @@ from numpy.typing import NDArray
 from batchmaker.errors import InvariantError
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.spec import CellType, TypeId
-from batchmaker.graph.work import work_of
 from batchmaker.policies.base import CellPolicy
 from batchmaker.policies.line import WaitingLine
-from batchmaker.policies.requests import RequestTable
 from batchmaker.scheduler.admission import GraphAdmission
 from batchmaker.scheduler.arena import Arena, Extents
 from batchmaker.scheduler.depths import Depths
@@ -35,6 +32,7 @@ from batchmaker.scheduler.row_release import vacate
 from batchmaker.scheduler.rows import RowPool, Tables
 from batchmaker.scheduler.sequence_store import SequenceStore, StoredNodes
 from batchmaker.scheduler.step_times import StepTimes
+from batchmaker.scheduler.watched import WatchedRequests
 
 Nodes = NDArray[np.int64]
 
@@ -218,7 +216,7 @@ class SchedulerState:
         self.own_type_follows = own_type_follows
         self.line: WaitingLine[CellGraph] = WaitingLine()
         self.arena = Arena()
-        self.watched = RequestTable() if policy.watches_requests else None
+        self.watched = WatchedRequests() if policy.watches_requests else None
         self.depths = Depths(self.ready_keys) if policy.needs_depth else None
         self.frontiers = Frontiers(self.arena, self.in_flight) if policy.needs_frontiers else None
         self.observed = policy.watches_requests or policy.needs_depth or policy.needs_frontiers
@@ -307,28 +305,6 @@ class SchedulerState:
         for kept in (self.watched, self.depths, self.frontiers):
             if kept is not None:
                 kept.add_type()
-
-    def arrived(self, events: Sequence[RequestArrived], opened: Sequence[RequestEntry]) -> None:
-        """Note in the request table, if it is kept, that requests have arrived."""
-        if self.watched is None:
-            return
-        for event, entry in zip(events, opened, strict=True):
-            deadline_s = math.inf if event.deadline_s is None else event.deadline_s
-            self.watched.enter(entry.slot, event.at_s, deadline_s, event.model, event.priority, is_open=event.open)
-
-    def begin(self, slots: Sequence[int], now_s: float) -> None:
-        """Note in the request table, if it is kept, that requests begin."""
-        if self.watched is not None:
-            self.watched.begin(slots, now_s)
-
-    def more_work(self, entries: Sequence[RequestEntry], graphs: Sequence[CellGraph]) -> None:
-        """Note in the request table, if it is kept, that requests have more to compute: a graph for each."""
-        if self.watched is None:
-            return
-        for entry, graph in zip(entries, graphs, strict=True):
-            self.watched.add_work(entry.slot, work_of(graph))
-            for run in graph.runs:
-                self.watched.note_run(run.type_id, may_stop=run.open_ended)
 
     def in_flight(self) -> FrontierCounts:
         """Return what living requests have in the arena. Takes time in proportion to their number."""

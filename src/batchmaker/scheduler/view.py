@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from batchmaker.errors import InvariantError
 from batchmaker.graph.spec import CellType, TypeId
 from batchmaker.policies.base import CellPolicy
-from batchmaker.policies.requests import RequestTable
+from batchmaker.policies.requests import RequestKinds, RequestTable
 from batchmaker.scheduler.depths import Depths
 from batchmaker.scheduler.frontiers import Frontiers
 from batchmaker.scheduler.state import SchedulerState
@@ -56,8 +56,12 @@ class View:
         return self._state.line.first(limit)
 
     @property
+    def kinds(self) -> RequestKinds:
+        return self._kept(self._state.watched, "kinds", "watches_requests").kinds
+
+    @property
     def requests(self) -> RequestTable:
-        return self._kept(self._state.watched, "requests", "watches_requests")
+        return self._kept(self._state.watched, "requests", "watches_requests").table
 
     @property
     def depths(self) -> Depths:

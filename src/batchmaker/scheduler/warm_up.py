@@ -42,9 +42,9 @@ _CELLS: Final = (_LEAF, _INNER, _CHAIN, _LOOP)
 def prepare() -> None:
     """Compile every loop, or load it from the disk cache: small requests run through a scheduler of their own.
 
-    Later calls in the same process do nothing. The policy reads depths and frontiers. The requests are chains, loops,
-    trees and lattices, a request that waits for a value and a chunk of a sequence. Two requests share a graph, and one
-    is cancelled.
+    Later calls in the same process do nothing. The policy reads requests, depths and frontiers. The requests are
+    chains, loops, trees and lattices, a request that waits for a value and a chunk of a sequence. Two requests share a
+    graph, and one is cancelled.
     """
     scheduler = Scheduler(_LookingAtAll(max_steps=5), num_workers=2)
     graphs = 2 * (_chain(), _loop(), _tree(), _lattice())
@@ -81,7 +81,11 @@ class _LookingAtAll(CellPolicy):
     needs_frontiers: ClassVar[bool] = True
 
     def rank(self, view: ReadyView) -> Sequence[TypeId]:
-        return sorted(view.ready, key=lambda t: (view.depths.lowest_ready(t), view.frontiers.independent(t), t))
+        def key(type_id: TypeId) -> tuple[int, ...]:
+            left = view.requests.left[:, type_id]
+            return view.depths.lowest_ready(type_id), view.frontiers.independent(type_id), int(left.sum()), type_id
+
+        return sorted(view.ready, key=key)
 
 
 def _given(*numbers: int) -> HostValues:

@@ -174,7 +174,12 @@ def waiting(model: SimulatedModel, work: Work, num_waiting: int) -> tuple[Reques
         table.add_work(slot, work)
     table.begin([0], 0.0)
     view = SimpleNamespace(
-        now_s=0.0, cells=model.cells, requests=table, num_waiting=num_waiting, waiting=lambda limit: slots[1:][:limit]
+        now_s=0.0,
+        cells=model.cells,
+        kinds=table,
+        requests=table,
+        num_waiting=num_waiting,
+        waiting=lambda limit: slots[1:][:limit],
     )
     return table, view
 

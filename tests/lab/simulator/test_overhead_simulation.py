@@ -8,9 +8,7 @@ import pytest
 from simulated_models import CHAIN, PAIR, chain, costs, offered, pair
 
 from batchmaker.cost.profile import Overhead
-from batchmaker.engine import setup
 from batchmaker.errors import OptionError
-from batchmaker.lab.simulator import cells
 from batchmaker.lab.simulator.driver import Computed
 from batchmaker.lab.simulator.run import SimulatedDevice, simulate
 from batchmaker.policies.auto import AutoPolicy
@@ -54,10 +52,6 @@ def test_tasks_are_as_long_as_the_engines_however_little_a_task_costs_on_this_ma
     device = SimulatedDevice(costs(CHAIN.cells, fixed_s=1e-4), overhead=Overhead(turn_s=1e-6))
     records = simulate(CHAIN, AutoPolicy(), offered([chain(100), chain(1)], [0.0, 0.05e-3]), device)
     assert 4.0e-3 < records.finished_s[1] < 4.4e-3
-
-
-def test_a_task_costs_here_what_the_engine_takes_it_to_cost() -> None:
-    assert cells.TASK_S == setup.TASK_S
 
 
 def test_overhead_is_that_of_an_engine_with_one_worker() -> None:

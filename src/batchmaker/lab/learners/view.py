@@ -86,6 +86,8 @@ class ClosedView:
             f"policy {self.policy.name!r} looks at requests, and a closed mini-batch has only nodes; simulate it"
         )
 
+    kinds = requests
+
 
 @final
 class ClosedFrontiers:

@@ -14,13 +14,12 @@ from batchmaker.errors import OptionError
 from batchmaker.lab.simulator.driver import Observe, Simulation
 from batchmaker.lab.simulator.workload import Offered, Records, SimulatedModel
 from batchmaker.policies.base import CellPolicy
+from batchmaker.scheduler.batching import TASK_S
 from batchmaker.scheduler.commands import Admit, Fail, Reply, RunTask
 from batchmaker.scheduler.core import Scheduler
 from batchmaker.scheduler.events import CellTypeAdded, Event, RequestArrived, RequestId, StepsFinished, TimePassed
 
 NO_OVERHEAD: Final = Overhead()
-TASK_S: Final = 150e-6
-"""Seconds that a task costs beside its steps, as the engine takes it where it weighs tasks; no torch is needed here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,118 @@
+"""The request table of a policy that watches requests, filled when the policy asks for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmaker.graph.cell_graph import CellGraph
+from batchmaker.graph.work import work_of
+from batchmaker.policies.requests import RequestKinds, RequestTable
+from batchmaker.scheduler.events import RequestArrived
+
+Nodes = NDArray[np.int64]
+
+
+@final
+class WatchedRequests:
+    """Requests as policies see them.
+
+    Until the policy asks for the table, only what requests are like and their submitted nodes are noted: a row costs
+    more than all else that a small request needs of a policy. Then all requests are entered at once, and from then on
+    each as it comes, until none is left. is_kept: whether they are entered now.
+    """
+
+    __slots__ = ("_began_s", "_num_requests", "_table", "_unseen", "is_kept")
+
+    def __init__(self) -> None:
+        self._table = RequestTable()
+        self.is_kept = False
+        self._num_requests = 0
+        self._unseen: dict[int, RequestArrived] = {}  # by slot, those without a row
+        self._began_s: dict[int, float] = {}  # of these
+
+    @property
+    def kinds(self) -> RequestKinds:
+        """What the requests so far were like."""
+        return self._table
+
+    @property
+    def table(self) -> RequestTable:
+        """The table, with a row for each request that has not left."""
+        if not self.is_kept:
+            self.is_kept = True
+            for slot, event in self._unseen.items():
+                self._enter(slot, event)
+            for slot, began_s in self._began_s.items():
+                self._table.begin((slot,), began_s)
+            self._unseen.clear()
+            self._began_s.clear()
+        return self._table
+
+    def _enter(self, slot: int, event: RequestArrived) -> None:
+        deadline_s = math.inf if event.deadline_s is None else event.deadline_s
+        self._table.enter(slot, event.at_s, deadline_s, event.model, event.priority, is_open=event.open)
+        self._table.add_work(slot, work_of(event.graph))
+
+    def add_type(self) -> None:
+        """Note that there is one more cell type."""
+        self._table.add_type()
+
+    def arrived(self, slots: Sequence[int], events: Sequence[RequestArrived]) -> None:
+        """Note that requests have arrived."""
+        table = self._table
+        self._num_requests += len(slots)
+        for slot, event in zip(slots, events, strict=True):
+            table.note_kind(math.inf if event.deadline_s is None else event.deadline_s, event.model)
+            for run in event.graph.runs:
+                table.note_run(run.type_id, may_stop=run.open_ended)
+            if self.is_kept:
+                self._enter(slot, event)
+            else:
+                table.fit(slot)
+                self._unseen[slot] = event
+
+    def begin(self, slots: Sequence[int], now_s: float) -> None:
+        """Note that requests begin, in this order."""
+        if self.is_kept:
+            self._table.begin(slots, now_s)
+        else:
+            self._began_s.update(dict.fromkeys(slots, now_s))
+
+    def extended(self, slot: int, graph: CellGraph, *, is_open: bool) -> None:
+        """Note that a request has more to compute, and whether it may get more still."""
+        table = self.table
+        table.open[slot] = is_open
+        table.add_work(slot, work_of(graph))
+        for run in graph.runs:
+            table.note_run(run.type_id, may_stop=run.open_ended)
+
+    def submitted(self, slots: Nodes, type_id: int) -> None:
+        """Note that one node of this type of each of these requests is on a worker; slots may repeat."""
+        self._table.submitted(slots, type_id)
+
+    def stopped(self, slots: Nodes, type_id: int, counts: Nodes, ahead: Nodes) -> None:
+        """Note that runs of these requests ended early: `counts` nodes of the type are not computed.
+
+        ahead: how many of these were submitted, and did not run.
+        """
+        self._table.stopped(slots, type_id, counts, ahead)
+
+    def leave(self, slots: Sequence[int]) -> None:
+        """Note that requests have ended."""
+        self._num_requests -= len(slots)
+        if not self.is_kept:
+            for slot in slots:
+                del self._unseen[slot]
+                self._began_s.pop(slot, None)
+            return
+        self._table.leave(slots)
+        self.is_kept = self._num_requests > 0
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """Note that these slots are free: no node of their requests is on a worker any more."""
+        self._table.forget(slots)
