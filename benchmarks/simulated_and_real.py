@@ -340,14 +340,13 @@ def measured(name: str, policy: str, options: argparse.Namespace, rates: dict[fl
                 most = min(most, capacity_rps(found.profile, network, requests))
                 rates |= {load: load * most for load in options.loads}
             for load, rate in rates.items():
-                watched = load == WATCHED_LOAD
-                if watched:
-                    decisions.watch(engine)
                 arrivals_s = poisson_arrivals(rate, seed, seconds=seconds)
                 seen, others = quiet(partial(live, engine, workload.requests, arrivals_s))
-                if watched:
-                    decisions.leave(engine)
                 runs.append({"load": load, "rate": rate, "seed": seed, "others": others, "seen": seen})
+            if WATCHED_LOAD in rates:  # in a run of its own: watching takes time too
+                decisions.watch(engine)
+                live(engine, workload.requests, poisson_arrivals(rates[WATCHED_LOAD], seed, seconds=seconds))
+                decisions.leave(engine)
     about = {
         "model": name, "policy": policy, "hidden": hidden, "workload": workload.source, "seconds": seconds,
         "overhead_us": [{

@@ -70,8 +70,8 @@ RUNS: Final[dict[str, Run]] = {
 
 OLDER: Final = frozenset((
     *_BENCH, "curves-live.json", "simulator.json", "ed-batch.json", "ed-batch-seeds.json", "ed-batch-sizes.json",
-    "default-policy-live.json", "batching-and-cells.json", "simulated-and-real.json", "default-policy.json",
-    "default-policy-costs.json", "overhead.json",
+    "default-policy-live.json", "batching-and-cells.json", "simulated-and-real.json",
+    "overhead.json",
     "ed-batch-throughput.json", "gpu.json", "learned-online.json", "examples.json",
     "serving-lstm.json", "serving-loadgen.json",
     "serving-overhead.json", "serving-perf-analyzer.json", "serving-overload-lstm-fleet.json",

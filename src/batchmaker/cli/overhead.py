@@ -19,7 +19,7 @@ from batchmaker.engine.engine import Engine
 from batchmaker.engine.request import Ticket
 from batchmaker.engine.stats import StepSeen
 
-IN_FLIGHT: Final = (1, 2, 4, 8, 16, 32)
+IN_FLIGHT: Final = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of requests in flight, one after the other.
 
 With few requests each takes many steps; with many they share the steps.
