@@ -35,6 +35,7 @@ import torch
 from batchmaker.cli.bench.report import commit
 from engine_cost import chains, over_http, page, picture, scheduling, streams, translators, trees
 from engine_cost.measuring import NotRunError, Row, Settings, facts, load_average, say, stolen_s
+from provenance import ROOT, digest
 
 LINES: Final[dict[str, Callable[[Settings], Iterator[Row]]]] = {
     "alone": chains.alone,
@@ -57,7 +58,11 @@ LINES: Final[dict[str, Callable[[Settings], Iterator[Row]]]] = {
 }
 Result = dict[str, Any]
 PEERS: Final = ("dynet", "litserve")
-ROOT: Final = Path(__file__).resolve().parent.parent
+MEASURES: Final = (
+    "benchmarks/overhead.py", "benchmarks/engine_cost", "src/batchmaker/compile", "src/batchmaker/engine",
+    "src/batchmaker/executor", "src/batchmaker/kernels/cpu", "src/batchmaker/lab/zoo", "src/batchmaker/model",
+    "src/batchmaker/policies/auto.py", "src/batchmaker/scheduler", "src/batchmaker/server",
+)  # fmt: skip
 
 
 def measured(name: str, settings: Settings) -> Result:
@@ -109,7 +114,10 @@ def kept(found: Result, line: Result) -> Result:
 def run(options: argparse.Namespace) -> Result:
     """Measure the lines asked for and keep each as soon as it is done, beside others of an earlier run."""
     settings = Settings(options.data, options.quick, options.dynet_python, options.litserve_python)
-    found = read(options.json) if options.only else {"lines": []}
+    measures = {"paths": list(MEASURES), "digest": digest(MEASURES)}
+    found = read(options.json) if options.only else {"lines": [], "measures": measures}
+    if found.get("measures") != measures:
+        found.pop("measures", None)  # lines that stay are of other code
     command = " ".join(["python", "benchmarks/overhead.py", *command_line(options)])
     found = {"command": command, "machine": facts(), "threads": 1, "load_average": [load_average(), None], **found}
     for number, name in enumerate(options.only or LINES, 1):
