@@ -69,15 +69,11 @@ RUNS: Final[dict[str, Run]] = {
 }  # fmt: skip
 
 OLDER: Final = frozenset((
-    *_BENCH, "curves-live.json", "simulator.json", "ed-batch.json", "ed-batch-seeds.json", "ed-batch-sizes.json",
-    "default-policy-live.json", "batching-and-cells.json", "simulated-and-real.json",
-    "overhead.json",
-    "ed-batch-throughput.json", "gpu.json", "learned-online.json", "examples.json",
-    "serving-lstm.json", "serving-loadgen.json",
-    "serving-overhead.json", "serving-perf-analyzer.json", "serving-overload-lstm-fleet.json",
-    "serving-fleet-overhead.json", "serving-fleet-proxies.json", "serving-fleet-replicas.json",
-    "serving-fleet-routers.json", "serving-fleet-bulk.json", "serving-fleet-rows.json", "fleet-simulated-and-real.json",
-    "fleet.json", "fleet-costs.json",
+    *_BENCH, "ed-batch-throughput.json", "gpu.json", "learned-online.json", "examples.json",
+    "serving-lstm.json", "serving-loadgen.json", "serving-overhead.json", "serving-perf-analyzer.json",
+    "serving-overload-lstm-fleet.json", "serving-fleet-overhead.json", "serving-fleet-proxies.json",
+    "serving-fleet-replicas.json", "serving-fleet-routers.json", "serving-fleet-bulk.json", "serving-fleet-rows.json",
+    "fleet-simulated-and-real.json", "fleet.json", "fleet-costs.json",
 ))  # fmt: skip
 """Results whose code has changed since, or that do not say what they measure: marked on the page. A result leaves this
 list when its benchmark declares what it measures (`provenance.made_by`) and has been run again."""
