@@ -11,7 +11,7 @@ quarter of an hour; the machine should have nothing else to do: its load before 
 Peers are optional. DyNet and LitServe live in environments of their own, named by their interpreters:
 
     python -m venv dynet && dynet/bin/pip install dyNET38 "numpy<2"
-    python -m venv litserve && litserve/bin/pip install litserve "torch>=2.11,<2.14"
+    python -m venv litserve && litserve/bin/pip install litserve numpy "torch>=2.11,<2.14"
 
 Lines:
 """

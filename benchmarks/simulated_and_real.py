@@ -8,7 +8,7 @@ answers per second where all requests wait at once, or what full batches would a
 with other arrivals. What came is simulated: the same cell graphs at the times at which the engine got them.
 Nothing of the simulation is taken from the runs that it is compared with. Needs an otherwise idle machine.
 
-All networks take about 8 minutes, and up to 2 more where other programs disturb them (--patience); with --quick 2. The
+All networks take about 11 minutes, more where other programs disturb them (--patience); with --quick 2. The
 result is written whenever a network is done.
 """
 

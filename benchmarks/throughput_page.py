@@ -18,8 +18,8 @@ import matplotlib
 from batchmaker.cli.requests import LATTICES, TAGGERS, TREES
 from batchmaker.lab.plots.sweeps import Line, Panel, draw_panels
 from ed_batch import fill
+from provenance import ROOT
 
-ROOT: Final = Path(__file__).resolve().parent.parent
 Result = dict[str, Any]
 SIZES: Final = (1, 8, 16, 32, 64, 128, 256)
 HEURISTICS: Final = ("agenda", "depth")
