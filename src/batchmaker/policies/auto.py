@@ -27,9 +27,10 @@ from batchmaker.errors import OptionError
 from batchmaker.graph.spec import CellType, TypeId
 from batchmaker.policies.base import Admission, CellPolicy, ReadyView
 from batchmaker.policies.cellular import BUDGET_MS, MOST_STEPS
-from batchmaker.policies.expectation import ExpectedStepTimes, StepsLeft
-from batchmaker.policies.joining import ALIKE, num_beginning
+from batchmaker.policies.expectation import ExpectedStepTimes
+from batchmaker.policies.joining import num_beginning
 from batchmaker.policies.requests import RequestTable, Slots
+from batchmaker.policies.run_lengths import RunLengths
 from batchmaker.policies.type_order import type_order
 
 AT_ONCE: Final = 0.3
@@ -79,6 +80,29 @@ def _leave_out_ends(left: Ids, done: Ids) -> None:
             left[request, last] = 0
 
 
+@compiled
+def _num_worth(
+    left: Ids, slots: Slots, done: Ids, width: Seconds, deadline_s: Seconds, now_s: float, seconds: Seconds,
+    num_in_flight: int, num_waiting: int,
+) -> int:  # fmt: skip
+    """Return how many of those in line begin (see `num_beginning`), from the rows of the request table.
+
+    left: [slots, types] steps, written. slots: of those in flight, then of the candidates. done, width, deadline_s: see
+    RequestTable. seconds: [types, max_batch + 1] of a step.
+    """
+    num, num_types = left.shape
+    so_far, due_s = np.empty((num, num_types), np.int64), np.empty(num)
+    rows, is_alike = np.empty((num, num_types)), True
+    for i in range(num):
+        slot = slots[i]
+        due_s[i] = deadline_s[slot] - now_s
+        for type_id in range(num_types):
+            so_far[i, type_id], rows[i, type_id] = done[slot, type_id], width[slot, type_id]
+            is_alike = is_alike and rows[i, type_id] == 1.0
+    _leave_out_ends(left, so_far)
+    return num_beginning(left, np.empty((0, 0)) if is_alike else rows, num_in_flight, seconds, due_s, num_waiting)
+
+
 @final
 class AutoPolicy(CellPolicy):
     """As good as the best of the others for any mix of models, as far as that was measured (see docs/policies.md).
@@ -111,10 +135,10 @@ class AutoPolicy(CellPolicy):
             raise OptionError(f"policy 'auto': hopeless must be defer, ignore or drop, got {hopeless!r}")
         super().__init__(max_steps, budget_ms)
         self._hopeless = hopeless
-        self._left = StepsLeft("conditional", 0.75, 90.0)
+        self._lengths = RunLengths()
         self._times = ExpectedStepTimes(correct=True, by_size=True)
         self._num_types = 0
-        self._largest = 1
+        self._smallest = self._largest = 1
         self._at_once: Seconds = np.zeros(1)  # by model
         self._rejected_at = self._valued_at = -1
         self._worth: Seconds = np.zeros(1)  # by model
@@ -126,7 +150,7 @@ class AutoPolicy(CellPolicy):
 
     def use_profile(self, profile: CostProfile) -> None:
         """Take step times and length profiles from here."""
-        self._left.use(profile)
+        self._lengths.use(profile)
         self._times.use(profile)
         self._num_types = 0
 
@@ -134,19 +158,16 @@ class AutoPolicy(CellPolicy):
         self._times.step_finished(type_id, batch, seconds)
 
     def requests_finished(self, view: ReadyView, slots: Sequence[int]) -> None:
-        if self._left.predicted:
-            self._left.requests_finished(view.requests, slots)
+        if (self._lengths.told or view.kinds.stopping_types) and not self.begins_on_arrival(view):
+            self._lengths.requests_finished(view.requests, slots)
 
     def _compile(self) -> None:
         """Compile all loops now, and not while a request waits."""
         none = RequestTable()
-        slots, seconds = none.in_flight, np.zeros((1, 2))
+        slots = none.in_flight
         self._ordered(slots, none, 0.0)
         _see_types_at_once(slots, none.left, none.done, none.model, self._at_once)
-        left = np.ones((1, 1), np.int64)
-        _leave_out_ends(left, left)
-        for width in (ALIKE, np.ones((1, 1))):
-            num_beginning(left, width, 1, seconds, seconds[0], 0)
+        self._num_worth(none, slots, 0, 0, 0.0)
 
     def _make_room(self, cells: Sequence[CellType]) -> None:
         """Make room for these cell types."""
@@ -154,15 +175,17 @@ class AutoPolicy(CellPolicy):
         self._num_ready, self._independent = np.ones(num, np.int64), np.ones(num, np.int64)
         self._max_batch = np.array([cell.max_batch for cell in cells], np.int64)
         self._finishing, self._debt_s = np.zeros(num, np.int64), np.zeros(num)
+        self._all = np.arange(num)  # types
 
     def _learn_types(self, view: ReadyView) -> None:
         """Make room for cell types and models that are new."""
         cells, num_models = view.cells, view.kinds.num_models
         if len(cells) != self._num_types:
             self._make_room(cells)
-            self._left.learn_types(cells)
+            self._lengths.learn_types(cells)
             self._times.learn_types(cells)
-            self._largest = max(cell.max_batch for cell in cells)
+            sizes = [cell.max_batch for cell in cells]
+            self._smallest, self._largest = min(sizes), max(sizes)
         if len(self._at_once) < num_models:
             more = np.zeros(num_models - len(self._at_once))
             self._at_once, self._worth = np.concatenate((self._at_once, more)), np.zeros(num_models)
@@ -201,7 +224,7 @@ class AutoPolicy(CellPolicy):
         self._valued_at = table.changes
         self._worth = np.zeros(table.num_models)
         slots = table.in_flight
-        left, models = self._left.left(table, slots), table.model[slots]
+        left, models = self._lengths.left(table, slots), table.model[slots]
         for model in set(models.tolist()):
             mine = models == model
             width = table.width[slots[mine]]
@@ -215,7 +238,7 @@ class AutoPolicy(CellPolicy):
         """Whether all begin, by rule 1, and there is nothing to learn from that."""
         self._learn_types(view)
         kinds = view.kinds
-        if self._num_types != 1 or kinds.has_deadlines or self._left.predicted:
+        if self._num_types != 1 or kinds.has_deadlines or self._lengths.told:
             return False
         return 0 in kinds.run_types and self._gains(TypeId(0))
 
@@ -262,11 +285,10 @@ class AutoPolicy(CellPolicy):
     def _surely_left(self, table: RequestTable, slots: Slots) -> Ids:
         """Return the steps that these requests have left, of runs that a value may end at any time one: [slots, types].
 
-        Runs whose lengths are predicted count as predicted.
+        Runs whose lengths a profile told count as predicted.
         """
-        left = self._left.left(table, slots)
-        predicted = {cell for cell, _, _ in self._left.predicted}
-        for type_id in table.stopping_types - predicted:
+        left = self._lengths.left(table, slots)
+        for type_id in table.stopping_types - self._lengths.told:
             np.minimum(left[:, type_id], 1, out=left[:, type_id])
         return left
 
@@ -277,7 +299,7 @@ class AutoPolicy(CellPolicy):
 
     def _types(self, table: RequestTable, model: int) -> Ids:
         """Return the types of a model."""
-        return np.flatnonzero(table.type_model == model) if self._num_types > 1 else np.zeros(1, np.int64)
+        return self._all if table.num_models < 2 else np.flatnonzero(table.type_model == model)
 
     def _room(self, table: RequestTable, model: int, num_in_flight: int) -> int:
         """Return how many requests of a model may begin at most where none has a deadline."""
@@ -290,7 +312,7 @@ class AutoPolicy(CellPolicy):
 
     def _cap(self, types: Ids) -> int:
         """Return how many requests that use these types are in flight at most where newcomers have to catch up."""
-        return _CAP * int(self._max_batch[types].min(initial=self._largest))
+        return _CAP * (self._smallest if types is self._all else int(self._max_batch[types].min(initial=self._largest)))
 
     def _of_model(self, view: ReadyView, model: int, in_flight: Slots, line: Slots, num_waiting: int) -> list[int]:
         """Return who of one model's line begins; if nobody is in flight, at least the first.
@@ -312,11 +334,12 @@ class AutoPolicy(CellPolicy):
         if not len(candidates):
             return first
         slots = np.concatenate((in_flight, candidates))
-        left, width = self._left.left(table, slots), table.width[slots]
-        _leave_out_ends(left, table.done[slots])
-        deadline_s = table.deadline_s[slots] - view.now_s
-        num = num_beginning(
-            left, ALIKE if (width == 1).all() else width, len(in_flight), self._times.replay.seconds, deadline_s,
-            num_waiting - len(first),
-        )  # fmt: skip
+        num = self._num_worth(table, slots, len(in_flight), num_waiting - len(first), view.now_s)
         return [*first, *candidates[:num].tolist()]
+
+    def _num_worth(self, table: RequestTable, slots: Slots, num_in_flight: int, num_waiting: int, now_s: float) -> int:
+        """Return how many candidates begin by the forecast. slots: of those in flight, then of the candidates."""
+        return _num_worth(
+            self._lengths.left(table, slots), slots, table.done, table.width, table.deadline_s, now_s,
+            self._times.replay.seconds, num_in_flight, num_waiting,
+        )  # fmt: skip
