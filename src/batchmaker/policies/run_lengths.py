@@ -20,6 +20,8 @@ Ids = NDArray[np.int64]
 QUANTILE: Final = 0.75
 """Of the remaining steps of runs that have come as far: what is expected."""
 _NEVER: Final = np.iinfo(np.int64).max
+_UNKNOWN: Final = np.ones((1, 1), np.int64)
+_MOST_NOTED: Final = 256  # runs of a type that have ended and were not learnt from
 
 
 @compiled
@@ -52,6 +54,28 @@ def _steps_left(
     return steps
 
 
+@compiled
+def _note_ended(
+    slots: Slots, left: Ids, done: Ids, types: Ids, given: Ids, ended: Ids, num_ended: Ids, until_stale: Ids
+) -> bool:
+    """Note the steps of these requests' runs; return whether it is time to learn from what was noted.
+
+    types, given: [rows], see `_steps_left`. ended: [rows, 2, room] given lengths and steps, written up to num_ended
+    [rows]. until_stale: [rows] so many runs change what is expected.
+    """
+    is_stale = False
+    for row in range(len(types)):
+        for i in range(len(slots)):
+            steps = done[slots[i], types[row]]
+            if steps > 0:
+                source, at = given[row], num_ended[row]
+                ended[row, 0, at] = left[slots[i], source] + done[slots[i], source] if source >= 0 else 0
+                ended[row, 1, at] = steps
+                num_ended[row] += 1
+        is_stale = is_stale or num_ended[row] >= min(until_stale[row], _MOST_NOTED)
+    return is_stale
+
+
 @dataclass(frozen=True, slots=True)
 class _Predicted:
     """A type whose lengths are predicted. given: the type whose length is known at the start, -1 without one."""
@@ -72,11 +96,26 @@ class RunLengths:
     told: the types whose lengths a profile told.
     """
 
-    __slots__ = ("_edges", "_expected", "_given", "_is_told", "_known", "_num_types", "_predicted", "_row", "told")
+    __slots__ = (
+        "_edges",
+        "_ended",
+        "_expected",
+        "_given",
+        "_is_told",
+        "_known",
+        "_num_ended",
+        "_num_types",
+        "_predicted",
+        "_row",
+        "_types",
+        "_until_stale",
+        "told",
+    )
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[str | None, LengthProfile]] = {}  # by the cell's name
         self._predicted: dict[int, _Predicted] = {}  # by type
+        self._ended: Ids = np.zeros((0, 2, 0), np.int64)
         self.learn_types(())
 
     def use(self, profile: CostProfile) -> None:
@@ -104,35 +143,36 @@ class RunLengths:
         )  # fmt: skip
 
     def requests_finished(self, table: RequestTable, slots: Sequence[int]) -> None:
-        """Learn the lengths of these requests' runs."""
-        left, done = table.left[slots], table.done[slots]
-        is_stale = False
-        for type_id in self._predicted.keys() | table.stopping_types:
-            ran = done[:, type_id] > 0
-            if not ran.any():
-                continue
-            one = self._predicted.get(type_id)
-            if one is None:
-                one = self._predicted[type_id] = _Predicted(LengthProfile(), -1, is_told=False)
-            given = np.zeros(len(slots), np.int64) if one.given < 0 else left[:, one.given] + done[:, one.given]
-            is_stale |= one.profile.num_until_stale <= int(ran.sum())
-            one.profile.observe_all(given[ran], done[ran, type_id])
-        if is_stale:
+        """Learn the lengths of these requests' runs, of many at once."""
+        if not table.stopping_types <= self._predicted.keys():
+            for type_id in table.stopping_types - self._predicted.keys():
+                self._predicted[type_id] = _Predicted(LengthProfile(), -1, is_told=False)
+            self._tabulate()
+        if len(slots) > self._ended.shape[2] - _MOST_NOTED:
+            self._ended = np.pad(self._ended, ((0, 0), (0, 0), (0, len(slots))))
+        of_these = (table.left, table.done, self._types, self._given, self._ended, self._num_ended, self._until_stale)
+        if _note_ended(np.array(slots, np.int64), *of_these):
+            for one, noted, num in zip(self._predicted.values(), self._ended, self._num_ended.tolist(), strict=True):
+                one.profile.observe_all(noted[0, :num], noted[1, :num])
             self._tabulate()
 
     def _tabulate(self) -> None:
         """Write down what is expected, by type, bucket of the given length and steps done."""
-        found = {type_id: one.profile.table(QUANTILE) for type_id, one in self._predicted.items()}
-        buckets = max((len(table) for table in found.values()), default=1)
-        longest = max((table.shape[1] for table in found.values()), default=1)
-        self._row = np.full(self._num_types, -1)
-        self._is_told = np.array([one.is_told for one in self._predicted.values()], np.bool_)
-        self._given = np.array([one.given for one in self._predicted.values()], np.int64)
-        self._edges = np.full((len(found), buckets - 1), _NEVER, np.int64)
-        self._expected = np.ones((len(found), buckets, longest), np.int64)
-        for at, (type_id, table) in enumerate(found.items()):
-            edges = self._predicted[type_id].profile.edges
-            self._row[type_id] = at
-            self._edges[at, : len(edges)] = edges
-            self._expected[at, : len(table)] = table[:, np.minimum(np.arange(longest), table.shape[1] - 1)]
+        predicted = list(self._predicted.values())
+        self._types = np.array(list(self._predicted), np.int64)
+        self._given = np.array([one.given for one in predicted], np.int64)
+        self._is_told = np.array([one.is_told for one in predicted], np.bool_)
         self.told = {type_id for type_id, one in self._predicted.items() if one.is_told}
+        self._until_stale = np.array([one.profile.num_until_stale for one in predicted], np.int64)
+        self._num_ended = np.zeros(len(predicted), np.int64)
+        self._ended = np.zeros((len(predicted), 2, 2 * _MOST_NOTED), np.int64)
+        tables = [one.profile.table(QUANTILE) if one.profile.num_samples else _UNKNOWN for one in predicted]
+        buckets, longest = (max((table.shape[axis] for table in tables), default=1) for axis in (0, 1))
+        self._row = np.full(self._num_types, -1)
+        self._edges = np.full((len(tables), buckets - 1), _NEVER, np.int64)
+        self._expected = np.ones((len(tables), buckets, longest), np.int64)
+        for row, (one, table) in enumerate(zip(predicted, tables, strict=True)):
+            self._edges[row, : len(one.profile.edges)] = one.profile.edges
+            self._expected[row, : len(table)] = table[:, np.minimum(np.arange(longest), table.shape[1] - 1)]
+            if one.profile.num_samples:
+                self._row[self._types[row]] = row

@@ -51,6 +51,21 @@ def _by_frontiers(ready: Ids, num_ready: Ids, independent: Ids, max_batch: Ids, 
 
 
 @compiled
+def count_runs(in_flight: Slots, left: Ids, width: Seconds, independent: Ids) -> None:
+    """Count for each type the runs in flight that can go on at once, or 1 where there is none: [types], written.
+
+    Where each type has one run a request this is what `Frontiers` counts, which keeps account of every node.
+    """
+    independent[:] = 0
+    for i in range(len(in_flight)):
+        for type_id in range(len(independent)):
+            if left[in_flight[i], type_id] > 0:
+                independent[type_id] += int(np.ceil(width[in_flight[i], type_id]))
+    for type_id in range(len(independent)):
+        independent[type_id] = max(independent[type_id], 1)
+
+
+@compiled
 def _count_finishing(
     in_flight: Slots, left: Ids, width: Seconds, is_open: NDArray[np.bool_], deadline_s: Seconds, now_s: float,
     until_s: float, finishing: Ids,
