@@ -170,6 +170,7 @@ class AutoPolicy(CellPolicy):
         self._ordered(slots, none, 0.0)
         _see_types_at_once(slots, none.left, none.done, none.model, self._at_once)
         self._num_worth(none, slots, 0, 0, 0.0)
+        self._lengths.requests_finished(none, ())
 
     def _make_room(self, cells: Sequence[CellType]) -> None:
         """Make room for these cell types."""
