@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_harness import cell_type
+from scheduler_harness import Harness, Program, cell_type, host
 from situation import enter
 
 from batchmaker.cost.latency import CellLatency, LatencyTable
 from batchmaker.cost.lengths import LengthProfile
 from batchmaker.cost.profile import CostProfile, PredictedLength, ProfileOptions
 from batchmaker.graph.cell_graph import Work
+from batchmaker.graph.recorder import Recorder
+from batchmaker.policies.auto import AutoPolicy
 from batchmaker.policies.expectation import StepsLeft
 from batchmaker.policies.requests import RequestTable
 from batchmaker.policies.run_lengths import RunLengths
@@ -50,6 +54,27 @@ def write_and_end(lengths: RunLengths, table: RequestTable, slot: int, written: 
     lengths.requests_finished(table, [slot])
     table.leave([slot])
     table.forget([slot])
+
+
+def reads_and_writes(letters: list[int], at_most: int) -> Program:
+    def program(recorder: Recorder) -> Any:
+        ends = recorder.run(CELLS[READ], [host(*letters)], None)
+        written = recorder.run(CELLS[WRITE], [], ends, max_steps=at_most, open_ended=True)
+        recorder.fetch(written[0].steps)
+        return list(written)
+        yield
+
+    return program
+
+
+def test_auto_expects_of_a_new_request_what_those_it_has_answered_have_shown() -> None:
+    core = Harness(list(CELLS), policy=(policy := AutoPolicy()), tells_time=True)
+    for request in range(60):
+        core.arrive(request, reads_and_writes([request + 1, request + 2], at_most=60), 2.0 * request)
+    core.run()
+    table = made()
+    reading(table, 0, 2, 60)
+    assert policy._lengths.left(table, np.array([0]))[0, WRITE] < 15  # one token in four ends a run
 
 
 def test_until_a_run_has_ended_a_request_is_expected_to_write_as_much_as_it_may() -> None:
