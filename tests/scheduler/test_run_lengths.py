@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -111,6 +112,17 @@ def test_what_was_learnt_stays_when_a_cell_type_is_added() -> None:
     table.add_type()
     reading(table, 0, 5, 20)
     assert lengths.left(table, np.array([0])).tolist() == [[5, 7, 0]]
+
+
+def test_another_profile_takes_the_place_of_what_the_first_one_told() -> None:
+    lengths, table = RunLengths(), made()
+    lengths.use(told([(5, 9)]))
+    lengths.learn_types(CELLS)
+    reading(table, 0, 5, 20)
+    before = lengths.left(table, np.array([0])).tolist()
+    lengths.use(replace(told([(5, 9)]), lengths=()))
+    lengths.learn_types(CELLS)
+    assert (before, lengths.left(table, np.array([0])).tolist()) == ([[5, 9]], [[5, 20]])
 
 
 @settings(max_examples=60, deadline=None)

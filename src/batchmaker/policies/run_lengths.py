@@ -129,6 +129,7 @@ class RunLengths:
         """Make room for these cell types, and find those that are named in profiles."""
         self._num_types = len(cells)
         column = {cell.name: type_id for type_id, cell in enumerate(cells)}
+        self._predicted = {type_id: one for type_id, one in self._predicted.items() if not one.is_told}
         for name, (given, profile) in self._known.items():
             if name in column:
                 source = -1 if given is None else column.get(given, -1)
