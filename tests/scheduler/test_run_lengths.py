@@ -96,6 +96,26 @@ def test_after_runs_of_seven_steps_a_request_is_expected_to_write_seven_and_neve
     assert lengths.left(table, np.array([0, 1, 2])).tolist() == [[5, 7], [0, 3], [0, 1]]
 
 
+def test_a_request_is_not_expected_to_write_more_than_its_graph_allows() -> None:
+    lengths, table = RunLengths(), made()
+    lengths.learn_types(CELLS)
+    write_and_end(lengths, table, 0, written=7)
+    reading(table, 0, 5, 4)
+    assert lengths.left(table, np.array([0])).tolist() == [[5, 4]]
+
+
+def test_runs_side_by_side_count_as_the_steps_that_they_take_together() -> None:
+    lengths, table = RunLengths(), made()
+    lengths.learn_types(CELLS)
+    enter(table, 0, NEVER, Work(np.array([WRITE]), np.array([80]), np.array([20])))  # four runs of at most 20
+    table.begin([0], 0.0)
+    table.submitted(np.zeros(40, np.int64), WRITE)
+    table.stopped(np.array([0]), WRITE, np.array([40]), np.array([0]))
+    lengths.requests_finished(table, [0])
+    enter(table, 1, NEVER, Work(np.array([WRITE]), np.array([80]), np.array([20])))
+    assert lengths.left(table, np.array([1]))[0, WRITE] == 10
+
+
 def test_runs_that_no_value_ends_stay_as_long_as_the_graph_says() -> None:
     lengths, table = RunLengths(), made(stops=False)
     lengths.learn_types(CELLS)

@@ -158,6 +158,7 @@ class AutoPolicy(CellPolicy):
         self._times.step_finished(type_id, batch, seconds)
 
     def requests_finished(self, view: ReadyView, slots: Sequence[int]) -> None:
+        self._learn_types(view)
         is_learning = self._lengths.told or view.kinds.stopping_types
         if is_learning and (self._num_types > 1 or not self.begins_on_arrival(view)):
             self._lengths.requests_finished(view.requests, slots)
@@ -273,7 +274,7 @@ class AutoPolicy(CellPolicy):
             for model in dict.fromkeys(coming.tolist()):
                 theirs = line[coming == model]
                 begin += self._of_model(view, model, in_flight[models == model], theirs, len(theirs))
-        self._rejected_at = -1 if begin else table.changes
+        self._rejected_at = -1 if begin or self._lengths.learnt else table.changes
         return Admission(begin, refused)
 
     def _in_time_first(self, view: ReadyView, line: Slots) -> tuple[Slots, list[int]]:
@@ -306,7 +307,7 @@ class AutoPolicy(CellPolicy):
 
     def _types(self, table: RequestTable, model: int) -> Ids:
         """Return the types of a model."""
-        return self._all if table.num_models < 2 else np.flatnonzero(table.type_model == model)
+        return self._all if table.num_models < 2 or self._num_types == 1 else np.flatnonzero(table.type_model == model)
 
     def _room(self, table: RequestTable, model: int, num_in_flight: int) -> int:
         """Return how many requests of a model may begin at most where none has a deadline."""

@@ -41,8 +41,9 @@ def _steps_left(
         slot = slots[i]
         for type_id in range(num_types):
             at = row[type_id]
+            at_most = int(np.ceil(left[slot, type_id] / width[slot, type_id] - 1e-9))
             if at < 0:
-                steps[i, type_id] = int(np.ceil(left[slot, type_id] / width[slot, type_id] - 1e-9))
+                steps[i, type_id] = at_most
                 continue
             steps[i, type_id] = 0
             if left[slot, type_id] > 0 or (is_told[at] and is_open[slot]):
@@ -50,14 +51,18 @@ def _steps_left(
                 if source >= 0:
                     while bucket < edges.shape[1] and edges[at, bucket] < left[slot, source] + done[slot, source]:
                         bucket += 1
-                steps[i, type_id] = expected[at, bucket, min(done[slot, type_id], expected.shape[2] - 1)]
+                so_far = int(np.ceil(done[slot, type_id] / width[slot, type_id] - 1e-9))
+                steps[i, type_id] = expected[at, bucket, min(so_far, expected.shape[2] - 1)]
+                if not is_told[at]:
+                    steps[i, type_id] = min(steps[i, type_id], at_most)
     return steps
 
 
 @compiled
 def _note_ended(
-    slots: Slots, left: Ids, done: Ids, types: Ids, given: Ids, ended: Ids, num_ended: Ids, until_stale: Ids
-) -> bool:
+    slots: Slots, left: Ids, done: Ids, width: NDArray[np.float64], types: Ids, given: Ids, ended: Ids,
+    num_ended: Ids, until_stale: Ids,
+) -> bool:  # fmt: skip
     """Note the steps of these requests' runs; return whether it is time to learn from what was noted.
 
     types, given: [rows], see `_steps_left`. ended: [rows, 2, room] given lengths and steps, written up to num_ended
@@ -66,7 +71,7 @@ def _note_ended(
     is_stale = False
     for row in range(len(types)):
         for i in range(len(slots)):
-            steps = done[slots[i], types[row]]
+            steps = int(np.ceil(done[slots[i], types[row]] / width[slots[i], types[row]] - 1e-9))
             if steps > 0:
                 source, at = given[row], num_ended[row]
                 ended[row, 0, at] = left[slots[i], source] + done[slots[i], source] if source >= 0 else 0
@@ -93,7 +98,8 @@ class RunLengths:
     knows only how long a run may get, and by that all requests in flight would be far from their ends. What a profile
     told is learnt further.
 
-    told: the types whose lengths a profile told.
+    told: the types whose lengths a profile told. learnt: those whose lengths runs that ended have shown; a run may
+    turn out longer, so what follows from them is not kept.
     """
 
     __slots__ = (
@@ -109,6 +115,7 @@ class RunLengths:
         "_row",
         "_types",
         "_until_stale",
+        "learnt",
         "told",
     )
 
@@ -151,8 +158,11 @@ class RunLengths:
             self._tabulate()
         if len(slots) > self._ended.shape[2] - _MOST_NOTED:
             self._ended = np.pad(self._ended, ((0, 0), (0, 0), (0, len(slots))))
-        of_these = (table.left, table.done, self._types, self._given, self._ended, self._num_ended, self._until_stale)
-        if _note_ended(np.array(slots, np.int64), *of_these):
+        is_stale = _note_ended(
+            np.array(slots, np.int64), table.left, table.done, table.width, self._types, self._given, self._ended,
+            self._num_ended, self._until_stale,
+        )  # fmt: skip
+        if is_stale:
             for one, noted, num in zip(self._predicted.values(), self._ended, self._num_ended.tolist(), strict=True):
                 one.profile.observe_all(noted[0, :num], noted[1, :num])
             self._tabulate()
@@ -164,10 +174,11 @@ class RunLengths:
         self._given = np.array([one.given for one in predicted], np.int64)
         self._is_told = np.array([one.is_told for one in predicted], np.bool_)
         self.told = {type_id for type_id, one in self._predicted.items() if one.is_told}
-        self._until_stale = np.array([one.profile.num_until_stale for one in predicted], np.int64)
+        self.learnt = {t for t, one in self._predicted.items() if not one.is_told and one.profile.num_samples}
         self._num_ended = np.zeros(len(predicted), np.int64)
         self._ended = np.zeros((len(predicted), 2, 2 * _MOST_NOTED), np.int64)
         tables = [one.profile.table(QUANTILE) if one.profile.num_samples else _UNKNOWN for one in predicted]
+        self._until_stale = np.array([one.profile.num_until_stale for one in predicted], np.int64)
         buckets, longest = (max((table.shape[axis] for table in tables), default=1) for axis in (0, 1))
         self._row = np.full(self._num_types, -1)
         self._edges = np.full((len(tables), buckets - 1), _NEVER, np.int64)
