@@ -43,6 +43,13 @@ def made(*, stops: bool = True) -> RequestTable:
     return table
 
 
+def serving(*, stops: bool = True) -> tuple[RunLengths, RequestTable]:
+    """Lengths of which no profile told anything, and a table without requests."""
+    lengths = RunLengths()
+    lengths.learn_types(CELLS)
+    return lengths, made(stops=stops)
+
+
 def told(pairs: list[tuple[int, int]]) -> CostProfile:
     lengths = PredictedLength("write", "read", LengthProfile.from_pairs(*zip(*pairs, strict=True)))
     costs = LatencyTable((CellLatency("write", (1,), (1e-3,), (1e-3,)),))
@@ -79,15 +86,13 @@ def test_auto_expects_of_a_new_request_what_those_it_has_answered_have_shown() -
 
 
 def test_until_a_run_has_ended_a_request_is_expected_to_write_as_much_as_it_may() -> None:
-    lengths, table = RunLengths(), made()
-    lengths.learn_types(CELLS)
+    lengths, table = serving()
     reading(table, 0, 5, 20, read=2)
     assert lengths.left(table, np.array([0])).tolist() == [[3, 20]]
 
 
 def test_after_runs_of_seven_steps_a_request_is_expected_to_write_seven_and_never_fewer_than_one_more() -> None:
-    lengths, table = RunLengths(), made()
-    lengths.learn_types(CELLS)
+    lengths, table = serving()
     for slot in range(30):
         write_and_end(lengths, table, slot, written=7)
     reading(table, 0, 5, 20)
@@ -97,16 +102,14 @@ def test_after_runs_of_seven_steps_a_request_is_expected_to_write_seven_and_neve
 
 
 def test_a_request_is_not_expected_to_write_more_than_its_graph_allows() -> None:
-    lengths, table = RunLengths(), made()
-    lengths.learn_types(CELLS)
+    lengths, table = serving()
     write_and_end(lengths, table, 0, written=7)
     reading(table, 0, 5, 4)
     assert lengths.left(table, np.array([0])).tolist() == [[5, 4]]
 
 
 def test_runs_side_by_side_count_as_the_steps_that_they_take_together() -> None:
-    lengths, table = RunLengths(), made()
-    lengths.learn_types(CELLS)
+    lengths, table = serving()
     enter(table, 0, NEVER, Work(np.array([WRITE]), np.array([80]), np.array([20])))  # four runs of at most 20
     table.begin([0], 0.0)
     table.submitted(np.zeros(40, np.int64), WRITE)
@@ -117,16 +120,14 @@ def test_runs_side_by_side_count_as_the_steps_that_they_take_together() -> None:
 
 
 def test_runs_that_no_value_ends_stay_as_long_as_the_graph_says() -> None:
-    lengths, table = RunLengths(), made(stops=False)
-    lengths.learn_types(CELLS)
+    lengths, table = serving(stops=False)
     write_and_end(lengths, table, 0, written=7)
     reading(table, 0, 5, 20)
     assert lengths.left(table, np.array([0])).tolist() == [[5, 20]]
 
 
 def test_what_was_learnt_stays_when_a_cell_type_is_added() -> None:
-    lengths, table = RunLengths(), made()
-    lengths.learn_types(CELLS)
+    lengths, table = serving()
     write_and_end(lengths, table, 0, written=7)
     lengths.learn_types((*CELLS, cell_type(2, "score")))
     table.add_type()

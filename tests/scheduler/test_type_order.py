@@ -1,4 +1,4 @@
-"""What the order of types under `auto` counts where all are runs: what frontiers count, without an account of nodes."""
+"""What the order of types under `auto` counts where nodes of a type follow each other: what frontiers count."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import Any, ClassVar
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduler_harness import Harness, Program, cell_type, host
+from scheduler_harness import Harness, Program, cell_type, complete_tree, host
 
 from batchmaker.graph.recorder import Recorder
 from batchmaker.policies.base import ReadyView
 from batchmaker.policies.cellular import CellularPolicy
-from batchmaker.policies.type_order import count_runs
+from batchmaker.policies.type_order import count_chains
 
 READ, WRITE, SCORE = cell_type(0, "read"), cell_type(1, "write"), cell_type(2, "score")
-CELLS = (READ, WRITE, SCORE)
+JOIN = cell_type(3, "join", 2)
+CELLS = (READ, WRITE, SCORE, JOIN)
 
 
 def reads_writes_and_scores(letters: int, sounds: int, scores: int, *, open_ended: bool) -> Program:
@@ -40,13 +41,15 @@ class Counting(CellularPolicy):
 
     def __init__(self) -> None:
         super().__init__(max_steps=3)
-        self.compared = 0
+        self.compared = self.left_to_frontiers = 0
 
     def rank(self, view: ReadyView) -> Any:
         table, counts = view.requests, np.zeros(len(CELLS), np.int64)
-        count_runs(table.in_flight, table.left, table.width, counts)
-        assert counts.tolist() == [max(view.frontiers.independent(cell.type_id), 1) for cell in CELLS]
-        self.compared += 1
+        if count_chains(table.in_flight, table.left, table.width, counts):
+            assert counts.tolist() == [max(view.frontiers.independent(cell.type_id), 1) for cell in CELLS]
+            self.compared += 1
+        else:
+            self.left_to_frontiers += 1
         return super().rank(view)
 
 
@@ -63,3 +66,11 @@ def test_runs_in_flight_are_counted_as_frontiers_count_them(requests: list[tuple
         core.arrive(number, reads_writes_and_scores(letters, sounds, scores, open_ended=open_ended), float(at_s))
     core.run()
     assert policy.compared
+    assert not policy.left_to_frontiers
+
+
+def test_a_tree_whose_nodes_run_side_by_side_is_left_to_frontiers() -> None:
+    core = Harness(list(CELLS), policy=(policy := Counting()), tells_time=True)
+    core.arrive(0, complete_tree(READ, JOIN, 4), 0.0)
+    core.run()
+    assert policy.left_to_frontiers == 2  # tasks: the leaves, and both levels above them

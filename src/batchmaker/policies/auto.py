@@ -31,7 +31,7 @@ from batchmaker.policies.expectation import ExpectedStepTimes
 from batchmaker.policies.joining import num_beginning
 from batchmaker.policies.requests import RequestTable, Slots
 from batchmaker.policies.run_lengths import RunLengths
-from batchmaker.policies.type_order import count_runs, type_order
+from batchmaker.policies.type_order import count_chains, type_order
 
 AT_ONCE: Final = 0.3
 """Share of requests with several types under way from which a model counts as one that uses them at once."""
@@ -158,16 +158,17 @@ class AutoPolicy(CellPolicy):
         self._times.step_finished(type_id, batch, seconds)
 
     def requests_finished(self, view: ReadyView, slots: Sequence[int]) -> None:
+        if not (self._lengths.told or view.kinds.stopping_types):
+            return
         self._learn_types(view)
-        is_learning = self._lengths.told or view.kinds.stopping_types
-        if is_learning and (self._num_types > 1 or not self.begins_on_arrival(view)):
+        if self._num_types > 1 or not self.begins_on_arrival(view):
             self._lengths.requests_finished(view.requests, slots)
 
     def _compile(self) -> None:
         """Compile all loops now, and not while a request waits."""
         none = RequestTable()
         slots = none.in_flight
-        count_runs(slots, none.left, none.width, self._independent)
+        count_chains(slots, none.left, none.width, self._independent)
         self._ordered(slots, none, 0.0)
         _see_types_at_once(slots, none.left, none.done, none.model, self._at_once)
         self._num_worth(none, slots, 0, 0, 0.0)
@@ -209,9 +210,10 @@ class AutoPolicy(CellPolicy):
             self._value_models(table)
         for type_id in ready:
             self._num_ready[type_id] = view.num_ready(type_id)
-        if table.run_types.issuperset(ready):
-            count_runs(table.in_flight, table.left, table.width, self._independent)
-        else:
+        in_chains = table.run_types.issuperset(ready) and count_chains(
+            table.in_flight, table.left, table.width, self._independent
+        )
+        if not in_chains:
             for type_id in ready:
                 self._independent[type_id] = view.frontiers.independent(type_id)
         order: list[TypeId] = self._ordered(np.array(ready, np.int64), table, view.now_s).tolist()

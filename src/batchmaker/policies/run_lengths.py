@@ -123,6 +123,7 @@ class RunLengths:
         self._known: dict[str, tuple[str | None, LengthProfile]] = {}  # by the cell's name
         self._predicted: dict[int, _Predicted] = {}  # by type
         self._ended: Ids = np.zeros((0, 2, 0), np.int64)
+        self._num_ended = self._until_stale = np.zeros(0, np.int64)
         self.learn_types(())
 
     def use(self, profile: CostProfile) -> None:
@@ -134,6 +135,7 @@ class RunLengths:
 
     def learn_types(self, cells: Sequence[CellType]) -> None:
         """Make room for these cell types, and find those that are named in profiles."""
+        self._observe()
         self._num_types = len(cells)
         column = {cell.name: type_id for type_id, cell in enumerate(cells)}
         self._predicted = {type_id: one for type_id, one in self._predicted.items() if not one.is_told}
@@ -153,6 +155,7 @@ class RunLengths:
     def requests_finished(self, table: RequestTable, slots: Sequence[int]) -> None:
         """Learn the lengths of these requests' runs, of many at once."""
         if not table.stopping_types <= self._predicted.keys():
+            self._observe()
             for type_id in table.stopping_types - self._predicted.keys():
                 self._predicted[type_id] = _Predicted(LengthProfile(), -1, is_told=False)
             self._tabulate()
@@ -163,9 +166,13 @@ class RunLengths:
             self._num_ended, self._until_stale,
         )  # fmt: skip
         if is_stale:
-            for one, noted, num in zip(self._predicted.values(), self._ended, self._num_ended.tolist(), strict=True):
-                one.profile.observe_all(noted[0, :num], noted[1, :num])
+            self._observe()
             self._tabulate()
+
+    def _observe(self) -> None:
+        """Learn from the runs that were noted; `_tabulate` must follow."""
+        for one, noted, num in zip(self._predicted.values(), self._ended, self._num_ended.tolist(), strict=True):
+            one.profile.observe_all(noted[0, :num], noted[1, :num])
 
     def _tabulate(self) -> None:
         """Write down what is expected, by type, bucket of the given length and steps done."""

@@ -51,18 +51,23 @@ def _by_frontiers(ready: Ids, num_ready: Ids, independent: Ids, max_batch: Ids, 
 
 
 @compiled
-def count_runs(in_flight: Slots, left: Ids, width: Seconds, independent: Ids) -> None:
-    """Count for each type the runs in flight that can go on at once, or 1 where there is none: [types], written.
+def count_chains(in_flight: Slots, left: Ids, width: Seconds, independent: Ids) -> bool:
+    """Count for each type the requests in flight that have nodes of it left, or 1 where none has: [types], written.
 
-    Where each type has one run a request this is what `Frontiers` counts, which keeps account of every node.
+    Returns whether that is what `Frontiers` counts, without an account of every node: it is where the nodes of a type
+    follow each other in each request (width 1), so that one of them at most waits for no other of its type. Where not,
+    the counts mean nothing.
     """
     independent[:] = 0
     for i in range(len(in_flight)):
         for type_id in range(len(independent)):
             if left[in_flight[i], type_id] > 0:
-                independent[type_id] += int(np.ceil(width[in_flight[i], type_id]))
+                if width[in_flight[i], type_id] > 1.0:
+                    return False
+                independent[type_id] += 1
     for type_id in range(len(independent)):
         independent[type_id] = max(independent[type_id], 1)
+    return True
 
 
 @compiled

@@ -202,6 +202,23 @@ def test_a_loop_that_may_end_at_once_is_not_put_behind_others() -> None:
     assert policy._in_time_first(view, everyone)[0].tolist() == [1, 2]
 
 
+def test_a_loop_of_a_type_that_came_after_the_request_began_is_learnt_from_when_it_is_answered() -> None:
+    table, view = waiting(TAGGER, Work(np.arange(2), np.array([4, 4]), np.array([4, 4])), num_waiting=0)
+    policy = AutoPolicy()
+    policy.admit(view)
+    view.cells = (
+        *view.cells,
+        cell_type(2, "loop", 1, 1, (1, 64)),
+    )  # its unfold function went on, and the one in flight is alone
+    table.add_type()
+    table.note_run(2, may_stop=True)
+    table.submitted(np.zeros(3, np.int64), 2)
+    policy.requests_finished(view, [0])
+    table.add_work(0, Work(np.full(1, 2), np.full(1, 40), np.full(1, 40)))
+    table.done[0, 2] = 0
+    assert policy._lengths.left(table, np.array([0]))[0, 2] == 3
+
+
 def test_a_late_request_keeps_its_place_before_those_of_lower_priority() -> None:
     table, view = waiting(CHAIN, Work(np.zeros(1, np.int64), np.full(1, 5), np.full(1, 5)), num_waiting=3)
     table.has_deadlines, table.deadline_s[1], table.priority[1:3] = True, 1.0, 7
