@@ -77,7 +77,7 @@ OLDER: Final = frozenset((
     "serving-fleet-replicas.json", "serving-fleet-routers.json", "serving-fleet-bulk.json", "serving-fleet-rows.json",
     "fleet-simulated-and-real.json", "fleet.json", "fleet-costs.json",
     "overhead.json", "simulated-and-real.json", "default-policy.json", "default-policy-costs.json",
-    "default-policy-live.json", "short-decoders.json",
+    "default-policy-live.json",
 ))  # fmt: skip
 """Results whose code has changed since, or that do not say what they measure: marked on the page. A result leaves this
 list when its benchmark declares what it measures (`provenance.made_by`) and has been run again."""
