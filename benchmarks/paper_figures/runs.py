@@ -6,13 +6,6 @@ from typing import Final
 
 from paper_figures.entry import Run
 
-_BENCH: Final = tuple(
-    f"{name}.json"
-    for name in (
-        "lstm-bfloat16", "lstm-bfloat16-half", "lstm-bfloat16-fixed", "lstm-float32", "lstm-float32-half",
-        "lstm-float32-fixed", "seq2seq", "seq2seq-half", "treelstm",
-    )
-)  # fmt: skip
 RUNS: Final[dict[str, Run]] = {
     run.name: run
     for run in (
@@ -25,9 +18,8 @@ RUNS: Final[dict[str, Run]] = {
         Run("batching-and-cells", "python benchmarks/batching_and_cells.py --data DATA", ("batching-and-cells.json",),
             14, "../README.md"),
         Run("step-times", "benchmarks/step_times.sh", ("profile-lstm.json",), 1, "benchmarks.md"),
-        Run("engine", "benchmarks/engine.sh DATA", _BENCH, 10, "benchmarks.md"),
         Run("overhead", "python benchmarks/overhead.py --data DATA --dynet-python PYTHON --litserve-python PYTHON",
-            ("overhead.json",), 16, "benchmarks.md"),
+            ("overhead.json", "overhead-avx2.json"), 16, "benchmarks.md"),
         Run("lazybatching", "python benchmarks/lazybatching.py --data DATA --jobs 2", ("lazybatching.json",), 45,
             "lazybatching.md", "probe"),
         Run("npu", "python benchmarks/npu.py --words 17", ("npu.json",), 1, "lazybatching.md"),
@@ -71,13 +63,11 @@ RUNS: Final[dict[str, Run]] = {
 }  # fmt: skip
 
 OLDER: Final = frozenset((
-    *_BENCH, "ed-batch-throughput.json", "gpu.json", "learned-online.json", "examples.json",
+    "ed-batch-throughput.json", "gpu.json", "learned-online.json", "examples.json",
     "serving-lstm.json", "serving-loadgen.json", "serving-overhead.json", "serving-perf-analyzer.json",
     "serving-overload-lstm-fleet.json", "serving-fleet-overhead.json", "serving-fleet-proxies.json",
     "serving-fleet-replicas.json", "serving-fleet-routers.json", "serving-fleet-bulk.json", "serving-fleet-rows.json",
-    "fleet-simulated-and-real.json", "fleet.json", "fleet-costs.json",
-    "overhead.json", "simulated-and-real.json", "default-policy.json", "default-policy-costs.json",
-    "default-policy-live.json",
+    "fleet-simulated-and-real.json", "fleet.json", "fleet-costs.json", "overhead.json",
 ))  # fmt: skip
 """Results whose code has changed since, or that do not say what they measure: marked on the page. A result leaves this
 list when its benchmark declares what it measures (`provenance.made_by`) and has been run again."""
