@@ -24,6 +24,7 @@ are violations.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import multiprocessing
@@ -94,6 +95,7 @@ WAITING: Final = math.inf
 BURSTS_AT: Final = 0.6
 """The load of other arrivals than Poisson's."""
 SLAS: Final = (3.0, 10.0)
+PROBED: Final = ("lstm", "seq2seq", "bilstm-tagger", "treelstm-2type", "latticelstm", "gnmt", "resnet50", *MIXES)
 NUMBERS: Final = ("throughput_rps", "mean_ms", "p90_ms", "violation_share")
 """What is compared: the first where all requests wait, the others at a load."""
 MEASURES: Final = (
@@ -271,6 +273,20 @@ def timed(policy: AutoPolicy) -> list[float]:
     policy.rank = counted(policy.rank)  # type: ignore[method-assign]
     policy.admit = counted(policy.admit)  # type: ignore[method-assign]
     return seconds
+
+
+def probe() -> str:
+    """Return a digest of a few small simulations: equal as long as the simulator and the policies behave alike.
+
+    What decisions take of a processor is no part of it.
+    """
+    seen: list[Any] = []
+    for name in PROBED:
+        net = network(name)
+        for policy, rate, sla in ((AUTO, 3 / net.alone_s, 3.0), (AUTO, math.inf, None), ("cellular", math.inf, None)):
+            (found,) = play(Job(name, policy, WAITING, rate, sla, 0, 160))
+            seen.append([name, found["steps"], *(f"{found[number]:.6g}" for number in NUMBERS)])
+    return hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:16]
 
 
 def made_policy(text: str, profile: CostProfile) -> Any:
@@ -566,6 +582,7 @@ def main() -> None:
     if best is not None:
         best.check(tables[options.ours[0]])
     if options.json:
+        about["measures"]["probe"] = probe()
         about |= {"quick": options.quick, "requests": options.requests, "seeds": options.seeds, "networks": list(names)}
         content = {**about, "summary": {o: summary(r) for o, r in tables.items()}, "cases": tables}
         options.json.write_text(json.dumps(content, indent=1) + "\n", "utf-8")

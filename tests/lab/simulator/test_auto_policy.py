@@ -26,7 +26,7 @@ from batchmaker.lab.simulator.driver import Computed
 from batchmaker.lab.simulator.run import SimulatedDevice, simulate
 from batchmaker.lab.simulator.together import Together
 from batchmaker.lab.simulator.workload import Records, SimulatedModel, SimulatedRequest
-from batchmaker.policies import AutoPolicy, make
+from batchmaker.policies import AutoPolicy, make, run_lengths
 from batchmaker.policies.requests import RequestTable
 
 LAYERS = SimulatedModel("layers", tuple(cell_type(i, name, 1, 1, (1, 8)) for i, name in enumerate("abc")))
@@ -318,6 +318,16 @@ def test_the_benchmark_compares_with_the_best_of_each_case(benchmark_script: Any
     loaded, waiting = benchmark_script.cases(results, "auto", ["auto"])
     assert (loaded["mean_ms"]["policy"], loaded["mean_ms"]["ratio"], loaded["p90_ms"]["best"]) == ("b", 1.2, 5.0)
     assert waiting["throughput_rps"] == {"auto": 25.0, "best": 50.0, "policy": "a", "ratio": 0.5}
+
+
+def test_a_result_of_the_benchmark_stays_current_until_the_policy_decides_otherwise(
+    benchmark_script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(benchmark_script, "PROBED", ("seq2seq",))
+    before = benchmark_script.probe()
+    assert benchmark_script.probe() == before
+    monkeypatch.setattr(run_lengths, "QUANTILE", 0.25)
+    assert benchmark_script.probe() != before
 
 
 def test_a_request_that_cannot_be_in_time_even_alone_is_refused_if_the_policy_is_told_to() -> None:
