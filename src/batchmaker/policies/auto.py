@@ -105,7 +105,7 @@ def _num_worth(
 
 @final
 class AutoPolicy(CellPolicy):
-    """As good as the best of the others for any mix of models, as far as that was measured (see docs/policies.md).
+    """For any mix of models. How near it comes to the best other policy of each is measured in docs/policies.md.
 
     - profile: step times and length profiles; without any, they are learnt from the steps that run.
     - max_steps, budget_ms: the most steps and milliseconds of a task. It has as many as its own cost is worth
