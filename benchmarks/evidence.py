@@ -66,7 +66,7 @@ def current(run: Run, name: str) -> bool | None:
                 return current(run, other)
     is_so = None if found is None else is_current(found)
     if is_so is False and run.probe and "probe" in found["measures"]:
-        return bool(found["measures"]["probe"] == _probe_now(run.name, run.probe))
+        return bool(found["measures"]["probe"] == _probe_now(run.name.replace("-", "_"), run.probe))
     return is_so
 
 

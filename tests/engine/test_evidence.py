@@ -117,8 +117,11 @@ def test_a_result_of_this_code_is_not_listed_as_older(scripts, one_result, monke
 
 def test_a_simulation_that_comes_out_the_same_is_of_this_code(scripts, one_result, monkeypatch):
     evidence, entry = scripts["evidence"], sys.modules["paper_figures.entry"]
-    monkeypatch.setattr(evidence, "RUNS", {"one": entry.Run("one", "python one.py", ("one.json",), 1, probe="probe")})
-    monkeypatch.setattr(evidence, "_probe_now", lambda script, function: "played")
+    run = entry.Run("one-run", "python one_run.py", ("one.json",), 1, probe="probe")
+    monkeypatch.setattr(evidence, "RUNS", {"one": run})
+    monkeypatch.setattr(
+        evidence, "_probe_now", lambda script, function: {("one_run", "probe"): "played"}[script, function]
+    )
     for seen, state in (("played", "this code"), ("otherwise", "**from an older commit**")):
         one_result({"measures": {"paths": ["benchmarks/evidence.py"], "digest": "of other code", "probe": seen}})
         assert evidence.state_of(evidence.RUNS["one"]) == state

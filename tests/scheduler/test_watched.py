@@ -24,8 +24,9 @@ class Asking(CellularPolicy):
 
     watches_requests: ClassVar[bool] = True
 
-    def __init__(self, first: int) -> None:
+    def __init__(self, first: int, *, node_by_node: bool = False) -> None:
         super().__init__(max_steps=3)
+        self.node_by_node = node_by_node  # type: ignore[misc]
         self.first = first
         self.seen: list[dict[str, Any]] = []
 
@@ -42,8 +43,8 @@ class Asking(CellularPolicy):
         return super().rank(view)
 
 
-def play(policy: Any, programs: Any, arrived_s: Any, deadlines: Any, cancelled: Any) -> Harness:
-    core = Harness(list(CELLS), policy=policy, tells_time=True)
+def play(policy: Any, programs: Any, arrived_s: Any, deadlines: Any, cancelled: Any, **driver: Any) -> Harness:
+    core = Harness(list(CELLS), policy=policy, tells_time=True, **driver)
     for request, (program, at_s, deadline_s) in enumerate(zip(programs, arrived_s, deadlines, strict=True)):
         core.arrive(request, program, at_s, deadline_s=None if deadline_s is None else at_s + deadline_s)
     for request, at_s in cancelled:
@@ -51,21 +52,33 @@ def play(policy: Any, programs: Any, arrived_s: Any, deadlines: Any, cancelled: 
     return core.run()
 
 
-PROGRAMS = st.one_of(
+CLOSED = st.one_of(
     st.integers(1, 9).map(lambda length: chain(CHAIN, length)),
-    st.integers(1, 9).map(lambda length: chain(LOOP, length, open_ended=True)),
     st.integers(2, 6).map(lambda leaves: complete_tree(LEAF, INNER, leaves)),
 )
-REQUEST = st.tuples(PROGRAMS, st.integers(0, 12).map(float), st.none() | st.integers(1, 40).map(float))
+LOOPS = st.integers(1, 9).map(lambda length: chain(LOOP, length, open_ended=True))
 
 
-@given(st.lists(REQUEST, min_size=1, max_size=6), st.integers(1, 20), st.lists(st.integers(0, 12), max_size=2))
-def test_a_policy_sees_the_same_whenever_it_first_asks(requests: Any, first: int, gives_up: Any) -> None:
-    programs, arrived_s, deadlines = zip(*sorted(requests, key=lambda one: one[1]), strict=True)
+def requests(programs: Any) -> Any:
+    one = st.tuples(programs, st.integers(0, 12).map(float), st.none() | st.integers(1, 40).map(float))
+    return st.lists(one, min_size=1, max_size=6)
+
+
+@given(
+    requests(CLOSED) | requests(CLOSED | LOOPS),
+    st.integers(1, 20),
+    st.lists(st.integers(0, 12), max_size=2),
+    st.booleans(),
+    st.fixed_dictionaries({"num_workers": st.integers(1, 2), "run_ahead": st.integers(0, 1)}),
+)
+def test_a_policy_sees_the_same_whenever_it_first_asks(
+    sent: Any, first: int, gives_up: Any, node_by_node: bool, driver: Any
+) -> None:
+    programs, arrived_s, deadlines = zip(*sorted(sent, key=lambda one: one[1]), strict=True)
     cancelled = [(at % len(programs), at + 0.5) for at in gives_up if at + 0.5 > arrived_s[at % len(programs)]]
-    early, late = Asking(0), Asking(first)
-    play(early, programs, arrived_s, deadlines, cancelled)
-    play(late, programs, arrived_s, deadlines, cancelled)
+    early, late = Asking(0, node_by_node=node_by_node), Asking(first, node_by_node=node_by_node)
+    play(early, programs, arrived_s, deadlines, cancelled, **driver)
+    play(late, programs, arrived_s, deadlines, cancelled, **driver)
     assert len(late.seen) == len(early.seen)
     assert late.seen[first:] == early.seen[first:]
 

@@ -143,7 +143,8 @@ class AutoPolicy(CellPolicy):
         self._rejected_at = self._valued_at = -1
         self._worth: Seconds = np.zeros(1)  # by model
         self._make_room(())
-        self._ranked_s = 0.0
+        self._ranked_s, self._has_ranked = 0.0, False
+        self._gains_with, self._gaining = self._times.replay, list[bool]()
         self._compile()
         if profile is not None:
             self.use_profile(profile)
@@ -202,7 +203,8 @@ class AutoPolicy(CellPolicy):
         ready = view.ready
         if len(ready) < 2:  # nobody waits for another type
             self._ranked_s = view.now_s
-            self._finishing[:], self._debt_s[:] = 0, 0.0
+            if self._has_ranked:
+                self._finishing[:], self._debt_s[:], self._has_ranked = 0, 0.0, False
             return ready
         self._learn_types(view)
         table = view.requests
@@ -220,7 +222,7 @@ class AutoPolicy(CellPolicy):
         return order
 
     def _ordered(self, ready: Ids, table: RequestTable, now_s: float) -> Ids:
-        passed_s, self._ranked_s = now_s - self._ranked_s, now_s
+        passed_s, self._ranked_s, self._has_ranked = now_s - self._ranked_s, now_s, True
         return type_order(
             ready, self._num_ready, self._independent, self._max_batch, table.type_model, self._worth, table.in_flight,
             table.left, table.width, table.open, table.deadline_s, now_s, passed_s, self._times.single_s,
@@ -304,8 +306,11 @@ class AutoPolicy(CellPolicy):
 
     def _gains(self, type_id: TypeId) -> bool:
         """Whether full batches of this type gain so much that nobody needs a forecast to join."""
-        seconds, most = self._times.replay.seconds[type_id], self._max_batch[type_id]
-        return bool(_GAIN * seconds[most] <= most * seconds[1])
+        if self._gains_with is not self._times.replay:
+            self._gains_with, most = self._times.replay, self._max_batch
+            seconds = self._gains_with.seconds
+            self._gaining = (_GAIN * seconds[self._all, most] <= most * seconds[:, 1]).tolist()
+        return self._gaining[type_id]
 
     def _types(self, table: RequestTable, model: int) -> Ids:
         """Return the types of a model."""

@@ -112,11 +112,10 @@ class ExpectedStepTimes:
 
     __slots__ = (
         "_by_size",
-        "_cells",
         "_correction",
+        "_is_known",
         "_known",
         "_measured",
-        "_names",
         "_replay",
         "_since",
         "_single_s",
@@ -126,10 +125,9 @@ class ExpectedStepTimes:
     def __init__(self, *, correct: bool, by_size: bool = False) -> None:
         self._by_size: dict[int, dict[int, float]] | None = {} if by_size else None
         self._correction = OnlineCorrection(0) if correct else None
-        self._cells: Sequence[CellType] = ()
-        self._names: list[str] = []
         self._known: LatencyTable | None = None
-        self._measured: NDArray[np.float64] = np.zeros(0)
+        self._measured: list[float] = []  # by type: recent seconds of a step, 0 before the first
+        self._is_known: list[bool] = []  # by type: whether it has a profile
         self.base: NDArray[np.float64] = np.zeros((0, 2))
         self._replay = Replay(self.base)
         self._single_s = np.zeros(0)
@@ -156,7 +154,7 @@ class ExpectedStepTimes:
     def learn_types(self, cells: Sequence[CellType]) -> None:
         """Add rows for new cell types."""
         names = [cell.name for cell in cells]
-        self._measured = np.concatenate((self._measured, np.zeros(len(names) - len(self._measured))))
+        self._measured += [0.0] * (len(names) - len(self._measured))
         if self._correction is not None:
             factors = self._correction.factors
             self._correction = OnlineCorrection(len(names))
@@ -167,14 +165,14 @@ class ExpectedStepTimes:
         rows = [i for i, name in enumerate(names) if name in known]
         if rows and self._known is not None:
             self.base[rows] = self._known.dense([names[i] for i in rows], max_batch)
-        self._names = names
+        self._is_known = [bool(row.any()) for row in self.base]
         self._rebuild()
 
     def step_finished(self, type_id: int, batch: int, seconds: float) -> None:
         """Learn from a measured step."""
-        if self._correction is None or type_id >= len(self._names):
+        if self._correction is None or type_id >= len(self._is_known):
             return
-        predicted = float(self.base[type_id, min(batch, self.base.shape[1] - 1)])
+        predicted = float(self.base[type_id, min(batch, self.base.shape[1] - 1)]) if self._is_known[type_id] else 0.0
         if predicted > 0:
             self._correction.observe(type_id, predicted, seconds)
         else:
@@ -194,7 +192,7 @@ class ExpectedStepTimes:
         if self._correction is not None:
             seconds *= self._correction.factors[:, None]
         unknown = self.base[:, -1] == 0
-        seconds[unknown, 1:] = self._measured[unknown, None]
+        seconds[unknown, 1:] = np.array(self._measured)[unknown, None]
         doublings = np.log2(np.arange(1, seconds.shape[1])).astype(np.int64) + 1
         for type_id, seen in (self._by_size or {}).items():
             seconds[type_id, 1:] = np.array(_hopeful(seen, int(doublings[-1])))[doublings - 1]

@@ -152,6 +152,11 @@ class RequestTable:
         """Note that one node of this type of each of these requests was submitted; slots may repeat."""
         _submit(self.left, self.done, slots, type_id)
 
+    def add_submitted(self, slots: Sequence[int], counts: NDArray[np.int64]) -> None:
+        """Note that so many nodes of these requests were submitted: [requests, types]. slots: each once."""
+        self.left[slots] -= counts
+        self.done[slots] += counts
+
     def stopped(self, slots: Slots, type_id: int, counts: NDArray[np.int64], ahead: NDArray[np.int64]) -> None:
         """Note that runs of these requests ended early: `counts` nodes of the type are not computed.
 
@@ -170,6 +175,11 @@ class RequestTable:
     def forget(self, slots: Sequence[int]) -> None:
         """Note that these slots are free: no node of their requests is on a worker any more."""
         _clear(self.left, self.done, np.array(slots, np.int64))
+
+    def clear(self) -> None:
+        """Note that all slots are free, as in `forget`."""
+        self.left[:] = 0
+        self.done[:] = 0
 
     def fit(self, slot: int) -> None:
         """Make room for a slot."""

@@ -22,11 +22,10 @@ from batchmaker.scheduler.events import RequestId, StepsFinished, WorkerId
 from batchmaker.scheduler.numbering import Extent
 from batchmaker.scheduler.progress import end_step, finish, release, stop_or_go_on
 from batchmaker.scheduler.ready import nodes_of
-from batchmaker.scheduler.state import Nodes, RequestEntry, SchedulerState, TaskEntry, TypeEntry
+from batchmaker.scheduler.state import NO_NODES, Nodes, RequestEntry, SchedulerState, TaskEntry, TypeEntry
 from batchmaker.scheduler.steps import DONE as DONE_NODES
 
 NEVER: Final = np.empty(0, np.bool_)
-NO_NODES: Final[Nodes] = np.empty(0, np.int64)
 
 
 @dataclass(slots=True)

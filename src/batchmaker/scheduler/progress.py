@@ -1,8 +1,8 @@
-"""Compiled loops that update the arena when a step is submitted and when it has run.
+"""Compiled loops that update the arena when a step is submitted and when it has run, or tell what was submitted.
 
-`find_steps` calls `submit`, batching calls `unpinned_of`, and completion calls the others. of_nodes, of_subgraphs,
-source, source_table and consumer are the tables of the arena; the loops change them. All numbers are int64. Returned
-arrays are new.
+`find_steps` calls `submit`, batching `unpinned_of`, the state `count_submitted`, and completion the others. of_nodes,
+of_subgraphs, source, source_table and consumer are the tables of the arena; the loops change them. All numbers are
+int64. Returned arrays are new.
 """
 
 from __future__ import annotations
@@ -298,3 +298,30 @@ def release(
         keys[place[mine]] = found[i]
         place[mine] += 1
     return keys, begins, next_sequence - first_sequence
+
+
+@compiled
+def count_submitted(of_nodes: Ids, of_subgraphs: Ids, extents: Ids, on_workers: Ids, ready: Keys, counts: Ids) -> None:
+    """Count the submitted nodes in these extents, of whose runs no value may end one.
+
+    - extents: [extents, 3] first node, number of nodes, row of `counts`.
+    - on_workers: nodes of steps that have not finished.
+    - ready: the ready nodes of all types that are used in runs.
+    - counts: [owners, types], added to.
+    """
+    reached = np.zeros(of_subgraphs.shape[1], np.int64)  # one past the last submitted node of a run
+    for node in on_workers:
+        reached[of_nodes[SUBGRAPH, node]] = max(reached[of_nodes[SUBGRAPH, node]], node + 1)
+    for key in ready:
+        node = key & NODE_MASK
+        reached[of_nodes[SUBGRAPH, node]] = max(reached[of_nodes[SUBGRAPH, node]], node)
+    for i in range(len(extents)):
+        base, size, row = extents[i]
+        for node in range(base, base + size):
+            mine = of_nodes[SUBGRAPH, node]
+            end = of_subgraphs[END, mine]
+            if end == 0:
+                is_submitted = of_nodes[STATE, node] >= SUBMITTED
+            else:
+                is_submitted = node < reached[mine] or of_nodes[STATE, end - 1] == DONE
+            counts[row, of_subgraphs[TYPE, mine]] += is_submitted

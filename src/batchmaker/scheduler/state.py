@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import final
+from typing import Final, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from batchmaker.scheduler.frontiers import FrontierCounts, Frontiers
 from batchmaker.scheduler.lanes import LaneMap
 from batchmaker.scheduler.numbering import Extent, LocalNumbers
 from batchmaker.scheduler.priorities import Priorities, RankedQueue
+from batchmaker.scheduler.progress import count_submitted
 from batchmaker.scheduler.ready import SEQUENCE_LIMIT, Keys
 from batchmaker.scheduler.row_release import vacate
 from batchmaker.scheduler.rows import RowPool, Tables
@@ -35,6 +36,7 @@ from batchmaker.scheduler.step_times import StepTimes
 from batchmaker.scheduler.watched import WatchedRequests
 
 Nodes = NDArray[np.int64]
+NO_NODES: Final[Nodes] = np.empty(0, np.int64)
 
 
 @dataclass(slots=True)
@@ -216,7 +218,7 @@ class SchedulerState:
         self.own_type_follows = own_type_follows
         self.line: WaitingLine[CellGraph] = WaitingLine()
         self.arena = Arena()
-        self.watched = WatchedRequests() if policy.watches_requests else None
+        self.watched = WatchedRequests(self.num_submitted) if policy.watches_requests else None
         self.depths = Depths(self.ready_keys) if policy.needs_depth else None
         self.frontiers = Frontiers(self.arena, self.in_flight) if policy.needs_frontiers else None
         self.observed = policy.watches_requests or policy.needs_depth or policy.needs_frontiers
@@ -311,21 +313,34 @@ class SchedulerState:
         alive = [entry for entry in self.by_slot.values() if entry.alive]
         edges = [self.attached[entry.request].edges for entry in alive if entry.request in self.attached]
         late_edges = [(node, fed) for late in edges for node, consumers in late.items() for fed in consumers]
-        steps = [task.unfinished for task in self.tasks.values()]
-        on_workers = np.concatenate(steps) if steps else np.empty(0, np.int64)
-        return FrontierCounts([extent for entry in alive for extent in entry.extents], late_edges, on_workers)
+        return FrontierCounts([extent for entry in alive for extent in entry.extents], late_edges, self._on_workers())
+
+    def num_submitted(self, slots: Sequence[int]) -> Nodes:
+        """Return how many nodes of each type of these requests were submitted: [requests, types].
+
+        No value may end a run of theirs. Takes time in proportion to what is in flight.
+        """
+        extents = [(e.base, e.num_nodes, i) for i, slot in enumerate(slots) for e in self.by_slot[slot].extents]
+        ready = [entry.ready.keys() for entry in self.types if entry.num_sequence_inputs is not None]
+        counts = np.zeros((len(slots), len(self.types)), np.int64)
+        count_submitted(
+            self.arena.of_nodes, self.arena.of_subgraphs, np.array(extents, np.int64).reshape(-1, 3),
+            self._on_workers(), np.concatenate((NO_NODES, *ready)), counts,
+        )  # fmt: skip
+        return counts
+
+    def _on_workers(self) -> Nodes:
+        """Return the nodes of steps that have not finished."""
+        return np.concatenate((NO_NODES, *(task.unfinished for task in self.tasks.values())))
 
     def submitted(self, type_id: TypeId, nodes: Nodes, subgraphs: Nodes) -> None:
         """Note that these nodes of one type are on a worker. Called only if `observed`."""
         if self.frontiers is not None:
             self.frontiers.submitted(type_id, nodes)
-        if self.watched is None and self.depths is None:
-            return
-        slots = self.arena.request[nodes]
-        if self.watched is not None:
-            self.watched.submitted(slots, type_id)
+        if self.watched is not None and self.watched.counts:
+            self.watched.submitted(self.arena.request[nodes], type_id)
         if self.depths is not None:
-            self.depths.submitted(slots, type_id, nodes)
+            self.depths.submitted(self.arena.request[nodes], type_id, nodes)
 
     def stopped(self, type_id: TypeId, nodes: Nodes, ends: Nodes, submitted: Nodes) -> None:
         """Note that runs ended early, after these nodes. ends: [runs] one past the last node of each run.

@@ -17,6 +17,7 @@ from batchmaker.graph.recorder import Recorder
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.graph.values import HostValues
 from batchmaker.policies.base import CellPolicy, ReadyView
+from batchmaker.scheduler.arena import Arena
 from batchmaker.scheduler.commands import Command, RunTask
 from batchmaker.scheduler.core import Scheduler
 from batchmaker.scheduler.events import (
@@ -28,6 +29,7 @@ from batchmaker.scheduler.events import (
     SequenceId,
     StepsFinished,
 )
+from batchmaker.scheduler.progress import count_submitted
 from batchmaker.scheduler.ready import ReadyQueue
 
 _NUMBER: Final = ValueSpec((), "int64")
@@ -61,6 +63,8 @@ def prepare() -> None:
         following.extend(_carried_out(scheduler, following.popleft()))
     none = np.empty(0, np.int64)
     ReadyQueue().renumber(none, none)
+    arena, extents, counts = Arena(), np.empty((0, 3), np.int64), np.empty((0, 0), np.int64)
+    count_submitted(arena.of_nodes, arena.of_subgraphs, extents, none, none, counts)
 
 
 def _carried_out(scheduler: Scheduler, command: Command) -> list[Command]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import final
 
 import numpy as np
@@ -21,16 +21,23 @@ Nodes = NDArray[np.int64]
 class WatchedRequests:
     """Requests as policies see them.
 
-    Until the policy asks for the table, only what requests are like and their submitted nodes are noted: a row costs
-    more than all else that a small request needs of a policy. Then all requests are entered at once, and from then on
-    each as it comes, until none is left. is_kept: whether they are entered now.
+    Until the policy asks for the table, only what requests are like is noted: a row, and a count of each submitted
+    node, cost more than all else that a small request needs of a policy. Then all requests are entered at once, and
+    from then on each as it comes, until none is left.
+
+    - num_submitted: returns how many nodes of each type of these requests were submitted, [requests, types], as long as
+      no value may end a run.
+    - is_kept: whether the requests are entered now.
+    - counts: whether submitted nodes are counted now: while the requests are entered; and always once there was a run
+      that a value may end, because nobody knows later how far such a run has come.
     """
 
-    __slots__ = ("_began_s", "_num_requests", "_table", "_unseen", "is_kept")
+    __slots__ = ("_began_s", "_num_requests", "_num_submitted", "_table", "_unseen", "counts", "is_kept")
 
-    def __init__(self) -> None:
+    def __init__(self, num_submitted: Callable[[Sequence[int]], Nodes]) -> None:
+        self._num_submitted = num_submitted
         self._table = RequestTable()
-        self.is_kept = False
+        self.is_kept = self.counts = False
         self._num_requests = 0
         self._unseen: dict[int, RequestArrived] = {}  # by slot, those without a row
         self._began_s: dict[int, float] = {}  # of these
@@ -44,14 +51,22 @@ class WatchedRequests:
     def table(self) -> RequestTable:
         """The table, with a row for each request that has not left."""
         if not self.is_kept:
-            self.is_kept = True
-            for slot, event in self._unseen.items():
-                self._enter(slot, event)
-            for slot, began_s in self._began_s.items():
-                self._table.begin((slot,), began_s)
-            self._unseen.clear()
-            self._began_s.clear()
+            self._fill()
         return self._table
+
+    def _fill(self) -> None:
+        """Enter all requests that have no row yet."""
+        self.is_kept = True
+        for slot, event in self._unseen.items():
+            self._enter(slot, event)
+        for slot, began_s in self._began_s.items():
+            self._table.begin((slot,), began_s)
+        if self._began_s and not self.counts:
+            slots = list(self._began_s)
+            self._table.add_submitted(slots, self._num_submitted(slots))
+        self.counts = True
+        self._unseen.clear()
+        self._began_s.clear()
 
     def _enter(self, slot: int, event: RequestArrived) -> None:
         deadline_s = math.inf if event.deadline_s is None else event.deadline_s
@@ -66,15 +81,19 @@ class WatchedRequests:
         """Note that requests have arrived."""
         table = self._table
         self._num_requests += len(slots)
+        table.fit(max(slots))
         for slot, event in zip(slots, events, strict=True):
-            table.note_kind(math.inf if event.deadline_s is None else event.deadline_s, event.model)
+            if event.deadline_s is not None or event.model >= table.num_models:
+                table.note_kind(math.inf if event.deadline_s is None else event.deadline_s, event.model)
             for run in event.graph.runs:
-                table.note_run(run.type_id, may_stop=run.open_ended)
+                if run.open_ended or run.type_id not in table.run_types:
+                    table.note_run(run.type_id, may_stop=run.open_ended)
             if self.is_kept:
                 self._enter(slot, event)
             else:
-                table.fit(slot)
                 self._unseen[slot] = event
+        if table.stopping_types and not self.counts:
+            self._fill()
 
     def begin(self, slots: Sequence[int], now_s: float) -> None:
         """Note that requests begin, in this order."""
@@ -92,7 +111,10 @@ class WatchedRequests:
             table.note_run(run.type_id, may_stop=run.open_ended)
 
     def submitted(self, slots: Nodes, type_id: int) -> None:
-        """Note that one node of this type of each of these requests is on a worker; slots may repeat."""
+        """Note that one node of this type of each of these requests is on a worker; slots may repeat.
+
+        Called only while it `counts`.
+        """
         self._table.submitted(slots, type_id)
 
     def stopped(self, slots: Nodes, type_id: int, counts: Nodes, ahead: Nodes) -> None:
@@ -111,8 +133,13 @@ class WatchedRequests:
                 self._began_s.pop(slot, None)
             return
         self._table.leave(slots)
-        self.is_kept = self._num_requests > 0
+        if not self._num_requests:
+            self.is_kept = False
+            self.counts = bool(self._table.stopping_types)
+            if not self.counts:
+                self._table.clear()
 
     def forget(self, slots: Sequence[int]) -> None:
         """Note that these slots are free: no node of their requests is on a worker any more."""
-        self._table.forget(slots)
+        if self.counts:
+            self._table.forget(slots)
