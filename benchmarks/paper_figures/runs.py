@@ -22,6 +22,8 @@ RUNS: Final[dict[str, Run]] = {
             ("overhead.json", "overhead-avx2.json"), 16, "benchmarks.md"),
         Run("lazybatching", "python benchmarks/lazybatching.py --data DATA --jobs 2", ("lazybatching.json",), 45,
             "lazybatching.md", "probe"),
+        Run("lazybatching-live", "python benchmarks/lazybatching_live.py", ("lazybatching-live.json",), 11,
+            "lazybatching.md"),
         Run("npu", "python benchmarks/npu.py --words 17", ("npu.json",), 1, "lazybatching.md"),
         Run("simulator", "python benchmarks/simulator.py --requests 20000", ("simulator.json",), 1, "simulator.md"),
         Run("simulated-and-real", "python benchmarks/simulated_and_real.py --data DATA/europarl_deen/raw5k.en",
