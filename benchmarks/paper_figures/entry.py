@@ -23,8 +23,8 @@ Ours = str | Callable[[], str]
 class Run:
     """One command and what it writes. results: files in benchmarks/results. page: where its tables are.
 
-    probe: name of a function in the script of the same name that plays a little of it again, for simulations: a result
-    is current if that comes out the same, whatever was changed in the code.
+    probe: name of a function in the script of the same name (with _ for -) that plays a little of it again, for
+    simulations: a result is current if that comes out the same, whatever was changed in the code.
     """
 
     name: str

@@ -94,13 +94,21 @@ def _gain_by_16() -> str:
 
 
 def _on_a_cpu() -> str:
-    """Say by how much GraphB's mean latency on the engine is above ours, with the same cells, at each load."""
-    rows = [row for row in result("lazybatching-live.json")["ratios"] if row["computes"] == "the engine's cells"]
-    mine = [row for row in rows if row["way"] == OURS]
-    rule = ", ".join(number(np.median(row["best"])) for row in rows if row["way"] == "Eq. 2")
+    """Say by how much GraphB's mean latency on the engine is above ours at each load, in the stronger of its forms."""
+    rows = result("lazybatching-live.json")["ratios"]
+    stronger = {
+        load: min(
+            (row for row in rows if (row["way"], row["load"]) == (OURS, load)), key=lambda r: np.median(r["best"])
+        )
+        for load in dict.fromkeys(row["load"] for row in rows)
+    }
     best, every = (
-        ", ".join(f"{ranged(row[which])} at {row['load']:g}" for row in mine) for which in ("best", "all")
+        ", ".join(f"{ranged(row[which])} at {load:g}" for load, row in stronger.items()) for which in ("best", "all")
     )  # fmt: skip
+    rule = ", ".join(
+        number(np.median(first(rows, way="Eq. 2", load=load, computes=row["computes"])["best"]))
+        for load, row in stronger.items()
+    )
     return f"best window {best} of the capacity; all windows {every}; best window over Equation 2 {rule}"
 
 
@@ -221,7 +229,9 @@ FIGURES: Final = (
         _on_a_cpu,
         "lazybatching-live",
         "On a CPU, not on a GPU: a small Transformer on the engine, one thread. The windows are the paper's; a request "
-        "alone takes longer than on its devices, so a window is a smaller part of the latency.",
+        "alone takes longer than on its devices, so a window is a smaller part of the latency. Beside the stronger of "
+        "two forms of GraphB: whole padded networks, or the engine's cells, whose rows have room for the longest "
+        "sentence. The paper's own rule is behind both.",
         picture="lazybatching-live.png",
     ),
     Figure(

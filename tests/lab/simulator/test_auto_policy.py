@@ -206,10 +206,8 @@ def test_a_loop_of_a_type_that_came_after_the_request_began_is_learnt_from_when_
     table, view = waiting(TAGGER, Work(np.arange(2), np.array([4, 4]), np.array([4, 4])), num_waiting=0)
     policy = AutoPolicy()
     policy.admit(view)
-    view.cells = (
-        *view.cells,
-        cell_type(2, "loop", 1, 1, (1, 64)),
-    )  # its unfold function went on, and the one in flight is alone
+    loop = cell_type(2, "loop", 1, 1, (1, 64))
+    view.cells = (*view.cells, loop)  # its unfold function went on, and the one in flight is alone
     table.add_type()
     table.note_run(2, may_stop=True)
     table.submitted(np.zeros(3, np.int64), 2)
