@@ -28,11 +28,11 @@ import saved_models as models
 
 TREE = {"words": [3, 1, 2, 7], "children": [(0, 1), (4, 2), (5, 3)]}
 CASES: list[Any] = [
-    pytest.param(models.Sentence, [[1, 2, 3], [4]], id="run"),
-    pytest.param(lambda: models.Sentence(torch.bfloat16), [[1, 2, 3], [4]], id="bfloat16"),
-    pytest.param(models.Tree, [TREE], id="tree"),
-    pytest.param(models.Translate, [[4, 5], [6]], id="generator"),
-    pytest.param(models.Rows, [torch.ones(models.WIDTH)], id="shared module"),
+    pytest.param(models.Sentence, [[1, 2, 3], [4]], 1e-6, id="run"),
+    pytest.param(lambda: models.Sentence(torch.bfloat16), [[1, 2, 3], [4]], 0.01, id="bfloat16"),
+    pytest.param(models.Tree, [TREE], 1e-6, id="tree"),
+    pytest.param(models.Translate, [[4, 5], [6]], 0.0, id="generator"),
+    pytest.param(models.Rows, [torch.ones(models.WIDTH)], 1e-6, id="shared module"),
 ]
 
 
@@ -100,14 +100,17 @@ def edit_graph(directory: Path, change: Callable[[Any], object]) -> None:
 # --- round trips ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("make", "requests"), CASES)
-def test_loaded_model_gives_the_same_answers_and_types(make: Any, requests: list[Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("make", "requests", "atol"), CASES)
+def test_loaded_model_gives_the_same_answers_and_types(
+    make: Any, requests: list[Any], atol: float, tmp_path: Path
+) -> None:
+    """Types name the weights bit by bit; answers may round differently, as each engine times its kernels anew."""
     model = make()
     bm.save(model, tmp_path / "model")
     wanted, before = answers(model, requests)
     loaded = bm.load(tmp_path / "model")
     got, after = answers(loaded, requests)
-    torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+    torch.testing.assert_close(got, wanted, rtol=0, atol=atol)
     assert after.registry.types == before.registry.types
     assert [b.identity for b in after.registry.bound] == [b.identity for b in before.registry.bound]
     assert [b.notes for b in after.registry.bound] == [b.notes for b in before.registry.bound]
