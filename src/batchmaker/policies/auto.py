@@ -36,7 +36,7 @@ from batchmaker.policies.type_order import count_chains, type_order
 AT_ONCE: Final = 0.3
 """Share of requests with several types under way from which a model counts as one that uses them at once."""
 _LOOKED_AT: Final = 8  # requests in flight, the oldest, of which that is asked
-_MANY: Final = 1 / 3  # of a request's types
+_MANY: Final = 1 / 2  # of a request's types; in the middle of more than that it uses them at once
 _WEIGHT: Final = 0.05  # of one of them in the share
 _GAIN: Final = 2.0  # times as long as a full batch, at least, that its rows take one by one
 _CAP: Final = 2
@@ -50,16 +50,17 @@ Seconds = NDArray[np.float64]
 
 @compiled
 def _see_types_at_once(slots: Slots, left: Ids, done: Ids, model: Ids, at_once: Seconds) -> None:
-    """Learn whether requests of a model are in the middle of several types at once, and these are many of its types.
+    """Learn whether requests of a model are in the middle of several types at once, and these are most of its types.
 
-    Two directions of one layer of many are few. at_once: [models], written.
+    Two directions of one layer of many are not, nor are two types of nodes in a tree: it has leaves and an output too,
+    and its levels follow each other as layers do. at_once: [models], written.
     """
     for i in range(len(slots)):
         slot, num_types, under_way = slots[i], 0, 0
         for type_id in range(left.shape[1]):
             num_types += int(left[slot, type_id] + done[slot, type_id] > 0)
             under_way += int(left[slot, type_id] > 0 and done[slot, type_id] > 0)
-        several = under_way > 1 and under_way >= _MANY * num_types
+        several = under_way > 1 and under_way > _MANY * num_types
         at_once[model[slot]] += _WEIGHT * ((1.0 if several else 0.0) - at_once[model[slot]])
 
 

@@ -248,16 +248,30 @@ def test_runs_of_one_type_whose_full_batches_gain_begin_when_they_arrive_unless_
     assert not gains.begins_on_arrival(view)
 
 
-def test_all_begin_once_requests_are_seen_to_use_several_types_at_once() -> None:
-    policy = AutoPolicy(profile_of(TAGGER, 1.0))
-    table, view = waiting(TAGGER, Work(np.arange(2), np.array([4, 4]), np.array([4, 1])), num_waiting=2)
-    table.submitted(np.zeros(1, np.int64), 0)
+TREE = SimulatedModel(
+    "tree", tuple(cell_type(i, name, 1, 1, (1, 64)) for i, name in enumerate(("leaf", "noun", "verb", "label")))
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "nodes", "steps", "under_way", "all_begin"),
+    [
+        pytest.param(TAGGER, [4, 4], [4, 1], [0, 1], True, id="states and labels of a tagger"),
+        pytest.param(TREE, [8, 4, 3, 1], [1, 3, 3, 1], [1, 2], False, id="two types of nodes in a tree"),
+    ],
+)
+def test_all_begin_once_requests_are_seen_to_use_most_of_their_types_at_once(
+    model: SimulatedModel, nodes: list[int], steps: list[int], under_way: list[int], all_begin: bool
+) -> None:
+    policy = AutoPolicy(profile_of(model, 1.0))
+    table, view = waiting(model, Work(np.arange(len(nodes)), np.array(nodes), np.array(steps)), num_waiting=2)
+    table.submitted(np.zeros(1, np.int64), under_way[0])
     assert list(policy.admit(view).begin) == []
-    table.submitted(np.zeros(1, np.int64), 1)
+    table.submitted(np.zeros(1, np.int64), under_way[1])
     for _ in range(20):
         found = policy.admit(view)
         table.changes += 1  # or it would not ask again
-    assert list(found.begin) == [1, 2]
+    assert list(found.begin) == ([1, 2] if all_begin else [])
 
 
 @given(st.integers(0, 2**32), st.booleans(), st.booleans())
