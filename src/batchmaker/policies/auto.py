@@ -36,7 +36,8 @@ from batchmaker.policies.type_order import count_chains, type_order
 AT_ONCE: Final = 0.3
 """Share of requests with several types under way from which a model counts as one that uses them at once."""
 _LOOKED_AT: Final = 8  # requests in flight, the oldest, of which that is asked
-_MANY: Final = 1 / 2  # of a request's types; in the middle of more than that it uses them at once
+_MANY: Final = 1 / 3  # of a request's types
+_LEVELS: Final = 2.0  # nodes a step, in several steps, from which they are the levels of a tree
 _WEIGHT: Final = 0.05  # of one of them in the share
 _GAIN: Final = 2.0  # times as long as a full batch, at least, that its rows take one by one
 _CAP: Final = 2
@@ -49,18 +50,20 @@ Seconds = NDArray[np.float64]
 
 
 @compiled
-def _see_types_at_once(slots: Slots, left: Ids, done: Ids, model: Ids, at_once: Seconds) -> None:
-    """Learn whether requests of a model are in the middle of several types at once, and these are most of its types.
+def _see_types_at_once(slots: Slots, left: Ids, done: Ids, width: Seconds, model: Ids, at_once: Seconds) -> None:
+    """Learn whether requests of a model are in the middle of several types at once, and these are many of its types.
 
-    Two directions of one layer of many are not, nor are two types of nodes in a tree: it has leaves and an output too,
-    and its levels follow each other as layers do. at_once: [models], written.
+    Two directions of one layer of many are few. The levels of a tree do not count: they follow each other as layers do,
+    also where nodes are of several types. at_once: [models], written.
     """
     for i in range(len(slots)):
         slot, num_types, under_way = slots[i], 0, 0
         for type_id in range(left.shape[1]):
-            num_types += int(left[slot, type_id] + done[slot, type_id] > 0)
-            under_way += int(left[slot, type_id] > 0 and done[slot, type_id] > 0)
-        several = under_way > 1 and under_way > _MANY * num_types
+            nodes, rows = left[slot, type_id] + done[slot, type_id], width[slot, type_id]
+            are_levels = rows >= _LEVELS and nodes > rows
+            num_types += int(nodes > 0)
+            under_way += int(left[slot, type_id] > 0 and done[slot, type_id] > 0 and not are_levels)
+        several = under_way > 1 and under_way >= _MANY * num_types
         at_once[model[slot]] += _WEIGHT * ((1.0 if several else 0.0) - at_once[model[slot]])
 
 
@@ -172,7 +175,7 @@ class AutoPolicy(CellPolicy):
         slots = none.in_flight
         count_chains(slots, none.left, none.width, self._independent)
         self._ordered(slots, none, 0.0)
-        _see_types_at_once(slots, none.left, none.done, none.model, self._at_once)
+        _see_types_at_once(slots, none.left, none.done, none.width, none.model, self._at_once)
         self._num_worth(none, slots, 0, 0, 0.0)
         self._lengths.requests_finished(none, ())
 
@@ -262,7 +265,7 @@ class AutoPolicy(CellPolicy):
         in_flight = table.in_flight
         for model in range(table.num_models if len(in_flight) and self._num_types > 1 else 0):
             mine = in_flight if table.num_models < 2 else in_flight[table.model[in_flight] == model]
-            _see_types_at_once(mine[:_LOOKED_AT], table.left, table.done, table.model, self._at_once)
+            _see_types_at_once(mine[:_LOOKED_AT], table.left, table.done, table.width, table.model, self._at_once)
         if table.changes == self._rejected_at and self._hopeless != "drop":
             return Admission(())
         num_waiting = view.num_waiting

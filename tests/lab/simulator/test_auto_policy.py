@@ -257,10 +257,11 @@ TREE = SimulatedModel(
     ("model", "nodes", "steps", "under_way", "all_begin"),
     [
         pytest.param(TAGGER, [4, 4], [4, 1], [0, 1], True, id="states and labels of a tagger"),
-        pytest.param(TREE, [8, 4, 3, 1], [1, 3, 3, 1], [1, 2], False, id="two types of nodes in a tree"),
+        pytest.param(TREE, [9, 4, 4, 9], [1, 2, 2, 1], [1, 2], False, id="two types of nodes in a tree"),
+        pytest.param(TREE, [9, 4, 4, 9], [1, 4, 4, 1], [1, 2], True, id="in a tree that is a chain"),
     ],
 )
-def test_all_begin_once_requests_are_seen_to_use_most_of_their_types_at_once(
+def test_all_begin_once_requests_are_seen_to_use_several_types_at_once_that_are_no_levels_of_a_tree(
     model: SimulatedModel, nodes: list[int], steps: list[int], under_way: list[int], all_begin: bool
 ) -> None:
     policy = AutoPolicy(profile_of(model, 1.0))
