@@ -9,8 +9,8 @@ joins a batch that runs); and cellular batching. The first two are swept over bu
 backlog in which their batches are full. Then all three are measured in turn, and every ratio is a median over the
 rounds, with the least and the most. The second over the first is what cells bring, the third over the second what
 batching brings. Latencies are those of Poisson processes at half of the peak of the first, another one in each round
-and the same for all three; engines are warmed up before. One compute thread. In float32, which every processor
-computes: torch packs bfloat16 weights of an LSTM only where AVX-512 is.
+and the same for all three; engines are warmed up before. One compute thread. The network in bfloat16 is
+left out on a processor without AVX-512, unless --only names it: there its sweep alone takes more than twelve minutes.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import Any, Final
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 
 import numpy as np
+import torch
 from rich.progress import Progress
 
 from batchmaker.cli import options as cli_options
@@ -38,7 +39,8 @@ from provenance import ROOT, Result, made_by
 from throughput_page import table
 
 SIZES: Final = {
-    "LSTM 128 float32": (128, "float32"), "LSTM 512 float32": (512, "float32"), "LSTM 1024 float32": (1024, "float32"),
+    "LSTM 128 float32": (128, "float32"), "LSTM 512 float32": (512, "float32"),
+    "LSTM 1024 bfloat16": (1024, "bfloat16"),
 }  # fmt: skip
 MEASURES: Final = (
     "benchmarks/batching_and_cells.py", "src/batchmaker/cli/bench", "src/batchmaker/compile", "src/batchmaker/engine",
@@ -49,6 +51,12 @@ MEASURES: Final = (
 WAYS: Final = {"torch": "padded", "same cells": "closed", "cellular": "cellular"}
 RATIOS: Final = {"cells": ("same cells", "torch"), "batching": ("cellular", "same cells")}
 SECTION: Final = "cells-and-batching"
+
+
+def measurable() -> list[str]:
+    """Return the networks that are measured unless some are named: all, without AVX-512 those in float32."""
+    computes_bfloat16 = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    return [name for name, (_, dtype) in SIZES.items() if dtype == "float32" or computes_bfloat16]
 
 
 def measured(name: str, data: Path, rounds: int, seconds: float) -> Result:
@@ -120,7 +128,7 @@ def page_text(found: Result) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path)
-    parser.add_argument("--only", nargs="+", choices=SIZES, default=list(SIZES), metavar="NAME")
+    parser.add_argument("--only", nargs="+", choices=SIZES, default=measurable(), metavar="NAME")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--show", action="store_true", help="measure nothing: the page from the JSON")
     parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "results" / "batching-and-cells.json")

@@ -10,9 +10,8 @@ is counted from the time at which a request was due. Late requests are computed 
 GraphB(N) is made twice. With the engine's cells, the same work as all other ways: the batches that the policy
 `graph:window_ms=N` collects are handed to the engine of `cellular` as a whole, the next one when the last is answered;
 each request leaves with its own last word. And with the whole network, as `graph:window_ms=N` itself runs it: padded to
-the longest of the batch, and all leave together. Serial has the
-engine's cells. `lazy`, its Equation 2 and `auto` know the cells' times, measured before as `batchmaker profile
---overhead` does, and lengths of other sentences.
+the longest of the batch, and all leave together. Serial has the engine's cells. `lazy`, its Equation 2 and `auto` know
+the cells' times, measured before as `batchmaker profile --overhead` does, and lengths of other sentences.
 
 Needs an otherwise idle machine, for about eleven minutes; with --quick less than two.
 """

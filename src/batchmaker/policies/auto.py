@@ -54,7 +54,8 @@ def _see_types_at_once(slots: Slots, left: Ids, done: Ids, width: Seconds, model
     """Learn whether requests of a model are in the middle of several types at once, and these are many of its types.
 
     Two directions of one layer of many are few. The levels of a tree do not count: they follow each other as layers do,
-    also where nodes are of several types. at_once: [models], written.
+    also where nodes are of several types. slots: of requests, left, done, width and model as in RequestTable. at_once:
+    [models] the share of such requests lately, written.
     """
     for i in range(len(slots)):
         slot, num_types, under_way = slots[i], 0, 0
