@@ -26,6 +26,8 @@ Row = dict[str, Any]
 DEVICE: Final = "cuda:0"
 LOAD: Final = 0.7
 """Share of the peak at which latency is measured."""
+POLICY: Final = "cellular:max_steps=5"
+"""An engine's own on GPUs, where nothing has a deadline."""
 MAX_BATCH: Final = 512
 BUCKET: Final = 10
 """Steps by which lengths in a bucket of the padded baseline may differ, as in BatchMaker's evaluation."""
@@ -103,11 +105,11 @@ def served(name: str, dtype: str, seconds: float, *, hidden: int, max_batch: int
     begin_s = time.perf_counter()
     model = options.make_model(name, **sizes, hidden=hidden, dtype=dtype, max_batch=max_batch, seed=0)
     setting = Setting(name, hidden, 1, dtype, 1, 1, workload.source, None, device=DEVICE)
-    (peak,) = measure_all(model, workload, setting, BenchPlan(("cellular",), window_s, None, None, None, 64, 0))
+    (peak,) = measure_all(model, workload, setting, BenchPlan((POLICY,), window_s, None, None, None, 64, 0))
     rate = LOAD * peak["served_rps"]
-    bench = Bench(model, workload, setting, BenchPlan(("cellular",), window_s, None, rate, None, 64, 0), Progress())
+    bench = Bench(model, workload, setting, BenchPlan((POLICY,), window_s, None, rate, None, 64, 0), Progress())
     loaded = result(  # the reference takes seconds, and one is enough
-        setting, "cellular", max_batch, bench.measure("cellular", rate), peak["reference_cells_per_s"]
+        setting, bench.measure(POLICY, rate), max_batch, peak["reference_cells_per_s"]
     )
     return {
         "model": name, "dtype": dtype, "hidden": hidden, "max_batch": max_batch, **summary(peak, loaded),

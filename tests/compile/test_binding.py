@@ -395,3 +395,20 @@ def test_hoist_and_step_need_a_split() -> None:
     bound = bind(nn.GRUCell(4, 8), rows(4, 8), name="gru")
     with pytest.raises(ModelError, match="split"):
         bound.hoist(batch_of(rows(4), 2))
+
+
+def test_tables_over_a_vocabulary_are_made_where_the_cell_runs() -> None:
+    class Word(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(10, 4)
+            self.linear = nn.Linear(4, 3)
+
+        def forward(self, word: Tensor) -> Tensor:
+            return self.linear(self.embedding(word))
+
+    there = torch.device("meta")  # a device whose tensors do not mix with the CPU's
+    cell = bind(Word(), (ValueSpec((), "int64"),), name="word", device=there)
+    assert any("10" in note for note in cell.notes)
+    (made,) = cell.call((torch.zeros(5, dtype=torch.int64, device=there),))
+    assert (made.device, made.shape) == (there, (5, 3))

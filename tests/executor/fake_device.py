@@ -13,6 +13,7 @@ import weakref
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from batchmaker.executor.cuda.device import CannotRecordError, DeviceLostError, RecurrentKernel
+from batchmaker.executor.cuda.device import HEADER_WORDS, CannotRecordError, DeviceLostError, RecurrentKernel
 from batchmaker.kernels.fallback import SteppedLayer
 from batchmaker.kernels.layer import CallBuffers, LayerWeights
 
@@ -145,7 +146,14 @@ class FakeDevice:
         MEMORY.watch(memory.ctypes.data, num_bytes, memory)
         return memory
 
-    def upload(self, target: Tensor, source: NDArray[Any]) -> None:
+    def upload(self, *copies: tuple[Tensor, NDArray[Any]]) -> None:
+        for target, source in copies:
+            self._upload(target, source)
+
+    def submitting(self) -> Any:
+        return nullcontext()
+
+    def _upload(self, target: Tensor, source: NDArray[Any]) -> None:
         MEMORY.check(source.ctypes.data, source.nbytes)
         address, count, dtype = source.ctypes.data, len(source), source.dtype
 
@@ -179,9 +187,9 @@ class FakeDevice:
         with torch.no_grad():
             return work()
 
-    def move_rows(self, block: Tensor, first: int, columns: Tensor, count: int, *, to_addresses: bool) -> None:
+    def move_rows(self, where: Tensor, first: int, columns: Tensor, count: int, *, to_addresses: bool) -> None:
         def work() -> None:
-            words = block.tolist()
+            words = self._block(where, first + len(columns) * count)
             for column, (buffer, size) in enumerate(columns.tolist()):
                 for row in range(count):
                     address = words[first + column * count + row]
@@ -197,9 +205,11 @@ class FakeDevice:
 
         self._submit(work)
 
-    def signal(self, block: Tensor) -> None:
+    def signal(self, where: Tensor) -> None:
         def work() -> None:
-            number, _, end, counter = block[:4].tolist()
+            number, _, end, counter, following = self._block(where, HEADER_WORDS)
+            if following:
+                where.fill_(following)
             if number:
                 self._note(end, self._clock_ns)
                 self._note(counter, number)
@@ -273,6 +283,11 @@ class FakeDevice:
         with self._lock:
             self._line.append(work)
             self._lock.notify_all()
+
+    def _block(self, where: Tensor, num_words: int) -> list[int]:
+        address = int(where)
+        MEMORY.check(address, 8 * num_words)
+        return list((ctypes.c_int64 * num_words).from_address(address))
 
     def _copy(self, to: int, source: int, size: int) -> None:
         MEMORY.check(to, size)

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchmaker.executor.cuda.chains import Chains, chains_of
-from batchmaker.scheduler.commands import ZERO_TABLE, Keep, Lanes, RowSource, Step, TableId
+from batchmaker.graph.spec import TypeId
+from batchmaker.scheduler.commands import ZERO_TABLE, Keep, Lanes, RowSource, RunTask, Step, TableId, TaskLanes
+from batchmaker.scheduler.events import TaskId, WorkerId
 
 H_LANES, C_LANES, H_ROWS, C_ROWS = (TableId(number) for number in (3, 4, 5, 6))
 
@@ -59,32 +61,63 @@ def one_by_one(steps: list[Step]) -> tuple[dict[Any, Any], list[list[Any]]]:
     return memory, states
 
 
-def at_once(steps: list[Step], chains: Chains) -> list[list[Any]]:
-    """Return the state after each step of each position, from the chains alone; lanes are checked by the way."""
-    begin: list[dict[int, Any]] = [{}, {}]
-    for part, sources in enumerate(chains.begin):
-        for source in sources:
-            for row, chain in zip(source.rows.tolist(), source.positions.tolist(), strict=True):
-                assert chain not in begin[part]
-                begin[part][chain] = 0 if source.table == ZERO_TABLE else (source.table, row)
+def at_once(task: RunTask, chains: Chains) -> list[Any]:
+    """Return the state after each position, from the chains alone."""
+    begins = [
+        [0 if table == ZERO_TABLE else (table, row) for table, row in zip(*part, strict=True)]
+        for part in zip(chains.begin_tables.tolist(), chains.begin_rows.tolist(), strict=True)
+    ]
     states: dict[tuple[int, int], Any] = {}
     for chain, length in enumerate(chains.length.tolist()):
-        state = ("step", (begin[0][chain], begin[1][chain]))
+        state = ("step", (begins[0][chain], begins[1][chain]))
         for number in range(length):
             states[chain, number] = state
             state = ("step", ((0, state), (1, state)))
-    return [
-        [states[place] for place in zip(row.tolist(), number.tolist(), strict=True)]
-        for row, number in zip(chains.row, chains.number, strict=True)
-    ]
+    return [states[place] for place in zip(chains.row.tolist(), chains.number.tolist(), strict=True)]
+
+
+def task_of(steps: list[Step]) -> RunTask:
+    """Put steps together to a task of their chains."""
+    ends = np.cumsum([each.batch for each in steps])
+    moves: list[tuple[int, list[tuple[int, int]]]] = []
+    keeps: list[tuple[int, int]] = []
+    for each, begin in zip(steps, (ends - [each.batch for each in steps]).tolist(), strict=True):
+        for position, row in enumerate(each.lanes.rows.tolist()):
+            found = [
+                [(source.table, int(source.rows[0])) for source in part if int(source.positions[0]) == position]
+                for part in each.lanes.arriving
+            ]
+            if any(found):
+                own = [(table, row) for table in each.lanes.tables]
+                moves.append((begin + position, [(mine or [stays])[0] for mine, stays in zip(found, own, strict=True)]))
+        if each.keep is not None:
+            keeps += zip((begin + each.keep.positions).tolist(), each.keep.rows.tolist(), strict=True)
+    keeps.sort()
+    at = np.array([position for position, _ in moves], np.int64)
+    tables, rows = (
+        np.array([[move[part][what] for _, move in moves] for part in range(2)], np.int64).reshape(2, len(moves))
+        for what in range(2)
+    )
+    flags = np.zeros(len(steps), np.bool_)
+    lanes = TaskLanes(
+        (H_LANES, C_LANES), np.concatenate([each.lanes.rows for each in steps]), ~flags, flags, at, tables, rows
+    )
+    keep = None
+    if keeps:
+        positions, kept = np.array(keeps).T
+        keep = Keep((H_ROWS, C_ROWS), kept.copy(), positions.copy())
+    none = np.zeros((0, int(ends[-1])), np.int64)
+    nodes, largest = np.arange(int(ends[-1])), max(each.batch for each in steps)
+    return RunTask(TaskId(0), WorkerId(0), TypeId(0), largest, ends, nodes, none, none, lanes, keep, (), flags)
 
 
 def check(steps: list[Step]) -> Chains | None:
-    chains = chains_of(steps)
+    task = task_of(steps)
+    chains = chains_of(task)
     if chains is None:
         return None
     memory, states = one_by_one(steps)
-    assert at_once(steps, chains) == states
+    assert at_once(task, chains) == [state for after in states for state in after]
     assert (np.diff(chains.length) <= 0).all()
     left = {lane: states_of(chains, states, row) for lane, row in zip(chains.lane, chains.lane_row, strict=True)}
     assert len(left) == len(chains.lane)
@@ -95,10 +128,9 @@ def check(steps: list[Step]) -> Chains | None:
 
 def states_of(chains: Chains, states: list[list[Any]], row: int) -> Any:
     """Return a row's last state."""
-    for rows, numbers, after in zip(chains.row, chains.number, states, strict=True):
-        for position in np.flatnonzero((rows == row) & (numbers + 1 == chains.length[row])):
-            return after[position]
-    return None
+    after = [state for step in states for state in step]
+    (position,) = np.flatnonzero((chains.row == row) & (chains.number + 1 == chains.length[row]))
+    return after[position]
 
 
 @settings(max_examples=300, deadline=None)
@@ -124,9 +156,9 @@ def test_chains_that_go_on_are_rows_the_longest_first() -> None:
     chains = check([step([0, 1]), step([0, 1, 2], [(ZERO_TABLE, 9, 2)]), step([2, 0])])
     assert chains is not None
     assert chains.length.tolist() == [3, 2, 2]
-    assert [row.tolist() for row in chains.row] == [[0, 1], [0, 1, 2], [2, 0]]
-    assert chains.is_last(2, slice(None))
-    assert not chains.is_last(0, np.array([0]))
+    assert chains.row.tolist() == [0, 1, 0, 1, 2, 2, 0]
+    assert chains.is_last(np.array([5, 6]))
+    assert not chains.is_last(np.array([0]))
 
 
 def test_a_chain_that_moves_into_the_place_of_another_stays_the_same_row() -> None:
@@ -153,4 +185,4 @@ def test_two_chains_may_change_places() -> None:
     ],
 )
 def test_what_branches_is_refused(steps: list[Step]) -> None:
-    assert chains_of(steps) is None
+    assert chains_of(task_of(steps)) is None

@@ -86,6 +86,23 @@ def test_what_only_a_lost_device_held_is_missing_and_the_rest_is_not() -> None:
         made.read(TABLE, 0)
 
 
+def test_tables_in_use_have_addresses_and_new_ones_when_they_have_grown() -> None:
+    made, (place,) = tables(1)
+    other, host = TableId(2), TableId(7)
+    made.reserve(Reserve((TableSpec(other, ValueSpec((3,), "int64")), TableSpec(host, ValueSpec((), "int64"))), 4))
+    made.write(host, slice(0, 1), np.array([5]))
+    bases = made.bases(place, np.array([0, -1, int(TABLE)]))
+    assert [bool(base) for base in bases[[0, 1, 2, 7]]] == [False, True, False, True]
+    assert made.row_bytes[[0, 1, 2, 7]].tolist() == [0, 8, 24, 8]
+    assert made.sources(place, TABLE, np.array([1])) == bases[1] + 8
+    made.reserve(Reserve((TableSpec(TABLE, ValueSpec((2,), "float32")),), 400))
+    before, bases = int(bases[1]), made.bases(place, np.array([1, 2]))
+    assert bases[1] != before
+    assert bases[2] != 0
+    made.lose(place)
+    assert made.bases(place).tolist() == [0] * len(bases)
+
+
 def test_held_memory_comes_back_when_its_step_has_finished_and_not_before() -> None:
     (place,) = (Place(0, FakeDevice()),)
     block = place.take(100)

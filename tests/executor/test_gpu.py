@@ -37,14 +37,16 @@ def columns_of(*buffers: Tensor) -> Tensor:
     return torch.tensor(described, dtype=torch.int64, device=buffers[0].device)
 
 
-def block_of(gpu: Any, addresses: np.ndarray, *header: int) -> Tensor:
+def block_of(gpu: Any, addresses: np.ndarray, *header: int) -> tuple[Tensor, Tensor]:
+    """Return where a device looks for its block, and the block; both must stay while it is used."""
     words = gpu.pinned(8 * (HEADER_WORDS + len(addresses))).view(np.int64)
     words[:HEADER_WORDS] = (*header, *[0] * (HEADER_WORDS - len(header)))
     words[HEADER_WORDS:] = addresses
-    block = gpu.zeros((len(words),), torch.int64)
-    gpu.upload(block, words)
+    block, where, home = gpu.zeros((len(words),), torch.int64), gpu.zeros((1,), torch.int64), gpu.pinned(8)
+    home.view(np.int64)[0] = block.data_ptr()
+    gpu.upload((where, home.view(np.int64)), (block, words))
     gpu.stop()
-    return block
+    return where, block
 
 
 # --- the device ------------------------------------------------------------------------------------------------------
@@ -62,7 +64,8 @@ def test_rows_come_from_anywhere_and_go_anywhere(gpu: Any, width: int, dtype: to
     table_at, host_at = table.data_ptr(), host.ctypes.data
     torch.cuda.synchronize()
     sources = np.array([table_at + 6 * size, 0, host_at + size, table_at, host_at], np.int64)
-    gpu.move_rows(block_of(gpu, sources), HEADER_WORDS, columns_of(buffer), count, to_addresses=False)
+    where, _block = block_of(gpu, sources)
+    gpu.move_rows(where, HEADER_WORDS, columns_of(buffer), count, to_addresses=False)
     gpu.stop()
     wanted = torch.stack([table[6].cpu(), torch.zeros(width).to(dtype), there[1], table[0].cpu(), there[0]])
     torch.testing.assert_close(buffer.cpu(), wanted)
@@ -70,25 +73,28 @@ def test_rows_come_from_anywhere_and_go_anywhere(gpu: Any, width: int, dtype: to
     back = gpu.zeros((7, width), dtype)
     gpu.stop()
     targets = np.array([host_at, back.data_ptr() + 2 * size, 0, back.data_ptr(), host_at + size], np.int64)
-    gpu.move_rows(block_of(gpu, targets), HEADER_WORDS, columns_of(buffer), count, to_addresses=True)
+    where, _block = block_of(gpu, targets)
+    gpu.move_rows(where, HEADER_WORDS, columns_of(buffer), count, to_addresses=True)
     gpu.stop()
     torch.testing.assert_close(there, wanted[[0, 4]])
     torch.testing.assert_close(back.cpu()[[2, 0]], wanted[[1, 3]])
     assert not back.cpu()[[1, 3, 4, 5, 6]].any()
 
 
-def test_a_step_notes_its_times_and_then_its_number(gpu: Any) -> None:
+def test_a_step_notes_its_times_and_then_its_number_and_the_next_block_is_in_turn(gpu: Any) -> None:
     memory = gpu.pinned(24).view(np.int64)
     memory[:] = 0
     at = memory.ctypes.data
     buffer = gpu.zeros((1, 4), torch.float32)
-    block = block_of(gpu, np.zeros(1, np.int64), 17, at, at + 8, at + 16)
-    gpu.move_rows(block, HEADER_WORDS, columns_of(buffer), 1, to_addresses=False)
-    gpu.signal(block)
+    following = gpu.zeros((HEADER_WORDS,), torch.int64)
+    where, _block = block_of(gpu, np.zeros(1, np.int64), 17, at, at + 8, at + 16, following.data_ptr())
+    gpu.move_rows(where, HEADER_WORDS, columns_of(buffer), 1, to_addresses=False)
+    gpu.signal(where)
     gpu.stop()
     begin, end, counter = memory.tolist()
     assert counter == 17
     assert 0 < begin <= end
+    assert int(where) == following.data_ptr()
 
 
 def test_what_is_recorded_runs_again_on_new_values(gpu: Any) -> None:
@@ -100,7 +106,8 @@ def test_what_is_recorded_runs_again_on_new_values(gpu: Any) -> None:
     launch = gpu.record(work)
     for value in (1.0, 5.0):
         gpu.compute(lambda value=value: (given.fill_(value),))
-        launch()
+        with gpu.submitting():
+            launch()
         assert gpu.read(kept[0]).unique().tolist() == [2 * value + 1]
 
 
@@ -113,7 +120,9 @@ def test_work_that_waits_is_not_recorded_and_what_comes_after_is(gpu: Any) -> No
     for _ in range(2):
         with pytest.raises(CannotRecordError, match="waits for a value"):
             gpu.record(waits)
-    gpu.record(lambda: gpu.compute(lambda: (given + 1,)) and None)()
+    launch = gpu.record(lambda: gpu.compute(lambda: (given + 1,)) and None)
+    with gpu.submitting():
+        launch()
     gpu.check()
 
 
@@ -128,7 +137,9 @@ def test_a_recording_that_breaks_leaves_the_device_usable(gpu: Any) -> None:
         gpu.record(breaks_when_recorded)
     assert len(calls) == 3
     kept: list[Tensor] = []
-    gpu.record(lambda: kept.extend(gpu.compute(lambda: (given + 1,))))()
+    launch = gpu.record(lambda: kept.extend(gpu.compute(lambda: (given + 1,))))
+    with gpu.submitting():
+        launch()
     assert gpu.read(kept[-1]).tolist() == [1.0] * 4
 
 

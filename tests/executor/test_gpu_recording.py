@@ -10,6 +10,7 @@ from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -30,6 +31,8 @@ class Cuda:
         self.ended: list[int] = []
         self.replays = 0
         self.cuda_stream = 7
+        self.copies: list[tuple[int, int, int, int]] = []
+        self.copied: Any = 0
 
     def query(self) -> bool:
         assert not self.capturing, "a stream that is being recorded must not be asked"
@@ -49,6 +52,10 @@ class Cuda:
 
     def replay(self) -> None:
         self.replays += 1
+
+    def copy(self, target: int, source: int, num_bytes: int, stream: int) -> tuple[Any]:
+        self.copies.append((target, source, num_bytes, stream))
+        return (self.copied,)
 
     @contextmanager
     def capture(self, graph: Any, *, pool: int, stream: Any, capture_error_mode: str) -> Any:
@@ -81,6 +88,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     monkeypatch.setattr(module, "found_device", lambda number: SimpleNamespace(arch="sm_90"))
     monkeypatch.setattr(module, "_kernels", lambda number, arch: (None, None))
     monkeypatch.setattr(module, "_core", lambda: SimpleNamespace(Stream=SimpleNamespace(from_handle=lambda handle: 0)))
+    monkeypatch.setattr(module, "_driver", lambda: SimpleNamespace(cuMemcpyHtoDAsync=cuda.copy))
     return cuda
 
 
@@ -171,6 +179,21 @@ def test_a_launch_that_fails_says_so_and_asks_whether_the_device_lives(
     cuda.lost = True
     with pytest.raises(DeviceLostError):
         device.signal(block)
+
+
+def test_arrays_are_copied_in_order_and_a_copy_that_fails_says_so(cuda: Cuda) -> None:
+    device, source = Gpu(0), np.arange(3)
+    one, other = torch.zeros(4, dtype=torch.int64), torch.zeros(3, dtype=torch.int64)
+    device.upload((one, source), (other, source))
+    assert cuda.copies == [(one.data_ptr(), source.ctypes.data, 24, 7), (other.data_ptr(), source.ctypes.data, 24, 7)]
+    with pytest.raises(ValueError, match="24 bytes do not fit into 16"):
+        device.upload((torch.zeros(2, dtype=torch.int64), source))
+    cuda.copied = SimpleNamespace(name="CUDA_ERROR_INVALID_VALUE")
+    with pytest.raises(DeviceError, match=r"GPU 0 \(a GPU\): a copy failed: CUDA_ERROR_INVALID_VALUE"):
+        device.upload((one, source))
+    cuda.lost = True
+    with pytest.raises(DeviceLostError):
+        device.upload((one, source))
 
 
 class Layers:

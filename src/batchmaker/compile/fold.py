@@ -114,13 +114,14 @@ def _tabulate(part: TracedCell, token: fx.Node, num_tokens: int) -> list[Tensor]
     row_bytes = sum(_row_bytes(node, part.inputs[0]) for node in part.outputs)
     chunk = max(1, min(num_tokens, _CHUNK_BYTES // max(row_bytes, 1)))
     dtype = token.meta["val"].dtype
+    device = next((tensor.device for tensor in part.constants.values()), None)  # where its weights are
     tables: list[Tensor] = []
     with torch.no_grad():
         for start in range(0, num_tokens, chunk):
             stop = min(start + chunk, num_tokens)
-            values = program(torch.arange(start, stop, dtype=dtype))
+            values = program(torch.arange(start, stop, dtype=dtype, device=device))
             if not tables:
-                tables = [torch.empty((num_tokens, *v.shape[1:]), dtype=v.dtype) for v in values]
+                tables = [v.new_empty((num_tokens, *v.shape[1:])) for v in values]
             for table, value in zip(tables, values, strict=True):
                 table[start:stop] = value
     return tables

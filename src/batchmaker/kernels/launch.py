@@ -106,7 +106,7 @@ class LoadedKernel:
         addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
         batch, y_stride = len(slot), 0 if y is None else y.stride(0)
         options = self._launch_config(min(-(-batch // self._config.tile_height), self._max_teams))
-        stream = _TorchStream(torch.cuda.current_stream(px.device).cuda_stream)
+        stream = self._core.Stream.from_handle(torch.cuda.current_stream(px.device).cuda_stream)
         try:
             with _on(px.device):
                 self._device.set_current()
@@ -325,17 +325,6 @@ def torch_dtype(name: KernelType) -> torch.dtype:
     """Return the torch dtype of a name."""
     dtype: torch.dtype = getattr(torch, name)
     return dtype
-
-
-@final
-class _TorchStream:
-    """A stream of torch in the form for cuda.core."""
-
-    def __init__(self, handle: int) -> None:
-        self._handle = handle
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self._handle
 
 
 def _on(device: torch.device) -> AbstractContextManager[Any]:

@@ -14,8 +14,9 @@ from batchmaker.errors import DeviceError, OptionError
 from batchmaker.kernels.cache import CacheDirectory
 
 EXTRA: Final = "the extra `cuda` of batchmaker is not installed: pip install 'batchmaker[cuda]'"
-OPTIONS: Final = {"std": "c++17", "ptxas_options": "-v"}
-"""Options for every kernel. With -v the assembler reports used registers and spills."""
+OPTIONS: Final = {"std": "c++17", "ptxas_options": "-v", "no_cache": True}
+"""Options for every kernel. With -v the assembler reports used registers and spills; what NVRTC has in a cache of its
+own it does not assemble, and says nothing of it."""
 _FORMAT: Final = 1
 """Version of the cache entries. Entries of another version are compiled again."""
 

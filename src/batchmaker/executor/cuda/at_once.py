@@ -7,7 +7,7 @@ address. It is recorded for some numbers of rows, as single steps are (program.p
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -17,21 +17,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from batchmaker.compile.recurrent_cells import C, H, Recurrence
+from batchmaker.compiled import int64s
+from batchmaker.executor.cuda.blocks import Blocks
 from batchmaker.executor.cuda.chains import Chains, chains_of
 from batchmaker.executor.cuda.device import HEADER_WORDS, CannotRecordError, Launch
+from batchmaker.executor.cuda.fetches import Fetched
 from batchmaker.executor.cuda.place import Place
-from batchmaker.executor.cuda.program import Block, described
+from batchmaker.executor.cuda.program import described
+from batchmaker.executor.cuda.tables import DeviceTables
 from batchmaker.kernels.layer import CallBuffers
-from batchmaker.scheduler.commands import FetchOutput, Rows, RowSource, Step, TableId
+from batchmaker.scheduler.commands import Rows, RunTask
 
 MOST_STEPS: Final = 8
 """The most steps of a task that runs in one launch. BatchMaker's MaxTasksToSubmit is 5."""
 
 Addresses = NDArray[np.int64]
-Find = Callable[[tuple[RowSource, ...], int], Addresses]
-"""(sources, batch) -> the address of one input for each position, [batch]."""
-Aim = Callable[[TableId, Rows], Addresses]
-"""(table, rows) -> the addresses to which these rows are written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,10 @@ class PlannedTask:
     rows: int
     every_c: bool
 
-    def places(self, step: int) -> Rows:
-        """Return the row of each position of a step in buffers of all steps, [rows * MOST_STEPS, ...]."""
-        return self.chains.row[step] * MOST_STEPS + self.chains.number[step]
+    @property
+    def places(self) -> Rows:
+        """The row of each position of the task in buffers of all steps, [rows * MOST_STEPS, ...]."""
+        return self.chains.row * MOST_STEPS + self.chains.number
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class _Layout:
     """Where the parts of a block begin, in words after its header. The parts, in their order:
 
     - for each state input a column of `rows` words: the addresses of the state
+    - a column of `rows` words: the addresses of the lengths, which are in the next part
     - a column of `rows` words: the lengths
     - for each output that is h, two columns of rows * MOST_STEPS words: the targets, kept and fetched, of every step
     - for each output that is c, the same; if only c of the last steps is needed, two columns of `rows` words
@@ -79,9 +81,14 @@ class _Layout:
         return self.size if self.every_c else self.rows
 
     @property
+    def length_at(self) -> int:
+        """Where the addresses of the lengths begin."""
+        return self.num_state * self.rows
+
+    @property
     def length(self) -> int:
         """Where the lengths begin."""
-        return self.num_state * self.rows
+        return self.length_at + self.rows
 
     @property
     def h(self) -> int:
@@ -106,10 +113,9 @@ class _Layout:
 
 @dataclass(frozen=True, slots=True)
 class _TaskRecording:
-    """A recorded launch for one number of rows. block: on the device, read by it. keeps: objects that must stay."""
+    """A recorded launch for one number of rows. keeps: objects that must stay."""
 
     launch: Launch
-    block: Tensor
     keeps: object
 
 
@@ -154,52 +160,56 @@ class TaskProgram:
                 if kernel is not None and self.note is None:
                     self._recording(size, every_c)
 
-    def plan(self, steps: Sequence[Step]) -> PlannedTask | None:
+    def may_pay(self, task: RunTask) -> bool:
+        """Whether a task of chains may run in one launch; this is looked at before its steps are."""
+        return self.note is None and self._pays(task.largest, task.num_steps)
+
+    def plan(self, task: RunTask) -> PlannedTask | None:
         """Return how a task of chains runs in one launch; None if its steps should run one by one.
 
         They should if this is expected to be faster, if the task branches (see chains_of), or if nothing is recorded.
         """
-        if self.note is not None or not self._pays(max(step.batch for step in steps), len(steps)):
+        if self.note is not None or not self._pays(task.largest, task.num_steps):
             return None
-        chains = chains_of(steps)
-        if chains is None or not self._pays(len(chains.length), len(steps)):
+        chains = chains_of(task)
+        if chains is None or not self._pays(len(chains.length), task.num_steps):
             return None
-        every_c = C in self._cell.outputs and not all(self._keeps_last(chains, *each) for each in enumerate(steps))
+        every_c = C in self._cell.outputs and not self._keeps_last(chains, task)
         planned = PlannedTask(chains, self._sizes[bisect_left(self._sizes, len(chains.length))], every_c)
         return planned if self._recording(planned.rows, every_c) is not None else None
 
-    def new_block(self, planned: PlannedTask, extra_bytes: int) -> Block:
-        """Return an empty block. A row that is not filled in has zero state and no steps, and is written nowhere."""
-        num_words = self._layout(planned.rows, planned.every_c).num_words
-        return Block(self._place.take(8 * (HEADER_WORDS + num_words + 2) + 16 + extra_bytes), 1, 0, num_words, 1)
+    def num_words(self, planned: PlannedTask) -> int:
+        """Return the words of a block's body. A row that is not filled in has zero state and no steps."""
+        return self._layout(planned.rows, planned.every_c).num_words
 
-    def fill(self, block: Block, planned: PlannedTask, steps: Sequence[Step], find: Find, aim: Aim) -> None:
-        """Write the addresses of the chains' state, of the lanes it goes to, and of the rows of kept outputs."""
-        layout, chains = self._layout(planned.rows, planned.every_c), planned.chains
-        words = block.words[HEADER_WORDS:]
-        rows, count, tables = planned.rows, len(chains.length), steps[0].lanes.tables  # type: ignore[union-attr]
-        for part, sources in enumerate(chains.begin):
-            words[part * rows :][:count] = find(sources, count)
+    def fill(
+        self, blocks: Blocks, launch: int, planned: PlannedTask, task: RunTask, tables: DeviceTables,
+        fetches: Sequence[Fetched],
+    ) -> None:  # fmt: skip
+        """Write the addresses of the chains' state, of the lanes it goes to, and of rows that are kept and fetched."""
+        layout, chains, keep = self._layout(planned.rows, planned.every_c), planned.chains, task.keep
+        lanes = () if task.lanes is None else task.lanes.tables
+        words, rows, count, size = blocks.body_of(launch), planned.rows, len(chains.length), tables.row_bytes
+        written = np.array((*lanes, *(() if keep is None else keep.tables)), np.int64)
+        bases = tables.bases(self._place, int64s(chains.begin_tables.ravel()), written)
+        begins = bases[chains.begin_tables] + chains.begin_rows * size[chains.begin_tables]
+        for part, table in enumerate(lanes):
+            words[part * rows :][:count] = begins[part]
+            words[layout.lanes + part * rows :][:rows][chains.lane_row] = bases[table] + chains.lane * size[table]
+        words[layout.length_at :][:count] = blocks.address(launch, layout.length) + 8 * np.arange(count)
         words[layout.length :][:count] = chains.length
-        for part, table in enumerate(tables):
-            words[layout.lanes + part * rows :][:rows][chains.lane_row] = aim(table, chains.lane)
-        for number, step in enumerate(steps):
-            if step.keep is not None:
-                positions = slice(None) if step.keep.positions is None else step.keep.positions
-                for output, table in enumerate(step.keep.tables):
-                    places, column = self._column(block, planned, number, output, 0)
-                    column[places[positions]] = aim(table, step.keep.rows)
+        if keep is not None:
+            positions = slice(None) if keep.positions is None else keep.positions
+            for output, table in enumerate(keep.tables):
+                places, column = self._column(words, planned, output, 0)
+                column[places[positions]] = bases[table] + keep.rows * size[table]
+        for found in fetches:
+            places, column = self._column(words, planned, found.output, 1)
+            column[places[found.positions]] = found.addresses(blocks)
 
-    def fetch(self, block: Block, planned: PlannedTask, number: int, fetch: FetchOutput, addresses: Addresses) -> None:
-        """Write the addresses to which fetched rows of one output of step `number` go."""
-        places, column = self._column(block, planned, number, fetch.output, 1)
-        column[places[fetch.positions]] = addresses
-
-    def submit(self, block: Block, planned: PlannedTask) -> None:
-        """Submit a task. Its block must be filled in, and its projected inputs must be in `px`."""
-        recording = self._recordings[planned.rows, planned.every_c]
-        self._place.device.upload(recording.block, block.words)
-        recording.launch()
+    def recorded(self, planned: PlannedTask) -> Launch:
+        """Return the recording of a planned task. Its block must be filled in, and its projected inputs in `px`."""
+        return self._recordings[planned.rows, planned.every_c].launch
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
@@ -209,26 +219,27 @@ class TaskProgram:
         kernel = self._kernels[self._sizes[at]] if at < len(self._sizes) else None
         return kernel is not None and kernel.least_steps <= num_steps <= MOST_STEPS
 
-    def _keeps_last(self, chains: Chains, number: int, step: Step) -> bool:
-        """Whether a step keeps and fetches c only of chains for which it is the last step."""
-        wanted = [fetch.positions for fetch in step.fetches if self._cell.outputs[fetch.output] == C]
-        if step.keep is not None:
-            wanted.append(np.arange(step.batch) if step.keep.positions is None else step.keep.positions)
-        return all(chains.is_last(number, positions) for positions in wanted)
+    def _keeps_last(self, chains: Chains, task: RunTask) -> bool:
+        """Whether a task keeps and fetches c only of the last steps of its chains."""
+        wanted: list[Rows | slice] = [each.positions for each in task.fetches if self._cell.outputs[each.output] == C]
+        if task.keep is not None:
+            wanted.append(slice(None) if task.keep.positions is None else task.keep.positions)
+        return all(map(chains.is_last, wanted))
 
     def _layout(self, rows: int, every_c: bool) -> _Layout:
         outputs = self._cell.outputs
         return _Layout(rows, len(self._cell.state), outputs.count(H), outputs.count(C), every_c)
 
-    def _column(
-        self, block: Block, planned: PlannedTask, number: int, output: int, kind: int
-    ) -> tuple[Rows, Addresses]:
-        """Return the places of a step's positions in a column of targets, and the column. kind: 0 kept, 1 fetched."""
+    def _column(self, words: Addresses, planned: PlannedTask, output: int, kind: int) -> tuple[Rows, Addresses]:
+        """Return the places of a task's positions in a column of targets, and the column. kind: 0 kept, 1 fetched.
+
+        words: of the block's body.
+        """
         layout, part = self._layout(planned.rows, planned.every_c), self._cell.outputs[output]
-        column, words = 2 * self._cell.outputs[:output].count(part) + kind, block.words[HEADER_WORDS:]
+        column = 2 * self._cell.outputs[:output].count(part) + kind
         if part == H:
-            return planned.places(number), words[layout.h + column * layout.size :][: layout.size]
-        places = planned.places(number) if planned.every_c else planned.chains.row[number]
+            return planned.places, words[layout.h + column * layout.size :][: layout.size]
+        places = planned.places if planned.every_c else planned.chains.row
         return places, words[layout.c + column * layout.c_size :][: layout.c_size]
 
     def _recording(self, rows: int, every_c: bool) -> _TaskRecording | None:
@@ -242,34 +253,29 @@ class TaskProgram:
     def _record(self, rows: int, every_c: bool) -> _TaskRecording:
         device, layout, kernel = self._place.device, self._layout(rows, every_c), self._kernels[rows]
         assert kernel is not None
-        block = device.zeros((HEADER_WORDS + layout.num_words,), torch.int64)
         call, narrowed = self._buffers(layout)
         steps = kernel.prepare(call)
         state = [self._state[part][:rows] for part in self._cell.state]
         c = narrowed[-1][1] if every_c and narrowed else call.c_steps if every_c else self._state[-1][:rows]
-        lanes, h_columns = described(self._place, state), described(self._place, [call.y] * (2 * layout.num_h))
+        entering, lanes = described(self._place, [*state, call.length]), described(self._place, state)
+        h_columns = described(self._place, [call.y] * (2 * layout.num_h))
         c_columns = described(self._place, [c] * (2 * layout.num_c) if c is not None else [])
-        lengths = block[HEADER_WORDS + layout.length :][:rows]
-
-        def enter() -> tuple[Tensor, ...]:
-            widened = [wide.copy_(narrow) for wide, narrow in narrowed[:1]]
-            return (call.length.copy_(lengths), *widened)
-
-        def leave() -> tuple[Tensor, ...]:
-            return tuple(narrow.copy_(wide) for wide, narrow in narrowed)
+        where = self._place.where
 
         def work() -> None:
-            device.move_rows(block, HEADER_WORDS, lanes, rows, to_addresses=False)
-            device.compute(enter)
+            device.move_rows(where, HEADER_WORDS, entering, rows, to_addresses=False)
+            if narrowed:
+                device.compute(lambda: (narrowed[0][0].copy_(narrowed[0][1]),))
             steps()
             if narrowed:
-                device.compute(leave)
-            device.move_rows(block, HEADER_WORDS + layout.h, h_columns, layout.size, to_addresses=True)
-            device.move_rows(block, HEADER_WORDS + layout.c, c_columns, layout.c_size, to_addresses=True)
-            device.move_rows(block, HEADER_WORDS + layout.lanes, lanes, rows, to_addresses=True)
-            device.signal(block)
+                device.compute(lambda: tuple(narrow.copy_(wide) for wide, narrow in narrowed))
+            device.move_rows(where, HEADER_WORDS + layout.h, h_columns, layout.size, to_addresses=True)
+            device.move_rows(where, HEADER_WORDS + layout.c, c_columns, layout.c_size, to_addresses=True)
+            device.move_rows(where, HEADER_WORDS + layout.lanes, lanes, rows, to_addresses=True)
+            device.signal(where)
 
-        return _TaskRecording(device.record(work), block, (lanes, h_columns, c_columns, steps))
+        self._place.aim_at(device.zeros((HEADER_WORDS + layout.num_words,), torch.int64))
+        return _TaskRecording(device.record(work), (entering, lanes, h_columns, c_columns, steps))
 
     def _buffers(self, layout: _Layout) -> tuple[CallBuffers, list[tuple[Tensor, Tensor]]]:
         """Return the kernel's buffers, and pairs of a float32 buffer and its copy in the cell's dtype.

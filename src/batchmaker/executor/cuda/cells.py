@@ -6,9 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from batchmaker.compile.binding import BoundCell
@@ -16,16 +14,15 @@ from batchmaker.compile.export import torch_dtype
 from batchmaker.compile.recurrent_cells import Recurrence
 from batchmaker.executor.cuda.at_once import TaskProgram
 from batchmaker.executor.cuda.place import Place
-from batchmaker.executor.cuda.program import DeviceProgram
+from batchmaker.executor.cuda.program import TARGETS_OF_STEP, DeviceProgram
 from batchmaker.executor.cuda.tables import row_bytes
-from batchmaker.executor.task_steps import HOISTED_SIZES
+from batchmaker.executor.task_steps import HOISTED_SIZES, MAX_HOISTED_ROWS
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 
 Bind = Callable[[TypeId, torch.device], BoundCell]
 
-_TARGETS_OF_STEP = 3
 _TARGETS_OF_HOISTED = 1
-"""Number of targets of each output: lane, kept row and host for a step; one buffer for the hoisted part."""
+"""Number of targets of each output of the hoisted part: one buffer."""
 
 
 @dataclass(slots=True)
@@ -48,9 +45,14 @@ class HoistedRows:
         place.hold(self.parts)
         self.parts = tuple(place.device.zeros((size, *spec.shape), torch_dtype(spec.dtype)) for spec in self.specs)
 
-    def addresses(self, part: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the addresses of rows of hoisted value number `part`."""
-        return self.parts[part].data_ptr() + rows * row_bytes(self.specs[part])
+    def launches(self, num_rows: int) -> list[tuple[DeviceProgram, int]]:
+        """Return the program and its number of rows for each launch that computes so many rows."""
+        most = MAX_HOISTED_ROWS
+        return [(self.program, min(most, num_rows - first)) for first in range(0, num_rows, most)]
+
+    def rows_at(self, part: int) -> tuple[int, int]:
+        """Return the address of the first row of hoisted value number `part`, and the bytes of a row."""
+        return self.parts[part].data_ptr(), row_bytes(self.specs[part])
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ class DeviceCells:
         if type_id not in self._nodes:
             cell, sizes = self.bound(type_id), self._types[type_id].batch_sizes
             self._nodes[type_id] = DeviceProgram(
-                self._place, cell.name, _called(cell), cell.inputs, cell.outputs, _TARGETS_OF_STEP, sizes
+                self._place, cell.name, _called(cell), cell.inputs, cell.outputs, TARGETS_OF_STEP, sizes
             )
         return self._nodes[type_id]
 
@@ -118,7 +120,7 @@ class DeviceCells:
                 )
                 hoisted = HoistedRows(program, cell.hoisted)
             specs = (*cell.hoisted, *cell.inputs[num_sequence_inputs:])
-            step = DeviceProgram(self._place, cell.name, _stepped(cell), specs, cell.outputs, _TARGETS_OF_STEP, sizes)
+            step = DeviceProgram(self._place, cell.name, _stepped(cell), specs, cell.outputs, TARGETS_OF_STEP, sizes)
             self._chains[type_id] = ChainForm(hoisted, step)
         return self._chains[type_id]
 

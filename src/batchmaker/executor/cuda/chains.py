@@ -2,171 +2,121 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from batchmaker.scheduler.commands import Keep, Lanes, Rows, RowSource, Step, TableId
+from batchmaker.compiled import compiled, int64s
+from batchmaker.scheduler.commands import Rows, RunTask
 
 
 @dataclass(frozen=True, slots=True)
 class Chains:
     """The chains of a task. Every chain is a row; the longest come first.
 
-    length: [rows] number of steps of the chain in this task. row, number: for each step of the task, [batch] the row of
-    each position, and which step of its chain this is, from 0. begin: for each state input, the sources of the first
-    state; their positions are rows. lane, lane_row: the lanes that hold a state after the task, and the row of each.
+    length: [rows] number of steps of the chain in this task. row, number: [positions] the row of each position, and
+    which step of its chain this is, from 0. begin_tables, begin_rows: [state inputs, rows] where the first state is.
+    lane, lane_row: the lanes that hold a state after the task, and the row of each.
     """
 
     length: Rows
-    row: tuple[Rows, ...]
-    number: tuple[Rows, ...]
-    begin: tuple[tuple[RowSource, ...], ...]
+    row: Rows
+    number: Rows
+    begin_tables: Rows
+    begin_rows: Rows
     lane: Rows
     lane_row: Rows
 
-    def is_last(self, step: int, positions: Rows | slice) -> bool:
-        """Whether these positions of a step are the last steps of their chains in the task."""
-        return bool((self.number[step][positions] + 1 == self.length[self.row[step][positions]]).all())
+    def is_last(self, positions: Rows | slice) -> bool:
+        """Whether these positions are the last steps of their chains in the task."""
+        return bool((self.number[positions] + 1 == self.length[self.row[positions]]).all())
 
 
-class _ForkedError(Exception):
-    """The chains of the task branch, or it reads or writes again a row that it has written. See chains_of."""
-
-
-def chains_of(steps: Sequence[Step]) -> Chains | None:
+def chains_of(task: RunTask) -> Chains | None:
     """Return the chains of a task. All its steps must have lanes.
 
     None if they cannot be rows of one launch: a state has two successors, a chain begins from a row that the task
     itself writes, or a row is written twice.
     """
-    entry = _Entry(steps)
-    try:
-        for step in steps:
-            entry.add(step)
-    except _ForkedError:
-        return None
-    return entry.chains()
-
-
-class _Entry:
-    """Follows which chain's state each lane holds, while steps are added. Chains are numbered as they appear."""
-
-    def __init__(self, steps: Sequence[Step]) -> None:
-        size = 1 + max(max(_highest(step.lanes) for step in steps), 0)
-        self._owner = np.full(size, -1, np.int64)
-        self._written = np.zeros(size, np.int64)  # how many steps the owner had done when it wrote
-        self._done = np.zeros(sum(step.batch for step in steps), np.int64)
-        self._num_chains = 0
-        self._kept: list[Rows] = []
-        self._kept_in: tuple[TableId, ...] = ()
-        self._row: list[Rows] = []
-        self._number: list[Rows] = []
-        self._begin: list[list[RowSource]] = [[] for _ in _lanes(steps[0]).tables]
-
-    def add(self, step: Step) -> None:
-        """Add the next step. _ForkedError if its chains branch."""
-        lanes = _lanes(step)
-        rows = np.arange(lanes.count) if lanes.rows is None else lanes.rows
-        parts = [self._whose(lanes, part, rows) for part in range(len(lanes.tables))]
-        chain = parts[0]
-        if any((other != chain).any() for other in parts[1:]):
-            raise _ForkedError
-        fresh = chain < 0
-        count = int(fresh.sum())
-        chain[fresh] = self._num_chains + np.arange(count)
-        self._num_chains += count
-        if count:
-            for part, table in enumerate(lanes.tables):
-                self._begin[part] += _beginnings(lanes.arriving[part], table, rows, chain, fresh)
-        if len(np.unique(chain)) < len(chain):
-            raise _ForkedError
-        self._row.append(chain)
-        self._number.append(self._done[chain])
-        self._done[chain] += 1
-        self._owner[rows], self._written[rows] = chain, self._done[chain]
-        if step.keep is not None:
-            self._keep(step.keep)
-
-    def _whose(self, lanes: Lanes, part: int, rows: Rows) -> Rows:
-        """Return the chain that each position continues; -1 for positions at which a chain begins."""
-        at = rows.copy()
-        for source in lanes.arriving[part]:
-            positions = slice(None) if source.positions is None else source.positions
-            if source.table == lanes.tables[part]:
-                at[positions] = source.rows
-            else:
-                at[positions] = -1
-                self._refuse_written(source)
-        chain = np.where(at < 0, -1, self._owner[at])
-        known = chain >= 0
-        if (self._done[chain[known]] != self._written[at[known]]).any():
-            raise _ForkedError
-        return chain
-
-    def _refuse_written(self, source: RowSource) -> None:
-        """Raise _ForkedError if an earlier step of the task has written a row of this source."""
-        if source.table in self._kept_in and any(np.isin(source.rows, rows).any() for rows in self._kept):
-            raise _ForkedError
-
-    def _keep(self, keep: Keep) -> None:
-        """Note the rows that a step writes. _ForkedError if an earlier step has written one of them."""
-        if any(np.isin(keep.rows, rows).any() for rows in self._kept):
-            raise _ForkedError
-        self._kept.append(keep.rows)
-        self._kept_in = keep.tables
-
-    def chains(self) -> Chains:
-        """Return the chains of all added steps."""
-        length = self._done[: self._num_chains]
-        order = np.argsort(-length, kind="stable")
-        rank = np.empty(len(order), np.int64)
-        rank[order] = np.arange(len(order))
-        lane = np.flatnonzero(self._owner >= 0)
-        owner = self._owner[lane]
-        holds = self._written[lane] == length[owner]
-        return Chains(
-            length[order],
-            tuple(rank[chain] for chain in self._row),
-            tuple(self._number),
-            tuple(tuple(RowSource(s.table, s.rows, rank[s.positions]) for s in part) for part in self._begin),
-            lane[holds],
-            rank[owner[holds]],
-        )
-
-
-def _beginnings(
-    arriving: tuple[RowSource, ...], table: TableId, rows: Rows, chain: Rows, fresh: NDArray[np.bool_]
-) -> list[RowSource]:
-    """Return the sources of state of the chains that begin in a step. Their positions are numbers of chains."""
-    found, stays = [], fresh.copy()
-    for source in arriving:
-        positions = np.arange(len(rows)) if source.positions is None else source.positions
-        stays[positions] = False
-        begins = fresh[positions]
-        if begins.any():
-            found.append(RowSource(source.table, source.rows[begins], chain[positions[begins]]))
-    if stays.any():
-        found.append(RowSource(table, rows[stays], chain[stays]))
-    return found
-
-
-def _lanes(step: Step) -> Lanes:
-    assert step.lanes is not None
-    return step.lanes
-
-
-def _highest(lanes: Lanes | None) -> int:
-    """Return the highest lane that a step names, -1 if there is none."""
+    lanes, keep = task.lanes, task.keep
     assert lanes is not None
-    named = [
-        source.rows
-        for part, table in zip(lanes.arriving, lanes.tables, strict=True)
-        for source in part
-        if source.table == table
-    ]
-    if lanes.rows is not None:
-        named.append(lanes.rows)
-    return max([lanes.count - 1, *(int(rows.max(initial=-1)) for rows in named)])
+    tables = np.array(lanes.tables, np.int64)
+    kept = np.zeros(0, np.int64) if keep is None else np.sort(keep.rows)
+    if (kept[1:] == kept[:-1]).any():
+        return None
+    moved = lanes.move_rows[lanes.move_tables == tables[:, None]]  # from lane to lane
+    owner = np.full(1 + max(lanes.rows.max(initial=-1), moved.max(initial=-1)), -1)
+    written = np.zeros(len(owner), np.int64)
+    chain, number, done = np.zeros((3, len(task.nodes)), np.int64)
+    begin_tables, begin_rows = np.zeros((2, len(tables), len(task.nodes)), np.int64)
+    count = _follow(
+        int64s(task.ends), int64s(lanes.rows), tables, int64s(lanes.move_at), int64s(lanes.move_tables),
+        int64s(lanes.move_rows), np.array(() if keep is None else keep.tables, np.int64), kept, owner, written, chain,
+        number, done, begin_tables, begin_rows,
+    )  # fmt: skip
+    if count < 0:
+        return None
+    length = done[:count]
+    order = np.argsort(-length, kind="stable")
+    rank = np.empty(count, np.int64)
+    rank[order] = np.arange(count)
+    lane = np.flatnonzero(owner >= 0)
+    lane = lane[written[lane] == length[owner[lane]]]
+    return Chains(
+        length[order], rank[chain], number, begin_tables[:, order], begin_rows[:, order], lane, rank[owner[lane]]
+    )
+
+
+@compiled
+def _follow(
+    ends: Rows, rows: Rows, tables: Rows, move_at: Rows, move_tables: Rows, move_rows: Rows, kept_tables: Rows,
+    kept: Rows, owner: Rows, written: Rows, chain: Rows, number: Rows, done: Rows, begin_tables: Rows, begin_rows: Rows,
+) -> int:  # fmt: skip
+    """Follow which chain's state each lane holds, step by step. Returns the number of chains, -1 if they branch.
+
+    Chains are numbered as they appear. kept: rows that the task writes, ascending. owner, written: [lanes] the chain
+    whose state a lane holds, and how many steps that had done when it wrote. chain, number: [positions]. done: [chains]
+    steps. begin_tables, begin_rows: [state inputs, chains].
+    """
+    count = begin = move = 0
+    last = np.full(len(rows), -1)  # the step in which each chain went on
+    for step in range(len(ends)):
+        for position in range(begin, ends[step]):
+            moves = move < len(move_at) and move_at[move] == position
+            mine = -1
+            for part in range(len(tables)):
+                at = rows[position]
+                if moves and move_tables[part, move] == tables[part]:
+                    at = move_rows[part, move]
+                elif moves:
+                    at = -1
+                    for table in kept_tables:
+                        if table == move_tables[part, move]:
+                            place = np.searchsorted(kept, move_rows[part, move])
+                            if place < len(kept) and kept[place] == move_rows[part, move]:
+                                return -1
+                found = -1 if at < 0 else owner[at]
+                if found >= 0 and done[found] != written[at]:
+                    return -1
+                if part > 0 and found != mine:
+                    return -1
+                mine = found
+            if mine < 0:
+                mine = count
+                count += 1
+                for part in range(len(tables)):
+                    begin_tables[part, mine] = move_tables[part, move] if moves else tables[part]
+                    begin_rows[part, mine] = move_rows[part, move] if moves else rows[position]
+            if last[mine] == step:
+                return -1
+            last[mine] = step
+            chain[position] = mine
+            number[position] = done[mine]
+            move += moves
+        for position in range(begin, ends[step]):  # all states of a step are read before any is written
+            mine = chain[position]
+            done[mine] += 1
+            owner[rows[position]] = mine
+            written[rows[position]] = done[mine]
+        begin = ends[step]
+    return count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, final
 
@@ -17,10 +18,11 @@ from batchmaker.kernels.layer import CallBuffers, LayerWeights
 Launch = Callable[[], None]
 """Submits the recorded work once more."""
 
-HEADER_WORDS = 4
+HEADER_WORDS = 5
 """Number of int64 words in the header of a block: the step's number, the addresses to which the device writes the
-times of its begin and end, and the address of the counter. Times are nanoseconds of the device's own clock. For work
-without a step's number all of them are 0, but there may be an address for the begin."""
+times of its begin and end, the address of the counter, and the address of the block that follows. Times are nanoseconds
+of the device's own clock. For work without a step's number the first four are 0, but there may be an address for the
+begin. The last is 0 if the next work has the same block."""
 
 
 class DeviceLostError(DeviceError):
@@ -69,8 +71,8 @@ class Device(Protocol):
     def pinned(self, num_bytes: int) -> NDArray[np.uint8]:
         """Return host memory, [num_bytes], that the device can use at its host address. Waits for nothing."""
 
-    def upload(self, target: Tensor, source: NDArray[Any]) -> None:
-        """Copy an array in pinned memory to the beginning of a tensor of the device."""
+    def upload(self, *copies: tuple[Tensor, NDArray[Any]]) -> None:
+        """Copy arrays in pinned memory to the beginnings of tensors of the device, all of the same dtype."""
 
     def compute(self, work: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """Submit operations. Work that is submitted later may use the tensors returned."""
@@ -78,24 +80,29 @@ class Device(Protocol):
     def compute_waiting(self, work: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """As `compute`, for work that reads values on the host. It finds all work submitted before done."""
 
-    def move_rows(self, block: Tensor, first: int, columns: Tensor, count: int, *, to_addresses: bool) -> None:
+    def move_rows(self, where: Tensor, first: int, columns: Tensor, count: int, *, to_addresses: bool) -> None:
         """Copy rows between buffers and the addresses in a block.
 
-        block: int64 on the device, HEADER_WORDS words and then addresses; those of column k begin at first + k * count.
+        where: int64 [1] on the device, the address of a block there when the work runs. A block is int64: HEADER_WORDS
+        words and then addresses; those of column k begin at word first + k * count.
         columns: int64 [num_columns, 2], the address of each buffer and the bytes of one row. to_addresses=False: row i
         of buffer k is read from address i of column k; for address 0 it becomes zero. Also notes the time of the begin
         if the block has an address for it. to_addresses=True: row i of buffer k is written to address i of column k;
         for address 0 it is not written.
         """
 
-    def signal(self, block: Tensor) -> None:
-        """Write the time of the end, and then the step's number into the counter; see HEADER_WORDS."""
+    def signal(self, where: Tensor) -> None:
+        """End the work of a block, see HEADER_WORDS: write the address of the next block into `where`, then the time of
+        the end, and then the step's number into the counter."""
 
     def record(self, work: Callable[[], None]) -> Launch:
-        """Record what `work` submits, to submit it again later. CannotRecordError if this is not possible.
+        """Record what `work` submits, to submit it again later, inside `submitting`. CannotRecordError if impossible.
 
         `work` may be called several times, and what it submits may run. The last call is the one that is recorded.
         """
+
+    def submitting(self) -> AbstractContextManager[None]:
+        """Inside, what `record` has returned may be called: each call submits the recorded work once more."""
 
     def recurrent(self, weights: LayerWeights, rows: int, steps: int) -> RecurrentKernel | None:
         """Return a kernel for up to `steps` steps of `rows` rows of a layer in one launch.

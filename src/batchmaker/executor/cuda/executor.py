@@ -9,53 +9,59 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from batchmaker.errors import RAISED_BY_USERS, OptionError
 from batchmaker.executor.base import StepsResult, failed_result
 from batchmaker.executor.cuda.at_once import PlannedTask
-from batchmaker.executor.cuda.cells import Bind, DeviceCells, HoistedRows, TaskForm
+from batchmaker.executor.cuda.blocks import Blocks
+from batchmaker.executor.cuda.cells import Bind, DeviceCells, TaskForm
 from batchmaker.executor.cuda.device import Device, DeviceLostError
-from batchmaker.executor.cuda.fetches import Fetched, fetched, in_task, of_task
+from batchmaker.executor.cuda.fetches import Fetched, fetched
 from batchmaker.executor.cuda.place import Place
-from batchmaker.executor.cuda.program import FETCH, KEEP, LANE, Block, DeviceProgram, Failures
+from batchmaker.executor.cuda.program import Failures
+from batchmaker.executor.cuda.step_by_step import SteppedTask, chained_positions, fill_hoisted
 from batchmaker.executor.cuda.tables import DeviceTables
 from batchmaker.executor.cuda.watcher import Watcher
 from batchmaker.executor.task_steps import MAX_HOISTED_ROWS
 from batchmaker.graph.spec import CellType, TypeId
-from batchmaker.scheduler.commands import ZERO_TABLE, Lanes, Reserve, RowSource, RunTask, Step, TableId
+from batchmaker.scheduler.commands import ZERO_TABLE, Reserve, RowSource, RunTask, TableId
 
 Addresses = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Submitted:
-    """One step on a device: its number there, and where its results will be.
+    """A task on a device.
 
-    fetched: for each fetch of the task, the place of its values; None if none are of this step. failed: its positions.
-    begun: where the device notes the begin of the task, if not in the block. part: the step's index in its launch, and
-    the launch's number of steps. They finish together, and are reported with equal shares of the time.
+    first: the number there of its first step. blocks: of its launches; those before `skipped` are no steps. at_once:
+    whether all of its steps are one launch with one number. failed: positions at which its cell raised. submitted,
+    reported: numbers of its steps that reached the device, and that were reported.
     """
 
-    number: int
     task: RunTask
-    step: int
-    block: Block
-    fetched: tuple[Fetched | None, ...]
-    failed: Failures
-    begun: NDArray[np.int64] | None = None
-    part: tuple[int, int] = (0, 1)
+    first: int
+    blocks: Blocks
+    skipped: int
+    fetched: tuple[Fetched, ...]
+    at_once: bool = False
+    failed: Failures = ()
+    submitted: int = 0
+    reported: int = 0
+
+    def num_done(self, finished: int) -> int:
+        """Return how many of its steps are done, if the device has finished its step of this number."""
+        count = max(0, finished - self.first + 1)
+        return self.submitted if self.at_once and count else min(count, self.submitted)
 
 
 @dataclass(frozen=True, slots=True)
 class _NotSubmitted:
-    """Steps `step` to before `end`, which failed before they reached the device. Reported after step `number` there."""
+    """The steps of a task from `step` on failed before they reached the device. Reported after step `number` there."""
 
     number: int
     task: RunTask
     step: int
-    end: int
     result: StepsResult
 
 
@@ -167,12 +173,13 @@ class CudaExecutor:
             self._notify()
             return
         waiting = self._submitted[place.number]
-        before = len(waiting)
+        before = waiting[-1] if waiting else None
         try:
             self._run(place, task)
         except RAISED_BY_USERS as error:  # such as too little memory: only this task fails
-            number, done = place.num_submitted, len(waiting) - before
-            waiting.append(_NotSubmitted(number, task, done, task.num_steps, failed_result(task, done, error)))
+            last = waiting[-1] if waiting else None
+            done = last.submitted if isinstance(last, _Submitted) and last is not before else 0
+            waiting.append(_NotSubmitted(place.num_submitted, task, done, failed_result(task, done, error)))
             if isinstance(error, DeviceLostError):
                 self._lose(error)
             self._notify()
@@ -180,13 +187,23 @@ class CudaExecutor:
     def _poll(self) -> list[StepsResult]:
         results: list[StepsResult] = []
         for place in self._living():
-            waiting = self._submitted[place.number]
-            finished = place.num_finished
-            heard = bool(waiting) and waiting[0].number <= finished
-            while waiting and waiting[0].number <= finished:
-                results.append(self._result(place, waiting.popleft()))
+            waiting, finished, heard = self._submitted[place.number], place.num_finished, len(results)
+            while waiting:
+                one = waiting[0]
+                if isinstance(one, _NotSubmitted):
+                    if one.number > finished:
+                        break
+                    results.append(one.result)
+                else:
+                    done = one.num_done(finished)
+                    if done > one.reported:
+                        results.append(self._result(place, one, done))
+                    if one.reported < one.submitted:
+                        break
+                    (place.give_back if one.submitted else place.hold)(one.blocks.memory)
+                waiting.popleft()
             place.release(finished)  # not steps that finished meanwhile: their results are not read yet
-            if waiting and not heard:
+            if waiting and len(results) == heard:
                 try:
                     place.device.check()
                 except DeviceLostError as error:
@@ -207,9 +224,11 @@ class CudaExecutor:
             return
         self._lost[place.number] = f"device {place.number} ({place.device.name}) was lost: {error}"
         waiting = self._submitted[place.number]
-        for step in waiting:
-            end = step.end if isinstance(step, _NotSubmitted) else step.step + 1
-            self._failed.append(failed_result(step.task, step.step, error, end))
+        for one in waiting:
+            if isinstance(one, _NotSubmitted):
+                self._failed.append(failed_result(one.task, one.step, error))
+            elif one.reported < one.submitted:
+                self._failed.append(failed_result(one.task, one.reported, error, one.submitted))
         waiting.clear()
         self._notify()
         self._tables.lose(place)
@@ -226,175 +245,121 @@ class CudaExecutor:
     # --- a task ----------------------------------------------------------------------------------------------------
 
     def _run(self, place: Place, task: RunTask) -> None:
-        """Submit a task's steps in order."""
-        cells = self._cells[place.number]
-        steps = task.steps
-        chains = [step for step in steps if step.lanes is not None]
-        hoisted: HoistedRows | None = None
-        bad: dict[int, str] = {}
-        begun: NDArray[np.int64] | None = None
-        if chains:
-            lanes = chains[0].lanes
-            assert lanes is not None
-            num_sequence_inputs = len(self._types[task.type_id].inputs) - len(lanes.tables)
-            whole = cells.tasks(task.type_id, num_sequence_inputs) if len(chains) == len(steps) else None
-            planned = None if whole is None or self._lost else whole.program.plan(steps)
-            if whole is not None and planned is not None:
-                self._run_at_once(place, task, steps, whole, planned)
-                return
-            form = cells.chains(task.type_id, num_sequence_inputs)
-            hoisted = form.hoisted
-            if hoisted is not None:
-                bad, begun = self._hoist(place, hoisted, chains, np.arange(sum(step.batch for step in chains)))
-        offset = 0
-        for number, step in enumerate(steps):
-            program = cells.nodes(task.type_id) if step.lanes is None else form.step
-            cell = self._types[task.type_id]
-            places, num_bytes = fetched(step.fetches, cell.outputs)
-            block = program.new_block(step.batch, num_bytes)
-            failed: dict[int, str] = {}
-            if step.lanes is None or hoisted is None:
-                self._fill_inputs(place, block, step, failed)
-            else:
-                for part in range(len(hoisted.specs)):
-                    block.source(part)[: step.batch] = hoisted.addresses(part, np.arange(offset, offset + step.batch))
-                failed.update({i: bad[offset + i] for i in range(step.batch) if offset + i in bad})
-                offset += step.batch
-            if step.lanes is not None:
-                self._fill_lanes(place, block, program, step.lanes, len(cell.outputs), failed)
-            if step.keep is not None:
-                positions = slice(step.batch) if step.keep.positions is None else step.keep.positions
-                for output, table in enumerate(step.keep.tables):
-                    block.target(output, KEEP)[: step.batch][positions] = self._tables.targets(
-                        place, table, step.keep.rows
-                    )
-            for fetch, where in zip(step.fetches, places, strict=True):
-                block.target(fetch.output, FETCH)[fetch.positions] = where.addresses(block)
-            block.announce(place.num_submitted + 1, place.counter_address)
-            failed.update(program.submit(block, step.batch))
-            place.num_submitted += 1
-            told = of_task(task, step, places), in_task(task, number, sorted(failed.items()))
-            submitted = _Submitted(place.num_submitted, task, number, block, *told, begun)
-            self._submitted[place.number].append(submitted)
-            begun = None
+        """Submit a task, in one launch if this is possible and expected to be faster."""
+        missing = self._follow(place, task) if len(self._places) > 1 else ()
+        whole = None if missing else self._whole(place, task)
+        planned = None if whole is None else whole.program.plan(task)
+        if whole is not None and planned is not None:
+            self._run_at_once(place, task, whole, planned)
+            return
+        laid = SteppedTask(place, self._cells[place.number], self._types[task.type_id], task)
+        laid.fill(self._tables)
+        one = _Submitted(task, place.num_submitted + 1, laid.blocks, laid.num_ahead, laid.fetched, failed=missing)
+        self._launch(place, one, laid.launches)
 
-    def _run_at_once(
-        self, place: Place, task: RunTask, steps: Sequence[Step], form: TaskForm, planned: PlannedTask
-    ) -> None:
+    def _whole(self, place: Place, task: RunTask) -> TaskForm | None:
+        """Return the programs for a task of chains as a whole, None if there are none."""
+        if task.lanes is None or not task.lanes.used.all():
+            return None
+        num_sequence_inputs = len(self._types[task.type_id].inputs) - len(task.lanes.tables)
+        return self._cells[place.number].tasks(task.type_id, num_sequence_inputs)
+
+    def _run_at_once(self, place: Place, task: RunTask, form: TaskForm, planned: PlannedTask) -> None:
         """Submit all steps of a task of chains as one launch."""
-        program = form.program
-        rows = np.concatenate([planned.places(number) for number in range(len(steps))])
-        bad, begun = self._hoist(place, form.projected, steps, rows)
-        places, num_bytes = [], 0
-        for step in steps:
-            found, num_bytes = fetched(step.fetches, self._types[task.type_id].outputs, num_bytes)
-            places.append(found)
-        block = program.new_block(planned, num_bytes)
-        program.fill(
-            block, planned, steps, lambda sources, count: self._sources(place, sources, count, {}),
-            lambda table, kept: self._tables.targets(place, table, kept),
-        )  # fmt: skip
-        for number, step in enumerate(steps):
-            for fetch, where in zip(step.fetches, places[number], strict=True):
-                program.fetch(block, planned, number, fetch, where.addresses(block))
-        block.announce(place.num_submitted + 1, place.counter_address)
-        program.submit(block, planned)
-        place.num_submitted += 1
-        self.num_whole_tasks += 1
-        first = 0
-        for number, step in enumerate(steps):
-            failed = tuple((i, bad[first + i]) for i in range(step.batch) if first + i in bad) if bad else ()
-            first += step.batch
-            part = (number, len(steps))
-            told = of_task(task, step, places[number]), in_task(task, number, failed)
-            submitted = _Submitted(place.num_submitted, task, number, block, *told, begun, part)
-            self._submitted[place.number].append(submitted)
-
-    def _hoist(
-        self, place: Place, hoisted: HoistedRows, chains: Sequence[Step], rows: Addresses
-    ) -> tuple[dict[int, str], NDArray[np.int64] | None]:
-        """Compute the part that does not depend on state, for all steps. rows: for each position, where it is written.
-
-        Returns the positions that failed, and where the device notes the begin: valid until the next step is released.
-        """
-        begun = None
-        total = sum(step.batch for step in chains)
-        failed: dict[int, str] = {}
-        columns = []
-        for port in range(hoisted.program.num_inputs):
-            parts, first = [], 0
-            for step in chains:
-                parts.append(self._sources(place, step.inputs[port], step.batch, failed, first))
-                first += step.batch
-            columns.append(np.concatenate(parts))
+        program, hoisted, rows = form.program, form.projected, planned.places
         hoisted.reserve(place, int(rows.max()) + 1)
-        for at in range(0, total, MAX_HOISTED_ROWS):
-            count = min(MAX_HOISTED_ROWS, total - at)
-            block = hoisted.program.new_block(count)
-            if begun is None:
-                block.note_begin()
-                begun = block.stamps
-            for port, column in enumerate(columns):
-                block.source(port)[:count] = column[at : at + count]
-            for part in range(len(hoisted.specs)):
-                block.target(part)[:count] = hoisted.addresses(part, rows[at : at + count])
-            failed.update({at + i: why for i, why in hoisted.program.submit(block, count)})
-            place.hold(block.memory)
-        return failed, begun
+        ahead = hoisted.launches(len(rows))
+        places, num_bytes = fetched(task.fetches, self._types[task.type_id].outputs)
+        blocks = Blocks(place, [*(p.num_words(count) for p, count in ahead), program.num_words(planned)], num_bytes)
+        fill_hoisted(blocks, hoisted, place, self._tables, task.source_tables, task.source_rows, rows)
+        program.fill(blocks, len(ahead), planned, task, self._tables, places)
+        one = _Submitted(task, place.num_submitted + 1, blocks, len(ahead), places, at_once=True)
+        self._launch(place, one, [*ahead, (program, planned)])
+        self.num_whole_tasks += 1
 
-    def _fill_inputs(self, place: Place, block: Block, step: Step, failed: dict[int, str]) -> None:
-        for port, sources in enumerate(step.inputs):
-            block.source(port)[: step.batch] = self._sources(place, sources, step.batch, failed)
-
-    def _fill_lanes(
-        self, place: Place, block: Block, program: DeviceProgram, lanes: Lanes, num_outputs: int, failed: dict[int, str]
-    ) -> None:
-        """Set the addresses of the state: from each chain's lane, or from where it lies before; to the chain's lane."""
-        rows = np.arange(lanes.count, dtype=np.int64) if lanes.rows is None else lanes.rows
-        for i, table in enumerate(lanes.tables):
-            stays = np.ones(lanes.count, bool)
-            for source in lanes.arriving[i]:
-                stays[slice(None) if source.positions is None else source.positions] = False
-            own = np.flatnonzero(stays)
-            sources = (RowSource(table, rows[own], own), *lanes.arriving[i]) if len(own) else lanes.arriving[i]
-            port = program.num_inputs - len(lanes.tables) + i
-            block.source(port)[: lanes.count] = self._sources(place, sources, lanes.count, failed)
-        first = num_outputs - len(lanes.tables)
-        for i, table in enumerate(lanes.tables):
-            block.target(first + i, LANE)[: lanes.count] = self._tables.targets(place, table, rows)
-
-    def _sources(
-        self, place: Place, sources: tuple[RowSource, ...], batch: int, failed: dict[int, str], first: int = 0
-    ) -> Addresses:
-        """Return the address of one input for each position. Positions with missing rows fail, counted from `first`."""
-        found = np.zeros(batch, np.int64)
-        for source in sources:
-            if source.table == ZERO_TABLE:
+    def _launch(self, place: Place, one: _Submitted, launches: Sequence[tuple[Any, Any]]) -> None:
+        """Submit a task whose blocks are filled in. launches: a program and what it runs, for each block."""
+        recorded = [program.recorded(size) for program, size in launches]  # records what is new: before the upload
+        blocks, skipped = one.blocks, one.skipped
+        if skipped:
+            blocks.note_begin(0)
+        blocks.announce(skipped, one.first)
+        blocks.upload()
+        self._submitted[place.number].append(one)
+        at = 0
+        while at < len(launches):
+            if recorded[at] is None:  # the cell may wait for the device: alone
+                program, size = launches[at]
+                self._note_failures(one, at, program.run(size))
+                self._count(place, one, at)
+                at += 1
                 continue
-            addresses = self._tables.sources(place, source.table, source.rows)
-            positions = np.arange(batch) if source.positions is None else source.positions
-            found[positions] = addresses
-            for position in positions[addresses == 0].tolist() if self._lost else ():
-                failed[first + position] = f"its state is gone: {'; '.join(self._lost.values())}"
-        return found
+            with place.device.submitting():
+                while at < len(launches) and (launch := recorded[at]) is not None:
+                    launch()
+                    self._count(place, one, at)
+                    at += 1
 
-    def _result(self, place: Place, step: _Submitted | _NotSubmitted) -> StepsResult:
-        """Read the results of a finished step from its block, and return the block to the pool."""
-        if isinstance(step, _NotSubmitted):
-            return step.result
-        begin_ns, end_ns = step.block.stamps.tolist()
-        if step.begun is not None:
-            begin_ns = int(step.begun[0])
-        which, count = step.part
-        span_ns = end_ns - begin_ns
-        begin_ns, end_ns = begin_ns + span_ns * which // count, begin_ns + span_ns * (which + 1) // count
-        busy_ns = end_ns - max(begin_ns, self._last_end_ns[place.number])
-        self._last_end_ns[place.number] = end_ns
-        outputs = self._types[step.task.type_id].outputs
-        values = tuple(
-            torch.empty((0, *outputs[fetch.output].shape)) if where is None else where.values(step.block)
-            for fetch, where in zip(step.task.fetches, step.fetched, strict=True)
-        )
-        if which + 1 == count:
-            place.give_back(step.block.memory)
-        return StepsResult(step.task.task, step.step, step.step + 1, values, step.failed, max(0, busy_ns) / 1e9)
+    def _count(self, place: Place, one: _Submitted, launch: int) -> None:
+        """Note that a launch has been submitted."""
+        if launch >= one.skipped:
+            place.num_submitted += 1
+            one.submitted = one.task.num_steps if one.at_once else one.submitted + 1
+
+    def _note_failures(self, one: _Submitted, launch: int, failed: Failures) -> None:
+        """Note rows of a launch at which its cell raised. In the hoisted part positions count through the task."""
+        if failed:
+            ahead = launch < one.skipped
+            first = launch * MAX_HOISTED_ROWS if ahead else one.task.begin_of(launch - one.skipped)
+            chained = chained_positions(one.task) if ahead else np.arange(len(one.task.nodes))
+            one.failed += tuple((int(chained[first + row]), reason) for row, reason in failed)
+
+    def _follow(self, place: Place, task: RunTask) -> Failures:
+        """Bring the rows that a task reads to its device, of several, and note which it writes; return missing ones."""
+        missing: list[int] = []
+        for number, step in enumerate(task.steps):
+            begin, lanes = task.begin_of(number), step.lanes
+            read = list(step.inputs)
+            written = [] if step.keep is None else [(table, step.keep.rows) for table in step.keep.tables]
+            if lanes is not None:
+                rows = np.arange(lanes.count) if lanes.rows is None else lanes.rows
+                written += [(table, rows) for table in lanes.tables]
+                for table, arriving in zip(lanes.tables, lanes.arriving, strict=True):
+                    stays = np.ones(lanes.count, np.bool_)
+                    for source in arriving:
+                        stays[slice(None) if source.positions is None else source.positions] = False
+                    own = np.flatnonzero(stays)
+                    read.append((RowSource(table, rows[own], own), *arriving))
+            for sources in read:
+                missing += (begin + np.flatnonzero(self._missing(place, sources, step.batch))).tolist()
+            for table, rows in written:
+                self._tables.targets(place, table, rows)
+        reason = f"its state is gone: {'; '.join(self._lost.values())}"
+        return tuple((position, reason) for position in sorted(set(missing)))
+
+    def _missing(self, place: Place, sources: tuple[RowSource, ...], batch: int) -> NDArray[np.bool_]:
+        """Bring rows to a device; return where they are missing, [batch]."""
+        missing = np.zeros(batch, np.bool_)
+        for source in sources:
+            if source.table != ZERO_TABLE:
+                gone = self._tables.sources(place, source.table, source.rows) == 0
+                missing[slice(None) if source.positions is None else source.positions] = gone
+        return missing
+
+    def _result(self, place: Place, one: _Submitted, done: int) -> StepsResult:
+        """Read the results of finished steps from the memory of their blocks: of those from `reported` to `done`."""
+        task, first = one.task, one.reported
+        one.reported = done
+        last = one.skipped + (1 if one.at_once else done)
+        stamps = one.blocks.stamps[one.skipped + first : last].tolist()
+        if first == 0 and one.skipped:
+            stamps[0][0] = int(one.blocks.stamps[0, 0])
+        busy_ns, last_ns = 0, self._last_end_ns[place.number]
+        for begin_ns, end_ns in stamps:
+            busy_ns += max(0, end_ns - max(begin_ns, last_ns))
+            last_ns = end_ns
+        self._last_end_ns[place.number] = last_ns
+        begin, end = task.begin_of(first), task.begin_of(done)
+        values = tuple(found.values(one.blocks, begin, end) for found in one.fetched)
+        failed = tuple(each for each in one.failed if begin <= each[0] < end)
+        return StepsResult(task.task, first, done, values, failed, busy_ns / 1e9)

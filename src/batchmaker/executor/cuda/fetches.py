@@ -1,66 +1,58 @@
-"""Values that go to the host with a step: their places in the block that the step was launched with."""
+"""Values that go to the host with a task: their places in the memory of its blocks."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from batchmaker.compile.export import torch_dtype
-from batchmaker.executor.cuda.program import Block
+from batchmaker.executor.cuda.blocks import Blocks
 from batchmaker.executor.cuda.tables import row_bytes
 from batchmaker.graph.spec import ValueSpec
-from batchmaker.scheduler.commands import FetchOutput, RunTask, Step
+from batchmaker.scheduler.commands import FetchOutput, Rows, within
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Rows of one output in the extra memory of a block. first: the offset of the first row there, in bytes."""
+    """Rows of one output in the extra memory of a task's blocks. first: the offset of the first row there, in bytes.
 
+    positions: [count] of the task, ascending.
+    """
+
+    output: int
     first: int
-    count: int
+    positions: Rows
     spec: ValueSpec
 
-    def addresses(self, block: Block) -> NDArray[np.int64]:
+    def base(self, blocks: Blocks) -> int:
+        """Return the host address of the first row."""
+        return int(blocks.extra.ctypes.data) + self.first
+
+    def addresses(self, blocks: Blocks) -> Rows:
         """Return the host address of each row, [count]."""
-        return block.extra.ctypes.data + self.first + np.arange(self.count) * row_bytes(self.spec)
+        return self.base(blocks) + row_bytes(self.spec) * np.arange(len(self.positions))
 
-    def values(self, block: Block) -> Tensor:
-        """Return the rows of a finished step, [count, *shape], in memory of their own."""
-        size = self.count * row_bytes(self.spec)
-        rows = torch.from_numpy(block.extra[self.first : self.first + size].copy())
-        return rows.view(torch_dtype(self.spec.dtype)).view(self.count, *self.spec.shape)
+    def values(self, blocks: Blocks, begin: int, end: int) -> Tensor:
+        """Return the rows at positions from `begin` to before `end`, [count, *shape], in memory of their own."""
+        mine, size = within(self.positions, begin, end), row_bytes(self.spec)
+        values = torch.empty((mine.stop - mine.start, *self.spec.shape), dtype=torch_dtype(self.spec.dtype))
+        rows = blocks.extra[self.first + mine.start * size : self.first + mine.stop * size]
+        values.view(-1).view(torch.uint8).numpy()[:] = rows
+        return values
 
 
-def fetched(
-    fetches: Sequence[FetchOutput], outputs: Sequence[ValueSpec], first: int = 0
-) -> tuple[tuple[Fetched, ...], int]:
-    """Return a place for each fetch of a step, from byte `first` on, and the first byte after them.
-
-    The places begin at multiples of 16 bytes if `first` is one.
-    """
-    places = []
+def fetched(fetches: Sequence[FetchOutput], outputs: Sequence[ValueSpec]) -> tuple[tuple[Fetched, ...], int]:
+    """Return a place for each fetch of a task, each at a multiple of 16 bytes, and the number of bytes of all."""
+    places, first = [], 0
     for fetch in fetches:
-        place = Fetched(first, len(fetch.positions), outputs[fetch.output])
+        place = Fetched(fetch.output, first, fetch.positions, outputs[fetch.output])
         places.append(place)
-        first += math.ceil(place.count * row_bytes(place.spec) / 16) * 16
+        first += math.ceil(len(fetch.positions) * row_bytes(place.spec) / 16) * 16
     return tuple(places), first
-
-
-def of_task(task: RunTask, step: Step, places: Sequence[Fetched]) -> tuple[Fetched | None, ...]:
-    """Return the places of a step's values, one for each fetch of the task; None if the step has no such value."""
-    found = {fetch.output: place for fetch, place in zip(step.fetches, places, strict=True)}
-    return tuple(found.get(fetch.output) for fetch in task.fetches)
-
-
-def in_task(task: RunTask, number: int, failed: Iterable[tuple[int, str]]) -> tuple[tuple[int, str], ...]:
-    """Turn failures at positions of a step into failures at positions of its task."""
-    begin = task.begin_of(number)
-    return tuple((begin + position, reason) for position, reason in failed)

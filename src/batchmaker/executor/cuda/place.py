@@ -6,21 +6,28 @@ from collections import deque
 from typing import final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from batchmaker.executor.cuda.device import Device
 
 Bytes = NDArray[np.uint8]
 
 _SMALLEST_BYTES = 4096
+_FIRST_BLOCKS = 1 << 16
+"""Words of blocks for which there is room on a device at first."""
 
 
 @final
 class Place:
-    """A device, the number of the last step submitted to it, and a pool of pinned memory.
+    """A device, the number of the last step submitted to it, a pool of pinned memory, and room for blocks.
 
     number: the index of the device in the executor. At the end of each step the device writes the step's number into a
     counter in host memory. So the executor knows which steps have finished without a call of the CUDA driver.
+
+    where: int64 [1] on the device, the address of the block of the launch in turn. The blocks of a task replace those
+    of the task before, once that has finished: all work of a device runs in order.
     """
 
     def __init__(self, number: int, device: Device) -> None:
@@ -31,6 +38,8 @@ class Place:
         self._counter[0] = 0
         self._free: dict[int, list[Bytes]] = {}
         self._held: deque[tuple[int, object]] = deque()
+        self.where: Tensor = device.zeros((1,), torch.int64)
+        self._blocks, self._home = self._room(_FIRST_BLOCKS)
 
     @property
     def counter_address(self) -> int:
@@ -41,6 +50,33 @@ class Place:
     def num_finished(self) -> int:
         """The number of the last step that the device has finished."""
         return int(self._counter[0])
+
+    def room_for_blocks(self, num_words: int) -> int:
+        """Return the address on the device to which the next blocks go; there is room for this number of words."""
+        if num_words > len(self._blocks):
+            self.hold((self._blocks, self._home))
+            self._blocks, self._home = self._room(1 << (num_words - 1).bit_length())
+        return int(self._home[0])
+
+    def upload_blocks(self, words: NDArray[np.int64]) -> None:
+        """Copy blocks from pinned memory to the device, and let the next launch have the first of them."""
+        self.device.upload((self.where, self._home), (self._blocks, words))
+
+    def aim_at(self, block: Tensor) -> None:
+        """Let the launches until the next upload have this block of the device, which names no next one."""
+        memory = self.take(8)
+        word = memory[:8].view(np.int64)
+        word[0] = block.data_ptr()
+        self.device.upload((self.where, word))
+        self.hold(memory)
+        self.hold(block)
+
+    def _room(self, num_words: int) -> tuple[Tensor, NDArray[np.int64]]:
+        """Return memory of the device for blocks, and its address in pinned memory."""
+        blocks = self.device.zeros((num_words,), torch.int64)
+        home = self.device.pinned(8).view(np.int64)
+        home[0] = blocks.data_ptr()
+        return blocks, home
 
     def take(self, num_bytes: int) -> Bytes:
         """Return pinned memory of at least this size, with any content. Return it with `hold` or `give_back`."""

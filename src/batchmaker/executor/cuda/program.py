@@ -1,7 +1,6 @@
 """A part of a cell on a device: reads rows by address, computes, writes rows by address. Recorded for every batch size.
 
-Because of the addresses, one recording can be used for all tables, lanes and rows. Only a block of numbers changes from
-launch to launch. Used by DeviceCells.
+Only a block of numbers changes from launch to launch (blocks.py). Used by DeviceCells.
 """
 
 from __future__ import annotations
@@ -13,16 +12,15 @@ from typing import final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from batchmaker.compile.export import torch_dtype
 from batchmaker.errors import RAISED_BY_USERS, said_by
 from batchmaker.executor.cuda.device import HEADER_WORDS, CannotRecordError, Device, DeviceLostError, Launch
-from batchmaker.executor.cuda.place import Bytes, Place
+from batchmaker.executor.cuda.place import Place
 from batchmaker.graph.spec import ValueSpec
 
-LANE, KEEP, FETCH = 0, 1, 2
+LANE, KEEP, FETCH = range(TARGETS_OF_STEP := 3)
 """The targets of an output of a step: the lane of its chain, a row of a state table, the host."""
 
 Work = Callable[..., tuple[Tensor, ...]]
@@ -30,59 +28,12 @@ Failures = tuple[tuple[int, str], ...]
 
 
 @final
-class Block:
-    """The numbers of one launch, in pinned memory: a header, then addresses, one for each row of each input and target.
-
-    memory: all of its memory. words: header and addresses, int64. stamps: [2] int64, where the device notes when the
-    step began and ended. extra: memory for fetched rows.
-    """
-
-    __slots__ = ("_count", "_num_inputs", "_num_targets", "extra", "memory", "stamps", "words")
-
-    def __init__(self, memory: Bytes, count: int, num_inputs: int, num_columns: int, num_targets: int) -> None:
-        num_words = HEADER_WORDS + num_columns * count
-        self.memory = memory
-        self.words: NDArray[np.int64] = memory[: 8 * num_words].view(np.int64)
-        self.words[:] = 0
-        self.stamps: NDArray[np.int64] = memory[8 * num_words : 8 * num_words + 16].view(np.int64)
-        start = 8 * num_words + 16
-        self.extra = memory[start + (-start) % 16 :]
-        self._count = count
-        self._num_inputs = num_inputs
-        self._num_targets = num_targets
-
-    def announce(self, number: int, counter_address: int) -> None:
-        """Ask the device to note the step's times, and to write `number` into the counter when it has finished."""
-        self.words[0] = number
-        self.words[1] = self.stamps.ctypes.data
-        self.words[2] = self.words[1] + 8
-        self.words[3] = counter_address
-
-    def note_begin(self) -> None:
-        """Ask the device to note when it begins this launch, which is no step and does not change the counter."""
-        self.words[1] = self.stamps.ctypes.data
-
-    def source(self, index: int) -> NDArray[np.int64]:
-        """Return the addresses from which input `index` is read, [padded batch], to be filled in."""
-        start = HEADER_WORDS + index * self._count
-        return self.words[start : start + self._count]
-
-    def target(self, output: int, kind: int = LANE) -> NDArray[np.int64]:
-        """Return the addresses to which an output is written, [padded batch], to be filled in."""
-        start = HEADER_WORDS + (self._num_inputs + output * self._num_targets + kind) * self._count
-        return self.words[start : start + self._count]
-
-
 @dataclass(frozen=True, slots=True)
 class _Recording:
-    """The launch for one batch size; None if it cannot be recorded. block: on the device, read by the launch.
-
-    keeps: tensors that must stay for as long as the launch.
-    """
+    """The launch for one batch size; None if it cannot be recorded. keeps: tensors that must stay for as long."""
 
     launch: Launch | None
-    block: Tensor
-    keeps: tuple[Tensor, ...]
+    keeps: tuple[Tensor, ...] = ()
 
 
 @final
@@ -126,30 +77,32 @@ class DeviceProgram:
         """Return the smallest supported size for `count` rows."""
         return self._sizes[bisect_left(self._sizes, count)]
 
-    def new_block(self, count: int, extra_bytes: int = 0) -> Block:
-        """Return an empty block for a batch. A row that is not filled in is zero, and is written nowhere."""
-        padded = self.padded(count)
-        num_bytes = 8 * (HEADER_WORDS + self._num_columns * padded + 2) + 16 + extra_bytes
-        return Block(self._place.take(num_bytes), padded, self.num_inputs, self._num_columns, self._num_targets)
+    def num_words(self, count: int) -> int:
+        """Return the words of a block's body for `count` rows: a column for each input, then for each target.
+
+        A column has the addresses of a padded batch. A row whose address is 0 is zero, and is written nowhere.
+        """
+        return self._num_columns * self.padded(count)
 
     def prepare(self, sizes: Iterable[int]) -> None:
         """Record these sizes, so that no request waits for a recording."""
         for size in sizes:
             self._recording(size)
 
-    def submit(self, block: Block, count: int) -> Failures:
-        """Submit a batch. Returns the rows at which the cell raised, with the reason; none if it is recorded."""
-        padded = self.padded(count)
-        recording = self._recording(padded)
-        device = self._place.device
-        device.upload(recording.block, block.words)
-        if recording.launch is not None:
-            recording.launch()
-            return ()
-        self._gather(recording.block, padded)
+    def recorded(self, count: int) -> Launch | None:
+        """Return the recording for `count` rows; None if the cell runs without one, see `run`.
+
+        The first call for a size records, and then the launches submitted next have no block of a task.
+        """
+        return self._recording(self.padded(count)).launch
+
+    def run(self, count: int) -> Failures:
+        """Submit a batch without a recording. Returns the rows at which the cell raised, with the reason."""
+        padded, device = self.padded(count), self._place.device
+        self._gather(padded)
         failures = self._run_now(padded, count)
-        self._scatter(recording.block, padded, self._made_columns)
-        device.signal(recording.block)
+        self._scatter(padded, self._made_columns)
+        device.signal(self._place.where)
         return failures
 
     # --- recording -----------------------------------------------------------------------------------------------
@@ -162,40 +115,41 @@ class DeviceProgram:
 
     def _record(self, size: int) -> _Recording:
         device = self._place.device
-        block = device.zeros((HEADER_WORDS + self._num_columns * size,), torch.int64)
         if self.note is None:
             columns = device.zeros((len(self._outputs) * self._num_targets, 2), torch.int64)
             made: list[Tensor] = []
 
             def work() -> None:
-                self._gather(block, size)
+                self._gather(size)
                 made[:] = device.compute(lambda: self._compute(size))  # the last call is recorded
-                self._scatter(block, size, columns)
-                device.signal(block)
+                self._scatter(size, columns)
+                device.signal(self._place.where)
 
+            self._place.aim_at(device.zeros((HEADER_WORDS + self._num_columns * size,), torch.int64))
             try:
                 launch = device.record(work)
             except CannotRecordError as reason:
                 self.note = f"cell {self._name!r} is not recorded: {reason}"
             else:
                 describe(self._place, columns, self._for_targets(made))
-                return _Recording(launch, block, (columns, *made))
+                return _Recording(launch, (columns, *made))
         if not self._made:
             self._made = tuple(
                 device.zeros((self._sizes[-1], *spec.shape), torch_dtype(spec.dtype)) for spec in self._outputs
             )
             self._made_columns = described(self._place, self._for_targets(self._made))
-        return _Recording(None, block, ())
+        return _Recording(None)
 
     def _compute(self, count: int) -> tuple[Tensor, ...]:
         return tuple(value.contiguous() for value in self._work(*(given[:count] for given in self._given)))
 
-    def _gather(self, block: Tensor, count: int) -> None:
-        self._place.device.move_rows(block, HEADER_WORDS, self._given_columns, count, to_addresses=False)
+    def _gather(self, count: int) -> None:
+        place = self._place
+        place.device.move_rows(place.where, HEADER_WORDS, self._given_columns, count, to_addresses=False)
 
-    def _scatter(self, block: Tensor, count: int, columns: Tensor) -> None:
-        first = HEADER_WORDS + self.num_inputs * count
-        self._place.device.move_rows(block, first, columns, count, to_addresses=True)
+    def _scatter(self, count: int, columns: Tensor) -> None:
+        place, first = self._place, HEADER_WORDS + self.num_inputs * count
+        place.device.move_rows(place.where, first, columns, count, to_addresses=True)
 
     def _for_targets(self, buffers: Sequence[Tensor]) -> list[Tensor]:
         return [buffer for buffer in buffers for _ in range(self._num_targets)]
@@ -245,5 +199,5 @@ def describe(place: Place, columns: Tensor, buffers: Sequence[Tensor]) -> None:
         memory = place.take(numbers.nbytes)
         words = memory[: numbers.nbytes].view(np.int64)
         words[:] = numbers
-        place.device.upload(columns.view(-1), words)
+        place.device.upload((columns.view(-1), words))
         place.hold(memory)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, final
+from typing import Any, Final, final
 
 import numpy as np
 import torch
@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from batchmaker.compile.export import torch_dtype
+from batchmaker.compiled import compiled
 from batchmaker.errors import DeviceError
 from batchmaker.executor.cuda.place import Place
 from batchmaker.graph.spec import ValueSpec
-from batchmaker.scheduler.commands import Reserve, Rows, TableId
+from batchmaker.scheduler.commands import ZERO_TABLE, Reserve, Rows, TableId
 
 Addresses = NDArray[np.int64]
+_ZERO: Final = int(ZERO_TABLE)
 
 
 def row_bytes(spec: ValueSpec) -> int:
@@ -34,6 +36,7 @@ class DeviceTables:
 
     places: the devices, by number. With several devices, it is noted for each row which devices hold it. If a device
     needs a row that it does not hold, the row is copied there first. A row that only a lost device held is missing.
+    row_bytes: [tables] the bytes of a row of each table.
     """
 
     def __init__(self, places: Sequence[Place]) -> None:
@@ -44,6 +47,8 @@ class DeviceTables:
         self._host: dict[TableId, Tensor] = {}
         self._parts: list[dict[TableId, Tensor]] = [{} for _ in places]
         self._holders: dict[TableId, NDArray[np.uint64]] = {}
+        self._bases: list[Addresses] = [np.zeros(1, np.int64) for _ in places]
+        self.row_bytes: Addresses = np.zeros(1, np.int64)
 
     @property
     def num_bytes(self) -> int:
@@ -58,6 +63,7 @@ class DeviceTables:
                 continue
             self._specs[table] = spec.spec
             self._num_rows[table] = command.num_rows
+            self._note_growth(table)
             if table in self._holders:
                 fresh = np.zeros(command.num_rows - old, np.uint64)
                 self._holders[table] = np.concatenate((self._holders[table], fresh))
@@ -68,6 +74,17 @@ class DeviceTables:
             self._grow_host(table)
         given = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
         self._host[table][rows] = given
+
+    def bases(self, place: Place, *used: Addresses) -> Addresses:
+        """Return the address of the first row of each table on a place, [tables].
+
+        used: ids of tables, [n]; these have memory now. Only with one device is this all that there is to do.
+        """
+        bases = self._bases[place.number]
+        for tables in used:
+            while table := _without_memory(tables, bases):
+                bases[table] = self._part(place, TableId(table)).data_ptr()
+        return bases
 
     def sources(self, place: Place, table: TableId, rows: Rows) -> Addresses:
         """Return the addresses of these rows for a place; 0 for missing rows. Rows that it lacks are copied there."""
@@ -103,12 +120,22 @@ class DeviceTables:
         for holders in self._holders.values():
             holders &= ~self._bit(place)
         self._parts[place.number].clear()
+        self._bases[place.number][:] = 0
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
     @staticmethod
     def _bit(place: Place) -> np.uint64:
         return np.uint64(1 << place.number)
+
+    def _note_growth(self, table: TableId) -> None:
+        """A table has more rows than its memory on devices: it has no address there until this has grown."""
+        self.row_bytes = _long_enough(self.row_bytes, table)
+        self.row_bytes[table] = row_bytes(self._specs[table])
+        self._bases = [_long_enough(bases, table) for bases in self._bases]
+        if table not in self._host:
+            for bases in self._bases:
+                bases[table] = 0
 
     def _holders_of(self, table: TableId) -> NDArray[np.uint64]:
         if table not in self._holders:
@@ -128,6 +155,7 @@ class DeviceTables:
             place.device.compute(lambda: (new[: len(old)].copy_(old),))
             place.hold((old, new))
         part[table] = new
+        self._bases[place.number][table] = new.data_ptr()
         return new
 
     def _grow_host(self, table: TableId) -> None:
@@ -142,6 +170,8 @@ class DeviceTables:
             for place in living:
                 place.hold(old)
         self._host[table] = new
+        for bases in self._bases:
+            bases[table] = new.data_ptr()
 
     def _bring(self, place: Place, table: TableId, rows: Rows) -> NDArray[np.uint64]:
         """Copy to a place the rows that it lacks and others hold. Returns the holders of each row: a bit per place."""
@@ -160,3 +190,17 @@ class DeviceTables:
                 holders[lacking[there]] |= bit
                 lacking = lacking[~there]
         return holders[rows]
+
+
+def _long_enough(values: Addresses, table: TableId) -> Addresses:
+    """Return the values, one for each table, with room for this one."""
+    return values if table < len(values) else np.concatenate((values, np.zeros(table + 1, np.int64)))
+
+
+@compiled
+def _without_memory(tables: Addresses, bases: Addresses) -> int:
+    """Return the first of these tables that has no address, the zero table if all have; what is below is no table."""
+    for table in tables:
+        if table > _ZERO and bases[table] == 0:
+            return int(table)
+    return _ZERO
