@@ -18,7 +18,7 @@ from batchmaker.kernels.source import kernel_source
 from batchmaker.kernels.template import CELL_KINDS
 from batchmaker.kernels.tuner import batch_bucket, compiled_best
 from gpu_deadline import Deadline
-from gpu_kernels import CHECKED, SIZES, TOLERANCES, TUNED, WIDE, Row
+from gpu_kernels import CHECKED, FLASHRNN, SIZES, TOLERANCES, TUNED, WIDE, Row
 
 
 def compiling(until: Deadline) -> list[Row]:
@@ -46,7 +46,7 @@ Job = tuple[Problem, int, int]
 def jobs() -> list[Job]:
     """Return what all sections will compile, what comes first first."""
     layers = [(cell, 64, dtype) for cell in ("lstm", "gru") for dtype in TOLERANCES]
-    layers += [("lstm", 1024, dtype) for dtype in ("bfloat16", "float32")]
+    layers += [("lstm", 1024, dtype) for dtype in ("bfloat16", "float16", "float32")]
     found = [
         Problem(cell=cell, dtype=dtype, hidden=hidden, batch=4**power, steps=MOST_STEPS)  # type: ignore[arg-type]
         for cell, hidden, dtype in layers
@@ -59,6 +59,7 @@ def jobs() -> list[Job]:
         ("lstm", dtype, hidden, batch)
         for hidden in (128, 256) for dtype in ("float32", "bfloat16") for batch in (1, 10, 20, 64)
     ]  # fmt: skip
+    timed += [("lstm", dtype, 768, 16) for dtype in FLASHRNN]
     found += [
         Problem(cell=cell, dtype=dtype, hidden=hidden, batch=batch_bucket(batch))  # type: ignore[arg-type]
         for cell, dtype, hidden, batch in (*ragged, *timed)

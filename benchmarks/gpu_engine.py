@@ -2,39 +2,45 @@
 
 from __future__ import annotations
 
+import dataclasses
+import statistics
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Final
 from unittest import mock
 
 import numpy as np
 import torch
-from rich.progress import Progress
-from torch import nn
-from torch.nn.utils.rnn import pack_padded_sequence
+from torch import Tensor, nn
 
+import gpu_padded
 from batchmaker.cli import options
-from batchmaker.cli.bench.measurement import Bench, BenchPlan, measure_all
-from batchmaker.cli.bench.report import Setting, result
+from batchmaker.cli.bench import load as offering
 from batchmaker.cli.workload import Workload, make_workload
 from batchmaker.engine.engine import Engine
 from batchmaker.executor.cuda.gpu import Gpu
+from batchmaker.executor.cuda.open import open_devices
 from batchmaker.lab import zoo
+from batchmaker.model.model import Model
 from gpu_deadline import Deadline
+from gpu_kernels import call_ms
 
 Row = dict[str, Any]
 DEVICE: Final = "cuda:0"
-LOAD: Final = 0.7
-"""Share of the peak at which latency is measured."""
 POLICY: Final = "cellular:max_steps=5"
 """An engine's own on GPUs, where nothing has a deadline."""
 MAX_BATCH: Final = 512
-BUCKET: Final = 10
-"""Steps by which lengths in a bucket of the padded baseline may differ, as in BatchMaker's evaluation."""
+WAITING: Final = 8192
+"""Requests that wait at once where it is measured how many are answered."""
 V100: Final = {  # requests/s and p90 in ms of BatchMaker's paper; seq2seq on four GPUs, the others on one
     "lstm": (20_000, 12.0), "seq2seq": (17_000, None), "treelstm": (3_100, 6.8),
 }  # fmt: skip
+RATES: Final = {"lstm": (2000, 5000, 10_000), "seq2seq": (1000, 2000, 3000), "treelstm": (1000, 2000)}
+"""Requests a second at which latency is measured."""
 CHECKED: Final = {"float32": 1e-4, "bfloat16": 6e-2, "float16": 6e-3}
+TIMES: Final = ("scheduler_s", "unfold_s", "busy_s")
 
 
 def agreement(until: Deadline) -> list[Row]:
@@ -62,113 +68,211 @@ def agreement(until: Deadline) -> list[Row]:
     return rows
 
 
+def launches(until: Deadline) -> list[Row]:
+    """What the host needs to copy the blocks of a task and to launch a recorded step of an LSTM of 1024."""
+    (device,) = open_devices(DEVICE)
+    rows = []
+    for batch in (1, 64, 512):
+        x, weights = device.zeros((batch, 1024), torch.bfloat16), device.zeros((1024, 4096), torch.bfloat16)
+        cell = nn.LSTMCell(1024, 1024).to("cuda", torch.bfloat16).requires_grad_(False)
+        launch = device.record(partial(_record_nothing, device, lambda x=x, w=weights, cell=cell: (x @ w, *cell(x))))
+        words = device.pinned(8 * 9 * batch).view(np.int64)
+        words[:] = 0
+        block = device.zeros((len(words),), torch.int64)
+
+        def copies(block: Tensor = block, words: np.ndarray = words) -> None:
+            device.upload((block, words))
+
+        with device.submitting():
+            rows.append({
+                "batch": batch, "block_bytes": words.nbytes, "copy_us": _host_us(copies, device),
+                "launch_us": _host_us(launch, device), "gpu_us": 1e3 * call_ms(launch),
+            })  # fmt: skip
+    return rows
+
+
+def _record_nothing(device: Any, work: Callable[[], tuple[Tensor, ...]]) -> None:
+    device.compute(work)
+
+
+def _host_us(call: Callable[[], object], device: Any, calls: int = 200) -> float:
+    """Return the median time of a call on the host alone, over 5 times so many in a row."""
+    times = []
+    for _ in range(5):
+        device.stop()
+        begin_s = time.perf_counter()
+        for _ in range(calls):
+            call()
+        times.append(1e6 * (time.perf_counter() - begin_s) / calls)
+    return statistics.median(times)
+
+
 def tasks(until: Deadline) -> list[Row]:
     """LSTM of 1024 in small batches: tasks in one launch of a persistent kernel, and the same step by step."""
-    rows = []
-    for number, at_once in enumerate((True, False)):
-        if until.left_s < 10:
+    rows, workload = [], make_workload("lstm", seed=0)
+    for at_once in (True, False):
+        if until.left_s < 5:
             rows.append({"model": "lstm", "at_once": at_once, "not_run": "out of time"})
             continue
         with nullcontext() if at_once else mock.patch.object(Gpu, "recurrent", return_value=None):
-            row = served("lstm", "bfloat16", until.left_s / (2 - number) - 2, hidden=1024, max_batch=32)
-        rows.append({**row, "at_once": at_once})
+            model = made("lstm", workload, "bfloat16", hidden=1024, max_batch=32)
+            row = saturated(model, workload, WAITING // 4)
+            row |= alone(model, workload)
+            rows.append({"model": "lstm", "dtype": "bfloat16", "at_once": at_once, **row})
+    return rows
+
+
+def in_flight(until: Deadline) -> list[Row]:
+    """The same LSTM with a worker's next task submitted while one runs, and only then."""
+    rows, workload = [], make_workload("lstm", seed=0)
+    for run_ahead in (1, 0):
+        if until.left_s < 5:
+            rows.append({"model": "lstm", "in_flight": 1 + run_ahead, "not_run": "out of time"})
+            continue
+        model = made("lstm", workload, "bfloat16", hidden=1024, max_batch=MAX_BATCH)
+        row = saturated(model, workload, WAITING, run_ahead=run_ahead)
+        row |= loaded(model, workload, RATES["lstm"][1], 1.5, run_ahead=run_ahead)
+        rows.append({"model": "lstm", "dtype": "bfloat16", "in_flight": 1 + run_ahead, **row})
     return rows
 
 
 def lstm(until: Deadline) -> list[Row]:
-    """LSTM of 1024 on Europarl's lengths, and the padded baseline in buckets on the same GPU."""
-    rows = []
-    for dtype in ("float32", "bfloat16"):
-        if until.left_s < 15:
+    """LSTM of 1024 on Europarl's lengths, and nn.LSTM over padded and packed batches on the same GPU."""
+    rows, workload = [], make_workload("lstm", seed=0)
+    lengths = workload.chains[:, 0]
+    for dtype in ("bfloat16", "float16"):
+        if until.left_s < 8:
             rows.append({"model": "lstm", "dtype": dtype, "not_run": "out of time"})
             continue
-        share_s = until.left_s / (2 if dtype == "float32" else 1)
-        row = served("lstm", dtype, share_s - 4, hidden=1024, max_batch=MAX_BATCH)
-        row |= padded_baseline(make_workload("lstm", seed=0), 1024, dtype)
-        rows.append(row)
+        runs = {
+            "padded": gpu_padded.lstm(workload, 1024, dtype, "cuda", pack=False),
+            "packed": gpu_padded.lstm(workload, 1024, dtype, "cuda", pack=True),
+        }
+        rows += beside("lstm", workload, dtype, 1024, MAX_BATCH, runs, lengths, until)
     return rows
 
 
 def seq2seq(until: Deadline) -> list[Row]:
-    return [served("seq2seq", "float32", until.left_s, hidden=1024, max_batch=MAX_BATCH)]
+    """Seq2Seq of 1024, and padded batches with as many words as the longest of a batch."""
+    workload = make_workload("seq2seq", seed=0, count=WAITING // 8)
+    model = made("seq2seq", workload, "float32", hidden=1024, max_batch=MAX_BATCH)
+    decoder: Any = model.cells["decoder"].module
+    runs = {"padded": gpu_padded.seq2seq(workload, decoder, 1024, "float32", "cuda")}
+    return beside("seq2seq", workload, "float32", 1024, MAX_BATCH, runs, workload.chains[:, 1], until)
 
 
 def treelstm(until: Deadline) -> list[Row]:
-    return [served("treelstm", "float32", until.left_s, hidden=1024, max_batch=64)]
+    """TreeLSTM of 1024, and trees level by level in closed batches."""
+    workload = make_workload("treelstm", seed=0)
+    model = made("treelstm", workload, "float32", hidden=1024, max_batch=MAX_BATCH)
+    leaf, inner = (model.cells[name].module for name in ("leaf", "inner"))
+    runs = {"by levels": gpu_padded.trees(workload, leaf, inner, "cuda")}  # type: ignore[arg-type]
+    return beside("treelstm", workload, "float32", 1024, MAX_BATCH, runs, workload.cells, until)
 
 
-def served(name: str, dtype: str, seconds: float, *, hidden: int, max_batch: int) -> Row:
-    """Return peak and, at LOAD of it, latency; an eighth of the seconds each, the rest goes to getting ready."""
-    window_s = max(1.0, seconds / 8)
-    workload = make_workload(name, seed=0)
+# --- one model -------------------------------------------------------------------------------------------------------
+
+
+def beside(
+    name: str, workload: Workload, dtype: str, hidden: int, max_batch: int, runs: dict[str, gpu_padded.Run],
+    lengths: np.ndarray, until: Deadline,
+) -> list[Row]:  # fmt: skip
+    """Return a row for what is answered with all waiting, and one for each rate: the engine, and the best by hand."""
+    model = made(name, workload, dtype, hidden=hidden, max_batch=max_batch)
+    about = {"model": name, "dtype": dtype, "hidden": hidden, "max_batch": max_batch}
+    with exact_float32():
+        by_hand = {way: gpu_padded.most_per_s(run, lengths) for way, run in runs.items()}
+    best = max(by_hand, key=lambda way: by_hand[way]["rps"])
+    rows = [{
+        **about, "rate": None, **saturated(model, workload, WAITING), "hand_rps": by_hand[best]["rps"],
+        "hand": f"{best}, {by_hand[best]['setting']}", "by_hand": by_hand, "v100_rps": V100[name][0],
+    }]  # fmt: skip
+    rows[0]["over_hand"] = rows[0]["peak_rps"] / rows[0]["hand_rps"]
+    for rate in RATES[name]:
+        if until.left_s < 4:
+            rows.append({**about, "rate": rate, "not_run": "out of time"})
+            continue
+        row = {**about, "rate": rate, **loaded(model, workload, rate, 1.5), "v100_p90_ms": V100[name][1]}
+        with exact_float32():
+            found = {way: gpu_padded.latency(run, lengths, rate, 1.5, seed=0) for way, run in runs.items()}
+        way = min(found, key=lambda each: found[each]["p90_ms"])
+        row |= {f"hand_{key}": value for key, value in found[way].items()}
+        row["p90_over_hand"] = row["p90_ms"] / row["hand_p90_ms"]
+        rows.append({**row, "hand": f"{way}, {found[way]['setting']}"})
+    return rows
+
+
+def made(name: str, workload: Workload, dtype: str, *, hidden: int, max_batch: int) -> Model:
+    """Return a built-in model for these requests."""
     sizes = {"vocabulary_size": workload.vocabulary_size, **workload.options}
-    begin_s = time.perf_counter()
-    model = options.make_model(name, **sizes, hidden=hidden, dtype=dtype, max_batch=max_batch, seed=0)
-    setting = Setting(name, hidden, 1, dtype, 1, 1, workload.source, None, device=DEVICE)
-    (peak,) = measure_all(model, workload, setting, BenchPlan((POLICY,), window_s, None, None, None, 64, 0))
-    rate = LOAD * peak["served_rps"]
-    bench = Bench(model, workload, setting, BenchPlan((POLICY,), window_s, None, rate, None, 64, 0), Progress())
-    loaded = result(  # the reference takes seconds, and one is enough
-        setting, bench.measure(POLICY, rate), max_batch, peak["reference_cells_per_s"]
-    )
-    return {
-        "model": name, "dtype": dtype, "hidden": hidden, "max_batch": max_batch, **summary(peak, loaded),
-        "v100_rps": V100[name][0], "v100_p90_ms": V100[name][1], "whole_s": time.perf_counter() - begin_s,
-        "peak": peak, "loaded": loaded,
-    }  # fmt: skip
+    return options.make_model(name, **sizes, hidden=hidden, dtype=dtype, max_batch=max_batch, seed=0)
 
 
-def summary(peak: Row, loaded: Row) -> Row:
-    """Return the numbers of the table from two results of `bench`."""
-    return {
-        "peak_rps": peak["served_rps"], "offered_rps": loaded["offered_rps"], "p50_ms": loaded["p50_ms"],
-        "p90_ms": loaded["p90_ms"], "of_reference": peak["useful_over_reference"],
-        "idle_share": 1.0 - peak["busy_share"], "mean_batch": peak["mean_batch"],
-        "padding_share": peak["padding_share"], "failed": peak["failed"] + loaded["failed"],
-    }  # fmt: skip
+def saturated(model: Model, workload: Workload, count: int, **engine_options: Any) -> Row:
+    """Return what is answered a second with so many waiting, and what a step of that takes on the host, in us.
 
-
-# --- padded ----------------------------------------------------------------------------------------------------------
-
-
-def buckets(lengths: np.ndarray, width: int, most: int) -> list[np.ndarray]:
-    """Return the requests of each padded batch: of lengths in one bucket of `width` steps, at most so many."""
-    order = np.argsort(lengths, kind="stable")
-    batches = []
-    for number in np.unique((lengths - 1) // width):
-        mine = order[(lengths[order] - 1) // width == number]
-        batches += [mine[at : at + most] for at in range(0, len(mine), most)]
-    return batches
-
-
-def padded_baseline(workload: Workload, hidden: int, dtype: str, most: int = 2048, device: str = "cuda") -> Row:
-    """Return the requests a second of nn.LSTM over padded batches in buckets, with copies to and from the host.
-
-    No request waits for a batch to fill: what comes out is the most that such a server could reach.
+    The second of two times counts: the first compiles and loads.
     """
-    requests = workload.requests[:most]
-    lengths = np.array([len(request) for request in requests])
-    kind = getattr(torch, dtype)
-    embedding = nn.Embedding(workload.vocabulary_size or 1, hidden).to(device, kind)
-    layer = nn.LSTM(hidden, hidden, batch_first=True).to(device, kind).eval()
-    batches = buckets(lengths, BUCKET, MAX_BATCH)
-
-    def run(batch: np.ndarray, pack: bool) -> None:
-        tokens = np.zeros((len(batch), int(lengths[batch].max())), np.int64)
-        for place, number in enumerate(batch):
-            tokens[place, : lengths[number]] = requests[number]
-        x: Any = embedding(torch.from_numpy(tokens).to(device))
-        if pack:
-            x = pack_padded_sequence(x, torch.from_numpy(lengths[batch]), batch_first=True, enforce_sorted=False)
-        layer(x)[1][0].cpu()
-
-    row: Row = {}
-    with torch.no_grad():
-        for name, pack in (("padded_rps", False), ("packed_rps", True)):
-            run(batches[0], pack)
-            run(batches[-1], pack)
+    requests = [workload.requests[number % len(workload)] for number in range(count)]
+    with Engine(model, policy=POLICY, device=DEVICE, **engine_options) as engine:
+        executor = engine.driver._executor
+        executor.submit = submit = Timed(executor.submit)
+        engine.map(requests, progress=False)
+        before, submit.seconds = dataclasses.replace(engine.stats), 0.0
+        with offering.quiet_interpreter():
             begin_s = time.perf_counter()
-            for batch in batches:
-                run(batch, pack)
-            row[name] = len(requests) / (time.perf_counter() - begin_s)
-    return row
+            answers = engine.map(requests, progress=False)
+            seconds = time.perf_counter() - begin_s
+        del answers
+        after, whole = engine.stats, getattr(executor, "num_whole_tasks", None)
+    steps = after.steps - before.steps
+    spent = {key.replace("_s", "_us"): 1e6 * (getattr(after, key) - getattr(before, key)) / steps for key in TIMES}
+    return {
+        "peak_rps": count / seconds, "mean_batch": (after.cells - before.cells) / steps, "steps": steps, **spent,
+        "submit_us": 1e6 * submit.seconds / steps, "request_us": 1e6 * seconds / count, "whole_tasks": whole,
+        "idle_share": 1.0 - (after.busy_s - before.busy_s) / seconds,
+    }  # fmt: skip
+
+
+def loaded(model: Model, workload: Workload, rate: float, seconds: float, **engine_options: Any) -> Row:
+    """Return latency in ms under Poisson arrivals."""
+    with Engine(model, policy=POLICY, device=DEVICE, **engine_options) as engine:
+        found = offering.poisson(engine, workload, rate, seconds, 0, lambda share, answered: None)
+    p50_ms, p90_ms = (1e3 * np.percentile(found.latencies_s, (50, 90))).tolist()
+    return {
+        "p50_ms": p50_ms, "p90_ms": p90_ms, "late_ms": found.late_ms, "failed": found.num_failed,
+        "unanswered": int((~found.answered).sum()), "busy_share": found.stats.busy_s / found.seconds,
+    }  # fmt: skip
+
+
+def alone(model: Model, workload: Workload, count: int = 100) -> Row:
+    """Return the median time in ms of requests that come one at a time, and the us of each step of them."""
+    took = []
+    with Engine(model, policy=POLICY, device=DEVICE) as engine:
+        for number in range(count):
+            begin_s = time.perf_counter()
+            engine.submit(workload.requests[number]).result()
+            took.append(time.perf_counter() - begin_s)
+    steps = workload.cells[:count].tolist()
+    each = [seconds / cells for seconds, cells in zip(took, steps, strict=True)]
+    return {"alone_ms": 1e3 * statistics.median(took), "alone_step_us": 1e6 * statistics.median(each)}
+
+
+class Timed:
+    """A function that adds up the time of its calls."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+        self.seconds = 0.0
+
+    def __call__(self, *arguments: Any) -> Any:
+        begin_s = time.perf_counter()
+        try:
+            return self._call(*arguments)
+        finally:
+            self.seconds += time.perf_counter() - begin_s
+
+
+def exact_float32() -> Any:
+    """Inside, torch rounds no factors of float32, as the engine."""
+    return torch.backends.cudnn.flags(enabled=True, allow_tf32=False)

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from batchmaker.kernels import PersistentGRU, PersistentLSTM
 from batchmaker.kernels.cache import CacheDirectory, default_directory
 from batchmaker.kernels.configuration import Problem, candidates
-from batchmaker.kernels.cost import ranked
+from batchmaker.kernels.cost import cost, ranked
 from batchmaker.kernels.found import found_device
 from batchmaker.kernels.launch import LoadedKernel
 from batchmaker.kernels.layer import LayerWeights
@@ -41,6 +41,9 @@ GRNN_GRU: Final = {  # ms, of its table 3: with one synchronisation a step, with
     (64, 1): (0.181, 0.28), (64, 10): (0.186, 0.285), (64, 20): (0.201, 0.307),
     (256, 1): (0.275, 0.372), (256, 10): (0.323, 0.411), (256, 20): (0.431, 0.498),
     (1024, 1): (6.46, 0.683), (1024, 10): (64.76, 3.162), (1024, 20): (129.52, 6.324),
+}  # fmt: skip
+FLASHRNN: Final = {  # ms on an H100, of FlashRNN's paper: its fused kernel in bfloat16, nn.LSTM in float16
+    "bfloat16": {"flashrnn_ms": 4.87, "flashrnn_nn_ms": None}, "float16": {"flashrnn_ms": None, "flashrnn_nn_ms": 2.01},
 }  # fmt: skip
 TOLERANCES: Final = {"float32": 1e-4, "bfloat16": 4e-2, "float16": 5e-3}
 TUNED: Final = (("lstm", "float32", 256, 10), ("lstm", "bfloat16", 1024, 20), ("gru", "float32", 1024, 10))
@@ -174,6 +177,7 @@ def timed_row(cell: str, dtype: str, hidden: int, batch: int, steps: int = STEPS
     best = compiled_best(served, found.device, kernel_source(), compiler, arch=found.arch)
     if best is not None:
         row["configuration"] = best[0].name_expression
+        row["predicted_ms"] = 1e3 * cost(problem, best[0], found.device).seconds
         attempt(row, "kernel_ms", lambda: call_ms(recorded(kernel_call(problem, *best))))
     module = module_of(cell, hidden, hidden, dtype)
     x = torch.randn(steps, batch, hidden, device="cuda").to(getattr(torch, dtype))
@@ -193,6 +197,16 @@ def table1(until: Deadline) -> list[Row]:
     """The paper's table 1 and its like for GRU in PyTorch's form."""
     grid = [(cell, dtype, *size) for cell in ("lstm", "gru") for dtype in ("float32", "bfloat16") for size in SIZES]
     return _each(grid, timed_row, ("cell", "dtype", "hidden", "batch"), until)
+
+
+def flashrnn(until: Deadline) -> list[Row]:
+    """The size of which FlashRNN (Pöppel et al. 2024, arXiv 2412.07752) gives times on an H100: 1,024 steps."""
+
+    def one(dtype: str) -> Row:
+        row = timed_row("lstm", dtype, 768, 16, steps=1024)
+        return {**row, "target_ms": None, **FLASHRNN[dtype]}
+
+    return _each([(dtype,) for dtype in FLASHRNN], one, ("dtype",), until)
 
 
 def table3(until: Deadline) -> list[Row]:

@@ -16,6 +16,10 @@ WAYS: Final = (
     ("kernel alone", "kernel_ms"), ("module", "persistent_ms"), ("nn, padded", "padded_ms"),
     ("nn, packed", "packed_ms"), ("captured loop", "loop_ms"),
 )  # fmt: skip
+STEP: Final[tuple[Column, ...]] = (
+    ("mean batch", "mean_batch", ".0f"), ("us a step: scheduling", "scheduler_us", ".0f"),
+    ("submitting", "submit_us", ".0f"), ("on the GPU", "busy_us", ".0f"), ("idle", "idle_share", ".0%"),
+)  # fmt: skip
 COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
     "compile": (
         ("jobs", "jobs", ","), ("done", "done", ","), ("kernels compiled", "kernels", ","),
@@ -32,8 +36,25 @@ COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
     ),
     "table1": (
         ("cell", "cell", ""), ("dtype", "dtype", ""), ("hidden", "hidden", ""), ("batch", "batch", ""),
-        *((f"{title}, ms", key, ".3f") for title, key in WAYS), ("target", "target_ms", "g"),
-        ("GRNN, Titan V", "grnn_ms", "g"),
+        *((f"{title}, ms", key, ".3f") for title, key in WAYS), ("predicted", "predicted_ms", ".3f"),
+        ("target", "target_ms", "g"), ("GRNN, Titan V", "grnn_ms", "g"),
+    ),
+    "flashrnn": (
+        ("dtype", "dtype", ""), *((f"{title}, ms", key, ".2f") for title, key in WAYS),
+        ("predicted", "predicted_ms", ".2f"), ("FlashRNN, H100", "flashrnn_ms", "g"),
+        ("its nn.LSTM, H100", "flashrnn_nn_ms", "g"),
+    ),
+    "launches": (
+        ("rows", "batch", ""), ("bytes of a block", "block_bytes", ","), ("copy, us", "copy_us", ".1f"),
+        ("launch, us", "launch_us", ".1f"), ("GPU, us a step", "gpu_us", ".1f"),
+    ),
+    "in_flight": (
+        ("tasks in flight", "in_flight", ""), ("all waiting, requests/s", "peak_rps", ",.0f"), *STEP,
+        ("p50, ms at 5,000/s", "p50_ms", ".1f"), ("p90", "p90_ms", ".1f"),
+    ),
+    "tasks": (
+        ("tasks in one launch", "at_once", ""), ("all waiting, requests/s", "peak_rps", ",.0f"), *STEP,
+        ("a request alone, ms", "alone_ms", ".2f"), ("us a step of it", "alone_step_us", ".0f"),
     ),
     "table3": (
         ("hidden", "hidden", ""), ("batch", "batch", ""), ("one exchange, ms", "one_ms", ".3f"),
@@ -50,24 +71,28 @@ COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
     ),
 }  # fmt: skip
 ENGINE: Final[tuple[Column, ...]] = (
-    ("model", "model", ""), ("tasks in one launch", "at_once", ""), ("dtype", "dtype", ""),
-    ("peak requests/s", "peak_rps", ",.0f"),
-    ("V100, paper", "v100_rps", ","), ("p90 ms at 0.7 of it", "p90_ms", ".1f"), ("V100, paper", "v100_p90_ms", "g"),
-    ("of reference", "of_reference", ".2f"), ("idle", "idle_share", ".1%"), ("mean batch", "mean_batch", ".0f"),
-    ("padded nn.LSTM, requests/s", "padded_rps", ",.0f"), ("packed", "packed_rps", ",.0f"),
+    ("model", "model", ""), ("dtype", "dtype", ""), ("offered/s", "rate", ",.0f"),
+    ("requests/s", "peak_rps", ",.0f"), ("by hand", "hand_rps", ",.0f"), ("over by hand", "over_hand", ".2f"),
+    ("paper, V100", "v100_rps", ","), *STEP,
+    ("p50, ms", "p50_ms", ".1f"), ("by hand", "hand_p50_ms", ".1f"), ("p90, ms", "p90_ms", ".1f"),
+    ("by hand", "hand_p90_ms", ".1f"), ("over by hand", "p90_over_hand", ".2f"), ("paper, V100", "v100_p90_ms", "g"),
+    ("best by hand", "hand", ""),
 )  # fmt: skip
 TITLES: Final = {
     "compile": "Kernels compiled",
     "executor": "The engine beside the CPU",
     "correctness": "Persistent kernels beside float64",
     "table1": "100 steps",
+    "flashrnn": "1,024 steps of FlashRNN's size: LSTM 768, batch 16",
     "table3": "GRU: one exchange a step, and two",
     "networks": "Two networks",
     "tuner": "The model's choice beside a wide search",
-    "tasks": "Engine: LSTM 1024 in batches of 32, tasks in one launch and step by step",
+    "launches": "Copies and launches",
     "lstm": "Engine: LSTM 1024, Europarl's lengths",
     "seq2seq": "Engine: Seq2Seq 1024",
     "treelstm": "Engine: TreeLSTM 1024",
+    "in_flight": "Engine: LSTM 1024, two tasks in flight and one",
+    "tasks": "Engine: LSTM 1024 in batches of 32, tasks in one launch and step by step",
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+import time
 from pathlib import Path
 from unittest import mock
 
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 from batchmaker.cli.workload import make_workload
+from batchmaker.engine.engine import Engine
 from batchmaker.executor.cuda.gpu import Gpu
 from batchmaker.kernels.devices import H200
 
@@ -25,7 +27,8 @@ def scripts(monkeypatch):
     pytest.importorskip("cuda.core", reason="needs the extra `cuda`")
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     return {
-        name: importlib.import_module(name) for name in ("gpu", "gpu_kernels", "gpu_compile", "gpu_engine", "gpu_page")
+        name: importlib.import_module(name)
+        for name in ("gpu", "gpu_kernels", "gpu_compile", "gpu_engine", "gpu_padded", "gpu_page")
     }
 
 
@@ -202,7 +205,7 @@ def test_targets_are_those_of_the_specification(scripts):
 
 def test_buckets_hold_each_request_once_and_like_lengths(scripts):
     lengths = np.random.default_rng(0).integers(1, 100, 300)
-    batches = scripts["gpu_engine"].buckets(lengths, 10, 16)
+    batches = scripts["gpu_padded"].buckets(lengths, 10, 16)
     assert sorted(np.concatenate(batches).tolist()) == list(range(300))
     for batch in batches:
         assert len(batch) <= 16
@@ -254,32 +257,78 @@ def test_what_is_compiled_ahead_is_what_the_sections_ask_for(scripts, tmp_path, 
     assert compiling.compile_job(job, H200, "sm_90") == 0
 
 
-def test_the_padded_baseline_runs_all_requests(scripts):
+def test_padded_and_packed_batches_give_the_same_and_so_do_trees_by_level(scripts):
+    padded = scripts["gpu_padded"]
     workload = make_workload("lstm", lengths="clip:12", count=40, seed=0)
-    row = scripts["gpu_engine"].padded_baseline(workload, 8, "float32", device="cpu")
-    assert row["padded_rps"] > 0
-    assert row["packed_rps"] > 0
+    found = []
+    for pack in (False, True):
+        torch.manual_seed(0)
+        found.append(padded.lstm(workload, 8, "float32", "cpu", pack=pack)(np.arange(1, 20)))
+    torch.testing.assert_close(*found)
+    workload = make_workload("treelstm", count=20, seed=0)
+    model = scripts["gpu_engine"].made("treelstm", workload, "float32", hidden=8, max_batch=8)
+    leaf, inner = (model.cells[name].module for name in ("leaf", "inner"))
+    with Engine(model) as engine:
+        wanted = engine.map(list(workload.requests[:9]), progress=False)
+    torch.testing.assert_close(padded.trees(workload, leaf, inner, "cpu")(np.arange(9)), torch.stack(wanted))
+
+
+def test_translations_by_hand_have_the_words_of_the_longest(scripts):
+    workload = make_workload("seq2seq", count=20, seed=0)
+    model = scripts["gpu_engine"].made("seq2seq", workload, "float32", hidden=8, max_batch=8)
+    run = scripts["gpu_padded"].seq2seq(workload, model.cells["decoder"].module, 8, "float32", "cpu")
+    assert run(np.arange(5)).shape == (5, max(request["words"] for request in workload.requests[:5]))
+
+
+def test_all_requests_are_served_by_hand_and_what_is_not_counts_with_its_time_so_far(scripts):
+    padded, lengths, sizes = scripts["gpu_padded"], np.array([3, 4, 30, 31] * 5), []
+
+    def run(numbers):
+        sizes.append(len(numbers))
+        assert np.ptp(lengths[numbers]) < 10
+        return torch.zeros(len(numbers))
+
+    found = padded.live(run, lengths, 200.0, 0.2, 10, 3, seed=0)
+    assert found["unanswered"] == 0
+    assert max(sizes) <= 3
+    assert 0 < found["p50_ms"] <= found["p90_ms"]
+    late = padded.live(lambda numbers: time.sleep(0.5), lengths, 200.0, 0.2, 10, 1, seed=0)
+    assert late["unanswered"] > 0
+    best = padded.most_per_s(run, lengths, widths=(10,))
+    assert best["rps"] == max(best["sweep"].values())
 
 
 def test_tasks_are_timed_in_one_launch_and_step_by_step(scripts, monkeypatch):
     engine, seen = scripts["gpu_engine"], []
 
-    def served(name, dtype, seconds, **sizes):
+    def saturated(model, workload, count):
         seen.append(Gpu.recurrent(None, None, 1, 1) if isinstance(Gpu.recurrent, mock.Mock) else "real")
-        return {"model": name, "dtype": dtype}
+        return {"peak_rps": 1.0}
 
-    monkeypatch.setattr(engine, "served", served)
+    monkeypatch.setattr(engine, "saturated", saturated)
+    monkeypatch.setattr(engine, "alone", lambda *_: {})
+    monkeypatch.setattr(engine, "made", lambda *_, **__: None)
     rows = engine.tasks(scripts["gpu"].Deadline(100.0, Hand()))
     assert [row["at_once"] for row in rows] == [True, False]
     assert seen == ["real", None]
-    assert [row["not_run"] for row in engine.tasks(scripts["gpu"].Deadline(5.0, Hand()))] == ["out of time"] * 2
+    assert [row["not_run"] for row in engine.tasks(scripts["gpu"].Deadline(3.0, Hand()))] == ["out of time"] * 2
 
 
 @pytest.mark.slow
-def test_a_model_is_served_and_its_row_can_be_written_down(scripts, monkeypatch):
-    monkeypatch.setattr(scripts["gpu_engine"], "DEVICE", "cpu")
-    row = scripts["gpu_engine"].served("lstm", "float32", 1.0, hidden=8, max_batch=8)
-    assert row["failed"] == 0
+def test_a_model_is_served_beside_by_hand_and_its_rows_can_be_written_down(scripts, monkeypatch):
+    engine, padded = scripts["gpu_engine"], scripts["gpu_padded"]
+    monkeypatch.setattr(engine, "DEVICE", "cpu")
+    monkeypatch.setattr(engine, "WAITING", 100)
+    monkeypatch.setitem(engine.RATES, "lstm", (30,))
+    monkeypatch.setattr(padded, "MAXIMA", (64,))
+    monkeypatch.setattr(padded, "LIVE", [(10, 64)])
+    workload = make_workload("lstm", lengths="clip:12", count=40, seed=0)
+    runs = {"padded": padded.lstm(workload, 8, "float32", "cpu", pack=False)}
+    until = scripts["gpu"].Deadline(100.0, Hand())
+    rows = engine.beside("lstm", workload, "float32", 8, 8, runs, workload.chains[:, 0], until)
+    assert [row["rate"] for row in rows] == [None, 30]
+    assert rows[1]["failed"] == rows[1]["unanswered"] == 0
+    assert engine.alone(engine.made("lstm", workload, "float32", hidden=8, max_batch=8), workload, 3)["alone_ms"] > 0
     content = {"device": "x", "driver": "x", "torch": "x", "commit": "c", "command": "gpu.py"}
-    content["sections"] = json.loads(json.dumps({"lstm": {"state": "ran", "rows": [row]}}))
+    content["sections"] = json.loads(json.dumps({"lstm": {"state": "ran", "rows": rows}}))
     assert "| lstm | float32 |" in scripts["gpu_page"].tables(content)

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from batchmaker.compile.export import torch_dtype
 from batchmaker.executor.cuda.blocks import Blocks
 from batchmaker.executor.cuda.tables import row_bytes
 from batchmaker.graph.spec import ValueSpec
@@ -42,10 +41,11 @@ class Fetched:
     def values(self, blocks: Blocks, begin: int, end: int) -> Tensor:
         """Return the rows at positions from `begin` to before `end`, [count, *shape], in memory of their own."""
         mine, size = within(self.positions, begin, end), row_bytes(self.spec)
-        values = torch.empty((mine.stop - mine.start, *self.spec.shape), dtype=torch_dtype(self.spec.dtype))
-        rows = blocks.extra[self.first + mine.start * size : self.first + mine.stop * size]
-        values.view(-1).view(torch.uint8).numpy()[:] = rows
-        return values
+        rows = blocks.extra[self.first + mine.start * size : self.first + mine.stop * size].copy()
+        is_brain = self.spec.dtype == "bfloat16"  # which NumPy does not know
+        shape = (mine.stop - mine.start, *self.spec.shape)
+        values = torch.from_numpy(rows.view("int16" if is_brain else self.spec.dtype).reshape(shape))
+        return values.view(torch.bfloat16) if is_brain else values
 
 
 def fetched(fetches: Sequence[FetchOutput], outputs: Sequence[ValueSpec]) -> tuple[tuple[Fetched, ...], int]:
