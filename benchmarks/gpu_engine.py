@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from itertools import product
 from typing import Any, Final
 from unittest import mock
 
@@ -31,6 +32,8 @@ Row = dict[str, Any]
 DEVICE: Final = "cuda:0"
 POLICY: Final = "cellular:max_steps=5"
 """An engine's own on GPUs, where nothing has a deadline."""
+POLICIES: Final = (POLICY, "cellular")
+"""And with as many steps in a task as the GPU does in a millisecond."""
 MAX_BATCH: Final = 512
 WAITING: Final = 8192
 """Requests that wait at once where it is measured how many are answered."""
@@ -39,6 +42,8 @@ V100: Final = {  # requests/s and p90 in ms of BatchMaker's paper; seq2seq on fo
 }  # fmt: skip
 RATES: Final = {"lstm": (2000, 5000, 10_000), "seq2seq": (1000, 2000, 3000), "treelstm": (1000, 2000)}
 """Requests a second at which latency is measured."""
+DTYPES: Final = ("float16", "bfloat16")
+"""Of the LSTM beside nn.LSTM; the engine computes in the first, by hand in either."""
 CHECKED: Final = {"float32": 1e-4, "bfloat16": 6e-2, "float16": 6e-3}
 TIMES: Final = ("scheduler_s", "unfold_s", "busy_s")
 
@@ -110,15 +115,15 @@ def _host_us(call: Callable[[], object], device: Any, calls: int = 200) -> float
 def tasks(until: Deadline) -> list[Row]:
     """LSTM of 1024 in small batches: tasks in one launch of a persistent kernel, and the same step by step."""
     rows, workload = [], make_workload("lstm", seed=0)
-    for at_once in (True, False):
-        if until.left_s < 5:
-            rows.append({"model": "lstm", "at_once": at_once, "not_run": "out of time"})
+    for policy, at_once in product(POLICIES, (True, False)):
+        about = {"model": "lstm", "dtype": "bfloat16", "policy": policy, "at_once": at_once}
+        if until.left_s < 4:
+            rows.append({**about, "not_run": "out of time"})
             continue
         with nullcontext() if at_once else mock.patch.object(Gpu, "recurrent", return_value=None):
             model = made("lstm", workload, "bfloat16", hidden=1024, max_batch=32)
-            row = saturated(model, workload, WAITING // 4)
-            row |= alone(model, workload)
-            rows.append({"model": "lstm", "dtype": "bfloat16", "at_once": at_once, **row})
+            row = saturated(model, workload, WAITING // 4, policy=policy)
+            rows.append({**about, **row, **alone(model, workload, policy=policy)})
     return rows
 
 
@@ -138,18 +143,10 @@ def in_flight(until: Deadline) -> list[Row]:
 
 def lstm(until: Deadline) -> list[Row]:
     """LSTM of 1024 on Europarl's lengths, and nn.LSTM over padded and packed batches on the same GPU."""
-    rows, workload = [], make_workload("lstm", seed=0)
-    lengths = workload.chains[:, 0]
-    for dtype in ("bfloat16", "float16"):
-        if until.left_s < 8:
-            rows.append({"model": "lstm", "dtype": dtype, "not_run": "out of time"})
-            continue
-        runs = {
-            "padded": gpu_padded.lstm(workload, 1024, dtype, "cuda", pack=False),
-            "packed": gpu_padded.lstm(workload, 1024, dtype, "cuda", pack=True),
-        }
-        rows += beside("lstm", workload, dtype, 1024, MAX_BATCH, runs, lengths, until)
-    return rows
+    workload = make_workload("lstm", seed=0)
+    ways = {f"{('padded', 'packed')[pack]} {dtype}": (dtype, pack) for dtype in DTYPES for pack in (False, True)}
+    runs = {way: gpu_padded.lstm(workload, 1024, dtype, "cuda", pack=pack) for way, (dtype, pack) in ways.items()}
+    return beside("lstm", workload, DTYPES[0], 1024, MAX_BATCH, runs, workload.chains[:, 0], until)
 
 
 def seq2seq(until: Deadline) -> list[Row]:
@@ -183,22 +180,24 @@ def beside(
     with exact_float32():
         by_hand = {way: gpu_padded.most_per_s(run, lengths) for way, run in runs.items()}
     best = max(by_hand, key=lambda way: by_hand[way]["rps"])
-    rows = [{
-        **about, "rate": None, **saturated(model, workload, WAITING), "hand_rps": by_hand[best]["rps"],
-        "hand": f"{best}, {by_hand[best]['setting']}", "by_hand": by_hand, "v100_rps": V100[name][0],
-    }]  # fmt: skip
-    rows[0]["over_hand"] = rows[0]["peak_rps"] / rows[0]["hand_rps"]
+    rows: list[Row] = []
+    for policy in POLICIES:
+        row = {**about, "policy": policy, "rate": None, **saturated(model, workload, WAITING, policy=policy)}
+        row |= {"hand_rps": by_hand[best]["rps"], "hand": f"{best}, {by_hand[best]['setting']}"}
+        row |= {"over_hand": row["peak_rps"] / row["hand_rps"], "v100_rps": V100[name][0], "by_hand": by_hand}
+        rows.append(row)
     for rate in RATES[name]:
-        if until.left_s < 4:
+        if until.left_s < 6:
             rows.append({**about, "rate": rate, "not_run": "out of time"})
             continue
-        row = {**about, "rate": rate, **loaded(model, workload, rate, 1.5), "v100_p90_ms": V100[name][1]}
         with exact_float32():
             found = {way: gpu_padded.latency(run, lengths, rate, 1.5, seed=0) for way, run in runs.items()}
         way = min(found, key=lambda each: found[each]["p90_ms"])
-        row |= {f"hand_{key}": value for key, value in found[way].items()}
-        row["p90_over_hand"] = row["p90_ms"] / row["hand_p90_ms"]
-        rows.append({**row, "hand": f"{way}, {found[way]['setting']}"})
+        hand = {f"hand_{key}": value for key, value in found[way].items()}
+        for policy in POLICIES:
+            row = {**about, "policy": policy, "rate": rate, **loaded(model, workload, rate, 1.5, policy=policy), **hand}
+            row |= {"p90_over_hand": row["p90_ms"] / hand["hand_p90_ms"], "v100_p90_ms": V100[name][1]}
+            rows.append({**row, "hand": f"{way}, {found[way]['setting']}"})
     return rows
 
 
@@ -208,13 +207,15 @@ def made(name: str, workload: Workload, dtype: str, *, hidden: int, max_batch: i
     return options.make_model(name, **sizes, hidden=hidden, dtype=dtype, max_batch=max_batch, seed=0)
 
 
-def saturated(model: Model, workload: Workload, count: int, **engine_options: Any) -> Row:
+def saturated(
+    model: Model, workload: Workload, count: int, *, policy: str = POLICY, **engine_options: Any
+) -> Row:  # fmt: skip
     """Return what is answered a second with so many waiting, and what a step of that takes on the host, in us.
 
     The second of two times counts: the first compiles and loads.
     """
     requests = [workload.requests[number % len(workload)] for number in range(count)]
-    with Engine(model, policy=POLICY, device=DEVICE, **engine_options) as engine:
+    with Engine(model, policy=policy, device=DEVICE, **engine_options) as engine:
         executor = engine.driver._executor
         executor.submit = submit = Timed(executor.submit)
         engine.map(requests, progress=False)
@@ -234,9 +235,11 @@ def saturated(model: Model, workload: Workload, count: int, **engine_options: An
     }  # fmt: skip
 
 
-def loaded(model: Model, workload: Workload, rate: float, seconds: float, **engine_options: Any) -> Row:
+def loaded(
+    model: Model, workload: Workload, rate: float, seconds: float, *, policy: str = POLICY, **engine_options: Any
+) -> Row:  # fmt: skip
     """Return latency in ms under Poisson arrivals."""
-    with Engine(model, policy=POLICY, device=DEVICE, **engine_options) as engine:
+    with Engine(model, policy=policy, device=DEVICE, **engine_options) as engine:
         found = offering.poisson(engine, workload, rate, seconds, 0, lambda share, answered: None)
     p50_ms, p90_ms = (1e3 * np.percentile(found.latencies_s, (50, 90))).tolist()
     return {
@@ -245,10 +248,10 @@ def loaded(model: Model, workload: Workload, rate: float, seconds: float, **engi
     }  # fmt: skip
 
 
-def alone(model: Model, workload: Workload, count: int = 100) -> Row:
+def alone(model: Model, workload: Workload, count: int = 100, *, policy: str = POLICY) -> Row:
     """Return the median time in ms of requests that come one at a time, and the us of each step of them."""
     took = []
-    with Engine(model, policy=POLICY, device=DEVICE) as engine:
+    with Engine(model, policy=policy, device=DEVICE) as engine:
         for number in range(count):
             begin_s = time.perf_counter()
             engine.submit(workload.requests[number]).result()

@@ -53,7 +53,8 @@ COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
         ("p50, ms at 5,000/s", "p50_ms", ".1f"), ("p90", "p90_ms", ".1f"),
     ),
     "tasks": (
-        ("tasks in one launch", "at_once", ""), ("all waiting, requests/s", "peak_rps", ",.0f"), *STEP,
+        ("policy", "policy", ""), ("tasks in one launch", "at_once", ""),
+        ("all waiting, requests/s", "peak_rps", ",.0f"), *STEP,
         ("a request alone, ms", "alone_ms", ".2f"), ("us a step of it", "alone_step_us", ".0f"),
     ),
     "table3": (
@@ -71,7 +72,7 @@ COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
     ),
 }  # fmt: skip
 ENGINE: Final[tuple[Column, ...]] = (
-    ("model", "model", ""), ("dtype", "dtype", ""), ("offered/s", "rate", ",.0f"),
+    ("policy", "policy", ""), ("dtype", "dtype", ""), ("offered/s", "rate", ",.0f"),
     ("requests/s", "peak_rps", ",.0f"), ("by hand", "hand_rps", ",.0f"), ("over by hand", "over_hand", ".2f"),
     ("paper, V100", "v100_rps", ","), *STEP,
     ("p50, ms", "p50_ms", ".1f"), ("by hand", "hand_p50_ms", ".1f"), ("p90, ms", "p90_ms", ".1f"),
