@@ -1,6 +1,6 @@
 """Throughput of ED-Batch's workloads under learnt and published orders, for docs/ed-batch-throughput.md.
 
-    python benchmarks/ed_batch_throughput.py [--rounds 5] run DATA [--workload NAME ...] [--again]
+    python benchmarks/ed_batch_throughput.py [--rounds 5] [--quick] run DATA [--workload NAME ...] [--again]
     python benchmarks/ed_batch_throughput.py inputs INPUTS.json    # then dynet_peer.py INPUTS.json DYNET.json
     python benchmarks/ed_batch_throughput.py peer INPUTS.json DYNET.json
     python benchmarks/ed_batch_throughput.py page docs/ed-batch-throughput.md
@@ -10,8 +10,8 @@ all requests of the last are answered. An order is learnt from requests other th
 is looked at with each size of mini-batch and then measured with the one that is best for it, all orders in turn. The
 same with cells that are planned, and with cells whose gates are computed one by one (see `gate_by_gate`). Seconds are
 CPU time of the thread, so that others on the machine matter less. Results are kept in the JSON file, workload by
-workload: what is there of the same commit and as many rounds is not measured anew, unless --again says so. `page` makes
-the tables and the picture from it.
+workload: what is there of the same code and as many rounds is not measured anew, unless --again says so. `page` makes
+the tables and the picture from it. --quick: one round of 64 requests, orders learnt from 128 others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from batchmaker.cli.bench.load import quiet_interpreter
-from batchmaker.cli.bench.report import commit, machine
+from batchmaker.cli.bench.report import commit
 from batchmaker.cli.requests import TAGGERS, requests_from
 from batchmaker.engine import loop
 from batchmaker.engine.engine import Engine
@@ -47,6 +47,7 @@ from batchmaker.model.model import Model
 from batchmaker.policies.learned import CellRow, LearntFrom, PolicyFile
 from ed_batch import FILES
 from gate_by_gate import gate_by_gate
+from provenance import digest, made_by
 from throughput_page import HEURISTICS, PLANNED, POLICIES, SIZES, TASKS, Result, show
 
 CHAINS: Final = (*TAGGERS, "lstm-nmt")
@@ -59,7 +60,15 @@ Cells = Literal["bound", "planned", "gates"]
 Order = tuple[str, Cells]
 LEARN_FROM: Final = 1024
 LEARN_BATCH: Final = 64
+QUICK: Final = 64
+MEASURES: Final = (
+    "benchmarks/ed_batch_throughput.py", "benchmarks/gate_by_gate.py", "src/batchmaker/compile",
+    "src/batchmaker/engine", "src/batchmaker/executor", "src/batchmaker/scheduler", "src/batchmaker/policies/agenda.py",
+    "src/batchmaker/policies/depth.py", "src/batchmaker/policies/sufficient.py", "src/batchmaker/policies/learned",
+    "src/batchmaker/lab/learners",
+)  # fmt: skip
 ROOT: Final = Path(__file__).parent.parent
+COMMAND: Final = "python benchmarks/ed_batch_throughput.py run DATA"
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +222,8 @@ def figures(rounds: Sequence[Round]) -> Result:
 
 def run(options: argparse.Namespace) -> None:
     """Measure the workloads on the data, those that are not in the file yet, and keep each as it comes."""
-    names = options.workload if options.again else missing(read(options.json), options.workload, options.rounds)
+    known = read(options.json)
+    names = options.workload if options.again else missing(known, options.workload, options.rounds, digest(MEASURES))
     print(f"{len(names)} of {len(options.workload)} workloads to measure", flush=True)
     began_s = time.monotonic()
     for number, name in enumerate(names, 1):
@@ -227,24 +237,25 @@ def run(options: argparse.Namespace) -> None:
 
 def workload(name: str, options: argparse.Namespace) -> Result:
     """Learn for one workload and measure it."""
-    most = LARGE.get(name, max(SIZES))
+    most = min(LARGE.get(name, max(SIZES)), QUICK if options.quick else max(SIZES))
+    others = 2 * QUICK if options.quick else LEARN_FROM
     sizes = {"max_batch": LARGE[name]} if name in LARGE else {}
-    found = requests_from(name, options.data / FILES[name], count=most + LEARN_FROM, hidden=HIDDEN, **sizes)
-    file = options.policies / f"{name}.json"
+    found = requests_from(name, options.data / FILES[name], count=most + others, hidden=HIDDEN, **sizes)
+    file = options.policies / f"{name}{'-quick' * options.quick}.json"
     about = learnt(name, found.model, found.requests[most:], file)
     result = measured(found.model, found.requests[:most], orders_of(name), file, options.rounds)
     return {
-        "workload": name, "commit": commit(), "rounds": options.rounds, "source": found.source, "requests": most,
-        "learnt": about, **result,
+        "workload": name, "commit": commit(), "digest": digest(MEASURES), "rounds": options.rounds,
+        "source": found.source, "requests": most, "learnt": about, **result,
     }  # fmt: skip
 
 
-def missing(found: Result, names: Sequence[str], rounds: int) -> list[str]:
-    """Return the workloads of which the file has nothing of this commit and as many rounds."""
+def missing(found: Result, names: Sequence[str], rounds: int, code: str) -> list[str]:
+    """Return the workloads of which the file has nothing of this code and as many rounds. code: its digest."""
     made = {
         result["workload"]
         for result in found["results"]
-        if (result.get("commit"), result.get("rounds")) == (commit(), rounds)
+        if (result.get("digest"), result.get("rounds")) == (code, rounds)
     }
     return [name for name in names if name not in made]
 
@@ -280,7 +291,7 @@ def peer(options: argparse.Namespace) -> None:
         ours.append({"workload": name, **measured(model, inputs[name], orders, file, options.rounds)})
         print(name, {(o["order"], o["cells"]): round(o["per_s"]) for o in ours[-1]["orders"]}, flush=True)
     dynet = json.loads(options.dynet.read_text("utf-8")) if options.dynet is not None else []
-    keep({"peer": {"ours": ours, "dynet": dynet}}, options)
+    keep({"peer": {"ours": ours, "dynet": dynet, "digest": digest(MEASURES)}}, options)
 
 
 # --- what is kept ----------------------------------------------------------------------------------------------------
@@ -292,13 +303,16 @@ def read(path: Path) -> Result:
 
 
 def keep(new: Result, options: argparse.Namespace) -> None:
-    """Write results beside those of other workloads that are in the file."""
+    """Write results beside those of other workloads that are in the file: it is of this code if all of them are."""
     found = read(options.json)
     if "results" in new:
         names = {result["workload"] for result in new["results"]}
         rest = [result for result in found["results"] if result["workload"] not in names]
         new["results"] = sorted(rest + new["results"], key=lambda result: list(FILES).index(result["workload"]))
-    found |= {"commit": commit(), "machine": machine(), "rounds": options.rounds, **new}
+    found |= {**made_by(MEASURES, COMMAND), "rounds": options.rounds, "quick": options.quick, **new}
+    parts = [*found["results"], *([found["peer"]] if "peer" in found else [])]
+    if any(part.get("digest") != found["measures"]["digest"] for part in parts):
+        del found["measures"]
     options.json.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
 
 
@@ -306,7 +320,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "results" / "ed-batch-throughput.json")
     parser.add_argument("--policies", type=Path, default=Path(gettempdir()) / "policies", help="Of learnt orders.")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, help="[5]")
+    parser.add_argument(
+        "--quick", action="store_true", help="one round of few requests: whether it works"
+    )
     what = parser.add_subparsers(dest="what", required=True)
     runs = what.add_parser("run")
     runs.add_argument("data", type=Path)
@@ -320,6 +337,7 @@ def main() -> None:
     pages.add_argument("page", type=Path)
     pages.add_argument("--png", type=Path, default=ROOT / "docs" / "images" / "ed-batch-throughput.png")
     options = parser.parse_args()
+    options.rounds = options.rounds or (1 if options.quick else 5)
     options.policies.mkdir(exist_ok=True)
     if options.what == "inputs":
         options.inputs.write_text(json.dumps(random_inputs(seed=0)) + "\n", "utf-8")

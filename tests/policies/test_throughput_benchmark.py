@@ -24,7 +24,7 @@ def scripts(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     names = ("ed_batch_throughput", "throughput_page", "gate_by_gate")
     yield [importlib.import_module(name) for name in names]
-    for name in (*names, "ed_batch"):
+    for name in (*names, "ed_batch", "provenance"):
         sys.modules.pop(name, None)
 
 
@@ -91,32 +91,36 @@ def test_dynets_best_with_and_without_building_may_be_of_different_sizes(scripts
     ]
 
 
-def test_only_workloads_that_the_file_does_not_have_are_measured(scripts, monkeypatch):
+def test_only_workloads_that_the_file_does_not_have_of_this_code_are_measured(scripts):
     main, _, _ = scripts
-    monkeypatch.setattr(main, "commit", lambda: "now")
     made = [
-        measured("treelstm", commit="now", rounds=5), measured("treegru", commit="before", rounds=5),
-        measured("mvrnn", commit="now", rounds=3), measured("latticelstm"),
+        measured("treelstm", digest="this", rounds=5), measured("treegru", digest="other", rounds=5),
+        measured("mvrnn", digest="this", rounds=3), measured("latticelstm"),
     ]  # fmt: skip
     names = ["mvrnn", "treelstm", "treegru", "latticelstm", "lstm-nmt"]
-    assert main.missing({"results": made}, names, 5) == ["mvrnn", "treegru", "latticelstm", "lstm-nmt"]
+    assert main.missing({"results": made}, names, 5, "this") == ["mvrnn", "treegru", "latticelstm", "lstm-nmt"]
 
 
 def test_results_are_kept_as_they_come_and_replace_those_of_their_workload(scripts, tmp_path):
     main, _, _ = scripts
-    options = argparse.Namespace(json=tmp_path / "found.json", rounds=5)
+    options = argparse.Namespace(json=tmp_path / "found.json", rounds=5, quick=False)
+    provenance = importlib.import_module("provenance")
+    code = provenance.digest(main.MEASURES)
     for result in (measured("treelstm", n=1), measured("bilstm-tagger", n=2), measured("treelstm", n=3)):
-        main.keep({"results": [result]}, options)
-    main.keep({"peer": {"ours": [], "dynet": []}}, options)
+        main.keep({"results": [{**result, "digest": code}]}, options)
+    main.keep({"peer": {"ours": [], "dynet": [], "digest": code}}, options)
     found = main.read(options.json)
+    assert provenance.is_current(found)
     assert [(result["workload"], result["n"]) for result in found["results"]] == [("bilstm-tagger", 2), ("treelstm", 3)]
     assert found["rounds"] == 5
     assert main.read(tmp_path / "none.json") == {"results": []}
+    main.keep({"results": [measured("treelstm", digest="other")]}, options)
+    assert not provenance.is_current(main.read(options.json))
 
 
 def test_the_page_is_filled_and_the_picture_drawn(scripts, tmp_path):
     main, page, _ = scripts
-    options = argparse.Namespace(json=tmp_path / "found.json", rounds=5)
+    options = argparse.Namespace(json=tmp_path / "found.json", rounds=5, quick=False)
     main.keep({"results": [measured(), measured("lstm-nmt", row("agenda", "gates", 40.0))]}, options)
     copied = Path(shutil.copy(ROOT / "docs" / "ed-batch-throughput.md", tmp_path / "page.md"))
     page.show(main.read(options.json), copied, tmp_path / "bars.png")
