@@ -321,9 +321,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "results" / "ed-batch-throughput.json")
     parser.add_argument("--policies", type=Path, default=Path(gettempdir()) / "policies", help="Of learnt orders.")
     parser.add_argument("--rounds", type=int, help="[5]")
-    parser.add_argument(
-        "--quick", action="store_true", help="one round of few requests: whether it works"
-    )
+    parser.add_argument("--quick", action="store_true", help="one round of few requests: whether it works")
     what = parser.add_subparsers(dest="what", required=True)
     runs = what.add_parser("run")
     runs.add_argument("data", type=Path)

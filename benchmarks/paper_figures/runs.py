@@ -22,7 +22,7 @@ RUNS: Final[dict[str, Run]] = {
             ("overhead.json", "overhead-avx2.json"), 16, "benchmarks.md"),
         Run("lazybatching", "python benchmarks/lazybatching.py --data DATA --jobs 2", ("lazybatching.json",), 45,
             "lazybatching.md", "probe"),
-        Run("lazybatching-live", "python benchmarks/lazybatching_live.py", ("lazybatching-live.json",), 11,
+        Run("lazybatching-live", "python benchmarks/lazybatching_live.py", ("lazybatching-live.json",), 13,
             "lazybatching.md"),
         Run("npu", "python benchmarks/npu.py --words 17", ("npu.json",), 1, "lazybatching.md"),
         Run("simulator", "python benchmarks/simulator.py --requests 20000", ("simulator.json",), 1, "simulator.md"),
@@ -39,7 +39,7 @@ RUNS: Final[dict[str, Run]] = {
         Run("pq-tree", "python benchmarks/pq_tree.py", ("pq-tree.json",), 1, "cell-planning.md"),
         Run("kernel-configurations", "python benchmarks/kernel_configurations.py --arch sm_90 sm_80",
             ("kernel-configurations.json",), 2, "kernels.md"),
-        Run("gpu", "python benchmarks/gpu.py", ("gpu.json",), 9, "gpu.md"),
+        Run("gpu", "python benchmarks/gpu.py", ("gpu.json",), 5, "gpu.md"),
         Run("learned-online", "python benchmarks/learned_online.py", ("learned-online.json",), 20, "learned-online.md"),
         Run("default-policy",
             "python benchmarks/default_policy.py --requests 60 --seeds 20 --trace CSV --best-of RESULT",
@@ -65,12 +65,12 @@ RUNS: Final[dict[str, Run]] = {
 }  # fmt: skip
 
 OLDER: Final = frozenset((
-    "ed-batch-throughput.json", "gpu.json", "learned-online.json", "examples.json",
+    "curves-costs.json", "ed-batch-throughput.json", "learned-online.json", "examples.json",
     "serving-lstm.json", "serving-loadgen.json", "serving-overhead.json", "serving-perf-analyzer.json",
     "serving-overload-lstm-fleet.json", "serving-fleet-overhead.json", "serving-fleet-proxies.json",
     "serving-fleet-replicas.json", "serving-fleet-routers.json", "serving-fleet-bulk.json", "serving-fleet-rows.json",
     "fleet-simulated-and-real.json", "fleet.json", "fleet-costs.json", "overhead.json",
-    "batching-and-cells.json", "overhead-avx2.json", "lazybatching-live.json",
+    "batching-and-cells.json", "overhead-avx2.json",
 ))  # fmt: skip
 """Results whose code has changed since, or that do not say what they measure: marked on the page. A result leaves this
 list when its benchmark declares what it measures (`provenance.made_by`) and has been run again."""

@@ -79,6 +79,7 @@ class FakeDevice:
         self.at_once = at_once
         self.num_launched = 0
         self.num_rows_copied = 0
+        self.num_uploads = 0
         self._line: deque[Callable[[], Any]] = deque()
         self._recording: list[Callable[[], None]] | None = None
         self._random = random.Random(seed)
@@ -147,6 +148,7 @@ class FakeDevice:
         return memory
 
     def upload(self, *copies: tuple[Tensor, NDArray[Any]]) -> None:
+        self.num_uploads += 1
         for target, source in copies:
             self._upload(target, source)
 

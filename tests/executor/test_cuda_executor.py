@@ -158,6 +158,15 @@ def test_every_supported_size_is_recorded_at_the_start_and_none_later() -> None:
         assert engine.stats.padded_cells > engine.stats.cells
 
 
+def test_the_blocks_of_all_steps_of_a_task_go_to_the_device_together() -> None:
+    (device,) = fakes(1)
+    with running(Mixed(batch_sizes=[1, 2, 4]), device) as engine:
+        before, tasks = device.num_uploads, engine.stats.tasks
+        engine.map(REQUESTS, progress=False)
+        assert device.num_uploads - before == engine.stats.tasks - tasks
+        assert engine.stats.steps > engine.stats.tasks
+
+
 def test_busy_time_counts_what_a_chain_computes_ahead_of_its_steps() -> None:
     class Chain(bm.Model):
         def __init__(self) -> None:

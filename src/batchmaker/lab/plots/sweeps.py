@@ -52,7 +52,7 @@ def draw_panels(path: Path, panels: Sequence[Panel], title: str, subtitle: str) 
         ax.set_xlabel(panel.x, color=INK)
         _number_axes(ax, panel.y, log=panel.log)
     handles, labels = grid[0][0].get_legend_handles_labels()
-    figure.suptitle(title, x=0.012, ha="left", fontsize=15, fontweight="bold", color=INK)
+    figure.suptitle(title, x=0.012, y=1 - 0.12 / height, ha="left", fontsize=15, fontweight="bold", color=INK)
     figure.text(0.012, 1 - 0.5 / height, subtitle, fontsize=10, color="#5b626e", va="top")
     figure.legend(
         handles, labels, loc="lower left", bbox_to_anchor=(0.01, 0.005), ncols=min(4, len(names)), frameon=False
