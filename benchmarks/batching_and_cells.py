@@ -35,7 +35,7 @@ from batchmaker.cli.bench.report import Setting
 from batchmaker.cli.bench.statistics import percentiles
 from batchmaker.cli.workload import make_workload
 from ed_batch import fill
-from provenance import ROOT, Result, made_by
+from provenance import CPU_EXECUTOR, ROOT, Result, made_by
 from throughput_page import table
 
 SIZES: Final = {
@@ -44,9 +44,8 @@ SIZES: Final = {
 }  # fmt: skip
 MEASURES: Final = (
     "benchmarks/batching_and_cells.py", "src/batchmaker/cli/bench", "src/batchmaker/compile", "src/batchmaker/engine",
-    "src/batchmaker/executor", "src/batchmaker/kernels/cpu", "src/batchmaker/scheduler",
-    "src/batchmaker/policies/cellular.py", "src/batchmaker/lab/baselines", "src/batchmaker/lab/zoo/padding.py",
-    "src/batchmaker/lab/zoo/recurrent.py",
+    *CPU_EXECUTOR, "src/batchmaker/kernels/cpu", "src/batchmaker/scheduler", "src/batchmaker/policies/cellular.py",
+    "src/batchmaker/lab/baselines", "src/batchmaker/lab/zoo/padding.py", "src/batchmaker/lab/zoo/recurrent.py",
 )  # fmt: skip
 WAYS: Final = {"torch": "padded", "same cells": "closed", "cellular": "cellular"}
 RATIOS: Final = {"cells": ("same cells", "torch"), "batching": ("cellular", "same cells")}

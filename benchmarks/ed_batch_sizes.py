@@ -33,7 +33,7 @@ from batchmaker.engine.engine import Engine
 from batchmaker.model import registry
 from ed_batch import FILES, ROOT, fill
 from ed_batch_throughput import Closed, figures, learnt, policy_of, with_cells
-from provenance import Result, made_by
+from provenance import CPU_EXECUTOR, Result, made_by
 from throughput_page import table
 
 HIDDEN: Final = (64, 128, 256, 512, 1024)
@@ -46,7 +46,7 @@ ROUNDS: Final = 3
 CORTEX: Final = {"networks": ("treegru", "treelstm"), "hidden": (256, 512), "batches": (10, 20)}
 MEASURES: Final = (
     "benchmarks/ed_batch_sizes.py", "benchmarks/ed_batch_throughput.py", "benchmarks/dynet_networks.py",
-    "benchmarks/dynet_workloads.py", "src/batchmaker/compile", "src/batchmaker/engine", "src/batchmaker/executor",
+    "benchmarks/dynet_workloads.py", "src/batchmaker/compile", "src/batchmaker/engine", *CPU_EXECUTOR,
     "src/batchmaker/scheduler", "src/batchmaker/policies/agenda.py", "src/batchmaker/policies/depth.py",
     "src/batchmaker/policies/learned", "src/batchmaker/lab/learners",
 )  # fmt: skip

@@ -47,7 +47,7 @@ from batchmaker.model.model import Model
 from batchmaker.policies.learned import CellRow, LearntFrom, PolicyFile
 from ed_batch import FILES
 from gate_by_gate import gate_by_gate
-from provenance import digest, made_by
+from provenance import CPU_EXECUTOR, digest, made_by
 from throughput_page import HEURISTICS, PLANNED, POLICIES, SIZES, TASKS, Result, show
 
 CHAINS: Final = (*TAGGERS, "lstm-nmt")
@@ -63,7 +63,7 @@ LEARN_BATCH: Final = 64
 QUICK: Final = 64
 MEASURES: Final = (
     "benchmarks/ed_batch_throughput.py", "benchmarks/gate_by_gate.py", "src/batchmaker/compile",
-    "src/batchmaker/engine", "src/batchmaker/executor", "src/batchmaker/scheduler", "src/batchmaker/policies/agenda.py",
+    "src/batchmaker/engine", *CPU_EXECUTOR, "src/batchmaker/scheduler", "src/batchmaker/policies/agenda.py",
     "src/batchmaker/policies/depth.py", "src/batchmaker/policies/sufficient.py", "src/batchmaker/policies/learned",
     "src/batchmaker/lab/learners",
 )  # fmt: skip

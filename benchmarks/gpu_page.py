@@ -114,7 +114,7 @@ def tables(content: Row) -> str:
 
 
 def _table(columns: tuple[Column, ...], rows: list[Row]) -> str:
-    shown = [column for column in columns if any(column[1] in row for row in rows)]
+    shown = [column for column in (*columns, ("not run", "not_run", "")) if any(column[1] in row for row in rows)]
     lines = ["| " + " | ".join(title for title, _, _ in shown) + " |", "|" + "---|" * len(shown)]
     for row in rows:
         cells = [_cell(row, key, form) for _, key, form in shown]
@@ -128,7 +128,7 @@ def _cell(row: Row, key: str, form: str) -> str:
         return (
             "-" if value is None else f"{value:{form}}" if not isinstance(value, bool) else ("yes" if value else "NO")
         )
-    return "not run" if "not_run" in row else "-"
+    return "not run" if "not_run" in row and key != "not_run" else "-"
 
 
 def draw(path: Path, content: Row) -> None:

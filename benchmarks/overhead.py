@@ -35,7 +35,7 @@ import torch
 from batchmaker.cli.bench.report import commit
 from engine_cost import chains, over_http, page, picture, scheduling, streams, translators, trees
 from engine_cost.measuring import NotRunError, Row, Settings, facts, load_average, say, stolen_s
-from provenance import ROOT, digest
+from provenance import CPU_EXECUTOR, ROOT, digest
 
 LINES: Final[dict[str, Callable[[Settings], Iterator[Row]]]] = {
     "alone": chains.alone,
@@ -60,7 +60,7 @@ Result = dict[str, Any]
 PEERS: Final = ("dynet", "litserve")
 MEASURES: Final = (
     "benchmarks/overhead.py", "benchmarks/engine_cost", "src/batchmaker/compile", "src/batchmaker/engine",
-    "src/batchmaker/executor", "src/batchmaker/kernels/cpu", "src/batchmaker/lab/zoo", "src/batchmaker/model",
+    *CPU_EXECUTOR, "src/batchmaker/kernels/cpu", "src/batchmaker/lab/zoo", "src/batchmaker/model",
     "src/batchmaker/policies/auto.py", "src/batchmaker/scheduler", "src/batchmaker/server",
 )  # fmt: skip
 

@@ -155,7 +155,8 @@ FIGURES: Final = (
         _subgraphs,
         "planner",
         "Over the cell called as it is, batch 64, on a CPU, where what runs between the products is as dear as they "
-        "are; the ratio was 1.39 in the mean while the host was busy, and is 2.11 on a quiet one.",
+        "are; the ratio is 1.25 in the mean on a processor without AVX-512 whose host has other guests, and was 2.11 "
+        "on a quiet one with it (commit b2bfb983dce0).",
         picture="planner.png",
     ),
     Figure(

@@ -34,7 +34,7 @@ RUNS: Final[dict[str, Run]] = {
         Run("ed-batch-throughput", "python benchmarks/ed_batch_throughput.py run DATA", ("ed-batch-throughput.json",),
             40, "ed-batch-throughput.md"),
         Run("ed-batch-sizes", "python benchmarks/ed_batch_sizes.py DATA --dynet-python PYTHON",
-            ("ed-batch-sizes.json",), 14, "ed-batch-throughput.md"),
+            ("ed-batch-sizes.json",), 35, "ed-batch-throughput.md"),
         Run("planner", "python benchmarks/planner.py", ("planner.json",), 2, "cell-planning.md"),
         Run("pq-tree", "python benchmarks/pq_tree.py", ("pq-tree.json",), 1, "cell-planning.md"),
         Run("kernel-configurations", "python benchmarks/kernel_configurations.py --arch sm_90 sm_80",
@@ -65,12 +65,12 @@ RUNS: Final[dict[str, Run]] = {
 }  # fmt: skip
 
 OLDER: Final = frozenset((
-    "curves-costs.json", "ed-batch-throughput.json", "learned-online.json", "examples.json",
+    "curves-costs.json", "ed-batch-throughput.json", "gpu.json", "learned-online.json", "examples.json",
     "serving-lstm.json", "serving-loadgen.json", "serving-overhead.json", "serving-perf-analyzer.json",
     "serving-overload-lstm-fleet.json", "serving-fleet-overhead.json", "serving-fleet-proxies.json",
     "serving-fleet-replicas.json", "serving-fleet-routers.json", "serving-fleet-bulk.json", "serving-fleet-rows.json",
     "fleet-simulated-and-real.json", "fleet.json", "fleet-costs.json", "overhead.json",
-    "batching-and-cells.json", "overhead-avx2.json",
+    "overhead-avx2.json",
 ))  # fmt: skip
 """Results whose code has changed since, or that do not say what they measure: marked on the page. A result leaves this
 list when its benchmark declares what it measures (`provenance.made_by`) and has been run again."""

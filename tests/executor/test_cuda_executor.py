@@ -167,6 +167,52 @@ def test_the_blocks_of_all_steps_of_a_task_go_to_the_device_together() -> None:
         assert engine.stats.steps > engine.stats.tasks
 
 
+class Masked(nn.Module):
+    """Looks a word up, and keeps the state where the mask says so: it reads the mask before the word."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, 6)
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, word: Tensor, mask: Tensor, unused: Tensor, h: Tensor) -> Tensor:
+        kept = torch.where(mask[:, None], self.linear(h), h)
+        return torch.tanh(self.embedding(word) + kept)
+
+
+class Unused(nn.Module):
+    """Does not look at one of its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, unused: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        after = torch.tanh(x + self.linear(h))
+        return after.sum(1), after
+
+
+@pytest.mark.parametrize("module", [Masked, Unused])
+def test_inputs_that_a_step_reads_in_another_order_or_not_at_all_are_its_own(module: type[nn.Module]) -> None:
+    class Chain(bm.Model):
+        def __init__(self) -> None:
+            torch.manual_seed(0)
+            self.chain = bm.Cell(module(), batch_sizes=[1, 4])
+
+        def unfold(self, words: Sequence[int]) -> Any:
+            unused = [[float(word)] * 3 for word in words]
+            if module is Masked:
+                mask = torch.tensor([word % 2 == 0 for word in words])
+                return self.chain.run((torch.tensor(words), mask, torch.tensor(unused)))
+            return self.chain.run((torch.tensor([[float(word)] * 6 for word in words]), torch.tensor(unused)))
+
+    with Engine(Chain()) as engine:
+        wanted = engine.map(REQUESTS, progress=False)
+    with running(Chain(), *fakes(1)) as engine:
+        for found, want in zip(engine.map(REQUESTS, progress=False), wanted, strict=True):
+            torch.testing.assert_close(found, want)
+
+
 def test_busy_time_counts_what_a_chain_computes_ahead_of_its_steps() -> None:
     class Chain(bm.Model):
         def __init__(self) -> None:

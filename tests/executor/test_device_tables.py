@@ -103,6 +103,12 @@ def test_tables_in_use_have_addresses_and_new_ones_when_they_have_grown() -> Non
     assert made.bases(place).tolist() == [0] * len(bases)
 
 
+def test_rows_of_no_bytes_need_no_address() -> None:
+    made, (place,) = tables(1)
+    made.reserve(Reserve((TableSpec(TableId(2), ValueSpec((0,), "float32")),), 4))
+    assert made.bases(place, np.array([2]))[2] == 0
+
+
 def test_held_memory_comes_back_when_its_step_has_finished_and_not_before() -> None:
     (place,) = (Place(0, FakeDevice()),)
     block = place.take(100)

@@ -160,10 +160,6 @@ class TaskProgram:
                 if kernel is not None and self.note is None:
                     self._recording(size, every_c)
 
-    def may_pay(self, task: RunTask) -> bool:
-        """Whether a task of chains may run in one launch; this is looked at before its steps are."""
-        return self.note is None and self._pays(task.largest, task.num_steps)
-
     def plan(self, task: RunTask) -> PlannedTask | None:
         """Return how a task of chains runs in one launch; None if its steps should run one by one.
 
@@ -208,7 +204,7 @@ class TaskProgram:
             column[places[found.positions]] = found.addresses(blocks)
 
     def recorded(self, planned: PlannedTask) -> Launch:
-        """Return the recording of a planned task. Its block must be filled in, and its projected inputs in `px`."""
+        """Return the recording of a planned task. When it runs, its block is in turn and its inputs are in `px`."""
         return self._recordings[planned.rows, planned.every_c].launch
 
     # --- inside ------------------------------------------------------------------------------------------------------

@@ -90,3 +90,10 @@ def put_sources(
     """As put_rows, for rows of tables. tables, rows: [n]. bases, row_bytes: [tables], both 0 for the zero table."""
     for i in range(len(at)):
         words[at[i] + column * stride[i]] = bases[tables[i]] + rows[i] * row_bytes[tables[i]]
+
+
+def prepare() -> None:
+    """Compile the loops, or load them from the disk cache, so that no request waits for it."""
+    none = np.zeros(0, np.int64)
+    put_rows(none, none, none, 0, none, 0, 0)
+    put_sources(none, none, none, 0, none, none, none, none)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from batchmaker.compile.binding import BoundCell
-from batchmaker.compile.export import torch_dtype
+from batchmaker.compile.export import example_rows, torch_dtype
 from batchmaker.compile.recurrent_cells import Recurrence
 from batchmaker.executor.cuda.at_once import TaskProgram
 from batchmaker.executor.cuda.place import Place
@@ -57,7 +58,10 @@ class HoistedRows:
 
 @dataclass(frozen=True, slots=True)
 class ChainForm:
-    """The programs of a cell for chains: the hoisted part (None if nothing is hoisted) and the step."""
+    """The programs of a cell for chains: the hoisted part and the step.
+
+    hoisted: None if the step reads the sequence inputs themselves, all of them and in their order.
+    """
 
     hoisted: HoistedRows | None
     step: DeviceProgram
@@ -113,7 +117,7 @@ class DeviceCells:
         if type_id not in self._chains:
             cell, sizes = self.bound(type_id).split(num_sequence_inputs), self._types[type_id].batch_sizes
             hoisted = None
-            if cell.num_hoisted_calls:
+            if not _hands_on(cell, num_sequence_inputs):
                 sequence = cell.inputs[:num_sequence_inputs]
                 program = DeviceProgram(
                     self._place, cell.name, _hoisted(cell), sequence, cell.hoisted, _TARGETS_OF_HOISTED, HOISTED_SIZES
@@ -177,3 +181,12 @@ def _hoisted(cell: BoundCell) -> Callable[..., tuple[Tensor, ...]]:
 def _stepped(cell: BoundCell) -> Callable[..., tuple[Tensor, ...]]:
     size = len(cell.hoisted)
     return lambda *inputs: cell.step(inputs[:size], inputs[size:])
+
+
+def _hands_on(cell: BoundCell, num_sequence_inputs: int) -> bool:
+    """Whether the step of a split cell reads its sequence inputs as they are: all of them, in their order."""
+    if cell.num_hoisted_calls:
+        return False
+    given = example_rows(cell.inputs[:num_sequence_inputs], 1)
+    made = cell.hoist(given)
+    return len(made) == len(given) and all(map(operator.is_, made, given))

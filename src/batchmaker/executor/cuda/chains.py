@@ -72,7 +72,7 @@ def _follow(
     ends: Rows, rows: Rows, tables: Rows, move_at: Rows, move_tables: Rows, move_rows: Rows, kept_tables: Rows,
     kept: Rows, owner: Rows, written: Rows, chain: Rows, number: Rows, done: Rows, begin_tables: Rows, begin_rows: Rows,
 ) -> int:  # fmt: skip
-    """Follow which chain's state each lane holds, step by step. Returns the number of chains, -1 if they branch.
+    """Follow which chain's state each lane holds, step by step. Returns the number of chains, -1 if chains_of refuses.
 
     Chains are numbered as they appear. kept: rows that the task writes, ascending. owner, written: [lanes] the chain
     whose state a lane holds, and how many steps that had done when it wrote. chain, number: [positions]. done: [chains]
@@ -120,3 +120,11 @@ def _follow(
             written[rows[position]] = done[mine]
         begin = ends[step]
     return count
+
+
+def prepare() -> None:
+    """Compile the loop, or load it from the disk cache, so that no request waits for it."""
+    none, nothing = np.zeros(0, np.int64), np.zeros((0, 0), np.int64)
+    _follow(
+        none, none, none, none, nothing, nothing, none, none, none, none, none, none, none, nothing, nothing
+    )  # fmt: skip

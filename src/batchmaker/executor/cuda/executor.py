@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from batchmaker.errors import RAISED_BY_USERS, OptionError
 from batchmaker.executor.base import StepsResult, failed_result
 from batchmaker.executor.cuda.at_once import PlannedTask
-from batchmaker.executor.cuda.blocks import Blocks
+from batchmaker.executor.cuda.blocks import Blocks, prepare
 from batchmaker.executor.cuda.cells import Bind, DeviceCells, TaskForm
+from batchmaker.executor.cuda.chains import prepare as prepare_chains
 from batchmaker.executor.cuda.device import Device, DeviceLostError
 from batchmaker.executor.cuda.fetches import Fetched, fetched
 from batchmaker.executor.cuda.place import Place
@@ -107,7 +108,10 @@ class CudaExecutor:
         return [*self._lost.values(), *sorted({note for cells in self._cells for note in cells.notes})]
 
     def start(self, notify: Callable[[], None]) -> None:
-        """Start the thread that watches the counters of all devices."""
+        """Compile or load the loops that submitting needs, and start the thread that watches the counters."""
+        prepare()
+        prepare_chains()
+        self._tables.bases(self._places[0], np.zeros(0, np.int64))
         self._notify = notify
         self._watcher = Watcher(self._places, notify)
 
@@ -200,7 +204,8 @@ class CudaExecutor:
                         results.append(self._result(place, one, done))
                     if one.reported < one.submitted:
                         break
-                    (place.give_back if one.submitted else place.hold)(one.blocks.memory)
+                    whole = one.submitted == one.task.num_steps  # else a launch that failed may still write there
+                    (place.give_back if whole else place.hold)(one.blocks.memory)
                 waiting.popleft()
             place.release(finished)  # not steps that finished meanwhile: their results are not read yet
             if waiting and len(results) == heard:
@@ -331,7 +336,8 @@ class CudaExecutor:
                     own = np.flatnonzero(stays)
                     read.append((RowSource(table, rows[own], own), *arriving))
             for sources in read:
-                missing += (begin + np.flatnonzero(self._missing(place, sources, step.batch))).tolist()
+                gone = self._missing(place, sources, step.batch)
+                missing += (begin + np.flatnonzero(gone)).tolist() if self._lost else []
             for table, rows in written:
                 self._tables.targets(place, table, rows)
         reason = f"its state is gone: {'; '.join(self._lost.values())}"

@@ -82,7 +82,7 @@ class DeviceTables:
         """
         bases = self._bases[place.number]
         for tables in used:
-            while table := _without_memory(tables, bases):
+            while table := _without_memory(tables, bases, self.row_bytes):
                 bases[table] = self._part(place, TableId(table)).data_ptr()
         return bases
 
@@ -198,9 +198,12 @@ def _long_enough(values: Addresses, table: TableId) -> Addresses:
 
 
 @compiled
-def _without_memory(tables: Addresses, bases: Addresses) -> int:
-    """Return the first of these tables that has no address, the zero table if all have; what is below is no table."""
+def _without_memory(tables: Addresses, bases: Addresses, row_bytes: Addresses) -> int:
+    """Return the first of these tables that has no address and needs one, the zero table if there is none.
+
+    What is below the zero table is no table. Rows of no bytes have no address.
+    """
     for table in tables:
-        if table > _ZERO and bases[table] == 0:
+        if table > _ZERO and bases[table] == 0 and row_bytes[table] > 0:
             return int(table)
     return _ZERO
