@@ -7,7 +7,10 @@ import time
 from concurrent.futures import ProcessPoolExecutor, wait
 from multiprocessing import get_context
 
+from batchmaker.engine.engine import Engine
 from batchmaker.executor.cuda.at_once import MOST_STEPS
+from batchmaker.executor.cuda.blocks import prepare as prepare_blocks
+from batchmaker.executor.cuda.chains import prepare as prepare_chains
 from batchmaker.kernels.cache import CacheDirectory, default_directory
 from batchmaker.kernels.configuration import Problem, candidates
 from batchmaker.kernels.cost import ranked
@@ -17,16 +20,20 @@ from batchmaker.kernels.nvrtc import CachedCompiler, Nvrtc
 from batchmaker.kernels.source import kernel_source
 from batchmaker.kernels.template import CELL_KINDS
 from batchmaker.kernels.tuner import batch_bucket, compiled_best
+from batchmaker.lab import zoo
 from gpu_deadline import Deadline
 from gpu_kernels import CHECKED, FLASHRNN, SIZES, TOLERANCES, TUNED, WIDE, Row
 
 
 def compiling(until: Deadline) -> list[Row]:
-    """Compile what the other sections ask for into the cache, by all processors: otherwise each waits for its own."""
+    """Compile what the other sections ask for into the cache, by all processors: otherwise each waits for its own.
+
+    The engine's loops as well: on a fresh machine its first start takes half a minute.
+    """
     found, begin_s = found_device(), time.perf_counter()
     work = jobs()
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=get_context("spawn")) as pool:
-        waiting = [pool.submit(compile_job, job, found.device, found.arch) for job in work]
+        waiting = [pool.submit(load_loops), *(pool.submit(compile_job, job, found.device, found.arch) for job in work)]
         wait(waiting, timeout=max(0.0, until.left_s))
         for future in waiting:
             future.cancel()
@@ -34,7 +41,7 @@ def compiling(until: Deadline) -> list[Row]:
     reasons = [str(error) for future in ready if (error := future.exception()) is not None]
     compiled = sum(future.result() for future in ready if future.exception() is None)
     return [{
-        "jobs": len(work), "done": len(ready), "kernels": compiled, "seconds": time.perf_counter() - begin_s,
+        "jobs": len(waiting), "done": len(ready), "kernels": compiled, "seconds": time.perf_counter() - begin_s,
         "failures": reasons[:5],
     }]  # fmt: skip
 
@@ -70,6 +77,16 @@ def jobs() -> list[Job]:
         for first in range(0, WIDE, 8)
     ]
     return [*((problem, 0, 0) for problem in dict.fromkeys(found)), *searched]
+
+
+def load_loops() -> int:
+    """Compile the loops of an engine that serves an LSTM, or load them; no kernels."""
+    sentences = [[1] * length for length in range(1, 20)]
+    with Engine(zoo.make("lstm", hidden=8, vocabulary_size=4), policy="cellular:max_steps=5") as engine:
+        engine.map(sentences, progress=False)
+    prepare_blocks()
+    prepare_chains()
+    return 0
 
 
 def compile_job(job: Job, device: DeviceSpec, arch: str) -> int:

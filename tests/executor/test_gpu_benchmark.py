@@ -255,6 +255,7 @@ def test_what_is_compiled_ahead_is_what_the_sections_ask_for(scripts, tmp_path, 
     job = next(job for job in jobs if job[0].hidden == 64)
     assert compiling.compile_job(job, H200, "sm_90") >= 1
     assert compiling.compile_job(job, H200, "sm_90") == 0
+    assert compiling.load_loops() == 0
 
 
 def test_padded_and_packed_batches_give_the_same_and_so_do_trees_by_level(scripts):
