@@ -1,6 +1,7 @@
 """Everything that needs a GPU, built, checked and timed in one call of under nine minutes.
 
-    python benchmarks/gpu.py [--seconds 510] [--only SECTION ...] [--json FILE] [--png FILE] [--page docs/gpu.md]
+    python benchmarks/gpu.py [--seconds 510] [--quick] [--only SECTION ...]
+                             [--json FILE] [--png FILE] [--page docs/gpu.md]
 
 Sections do not depend on each other: one that fails is written down as failed and the next begins. Each has a share of
 the seconds; what no longer fits into it is written down as not run. They run in a process of their own, and another one
@@ -47,6 +48,7 @@ MEASURES: Final = (
 )  # fmt: skip
 NO_GPU: Final = "not run: no GPU"
 RUNNING: Final = "running"
+QUICK_S: Final = 60.0
 GRACE_S: Final = 45.0
 """A section that is so much over its time stands still: that of all others together is less."""
 LOOK_EVERY_S: Final = 0.5
@@ -238,12 +240,14 @@ def put(page: Path, content: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=510.0, help="for everything")
+    parser.add_argument("--quick", action="store_true", help="a minute for everything; what does not fit is not run")
     parser.add_argument("--only", nargs="+", help="these sections")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--png", type=Path)
     parser.add_argument("--page", type=Path)
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    options.seconds = min(options.seconds, QUICK_S) if options.quick else options.seconds
     if options.worker:
         work(options.only, options.seconds, options.worker)
         return

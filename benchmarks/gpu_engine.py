@@ -33,7 +33,7 @@ DEVICE: Final = "cuda:0"
 POLICY: Final = "cellular:max_steps=5"
 """An engine's own on GPUs, where nothing has a deadline."""
 POLICIES: Final = (POLICY, "cellular")
-"""And with as many steps in a task as the GPU does in a millisecond."""
+"""And with as many steps in a task as fit into its budget of time."""
 MAX_BATCH: Final = 512
 WAITING: Final = 8192
 """Requests that wait at once where it is measured how many are answered."""

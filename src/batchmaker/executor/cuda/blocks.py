@@ -26,7 +26,7 @@ class Blocks:
     2] int64, where the device notes when a launch began and ended, if it is asked to. extra: memory for fetched rows.
     """
 
-    __slots__ = ("_place", "_starts", "body", "extra", "memory", "stamps", "words")
+    __slots__ = ("_base", "_place", "_starts", "body", "extra", "memory", "stamps", "words")
 
     def __init__(self, place: Place, sizes: Sequence[int], extra_bytes: int = 0) -> None:
         ends = np.cumsum(np.asarray(sizes, np.int64) + HEADER_WORDS)
@@ -42,7 +42,8 @@ class Blocks:
         self._place = place
         self._starts = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
         self.body: Int64s = self._starts + HEADER_WORDS
-        self.words[self._starts[:-1] + 4] = place.room_for_blocks(num_words) + 8 * self._starts[1:]
+        self._base = place.room_for_blocks(num_words)
+        self.words[self._starts[:-1] + 4] = self._base + 8 * self._starts[1:]
 
     def note_begin(self, launch: int) -> None:
         """Ask the device to note when it begins a launch that has no step's number."""
@@ -65,7 +66,7 @@ class Blocks:
 
     def address(self, launch: int, word: int) -> int:
         """Return the address on the device of a word of a block's body."""
-        return self._place.room_for_blocks(len(self.words)) + 8 * (int(self.body[launch]) + word)
+        return self._base + 8 * (int(self.body[launch]) + word)
 
     def upload(self) -> None:
         """Copy the blocks to the device. The launches that are submitted next read them in turn."""
