@@ -6,8 +6,10 @@ The same attacks on one server are in tests/server; docs/operations.md has the l
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
+import socket
 import struct
 
 import msgspec
@@ -46,6 +48,17 @@ def of_shape(shape: list[int]) -> dict[str, object]:
 async def connected(fleet: RunningFleet) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     host, _, port = fleet.http.removeprefix("http://").rpartition(":")
     return await asyncio.open_connection(host, int(port))
+
+
+async def connected_narrowly(fleet: RunningFleet) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Return a connection for which the kernels of both ends keep little: short segments, and a small window."""
+    host, _, port = fleet.http.removeprefix("http://").rpartition(":")
+    narrow = socket.socket()
+    narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    narrow.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
+    narrow.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(narrow, (host, int(port)))
+    return await asyncio.open_connection(sock=narrow)
 
 
 async def said_to(fleet: RunningFleet, data: bytes, most: int = -1) -> bytes:
@@ -228,7 +241,7 @@ def test_a_client_that_sends_half_is_given_up(models, half):
 
 def test_who_does_not_read_a_stream_holds_up_nobody_and_is_left_in_the_end(models):
     async def scenario(fleet):
-        readers = [await connected(fleet) for _ in range(3)]
+        readers = [await connected_narrowly(fleet) for _ in range(3)]
         for _, writer in readers:
             writer.transport.pause_reading()
             writer.write(request_bytes(STREAM, {"input_0": 90_000}))
@@ -236,7 +249,13 @@ def test_who_does_not_read_a_stream_holds_up_nobody_and_is_left_in_the_end(model
         await fleet.wait_for(lambda: sum(one.routed for one in balancer.replicas.values()) >= 3)
         assert (await fleet.generate("counter", 2)).status_code == 200
         await serves(fleet)
-        for _, writer in readers:
+        for reader, writer in readers:
+            writer.transport.resume_reading()
+            sent = bytearray()
+            with contextlib.suppress(ConnectionError):
+                while part := await reader.read(65536):
+                    sent += part
+            assert b"90000]" not in sent, "the stream was not left, it ended"
             writer.transport.abort()
 
     played(scenario, fleet_config(models[0], limits=small(write_seconds=1, drain_seconds=5)))
