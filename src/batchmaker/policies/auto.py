@@ -28,7 +28,7 @@ from batchmaker.graph.spec import CellType, TypeId
 from batchmaker.policies.base import Admission, CellPolicy, ReadyView
 from batchmaker.policies.cellular import BUDGET_MS, MOST_STEPS
 from batchmaker.policies.expectation import ExpectedStepTimes
-from batchmaker.policies.joining import num_beginning
+from batchmaker.policies.joining import most_answered_rps, num_beginning
 from batchmaker.policies.requests import RequestTable, Slots
 from batchmaker.policies.run_lengths import RunLengths
 from batchmaker.policies.type_order import count_chains, type_order
@@ -41,7 +41,11 @@ _LEVELS: Final = 2.0  # nodes a step, in several steps, from which they are the 
 _WEIGHT: Final = 0.05  # of one of them in the share
 _GAIN: Final = 2.0  # times as long as a full batch, at least, that its rows take one by one
 _CAP: Final = 2
-"""Full batches that the requests in flight of a model may make where newcomers have to catch up."""
+"""Full batches of each type that the requests in flight of a model may make where newcomers have to catch up.
+
+Fewer than one of each type cannot all be full: room that comes back request by request is taken by small groups, and
+each of them goes through all types alone.
+"""
 _ANY: Final = 1 << 62  # requests: more than there are
 _DEFERRED_FOR: Final = 10.0
 """After its deadline, a request waits behind others for at most so many times the time that it was given."""
@@ -178,6 +182,7 @@ class AutoPolicy(CellPolicy):
         self._ordered(slots, none, 0.0)
         _see_types_at_once(slots, none.left, none.done, none.width, none.model, self._at_once)
         self._num_worth(none, slots, 0, 0, 0.0)
+        most_answered_rps(none.left[slots], none.width[slots], self._times.replay.seconds)
         self._lengths.requests_finished(none, ())
 
     def _make_room(self, cells: Sequence[CellType]) -> None:
@@ -244,10 +249,7 @@ class AutoPolicy(CellPolicy):
         left, models = self._lengths.left(table, slots), table.model[slots]
         for model in set(models.tolist()):
             mine = models == model
-            width = table.width[slots[mine]]
-            together = self._times.replay.forecasts(left[mine], int(mine.sum()), None if (width == 1).all() else width)
-            finish_s = np.sort(together.finish_s[0])
-            self._worth[model] = float((np.arange(1, len(finish_s) + 1) / np.maximum(finish_s, 1e-9)).max())
+            self._worth[model] = most_answered_rps(left[mine], table.width[slots[mine]], self._times.replay.seconds)
 
     # --- who begins ----------------------------------------------------------------------------------------------
 
@@ -332,7 +334,8 @@ class AutoPolicy(CellPolicy):
 
     def _cap(self, types: Ids) -> int:
         """Return how many requests that use these types are in flight at most where newcomers have to catch up."""
-        return _CAP * (self._smallest if types is self._all else int(self._max_batch[types].min(initial=self._largest)))
+        smallest = self._smallest if types is self._all else int(self._max_batch[types].min(initial=self._largest))
+        return _CAP * smallest * max(len(types), 1)
 
     def _of_model(self, view: ReadyView, model: int, in_flight: Slots, line: Slots, num_waiting: int) -> list[int]:
         """Return who of one model's line begins; if nobody is in flight, at least the first.

@@ -121,6 +121,19 @@ def _drained(
 
 
 @compiled
+def most_answered_rps(left: Steps, width: Seconds, seconds: Seconds) -> float:
+    """Return how many of these requests are answered per second at the best moment, if they alone go on (Smith's rule).
+
+    left, width, seconds: see `num_joining`.
+    """
+    finish_s = np.sort(_drained(left, width, len(left), seconds, _last_types(left))[4])
+    most = 0.0
+    for i in range(len(finish_s)):
+        most = max(most, (i + 1) / max(finish_s[i], _NOTHING_S))
+    return most
+
+
+@compiled
 def _equation_two(
     whole: Steps, width: Seconds, num_in_flight: int, seconds: Seconds, slack_s: Seconds, rules: JoiningRules
 ) -> NDArray[np.bool_]:

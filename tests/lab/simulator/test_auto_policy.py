@@ -275,6 +275,24 @@ def test_all_begin_once_requests_are_seen_to_use_several_types_at_once_that_are_
     assert list(found.begin) == ([1, 2] if all_begin else [])
 
 
+def stack(model: SimulatedModel, words: int) -> SimulatedRequest:
+    """Layers of recurrent cells, each one over all words before the next one."""
+    recorder = Recorder()
+    given: Any = HostValues(None, words, NUMBER)
+    for cell in model.cells:
+        (state,) = recorder.run(cell, [given], None)
+        given = state.steps
+    return SimulatedRequest(recorder.take(), words)
+
+
+def test_a_long_line_before_many_layers_is_answered_in_nearly_full_batches() -> None:
+    model = SimulatedModel("stack", tuple(cell_type(i, f"layer{i}", 2, 1, (1, 8)) for i in range(6)))
+    lengths = np.random.default_rng(0).integers(1, 20, 400).tolist()
+    _, calls = play(model, [stack(model, words) for words in lengths], [0.0] * 400)
+    rows = sum(len(call.requests) for call in calls) / len(calls)
+    assert rows > 0.95 * 8, "small groups that join where others have left run through all layers alone"
+
+
 @given(st.integers(0, 2**32), st.booleans(), st.booleans())
 def test_every_request_is_answered_after_its_steps_and_the_same_comes_out_again(
     seed: int, told: bool, hurry: bool
