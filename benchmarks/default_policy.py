@@ -1,16 +1,16 @@
 """The default policy against the best other policy of each case, simulated: docs/policies.md, decision 21.
 
     python benchmarks/default_policy.py [--quick] [--jobs N] [--trace CSV] [--json OUT.json] [--simulations KEPT.json]
-    python benchmarks/default_policy.py --best-of RESULT.json ...: only ours and the best others of an earlier result
     python benchmarks/default_policy.py --measure benchmarks/results/default-policy-costs.json
 
 A case is a network (or three that share a device), a load, its arrivals and a deadline. Every policy is offered the
 same requests at the same times, in the simulator, which runs the scheduler and the policies that serve. Requests are
 others than those whose lengths the policies know. Arrivals are Poisson's; at a load of 0.6 also bursts, and those of a
-recorded trace. Loads are shares of what the best policy answers per second where all requests wait at once. Deadlines
-are multiples of what a request takes alone, in the mean; the late are finished. For each case and number (mean, p90,
-violations, throughput) `auto` is compared with the policy that is best *there*, so what it is held against is no single
-policy.
+recorded trace. Loads are shares of what the best policy answers per second where 512 requests wait at once, eight full
+batches. Deadlines are multiples of what a request takes alone, in the mean; the late are finished. For each case and
+number (mean, p90, violations, throughput) `auto` is compared with the policy that is best *there*, so what it is held
+against is no single policy. After three seeds, others are simulated on unless they are behind the best in every number
+(`in_the_running`).
 
 `decision_us` is what the policy's own choices take on the machine that simulates, per step; `step_us` what a step takes
 there, in simulated time, without what an engine needs beside it.
@@ -92,6 +92,12 @@ WHOLE: Final = ("serial", "graph:window_ms=0", "graph:window_ms=5", "padded", "o
 LOADS: Final = (0.3, 0.6, 0.9)
 WAITING: Final = math.inf
 """The load where all requests wait at once."""
+WAITING_REQUESTS: Final = 512
+"""Requests that wait at once: eight full batches."""
+FIRST_SEEDS: Final = 3
+"""Seeds after which policies that are behind in everything are left out."""
+BEHIND: Final = 1.15
+"""Times the best latency, or throughput, from which a policy is behind."""
 BURSTS_AT: Final = 0.6
 """The load of other arrivals than Poisson's."""
 SLAS: Final = (3.0, 10.0)
@@ -338,59 +344,13 @@ def key(job: Job) -> str:
     return json.dumps(asdict(job), sort_keys=True)
 
 
-@dataclass(frozen=True, slots=True)
-class EarlierBest:
-    """The policies that are known to be best, from an earlier result: by network, load and kind of arrivals."""
-
-    best: dict[tuple[str, float, str], set[str]]
-    most_rps: dict[str, float]
-
-    @classmethod
-    def load(cls, path: Path) -> EarlierBest:
-        best: dict[tuple[str, float, str], set[str]] = {}
-        most_rps = {}
-        for row in json.loads(path.read_text("utf-8"))["cases"][AUTO]:
-            for number in set(NUMBERS) & set(row):
-                best.setdefault((row["network"], row["load"], row["arrivals"]), set()).add(row[number]["policy"])
-            if row["load"] == WAITING:
-                most_rps[row["network"]] = row["throughput_rps"]["best"]
-        return cls(best, most_rps)
-
-    def check(self, rows: Sequence[Result]) -> None:
-        """Exit unless the best answer as many where all requests wait, to the last digit: policies have not changed.
-
-        At a load they may differ by little: rates are shares of a capacity that earlier seeds may have told.
-        """
-        for row in rows:
-            if row["load"] == WAITING:
-                before, now = self.most_rps[row["network"]], row["throughput_rps"]["best"]
-                if not math.isclose(before, now, rel_tol=1e-9):
-                    raise SystemExit(
-                        f"{row['network']}: the best other policy answered {before:.6g} requests a second and answers "
-                        f"{now:.6g}; policies have changed, so simulate all of them: leave out --best-of"
-                    )
-
-
-def simulated(
-    names: Sequence[str], options: argparse.Namespace, kept: Kept, best: EarlierBest | None = None
-) -> list[Result]:
-    """Simulate all cases: first what each policy serves at most, then loads that are shares of the most.
-
-    best: simulate no others than these.
-    """
-    known = kept.simulations
-    seeds = range(options.seeds)
-
-    def others_of(name: str, load: float, arrivals: str) -> list[str]:
-        kind = arrivals.partition(" ")[0]
-        found = policies_of(name, options.ours)
-        return found if best is None else [p for p in found if p in options.ours or p in best.best[name, load, kind]]
-
+def simulated(names: Sequence[str], options: argparse.Namespace, kept: Kept) -> list[Result]:
+    """Simulate all cases: first what each policy serves at most, then loads that are shares of the most."""
     at_once = [
-        Job(name, policy, WAITING, math.inf, None, seed, options.requests)
-        for name in names for policy in others_of(name, WAITING, "poisson") for seed in seeds
+        Job(name, policy, WAITING, math.inf, None, 0, options.waiting)
+        for name in names for policy in policies_of(name, options.ours)
     ]  # fmt: skip
-    results = played(at_once, options.jobs, "all waiting", known)
+    results = with_seeds(at_once, options, "all waiting", kept.simulations)
     jobs = []
     for name in names:
         others = [r for r in results if r["network"] == name and r["policy"] not in options.ours]
@@ -399,16 +359,52 @@ def simulated(
             for policy in {r["policy"] for r in others}
         ))  # fmt: skip
         for load, arrivals in loads_of(options.trace):
-            for policy in others_of(name, load, arrivals):
+            for policy in policies_of(name, options.ours):
                 blind = not looks_at_deadlines(made_policy(policy, network(name).profile))
                 slas: tuple[float | None, ...] = (None,) if blind else (None, *SLAS)
                 rate = float(f"{load * capacity:.4g}")
-                jobs += [
-                    Job(name, policy, load, rate, sla, seed, options.requests, arrivals)
-                    for sla in slas
-                    for seed in seeds
-                ]
-    return results + played(jobs, options.jobs, "loads", known)
+                jobs += [Job(name, policy, load, rate, sla, 0, options.requests, arrivals) for sla in slas]
+    return results + with_seeds(jobs, options, "loads", kept.simulations)
+
+
+def with_seeds(
+    jobs: Sequence[Job], options: argparse.Namespace, what: str, known: dict[str, list[Result]]
+) -> list[Result]:
+    """Return the results of jobs with all seeds, without those of policies that are left out after the first seeds."""
+    first, rest = range(options.seeds)[:FIRST_SEEDS], range(options.seeds)[FIRST_SEEDS:]
+    results = played([replace(job, seed=seed) for job in jobs for seed in first], options.jobs, what, known)
+    running = in_the_running(results, options.ours)
+    left = [job for job in jobs if situation(asdict(job)) in running]
+    more = [replace(job, seed=seed) for job in left for seed in rest]
+    results += played(more, options.jobs, f"{what}, the other seeds", known)
+    return [result for result in results if situation(result) in running]
+
+
+def situation(result: Result) -> tuple[str, float, str, str]:
+    """Return network, load, arrivals and policy of a simulation."""
+    return result["network"], result["load"], result["arrivals"], result["policy"]
+
+
+def in_the_running(results: Sequence[Result], ours: Sequence[str]) -> set[tuple[str, float, str, str]]:
+    """Return the situations of ours, and of the others that may be the best of a case.
+
+    These are those whose latency or throughput is at most BEHIND times as bad as the best, and the two with the fewest
+    late requests.
+    """
+    found = {situation(result) for result in results if result["policy"] in ours}
+    for case, by_policy in by_case(results).items():
+        others = {policy: seen for policy, seen in by_policy.items() if policy not in ours}
+        for number in numbers_at(case[1]):
+            means = means_of(others, number)
+            if number == "violation_share":
+                mean_ms = {policy: fmean(r["mean_ms"] for r in others[policy]) for policy in means}
+                near = sorted(means, key=lambda policy: (means[policy], mean_ms[policy]))[:2]
+            elif number == "throughput_rps":
+                near = [policy for policy, mean in means.items() if mean * BEHIND >= max(means.values())]
+            else:
+                near = [policy for policy, mean in means.items() if mean <= BEHIND * min(means.values())]
+            found |= {situation(others[policy][0]) for policy in near}
+    return found
 
 
 def loads_of(trace: Path | None) -> list[tuple[float, str]]:
@@ -420,21 +416,36 @@ def loads_of(trace: Path | None) -> list[tuple[float, str]]:
 # --- what comes out --------------------------------------------------------------------------------------------------
 
 
-def cases(results: Sequence[Result], ours: str, all_ours: Sequence[str]) -> Iterator[Result]:
-    """Compare one policy with the best other in every case."""
+def by_case(results: Sequence[Result]) -> dict[tuple[str, float, float | None, str], dict[str, list[Result]]]:
+    """Return the simulations of each network, load, deadline and kind of arrivals, by policy."""
     groups: dict[tuple[str, float, float | None, str], dict[str, list[Result]]] = {}
     for result in results:
         case = (result["network"], result["load"], result["sla"], result["arrivals"].partition(" ")[0])
         groups.setdefault(case, {}).setdefault(result["policy"], []).append(result)
-    for (name, load, sla, arrivals), by_policy in groups.items():
+    return groups
+
+
+def numbers_at(load: float) -> tuple[str, ...]:
+    """Return what is compared at a load."""
+    return NUMBERS[:1] if load == WAITING else NUMBERS[1:]
+
+
+def means_of(by_policy: dict[str, list[Result]], number: str) -> dict[str, float]:
+    """Return a number in the mean over seeds. Who refused requests has late ones, and no latencies."""
+    return {
+        policy: fmean(r[number] for r in seen) for policy, seen in by_policy.items()
+        if number == "violation_share" or all(r["answered"] == r["requests"] for r in seen)
+    }  # fmt: skip
+
+
+def cases(results: Sequence[Result], ours: str, all_ours: Sequence[str]) -> Iterator[Result]:
+    """Compare one policy with the best other in every case."""
+    for (name, load, sla, arrivals), by_policy in by_case(results).items():
         row: Result = {"network": name, "load": load, "sla": sla, "arrivals": arrivals}
         others = {policy: seen for policy, seen in by_policy.items() if policy not in all_ours}
         mine = by_policy[ours]
-        numbers = NUMBERS[:1] if load == WAITING else NUMBERS[1:]
-        for number in numbers:
-            answered = {p: s for p, s in others.items() if number == "violation_share" or all(
-                r["answered"] == r["requests"] for r in s)}  # fmt: skip
-            means = {policy: fmean(r[number] for r in seen) for policy, seen in answered.items()}
+        for number in numbers_at(load):
+            means = means_of(others, number)
             pick = max if number == "throughput_rps" else min
             best = pick(means, key=means.__getitem__)
             own = fmean(r[number] for r in mine)
@@ -510,7 +521,7 @@ def page_table(found: Result) -> str:
              "throughput, all waiting", "decision / step, us")  # fmt: skip
     note = (
         f"`{found['command']}`, commit {found['commit']}, {found['machine']['cpu']}: {found['seeds']} seeds of "
-        f"{found['requests']} requests, {len(rows)} cases."
+        f"{found['requests']} requests, {found['waiting']} where all wait, {len(rows)} cases."
     )
     return f"{table(heads, lines)}\n\n{note}"
 
@@ -535,7 +546,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="some networks of each kind, few requests, two seeds")
     parser.add_argument("--network", action="append", choices=(*MODELS, *MIXES))
     parser.add_argument("--ours", action="append", help="policies that are compared with all others; auto")
-    parser.add_argument("--requests", type=int)
+    parser.add_argument("--requests", type=int, help="at each load")
+    parser.add_argument("--waiting", type=int, default=WAITING_REQUESTS, help="requests that wait at once")
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--trace", type=Path, help="recorded arrivals, such as AzureLLMInferenceTrace_code.csv")
@@ -544,12 +556,6 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="write the table there, from --json; simulate nothing")
     parser.add_argument(
         "--simulations", type=Path, help="keep capacities and single simulations here, and reuse them, except of ours"
-    )
-    parser.add_argument(
-        "--best-of",
-        type=Path,
-        help="a result with as many seeds: simulate of the others only those that were best there, "
-        "and check that they still come out the same",
     )
     parser.add_argument("--measure", type=Path, help="measure what cells cost on this CPU, into this file")
     options = parser.parse_args()
@@ -567,23 +573,20 @@ def main() -> None:
     options.seeds = options.seeds or (2 if options.quick else 20)
     options.ours = options.ours or [AUTO]
     kept = Kept.load(options.simulations, options.ours)
-    best = EarlierBest.load(options.best_of) if options.best_of else None
-    results = simulated(names, options, kept, best)
+    results = simulated(names, options, kept)
     tables = {ours: list(cases(results, ours, options.ours)) for ours in options.ours}
     for ours, rows in tables.items():
         shown(rows, ours)
     trace = " --trace CSV" if options.trace else ""
-    trace += " --best-of RESULT" if options.best_of else ""
     about = made_by(
         MEASURES, f"python benchmarks/default_policy.py --requests {options.requests} --seeds {options.seeds}{trace}"
     )
     if options.simulations:
         options.simulations.write_text(json.dumps(asdict(kept)) + "\n", "utf-8")
-    if best is not None:
-        best.check(tables[options.ours[0]])
     if options.json:
         about["measures"]["probe"] = probe()
-        about |= {"quick": options.quick, "requests": options.requests, "seeds": options.seeds, "networks": list(names)}
+        about |= {"quick": options.quick, "requests": options.requests, "waiting": options.waiting}
+        about |= {"seeds": options.seeds, "networks": list(names)}
         content = {**about, "summary": {o: summary(r) for o, r in tables.items()}, "cases": tables}
         options.json.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
     if options.png:

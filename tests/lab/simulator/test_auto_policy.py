@@ -334,14 +334,16 @@ def benchmark_script(monkeypatch: pytest.MonkeyPatch) -> Any:
     sys.modules.pop("default_policy", None)
 
 
-def test_the_benchmark_compares_with_the_best_of_each_case(benchmark_script: Any) -> None:
-    def seen(policy: str, load: float, mean_ms: float, answered: int = 10) -> dict[str, Any]:
-        return {
-            "network": "n", "load": load, "sla": None, "arrivals": "poisson", "policy": policy, "mean_ms": mean_ms,
-            "p90_ms": 2 * mean_ms, "violation_share": 0.0, "throughput_rps": 100 / mean_ms, "answered": answered,
-            "requests": 10, "decision_us": 1.0, "step_us": 20.0,
-        }  # fmt: skip
+def seen(policy: str, load: float, mean_ms: float, *, answered: int = 10, late: float = 0.0) -> dict[str, Any]:
+    """What one simulation of the benchmark came to."""
+    return {
+        "network": "n", "load": load, "sla": None, "arrivals": "poisson", "policy": policy, "mean_ms": mean_ms,
+        "p90_ms": 2 * mean_ms, "violation_share": late, "throughput_rps": 100 / mean_ms, "answered": answered,
+        "requests": 10, "decision_us": 1.0, "step_us": 20.0,
+    }  # fmt: skip
 
+
+def test_the_benchmark_compares_with_the_best_of_each_case(benchmark_script: Any) -> None:
     results = [
         seen("auto", 0.3, 4.0), seen("auto", 0.3, 2.0), seen("a", 0.3, 6.0), seen("b", 0.3, 2.5),
         seen("refuses", 0.3, 1.0, answered=5), seen("auto", float("inf"), 4.0), seen("a", float("inf"), 2.0),
@@ -349,6 +351,18 @@ def test_the_benchmark_compares_with_the_best_of_each_case(benchmark_script: Any
     loaded, waiting = benchmark_script.cases(results, "auto", ["auto"])
     assert (loaded["mean_ms"]["policy"], loaded["mean_ms"]["ratio"], loaded["p90_ms"]["best"]) == ("b", 1.2, 5.0)
     assert waiting["throughput_rps"] == {"auto": 25.0, "best": 50.0, "policy": "a", "ratio": 0.5}
+
+
+def test_the_benchmark_leaves_out_policies_that_are_behind_in_everything_and_never_ours(benchmark_script: Any) -> None:
+    waiting = float("inf")
+    results = [
+        seen("auto", 0.3, 9.0), seen("best", 0.3, 2.0, late=0.3), seen("near", 0.3, 2.2, late=0.3),
+        seen("behind", 0.3, 2.9, late=0.3), seen("in time", 0.3, 4.0), seen("refuses", 0.3, 1.0, answered=5, late=0.1),
+        seen("auto", waiting, 9.0), seen("behind", waiting, 2.0), seen("best", waiting, 4.0),
+    ]  # fmt: skip
+    running = {(load, policy) for _, load, _, policy in benchmark_script.in_the_running(results, ["auto"])}
+    at_a_load = {"auto", "best", "near", "in time", "refuses"}
+    assert running == {*((0.3, policy) for policy in at_a_load), (waiting, "auto"), (waiting, "behind")}
 
 
 def test_a_result_of_the_benchmark_stays_current_until_the_policy_decides_otherwise(
