@@ -1,13 +1,14 @@
 """Everything that needs a GPU, built, checked and timed in one call of under nine minutes.
 
     python benchmarks/gpu.py [--seconds 510] [--quick] [--only SECTION ...]
-                             [--json FILE] [--png FILE] [--page docs/gpu.md]
+                             [--json GPU.json] [--png FILE] [--page docs/gpu.md]
 
 Sections do not depend on each other: one that fails is written down as failed and the next begins. Each has a share of
 the seconds; what no longer fits into it is written down as not run. They run in a process of their own, and another one
 goes on where that one ends or stands still, for an error in a kernel is the end of a process's GPU. The JSON is written
-after every section. Without a GPU it says so, and the exit status is 0. --page puts the tables between the page's
-markers.
+after every section. What is measured of the kernels alone stands in a second file, GPU-kernels.json, which stays
+current when the engine changes. Without a GPU it says so, and the exit status is 0. --page puts the tables between the
+page's markers.
 """
 
 from __future__ import annotations
@@ -33,19 +34,24 @@ from batchmaker.errors import DeviceError
 from batchmaker.kernels.found import found_device
 from gpu_deadline import Deadline
 from gpu_page import draw, tables
-from provenance import made_by
+from provenance import digest, made_by
 
 Row = dict[str, Any]
-MEASURES: Final = (
-    "benchmarks/gpu_compile.py", "benchmarks/gpu_engine.py", "benchmarks/gpu_kernels.py", "benchmarks/gpu_padded.py",
-    "src/batchmaker/engine", "src/batchmaker/executor/cuda", "src/batchmaker/executor/cuda/rows.cu",
+OF_KERNELS: Final = (
     "src/batchmaker/kernels/configuration.py", "src/batchmaker/kernels/cost.py", "src/batchmaker/kernels/device.cuh",
     "src/batchmaker/kernels/devices.py", "src/batchmaker/kernels/fallback.py", "src/batchmaker/kernels/launch.py",
     "src/batchmaker/kernels/layer.py", "src/batchmaker/kernels/modules.py", "src/batchmaker/kernels/nvrtc.py",
     "src/batchmaker/kernels/recurrent.cu", "src/batchmaker/kernels/rows.py", "src/batchmaker/kernels/sequences.py",
     "src/batchmaker/kernels/source.py", "src/batchmaker/kernels/sums.cuh", "src/batchmaker/kernels/template.py",
-    "src/batchmaker/kernels/tiling.py", "src/batchmaker/kernels/tuner.py", "src/batchmaker/scheduler",
+    "src/batchmaker/kernels/tiling.py", "src/batchmaker/kernels/tuner.py",
 )  # fmt: skip
+MEASURES: Final = (
+    "benchmarks/gpu_compile.py", "benchmarks/gpu_engine.py", "benchmarks/gpu_padded.py", "src/batchmaker/engine",
+    "src/batchmaker/executor/cuda", "src/batchmaker/executor/cuda/rows.cu", *OF_KERNELS, "src/batchmaker/scheduler",
+)  # fmt: skip
+KERNELS_MEASURE: Final = ("benchmarks/gpu_kernels.py", *OF_KERNELS)
+KERNEL_SECTIONS: Final = ("correctness", "table1", "flashrnn", "table3", "networks", "tuner")
+"""Those without an engine."""
 NO_GPU: Final = "not run: no GPU"
 RUNNING: Final = "running"
 QUICK_S: Final = 60.0
@@ -228,6 +234,19 @@ def packages() -> dict[str, str | None]:
     return found
 
 
+def save(path: Path, content: dict[str, Any]) -> None:
+    """Write the results of the engine into a file, and those of the kernels into another one, by what they measure."""
+    alone = {name: found for name, found in content["sections"].items() if name in KERNEL_SECTIONS}
+    rest = {name: found for name, found in content["sections"].items() if name not in KERNEL_SECTIONS}
+    measured = {"paths": list(KERNELS_MEASURE), "digest": digest(KERNELS_MEASURE)}
+    _write(path, {**content, "sections": rest})
+    _write(path.with_name(f"{path.stem}-kernels.json"), {**content, "measures": measured, "sections": alone})
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
 def put(page: Path, content: dict[str, Any]) -> None:
     """Replace what stands between the page's markers."""
     text = page.read_text(encoding="utf-8")
@@ -256,7 +275,7 @@ def main() -> None:
     def flush(results: dict[str, Any]) -> None:
         content["sections"] = results
         if options.json:
-            options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+            save(options.json, content)
 
     missing = why_no_gpu()
     if missing is not None:

@@ -23,7 +23,7 @@ def _candidates() -> str:
 
 
 def _rows(section: str) -> list[dict[str, Any]]:
-    return list(result("gpu.json")["sections"][section]["rows"])
+    return list(result("gpu-kernels.json")["sections"][section]["rows"])
 
 
 def _table1() -> str:

@@ -39,10 +39,10 @@ RUNS: Final[dict[str, Run]] = {
         Run("pq-tree", "python benchmarks/pq_tree.py", ("pq-tree.json",), 1, "cell-planning.md"),
         Run("kernel-configurations", "python benchmarks/kernel_configurations.py --arch sm_90 sm_80",
             ("kernel-configurations.json",), 2, "kernels.md"),
-        Run("gpu", "python benchmarks/gpu.py", ("gpu.json",), 5, "gpu.md"),
+        Run("gpu", "python benchmarks/gpu.py", ("gpu.json", "gpu-kernels.json"), 5, "gpu.md"),
         Run("learned-online", "python benchmarks/learned_online.py", ("learned-online.json",), 20, "learned-online.md"),
         Run("default-policy",
-            "python benchmarks/default_policy.py --requests 60 --seeds 20 --trace CSV --best-of RESULT",
+            "python benchmarks/default_policy.py --requests 60 --seeds 20 --trace CSV --jobs 2",
             ("default-policy.json", "default-policy-costs.json"), 11, "policies.md", "probe"),
         Run("default-policy-live", "python benchmarks/default_policy_live.py", ("default-policy-live.json",), 15,
             "policies.md"),
@@ -65,8 +65,7 @@ RUNS: Final[dict[str, Run]] = {
 }  # fmt: skip
 
 OLDER: Final = frozenset((
-    "default-policy.json", "default-policy-costs.json", "default-policy-live.json", "short-decoders.json",
-    "simulated-and-real.json", "lazybatching-live.json",
+    "default-policy.json", "default-policy-costs.json",
     "curves-costs.json", "ed-batch-throughput.json", "gpu.json", "learned-online.json", "examples.json",
     "serving-lstm.json", "serving-loadgen.json", "serving-overhead.json", "serving-perf-analyzer.json",
     "serving-overload-lstm-fleet.json", "serving-fleet-overhead.json", "serving-fleet-proxies.json",

@@ -146,6 +146,19 @@ def test_all_sections_fit_into_the_whole(scripts):
     assert {section.name for section in sections} == set(scripts["gpu_page"].TITLES)
 
 
+def test_what_is_measured_of_the_kernels_alone_is_in_a_file_of_its_own(scripts, tmp_path):
+    gpu = scripts["gpu"]
+    ran = {section.name: {"state": "ran", "rows": [{"ms": 1}]} for section in gpu.sections()}
+    gpu.save(tmp_path / "gpu.json", {"commit": "c", "measures": {"paths": ["engine"], "digest": "d"}, "sections": ran})
+    engine, kernels = (json.loads((tmp_path / name).read_text("utf-8")) for name in ("gpu.json", "gpu-kernels.json"))
+    alone = {section.name for section in gpu.sections() if section.run.__module__ == "gpu_kernels"}
+    assert set(kernels["sections"]) == alone
+    assert set(engine["sections"]) == set(ran) - alone
+    assert engine["measures"]["paths"] == ["engine"]
+    assert not any("engine" in path for path in kernels["measures"]["paths"])
+    assert kernels["commit"] == "c"
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_without_a_gpu_it_says_so_and_succeeds(scripts, tmp_path, monkeypatch, capsys):
     files = {name: tmp_path / f"out.{name}" for name in ("json", "png", "page")}

@@ -4,6 +4,9 @@ The requests that are furthest behind run first: types in order, and within a ty
 it, until the last one has done them. With this order there is a closed form: the k-th step of a type is taken by all
 requests with at least k steps of it left. So the batch sizes of all future steps are one cumulative sum, and so are
 their times. The computation jumps from one change of members to the next, however many steps are between.
+
+Policies walk the same order in compiled loops (`policies/joining.py`). `Replay.forecasts` is its plain form, for all
+prefixes at once, to which tests hold those loops.
 """
 
 from __future__ import annotations
