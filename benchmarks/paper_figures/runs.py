@@ -43,7 +43,7 @@ RUNS: Final[dict[str, Run]] = {
         Run("learned-online", "python benchmarks/learned_online.py", ("learned-online.json",), 20, "learned-online.md"),
         Run("default-policy",
             "python benchmarks/default_policy.py --requests 60 --seeds 20 --trace CSV --jobs 2",
-            ("default-policy.json", "default-policy-costs.json"), 11, "policies.md", "probe"),
+            ("default-policy.json", "default-policy-costs.json"), 60, "policies.md", "probe"),
         Run("default-policy-live", "python benchmarks/default_policy_live.py", ("default-policy-live.json",), 15,
             "policies.md"),
         Run("short-decoders", "python benchmarks/short_decoders.py --data DATA", ("short-decoders.json",), 1,

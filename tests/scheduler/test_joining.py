@@ -30,6 +30,7 @@ from batchmaker.policies.joining import (
     OLDEST,
     REPLAY,
     JoiningRules,
+    most_answered_rps,
     num_beginning,
     num_joining,
 )  # fmt: skip
@@ -96,6 +97,16 @@ def test_under_auto_those_begin_with_whom_the_fewest_are_late_and_all_are_done_s
         s.left, ALIKE if s.width is None else s.width, s.num_in_flight, s.replay.seconds, s.deadline_s, num_waiting
     )
     assert found == best_of_worthwhile(s, num_waiting)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@given(seed=st.integers(0, 10_000))
+def test_a_model_is_worth_the_most_that_it_answers_a_second_by_the_forecast(wide: bool, seed: int) -> None:
+    s = drawn(seed, wide=wide)
+    finish_s = np.sort(s.replay.forecasts(s.left, len(s.left), s.width).finish_s[0])
+    rates = np.arange(1, len(finish_s) + 1) / np.maximum(finish_s, 1e-12)  # of those that are done already, no matter
+    found = most_answered_rps(s.left, ALIKE if s.width is None else s.width, s.replay.seconds)
+    assert found == pytest.approx(rates.max(initial=0.0))
 
 
 def test_under_auto_a_burst_begins_in_groups_where_that_takes_no_longer_in_all() -> None:
