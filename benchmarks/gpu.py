@@ -47,7 +47,8 @@ OF_KERNELS: Final = (
 )  # fmt: skip
 MEASURES: Final = (
     "benchmarks/gpu_compile.py", "benchmarks/gpu_engine.py", "benchmarks/gpu_padded.py", "src/batchmaker/engine",
-    "src/batchmaker/executor/cuda", "src/batchmaker/executor/cuda/rows.cu", *OF_KERNELS, "src/batchmaker/scheduler",
+    "src/batchmaker/executor/cuda", "src/batchmaker/executor/cuda/rows.cu", *OF_KERNELS, "src/batchmaker/policies",
+    "src/batchmaker/scheduler",
 )  # fmt: skip
 KERNELS_MEASURE: Final = ("benchmarks/gpu_kernels.py", *OF_KERNELS)
 KERNEL_SECTIONS: Final = ("correctness", "table1", "flashrnn", "table3", "networks", "tuner")
@@ -76,13 +77,14 @@ def sections() -> list[Section]:
     import gpu_kernels
 
     return [
-        Section("compile", 0.09, gpu_compile.compiling),
+        Section("compile", 0.08, gpu_compile.compiling),
         Section("executor", 0.06, gpu_engine.agreement),
         Section("correctness", 0.06, gpu_kernels.correctness),
         Section("launches", 0.02, gpu_engine.launches),
-        Section("lstm", 0.22, gpu_engine.lstm),
-        Section("seq2seq", 0.14, gpu_engine.seq2seq),
+        Section("lstm", 0.20, gpu_engine.lstm),
+        Section("seq2seq", 0.12, gpu_engine.seq2seq),
         Section("treelstm", 0.09, gpu_engine.treelstm),
+        Section("deadlines", 0.05, gpu_engine.deadlines),
         Section("in_flight", 0.05, gpu_engine.in_flight),
         Section("tasks", 0.05, gpu_engine.tasks),
         Section("table1", 0.11, gpu_kernels.table1),

@@ -30,10 +30,13 @@ from gpu_kernels import call_ms
 
 Row = dict[str, Any]
 DEVICE: Final = "cuda:0"
-POLICY: Final = "cellular:max_steps=5"
-"""An engine's own on GPUs, where nothing has a deadline."""
-POLICIES: Final = (POLICY, "cellular")
-"""And with as many steps in a task as fit into its budget of time."""
+POLICY: Final = "cellular"
+"""An engine's own on GPUs."""
+POLICIES: Final = (POLICY, "cellular:max_steps=5", "auto")
+"""And BatchMaker's rule for the steps of a task, and the policy that is an engine's own elsewhere."""
+DEADLINES: Final = (("lstm", "float16", 5000, 20.0), ("seq2seq", "float32", 2000, 60.0))
+"""Model, dtype, requests a second, and the deadline in ms."""
+WITH_DEADLINES: Final = ("auto", "lazy:max_steps=5", POLICY)
 MAX_BATCH: Final = 512
 WAITING: Final = 8192
 """Requests that wait at once where it is measured how many are answered."""
@@ -141,6 +144,22 @@ def in_flight(until: Deadline) -> list[Row]:
     return rows
 
 
+def deadlines(until: Deadline) -> list[Row]:
+    """Which share of requests is late under each policy, where the late are finished."""
+    rows = []
+    for name, dtype, rate, deadline_ms in DEADLINES:
+        workload = make_workload(name, seed=0)
+        for policy in WITH_DEADLINES:
+            about = {"model": name, "dtype": dtype, "policy": policy, "rate": rate, "deadline_ms": deadline_ms}
+            if until.left_s < 4:
+                rows.append({**about, "not_run": "out of time"})
+                continue
+            model = made(name, workload, dtype, hidden=1024, max_batch=MAX_BATCH)
+            found = loaded(model, workload, rate, 1.5, policy=policy, deadline_ms=deadline_ms, late="finish")
+            rows.append({**about, **found})
+    return rows
+
+
 def lstm(until: Deadline) -> list[Row]:
     """LSTM of 1024 on Europarl's lengths, and nn.LSTM over padded and packed batches on the same GPU."""
     workload = make_workload("lstm", seed=0)
@@ -241,10 +260,12 @@ def loaded(
     """Return latency in ms under Poisson arrivals."""
     with Engine(model, policy=policy, device=DEVICE, **engine_options) as engine:
         found = offering.poisson(engine, workload, rate, seconds, 0, lambda share, answered: None)
+    deadline_s = engine_options.get("deadline_ms", np.inf) / 1e3
     p50_ms, p90_ms = (1e3 * np.percentile(found.latencies_s, (50, 90))).tolist()
     return {
         "p50_ms": p50_ms, "p90_ms": p90_ms, "late_ms": found.late_ms, "failed": found.num_failed,
         "unanswered": int((~found.answered).sum()), "busy_share": found.stats.busy_s / found.seconds,
+        "late_share": 1.0 - found.num_in_time(deadline_s) / len(found.answered),
     }  # fmt: skip
 
 

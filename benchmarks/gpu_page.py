@@ -52,6 +52,11 @@ COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
         ("tasks in flight", "in_flight", ""), ("all waiting, requests/s", "peak_rps", ",.0f"), *STEP,
         ("p50, ms at 5,000/s", "p50_ms", ".1f"), ("p90", "p90_ms", ".1f"),
     ),
+    "deadlines": (
+        ("model", "model", ""), ("dtype", "dtype", ""), ("policy", "policy", ""), ("offered/s", "rate", ",.0f"),
+        ("deadline, ms", "deadline_ms", "g"), ("late", "late_share", ".1%"), ("p50, ms", "p50_ms", ".1f"),
+        ("p90, ms", "p90_ms", ".1f"),
+    ),
     "tasks": (
         ("policy", "policy", ""), ("tasks in one launch", "at_once", ""),
         ("all waiting, requests/s", "peak_rps", ",.0f"), *STEP,
@@ -92,6 +97,7 @@ TITLES: Final = {
     "lstm": "Engine: LSTM 1024, Europarl's lengths",
     "seq2seq": "Engine: Seq2Seq 1024",
     "treelstm": "Engine: TreeLSTM 1024",
+    "deadlines": "Engine: deadlines",
     "in_flight": "Engine: LSTM 1024, two tasks in flight and one",
     "tasks": "Engine: LSTM 1024 in batches of 32, tasks in one launch and step by step",
 }

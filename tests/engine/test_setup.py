@@ -54,3 +54,10 @@ class Noted:
 
     def cancel(self):
         self.said.append("cancel")
+
+
+def test_nobody_has_to_choose_a_policy():
+    assert setup.choose_policy(None, refuse=False).name == "auto"
+    assert setup.choose_policy(None, refuse=False, on_cpu=False).name == "cellular"
+    for on_cpu in (True, False):  # who is to be refused has to be forecast
+        assert setup.choose_policy(None, refuse=True, on_cpu=on_cpu).name == "auto"

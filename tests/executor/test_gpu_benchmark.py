@@ -294,6 +294,32 @@ def test_translations_by_hand_have_the_words_of_the_longest(scripts):
     assert run(np.arange(5)).shape == (5, max(request["words"] for request in workload.requests[:5]))
 
 
+@pytest.mark.gpu
+def test_what_is_captured_by_hand_gives_what_the_cpu_gives(scripts):
+    padded, engine = scripts["gpu_padded"], scripts["gpu_engine"]
+    workload = make_workload("treelstm", count=90, seed=0)
+    model = engine.made("treelstm", workload, "float32", hidden=64, max_batch=8)
+    cells = [model.cells[name].module for name in ("leaf", "inner")]
+    here, there = (padded.trees(workload, *cells, device) for device in ("cpu", "cuda"))
+    for numbers in (np.arange(1), np.arange(90), np.arange(40, 80)):  # the last: after rows of other requests
+        torch.testing.assert_close(there(numbers), here(numbers), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.gpu
+def test_words_by_hand_are_the_same_captured_and_launched_one_by_one(scripts, monkeypatch):
+    padded, engine = scripts["gpu_padded"], scripts["gpu_engine"]
+    workload = make_workload("seq2seq", count=90, seed=0)
+    decoder = engine.made("seq2seq", workload, "float32", hidden=64, max_batch=8).cells["decoder"].module
+    found = []
+    for rows in (padded.ROWS, ()):
+        monkeypatch.setattr(padded, "ROWS", rows)
+        torch.manual_seed(0)
+        run = padded.seq2seq(workload, decoder, 64, "float32", "cuda")
+        found.append([run(np.arange(first, first + num)) for first, num in ((0, 1), (0, 64), (3, 32))])
+    for captured, plain in zip(*found, strict=True):
+        torch.testing.assert_close(captured, plain)
+
+
 def test_all_requests_are_served_by_hand_and_what_is_not_counts_with_its_time_so_far(scripts):
     padded, lengths, sizes = scripts["gpu_padded"], np.array([3, 4, 30, 31] * 5), []
 
@@ -328,6 +354,17 @@ def test_tasks_are_timed_in_one_launch_and_step_by_step(scripts, monkeypatch):
     assert {row["not_run"] for row in engine.tasks(scripts["gpu"].Deadline(3.0, Hand()))} == {"out of time"}
 
 
+def test_late_requests_are_counted_where_all_are_finished(scripts, monkeypatch):
+    engine = scripts["gpu_engine"]
+    monkeypatch.setattr(engine, "DEVICE", "cpu")
+    workload = make_workload("lstm", lengths="clip:12", count=40, seed=0)
+    model = engine.made("lstm", workload, "float32", hidden=8, max_batch=8)
+    for deadline_ms, late in ((1e6, 0.0), (1e-6, 1.0)):
+        found = engine.loaded(model, workload, 100, 0.2, policy="auto", deadline_ms=deadline_ms, late="finish")
+        assert found["failed"] == 0
+        assert found["late_share"] == late
+
+
 @pytest.mark.slow
 def test_a_model_is_served_beside_by_hand_and_its_rows_can_be_written_down(scripts, monkeypatch):
     engine, padded = scripts["gpu_engine"], scripts["gpu_padded"]
@@ -340,7 +377,8 @@ def test_a_model_is_served_beside_by_hand_and_its_rows_can_be_written_down(scrip
     runs = {"padded": padded.lstm(workload, 8, "float32", "cpu", pack=False)}
     until = scripts["gpu"].Deadline(100.0, Hand())
     rows = engine.beside("lstm", workload, "float32", 8, 8, runs, workload.chains[:, 0], until)
-    assert [row["rate"] for row in rows] == [None, None, 30, 30]
+    each = len(engine.POLICIES)
+    assert [row["rate"] for row in rows] == [None] * each + [30] * each
     assert rows[-1]["failed"] == rows[-1]["unanswered"] == 0
     assert engine.alone(engine.made("lstm", workload, "float32", hidden=8, max_batch=8), workload, 3)["alone_ms"] > 0
     content = {"device": "x", "driver": "x", "torch": "x", "commit": "c", "command": "gpu.py"}

@@ -88,11 +88,6 @@ class Catalogue:
     def __len__(self) -> int:
         return len(self._models)
 
-    @property
-    def has_deadlines(self) -> bool:
-        """Whether the requests of some model have a deadline by default."""
-        return any(served.deadline_ms not in (None, math.inf) for served in self)
-
     def find(self, name: str | None) -> CatalogueEntry:
         """Return the model with this name; None stands for the only model.
 

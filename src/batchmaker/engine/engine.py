@@ -47,8 +47,8 @@ class Engine:
             result = await engine.submit(request)   # from asyncio; in a thread, submit(request).result()
 
     - model: one model, or several by name. With several, each request names its model.
-    - policy: a name, such as `cellular` or `padded`, or a policy object. Default: `auto`; on GPUs, where it has not
-      been measured, `lazy:max_steps=5` if some model has a deadline or `refuse` is set, else `cellular:max_steps=5`.
+    - policy: a name, such as `cellular` or `padded`, or a policy object. Default: `auto`; on GPUs
+      `cellular`, unless `refuse` is set.
     - workers: one worker computes in the engine's own thread, several in threads of their own.
     - threads: compute threads of each worker. Default: all cores but one, divided among the workers.
     - run_ahead: a worker gets its next task when at most so many of its tasks are unfinished (of its steps, if the
@@ -100,9 +100,7 @@ class Engine:
         self._registry = CellRegistry()
         self._catalogue = Catalogue(model, self._registry, deadline_ms)
         self._computes_here = executor is None and device == "cpu"
-        self._policy = choose_policy(
-            policy, has_deadlines=self._catalogue.has_deadlines, refuse=refuse, on_cpu=self._computes_here
-        )
+        self._policy = choose_policy(policy, refuse=refuse, on_cpu=self._computes_here)
         self._threads = default_threads(workers) if threads is None else threads
         self._driver = make_driver(
             self._catalogue,

@@ -53,12 +53,9 @@ STEPS_PER_TASK: Final = 5
 DEFAULT: Final = "auto"
 """The default policy (decision 21)."""
 
-ON_DEVICES: Final = "cellular:max_steps=5"
-"""The default policy if the CPU does not compute. It has no budget of time: a persistent kernel takes eight steps at
-most, and budgets have not been measured on GPUs."""
-
-ON_DEVICES_WITH_DEADLINES: Final = "lazy:max_steps=5"
-"""The same with deadlines."""
+ON_DEVICES: Final = "cellular"
+"""The default policy if the CPU does not compute, unless requests are to be refused. There requests wait for the host,
+and it costs the host least; with deadlines it makes fewest late as well (docs/gpu.md)."""
 
 WHOLE_REQUESTS: Final = "batchmaker.lab.baselines.driver"
 """The module of the driver for policies that batch whole requests. It is loaded only for such a policy."""
@@ -196,15 +193,14 @@ def _times(call: Callable[[], Any]) -> tuple[float, float]:
 
 
 def choose_policy(
-    policy: str | CellPolicy | GraphPolicy | None, *, has_deadlines: bool, refuse: bool, on_cpu: bool = True
+    policy: str | CellPolicy | GraphPolicy | None, *, refuse: bool, on_cpu: bool = True
 ) -> CellPolicy | GraphPolicy:
-    """Return the policy of an engine. has_deadlines: some model has a deadline by default. policy, refuse: see Engine.
+    """Return the policy of an engine. policy, refuse: see Engine.
 
     OptionError if the policy cannot refuse requests and `refuse` is set, or its name or options are wrong.
     """
     if policy is None:
-        on_devices = ON_DEVICES_WITH_DEADLINES if has_deadlines or refuse else ON_DEVICES
-        policy = DEFAULT if on_cpu else on_devices
+        policy = DEFAULT if on_cpu or refuse else ON_DEVICES
     if not isinstance(policy, str):
         if refuse:
             raise OptionError(

@@ -6,7 +6,8 @@ Four rules, each of which decides only where it has something to say:
    caught up. So a prefix of the line begins, of all that are worth it the best, by a forecast of finish times (see
    `num_beginning`). Where requests use several types at once, or are runs of one type whose batches gain much, there
    is nothing to catch up with, and all begin. Who cannot be in time stands behind those who can.
-2. Which of several models goes first: the one that can answer most requests for its time, by the same forecast.
+2. Which of several models goes first: the one that can answer most requests for its time, by the same forecast. Who
+   cannot be in time counts only where no request of the model can, and that model stands behind the others.
 3. Which type of a model: a full batch, of several that of the type of whose frontier the smallest share is ready: it
    is further on in the network, and ends requests sooner. Then the type of whose frontier the largest share is ready.
 4. What that order puts off. Requests that lack nothing but one call of a type run up a debt while they wait for it.
@@ -46,6 +47,7 @@ _CAP: Final = 2
 Fewer than one of each type cannot all be full: room that comes back request by request is taken by small groups, and
 each of them goes through all types alone.
 """
+_HOPELESS: Final = 1e-9  # of its worth is left to a model none of whose requests can be in time
 _ANY: Final = 1 << 62  # requests: more than there are
 _DEFERRED_FOR: Final = 10.0
 """After its deadline, a request waits behind others for at most so many times the time that it was given."""
@@ -219,7 +221,7 @@ class AutoPolicy(CellPolicy):
         self._learn_types(view)
         table = view.requests
         if table.num_models > 1:
-            self._value_models(table)
+            self._value_models(table, view.now_s)
         for type_id in ready:
             self._num_ready[type_id] = view.num_ready(type_id)
         in_chains = table.run_types.issuperset(ready) and count_chains(
@@ -239,17 +241,24 @@ class AutoPolicy(CellPolicy):
             self._finishing, self._debt_s,
         )  # fmt: skip
 
-    def _value_models(self, table: RequestTable) -> None:
-        """Find what each model is worth: most requests answered per second if it alone went on (Smith's rule)."""
+    def _value_models(self, table: RequestTable, now_s: float) -> None:
+        """Find what each model is worth: most requests answered per second if it alone went on (Smith's rule).
+
+        Who cannot be in time counts only where no request of the model can.
+        """
         if table.changes == self._valued_at:
             return
         self._valued_at = table.changes
         self._worth = np.zeros(table.num_models)
         slots = table.in_flight
         left, models = self._lengths.left(table, slots), table.model[slots]
+        hopeless = self._are_hopeless(table, slots, now_s)
         for model in set(models.tolist()):
             mine = models == model
-            self._worth[model] = most_answered_rps(left[mine], table.width[slots[mine]], self._times.replay.seconds)
+            timely = mine & ~hopeless
+            counted, share = (timely, 1.0) if timely.any() else (mine, _HOPELESS)
+            rps = most_answered_rps(left[counted], table.width[slots[counted]], self._times.replay.seconds)
+            self._worth[model] = share * rps
 
     # --- who begins ----------------------------------------------------------------------------------------------
 
@@ -292,14 +301,23 @@ class AutoPolicy(CellPolicy):
         """Return the line, with those who cannot be in time even alone behind the others of their priority; and who is
         refused."""
         table = view.requests
-        if self._hopeless == "ignore" or not table.has_deadlines:
+        hopeless = self._are_hopeless(table, line, view.now_s)
+        if not hopeless.any():
             return line, []
-        deadline_s = table.deadline_s[line]
-        hopeless = view.now_s + self._times.replay.alone(self._surely_left(table, line)) > deadline_s
         if self._hopeless == "drop":
             return line[~hopeless], line[hopeless].tolist()
-        hopeless &= view.now_s - deadline_s < _DEFERRED_FOR * (deadline_s - table.arrived_s[line])
         return line[np.lexsort((hopeless, -table.priority[line]))], []
+
+    def _are_hopeless(self, table: RequestTable, slots: Slots, now_s: float) -> NDArray[np.bool_]:
+        """Return which of these requests cannot be in time even alone. Those who have waited long enough for that are
+        none of them."""
+        if self._hopeless == "ignore" or not table.has_deadlines:
+            return np.zeros(len(slots), np.bool_)
+        deadline_s = table.deadline_s[slots]
+        hopeless: NDArray[np.bool_] = now_s + self._times.replay.alone(self._surely_left(table, slots)) > deadline_s
+        if self._hopeless == "defer":
+            hopeless &= now_s - deadline_s < _DEFERRED_FOR * (deadline_s - table.arrived_s[slots])
+        return hopeless
 
     def _surely_left(self, table: RequestTable, slots: Slots) -> Ids:
         """Return the steps that these requests have left, of runs that a value may end at any time one: [slots, types].

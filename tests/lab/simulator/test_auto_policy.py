@@ -164,6 +164,17 @@ def test_of_several_models_the_one_goes_first_that_answers_most_for_its_time() -
     assert records.finished_s[0] == 24.0
 
 
+def test_a_model_none_of_whose_requests_can_be_in_time_goes_behind_one_with_requests_that_can() -> None:
+    """Four chains of 6 s together answer more for their time than a pair of 4 s, but cannot be in time."""
+    both = Together([CHAIN, PAIR])
+    requests = [*[both.request(0, chain(6))] * 4, both.request(1, pair(2, 2))]
+    arrived_s = [0.0, 0.0, 0.0, 0.0, 0.5]
+    hurried, _ = play(both.model, requests, arrived_s, sla_s=5.0)
+    assert hurried.finished_s.tolist() == [10.0, 10.0, 10.0, 10.0, 5.0]
+    for sla_s in (None, 7.0):  # without a deadline, and with one that chains can meet
+        assert play(both.model, requests, arrived_s, sla_s=sla_s)[0].finished_s.tolist() == [6.0, 6.0, 6.0, 6.0, 10.0]
+
+
 def waiting(model: SimulatedModel, work: Work, num_waiting: int) -> tuple[RequestTable, Any]:
     """A table with one request in flight and some in line, each with this work; and what the policy sees of them."""
     table, slots = RequestTable(), np.arange(1 + num_waiting)
