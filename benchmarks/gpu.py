@@ -2,6 +2,7 @@
 
     python benchmarks/gpu.py [--seconds 510] [--quick] [--only SECTION ...]
                              [--json GPU.json] [--png FILE] [--page docs/gpu.md]
+    python benchmarks/gpu.py --show --json GPU.json --page docs/gpu.md    # what is in the files; measures nothing
 
 Sections do not depend on each other: one that fails is written down as failed and the next begins. Each has a share of
 the seconds; what no longer fits into it is written down as not run. They run in a process of their own, and another one
@@ -245,6 +246,16 @@ def save(path: Path, content: dict[str, Any]) -> None:
     _write(path.with_name(f"{path.stem}-kernels.json"), {**content, "measures": measured, "sections": alone})
 
 
+def joined(path: Path) -> dict[str, Any]:
+    """Return what `save` wrote: the results of the engine, then those of the kernels, with their own commit."""
+    content, kernels = (
+        dict(json.loads(file.read_text(encoding="utf-8")))
+        for file in (path, path.with_name(f"{path.stem}-kernels.json"))
+    )
+    content["sections"] |= {name: {**found, "commit": kernels["commit"]} for name, found in kernels["sections"].items()}
+    return content
+
+
 def _write(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
@@ -266,11 +277,17 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--png", type=Path)
     parser.add_argument("--page", type=Path)
+    parser.add_argument("--show", action="store_true", help="show what is in the files of --json, and measure nothing")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.seconds = min(options.seconds, QUICK_S) if options.quick else options.seconds
     if options.worker:
         work(options.only, options.seconds, options.worker)
+        return
+    if options.show:
+        if not options.json:
+            parser.error("--show: name the file to show with --json")
+        show(joined(options.json), options)
         return
     content: dict[str, Any] = {**about(options.seconds), "state": "ran", "sections": {}}
 
@@ -287,6 +304,11 @@ def main() -> None:
     else:
         names = [section.name for section in sections() if not options.only or section.name in options.only]
         flush(supervised(names, options.seconds, Process, flush))
+    show(content, options)
+
+
+def show(content: dict[str, Any], options: argparse.Namespace) -> None:
+    """Print the tables, and put them and the picture where the options say."""
     print(tables(content))
     if options.png:
         draw(options.png, content)

@@ -112,6 +112,8 @@ def tables(content: Row) -> str:
     parts = [f"{made}: `{content['command']}`."]
     for name, section in content["sections"].items():
         parts.append(f"### {TITLES.get(name, name)}")
+        if section.get("commit", content["commit"]) != content["commit"]:
+            parts.append(f"Commit {section['commit']}.")
         if section["state"] != "ran":
             parts.append(f"{section['state'][0].upper()}{section['state'][1:]}.")
         elif section["rows"]:

@@ -68,7 +68,7 @@ OLDER: Final = frozenset((
     "default-policy.json", "default-policy-costs.json", "default-policy-live.json", "short-decoders.json",
     "simulated-and-real.json", "lazybatching-live.json", "batching-and-cells.json", "ed-batch-sizes.json",
     "curves-live.json",
-    "curves-costs.json", "ed-batch-throughput.json", "gpu.json", "learned-online.json", "examples.json",
+    "curves-costs.json", "ed-batch-throughput.json", "learned-online.json", "examples.json",
     "serving-lstm.json", "serving-loadgen.json", "serving-overhead.json", "serving-perf-analyzer.json",
     "serving-overload-lstm-fleet.json", "serving-fleet-overhead.json", "serving-fleet-proxies.json",
     "serving-fleet-replicas.json", "serving-fleet-routers.json", "serving-fleet-bulk.json", "serving-fleet-rows.json",

@@ -159,6 +159,20 @@ def test_what_is_measured_of_the_kernels_alone_is_in_a_file_of_its_own(scripts, 
     assert kernels["commit"] == "c"
 
 
+def test_both_files_are_shown_together_and_kernels_of_another_commit_say_so(scripts, tmp_path, monkeypatch, capsys):
+    about = {"device": "H", "driver": "580", "torch": "2", "command": "gpu.py", "measures": {}}
+    sections = {name: {"state": "ran", "rows": []} for name in ("lstm", "table1", "tuner")}
+    scripts["gpu"].save(tmp_path / "gpu.json", {**about, "commit": "before", "sections": sections})
+    later = {**about, "commit": "after", "sections": {"lstm": sections["lstm"]}}
+    (tmp_path / "gpu.json").write_text(json.dumps(later), encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--show", "--json", str(tmp_path / "gpu.json")])
+    scripts["gpu"].main()
+    shown = capsys.readouterr().out
+    assert "commit after: `gpu.py`" in shown
+    assert shown.count("Commit before.") == 2
+    assert shown.index("LSTM 1024") < shown.index("Commit before.")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_without_a_gpu_it_says_so_and_succeeds(scripts, tmp_path, monkeypatch, capsys):
     files = {name: tmp_path / f"out.{name}" for name in ("json", "png", "page")}
