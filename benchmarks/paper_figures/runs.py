@@ -65,7 +65,7 @@ RUNS: Final[dict[str, Run]] = {
 }  # fmt: skip
 
 OLDER: Final = frozenset((
-    "default-policy.json", "default-policy-costs.json", "default-policy-live.json", "short-decoders.json",
+    "default-policy-costs.json",
     "simulated-and-real.json", "lazybatching-live.json", "batching-and-cells.json", "ed-batch-sizes.json",
     "curves-live.json",
     "curves-costs.json", "ed-batch-throughput.json", "learned-online.json", "examples.json",
