@@ -65,9 +65,7 @@ RUNS: Final[dict[str, Run]] = {
 }  # fmt: skip
 
 OLDER: Final = frozenset((
-    "default-policy-costs.json",
-    "simulated-and-real.json", "lazybatching-live.json", "batching-and-cells.json", "ed-batch-sizes.json",
-    "curves-live.json",
+    "batching-and-cells.json", "ed-batch-sizes.json",
     "curves-costs.json", "ed-batch-throughput.json", "learned-online.json", "examples.json",
     "serving-lstm.json", "serving-loadgen.json", "serving-overhead.json", "serving-perf-analyzer.json",
     "serving-overload-lstm-fleet.json", "serving-fleet-overhead.json", "serving-fleet-proxies.json",
