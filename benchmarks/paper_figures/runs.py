@@ -65,7 +65,7 @@ RUNS: Final[dict[str, Run]] = {
 }  # fmt: skip
 
 OLDER: Final = frozenset((
-    "batching-and-cells.json", "ed-batch-sizes.json",
+    "ed-batch-sizes.json",
     "curves-costs.json", "ed-batch-throughput.json", "learned-online.json", "examples.json",
     "serving-lstm.json", "serving-loadgen.json", "serving-overhead.json", "serving-perf-analyzer.json",
     "serving-overload-lstm-fleet.json", "serving-fleet-overhead.json", "serving-fleet-proxies.json",
