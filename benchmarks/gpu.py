@@ -238,12 +238,17 @@ def packages() -> dict[str, str | None]:
 
 
 def save(path: Path, content: dict[str, Any]) -> None:
-    """Write the results of the engine into a file, and those of the kernels into another one, by what they measure."""
+    """Write the results of the engine into a file, and those of the kernels into another one, by what they measure.
+
+    With sections of one kind only, as under --only, the other file stays as it is.
+    """
     alone = {name: found for name, found in content["sections"].items() if name in KERNEL_SECTIONS}
     rest = {name: found for name, found in content["sections"].items() if name not in KERNEL_SECTIONS}
     measured = {"paths": list(KERNELS_MEASURE), "digest": digest(KERNELS_MEASURE)}
-    _write(path, {**content, "sections": rest})
-    _write(path.with_name(f"{path.stem}-kernels.json"), {**content, "measures": measured, "sections": alone})
+    if rest or not alone:
+        _write(path, {**content, "sections": rest})
+    if alone or not rest:
+        _write(path.with_name(f"{path.stem}-kernels.json"), {**content, "measures": measured, "sections": alone})
 
 
 def joined(path: Path) -> dict[str, Any]:

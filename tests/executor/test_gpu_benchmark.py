@@ -164,7 +164,7 @@ def test_both_files_are_shown_together_and_kernels_of_another_commit_say_so(scri
     sections = {name: {"state": "ran", "rows": []} for name in ("lstm", "table1", "tuner")}
     scripts["gpu"].save(tmp_path / "gpu.json", {**about, "commit": "before", "sections": sections})
     later = {**about, "commit": "after", "sections": {"lstm": sections["lstm"]}}
-    (tmp_path / "gpu.json").write_text(json.dumps(later), encoding="utf-8")
+    scripts["gpu"].save(tmp_path / "gpu.json", later)
     monkeypatch.setattr(sys, "argv", ["gpu.py", "--show", "--json", str(tmp_path / "gpu.json")])
     scripts["gpu"].main()
     shown = capsys.readouterr().out

@@ -244,7 +244,7 @@ class AutoPolicy(CellPolicy):
     def _value_models(self, table: RequestTable, now_s: float) -> None:
         """Find what each model is worth: most requests answered per second if it alone went on (Smith's rule).
 
-        Who cannot be in time counts only where no request of the model can.
+        Who cannot be in time counts only where no request of the model can. Found anew when a request comes or goes.
         """
         if table.changes == self._valued_at:
             return
