@@ -40,6 +40,7 @@ class PaddedCost:
         self._shape = np.array([shapes.setdefault(id(request), len(shapes)) for request in requests])
         self._steps = np.zeros((len(shapes), len(model.cells)), np.int64)
         self._width = np.ones((len(shapes), len(model.cells)), np.int64)
+        self._alone_s: dict[int, float] = {}  # by shape
         first = np.unique(self._shape, return_index=True)[1]
         for number, request in enumerate(first.tolist()):
             work = work_of(requests[request].graph)
@@ -49,8 +50,16 @@ class PaddedCost:
     def seconds(self, requests: NDArray[np.int64]) -> float:
         """Return seconds of one batch. requests: [batch] positions among the requests."""
         shapes = self._shape[requests]
+        if len(shapes) > 1:
+            return self._of_shapes(shapes)
+        shape = int(shapes[0])
+        if shape not in self._alone_s:
+            self._alone_s[shape] = self._of_shapes(shapes)
+        return self._alone_s[shape]
+
+    def _of_shapes(self, shapes: NDArray[np.int64]) -> float:
         steps = self._steps[shapes].max(axis=0)
-        rows = len(requests) * self._width[shapes].max(axis=0)
+        rows = len(shapes) * self._width[shapes].max(axis=0)
         return float(self._costs.of(self._types, rows) @ steps)
 
 
