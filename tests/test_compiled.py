@@ -38,14 +38,18 @@ def test_loops_are_kept_where_numba_is_told_to_keep_them(tmp_path: Path) -> None
 LOOP = """
 import sys
 import numpy as np
-from batchmaker.compiled import compiled
+from batchmaker.compiled import compiled, compiled_inline
+
+@compiled_inline
+def add(sums, value):
+    sums[0] += value
 
 @compiled
 def total(values):
-    found = 0
+    sums = np.zeros(1, values.dtype)
     for value in values:
-        found += value
-    return found
+        add(sums, value)
+    return sums[0]
 
 given = np.arange(5)
 assert total(given) == 10

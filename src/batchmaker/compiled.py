@@ -36,7 +36,7 @@ def compiled(loop: Callable[P, R]) -> Callable[P, R]:
     can be written, every process compiles for itself. With NUMBA_DISABLE_JIT=1 the Python code runs instead.
 
     A call of one such function by another counts the references to each array argument, which takes longer than a few
-    look-ups. So write the work for each item directly in the loop.
+    look-ups. So write the work for each item directly in the loop, or let it be written there (`compiled_inline`).
     """
     return _compiled(loop, {})
 
@@ -52,6 +52,14 @@ def compiled_arithmetic(loop: Callable[P, R]) -> Callable[P, R]:
 def compiled_part(loop: Callable[P, R]) -> Callable[P, R]:
     """As `compiled_arithmetic`, for functions that only compiled loops call: stored as part of each of them."""
     return _typed(partial(njit, no_cpython_wrapper=True, no_cfunc_wrapper=True, **_ARITHMETIC)(), loop)
+
+
+def compiled_inline(loop: Callable[P, R]) -> Callable[P, R]:
+    """As `compiled`, for functions that only compiled loops call: written out in each of them.
+
+    For functions of many arrays that are called at every turn: nothing is counted at a call that is not there.
+    """
+    return _typed(partial(njit, inline="always")(), loop)
 
 
 def int64s(given: NDArray[Any]) -> NDArray[np.int64]:

@@ -6,18 +6,15 @@ from typing import Final
 
 import numpy as np
 
-from batchmaker.compiled import compiled
+from batchmaker.compiled import compiled, compiled_inline
 from batchmaker.lab.simulator.lazy_loop import STOPPED, Lazy, admit, join_line, learn_lengths, learn_step, urgencies
 from batchmaker.lab.simulator.line_loop import (
-    CHANGES,
-    LINE,
     MODELS,
     NEXT,
     NOBODY,
     NOW_S,
     NUM_NEW,
     PHASE,
-    REJECTED,
     STALE,
     DeviceCosts,
     Flight,
@@ -37,7 +34,7 @@ WAIT: Final = -2
 """In place of a type: another look is needed, first of all at a table of lengths."""
 
 
-@compiled
+@compiled_inline
 def _ranks(flight: Flight, shapes: Shapes, kinds: Ids, device: DeviceCosts, lazy: Lazy) -> tuple[Times, Ids]:
     """Return two numbers for each type: types with ready parts go by the first, then by the second, then by id."""
     num_types = len(flight.ready)
@@ -54,7 +51,7 @@ def _ranks(flight: Flight, shapes: Shapes, kinds: Ids, device: DeviceCosts, lazy
     return ranks, seconds
 
 
-@compiled
+@compiled_inline
 def _rank_first(flight: Flight, shapes: Shapes, kinds: Ids, device: DeviceCosts, lazy: Lazy) -> int:
     """Return the type that runs next of several; WAIT if urgencies need a table of lengths that is stale."""
     count, passed = flight.ready, flight.passed
@@ -78,7 +75,7 @@ def _rank_first(flight: Flight, shapes: Shapes, kinds: Ids, device: DeviceCosts,
     return best
 
 
-@compiled
+@compiled_inline
 def _only_ready(count: Ids) -> int:
     """Return the type with ready parts if there is one such type; NOBODY if there is none, WAIT if there are more."""
     found = NOBODY
@@ -90,14 +87,14 @@ def _only_ready(count: Ids) -> int:
     return found
 
 
-@compiled
+@compiled_inline
 def _note_passed(count: Ids, passed: Ids, chosen: int) -> None:
     """As `Ageing.ran`."""
     for type_id in range(len(count)):
         passed[type_id] = passed[type_id] + 1 if count[type_id] and type_id != chosen else 0
 
 
-@compiled
+@compiled_inline
 def _tell(
     flight: Flight, shapes: Shapes, kinds: Ids, device: DeviceCosts, arrived_s: Times
 ) -> None:  # fmt: skip
@@ -123,15 +120,8 @@ def play(
     )  # fmt: skip
     ends, end_s, batch, step_s = task.ends, task.end_s, task.batch, device.seconds
     base, expected, factors, corrects = lazy.base, lazy.expected, lazy.factors, lazy.corrects
-    num = len(arrived_s)  # the loop looks before it calls: a call costs more than a look, see `compiled`
     while True:
-        if (
-            watched
-            and numbers[PHASE] == ADMITTING
-            and numbers[LINE] != NOBODY
-            and numbers[CHANGES] != numbers[REJECTED]
-            and admit(flight, shapes, kinds, lazy) == STOPPED
-        ):
+        if watched and numbers[PHASE] == ADMITTING and admit(flight, shapes, kinds, lazy) == STOPPED:
             return True
         type_id = _only_ready(count)
         if type_id == WAIT:
@@ -140,7 +130,7 @@ def play(
         if type_id == WAIT:
             return True
         if type_id == NOBODY:
-            if numbers[NEXT] == num:
+            if numbers[NEXT] == len(arrived_s):
                 return False
             seconds[NOW_S] = max(seconds[NOW_S], arrived_s[numbers[NEXT]])
             _tell(flight, shapes, kinds, device, arrived_s)
@@ -149,8 +139,7 @@ def play(
         num_steps = form_task(flight, shapes, kinds, task, device, type_id)
         for step in range(num_steps):
             seconds[NOW_S] = end_s[step]
-            if numbers[NEXT] < num and arrived_s[numbers[NEXT]] <= seconds[NOW_S]:
-                _tell(flight, shapes, kinds, device, arrived_s)
+            _tell(flight, shapes, kinds, device, arrived_s)
             num_done = end_step(flight, shapes, kinds, task, device, type_id, step)
             if watched and corrects:
                 rows = ends[step] - (ends[step - 1] if step else 0)

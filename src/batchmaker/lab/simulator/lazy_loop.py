@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.compiled import compiled
+from batchmaker.compiled import compiled_inline
 from batchmaker.cost.latency import OnlineCorrection
 from batchmaker.lab.simulator.line_loop import (
     CHANGES,
@@ -75,7 +75,7 @@ class Lazy(NamedTuple):
     candidates: Ids
 
 
-@compiled
+@compiled_inline
 def join_line(flight: Flight, shapes: Shapes, kind: int, request: int) -> None:
     """A request has arrived, and waits."""
     numbers = flight.numbers
@@ -89,7 +89,7 @@ def join_line(flight: Flight, shapes: Shapes, kind: int, request: int) -> None:
     numbers[CHANGES] += 1
 
 
-@compiled
+@compiled_inline
 def _find_candidates(flight: Flight, shapes: Shapes, kinds: Ids, lazy: Lazy) -> int:
     """Write the requests in line that could begin; return their number."""
     numbers, candidates, next_in_line = flight.numbers, lazy.candidates, flight.next_in_line
@@ -111,7 +111,7 @@ def _find_candidates(flight: Flight, shapes: Shapes, kinds: Ids, lazy: Lazy) -> 
     return found
 
 
-@compiled
+@compiled_inline
 def _steps_left(flight: Flight, shapes: Shapes, kinds: Ids, lazy: Lazy, num: int) -> tuple[Ids, Ids]:
     """Return the remaining steps and all steps of the requests in flight and of `num` candidates. See `StepsLeft`."""
     num_in_flight, num_types = flight.numbers[IN_FLIGHT], flight.left.shape[1]
@@ -149,7 +149,7 @@ def _steps_left(flight: Flight, shapes: Shapes, kinds: Ids, lazy: Lazy, num: int
     return left, whole
 
 
-@compiled
+@compiled_inline
 def _num_joining(flight: Flight, shapes: Shapes, kinds: Ids, lazy: Lazy, num: int) -> int:
     """Return how many of `num` candidates may join the requests in flight."""
     num_in_flight, now_s = flight.numbers[IN_FLIGHT], flight.seconds[NOW_S]
@@ -166,7 +166,7 @@ def _num_joining(flight: Flight, shapes: Shapes, kinds: Ids, lazy: Lazy, num: in
     return num_joining(left, alike, whole, num_in_flight, lazy.expected, deadline_s, slack_s, lazy.rules)
 
 
-@compiled
+@compiled_inline
 def admit(flight: Flight, shapes: Shapes, kinds: Ids, lazy: Lazy) -> int:
     """Let requests begin, as `LazyPolicy.admit`."""
     numbers = flight.numbers
@@ -195,7 +195,7 @@ def admit(flight: Flight, shapes: Shapes, kinds: Ids, lazy: Lazy) -> int:
     return ADMITTED if num else NOTHING_ADMITTED
 
 
-@compiled
+@compiled_inline
 def urgencies(flight: Flight, shapes: Shapes, kinds: Ids, lazy: Lazy) -> Times:
     """Return a number for each model, as `LazyPolicy.rank`: the smallest goes first."""
     found = np.full(flight.numbers[MODELS], np.inf)
@@ -215,7 +215,7 @@ def urgencies(flight: Flight, shapes: Shapes, kinds: Ids, lazy: Lazy) -> Times:
     return found
 
 
-@compiled
+@compiled_inline
 def learn_step(
     base: Times, expected: Times, factors: Times, numbers: Ids, type_id: int, rows: int, seconds: float
 ) -> None:  # fmt: skip
@@ -231,7 +231,7 @@ def learn_step(
                 expected[other, size] = base[other, size] * factors[other]
 
 
-@compiled
+@compiled_inline
 def learn_lengths(flight: Flight, lazy: Lazy, slot: int) -> None:
     """Note the lengths of a request that is done."""
     for which in range(len(lazy.cell)):

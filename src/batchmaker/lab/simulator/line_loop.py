@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.compiled import compiled
+from batchmaker.compiled import compiled_inline
 from batchmaker.lab.simulator.fleet.chain_tasks import bit_length, learn
 from batchmaker.lab.simulator.shapes import Ids, Shapes, Small
 from batchmaker.scheduler.batching import SATURATED_BUDGETS
@@ -107,7 +107,7 @@ class Task(NamedTuple):
     types: Ids
 
 
-@compiled
+@compiled_inline
 def append(flight: Flight, type_id: int, slot: int) -> None:
     """Put a part at the end of its queue."""
     numbers, following, last, count = flight.numbers, flight.following, flight.last, flight.ready
@@ -122,7 +122,7 @@ def append(flight: Flight, type_id: int, slot: int) -> None:
     count[type_id] += 1
 
 
-@compiled
+@compiled_inline
 def put_back(flight: Flight, type_id: int, slots: Ids, num: int) -> None:
     """Put parts back into their queue, at their places. slots: the first `num`, by place."""
     place, following, first, last, count = flight.place, flight.following, flight.first, flight.last, flight.ready
@@ -142,7 +142,7 @@ def put_back(flight: Flight, type_id: int, slots: Ids, num: int) -> None:
     count[type_id] += num
 
 
-@compiled
+@compiled_inline
 def begin(flight: Flight, shapes: Shapes, kind: int, request: int, watched: bool) -> None:
     """A request begins: its parts that wait for no other are ready."""
     numbers = flight.numbers
@@ -167,7 +167,7 @@ def begin(flight: Flight, shapes: Shapes, kind: int, request: int, watched: bool
             append(flight, type_id, slot)
 
 
-@compiled
+@compiled_inline
 def _budget_s(flight: Flight, device: DeviceCosts, type_id: int, candidates: int) -> float:
     """Return the seconds that the task may take: more while a second full batch is ready and nothing else."""
     if candidates < 2 * device.max_batch[type_id]:
@@ -178,7 +178,7 @@ def _budget_s(flight: Flight, device: DeviceCosts, type_id: int, candidates: int
     return device.budget_s * SATURATED_BUDGETS
 
 
-@compiled
+@compiled_inline
 def _note_step(
     flight: Flight, task: Task, device: DeviceCosts, type_id: int, count: int, first: int, begin_s: float
 ) -> float:
@@ -201,7 +201,7 @@ def _note_step(
     return end_s
 
 
-@compiled
+@compiled_inline
 def form_task(flight: Flight, shapes: Shapes, kinds: Ids, task: Task, device: DeviceCosts, type_id: int) -> int:
     """Submit the next task of a type; return its number of steps. See `find_steps`."""
     most, batch = device.max_batch[type_id], task.batch
@@ -263,7 +263,7 @@ def form_task(flight: Flight, shapes: Shapes, kinds: Ids, task: Task, device: De
     return num_steps
 
 
-@compiled
+@compiled_inline
 def end_step(
     flight: Flight, shapes: Shapes, kinds: Ids, task: Task, device: DeviceCosts, type_id: int, step: int
 ) -> int:
@@ -310,7 +310,7 @@ def end_step(
     return num_done
 
 
-@compiled
+@compiled_inline
 def leave(flight: Flight, slot: int, watched: bool) -> None:
     """A request is done: its slot is free."""
     numbers, members = flight.numbers, flight.members
