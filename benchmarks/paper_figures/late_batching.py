@@ -14,7 +14,8 @@ TITLE: Final = "Late Batching: Low Latency Model Serving with Late Batching (AIS
 def _lower(case: str, figure: str, load: float) -> Callable[[], str]:
     def said() -> str:
         ours, theirs = (curve(case, way, load)[figure][0] for way in ("cellular", PADDED))
-        return f"{figure[:3]} at {load:g}: {1 - ours / theirs:.0%} lower"
+        gain = 1 - ours / theirs
+        return f"{figure[:3]} at {load:g}: {abs(gain):.1%} {'lower' if gain >= 0 else 'higher'}"
 
     return said
 
@@ -60,7 +61,7 @@ FIGURES: Final = (
     Figure(
         "Figures 6, 7",
         "p50 and p99 with fixed length 20",
-        "in part",
+        "other outcome",
         "25 to 40 % lower below saturation",
         joined(
             _lower("fixed-20", "p50_ms", 0.2),

@@ -20,7 +20,7 @@ RUNS: Final[dict[str, Run]] = {
         Run("step-times", "benchmarks/step_times.sh", ("profile-lstm.json",), 1, "benchmarks.md"),
         Run("overhead", "python benchmarks/overhead.py --data DATA --dynet-python PYTHON --litserve-python PYTHON",
             ("overhead.json", "overhead-avx2.json"), 16, "benchmarks.md"),
-        Run("lazybatching", "python benchmarks/lazybatching.py --data DATA --jobs 2", ("lazybatching.json",), 45,
+        Run("lazybatching", "python benchmarks/lazybatching.py --data DATA --full --jobs 2", ("lazybatching.json",), 75,
             "lazybatching.md", "probe"),
         Run("lazybatching-live", "python benchmarks/lazybatching_live.py", ("lazybatching-live.json",), 13,
             "lazybatching.md"),
