@@ -70,7 +70,6 @@ OLDER: Final = frozenset((
     "serving-overload-lstm-fleet.json", "serving-fleet-overhead.json", "serving-fleet-proxies.json",
     "serving-fleet-replicas.json", "serving-fleet-routers.json", "serving-fleet-bulk.json", "serving-fleet-rows.json",
     "fleet-simulated-and-real.json", "fleet.json", "fleet-costs.json", "overhead.json",
-    "overhead-avx2.json",
 ))  # fmt: skip
 """Results whose code has changed since, or that do not say what they measure: marked on the page. A result leaves this
 list when its benchmark declares what it measures (`provenance.made_by`) and has been run again."""
