@@ -47,8 +47,8 @@ class Engine:
             result = await engine.submit(request)   # from asyncio; in a thread, submit(request).result()
 
     - model: one model, or several by name. With several, each request names its model.
-    - policy: a name, such as `cellular` or `padded`, or a policy object. Default: `auto`; on GPUs
-      `cellular`, unless `refuse` is set.
+    - policy: a name, such as `cellular` or `padded`, or a policy object. Default: `auto`; on GPUs `cellular`, unless
+      `refuse` is set.
     - workers: one worker computes in the engine's own thread, several in threads of their own.
     - threads: compute threads of each worker. Default: all cores but one, divided among the workers.
     - run_ahead: a worker gets its next task when at most so many of its tasks are unfinished (of its steps, if the

@@ -309,8 +309,10 @@ class AutoPolicy(CellPolicy):
         return line[np.lexsort((hopeless, -table.priority[line]))], []
 
     def _are_hopeless(self, table: RequestTable, slots: Slots, now_s: float) -> NDArray[np.bool_]:
-        """Return which of these requests cannot be in time even alone. Those who have waited long enough for that are
-        none of them."""
+        """Return which of these requests cannot be in time even alone: [slots].
+
+        Under `ignore` none of them; under `defer` not those who have waited `_DEFERRED_FOR` times what they were given.
+        """
         if self._hopeless == "ignore" or not table.has_deadlines:
             return np.zeros(len(slots), np.bool_)
         deadline_s = table.deadline_s[slots]

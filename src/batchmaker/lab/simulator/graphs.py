@@ -58,6 +58,7 @@ class PaddedCost:
         return self._alone_s[shape]
 
     def _of_shapes(self, shapes: NDArray[np.int64]) -> float:
+        """Return seconds of one batch of requests of these shapes: [batch]."""
         steps = self._steps[shapes].max(axis=0)
         rows = len(shapes) * self._width[shapes].max(axis=0)
         return float(self._costs.of(self._types, rows) @ steps)
