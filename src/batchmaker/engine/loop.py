@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import threading
@@ -299,7 +298,6 @@ class Loop:
         release_frames(error)
         self._driver.stop()
         self._driver = self._remake(self._driver)
-        gc.collect()  # the tables of the old driver: the reason may have been too little memory
         self._driver.start(self._notify, self._settle)
 
     def _turn(self) -> bool:
