@@ -9,10 +9,12 @@
     │   ├── InvalidRequestError what the caller sent cannot be unfolded
     │   │   └── RequestShapeError  data of the request has another shape or dtype than declared (also a ShapeError)
     │   ├── NodeLimitError      the unfold function made more nodes than allowed
+    │   ├── MemoryLimitError    its values do not fit into memory
     │   ├── CellError           a cell raised while it computed this request
     │   ├── DeadlineError       the deadline passed before the last cell was done
     │   │   └── RefusedError    it could not be met, so nothing was computed
     │   ├── CancelledError      the caller gave the request up
+    │   ├── EngineError         the engine failed while it was in flight, and has begun anew: a defect
     │   ├── QueueFullError      the engine has as many unanswered requests as it takes
     │   └── SequenceError       the request's sequence has ended, or a chunk before it failed
     │       └── SequenceLimitError  no more sequences can be open at once
@@ -77,6 +79,10 @@ class NodeLimitError(RequestError):
     """The unfold function made more nodes than one request may have."""
 
 
+class MemoryLimitError(RequestError):
+    """There is not enough memory for the values of the request."""
+
+
 class CellError(RequestError):
     """A cell raised while it computed a batch that this request was part of."""
 
@@ -91,6 +97,13 @@ class RefusedError(DeadlineError):
 
 class CancelledError(RequestError):
     """The caller gave the request up before it was answered."""
+
+
+class EngineError(RequestError):
+    """The engine failed while the request was in flight, for another reason, and has begun anew. It may be sent again.
+
+    Always a defect, in batchmaker or in a policy.
+    """
 
 
 class QueueFullError(RequestError):
@@ -136,6 +149,16 @@ def said_by(error: BaseException) -> str:
     except RAISED_BY_USERS:
         message = ""
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an exception says that memory could not be taken: Python's and NumPy's, and torch's on every device."""
+    if isinstance(error, MemoryError):
+        return True
+    # torch.OutOfMemoryError is a RuntimeError, and on the CPU torch raises a bare one. This file does not import torch.
+    return isinstance(error, RuntimeError) and (
+        type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in said_by(error)
+    )
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> OptionError:

@@ -14,6 +14,8 @@ from raising_models import KINDS, PLACES, Ask, Incomparable, Sums, Unsayable, Wa
 
 import batchmaker as bm
 from batchmaker.engine import Answer
+from batchmaker.engine.cell_driver import CellDriver
+from batchmaker.engine.loop import MOST_RESTARTS
 from batchmaker.errors import CancelledError, RequestError, StoppedError
 
 ENGINES = [(1, "cellular"), (2, "cellular")]
@@ -213,20 +215,24 @@ def test_stop_tests_that_cannot_be_compared_are_each_applied_alone(kind: type[Ba
         assert [int(n) for n in engine.map([Ask(9), Ask(2), Ask(5)], progress=False)] == [3, 2, 3]
 
 
-def test_a_defect_of_the_engine_fails_all_who_wait_and_is_told(engine_log: Any) -> None:
+def defect(*_: Any) -> None:
+    raise Unsayable
+
+
+def test_an_engine_that_fails_again_and_again_ends_and_tells_all_who_wait(
+    engine_log: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = bm.Engine(Sums(), threads=1).start()
     check(Ask(1), engine.submit(Ask(1)))
-
-    def defect(*_: Any) -> None:
-        raise Unsayable
-
-    engine.driver.poll = defect  # type: ignore[method-assign]
+    monkeypatch.setattr(CellDriver, "poll", defect)
     futures = [engine.submit(Ask(n)) for n in (1, 2, 3)]
     assert all(isinstance(future.exception(60), StoppedError) for future in futures)
     assert engine.stop()
     assert not engine.heartbeat.alive
+    assert engine.stats.restarts == MOST_RESTARTS
+    assert engine_log.text.count("the engine has failed and begins anew: Unsayable") == MOST_RESTARTS
     assert "the engine has failed: Unsayable" in engine_log.text
-    with pytest.raises(StoppedError):
+    with pytest.raises(StoppedError, match="the engine has failed"):
         engine.submit(Ask(1))
 
 

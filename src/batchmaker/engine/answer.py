@@ -195,6 +195,17 @@ class Answer:
         self._is_done = True
         return self._wake() if self._waiting or self._values is not None else ()
 
+    def abandon(self, error: BaseException) -> None:
+        """Give an answer in a forked process this error. Those who waited for it are threads of the parent."""
+        if self._is_done:
+            return
+        self._verdicts[:] = [None]
+        self._waiting.clear()
+        self._error = error
+        self._is_done = True
+        if self._values is not None:
+            self._values.abandon()
+
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _outcome(self) -> Any:
@@ -322,6 +333,12 @@ class Values:
         iteration gets them.
         """
         self.put(_END)
+
+    def abandon(self) -> None:
+        """Mark the end in a forked process, without a call of those who wait in the parent."""
+        self.wakers = {}
+        self._queue = queue.SimpleQueue()  # what waited for the old one waits in the parent
+        self.end()
 
     def take(self) -> Any:
         """Return the next value; blocks until there is one. After the last value every call returns `_END`."""

@@ -5,35 +5,29 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import cast, final
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Final, cast, final
 
 from batchmaker.clock import Clock
 from batchmaker.engine.arrivals import Arrivals
-from batchmaker.engine.driver import blamed, error_of
+from batchmaker.engine.driver import at_fault, blamed, error_of
 from batchmaker.engine.observers import Onlooker, call_quietly
 from batchmaker.engine.open_sequences import Sequences
 from batchmaker.engine.request import InFlight, Settled, Ticket
 from batchmaker.engine.results import Results
 from batchmaker.engine.stats import DriverStats, StepCounts, StepSeen
 from batchmaker.engine.stop_tests import StopTests
-from batchmaker.errors import RAISED_BY_USERS, DeviceError
+from batchmaker.engine.unfolder import Unfolder
+from batchmaker.errors import RAISED_BY_USERS, BatchmakerError
 from batchmaker.executor.base import Executor, StepsResult
 from batchmaker.model.cell import Cell
 from batchmaker.model.registry import CellRegistry
 from batchmaker.model.scope import CellTypes
-from batchmaker.model.template_cache import Sight, TemplateCache
-from batchmaker.model.template_values import Drawn
-from batchmaker.model.unfolding import Unfolding, end_of_loop
+from batchmaker.model.template_cache import TemplateCache
+from batchmaker.model.unfolding import end_of_loop
 from batchmaker.scheduler.commands import Admit, Command, Fail, Read, Reply, Reserve, RunTask
 from batchmaker.scheduler.core import Scheduler
 from batchmaker.scheduler.events import (
-    CellTypeAdded,
     Event,
-    GraphExtended,
-    RequestArrived,
     RequestCancelled,
     RequestFailed,
     RequestId,
@@ -43,7 +37,7 @@ from batchmaker.scheduler.events import (
     TimePassed,
 )
 
-Numbers = NDArray[np.int64]
+_DATA: Final = "its data"
 
 
 @final
@@ -65,20 +59,19 @@ class CellDriver:
         sequences: Sequences,
     ) -> None:
         self._registry = registry
-        self._models = models
         self._scheduler = scheduler
         self._executor = executor
         self._clock = clock
-        self._max_nodes = max_nodes
         self.sequences = sequences
         self._in_flight: dict[RequestId, InFlight] = {}
         self._tasks: dict[TaskId, RunTask] = {}
         self._brought = Results()
         self._arrivals = Arrivals(registry.types, max_nodes, executor.write)
-        self._num_known = 0
+        self._unwritten: list[tuple[InFlight, Admit]] = []
         self._results: list[StepsResult] = []
         self._settle: Callable[[Sequence[Settled]], None] = lambda _: None
         self.stats = DriverStats()
+        self._unfolder = Unfolder(registry, models, self._arrivals, clock, max_nodes, self.stats)
         self._counts = StepCounts(self.stats, scheduler.owners)
         self._record: Onlooker[[Sequence[Event], Sequence[Command]]] | None = None
 
@@ -99,6 +92,18 @@ class CellDriver:
     @record.setter
     def record(self, record: Callable[[Sequence[Event], Sequence[Command]], None] | None) -> None:
         self._record = None if record is None else Onlooker(record, "what records events")
+
+    @property
+    def executor(self) -> Executor:
+        """What computes the tasks."""
+        return self._executor
+
+    def count_on(self, before: CellDriver) -> None:
+        """Go on with the counts and the observers of a driver in whose place this one is. Nothing has come yet."""
+        self.stats = self._unfolder.stats = before.stats
+        self._counts = StepCounts(self.stats, self._scheduler.owners)
+        self._counts.observer = before.observer
+        self._record = before._record
 
     def start(self, notify: Callable[[], None], settle: Callable[[Sequence[Settled]], None]) -> None:
         """See Driver.start. Chunks that fail while they wait are settled with `settle`, too."""
@@ -121,7 +126,7 @@ class CellDriver:
     @property
     def wants_requests(self) -> bool:
         """Whether fewer nodes are ready than one of the largest batches holds."""
-        types = self._registry.types[: self._num_known]
+        types = self._unfolder.known
         num_ready = sum(self._scheduler.num_ready(cell.type_id) for cell in types)
         return num_ready < max((cell.max_batch for cell in types), default=1)
 
@@ -167,7 +172,7 @@ class CellDriver:
         self._results.clear()
         for request in touched.values():
             self._resume(request, events)
-        self._unfold([t for t in tickets if t.chunk is None or self.sequences.may_begin(t, t.chunk)], events)
+        self._begin([t for t in tickets if t.chunk is None or self.sequences.may_begin(t, t.chunk)], events)
         now_s = self._clock.now_s()
         self.sequences.expire(now_s)
         self._handle([*events, *self._following()] or [TimePassed(now_s)])
@@ -187,13 +192,13 @@ class CellDriver:
         woken: list[InFlight] = []
         for kind, alike in groupby(commands, type):
             if kind is Admit:
-                self._admit(cast(Iterator[Admit], alike))
+                self._admit(cast(Iterator[Admit], alike), woken)
             elif kind is Reply:
                 self._reply([command.request for command in cast(Iterator[Reply], alike)])
             else:
                 for command in alike:
                     self._carry_out_one(command, woken)
-        self._arrivals.fill()
+        self._fill(woken)
         return woken
 
     def _carry_out_one(self, command: Command, woken: list[InFlight]) -> None:
@@ -201,7 +206,7 @@ class CellDriver:
             case RunTask():
                 self.stats.tasks += 1
                 self._tasks[command.task] = command
-                self._arrivals.fill()
+                self._fill(woken)
                 self._executor.submit(command)
             case Reserve():
                 self._executor.reserve(command)
@@ -214,8 +219,8 @@ class CellDriver:
                 woken.append(request)
                 try:
                     value = self._executor.read(command.table, command.row)
-                except DeviceError as error:
-                    request.error = error
+                except RAISED_BY_USERS as error:  # lost with its device, or too large for the host
+                    request.error = blamed(error, "a value that was asked for")
                     return
                 local = request.local(command.node)
                 ends_loop = request.loop_at(command.node) is not None  # it is the result of a loop
@@ -230,60 +235,22 @@ class CellDriver:
             elif (request_id := request.ticket.request_id) in self._in_flight:
                 events.append(RequestFailed(request_id, self._clock.now_s(), str(request.error)))
         while due := self.sequences.take_due():
-            self._unfold(due, events)
+            self._begin(due, events)
         events += [SequenceClosed(number, self._clock.now_s()) for number in self.sequences.take_closed()]
         return events
 
     # --- requests that come, and answers ---------------------------------------------------------------------------
 
-    def _unfold(self, tickets: Sequence[Ticket], events: list[Event]) -> None:
-        """Let requests arrive: from their template if they have one, otherwise by running their unfold function."""
-        if not tickets:
-            return
-        begin = time.perf_counter()
-        now_s = self._clock.now_s()
-        drawn, sights = self._arrivals.draw(tickets)
-        for ticket, given, sight in zip(tickets, drawn, sights, strict=True):
-            if (over := ticket.over) is not None:  # cancelled or late, perhaps while others were unfolded
-                self._settle([(ticket, None, over)])
-                continue
-            unfolded = self._recorded(ticket, sight, events) if given is None else given[0]
-            if unfolded is None:
-                continue
-            self._in_flight[ticket.request_id] = InFlight(ticket, unfolded, given)
-            ticket.num_cells += unfolded.graph.num_nodes
-            events.append(RequestArrived(
-                ticket.request_id, unfolded.graph, now_s, ticket.deadline_s, unfolded.open, ticket.priority,
-                ticket.model_id, None if ticket.chunk is None else ticket.chunk.sequence.sequence_id,
-            ))  # fmt: skip
-        self.stats.unfold_s += time.perf_counter() - begin
+    def _begin(self, tickets: Sequence[Ticket], events: list[Event]) -> None:
+        for request in self._unfolder.begin(tickets, events, self._settle):
+            self._in_flight[request.ticket.request_id] = request
 
-    def _recorded(self, ticket: Ticket, sight: Sight | None, events: list[Event]) -> Unfolding | None:
-        """Run a request's unfold function to its first `yield` or its end. None if it raised: then it is answered."""
-        types = self._models[ticket.model_id]
-        before = None if ticket.chunk is None else ticket.chunk.sequence.state
-        unfolding = Unfolding(ticket.model, types, ticket.request, self._max_nodes, before=before)
-        try:
-            unfolding.start()
-        except RAISED_BY_USERS as error:  # the model's own code, or what it returned
-            self._learn_types(events)
-            self._settle([(ticket, None, blamed(error))])
-            return None
-        self._learn_types(events)
-        self._arrivals.recorded(ticket, types, sight, unfolding)
-        return unfolding
+    def _admit(self, commands: Iterable[Admit], woken: list[InFlight]) -> None:
+        """Note the node numbers of requests, and write their data there; `_fill` writes that of templates.
 
-    def _learn_types(self, events: list[Event]) -> None:
-        types = self._registry.types
-        if len(types) > self._num_known:
-            now_s = self._clock.now_s()
-            events.extend(CellTypeAdded(cell, now_s) for cell in types[self._num_known :])
-            self._num_known = len(types)
-
-    def _admit(self, commands: Iterable[Admit]) -> None:
-        """Note the node numbers of requests, and write their data there; `Arrivals.fill` writes that of templates."""
+        Adds requests whose data cannot be written to `woken`, with their error.
+        """
         entered: list[InFlight] = []
-        drawn: list[tuple[Drawn, Admit]] = []
         num_nodes = 0
         for command in commands:
             request = self._in_flight[command.request]
@@ -295,18 +262,37 @@ class CellDriver:
                 self._brought.tests.enter(request.loops[num_loops:])
             num_nodes = max(num_nodes, command.base + command.num_nodes)
             if request.drawn is not None:
-                drawn.append((request.drawn, command))
+                self._unwritten.append((request, command))
                 continue
-            for host, table in zip(graph.host_inputs, command.host_tables, strict=True):
-                self._executor.write(table, host.rows(command.base - command.first_local), host.values)
-        self._arrivals.admitted(drawn)
+            try:
+                for host, table in zip(graph.host_inputs, command.host_tables, strict=True):
+                    self._executor.write(table, host.rows(command.base - command.first_local), host.values)
+            except RAISED_BY_USERS as error:
+                self._cannot_go_on(request, blamed(error, _DATA), woken)
         self._brought.tables.fit(num_nodes)
         self._brought.enter(entered)
+
+    def _fill(self, woken: list[InFlight]) -> None:
+        """Write the values of requests with templates that were admitted. Must run before a task reads them."""
+        unwritten, self._unwritten = self._unwritten, []
+        for (request, _), error in at_fault(self._write, unwritten, _DATA):
+            self._cannot_go_on(request, error, woken)
+
+    def _write(self, admitted: Sequence[tuple[InFlight, Admit]]) -> None:
+        self._arrivals.admitted([(request.drawn, command) for request, command in admitted if request.drawn])
+        self._arrivals.fill()
+
+    @staticmethod
+    def _cannot_go_on(request: InFlight, error: BatchmakerError, woken: list[InFlight]) -> None:
+        """Let a request fail when all commands are carried out. What is computed of it until then is dropped."""
+        request.error = error
+        woken.append(request)
 
     def _reply(self, request_ids: Sequence[RequestId]) -> None:
         """All values that these requests need are computed: answer them together."""
         over = [self._leave(request_id) for request_id in request_ids]
-        self._brought.gather(over)
+        for request, error in at_fault(self._brought.gather, over, "its result"):
+            request.error = request.error or error
         self._settle([self._result(request) for request in over])
 
     def _result(self, request: InFlight) -> Settled:
@@ -314,7 +300,7 @@ class CellDriver:
         if ticket.chunk is not None:
             ticket.chunk.sequence.state = unfolding.after
         try:
-            if request.error is not None:  # a value that it needs could not be read
+            if request.error is not None:  # a value that it needs could not be written or read
                 raise request.error
             result = unfolding.result(request.value, request.gathered.get)
         except RAISED_BY_USERS as error:  # the result may contain classes of the user, whose code runs
@@ -371,30 +357,6 @@ class CellDriver:
         return StepsFinished(result.task, result.first, result.end, now_s, stopped, failed, result.busy_s)
 
     def _resume(self, request: InFlight, events: list[Event]) -> None:
-        """Continue an unfold function while it has the values that it waits for."""
-        while request.unfolding.open and not request.waiting_for and request.ticket.request_id in self._in_flight:
-            if not self._resume_once(request, events):
-                return
-
-    def _resume_once(self, request: InFlight, events: list[Event]) -> bool:
-        """Run an unfold function to its next `yield` or its end; False if it raised."""
-        begin, request_id, now_s = time.perf_counter(), request.ticket.request_id, self._clock.now_s()
-        unfolding = request.unfolding
-        assert isinstance(unfolding, Unfolding)  # a template never waits for values
-        try:
-            sent = unfolding.resume(request.value)
-        except RAISED_BY_USERS as error:  # the model's own code, or what it yielded
-            request.error = blamed(error)
-            self._learn_types(events)
-            events.append(RequestFailed(request_id, now_s, str(request.error)))
-            return False
-        finally:
-            self.stats.unfold_s += time.perf_counter() - begin
-        if request.ticket.on_value is not None:
-            request.ticket.on_value(sent)
-        self._learn_types(events)
-        request.graphs.append(unfolding.graph)
-        request.waiting_for = {key for key in unfolding.awaited if key not in request.values}
-        request.ticket.num_cells += unfolding.graph.num_nodes
-        events.append(GraphExtended(request_id, unfolding.graph, now_s, unfolding.open, unfolding.take_dropped()))
-        return True
+        """Continue an unfold function that has the values it waits for, if the request has not ended meanwhile."""
+        if request.ticket.request_id in self._in_flight:
+            self._unfolder.resume(request, events)

@@ -6,7 +6,7 @@ CellDriver does cellular batching. GraphDriver of the lab does graph batching of
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from batchmaker.engine.request import Settled, Ticket
 from batchmaker.engine.stats import DriverStats, StepSeen
@@ -17,7 +17,9 @@ from batchmaker.errors import (
     CellError,
     DeadlineError,
     InvalidRequestError,
+    MemoryLimitError,
     RefusedError,
+    lacks_memory,
     said_by,
 )
 from batchmaker.scheduler.commands import Fail, FailureKind
@@ -29,7 +31,10 @@ _FAILURES: dict[FailureKind, type[BatchmakerError]] = {
     FailureKind.REFUSED: RefusedError,
     FailureKind.CELL: CellError,
     FailureKind.UNFOLD: InvalidRequestError,
+    FailureKind.MEMORY: MemoryLimitError,
 }
+
+Item = TypeVar("Item")
 
 
 def error_of(command: Fail) -> BatchmakerError:
@@ -37,20 +42,40 @@ def error_of(command: Fail) -> BatchmakerError:
     return _FAILURES[command.kind](f"request {command.request}: {command.reason}")
 
 
-def blamed(error: BaseException) -> BatchmakerError:
-    """Turn an exception of a request's own code into the error of that request.
+def blamed(error: BaseException, what: str = "what unfold returned or yielded") -> BatchmakerError:
+    """Turn an exception of a request's own code or data into the error of that request. what: cannot be used then.
 
     An error of batchmaker stays as it is if its message can be shown. Everything else becomes the cause of an
-    InvalidRequestError.
+    InvalidRequestError; of a MemoryLimitError if there is too little memory.
     """
+    blamed: BatchmakerError
     if isinstance(error, BatchmakerError) and _can_be_shown(error):
         return error
-    if isinstance(error, Exception):
-        blamed = InvalidRequestError(f"what unfold returned or yielded cannot be used ({said_by(error)})")
+    if lacks_memory(error):
+        blamed = MemoryLimitError(f"its values do not fit into memory ({said_by(error)})")
+    elif isinstance(error, Exception):
+        blamed = InvalidRequestError(f"{what} cannot be used ({said_by(error)})")
     else:
         blamed = InvalidRequestError(f"the unfold function raised {said_by(error)}")
     blamed.__cause__ = error
     return blamed
+
+
+def at_fault(
+    call: Callable[[Sequence[Item]], object], items: Sequence[Item], what: str
+) -> list[tuple[Item, BatchmakerError]]:
+    """Call a function with requests together; if it raises, with each alone, so that only those at fault fail.
+
+    what: see `blamed`. Returns the requests with which it raises alone, and their errors.
+    """
+    try:
+        if items:
+            call(items)
+    except RAISED_BY_USERS as error:
+        if len(items) == 1:
+            return [(items[0], blamed(error, what))]
+        return [found for item in items for found in at_fault(call, [item], what)]
+    return []
 
 
 def _can_be_shown(error: BaseException) -> bool:

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, cast, final
@@ -24,10 +23,11 @@ from batchmaker.engine.open_sequences import DEFAULT_IDLE_TIMEOUT_S, DEFAULT_MAX
 from batchmaker.engine.options import check_choice, check_number, check_whole, checked_priority
 from batchmaker.engine.request import Ticket
 from batchmaker.engine.sequence import Sequence
-from batchmaker.engine.setup import choose_policy, cost_profile, make_driver, prepare_scheduler, wants_costs
+from batchmaker.engine.setup import Drivers, choose_policy, make_driver, prepare_scheduler
+from batchmaker.engine.start import Start
 from batchmaker.engine.stats import DriverStats, ServiceStats, StepSeen
 from batchmaker.engine.submission import Room, Submitter
-from batchmaker.errors import BatchmakerError, ModelError, OptionError, SequenceLimitError, StoppedError
+from batchmaker.errors import OptionError, StoppedError
 from batchmaker.executor.base import Executor
 from batchmaker.executor.cpu import default_threads
 from batchmaker.graph.recorder import DEFAULT_MAX_NODES
@@ -99,16 +99,16 @@ class Engine:
         self._clock = RealClock()
         self._registry = CellRegistry()
         self._catalogue = Catalogue(model, self._registry, deadline_ms)
-        self._computes_here = executor is None and device == "cpu"
-        self._policy = choose_policy(policy, refuse=refuse, on_cpu=self._computes_here)
-        self._threads = default_threads(workers) if threads is None else threads
-        self._driver = make_driver(
-            self._catalogue,
-            self._registry,
-            self._policy,
-            self._clock,
+        computes_here = executor is None and device == "cpu"
+        threads = default_threads(workers) if threads is None else threads
+        self._drivers = Drivers(
+            choose_policy(policy, refuse=refuse, on_cpu=computes_here),
+            make_driver,
+            catalogue=self._catalogue,
+            registry=self._registry,
+            clock=self._clock,
             workers=workers,
-            threads=self._threads,
+            threads=threads,
             run_ahead=run_ahead,
             max_nodes=max_nodes,
             device=device,
@@ -118,8 +118,24 @@ class Engine:
             max_sequences=max_sequences,
         )
         room = None if max_queue is None else Room(max_queue, waits=when_full == "wait")
-        left = (lambda: None) if room is None else room.leave
-        self._loop = Loop(self._driver, self._clock, self._settled, give_up_late=late == "give-up", left=left)
+        self._loop = Loop(
+            self._drivers.first(),
+            self._drivers.another,
+            self._clock,
+            self._settled,
+            give_up_late=late == "give-up",
+            left=(lambda: None) if room is None else room.leave,
+            starting=lambda: self._start.said,
+        )
+        self._start = Start(
+            self._catalogue,
+            self._registry,
+            self._loop,
+            self._drivers,
+            threads if computes_here else None,
+            lambda request, name: self._ticket(request, math.inf, 0, name),
+            lambda name: self.open_sequence(deadline_ms=math.inf, model=name),
+        )
         self._submitter = Submitter(self._send, self._hold, self._loop, room)
         self._ids = cast(Iterator[RequestId], itertools.count())
         self._service = {served.name: ServiceStats() for served in self._catalogue}
@@ -134,52 +150,16 @@ class Engine:
         A second call does nothing. Raises ModelError if an example request fails, StoppedError after `stop`.
         """
         tune_interpreter()
-        if isinstance(self._driver, CellDriver):
+        if isinstance(self.driver, CellDriver):
             prepare_scheduler()
         if not self._loop.start():
             return self
         try:
-            self._prove_and_materialise()
+            self._start.run()
         except BaseException:  # Ctrl-C as well; a thread that is busy for longer than a second is not waited for
             self._loop.stop(drain=False, within_s=0.0 if self.heartbeat.busy_for_s > 1.0 else None)
             raise
         return self
-
-    def _prove_and_materialise(self) -> None:
-        examples = [(served.name, request) for served in self._catalogue for request in served.model.examples]
-        has_examples = bool(examples) or any(served.model.example_chunks for served in self._catalogue)
-        driver = self._driver if has_examples and isinstance(self._driver, CellDriver) else None
-        if driver is not None:
-            driver.await_materialise()
-            self._prove_chunks()
-        for name, request in examples:
-            self._prove(self._ticket(request, math.inf, 0, name), "request", name)
-        if driver is not None:
-            if isinstance(self._policy, CellPolicy):
-                self._policy.check_cells(self._registry.types)
-            driver.materialise()
-        if wants_costs(self._policy):
-            threads = self._threads if driver is not None and self._computes_here else None
-            profile = cost_profile(self._catalogue, self._registry, threads)
-            if profile is not None:
-                self._loop.call_soon(partial(self._policy.use_profile, profile))
-
-    def _prove_chunks(self) -> None:
-        for served in self._catalogue:
-            if served.model.example_chunks:
-                with suppress(SequenceLimitError), self.open_sequence(deadline_ms=math.inf, model=served.name) as one:
-                    for chunk in served.model.example_chunks:
-                        self._prove(one.ticket(chunk), "chunk", served.name)
-
-    def _prove(self, ticket: Ticket, what: str, name: str) -> None:
-        ticket.trial = True
-        ticket.answer = answer = Answer(ticket.request_id, self._loop)
-        self._loop.send([ticket])
-        try:
-            answer.result()
-        except BatchmakerError as error:
-            which = f" of model {name!r}" if len(self._catalogue) > 1 else ""
-            raise ModelError(f"the model's example {what}{which} failed: {error}") from error
 
     def stop(self, *, drain: bool = True, within_s: float | None = None) -> bool:
         """Take no more requests, finish the accepted ones, and end all threads. drain=False: cancel them instead.
@@ -249,10 +229,11 @@ class Engine:
         served = self._catalogue.find(model)
         checked_priority(priority)
         served.due_s(0.0, deadline_ms)  # raises OptionError for a wrong deadline
-        driver = self._driver
+        self._loop.check()
+        driver = self.driver
         if not isinstance(driver, CellDriver):
             raise OptionError(
-                f"policy {self._policy.name!r} batches whole requests and keeps nothing between them; sequences need "
+                f"policy {self.policy.name!r} batches whole requests and keeps nothing between them; sequences need "
                 "one that batches cells, such as 'cellular' or 'lazy'"
             )
         if not served.model.takes_chunks:
@@ -307,7 +288,7 @@ class Engine:
     @property
     def stats(self) -> DriverStats:
         """Counts of what was computed since the start. For reading only."""
-        return self._driver.stats
+        return self.driver.stats
 
     @property
     def service(self) -> Mapping[str, ServiceStats]:
@@ -316,13 +297,13 @@ class Engine:
 
     @property
     def driver(self) -> Driver:
-        """The driver that the loop turns; for observers and tests."""
-        return self._driver
+        """The driver that the loop turns; for observers and tests. After a failure of the engine it is another one."""
+        return self._loop.driver
 
     @property
     def policy(self) -> CellPolicy | GraphPolicy:
         """The policy, which decides what work runs next."""
-        return self._policy
+        return self._drivers.policy
 
     @property
     def registry(self) -> CellRegistry:
@@ -332,16 +313,16 @@ class Engine:
     @property
     def num_in_flight(self) -> int:
         """Number of requests that the driver has taken and not answered. The loop's backlog does not count."""
-        return self._driver.num_in_flight
+        return self.driver.num_in_flight
 
     @property
     def num_sequences(self) -> int:
         """Number of open sequences."""
-        return self._driver.sequences.num_open if isinstance(self._driver, CellDriver) else 0
+        return self.driver.sequences.num_open if isinstance(self.driver, CellDriver) else 0
 
     def observe(self, observer: Callable[[StepSeen], None] | None) -> None:
         """Call `observer` in the engine's thread with every finished step; None ends it. Its first error is logged."""
-        self._driver.observer = None if observer is None else Onlooker(observer, "an observer of the engine")
+        self.driver.observer = None if observer is None else Onlooker(observer, "an observer of the engine")
 
     @property
     def on_settled(self) -> Callable[[Ticket, BaseException | None], None] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import threading
 import traceback
@@ -25,18 +26,21 @@ class Heartbeat(NamedTuple):
 
     alive: it has been started and has not ended. doing: its activity in words, "waiting" while it has nothing to do.
     age_s: seconds since its present turn began; while it waits, since the last one began. busy_for_s: seconds in the
-    present turn, 0 while it waits.
+    present turn, 0 while it waits. starting: what the start of the engine does, in words; "" before and after it.
     """
 
     alive: bool
     doing: str
     age_s: float
     busy_for_s: float
+    starting: str = ""
 
 
 @final
 class Watchdog:
     """Watches an engine's thread from another thread: answers late requests while a turn takes long, logs a hang once.
+
+    While the engine starts, a long turn is no hang: cells are compiled and tried. Then it logs once what takes long.
 
     now_s: reads the engine's clock. heartbeat: takes a snapshot of the engine's thread. thread: returns the number of
     that thread, None while there is none. answer_late: answers every request whose deadline has passed. hung_after_s:
@@ -59,6 +63,7 @@ class Watchdog:
         self._answer_late = answer_late
         self._hung_after_s = hung_after_s
         self._has_told = False
+        self._starting, self._starting_since_s = "", 0.0
         self._last_due_s = -1.0
         self._seldom = False
         self._woken = threading.Event()
@@ -92,6 +97,9 @@ class Watchdog:
         beat = self._heartbeat()
         if beat.busy_for_s >= _PATIENCE_S:
             self._answer_late(beat)
+        self._look_at_start(beat.starting)
+        if beat.starting:
+            return
         hung = beat.alive and beat.busy_for_s >= self._hung_after_s and beat.doing != "stopping"
         if hung and not self._has_told:
             _LOG.warning(
@@ -104,6 +112,15 @@ class Watchdog:
         elif self._has_told and not hung:
             _LOG.warning("the engine's thread goes on")
         self._has_told = hung
+
+    def _look_at_start(self, starting: str) -> None:
+        """Log what the engine's start does if it takes long. Each thing that it does is logged once."""
+        now_s = self._now_s()
+        if starting != self._starting:
+            self._starting, self._starting_since_s = starting, now_s
+        elif starting and now_s - self._starting_since_s >= self._hung_after_s:
+            _LOG.info("the engine is still starting: it %s, for %.1f s now", starting, now_s - self._starting_since_s)
+            self._starting_since_s = math.inf
 
     def _run(self) -> None:
         while not self._ended:

@@ -3,83 +3,89 @@
 from __future__ import annotations
 
 import logging
-import queue
+import os
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
-from typing import Any, Final, final
+from typing import Final, final
 
 from batchmaker.clock import Clock
+from batchmaker.engine import forks
 from batchmaker.engine.driver import Driver
 from batchmaker.engine.heartbeat import Heartbeat, Watchdog, stack_of
-from batchmaker.engine.request import Outbox, Settled, Ticket
-from batchmaker.errors import BatchmakerError, CancelledError, DeadlineError, StoppedError, said_by
-from batchmaker.policies.line import WaitingLine
+from batchmaker.engine.incoming import Incoming, Item
+from batchmaker.engine.observers import release_frames
+from batchmaker.engine.request import Settled, Ticket
+from batchmaker.engine.unanswered import Unanswered
+from batchmaker.errors import (
+    RAISED_BY_USERS,
+    BatchmakerError,
+    CancelledError,
+    DeadlineError,
+    EngineError,
+    StoppedError,
+    said_by,
+)
 from batchmaker.scheduler.events import RequestId
-
-FEWEST_ARRIVALS: Final = 64
-MOST_ARRIVALS: Final = 256
-SOON_S: Final = 20e-3
-"""How many requests are taken before the loop looks at finished work again: as many as take about SOON_S seconds, and a
-number between the other two. More requests together make larger batches, and cost less each. But requests in flight
-wait meanwhile."""
 
 STOP_PATIENCE_S: Final = 60.0
 """Seconds. If one turn takes longer than this, `stop` without `within_s` waits no longer."""
 
-_LOG = logging.getLogger("batchmaker.engine")
+MOST_RESTARTS: Final = 3
+"""How many times the engine begins anew without a request that is answered in between. After that it ends."""
 
-Item = list[Ticket] | Callable[[], None]
-"""An entry of the inbox: requests that came together, or a function to call."""
+_LOG = logging.getLogger("batchmaker.engine")
 
 
 @final
 class Loop:
     """Turns a driver in a thread of its own until it is stopped and every request is answered.
 
-    on_settled: called in that thread with each settled ticket and its error, if any; it must not raise. give_up_late:
-    whether requests fail at their deadlines; then they also do so while a turn takes long. left: called before a
-    request that has a place (see Room) is answered, by the thread that answers.
+    remake: makes the driver that goes on in place of one that has failed. on_settled: called in that thread with each
+    settled ticket and its error, if any; it must not raise. give_up_late: whether requests fail at their deadlines;
+    then they also do so while a turn takes long. left: called before a request that has a place (see Room) is answered,
+    by the thread that answers. starting: what the engine does while it starts, in words; "" otherwise.
     """
 
     def __init__(
         self,
         driver: Driver,
+        remake: Callable[[Driver], Driver],
         clock: Clock,
         on_settled: Callable[[Ticket, BaseException | None], None],
         *,
         give_up_late: bool = True,
         left: Callable[[], None] = lambda: None,
+        starting: Callable[[], str] = lambda: "",
     ) -> None:
         self._driver = driver
+        self._remake = remake
         self._clock = clock
-        self._on_settled = on_settled
         self._give_up_late = give_up_late
-        self._left = left
-        self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
-        self._held: list[Ticket] = []
-        self._backlog: WaitingLine[Ticket] = WaitingLine()
-        self._most_arrivals = FEWEST_ARRIVALS
-        self._num_urgent = 0  # how many requests of the backlog have a deadline or a priority
-        self._woken = False  # whether `_wake` is in the inbox
+        self._starting = starting
+        self._incoming = Incoming()
+        self._woken = False  # whether `_wake` is on its way
         self._work_waits = False
         self._draining = False
-        self._outbox = Outbox()
-        # Requests that were accepted and are not answered. The thread that takes a request out of here answers it. That
-        # is the engine's thread, or another one while the engine's thread hangs. Race: if both try, `dict.pop` gives
-        # the request to one of them, and the other finds nothing.
-        self._unanswered: dict[RequestId, Ticket] = {}
+        self._unanswered = Unanswered(on_settled, left)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._stopping = False
+        self._refusal = ""  # why no more requests are taken; "" while they are
         self._crash: BaseException | None = None
+        self._restarts_left = MOST_RESTARTS
+        self._failure: BaseException | None = None  # what the engine must begin anew after
         self._doing = "starting"
         self._waits = False
         self._since_s = 0.0  # when the present turn began; while the thread waits, the last one
         self._watchdog = Watchdog(clock.now_s, self.heartbeat, self._thread_id, self._answer_late)
+        forks.register(self)
 
     # --- from any thread -------------------------------------------------------------------------------------------
+
+    @property
+    def driver(self) -> Driver:
+        """The driver that is turned. It is another one after a failure of the engine."""
+        return self._driver
 
     @property
     def is_running(self) -> bool:
@@ -101,13 +107,13 @@ class Loop:
         alive = self._thread is not None and self._thread.is_alive()
         waits, since_s, doing = self._waits, self._since_s, self._doing
         age_s = max(0.0, self._clock.now_s() - since_s) if alive else 0.0
-        return Heartbeat(alive, "waiting" if waits else doing, age_s, 0.0 if waits else age_s)
+        starting = self._starting() if alive else ""
+        return Heartbeat(alive, "waiting" if waits else doing, age_s, 0.0 if waits else age_s, starting)
 
     def start(self) -> bool:
         """Start driver and thread. False if that was done before. Raises StoppedError after `stop`."""
         with self._lock:
-            if self._stopping:
-                raise StoppedError("the engine has been stopped; make a new one")
+            self._check()
             if self._thread is not None:
                 return False
             self._driver.start(self._notify, self._settle)
@@ -125,12 +131,12 @@ class Loop:
         ended then, every unanswered request fails with StoppedError, and the thread ends when its present turn does.
         """
         with self._lock:
-            self._put_held()
-            self._stopping = True
+            self._incoming.put_held()
+            self._refusal = self._refusal or "the engine has been stopped and takes no more requests; make a new one"
             thread = self._thread
         if thread is None:
             return True
-        self._inbox.put(partial(self._begin_stop, drain=drain))
+        self._incoming.put(partial(self._begin_stop, drain=drain))
         if thread is threading.current_thread():
             return False
         if within_s is not None:
@@ -140,6 +146,15 @@ class Loop:
         if thread.is_alive():
             self._leave_behind()
         return not thread.is_alive()
+
+    def check(self) -> None:
+        """Raise StoppedError if no more requests are taken."""
+        with self._lock:
+            self._check()
+
+    def _check(self) -> None:
+        if self._refusal:
+            raise StoppedError(self._refusal) from self._crash
 
     def send(self, item: Item) -> None:
         """Accept requests that come together, or a function for the loop's thread. Raises StoppedError after `stop`."""
@@ -152,35 +167,29 @@ class Loop:
     def release(self) -> None:
         """Hand over all held requests together."""
         with self._lock:
-            self._put_held()
-
-    def _put_held(self) -> None:
-        if self._held:
-            self._inbox.put(self._held)
-            self._held = []
+            self._incoming.put_held()
 
     def _send(self, item: Item, *, hold: bool) -> None:
         with self._lock:
-            if self._stopping:
-                raise StoppedError("the engine has been stopped and takes no more requests") from self._crash
+            self._check()
             if isinstance(item, list):
                 for ticket in item:
-                    self._unanswered[ticket.request_id] = ticket
+                    self._unanswered.add(ticket)
                     if ticket.deadline_s is not None:
                         self._watchdog.expect(ticket.deadline_s)
                 if hold:
-                    self._held += item
+                    self._incoming.hold(item)
                     return
-            self._put_held()
-            self._inbox.put(item)
+            self._incoming.put_held()
+            self._incoming.put(item)
 
     def cancel(self, request_id: RequestId) -> None:
         """Give a request up, if it is not answered yet."""
-        self._inbox.put(partial(self._cancel, request_id))
+        self._incoming.put(partial(self._cancel, request_id))
 
     def call_soon(self, action: Callable[[], None]) -> None:
         """Call a function in the loop's thread, before the driver handles the next work."""
-        self._inbox.put(action)
+        self._incoming.put(action)
 
     def _notify(self) -> None:
         """Wake the loop. Coalesces wake-ups: `_woken` says that one is in the inbox already.
@@ -191,7 +200,7 @@ class Loop:
             self._work_waits = True
         elif not self._woken:
             self._woken = True
-            self._inbox.put(self._wake)
+            self._incoming.put(self._wake)
 
     # --- in another thread, while the engine's thread hangs --------------------------------------------------------
 
@@ -203,8 +212,8 @@ class Loop:
         if not self._give_up_late:
             return
         now_s = self._clock.now_s()
-        late = [t for t in list(self._unanswered.values()) if t.deadline_s is not None and t.deadline_s <= now_s]
-        self._answer_instead(
+        late = [t for t in self._unanswered.tickets() if t.deadline_s is not None and t.deadline_s <= now_s]
+        self._unanswered.answer_instead(
             late, lambda ticket: DeadlineError(
                 f"request {ticket.request_id}: not done by its deadline, {ticket.due_after_s:.3f} s after it arrived; "
                 f"the engine's thread has been busy with one turn for {beat.busy_for_s:.1f} s ({beat.doing})"
@@ -221,35 +230,75 @@ class Loop:
             beat.doing,
             stack_of(self._thread_id()),
         )
-        self._inbox.put(partial(self._begin_stop, drain=False))
+        self._incoming.put(partial(self._begin_stop, drain=False))
         said = "the engine was stopped, and its thread did not end in time"
-        self._answer_instead(list(self._unanswered.values()), lambda _: StoppedError(said))
+        self._unanswered.answer_instead(self._unanswered.tickets(), lambda _: StoppedError(said))
 
-    def _answer_instead(self, tickets: list[Ticket], failure: Callable[[Ticket], BatchmakerError]) -> None:
-        """Answer in place of the engine's thread, which counts the requests and clears their state when it goes on."""
-        outbox = Outbox()
-        for ticket in tickets:
-            ticket.error = error = failure(ticket)  # before the pop; the engine's thread reads it after
-            if self._unanswered.pop(ticket.request_id, None) is not None:
-                if ticket.has_place:
-                    self._left()
-                outbox.deliver(ticket, None, ticket.claim(error))
-        outbox.flush()
+    # --- in a forked process -----------------------------------------------------------------------------------------
+
+    def after_fork(self) -> None:
+        """See forks. An engine that has not started has no threads yet, and may start in the child."""
+        self._lock = threading.Lock()
+        if self._thread is None:
+            return
+        said = (
+            f"the engine runs in process {os.getppid()}, from which this one (process {os.getpid()}) was forked: its "
+            "threads are there. Make and start an engine here, after the fork"
+        )
+        self._refusal, self._incoming = self._refusal or said, Incoming()
+        self._unanswered.abandon(StoppedError(said))
 
     # --- in the thread ---------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
-            while not self._turn():
+            while not self._has_finished():
                 pass
-            self._doing = "stopping"
-            self._driver.finish()
         except BaseException as error:  # a defect of the engine: every caller that waits must get it
             _LOG.critical("the engine has failed: %s", said_by(error), exc_info=error)
             self._fail_all(error)
         finally:
             self._driver.stop()
             self._watchdog.stop()
+
+    def _has_finished(self) -> bool:
+        """Turn the driver until the last turn, and return True. If something fails before, note it and return False."""
+        try:
+            if self._failure is not None:
+                self._begin_anew(self._failure)
+                self._failure = None
+            while not self._turn():
+                pass
+            self._doing = "stopping"
+            self._driver.finish()
+        except RAISED_BY_USERS as error:  # a defect, of the engine or of a policy: nobody's own
+            if not self._restarts_left:
+                raise
+            self._restarts_left -= 1
+            self._failure = error
+            return False
+        return True
+
+    def _begin_anew(self, error: BaseException) -> None:
+        """Fail every request that has begun, and go on with a new driver. It serves those that have not begun.
+
+        What is accepted and not on its way to the driver has begun, wherever the failed turn has lost it. All that this
+        turn may have left half done is dropped with the old driver: nothing of it is repaired.
+        """
+        self._doing = "beginning anew after a failure"
+        with self._lock:  # a caller notes a request as accepted and sends it under this lock: here it has done both
+            waiting = self._incoming.start_over()
+            begun = [ticket for ticket in self._unanswered.unsettled() if ticket.request_id not in waiting]
+        _LOG.error(
+            "the engine has failed and begins anew: %s; %d requests that had begun fail, %d that had not wait",
+            said_by(error), len(begun), len(waiting), exc_info=error,
+        )  # fmt: skip
+        said = f"the engine failed while it was in flight, and has begun anew: {said_by(error)}"
+        self._fail(begun, error, lambda ticket: EngineError(f"request {ticket.request_id}: {said}"))
+        release_frames(error)
+        self._driver.stop()
+        self._driver = self._remake(self._driver)
+        self._driver.start(self._notify, self._settle)
 
     def _turn(self) -> bool:
         """One turn of the engine: receive, poll, handle, carry out, deliver. True if it was the last one.
@@ -259,79 +308,38 @@ class Loop:
         self._receive()
         self._doing = "collecting or computing steps"
         self._driver.poll()
-        self._take_inbox()  # requests that came meanwhile join the next task
+        self._incoming.take()  # requests that came meanwhile join the next task
         self._doing = "unfolding and scheduling"
-        self._advance(self._arrivals() if self._should_accept() else [])
+        self._advance(self._incoming.first() if self._should_accept() else [])
         self._doing = "answering"
-        self._outbox.flush()
-        return self._draining and not len(self._backlog) and not self._driver.num_in_flight and self._inbox.empty()
+        self._unanswered.flush()
+        return self._draining and not self._driver.num_in_flight and self._incoming.is_empty
 
     def _receive(self) -> None:
         """Take what other threads have sent. Waits if there is nothing else to do."""
         if self._work_waits or self._should_accept():
             self._since_s = self._clock.now_s()
-            self._take_inbox()
+            self._incoming.take()
         else:
-            self._take_inbox(self._wait())
+            self._incoming.take(self._wait())
         # Race: a worker that calls `_notify` between the line above and the line below finds `_woken` still set and
         # sends nothing. Its result is not missed, because this turn polls the driver after both.
         self._work_waits = self._woken = False
 
     def _should_accept(self) -> bool:
-        """Whether to take requests from the backlog now.
-
-        If none is urgent and the workers have enough work, the requests stay in the backlog until there are
-        `_most_arrivals` of them: requests that are taken together cost less each.
-        """
-        if not len(self._backlog):
-            return False
-        urgent = self._num_urgent > 0 or self._driver.wants_requests
-        return urgent or len(self._backlog) >= self._most_arrivals
+        return self._incoming.should_begin(lambda: self._driver.wants_requests)
 
     def _advance(self, arrivals: list[Ticket]) -> None:
-        """Advance the driver, and choose how many requests may be taken next, by the time that these took."""
         began_s = self._clock.now_s()
         self._driver.advance(arrivals)
-        took_s = self._clock.now_s() - began_s
-        if len(arrivals) == self._most_arrivals or (len(arrivals) >= FEWEST_ARRIVALS and took_s > SOON_S):
-            fit = len(arrivals) * SOON_S / max(took_s, 1e-9)
-            self._most_arrivals = int(min(max(fit, FEWEST_ARRIVALS), MOST_ARRIVALS))
-
-    def _arrivals(self) -> list[Ticket]:
-        """Take the first requests out of the backlog."""
-        tickets = self._backlog.take(self._most_arrivals)
-        self._num_urgent -= sum([ticket.is_urgent for ticket in tickets])
-        return tickets
-
-    def _take_inbox(self, item: Item | None = None) -> None:
-        """Take `item` and all that are in the inbox now: put requests into the backlog, call what is to be called."""
-        tickets: list[Ticket] = []
-        while item is not None or not self._inbox.empty():  # nobody else takes items out
-            item = self._inbox.get_nowait() if item is None else item
-            if isinstance(item, list):
-                tickets += item
-            else:
-                self._accept(tickets)  # a function may be about a request that came before it
-                tickets = []
-                item()
-            item = None
-        self._accept(tickets)
-
-    def _accept(self, tickets: list[Ticket]) -> None:
-        for ticket in tickets:
-            if ticket.chunk is not None:
-                ticket.chunk.sequence.accept(ticket, ticket.chunk)
-            self._backlog.join(ticket.request_id, ticket, ticket.priority)
-        self._num_urgent += sum([ticket.is_urgent for ticket in tickets])
+        self._incoming.began(len(arrivals), self._clock.now_s() - began_s)
 
     def _wait(self) -> Item | None:
         """Wait for one item, or until the driver wants a turn; the turn begins when the wait ends. Return the item."""
         wakeup_s = self._driver.next_wakeup_s()
         patience_s = None if wakeup_s is None else max(0.0, wakeup_s - self._clock.now_s())
         self._waits = True
-        item: Item | None = None
-        with suppress(queue.Empty):
-            item = self._inbox.get(timeout=patience_s)
+        item = self._incoming.wait(patience_s)
         # Race: `heartbeat` reads `_waits` first and `_since_s` second. In this order a reader that sees the end of the
         # wait also sees when the turn began, so it never reports the time of the wait as time of work.
         self._since_s = self._clock.now_s()
@@ -342,19 +350,18 @@ class Loop:
         self._work_waits = True
 
     def _cancel(self, request_id: RequestId) -> None:
-        if request_id not in self._backlog:
+        ticket = self._incoming.leave(request_id)
+        if ticket is None:
             self._driver.cancel(request_id)
             return
-        ticket = self._backlog.leave(request_id)
-        self._num_urgent -= ticket.is_urgent
         self._settle([(ticket, None, CancelledError(f"request {request_id}: cancelled by the caller"))])
 
     def _begin_stop(self, *, drain: bool) -> None:
         self._draining = True
         if drain:
             return
-        waiting, self._num_urgent = self._backlog.take(len(self._backlog)), 0
-        self._settle([(t, None, StoppedError("the engine was stopped before the request began")) for t in waiting])
+        said = "the engine was stopped before the request began"
+        self._settle([(ticket, None, StoppedError(said)) for ticket in self._incoming.all()])
         self._driver.cancel_all()
 
     def _settle(self, outcomes: Sequence[Settled]) -> None:
@@ -362,34 +369,27 @@ class Loop:
         now_s = self._clock.now_s()
         for ticket, result, error in outcomes:
             ticket.finished_s = now_s
-            answer = self._answer(ticket, result, error)
+            answer = self._unanswered.answer(ticket, result, error)
+            if answer is None:
+                self._restarts_left = MOST_RESTARTS
             if ticket.chunk is not None:
                 if error is None and answer is not None:  # the new state is kept, but the caller gets an error
                     ticket.chunk.sequence.sequences.close(ticket.chunk.sequence)
                 ticket.chunk.sequence.sequences.settled(ticket, ticket.chunk, answer)
 
-    def _answer(self, ticket: Ticket, result: Any, error: BaseException | None) -> BaseException | None:
-        """Count and deliver a result or an error; return the error that the caller gets, which may be another one."""
-        if self._unanswered.pop(ticket.request_id, None) is None:  # another thread has answered
-            self._on_settled(ticket, ticket.error)
-            return ticket.error
-        if ticket.has_place:
-            self._left()
-        if ticket.answer is not None:
-            error = ticket.claim(error)
-        self._on_settled(ticket, error)  # before the delivery: the caller may read the counts at once
-        self._outbox.deliver(ticket, result, error)
-        return error
-
     def _fail_all(self, error: BaseException) -> None:
         """Answer every request with StoppedError, because the engine has failed, and take no more."""
         with self._lock:
-            self._stopping = True
+            self._refusal = "the engine has failed and takes no more requests; make a new one"
             self._crash = error
+        said = f"the engine failed: {said_by(error)}"
+        self._fail(self._unanswered.unsettled(), error, lambda _: StoppedError(said))
+
+    def _fail(self, tickets: list[Ticket], cause: BaseException, failure: Callable[[Ticket], BatchmakerError]) -> None:
         now_s = self._clock.now_s()
-        for ticket in list(self._unanswered.values()):
-            failure = StoppedError(f"the engine failed: {said_by(error)}")
-            failure.__cause__ = error
+        for ticket in tickets:
             ticket.finished_s = now_s
-            self._answer(ticket, None, failure)
-        self._outbox.flush()
+            error = failure(ticket)
+            error.__cause__ = cause
+            self._unanswered.answer(ticket, None, error)
+        self._unanswered.flush()

@@ -1,8 +1,12 @@
-"""Calls of users' functions whose results the engine does not need. Their errors go to the log, not to the engine."""
+"""Calls of users' functions whose results the engine does not need. Their errors go to the log, not to the engine.
+
+Also what an error that was logged may still hold.
+"""
 
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable
 from typing import Generic, ParamSpec, final
 
@@ -47,3 +51,13 @@ def call_quietly(call: Callable[[], object], what: str) -> None:
         call()
     except RAISED_BY_USERS as error:
         _LOG.error("%s raised %s", what, said_by(error), exc_info=error)
+
+
+def release_frames(error: BaseException) -> None:
+    """Let go of what the functions held that an exception has left, and those before it. The tracebacks stay."""
+    seen: set[int] = set()
+    found: BaseException | None = error
+    while found is not None and id(found) not in seen:
+        seen.add(id(found))
+        traceback.clear_frames(found.__traceback__)
+        found = found.__cause__ or found.__context__

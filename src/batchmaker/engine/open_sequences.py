@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import final
 
 from batchmaker.clock import Clock
+from batchmaker.engine import forks
 from batchmaker.engine.options import check_number
 from batchmaker.engine.request import Chunk, SequenceEntry, Settled, Ticket
 from batchmaker.errors import CancelledError, DeadlineError, OptionError, SequenceError, SequenceLimitError
@@ -49,6 +50,11 @@ class Sequences:
         self._idle: Deadlines[SequenceId] = Deadlines()
         self._late: Deadlines[RequestId] = Deadlines()
         self.settle: Callable[[Sequence[Settled]], None] = lambda _: None
+        forks.register(self)
+
+    def after_fork(self) -> None:
+        """See forks."""
+        self._lock = threading.Lock()
 
     # --- any thread --------------------------------------------------------------------------------------------
 
@@ -178,6 +184,15 @@ class Sequences:
         """End every sequence. No chunk may be in flight."""
         for entry in list(self._open.values()):
             self._end(entry, reason)
+
+    def begin_anew(self, reason: str) -> None:
+        """End every sequence, whatever its chunks were doing, and forget them: the engine has failed and answered them.
+
+        Chunks that have not come here yet fail when they come.
+        """
+        self._waiting, self._due, self._late = {}, [], Deadlines()
+        self.close_all(reason)
+        self._closed = []  # nothing of them is left on the device
 
     def take_closed(self) -> list[SequenceId]:
         """Return the sequences that have ended since the last call."""

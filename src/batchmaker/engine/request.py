@@ -254,12 +254,12 @@ class Outbox:
 
     def flush(self) -> None:
         """Wake every event loop and every caller of `map` for which there are answers."""
-        for loop, futures in self._by_loop.items():
+        while self._by_loop:  # one at a time: whatever happens, nobody is answered twice
+            loop, futures = self._by_loop.popitem()
             call_soon(loop, partial(wake_all, futures))
-        self._by_loop.clear()
-        for caller, block in self._together.items():
+        while self._together:
+            caller, block = self._together.popitem()
             caller.put(block)
-        self._together.clear()
 
 
 class InFlight:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import logging
@@ -11,8 +12,9 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
-from typing import Any, ClassVar, Final, Protocol, TypeGuard, runtime_checkable
+from typing import Any, ClassVar, Final, Protocol, TypeGuard, final, runtime_checkable
 
 import numpy as np
 import torch
@@ -28,7 +30,7 @@ from batchmaker.engine.catalogue import Catalogue, CatalogueEntry
 from batchmaker.engine.cell_driver import CellDriver
 from batchmaker.engine.driver import Driver
 from batchmaker.engine.open_sequences import Sequences
-from batchmaker.errors import ModelError, OptionError
+from batchmaker.errors import RAISED_BY_USERS, ModelError, OptionError
 from batchmaker.executor.base import Executor
 from batchmaker.executor.cpu import CpuExecutor
 from batchmaker.executor.inline import InlineExecutor
@@ -217,12 +219,54 @@ def choose_policy(
     return policies.make(policy, hopeless="drop")
 
 
+@final
+class Drivers:
+    """Makes the driver of an engine, and another one in place of each that has failed.
+
+    policy: of the first driver. make, options: `make_driver` and its other options. Policies keep what they have learnt
+    of requests, which may be wrong after a failure. So each further driver has a copy of the policy as it was given.
+    """
+
+    def __init__(self, policy: CellPolicy | GraphPolicy, make: Callable[..., Driver], **options: Any) -> None:
+        self.policy = policy
+        self._unused = _copied(policy)
+        self._make = partial(make, **options)
+        self._profile: CostProfile | None = None
+
+    def first(self) -> Driver:
+        """Return the first driver. Raises as `make_driver`."""
+        return self._make(policy=self.policy)
+
+    def another(self, before: Driver) -> Driver:
+        """Return the driver that goes on in place of one that has failed."""
+        self.policy = _copied(self._unused)
+        if self._profile is not None:
+            self.use_profile(self._profile)
+        driver = self._make(policy=self.policy, before=before)
+        driver.stats.restarts += 1
+        return driver
+
+    def use_profile(self, profile: CostProfile) -> None:
+        """Give the policy predicted costs, this one and all that follow. Called in the engine's thread."""
+        self._profile = profile
+        if wants_costs(self.policy):
+            self.policy.use_profile(profile)
+
+
+def _copied(policy: CellPolicy | GraphPolicy) -> CellPolicy | GraphPolicy:
+    """Return a copy of a policy; the policy itself if it cannot be copied."""
+    try:
+        return copy.deepcopy(policy)
+    except RAISED_BY_USERS:  # a policy of the user
+        return policy
+
+
 def make_driver(
     catalogue: Catalogue,
     registry: CellRegistry,
     policy: CellPolicy | GraphPolicy,
-    clock: Clock,
     *,
+    clock: Clock,
     workers: int,
     threads: int,
     run_ahead: int | None,
@@ -232,8 +276,12 @@ def make_driver(
     executor: Executor | None,
     give_up_late: bool,
     max_sequences: int,
+    before: Driver | None = None,
 ) -> Driver:
     """Return the driver that carries out the policy. For the options see Engine.
+
+    before: the driver that has failed, in whose place this one goes on: it counts on, and keeps devices and bound
+    cells. Its sequences have ended, and nothing of its requests is known.
 
     Raises OptionError for options that exclude each other, DeviceError if a GPU cannot be used, ModelError if the
     policy batches whole requests and a model cannot do this.
@@ -251,8 +299,12 @@ def make_driver(
         whole: Driver = baselines.GraphDriver(
             policy, clock, num_workers=workers, num_threads=threads, give_up_late=give_up_late
         )
+        if before is not None:
+            whole.stats, whole.observer = before.stats, before.observer
         return whole
-    if device != "cpu":
+    if isinstance(before, CellDriver):
+        executor = before.executor.anew()
+    elif device != "cpu":
         from batchmaker.executor.cuda.executor import CudaExecutor  # many modules, needed on GPUs only
         from batchmaker.executor.cuda.open import open_devices
 
@@ -274,8 +326,14 @@ def make_driver(
         give_up_late=give_up_late,
     )
     cells = [served.cells for served in catalogue]
-    sequences = Sequences(clock, limit=max_sequences, give_up_late=give_up_late)
+    if isinstance(before, CellDriver):
+        sequences = before.sequences
+        sequences.begin_anew("the engine has failed and begun anew")
+    else:
+        sequences = Sequences(clock, limit=max_sequences, give_up_late=give_up_late)
     driver = CellDriver(registry, cells, scheduler, executor, clock, max_nodes, sequences)
+    if isinstance(before, CellDriver):
+        driver.count_on(before)
     if inline is not None:
         inline.apply_stop_tests(driver.stop_tests)
     return driver

@@ -143,10 +143,11 @@ class StepSeen:
 
 @dataclass(slots=True)
 class DriverStats:
-    """Counts since the start of a driver.
+    """Counts since the start of an engine.
 
     cells: useful rows that were computed. padded_cells: all rows that were computed, with padding. scheduler_s,
     unfold_s: seconds in the scheduler and in unfold functions. busy_s: seconds that steps took, summed over workers.
+    restarts: how many times the engine has failed and begun anew.
     """
 
     steps: int = 0
@@ -156,6 +157,7 @@ class DriverStats:
     scheduler_s: float = 0.0
     unfold_s: float = 0.0
     busy_s: float = 0.0
+    restarts: int = 0
 
 
 Numbers = NDArray[np.int64]

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, Protocol, final
 
+from batchmaker.engine import forks
 from batchmaker.engine.answer import Answer, Handover, Values
 from batchmaker.engine.request import Answers, Ticket
 from batchmaker.errors import QueueFullError
@@ -42,13 +43,18 @@ class Room:
     then submits its next request finds the place free. One lock protects the count.
     """
 
-    __slots__ = ("_freed", "_most", "_num_free", "waits")
+    __slots__ = ("__weakref__", "_freed", "_most", "_num_free", "waits")
 
     def __init__(self, most: int, *, waits: bool) -> None:
         self._most = most
         self._num_free = most
         self._freed = threading.Condition()
         self.waits = waits
+        forks.register(self)
+
+    def after_fork(self) -> None:
+        """See forks. Those who wait are threads of the parent."""
+        self._freed = threading.Condition()
 
     def take(self, wanted: int) -> int:
         """Take as many places as are free, up to `wanted`. Returns how many; never blocks."""

@@ -125,4 +125,8 @@ class Executor(Protocol):
         """Return the steps that have finished since the last call."""
 
     def stop(self) -> None:
-        """Finish all submitted tasks, then end the workers."""
+        """Finish all submitted tasks, then end the workers. A second call does nothing."""
+
+    def anew(self) -> Executor:
+        """Return an executor for the same cells and devices that knows no table and no task. Call `stop` before."""
+        ...

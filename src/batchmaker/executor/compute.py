@@ -104,3 +104,8 @@ class ComputingExecutor(ABC):
     def stop(self) -> None:
         """See Executor.stop."""
         ...
+
+    @abstractmethod
+    def anew(self) -> ComputingExecutor:
+        """See Executor.anew."""
+        ...

@@ -96,6 +96,10 @@ class CpuExecutor(ComputingExecutor):
             thread.join()
         self._threads.clear()
 
+    def anew(self) -> CpuExecutor:
+        """See Executor.anew. It has threads of its own."""
+        return CpuExecutor(self._types, self._cells, num_workers=self.num_workers, num_threads=self._num_threads)
+
     def _work(self, tasks: queue.SimpleQueue[RunTask | None]) -> None:
         torch.set_num_threads(self._num_threads)
         with torch.no_grad():

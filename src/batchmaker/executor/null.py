@@ -76,6 +76,10 @@ class NullExecutor:
     def stop(self) -> None:
         """Do nothing: no step is running."""
 
+    def anew(self) -> NullExecutor:
+        """Return another with the same options."""
+        return NullExecutor(self._num_workers, record=self._record)
+
 
 def _zeros(count: int) -> Tensor:
     """Return [count] numbers, in place of values of any shape."""

@@ -137,25 +137,50 @@ def _stacked(data: Sequence[Any]) -> Any:
 
 
 def _as_array(data: Any, where: str) -> Any:
+    """Return data as a NumPy array or as a tensor in the memory of the host, of any dtype."""
     if isinstance(data, torch.Tensor):
-        return data.detach().cpu()
+        return _dense(data, where)
     if isinstance(data, np.ndarray):
+        if isinstance(data, np.ma.MaskedArray) and np.ma.is_masked(data):
+            raise RequestShapeError(f"{where}: got an array with masked values, expected values; fill them first")
         return data
     if isinstance(data, Sequence) and len(data) and isinstance(data[0], torch.Tensor):
-        return torch.stack([torch.as_tensor(row).detach().cpu() for row in data])
+        return torch.stack([_dense(torch.as_tensor(row), where) for row in data])
     try:
         return np.asarray(data)
     except ValueError as error:
         raise RequestShapeError(f"{where}: the rows do not have one shape ({error})") from None
 
 
+def _dense(tensor: torch.Tensor, where: str) -> torch.Tensor:
+    """Return a tensor as one that NumPy can view, with the same values: dense, in the memory of the host.
+
+    RequestShapeError for one that has no values (meta), or whose rows differ in shape (nested).
+    """
+    tensor = tensor.detach()
+    if tensor.is_nested:
+        raise RequestShapeError(f"{where}: got a nested tensor, whose rows have several shapes, expected one shape")
+    if tensor.is_meta:
+        raise RequestShapeError(f"{where}: got a tensor on the device 'meta', which has no values")
+    if tensor.layout is not torch.strided:  # sparse, mkldnn
+        tensor = tensor.to_dense()
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
+    return tensor.cpu().resolve_neg()
+
+
+_INTEGERS: Final = frozenset((
+    torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64,
+))  # fmt: skip
 _KINDS: Final = {"f": "f", "i": "i", "u": "i", "b": "b"}
 
 
 def _kind(array: Any) -> str:
     """Return f, i or b; O for anything that is not a number."""
     if isinstance(array, torch.Tensor):
-        return "f" if array.dtype.is_floating_point else "b" if array.dtype == torch.bool else "i"
+        if array.dtype.is_floating_point:
+            return "f"
+        return "b" if array.dtype == torch.bool else "i" if array.dtype in _INTEGERS else "O"
     return _KINDS.get(array.dtype.kind, "O")
 
 
@@ -174,13 +199,27 @@ def converted(array: Any, spec: ValueSpec, where: str) -> Any:
     kind = _kind(array)
     wanted = torch_dtype(spec.dtype, where)
     if kind != _dtype_kind(wanted):
-        got = "objects" if kind == "O" else str(array.dtype)
+        got = "objects" if str(array.dtype) == "object" else str(array.dtype)
         raise RequestShapeError(f"{where}: got values of dtype {got}, expected {spec.dtype}; convert them first")
+    if kind == "i":
+        _check_range(array, wanted, where)
     if isinstance(array, torch.Tensor):
-        return array.to(wanted)
+        return array.to(wanted).resolve_neg()
     if spec.dtype == "bfloat16":
         return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)).to(torch.bfloat16)
     return np.ascontiguousarray(array, dtype=spec.dtype)
+
+
+def _check_range(array: Any, wanted: torch.dtype, where: str) -> None:
+    """RequestShapeError unless every integer can be represented in the wanted dtype: NumPy and torch would wrap it."""
+    had = torch.iinfo(array.dtype) if isinstance(array, torch.Tensor) else np.iinfo(array.dtype)
+    limits = torch.iinfo(wanted)
+    if limits.min <= had.min and had.max <= limits.max or 0 in array.shape:
+        return
+    lowest, highest = int(array.min()), int(array.max())
+    if lowest < limits.min or highest > limits.max:
+        got = lowest if lowest < limits.min else highest
+        raise RequestShapeError(f"{where}: got {got}, which {str(wanted).removeprefix('torch.')} cannot represent")
 
 
 def _check_tokens(values: Any, num_tokens: int, where: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,13 @@ from batchmaker.model.scope import CellTypes
 _TRACING = threading.Lock()
 """torch.export puts stand-ins into the module that it traces. Models may share modules, so one trace runs at a time."""
 
+
+def _after_fork() -> None:
+    global _TRACING
+    _TRACING = threading.Lock()  # another thread of the parent may have held it
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 _MAX_REFUSED: Final = 64
 """A cell that has refused so many shapes is not tried with others."""
@@ -53,6 +61,7 @@ class CellRegistry:
         self._shapes: dict[Cell, _Shapes] = {}
         self._on_new = on_new
         self._fold_bytes = fold_bytes
+        self.binding = ""  # the name of the cell that is bound now
         self.types: list[CellType] = []
         self.bound: list[BoundCell] = []
         self.modules: list[nn.Module] = []
@@ -140,9 +149,13 @@ class CellRegistry:
             raise ShapeError(f"cell {name!r}: {error}") from None
         if declared is not None:
             _check_side(name, "input", inputs, declared.inputs)
-        with _TRACING:
-            planner = _planner() if cell.optimize else None
-            bound = bind(source, inputs, name=name, fold_bytes=self._fold_bytes, planner=planner)
+        self.binding = name
+        try:
+            with _TRACING:
+                planner = _planner() if cell.optimize else None
+                bound = bind(source, inputs, name=name, fold_bytes=self._fold_bytes, planner=planner)
+        finally:
+            self.binding = ""
         if declared is not None:
             _check_declared(declared, bound)
         for output in cell.host_outputs:

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from typing import Any, Final, final
 
+from batchmaker.errors import RAISED_BY_USERS, said_by
 from batchmaker.graph.spec import CellType
 from batchmaker.model.cell import Cell
 from batchmaker.model.guards import Guard, UnprovenError
@@ -139,8 +140,10 @@ class TemplateCache:
             difference = self._difference(template, sight, unfolding)
         except (UnprovenError, Looked) as error:
             self._refuse(sight.shape, model, function, str(error) or "a value of the request is part of its graph")
-        except Exception as error:  # the user's objects may raise anything
-            self._give_up(model, function, f"{type(error).__name__}: {error}")
+        except (RecursionError, MemoryError) as error:  # this shape is too deep or too large; others may not be
+            self._refuse(sight.shape, model, function, said_by(error))
+        except RAISED_BY_USERS as error:  # the user's objects may raise anything
+            self._give_up(model, function, said_by(error))
         else:
             if difference is not None:
                 self._give_up(model, function, f"{difference} was another for a request of the same shape")

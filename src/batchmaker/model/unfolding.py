@@ -232,10 +232,21 @@ class Unfolding:
             raise
         except Exception as error:
             said = said_by(error)
-            hint = "; a tensor is reversed by x.flip(0)" if "step must be greater than zero" in said else ""
-            raise InvalidRequestError(f"{self._name} raised {said}{hint}") from error
+            raise InvalidRequestError(f"{self._name} raised {said}{_advice(error, said)}") from error
         finally:
             current_scope.reset(token)
+
+
+def _advice(error: BaseException, said: str) -> str:
+    """Return what to do about some errors of unfold functions; "" for all others."""
+    if "step must be greater than zero" in said:
+        return "; a tensor is reversed by x.flip(0)"
+    if isinstance(error, RecursionError):
+        return (
+            "; the request is nested deeper than a function can call itself here. Walk it with a list of what is left "
+            "to do, or send it as arrays (bm.tree)"
+        )
+    return ""
 
 
 @lru_cache(maxsize=256)

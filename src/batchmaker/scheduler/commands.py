@@ -231,6 +231,7 @@ class FailureKind(Enum):
     REFUSED = "refused"
     CELL = "cell"
     UNFOLD = "unfold"
+    MEMORY = "memory"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,9 @@ from batchmaker.errors import (
     CancelledError,
     CellError,
     DeadlineError,
+    EngineError,
     InvalidRequestError,
+    MemoryLimitError,
     NodeLimitError,
     RefusedError,
     SavedModelError,
@@ -74,6 +76,8 @@ def fault_of(error: BaseException) -> ServiceError:
             )
         case InvalidRequestError() | NodeLimitError():
             return invalid(str(error))
+        case MemoryLimitError():
+            return invalid("the values of this request do not fit into the server's memory; send less at a time")
         case SequenceLimitError():
             return ServiceError(
                 FaultKind.UNAVAILABLE,
@@ -95,6 +99,10 @@ def fault_of(error: BaseException) -> ServiceError:
             return ServiceError(FaultKind.CANCELLED, "the request was given up")
         case CellError():
             return ServiceError(FaultKind.INTERNAL, "the model failed while it computed this request")
+        case EngineError():
+            return ServiceError(
+                FaultKind.INTERNAL, "the model's engine failed and has begun anew; the server's log says more"
+            )
         case StoppedError():
             return ServiceError(FaultKind.UNAVAILABLE, "the model is being stopped", retry_after_s=1.0)
         case SavedModelError():

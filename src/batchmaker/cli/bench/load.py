@@ -143,10 +143,11 @@ class Journal:
 
     def delta(self, first: int, last: int) -> DriverStats:
         before = self.stats[first] if first >= 0 else self.before
-        steps, cells, padded, tasks, *times = (b - a for a, b in zip(before, self.stats[last], strict=True))
+        counted = [b - a for a, b in zip(before, self.stats[last], strict=True)]
+        steps, cells, padded, tasks, scheduler_s, unfold_s, busy_s = counted
         if self.batches:  # graph batching: the driver knows one length of a request, the workload all that are padded
             cells, padded = self._padded(before[0], self.stats[last][0])
-        return DriverStats(int(steps), int(cells), int(padded), int(tasks), *times)
+        return DriverStats(int(steps), int(cells), int(padded), int(tasks), scheduler_s, unfold_s, busy_s)
 
     def _padded(self, first_step: float, last_step: float) -> tuple[float, float]:
         """Return useful and computed cells of the graph batches between two counts of steps."""

@@ -79,6 +79,7 @@ class CudaExecutor:
         if not devices:
             raise OptionError("devices is empty; the CUDA executor needs at least one")
         self._types = types
+        self._bind = bind
         self._places = [Place(number, device) for number, device in enumerate(devices)]
         self._tables = DeviceTables(self._places)
         self._cells = [DeviceCells(place, types, bind) for place in self._places]
@@ -167,6 +168,10 @@ class CudaExecutor:
         if self._watcher is not None:
             self._watcher.stop()
             self._watcher = None
+
+    def anew(self) -> CudaExecutor:
+        """See Executor.anew. It has the devices that are not lost, and binds cells to them anew when they are used."""
+        return CudaExecutor(self._types, self._bind, [place.device for place in self._living()])
 
     def _submit(self, task: RunTask) -> None:
         """Submit a task. If this fails, the result of its steps says so."""

@@ -1,0 +1,155 @@
+"""Runs the unfold functions of requests, or uses their templates, and makes the scheduler's events of them.
+
+CellDriver uses this. Whatever a request's code raises, or its data makes another raise here, is that request's error.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import final
+
+from batchmaker.clock import Clock
+from batchmaker.engine.arrivals import Arrivals
+from batchmaker.engine.driver import blamed
+from batchmaker.engine.request import InFlight, Settled, Ticket
+from batchmaker.engine.stats import DriverStats
+from batchmaker.errors import RAISED_BY_USERS
+from batchmaker.graph.spec import CellType
+from batchmaker.model.cell import Cell
+from batchmaker.model.registry import CellRegistry
+from batchmaker.model.scope import CellTypes
+from batchmaker.model.template_cache import Sight
+from batchmaker.model.template_values import Drawn
+from batchmaker.model.unfolding import Unfolding
+from batchmaker.scheduler.events import CellTypeAdded, Event, GraphExtended, RequestArrived, RequestFailed
+
+_LOG = logging.getLogger("batchmaker.engine")
+
+Settle = Callable[[Sequence[Settled]], None]
+
+
+@final
+class Unfolder:
+    """Unfolds requests.
+
+    models: for each model, by number, what gives its cells their types: the registry, with the prefix of its names.
+    arrivals: the templates. max_nodes: the most nodes of one request. stats: counts the time.
+    """
+
+    def __init__(
+        self,
+        registry: CellRegistry,
+        models: Sequence[CellTypes[Cell]],
+        arrivals: Arrivals,
+        clock: Clock,
+        max_nodes: int,
+        stats: DriverStats,
+    ) -> None:
+        self._registry = registry
+        self._models = models
+        self._arrivals = arrivals
+        self._clock = clock
+        self._max_nodes = max_nodes
+        self.stats = stats
+        self._num_known = 0
+
+    @property
+    def known(self) -> Sequence[CellType]:
+        """The cell types that the scheduler knows, or will know by the events so far."""
+        return self._registry.types[: self._num_known]
+
+    def begin(self, tickets: Sequence[Ticket], events: list[Event], settle: Settle) -> list[InFlight]:
+        """Let requests arrive: from their template if they have one, otherwise by running their unfold function.
+
+        Returns those that have begun. settle: answers the others.
+        """
+        if not tickets:
+            return []
+        begin = time.perf_counter()
+        entered = []
+        for ticket, (given, sight) in zip(tickets, self._drawn(tickets), strict=True):
+            if (over := ticket.over) is not None:  # cancelled or late, perhaps while others were unfolded
+                settle([(ticket, None, over)])
+                continue
+            try:  # the model's own code, or what it returned
+                unfolded = self._unfolded(ticket, events) if given is None else given[0]
+                request = InFlight(ticket, unfolded, given)
+            except RAISED_BY_USERS as error:
+                settle([(ticket, None, blamed(error))])
+                continue
+            if isinstance(unfolded, Unfolding):
+                self._note(ticket, sight, unfolded)
+            ticket.num_cells += unfolded.graph.num_nodes
+            entered.append(request)
+            events.append(RequestArrived(
+                ticket.request_id, unfolded.graph, self._clock.now_s(), ticket.deadline_s, unfolded.open,
+                ticket.priority, ticket.model_id, None if ticket.chunk is None else ticket.chunk.sequence.sequence_id,
+            ))  # fmt: skip
+        self.stats.unfold_s += time.perf_counter() - begin
+        return entered
+
+    def resume(self, request: InFlight, events: list[Event]) -> None:
+        """Continue an unfold function while it has the values that it waits for."""
+        while request.unfolding.open and not request.waiting_for:
+            if not self._resume_once(request, events):
+                return
+
+    def _drawn(self, tickets: Sequence[Ticket]) -> list[tuple[Drawn | None, Sight | None]]:
+        """Return the template and values of each request, and its view; None and None if it must be unfolded.
+
+        If a request makes this raise, it is tried alone, and unfolded then: that raises its error, if it has one.
+        """
+        try:
+            return list(zip(*self._arrivals.draw(tickets), strict=True))
+        except RAISED_BY_USERS:  # its own classes, settings of its model, or its size
+            return [(None, None)] if len(tickets) == 1 else [self._drawn([ticket])[0] for ticket in tickets]
+
+    def _unfolded(self, ticket: Ticket, events: list[Event]) -> Unfolding:
+        """Run a request's unfold function to its first `yield` or its end. Raises all that it raises."""
+        before = None if ticket.chunk is None else ticket.chunk.sequence.state
+        try:
+            types = self._models[ticket.model_id]
+            unfolding = Unfolding(ticket.model, types, ticket.request, self._max_nodes, before=before)
+            unfolding.start()
+        finally:
+            self._learn_types(events)
+        return unfolding
+
+    def _note(self, ticket: Ticket, sight: Sight | None, unfolding: Unfolding) -> None:
+        """Let the templates see a request that was unfolded. If that raises, it is served without a template."""
+        try:
+            self._arrivals.recorded(ticket, self._models[ticket.model_id], sight, unfolding)
+        except RAISED_BY_USERS:
+            _LOG.debug("a request of %s gets no template", type(ticket.model).__name__, exc_info=True)
+
+    def _learn_types(self, events: list[Event]) -> None:
+        types = self._registry.types
+        if len(types) > self._num_known:
+            now_s = self._clock.now_s()
+            events.extend(CellTypeAdded(cell, now_s) for cell in types[self._num_known :])
+            self._num_known = len(types)
+
+    def _resume_once(self, request: InFlight, events: list[Event]) -> bool:
+        """Run an unfold function to its next `yield` or its end; False if it raised."""
+        begin, request_id, now_s = time.perf_counter(), request.ticket.request_id, self._clock.now_s()
+        unfolding = request.unfolding
+        assert isinstance(unfolding, Unfolding)  # a template never waits for values
+        try:
+            sent = unfolding.resume(request.value)
+        except RAISED_BY_USERS as error:  # the model's own code, or what it yielded
+            request.error = blamed(error)
+            self._learn_types(events)
+            events.append(RequestFailed(request_id, now_s, str(request.error)))
+            return False
+        finally:
+            self.stats.unfold_s += time.perf_counter() - begin
+        if request.ticket.on_value is not None:
+            request.ticket.on_value(sent)
+        self._learn_types(events)
+        request.graphs.append(unfolding.graph)
+        request.waiting_for = {key for key in unfolding.awaited if key not in request.values}
+        request.ticket.num_cells += unfolding.graph.num_nodes
+        events.append(GraphExtended(request_id, unfolding.graph, now_s, unfolding.open, unfolding.take_dropped()))
+        return True
