@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, final
+from typing import Final, final
 
 from batchmaker.clock import Clock
 from batchmaker.engine.driver import Driver
@@ -358,28 +358,30 @@ class Loop:
         self._driver.cancel_all()
 
     def _settle(self, outcomes: Sequence[Settled]) -> None:
-        """Answer requests. If one is a chunk, its sequence goes on with the next."""
-        now_s = self._clock.now_s()
-        for ticket, result, error in outcomes:
-            ticket.finished_s = now_s
-            answer = self._answer(ticket, result, error)
-            if ticket.chunk is not None:
-                if error is None and answer is not None:  # the new state is kept, but the caller gets an error
-                    ticket.chunk.sequence.sequences.close(ticket.chunk.sequence)
-                ticket.chunk.sequence.sequences.settled(ticket, ticket.chunk, answer)
+        """Answer requests. If one is a chunk, its sequence goes on with the next.
 
-    def _answer(self, ticket: Ticket, result: Any, error: BaseException | None) -> BaseException | None:
-        """Count and deliver a result or an error; return the error that the caller gets, which may be another one."""
+        Race: callers cancel, and another thread may answer, until a request is claimed. So the state of a sequence is
+        decided after the claim, by the error that its caller gets, and before its caller can send the next chunk.
+        """
+        now_s = self._clock.now_s()
+        claimed = [(ticket, result, *self._claim(ticket, error, now_s)) for ticket, result, error in outcomes]
+        if chunks := [(ticket.chunk, error) for ticket, _, error, _ in claimed if ticket.chunk is not None]:
+            chunks[0][0].sequence.sequences.decide(chunks)
+        for ticket, result, error, is_ours in claimed:
+            self._on_settled(ticket, error)  # before the delivery: the caller may read the counts at once
+            if is_ours:
+                self._outbox.deliver(ticket, result, error)
+            if ticket.chunk is not None:
+                ticket.chunk.sequence.sequences.settled(ticket, ticket.chunk, error)
+
+    def _claim(self, ticket: Ticket, error: BaseException | None, now_s: float) -> tuple[BaseException | None, bool]:
+        """Take the right to answer; return the error that the caller gets, and whether it gets it from here."""
+        ticket.finished_s = now_s
         if self._unanswered.pop(ticket.request_id, None) is None:  # another thread has answered
-            self._on_settled(ticket, ticket.error)
-            return ticket.error
+            return ticket.error, False
         if ticket.has_place:
             self._left()
-        if ticket.answer is not None:
-            error = ticket.claim(error)
-        self._on_settled(ticket, error)  # before the delivery: the caller may read the counts at once
-        self._outbox.deliver(ticket, result, error)
-        return error
+        return (error if ticket.answer is None else ticket.claim(error)), True
 
     def _fail_all(self, error: BaseException) -> None:
         """Answer every request with StoppedError, because the engine has failed, and take no more."""
@@ -390,6 +392,8 @@ class Loop:
         for ticket in list(self._unanswered.values()):
             failure = StoppedError(f"the engine failed: {said_by(error)}")
             failure.__cause__ = error
-            ticket.finished_s = now_s
-            self._answer(ticket, None, failure)
+            given, is_ours = self._claim(ticket, failure, now_s)
+            self._on_settled(ticket, given)
+            if is_ours:
+                self._outbox.deliver(ticket, None, given)
         self._outbox.flush()
