@@ -119,7 +119,7 @@ class Client:
             raise _refusal(answer.status_code, answer.headers, answer.content)
         address = f"{self._sockets}{path}/sequence?{urlencode(parameters or {})}"
         try:
-            # No pings: a server that does not read, because it is behind, does not answer them
+            # No pings: behind megabytes of chunks that the server has not read, one would be answered too late
             socket = await connect(
                 address, additional_headers=self._headers, compression=None, max_size=None, ping_interval=None
             )

@@ -227,10 +227,102 @@ def test_a_chunk_that_fails_ends_its_sequence_and_no_other(client, model, bad, s
     ask(client, model, [1], 6, end=True)
 
 
-def test_a_chunk_that_is_refused_before_it_is_computed_leaves_the_sequence_as_it_was(client):
+def test_a_chunk_that_is_refused_before_it_is_computed_ends_its_sequence_too(client):
     ask(client, "counter", [3], 5, start=True)
-    assert refused(client, "counter", [1, 2], 5)[0] in INVALID  # not the shape of an input
-    assert ask(client, "counter", [1], 5, end=True) == [4]
+    status, said = refused(client, "counter", [1, 2], 5)  # not the shape of an input
+    assert status in INVALID
+    assert "sequence 5 has ended with it: begin anew with sequence_start" in said
+    assert "sequence 5 is not open" in refused(client, "counter", [1], 5)[1]
+
+
+@pytest.mark.parametrize(
+    ("route", "content"),
+    [
+        ("generate", {"input_1": 1}), ("generate", {"input_0": "x"}), ("generate_stream", {}),
+        ("infer", {"inputs": [{"name": "input_0", "shape": [1], "datatype": "INT64", "data": ["x"]}]}),
+        ("infer", {"inputs": "none"}),
+    ],
+)  # fmt: skip
+def test_a_body_that_cannot_be_read_ends_the_sequence_that_it_names(server, route, content):
+    named = {"parameters": {"sequence_id": "s"}}
+    started = {"input_0": 3, "parameters": {"sequence_id": "s", "sequence_start": True}}
+    assert server.post("/v2/models/counter/generate", started).json["output_0"] == [1, 2, 3]
+    wrong = server.post(f"/v2/models/counter/{route}", {**content, **named})
+    assert wrong.status == 400
+    assert "sequence 's' has ended with it" in wrong.json["error"]
+    assert server.post("/v2/models/counter/generate", {"input_0": 1, **named}).status == 400
+
+
+def test_what_was_sent_behind_a_chunk_that_is_refused_in_a_stream_is_not_computed(server):
+    """Another client begins one of the same name in between: the stream's chunks do not go on with that."""
+    received: queue.Queue = queue.Queue()
+    with triton_grpc.InferenceServerClient(server.grpc_address) as client:
+        client.start_stream(lambda result, error: received.put((result, error)))
+
+        def answered(values, **marks):
+            client.async_stream_infer("counter", [tensor(triton_grpc, values)], sequence_id=9, **marks)
+            result, error = received.get(timeout=LIMIT_S)
+            return str(error) if error is not None else result.as_numpy("output_0").tolist()
+
+        assert answered([3], sequence_start=True) == [1, 2, 3]
+        assert "sequence 9 has ended with it" in answered([1, 2])
+        content = {"input_0": 1, "parameters": {"sequence_id": 9, "sequence_start": True}}
+        assert server.post("/v2/models/counter/generate", content).json["output_0"] == [1]
+        assert "sent before in this stream has no result" in answered([1])
+        assert "sent before in this stream has no result" in answered([1], sequence_end=True)
+        client.stop_stream()
+    content = {"input_0": 1, "parameters": {"sequence_id": 9, "sequence_end": True}}
+    assert server.post("/v2/models/counter/generate", content).json["output_0"] == [2]
+
+
+CONFLICT = ("409", "ALREADY_EXISTS")
+
+
+@pytest.mark.parametrize("name", [7, "seven"])
+@pytest.mark.parametrize("others", [triton_http, triton_grpc], ids=["http", "grpc"])
+def test_two_clients_that_choose_the_same_name_do_not_mix(server, client, others, name):
+    address = server.address if others is triton_http else server.grpc_address
+    with others.InferenceServerClient(address) as other:
+        if others is triton_grpc and client.module is triton_grpc:
+            address = address.replace("127.0.0.1", "localhost")  # tritonclient shares connections of one address
+            other = others.InferenceServerClient(address)
+        other.module = others
+        assert ask(client, "counter", [5], name, start=True)[-1] == 5
+        status, said = refused(other, "counter", [100], name, start=True)
+        assert status in CONFLICT
+        assert "Take another sequence_id" in said
+        assert refused(other, "counter", [7], name)[0] in (*CONFLICT, *INVALID)
+        assert refused(other, "counter", [7], name, end=True)[0] in (*CONFLICT, *INVALID)
+        assert ask(client, "counter", [7], name)[-1] == 12
+        assert ask(other, "counter", [100], "another", start=True, end=True)[-1] == 100
+        assert ask(client, "counter", [1], name, end=True) == [13]
+        assert ask(other, "counter", [100], name, start=True)[-1] == 100
+        assert ask(other, "counter", [1], name, end=True) == [101]
+
+
+def test_chunks_of_open_sequences_are_taken_where_no_other_request_is(serve, gated, tmp_path):
+    """The model has as many requests in flight as it takes: those outside sequences, and new sequences, are refused."""
+    folder, gate = gated
+    (tmp_path / "server.toml").write_text("[limits]\nmax_in_flight = 2\nhung_seconds = 1e6")
+    server = serve(folder, "--config", tmp_path / "server.toml")
+    path = "/v2/models/gated/generate"
+
+    def content(n, name, **marks):
+        return {"input_0": n, "parameters": {"sequence_id": name, **marks}}
+
+    for name in range(1, 5):
+        assert server.post(path, content(2, name, sequence_start=True)).status == 200
+    waiting = [server.connect() for _ in range(2 + 4 * 3)]
+    for number, connection in enumerate(waiting):
+        body = {"input_0": 3} if number < 2 else content(3, 1 + number % 4)
+        connection.sendall(request_bytes(path, body))
+        server.wait_for(lambda number=number: server.metric("nv_inference_pending_request_count") == number + 1)
+    assert server.post(path, {"input_0": 1}).status == 503
+    assert server.post(path, content(1, 9, sequence_start=True)).status == 503
+    gate.touch()
+    assert all(read_head(connection).startswith(b"HTTP/1.1 200") for connection in waiting)
+    for name in range(1, 5):
+        assert server.post(path, content(1, name, sequence_end=True)).json["output_0"] == [12]
 
 
 def test_what_was_sent_behind_a_chunk_that_fails_fails_with_it(server):
@@ -319,9 +411,9 @@ def test_unloading_ends_the_sequences_of_a_model(client):
 
 
 @pytest.mark.slow
-def test_sigterm_answers_the_chunks_it_took_and_begins_no_more(serve, gated):
+def test_after_sigterm_open_sequences_go_on_until_they_end_and_none_begins(serve, gated):
     folder, gate = gated
-    server = serve(folder, "--drain-seconds", LIMIT_S)
+    server = serve(folder, "--drain-seconds", 100 * LIMIT_S)
 
     def content(n, name, **marks):
         return {"input_0": n, "parameters": {"sequence_id": name, **marks}}
@@ -337,6 +429,7 @@ def test_sigterm_answers_the_chunks_it_took_and_begins_no_more(serve, gated):
     server.process.send_signal(signal.SIGTERM)
     server.wait_for(lambda: server.get("/v2/health/ready").status == 503)
     assert server.post(path, content(1, "new", sequence_start=True)).status == 503
+    assert server.post(path, {"input_0": 1}).status == 503
     gate.touch()
     answers = []
     for connection in accepted:
@@ -345,6 +438,10 @@ def test_sigterm_answers_the_chunks_it_took_and_begins_no_more(serve, gated):
             received += connection.recv(65536)
         answers.append(json.loads(received.partition(b"\r\n\r\n")[2])["output_0"])
     assert answers == [[3, 4, 5], [6]]
+    assert server.post(path, content(1, "busy", sequence_end=True)).json["output_0"] == [7]
+    assert server.process.poll() is None
+    assert server.post(path, content(1, "idle")).json["output_0"] == [3]
+    assert server.post(path, content(1, "idle", sequence_end=True)).json["output_0"] == [4]
     assert server.process.wait(LIMIT_S) == 0
 
 

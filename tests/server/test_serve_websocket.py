@@ -145,55 +145,59 @@ CHUNK = st.one_of(
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(chunks=st.lists(CHUNK, max_size=12), together=st.booleans())
-def test_a_wrong_chunk_is_an_error_of_its_own_and_the_sequence_goes_on(server, chunks, together):
+def test_a_wrong_chunk_is_the_last_whatever_was_sent_behind_it(server, chunks, together):
     """Chunks of all kinds, one after the other or before the first is answered: each has its answer, in its place."""
     expected: list[Any] = []
     count = 0
     with connected(server, "counter") as connection:
-        for number, (what, n) in enumerate(chunks):
-            match what:
-                case "binary":
-                    connection.send(np.int64(n).tobytes())
-                case "json":
-                    connection.send(json.dumps({"input_0": n}))
-                case "fragments":
-                    connection.send([bytes([byte]) for byte in np.int64(n).tobytes()])
-                case "ping":
-                    connection.ping()
-                case "bytes":
-                    connection.send(b"12345")
-                case "unknown":
-                    connection.send(json.dumps({"input_1": n}))
-                case "named":
-                    connection.send(json.dumps({"input_0": n, "parameters": {"sequence_id": 7}}))
-                case "broken":
-                    connection.send('{"input_0"')
+        for what, n in chunks:
+            with suppress(ConnectionClosed):  # by a wrong one before
+                match what:
+                    case "binary":
+                        connection.send(np.int64(n).tobytes())
+                    case "json":
+                        connection.send(json.dumps({"input_0": n}))
+                    case "fragments":
+                        connection.send([bytes([byte]) for byte in np.int64(n).tobytes()])
+                    case "ping":
+                        connection.ping()
+                    case "bytes":
+                        connection.send(b"12345")
+                    case "unknown":
+                        connection.send(json.dumps({"input_1": n}))
+                    case "named":
+                        connection.send(json.dumps({"input_0": n, "parameters": {"sequence_id": 7}}))
+                    case "broken":
+                        connection.send('{"input_0"')
+            if what == "ping" or 400 in expected:
+                continue
             if what in ("binary", "json", "fragments"):
                 expected.append(list(range(count + 1, count + n + 1)))
                 count += n
-            elif what != "ping":
+            else:
                 expected.append(400)
-            if not together and what != "ping":
+            if not together:
                 answer = told(connection)
-                assert (answer.get("output_0"), answer.get("status"))[not isinstance(expected[-1], list)] == expected[
-                    -1
-                ], number
+                assert answer.get("output_0", answer.get("status")) == expected[-1]
         if together:
             answers = [told(connection) for _ in expected]
             assert [answer.get("output_0", answer.get("status")) for answer in answers] == expected
+        if 400 in expected:
+            assert closed(connection)[0] == 1011
 
 
 def test_errors_say_what_to_mend(server):
-    with connected(server, "lstm") as connection:
-        for chunk, said in (
-            (b"12345", "a binary chunk of 5 bytes is no whole number of rows of 8 bytes: input 'input_0' is INT64"),
-            ('{"x": 1}', "unknown key 'x'"),
-            ('{"input_0": [1], "parameters": {"sequence_id": 3}}', "the connection is the sequence"),
-            ('{"input_0": [1.5]}', "data is no INT64"),
-        ):
+    for chunk, said in (
+        (b"12345", "a binary chunk of 5 bytes is no whole number of rows of 8 bytes: input 'input_0' is INT64"),
+        ('{"x": 1}', "unknown key 'x'"),
+        ('{"input_0": [1], "parameters": {"sequence_id": 3}}', "the connection is the sequence"),
+        ('{"input_0": [1.5]}', "data is no INT64"),
+    ):
+        with connected(server, "lstm") as connection:
             connection.send(chunk)
             answer = told(connection)
             assert (answer["status"], said in answer["error"]) == (400, True), answer
+            assert "the sequence has ended with it: connect anew" in answer["error"]
 
 
 def test_a_chunk_that_fails_ends_the_sequence_and_the_connection(server):
@@ -280,7 +284,8 @@ def test_keys_are_asked_for_and_count_chunks_and_sequences(serve, saved_models, 
         assert (status, "sequences of this API key are open" in said) == (503, True)
         assert counted(first, 1, 1) == [[1], [2]]  # the first came with the connection
         first.send(np.int64(1).tobytes())
-        assert told(first)["status"] == 429
+        assert told(first)["status"] == 429  # it would wait longer than `write_seconds`
+        assert closed(first)[0] == 1011
     protocols = ["batchmaker", coded(BOB)]
     with connected(server, "counter", subprotocols=protocols) as page:
         assert page.subprotocol == "batchmaker"
@@ -368,22 +373,44 @@ def test_unloading_a_model_answers_what_was_read_and_closes(serve, gated, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_server_that_stops_answers_what_was_read_and_closes(serve, gated, tmp_path):
+def test_a_server_that_stops_lets_connections_go_on_until_they_end(serve, saved_models):
+    server = serve(saved_models, "--drain-seconds", 100 * LIMIT_S)
+    with connected(server, "counter") as one, connected(server, "counter") as other:
+        assert counted(one, 1) == [[1]]
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for(lambda: server.get("/v2/health/ready").status == 503)
+        assert refused(server, "counter") == (503, "the server is shutting down")
+        assert counted(one, 2, 1) == [[2, 3], [4]]
+        assert counted(other, 1) == [[1]]
+        one.close()
+        assert counted(other, 1, 1) == [[2], [3]]
+        assert server.process.poll() is None
+    assert server.process.wait(LIMIT_S) == 0
+
+
+@pytest.mark.slow
+def test_after_the_drain_what_was_read_is_answered_and_connections_are_closed(serve, gated, tmp_path):
     folder, gate = gated
     (tmp_path / "server.toml").write_text("[limits]\nhung_seconds = 1e6")
-    server = serve(folder, "--config", tmp_path / "server.toml", "--drain-seconds", LIMIT_S)
-    with connected(server, "gated") as busy, connected(server, "gated") as idle:
-        assert counted(idle, 1) == [[1]]
-        for n in (3, 2):
-            busy.send(np.int64(n).tobytes())
-        server.wait_for(lambda: server.metric("nv_inference_pending_request_count") == 2)
+    server = serve(folder, "--config", tmp_path / "server.toml", "--drain-seconds", 0.5)
+    with connected(server, "gated") as connection:
+        assert counted(connection, 1) == [[1]]
         server.process.send_signal(signal.SIGTERM)
-        assert closed(idle)[0] == 1001
-        assert refused(server, "gated") == (503, "the server is shutting down")
-        gate.touch()
-        assert [told(busy)["output_0"] for _ in range(2)] == [[1, 2, 3], [4, 5]]
-        assert closed(busy)[0] == 1001
+        assert closed(connection) == (1001, "the server or the model is being stopped")
     assert server.process.wait(LIMIT_S) == 0
+    assert gate.exists() is False
+
+
+@pytest.mark.slow
+def test_a_second_signal_does_not_wait_for_connections(serve, saved_models):
+    server = serve(saved_models, "--drain-seconds", 100 * LIMIT_S)
+    with connected(server, "counter") as connection:
+        assert counted(connection, 1) == [[1]]
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for(lambda: server.get("/v2/health/ready").status == 503)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(LIMIT_S) == 1
+        assert closed(connection)[0] in (1001, 1006, 1012)
 
 
 # --- clients that send too much or read too little --------------------------------------------------------------------
@@ -403,6 +430,45 @@ def test_no_more_chunks_are_read_than_may_be_ahead(serve, gated, tmp_path):
         assert server.metric("nv_inference_pending_request_count") == AHEAD
         gate.touch()
         assert [told(connection)["output_0"][-1] for _ in range(401)] == list(range(3, 404))
+
+
+@pytest.mark.slow
+def test_pings_are_answered_though_chunks_wait(serve, gated, tmp_path):
+    """As the default of Python's websockets sends them: within a stream of chunks that are read later."""
+    folder, gate = gated
+    (tmp_path / "server.toml").write_text("[limits]\nmax_chunks_ahead = 2\nhung_seconds = 1e6")
+    server = serve(folder, "--config", tmp_path / "server.toml")
+    with connected(server, "gated", max_queue=None) as connection:
+        for n in [3] + [1] * 400:
+            connection.send(np.int64(n).tobytes())
+            if n % 50 == 3:
+                assert connection.ping().wait(LIMIT_S)
+        assert connection.ping().wait(LIMIT_S)
+        gate.touch()
+        assert [told(connection)["output_0"][-1] for _ in range(401)] == list(range(3, 404))
+
+
+@pytest.mark.slow
+def test_more_chunks_than_the_model_takes_requests_are_all_computed(serve, saved_models, tmp_path):
+    """Each connection is ahead of its answers; together they are far above `max_in_flight`."""
+    (tmp_path / "server.toml").write_text("[limits]\nmax_in_flight = 8\nmax_sequences = 24\nmax_chunks_ahead = 16")
+    server = serve(saved_models, "--config", tmp_path / "server.toml")
+    connections = [connected(server, "counter", max_queue=None) for _ in range(24)]
+    for _ in range(60):
+        for connection in connections:
+            connection.send(np.int64(1).tobytes())
+    for connection in connections:
+        assert [told(connection).get("output_0") for _ in range(60)] == [[n] for n in range(1, 61)]
+        connection.close()
+
+
+@pytest.mark.slow
+def test_a_key_whose_rate_is_used_up_is_read_from_more_slowly(serve, saved_models, tmp_path):
+    (tmp_path / "keys").write_text(f"ann:{ANN}\n")
+    (tmp_path / "server.toml").write_text("[auth]\nkeys = 'keys'\nrate = 100\nburst = 5")
+    server = serve(saved_models, "--config", tmp_path / "server.toml")
+    with connected(server, "counter", additional_headers={"X-API-Key": ANN}, max_queue=None) as connection:
+        assert counted(connection, *[1] * 30) == [[n] for n in range(1, 31)]
 
 
 @pytest.mark.slow

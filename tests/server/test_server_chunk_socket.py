@@ -44,7 +44,7 @@ class Connection:
         self.taken.set()
         site = SimpleNamespace(service=SimpleNamespace(limits=self.limits), keys=KeyRing({}), bodies=self.bodies)
         form = ChunkForm(Signature((NUMBER,), (NUMBER,), request="value"), {})
-        self.socket = ChunkSocket(site, self, self, form, caller="", key=None)  # type: ignore[arg-type]
+        self.socket = ChunkSocket(site, self, self, form, key=None)  # type: ignore[arg-type]
 
     def start(self) -> asyncio.Task[Any]:
         return asyncio.create_task(self.socket.run(self.receive, self.send))
@@ -63,7 +63,11 @@ class Connection:
         said = json.loads(message["text"])
         self.said.append(said.get("n", said.get("status")))
 
-    def begin(self, request: Any, caller: str, sequence: Any) -> Begun:
+    def refused(self, fault: ServiceError) -> ServiceError:
+        self.is_open = False
+        return fault
+
+    def begin(self, request: Any, connected: Any) -> Begun:
         number = int(request.inputs[0].data[0])
         self.begun.append(number)
         self.waiting[number] = asyncio.get_running_loop().create_future()

@@ -17,6 +17,7 @@ from batchmaker.server.engine_port import EngineOptions, EnginePort
 from batchmaker.server.faults import FaultKind, ServiceError
 from batchmaker.server.limits import Limits
 from batchmaker.server.parameters import CallOptions, ChunkOptions, call_options
+from batchmaker.server.sender import Sender, address_of_peer
 from batchmaker.server.sequences import OpenSequences
 
 
@@ -46,13 +47,20 @@ def chunk(name=7, *, start=False, end=False):
     return CallOptions(chunk=ChunkOptions(name, start, end))
 
 
-def take(open_sequences, name=7, caller="", **marks):
-    return open_sequences.take(chunk(name, **marks), caller)
+def of(holder="", connection="1", address="10.0.0.1"):
+    return Sender(holder, address, connection)
 
 
-def refused(open_sequences, *names, **marks) -> ServiceError:
+SOMEBODY = of()
+
+
+def take(open_sequences, name=7, sender=SOMEBODY, **marks):
+    return open_sequences.take(chunk(name, **marks), sender)
+
+
+def refused(open_sequences, name=7, sender=SOMEBODY, **marks) -> ServiceError:
     with pytest.raises(ServiceError) as caught:
-        take(open_sequences, *names, **marks)
+        take(open_sequences, name, sender, **marks)
     return caught.value
 
 
@@ -103,19 +111,37 @@ def test_requests_of_one_name_are_one_sequence_until_the_last():
 
 
 def test_a_request_in_no_sequence_has_no_place():
-    assert sequences_of(Port()).take(CallOptions(), "") is None
+    assert sequences_of(Port()).take(CallOptions(), of()) is None
 
 
-def test_a_sequence_is_its_callers_own():
+OTHERS = [of("ann"), of("bob"), of(address="10.0.0.2"), of(address="::1")]
+
+
+@pytest.mark.parametrize("connection", ["1", "2"])
+@pytest.mark.parametrize("name", [7, "7", (1 << 64) - 1])
+def test_a_sequence_is_its_owners_own(name, connection):
+    """Another key, or without keys another address, has other sequences by the same names, on whatever connection."""
+    port = Port()
+    named = sequences_of(port)
+    first = take(named, name, of(), start=True)
+    for other in OTHERS:
+        mine = Sender(other.holder, other.address, connection)
+        assert "Send sequence_start" in str(refused(named, name, mine))
+        assert take(named, name, mine, start=True).sequence is not first.sequence
+        take(named, name, mine, end=True)
+        assert take(named, name, of()).sequence is first.sequence
+
+
+def test_an_owner_may_go_on_over_any_of_its_connections():
     named = sequences_of(Port())
-    anns = take(named, caller="ann", start=True)
-    assert "Send sequence_start" in str(refused(named, 7, "bob"))
-    bobs = take(named, caller="bob", start=True)
-    assert bobs.sequence is not anns.sequence
-    assert take(named, caller="ann").sequence is anns.sequence
+    first = take(named, sender=of(connection="1"), start=True)
+    assert all(take(named, sender=of(connection=str(n))).sequence is first.sequence for n in (2, 3, 2, 1))
+    take(named, sender=of(connection="4"), end=True)
+    again = take(named, sender=of(connection="2"), start=True)  # the name is free: whoever used it before
+    assert take(named, sender=of(connection="1")).sequence is again.sequence
 
 
-def test_beginning_anew_ends_what_was_open_under_that_name():
+def test_a_connection_that_uses_a_sequence_may_begin_it_anew():
     port = Port(limit=1)
     named = sequences_of(port)
     old = take(named, start=True)
@@ -123,6 +149,48 @@ def test_beginning_anew_ends_what_was_open_under_that_name():
     assert not old.sequence.is_open
     assert take(named).sequence is new.sequence
     assert port.sequences.num_open == 1
+
+
+@pytest.mark.parametrize("holder", ["", "ann"])
+def test_a_second_client_of_one_owner_that_begins_the_same_sequence_is_refused_and_mixes_with_nobody(holder):
+    named = sequences_of(Port())
+    first, second = of(holder, "1"), of(holder, "2")
+    begun = take(named, sender=first, start=True)
+    fault = refused(named, sender=second, start=True)
+    assert fault.kind is FaultKind.CONFLICT
+    assert ("API key" if holder else "address") in str(fault)
+    assert "its state is not yours" in str(fault)
+    for stranger in (second, of(holder, "3")):  # the second may have other connections, too
+        assert refused(named, sender=stranger).kind is not None
+        assert refused(named, sender=stranger, end=True).kind is FaultKind.CONFLICT or stranger is second
+        assert refused(named, sender=stranger, start=True).kind is FaultKind.CONFLICT
+    assert take(named, sender=first).sequence is begun.sequence
+    assert begun.sequence.is_open
+    anew = take(named, sender=first, start=True)
+    assert refused(named, sender=of(holder, "3")).kind is not None  # it is disputed still
+    assert take(named, sender=first, end=True).sequence is anew.sequence
+    assert take(named, sender=second, start=True).sequence.is_open
+
+
+def test_a_client_whose_sequence_was_idle_for_too_long_does_not_go_on_with_anothers():
+    port = Port()
+    named = sequences_of(port)
+    take(named, sender=of(connection="1"), start=True)
+    port.pass_time(61)
+    other = take(named, sender=of(connection="2"), start=True)
+    assert "nothing came for 60 seconds" in str(refused(named, sender=of(connection="1")))
+    assert take(named, sender=of(connection="2")).sequence is other.sequence
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("ipv4:10.0.0.1:5000", "10.0.0.1"), ("ipv6:%5B::1%5D:5000", "::1"), ("ipv6:[2001:db8::2]:80", "2001:db8::2"),
+        ("ipv6:%5B::ffff:10.0.0.1%5D:5000", "10.0.0.1"), ("unix:/tmp/socket", "unix:/tmp/socket"), ("", ""),
+    ],
+)  # fmt: skip
+def test_an_address_is_the_same_over_grpc_and_http(peer, address):
+    assert address_of_peer(peer) == address
 
 
 def test_a_model_that_keeps_nothing_takes_no_sequence():
@@ -177,6 +245,56 @@ def test_a_request_that_fails_ends_its_sequence_and_says_so():
     assert "is not open" in str(refused(named))
 
 
+REFUSALS = [
+    ServiceError(kind, "not now", 2.0) for kind in (FaultKind.UNAVAILABLE, FaultKind.INVALID, FaultKind.TOO_MANY)
+]
+
+
+@pytest.mark.parametrize("fault", REFUSALS, ids=lambda fault: fault.kind.name)
+def test_a_request_that_is_refused_ends_its_sequence_once_those_before_it_are_answered_and_says_so(fault):
+    port = Port()
+    named = sequences_of(port)
+    place = take(named, start=True)
+    told = named.refused({"sequence_id": 7, "sequence_end": "what?"}, of(), fault)
+    assert str(told) == "not now; sequence 7 has ended with it: begin anew with sequence_start"
+    assert (told.kind, told.retry_after_s) == (fault.kind, 2.0)
+    with place:
+        pass
+    assert "is not open" in str(refused(named))
+    assert named.refused({"sequence_id": 7}, of(), fault) is fault
+
+
+@pytest.mark.parametrize(
+    "parameters", [{}, {"sequence_id": 0}, {"sequence_id": ""}, {"sequence_id": [7]}, {"sequence_id": 8}]
+)
+def test_a_request_that_names_no_open_sequence_ends_none(parameters):
+    named = sequences_of(Port())
+    place = take(named, start=True)
+    assert named.refused(parameters, of(), REFUSALS[0]) is REFUSALS[0]
+    assert take(named).sequence is place.sequence
+
+
+@pytest.mark.parametrize(
+    "stranger", [of("ann"), of(address="10.0.0.2"), of(connection="2")], ids=["key", "address", "connection"]
+)
+def test_nobody_ends_a_sequence_of_another_with_a_request_that_is_refused(stranger):
+    named = sequences_of(Port())
+    place = take(named, start=True)
+    refused(
+        named, sender=of(connection="3"), start=True
+    )  # from here on, connections of the same address are told apart
+    assert named.refused({"sequence_id": 7}, stranger, REFUSALS[0]) is REFUSALS[0]
+    assert take(named).sequence is place.sequence
+
+
+def test_a_refused_chunk_of_a_connection_ends_its_sequence():
+    port = Port()
+    connected = sequences_of(port).connect(of(), 0)
+    told = connected.refused(REFUSALS[0])
+    assert str(told) == "not now; the sequence has ended with it: connect anew"
+    assert (connected.is_open, port.sequences.num_open) == (False, 0)
+
+
 def test_a_request_behind_one_that_failed_is_told_once():
     fault = ServiceError(FaultKind.INVALID, "the sequence has ended; begin anew")
     fault.__cause__ = SequenceError("chunk 1 has no result")
@@ -226,42 +344,64 @@ def test_one_key_has_its_share():
     port = Port()
     named = sequences_of(port, max_key_sequences=2, sequence_idle_seconds=60)
     for name in (1, 2):
-        take(named, name, "ann", start=True)
-    fault = refused(named, 3, "ann", start=True)
+        take(named, name, of("ann"), start=True)
+    fault = refused(named, 3, of("ann"), start=True)
     assert fault.kind is FaultKind.UNAVAILABLE
     assert "2 sequences of this API key" in str(fault)
-    take(named, 3, "bob", start=True)
-    take(named, 2, "ann", start=True)  # in place of its own
+    assert "2 sequences of this API key" in str(refused_connection(named, of("ann")))
+    take(named, 3, of("bob"), start=True)
+    take(named, 2, of("ann"), start=True)  # in place of its own
     port.pass_time(61)
-    take(named, 3, "ann", start=True)
+    take(named, 3, of("ann"), start=True)
+    named.connect(of("ann"), 0).close()
+    named.connect(of("ann"), 0)
+    refused(named, 4, of("ann"), start=True)
+
+
+def refused_connection(named, sender) -> ServiceError:
+    with pytest.raises(ServiceError) as caught:
+        named.connect(sender, 0)
+    return caught.value
 
 
 OPERATIONS = st.tuples(
-    st.sampled_from(["start", "go on", "end", "fail", "wait"]), st.sampled_from([1, 2, 3, "1"]), st.sampled_from("ab")
-)
+    st.sampled_from(["start", "go on", "end", "fail", "refuse", "wait"]), st.sampled_from([1, 2, "1"]),
+    st.sampled_from("ab"), st.sampled_from("xyz"),
+)  # fmt: skip
 
 
 @given(st.lists(OPERATIONS, max_size=60))
-def test_whatever_clients_do_exactly_what_they_left_open_is_open(operations):
+def test_whatever_clients_do_nobody_goes_on_with_a_state_that_another_has_begun(operations):
+    """Clients x, y and z of two owners, with a connection each, send what they like, in any order."""
     port = Port(limit=5)
     named = sequences_of(port, sequence_idle_seconds=60, max_key_sequences=3)
-    left: set[tuple[str, int | str]] = set()
-    for what, name, caller in operations:
-        key = (caller, name)
+    begun_by: dict[object, tuple[str, str]] = {}  # by sequence: owner and client
+    users: dict[object, set[str]] = {}
+    began: dict[tuple[str, object, str], bool] = {}  # whether a client's last sequence_start of a name was taken
+    for what, name, owner, client in operations:
         if what == "wait":
             port.pass_time(61)
-            left.clear()
             continue
-        full = len(left - {key}) >= 5 or sum(owner == caller for owner, _ in left - {key}) >= 3
-        possible = not full if what == "start" else key in left
-        left.discard(key)
+        sender = of(owner, client)
+        if what == "refuse":
+            named.refused({"sequence_id": name}, sender, REFUSALS[0])
+            continue
         try:
-            with take(named, name, caller, start=what == "start", end=what == "end"):
-                assert possible
+            with take(named, name, sender, start=what == "start", end=what == "end") as _:
+                sequence = named._known[client, (sender.owner, name)].sequence
+                if what == "start":
+                    assert sequence not in begun_by
+                    begun_by[sequence], users[sequence] = (owner, client), {client}
+                    began[owner, name, client] = True
+                assert begun_by[sequence][0] == owner
+                assert began.get((owner, name, client), True), "its own beginning was refused"
+                users[sequence].add(client)
                 if what == "fail":
                     raise ServiceError(FaultKind.INTERNAL, "failed")
-                if what != "end":
-                    left.add(key)
-        except ServiceError:
-            assert not possible or what == "fail"
-        assert port.sequences.num_open == len(left)
+        except ServiceError as fault:
+            if what == "start":
+                began[owner, name, client] = fault.kind is not FaultKind.CONFLICT
+            else:
+                began.pop((owner, name, client), None)  # it has been told
+    still_open = {held.sequence for held in named._named.values() if held.sequence.is_open}
+    assert port.sequences.num_open == len(still_open)

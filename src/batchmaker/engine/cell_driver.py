@@ -63,6 +63,7 @@ class CellDriver:
         self._executor = executor
         self._clock = clock
         self.sequences = sequences
+        sequences.on_decided = scheduler.decide
         self._in_flight: dict[RequestId, InFlight] = {}
         self._tasks: dict[TaskId, RunTask] = {}
         self._brought = Results()
@@ -298,14 +299,12 @@ class CellDriver:
     def _result(self, request: InFlight) -> Settled:
         ticket, unfolding = request.ticket, request.unfolding
         if ticket.chunk is not None:
-            ticket.chunk.sequence.state = unfolding.after
+            ticket.chunk.sequence.computed = unfolding.after  # see Sequences.decide
         try:
             if request.error is not None:  # a value that it needs could not be written or read
                 raise request.error
             result = unfolding.result(request.value, request.gathered.get)
         except RAISED_BY_USERS as error:  # the result may contain classes of the user, whose code runs
-            if ticket.chunk is not None:  # the new state is kept already, but the caller gets an error
-                self.sequences.close(ticket.chunk.sequence)
             return ticket, None, blamed(error)
         if unfolding.streams_result and ticket.on_value is not None:
             ticket.on_value(result)

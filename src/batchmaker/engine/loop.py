@@ -365,17 +365,25 @@ class Loop:
         self._driver.cancel_all()
 
     def _settle(self, outcomes: Sequence[Settled]) -> None:
-        """Answer requests. If one is a chunk, its sequence goes on with the next."""
+        """Answer requests. If one is a chunk, its sequence goes on with the next.
+
+        Race: callers cancel, and another thread may answer, until a request is claimed. So the state of a sequence is
+        decided after the claim, by the error that its caller gets, and before its caller can send the next chunk.
+        """
         now_s = self._clock.now_s()
-        for ticket, result, error in outcomes:
-            ticket.finished_s = now_s
-            answer = self._unanswered.answer(ticket, result, error)
-            if answer is None:
+        claimed = [(ticket, result, self._claim(ticket, error, now_s)) for ticket, result, error in outcomes]
+        if chunks := [(ticket.chunk, error) for ticket, _, error in claimed if ticket.chunk is not None]:
+            chunks[0][0].sequence.sequences.decide(chunks)
+        for ticket, result, error in claimed:
+            self._unanswered.deliver(ticket, result, error)
+            if error is None:
                 self._restarts_left = MOST_RESTARTS
             if ticket.chunk is not None:
-                if error is None and answer is not None:  # the new state is kept, but the caller gets an error
-                    ticket.chunk.sequence.sequences.close(ticket.chunk.sequence)
-                ticket.chunk.sequence.sequences.settled(ticket, ticket.chunk, answer)
+                ticket.chunk.sequence.sequences.settled(ticket, ticket.chunk, error)
+
+    def _claim(self, ticket: Ticket, error: BaseException | None, now_s: float) -> BaseException | None:
+        ticket.finished_s = now_s
+        return self._unanswered.claim(ticket, error)
 
     def _fail_all(self, error: BaseException) -> None:
         """Answer every request with StoppedError, because the engine has failed, and take no more."""
@@ -388,8 +396,7 @@ class Loop:
     def _fail(self, tickets: list[Ticket], cause: BaseException, failure: Callable[[Ticket], BatchmakerError]) -> None:
         now_s = self._clock.now_s()
         for ticket in tickets:
-            ticket.finished_s = now_s
             error = failure(ticket)
             error.__cause__ = cause
-            self._unanswered.answer(ticket, None, error)
+            self._unanswered.deliver(ticket, None, self._claim(ticket, error, now_s))
         self._unanswered.flush()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import final
 
 from batchmaker.clock import Clock
@@ -31,7 +31,8 @@ class Sequences:
     """The open sequences of one engine.
 
     limit: the most sequences that are open at once. give_up_late: see Scheduler. settle: called with chunks that fail
-    here. Any thread may call `make`, `uncount` and `num_open`; everything else is for the engine's thread.
+    here. on_decided: told which sequences go on from after their computed chunk, and which from before it. Any thread
+    may call `make`, `uncount` and `num_open`; everything else is for the engine's thread.
     """
 
     def __init__(self, clock: Clock, *, limit: int = DEFAULT_MAX_SEQUENCES, give_up_late: bool = True) -> None:
@@ -50,6 +51,7 @@ class Sequences:
         self._idle: Deadlines[SequenceId] = Deadlines()
         self._late: Deadlines[RequestId] = Deadlines()
         self.settle: Callable[[Sequence[Settled]], None] = lambda _: None
+        self.on_decided: Callable[[Sequence[SequenceId], Sequence[SequenceId]], None] = lambda _, __: None
         forks.register(self)
 
     def after_fork(self) -> None:
@@ -111,6 +113,24 @@ class Sequences:
             entry.active = ticket
             return True
         return False
+
+    def decide(self, chunks: Iterable[tuple[Chunk, BaseException | None]]) -> None:
+        """Let sequences go on from the state after a computed chunk if its caller gets the result, that is: no error.
+
+        Otherwise the state is the one before it, as after every chunk without a result: it was cancelled while it was
+        computed, or its result could not be made. Chunks that were not computed change nothing.
+        """
+        answered: list[SequenceId] = []
+        unanswered: list[SequenceId] = []
+        for chunk, error in chunks:
+            entry = chunk.sequence
+            if entry.computed is not None:
+                if error is None:
+                    entry.state = entry.computed
+                (answered if error is None else unanswered).append(entry.sequence_id)
+                entry.computed = None
+        if answered or unanswered:
+            self.on_decided(answered, unanswered)
 
     def settled(self, ticket: Ticket, chunk: Chunk, error: BaseException | None) -> None:
         """Note that a chunk is answered, in whatever state it was.

@@ -32,6 +32,10 @@ from batchmaker.scheduler.events import RequestId, SequenceId
 class SequenceKeeper(Protocol):
     """The owner of all open sequences; see `batchmaker.engine.open_sequences.Sequences`."""
 
+    def decide(self, chunks: Iterable[tuple[Chunk, BaseException | None]]) -> None:
+        """Let the sequences of chunks whose callers get a result have the new state. Called before the callers do."""
+        ...
+
     def settled(self, ticket: Ticket, chunk: Chunk, error: BaseException | None) -> None:
         """Note that a chunk is answered."""
         ...
@@ -62,14 +66,14 @@ class Chunk:
 class SequenceEntry:
     """One open sequence. It belongs to the engine's thread. Other threads may only read `ended` and call `uncount`.
 
-    state: what is kept after the last answered chunk. outstanding: the chunks that are accepted and not settled.
-    active: the chunk that has begun, or None. waiting: the chunks behind it, in order. failed: era -> number of the
-    first chunk without a result. counted: it counts towards the limit of open sequences. ended: why it takes no more
-    chunks, None while it is open.
+    state: what is kept after the last answered chunk. computed: what the active chunk keeps once it is computed, if its
+    caller gets the result. outstanding: the chunks that are accepted and not settled. active: the chunk that has begun,
+    or None. waiting: the chunks behind it, in order. failed: era -> number of the first chunk without a result.
+    counted: it counts towards the limit of open sequences. ended: why it takes no more chunks, None while it is open.
     """
 
     __slots__ = (
-        "active", "closing", "counted", "ended", "failed", "idle_since_s", "idle_timeout_s", "next_number",
+        "active", "closing", "computed", "counted", "ended", "failed", "idle_since_s", "idle_timeout_s", "next_number",
         "outstanding", "sequence_id", "sequences", "state", "waiting",
     )  # fmt: skip
 
@@ -78,6 +82,7 @@ class SequenceEntry:
         self.idle_timeout_s = idle_timeout_s
         self.sequences = sequences
         self.state = KeptState()
+        self.computed: KeptState | None = None
         self.outstanding: dict[RequestId, Ticket] = {}
         self.active: Ticket | None = None
         self.waiting: OrderedDict[RequestId, Ticket] = OrderedDict()

@@ -26,7 +26,7 @@ class Unanswered:
         self._left = left
         self._tickets: dict[RequestId, Ticket] = {}
         self._outbox = Outbox()
-        self._answering: list[Ticket] = []  # the one that the engine's thread takes out just now, for a fork
+        self._claimed: dict[RequestId, Ticket] = {}  # those that the engine's thread has taken out and not delivered
         self._instead: dict[RequestId, Ticket] = {}  # those that another thread has answered, until they are counted
 
     def __len__(self) -> int:
@@ -41,31 +41,37 @@ class Unanswered:
         return list(self._tickets.values())
 
     def unsettled(self) -> list[Ticket]:
-        """Return the requests that are not counted: those of `tickets`, and those that another thread has answered."""
+        """Return the requests that are not counted: those of `tickets`, and those that are claimed or answered."""
         found = self._tickets.copy()  # first: a request moves from here to the others
+        found.update(self._claimed)
         found.update(self._instead)
         return list(found.values())
 
     # --- in the engine's thread --------------------------------------------------------------------------------------
 
-    def answer(self, ticket: Ticket, result: Any, error: BaseException | None) -> BaseException | None:
-        """Count and deliver a result or an error; return the error that the caller gets, which may be another one."""
-        self._answering.append(ticket)
-        if self._tickets.pop(ticket.request_id, None) is None:  # another thread has answered
-            self._answering.clear()
-            self._instead.pop(ticket.request_id, None)
-            self._on_settled(ticket, ticket.error)
-            return ticket.error
-        try:
+    def claim(self, ticket: Ticket, error: BaseException | None) -> BaseException | None:
+        """Take the right to answer; return the error that the caller gets, which may be another one.
+
+        `deliver` follows. If a failure of the engine comes between them, the request is claimed again, with that error.
+        """
+        request_id = ticket.request_id
+        is_ours = request_id in self._claimed
+        self._claimed[request_id] = ticket  # before the pop, for a fork by another thread
+        if self._tickets.pop(request_id, None) is not None:
             if ticket.has_place:
                 self._left()
-            if ticket.answer is not None:
-                error = ticket.claim(error)
-            self._on_settled(ticket, error)  # before the delivery: the caller may read the counts at once
-        finally:  # nobody else can answer it any more
+        elif not is_ours:  # another thread has answered
+            del self._claimed[request_id]
+            return ticket.error
+        return error if ticket.answer is None else ticket.claim(error)
+
+    def deliver(self, ticket: Ticket, result: Any, error: BaseException | None) -> None:
+        """Count a request, and give the caller what `claim` has said, unless another thread has answered."""
+        self._on_settled(ticket, error)  # before the delivery: the caller may read the counts at once
+        if ticket.request_id in self._claimed:
             self._outbox.deliver(ticket, result, error)
-            self._answering.clear()
-        return error
+            del self._claimed[ticket.request_id]
+        self._instead.pop(ticket.request_id, None)
 
     def flush(self) -> None:
         """Wake the callers whose answers were collected for the end of a turn."""
@@ -91,7 +97,7 @@ class Unanswered:
 
     def abandon(self, error: BatchmakerError) -> None:
         """Give every request this error. Nobody waits, because no other thread exists: so nobody is called or woken."""
-        for ticket in [*self._tickets.values(), *self._answering, *self._instead.values()]:
+        for ticket in [*self._tickets.values(), *self._claimed.values(), *self._instead.values()]:
             if ticket.answer is not None:
                 ticket.answer.abandon(error)
         self._tickets = {}

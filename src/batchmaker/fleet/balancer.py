@@ -41,7 +41,7 @@ class Replica:
     """A replica in the table. link: what carries requests to it. num_sequences: open ones, WebSockets among them.
 
     work_us: of its unanswered requests, estimated. routed: requests so far. computed: elements of its answers since
-    that was last asked, by model. unanswered: its requests by model and version, as the calls name them.
+    that was last asked, by model. unanswered: its requests outside sequences, by model and version as calls name them.
     """
 
     number: int
@@ -62,14 +62,19 @@ class Replica:
 
 @final
 class _OpenSequence:
-    """Where a sequence is. Its chunks go there one after the other, in the order in which they came."""
+    """Where a sequence is. Its chunks go there one after the other, in the order in which they came.
 
-    __slots__ = ("lock", "num_chunks", "quiet_since_s", "replica")
+    is_begun: whether a request of it was answered. A beginning that is refused before ends it; later it may be another
+    client's.
+    """
+
+    __slots__ = ("is_begun", "lock", "num_chunks", "quiet_since_s", "replica")
 
     def __init__(self, replica: Replica, now_s: float) -> None:
         self.replica = replica
         self.lock = asyncio.Lock()
         self.num_chunks = 0
+        self.is_begun = False
         self.quiet_since_s = now_s
 
     @property
@@ -78,15 +83,15 @@ class _OpenSequence:
         return self.replica.state == "lost" or (self.replica.state != "open" and not self.num_chunks)
 
 
-_Name = tuple[str, str, str | None, SequenceName]
-"""Caller, model, version and name of a sequence."""
+_Name = tuple[tuple[str, str], str, str | None, SequenceName]
+"""Owner, model, version and name of a sequence."""
 
 
 @final
 class Lease:
     """One request's place at a replica, from `Balancer.take` to `end`."""
 
-    __slots__ = ("_balancer", "_name", "_open", "_weight", "asked", "replica")
+    __slots__ = ("_balancer", "_began", "_name", "_open", "_weight", "asked", "replica")
 
     def __init__(
         self,
@@ -97,9 +102,11 @@ class Lease:
         name: _Name | None,
         at: _OpenSequence | None,
     ) -> None:
+        """at: its sequence, None outside sequences."""
         self._balancer = balancer
         self._name = name
         self._open = at
+        self._began = at is not None and not at.is_begun
         self._weight = weight
         self.asked = asked
         self.replica = replica
@@ -110,9 +117,10 @@ class Lease:
         replica.num_requests -= 1
         replica.work_us -= self._weight
         model = self.asked.model, self.asked.version
-        replica.unanswered[model] -= 1
-        if not replica.unanswered[model]:
-            del replica.unanswered[model]  # clients may ask for models without end
+        if self.asked.chunk is None:
+            replica.unanswered[model] -= 1
+            if not replica.unanswered[model]:
+                del replica.unanswered[model]  # clients may ask for models without end
         balancer.work.answered(replica.number, balancer.routed_weight(self._weight))
         if answered:
             replica.computed[self.asked.model] += self.asked.elements
@@ -120,7 +128,8 @@ class Lease:
             self._open.num_chunks -= 1
             self._open.quiet_since_s = balancer.clock.now_s()
             self._open.lock.release()
-            over = self.asked.chunk.end if answered else self.asked.chunk.start
+            self._open.is_begun = self._open.is_begun or answered
+            over = self.asked.chunk.end if answered else self._began
             if over and not self._open.num_chunks:
                 balancer.forget(self._name, self._open)
 
@@ -136,7 +145,12 @@ class ModelRoom:
         self._model = model
 
     def check_room(self) -> None:
-        """Raise UNAVAILABLE, with when to try again, if every replica that takes requests has as many as it takes."""
+        """Raise UNAVAILABLE, with when to try again, if every replica that takes requests has as many as it takes.
+
+        A chunk of an open sequence is never refused so: see ServedModel.check_room.
+        """
+        if self._balancer.has_named:
+            return
         most, is_full = self._balancer.most_requests, False
         for replica in self._balancer.replicas.values():
             if replica.state == "open":
@@ -230,14 +244,15 @@ class Balancer:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    async def take(self, asked: Asked, caller: str) -> Lease:
+    async def take(self, asked: Asked, owner: tuple[str, str]) -> Lease:
         """Return a request's place at a replica. Chunks of a sequence wait for those before them.
 
+        owner: of the names of sequences; see Sender. Which of an owner's clients may go on with one, the replica says.
         Raises ServiceError: UNAVAILABLE if no replica takes requests, INVALID for a chunk whose sequence was lost.
         """
         if asked.chunk is None:
             return self._lease(None, asked)
-        name = (caller, asked.model, asked.version, asked.chunk.name)
+        name = (owner, asked.model, asked.version, asked.chunk.name)
         found = self._named.get(name)
         if found is None or (asked.chunk.start and found.must_move):
             if not asked.chunk.start:
@@ -304,7 +319,8 @@ class Balancer:
         else:
             raise _nobody()
         model = asked.model, asked.version
-        at.unanswered[model] = at.unanswered.get(model, 0) + 1
+        if asked.chunk is None:
+            at.unanswered[model] = at.unanswered.get(model, 0) + 1
         at.num_requests += 1
         at.work_us += weight
         at.routed += 1
@@ -331,6 +347,11 @@ class Balancer:
         if elements and busy_us > 0:
             before_us, before = self._measured.get(model, (0.0, 0.0))
             self._measured[model] = (_KEPT * before_us + busy_us, _KEPT * before + elements)
+
+    @property
+    def has_named(self) -> bool:
+        """Whether a request that is not read yet may be a chunk of an open sequence."""
+        return bool(self._named)
 
     @property
     def waiting_s(self) -> float:

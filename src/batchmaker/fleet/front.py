@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, NamedTuple, TypeVar, final
 from urllib.parse import quote
 
@@ -23,9 +24,11 @@ from batchmaker.fleet.upstream import Headers, NoAnswerError, UpstreamAnswer
 from batchmaker.server.answers import as_json
 from batchmaker.server.bodies import HEADER_LENGTH
 from batchmaker.server.faults import FaultKind, ServiceError
-from batchmaker.server.parts import CallAccess
+from batchmaker.server.parts import CallAccess, sender_of
 from batchmaker.server.request_body import unless_gone
 from batchmaker.server.request_ids import HEADER
+from batchmaker.server.sender import HEADER as SENDER
+from batchmaker.server.sender import Sender
 from batchmaker.server.shared_connection import MOST_BODY_BYTES
 
 _MODEL: Final = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/(infer|generate|generate_stream|sequence)")
@@ -67,6 +70,7 @@ class Front:
         self.draining = False
         self.num_retried = 0
         self.num_active = 0
+        self.num_open = 0
         self._page = page
 
     @property
@@ -87,8 +91,8 @@ class Front:
             raise HTTPException(404)  # "$" in a replica's routes lets a line end pass, which the patterns here do not
         match = _MODEL.fullmatch(path)
         if match is not None and match[3] == "sequence" and scope["type"] == "websocket":
-            self.check_open()
-            await relay_socket(self.balancer, self.on_suspect, scope, receive, send)
+            with self.conversation():
+                await relay_socket(self.balancer, self.on_suspect, scope, receive, send)
         elif scope["type"] != "http":
             raise HTTPException(404)
         elif match is not None and scope["method"] == "POST":
@@ -98,23 +102,47 @@ class Front:
         else:
             await self._other(scope, receive, send, path)
 
-    def check_open(self) -> None:
-        """Raise the ServiceError of a fleet that is shutting down."""
+    @contextmanager
+    def conversation(self) -> Iterator[None]:
+        """Count a WebSocket or a stream as open. UNAVAILABLE if the fleet is shutting down."""
+        self._check_open()
+        self.num_open += 1
+        try:
+            yield
+        finally:
+            self.num_open -= 1
+
+    def check_taken(self, asked: Asked, *, goes_on: bool = False) -> None:
+        """Raise UNAVAILABLE for a new request if the fleet is shutting down. goes_on: in an open conversation."""
+        if not goes_on and (asked.chunk is None or asked.chunk.start):
+            self._check_open()
+
+    async def hang_up(self) -> None:
+        """Close the WebSockets that are still open, and tell why."""
+        links: list[Link] = [replica.link for replica in self.balancer.replicas.values()]
+        sockets = [socket for link in links for socket in link.sockets]
+        await asyncio.gather(*(socket.close(1001, "the server is being stopped") for socket in sockets))
+
+    def _check_open(self) -> None:
         if self.draining:
             raise ServiceError(FaultKind.UNAVAILABLE, "the server is shutting down", 1.0)
 
     # --- inference ----------------------------------------------------------------------------------------------------
 
     async def _infer(self, scope: Scope, receive: Receive, send: Send, match: re.Match[str]) -> None:
-        self.check_open()
         model, version, kind = match.groups()
+        if not self.balancer.has_named:
+            self._check_open()  # before the body is read
         with self.access.bodies.holding() as held:
             body = await held.read(Request(scope, receive, send))
             if kind == "infer":
                 asked = asked_of_infer(model, version, body, _header_length(scope))
             else:
                 asked = asked_of_generate(model, version, body)
+            self.check_taken(asked)
             onward, caller = _onward(scope), scope["state"]["caller"]
+            if asked.chunk is not None:
+                onward.headers.append((SENDER.encode(), sender_of(scope, self.access.keys).forwarded.encode("latin-1")))
             alone = kind == "generate_stream" or len(body) > MOST_BODY_BYTES
 
             async def ask(lease: Lease) -> UpstreamAnswer:
@@ -130,7 +158,7 @@ class Front:
         self, asked: Asked, ask: Callable[[Lease], Awaitable[UpstreamAnswer]], scope: Scope, send: Send
     ) -> None:
         """Send the answer on; while it is a stream, its request is one of its replica's."""
-        lease, answer = await self.asked_of_one(asked, ask, scope["state"]["caller"])
+        lease, answer = await self.asked_of_one(asked, ask, sender_of(scope, self.access.keys))
         if answer.parts is None:
             lease.end(answered=answer.status < 400)  # the replica has done with it, however long the client reads
             await _start(answer, send)
@@ -144,7 +172,7 @@ class Front:
             lease.end(answered=answered)
 
     async def asked_of_one(
-        self, asked: Asked, ask: Callable[[Lease], Awaitable[_Given]], caller: str
+        self, asked: Asked, ask: Callable[[Lease], Awaitable[_Given]], sender: Sender
     ) -> tuple[Lease, _Given]:
         """Return the place and the answer of a request: of another replica if the first one has ended.
 
@@ -152,7 +180,7 @@ class Front:
         ends the lease.
         """
         for number in range(1, TRIES + 1):
-            lease = await self.balancer.take(asked, caller)
+            lease = await self.balancer.take(asked, sender.owner)
             try:
                 return lease, await ask(lease)
             except NoAnswerError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractContextManager
 from typing import Any, Final, final
 
 import grpc
@@ -19,6 +20,7 @@ from batchmaker.server.request_ids import HEADER
 from batchmaker.server.rpc.gate import CODE, Answer, RpcCall
 from batchmaker.server.rpc.schema import SERVICE, decode
 from batchmaker.server.rpc.wire import FINAL
+from batchmaker.server.sender import HEADER as SENDER
 
 _KINDS: Final = {code: kind for kind, code in CODE.items()}
 _TRACED: Final = ("traceparent", "tracestate")
@@ -40,25 +42,30 @@ class FleetAnswers:
     def __init__(self, front: Front) -> None:
         self._front = front
 
+    def conversation(self) -> AbstractContextManager[None]:
+        """Count one stream as open. UNAVAILABLE if the fleet is shutting down."""
+        return self._front.conversation()
+
     async def whole(self, asked: Any, call: RpcCall) -> Any:
         """Return the whole answer. Raises ServiceError."""
         return decode("ModelInferResponse", await self.passed(asked, call))
 
     async def passed(self, asked: Any, call: RpcCall) -> bytes:
         """Return the whole answer as its bytes. Raises ServiceError."""
-        self._front.check_open()
-        data = asked.SerializeToString()
+        routed, data = asked_of_message(asked), asked.SerializeToString()
+        self._front.check_taken(routed, goes_on=call.is_stream)
 
         async def ask(lease: Lease) -> bytes:
             return await _called(lease.replica, "ModelInfer", data, call)
 
-        lease, answer = await self._front.asked_of_one(asked_of_message(asked), ask, call.caller)
+        lease, answer = await self._front.asked_of_one(routed, ask, call.sender)
         lease.end(answered=True)
         return answer
 
     async def parts(self, asked: Any, call: RpcCall) -> AsyncGenerator[Any, None]:
         """Yield the values as they are computed. Raises ServiceError."""
-        self._front.check_open()
+        routed = asked_of_message(asked)
+        self._front.check_taken(routed, goes_on=call.is_stream)
         stream: Any = None
 
         async def ask(lease: Lease) -> Any:
@@ -75,7 +82,7 @@ class FleetAnswers:
 
             return await _guarded(lease.replica, begin())
 
-        lease, said = await self._front.asked_of_one(asked_of_message(asked), ask, call.caller)
+        lease, said = await self._front.asked_of_one(routed, ask, call.sender)
         answered = False
         try:
             while said is not aio.EOF:
@@ -174,4 +181,6 @@ async def _status_of(stream: Any) -> None:
 
 def _metadata(link: Link, call: RpcCall) -> tuple[tuple[str, str], ...]:
     traced = ((name, call.metadata[name]) for name in _TRACED if name in call.metadata)
-    return (("x-api-key", link.key_of(call.caller)), (HEADER, call.request_id), *traced)
+    return (
+        ("x-api-key", link.key_of(call.caller)), (HEADER, call.request_id), (SENDER, call.sender.forwarded), *traced,
+    )  # fmt: skip

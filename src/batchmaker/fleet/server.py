@@ -30,7 +30,15 @@ from batchmaker.server import logs
 from batchmaker.server.auth import FRONT, KeyRing
 from batchmaker.server.config import AuthConfig, Config, FleetConfig, TlsConfig, check_config
 from batchmaker.server.gate import Gate
-from batchmaker.server.listening import LAST_WRITES_S, LOOPBACK, HttpListener, address_of, bind, listening
+from batchmaker.server.listening import (
+    LAST_ANSWERS_S,
+    LAST_WRITES_S,
+    LOOPBACK,
+    HttpListener,
+    address_of,
+    bind,
+    listening,
+)
 from batchmaker.server.origins import Origins
 from batchmaker.server.parts import CallAccess
 from batchmaker.server.protocol import limited_protocol
@@ -206,11 +214,17 @@ class FleetServer:
             self._rpc.take_over_certificate(config)
 
     async def stop(self) -> bool:
-        """Refuse new requests, finish those accepted, end the replicas. Returns whether all requests were finished."""
+        """Refuse new requests, finish those accepted, end the replicas. Returns whether all requests were finished.
+
+        Open conversations go on meanwhile, as in one server.
+        """
         self.front.draining = True
-        end = time.monotonic() + self._config.limits.drain_seconds
-        while self._num_requests() and time.monotonic() < end:
-            await asyncio.sleep(0.02)
+        await self._idle(self._config.limits.drain_seconds)
+        if self._num_conversations():
+            if self._rpc is not None:
+                self._rpc.hang_up()
+            await self.front.hang_up()
+            await self._idle(LAST_ANSWERS_S)
         finished = not self._num_requests()
         await self.fleet.stop()
         if self._rpc is not None:
@@ -220,6 +234,16 @@ class FleetServer:
             await self._serving
         self._socket.close()
         return finished
+
+    async def _idle(self, within_s: float) -> None:
+        """Wait until nothing is in flight and no conversation is open, for `within_s` at most."""
+        end = time.monotonic() + within_s
+        while (self._num_requests() or self._num_conversations()) and time.monotonic() < end:
+            await asyncio.sleep(0.02)
+
+    def _num_conversations(self) -> int:
+        """Open WebSockets, streams and sequences; see Service.drain."""
+        return self.front.num_open + self.balancer.num_sequences
 
     def _num_requests(self) -> int:
         return sum(replica.num_requests for replica in self.balancer.replicas.values())

@@ -262,7 +262,7 @@ class Completion:
         self._state.arena.uses[kept[is_fresh]] += 1
 
     def keep(self, answered: Sequence[RequestEntry]) -> list[Reserve]:
-        """Store the nodes that the sequences of these answered requests keep, in place of the earlier ones.
+        """Store the nodes that the sequences of these computed requests keep; see SequenceStore.put.
 
         Returns a Reserve for the host tables if the arena has grown.
         """

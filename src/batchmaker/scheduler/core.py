@@ -33,6 +33,7 @@ from batchmaker.scheduler.events import (
     RequestFailed,
     RequestId,
     SequenceClosed,
+    SequenceId,
     StepsFinished,
     TaskId,
     TimePassed,
@@ -123,6 +124,13 @@ class Scheduler(View):
     def slots(self, nodes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the slot of each node's request (see Admit)."""
         return self._state.arena.request[nodes]
+
+    def decide(self, answered: Sequence[SequenceId], unanswered: Sequence[SequenceId]) -> None:
+        """Say which of the sequences whose requests had a Reply got their results; the others keep what they kept.
+
+        Call it before the next `handle`. A sequence of which nothing is said counts as answered with its next request.
+        """
+        self._state.store.decide(answered, unanswered)
 
     @property
     def next_deadline_s(self) -> float | None:

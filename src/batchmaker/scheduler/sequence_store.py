@@ -1,8 +1,9 @@
 """What sequences keep between their chunks: rows of nodes that have run, under node numbers of their own.
 
-Stored nodes never change. A chunk begins from them. When the chunk is answered, the nodes that it keeps are stored
-under new numbers, and the old ones are freed. So a chunk that fails leaves its sequence unchanged.
-`SchedulerState.open` and completion use this file.
+Stored nodes never change. A chunk begins from them. When all its values are computed, the nodes that it keeps are
+stored under new numbers. Then the driver answers it, and says whether its caller got the result: if so, the old nodes
+are freed, otherwise the new ones. So a chunk without a result leaves its sequence unchanged, whenever it loses it.
+`SchedulerState.open`, completion and `Scheduler.decide` use this file.
 """
 
 from __future__ import annotations
@@ -60,14 +61,17 @@ class SequenceStore:
 
     - free_rows: frees the rows of given nodes; each of them has one.
     - in_use: first node -> stored nodes that still have a user.
+    - undecided: for each sequence whose chunk has been computed and is not answered yet: what it kept before (None for
+      nothing), and the nodes whose rows have moved to its new stored nodes.
     """
 
-    __slots__ = ("_arena", "_free_rows", "_latest", "in_use")
+    __slots__ = ("_arena", "_free_rows", "_latest", "_undecided", "in_use")
 
     def __init__(self, arena: Arena, free_rows: Callable[[Nodes], None]) -> None:
         self._arena = arena
         self._free_rows = free_rows
         self._latest: dict[SequenceId, StoredNodes] = {}
+        self._undecided: dict[SequenceId, tuple[StoredNodes | None, Nodes]] = {}
         self.in_use: dict[int, StoredNodes] = {}  # by first node
 
     def lend(self, sequence: SequenceId, num_nodes: int) -> StoredNodes | None:
@@ -76,6 +80,8 @@ class SequenceStore:
         num_nodes: the number of stored nodes that the request's graph begins from. InvariantError if the sequence keeps
         another number. Returns None if it is 0.
         """
+        if sequence in self._undecided:
+            self.decide((sequence,), ())
         stored = self._latest.get(sequence)
         have = 0 if stored is None else stored.extent.num_nodes
         if have != num_nodes:
@@ -106,14 +112,15 @@ class SequenceStore:
         arena.subgraphs.release_each([extent.first_subgraph for extent in extents], counts)
 
     def put(self, kept: Sequence[tuple[SequenceId, Nodes]]) -> tuple[list[StoredNodes], bool]:
-        """Let sequences keep the rows of these nodes, in this order, in place of what they kept before.
+        """Let sequences keep the rows of these nodes, in this order. `decide` must follow for each.
 
         kept: (sequence, nodes); the sequences are distinct. The nodes are distinct and done. They belong to the request
-        that was just answered, or to the stored nodes from which it began. Returns the new stored nodes of the
+        that has just been computed, or to the stored nodes from which it began. Returns the new stored nodes of the
         sequences that keep any, and whether the arena has grown.
         """
         arena = self._arena
-        before = [stored for sequence, _ in kept if (stored := self._latest.pop(sequence, None)) is not None]
+        for sequence, nodes in kept:
+            self._undecided[sequence] = (self._latest.pop(sequence, None), nodes)
         kept = [(sequence, nodes) for sequence, nodes in kept if len(nodes)]
         counts = [len(nodes) for _, nodes in kept]
         bases, firsts = arena.nodes.allocate_each(counts), arena.subgraphs.allocate_each(counts)
@@ -125,11 +132,33 @@ class SequenceStore:
             move(arena.of_nodes, arena.of_subgraphs, where, np.concatenate([nodes for _, nodes in kept]))
         for (sequence, _), stored in zip(kept, made, strict=True):
             self._latest[sequence] = self.in_use[stored.extent.base] = stored
-        self.give_back(before)
         return made, grown
+
+    def decide(self, answered: Sequence[SequenceId], unanswered: Sequence[SequenceId]) -> None:
+        """Free what the answered sequences kept before, and let the others keep that again instead of the new nodes."""
+        unused = [stored for sequence in answered if (stored := self._undecided.pop(sequence)[0]) is not None]
+        for sequence in unanswered:
+            before, nodes = self._undecided.pop(sequence)
+            made = self._latest.pop(sequence, None)
+            if made is not None:
+                unused.append(made)
+            if before is not None:
+                self._latest[sequence] = before
+                if made is not None:
+                    self._move_back(before, made, nodes)
+        self.give_back(unused)
+
+    def _move_back(self, before: StoredNodes, made: StoredNodes, nodes: Nodes) -> None:
+        """Return the rows of earlier stored nodes that new ones have taken over. nodes: [made] where each was from."""
+        row, first = self._arena.row, before.extent.base
+        was_stored = (nodes >= first) & (nodes < first + before.extent.num_nodes)
+        row[nodes[was_stored]] = row[made.nodes[was_stored]]
+        row[made.nodes[was_stored]] = NOWHERE
 
     def close(self, sequence: SequenceId) -> None:
         """Let the sequence keep nothing."""
+        if sequence in self._undecided:
+            self.decide((sequence,), ())
         stored = self._latest.pop(sequence, None)
         if stored is not None:
             self.give_back((stored,))

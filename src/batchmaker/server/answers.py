@@ -20,6 +20,7 @@ STATUS: Final[dict[FaultKind, int]] = {
     FaultKind.FORBIDDEN: 403,
     FaultKind.NOT_FOUND: 404,
     FaultKind.TOO_SLOW: 408,
+    FaultKind.CONFLICT: 409,
     FaultKind.TOO_LARGE: 413,
     FaultKind.ENCODING: 415,
     FaultKind.TOO_MANY: 429,

@@ -92,6 +92,11 @@ class KeyRing:
         """Whether anybody may call."""
         return not self._digests
 
+    @property
+    def is_of_fleet(self) -> bool:
+        """Whether all who may call are the front of a fleet, on behalf of its clients."""
+        return FRONT in self._digests
+
     def caller(self, key: str | None, *, counted: bool = True) -> str:
         """Return the name of a key's holder, "" if everybody may call.
 

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, final
 from starlette.types import Receive, Send
 
 from batchmaker.server.chunk_form import ChunkForm
-from batchmaker.server.faults import ServiceError
+from batchmaker.server.faults import FaultKind, ServiceError
 from batchmaker.server.parts import Site
 from batchmaker.server.request_body import HeldBytes
 from batchmaker.server.sequences import ConnectedSequence
@@ -29,6 +29,8 @@ class Closing:
 _STOPPING: Final = Closing(1001, "the server or the model is being stopped")
 _IDLE: Final = Closing(1008, "no chunk came for as long as a sequence may be idle")
 _FAILED: Final = Closing(1011, "the sequence has ended: a chunk has no answer, or nothing came for too long")
+_LOOK_S: Final = 0.05
+"""Seconds between two looks whether there is room for a chunk, where only others can make it."""
 
 
 @final
@@ -38,6 +40,13 @@ class _Over(Exception):  # noqa: N818 - the end of a connection is no error of a
     def __init__(self, closing: Closing | None) -> None:
         super().__init__()
         self.closing = closing
+
+
+class _Taken(NamedTuple):
+    """A chunk that the client has sent and the engine has not got. at_s: since when."""
+
+    chunk: bytes | str
+    at_s: float
 
 
 class _Chunk(NamedTuple):
@@ -52,9 +61,12 @@ class _Chunk(NamedTuple):
 class ChunkSocket:
     """Reads chunks, has them computed and answers them.
 
-    No further chunk is read while `max_chunks_ahead` of them have no answer that was handed to the connection; this
-    slows down the client's sending. Handing over an answer waits while the client leaves too much unread, for at most
-    `write_seconds`. So a client that reads nothing is not read from either, and is then disconnected.
+    A chunk is never refused for want of room. No further chunk is read while `max_chunks_ahead` of them have no answer
+    that was handed to the connection, while the server holds as many bytes as it may, or while the rate of the key is
+    used up; this slows down the client's sending. Handing over an answer waits while the client leaves too much unread,
+    for at most `write_seconds`. So a client that reads nothing is not read from either, and is then disconnected.
+
+    A chunk without an answer is the last one: the sequence has ended, and what was sent after it is not computed.
 
     One task reads and hands chunks to the engine, a second one awaits their answers in order and writes. A chunk of
     live audio comes every few milliseconds on each connection, so neither a task nor a timer is made for a chunk.
@@ -67,18 +79,17 @@ class ChunkSocket:
         sequence: ConnectedSequence,
         form: ChunkForm,
         *,
-        caller: str,
         key: str | None,
     ) -> None:
-        """caller, key: the owner of the chunks, and the key for counting each."""
+        """key: for counting each chunk."""
         self._site = site
         self._served = served
         self._sequence = sequence
         self._form = form
-        self._caller = caller
         self._key = key
         self._limits = site.service.limits
         self._chunks: deque[_Chunk] = deque()
+        self._taken: _Taken | None = None
         self._came = asyncio.Event()
         self._left = asyncio.Event()
         self._ended = False
@@ -140,34 +151,69 @@ class ChunkSocket:
         return _STOPPING
 
     async def _read(self, receive: Receive) -> None:
-        """Hand chunks to the engine in the order in which they come. Waits while too many have no answer."""
+        """Hand chunks to the engine in the order in which they come, up to one that is refused."""
         most = self._limits.max_chunks_ahead
         while True:
-            while len(self._chunks) >= most:
-                self._left.clear()
-                await self._left.wait()
-            message = await receive()
-            if message["type"] == "websocket.disconnect":
-                raise _Over(None)
-            data: bytes | None = message.get("bytes")
-            self._chunks.append(self._begun(message["text"] if data is None else data))
+            while len(self._chunks) >= most or not self._sequence.is_open:
+                await self._leaving()
+            if self._taken is None:
+                message = await receive()
+                if message["type"] == "websocket.disconnect":
+                    raise _Over(None)
+                data: bytes | None = message.get("bytes")
+                self._taken = _Taken(message["text"] if data is None else data, self._now_s())
+            held = await self._room(self._taken)  # may be interrupted, by the end of patience
+            self._chunks.append(self._begun(self._taken.chunk, held))
+            self._taken = None
             self._came.set()
 
-    def _begun(self, chunk: bytes | str) -> _Chunk:
-        held, request_id = HeldBytes(self._site.bodies), ""
+    async def _leaving(self) -> None:
+        """Wait until a chunk has its answer."""
+        self._left.clear()
+        await self._left.wait()
+
+    async def _room(self, taken: _Taken) -> HeldBytes | ServiceError:
+        """Wait for room in memory and in the rate of the key; return the chunk's share of the memory.
+
+        Returns the error of a chunk that cannot have it: it is too large, its key is gone, or it waited too long.
+        """
+        held, size = HeldBytes(self._site.bodies), len(taken.chunk)
+        end_s = taken.at_s + self._limits.write_seconds
+        while not held.fits(size) and self._now_s() < end_s:
+            await (self._leaving() if self._chunks else asyncio.sleep(_LOOK_S))
         try:
-            held.add(len(chunk))
-            if self._key_counts:
-                self._site.keys.caller(self._key)
+            held.add(size)
+            while self._key_counts:
+                try:
+                    self._site.keys.caller(self._key)
+                    break
+                except ServiceError as fault:
+                    wait_s = fault.retry_after_s or 0.0
+                    if fault.kind is not FaultKind.TOO_MANY or self._now_s() + wait_s > end_s:
+                        raise
+                    await asyncio.sleep(wait_s)
             self._key_counts = True
-            request = self._form.read(chunk)
-            request_id = request.id
-            return _Chunk(held, request_id, self._served.begin(request, self._caller, self._sequence))
+            return held
         except ServiceError as fault:
-            return _Chunk(held, request_id, fault)
+            held.release()
+            return fault
         except BaseException:
             held.release()
             raise
+
+    def _begun(self, chunk: bytes | str, held: HeldBytes | ServiceError) -> _Chunk:
+        if isinstance(held, ServiceError):
+            return _Chunk(HeldBytes(self._site.bodies), "", self._sequence.refused(held))
+        request_id = ""
+        try:
+            request = self._form.read(chunk)
+            request_id = request.id
+        except ServiceError as fault:
+            return _Chunk(held, request_id, self._sequence.refused(fault))
+        try:
+            return _Chunk(held, request_id, self._served.begin(request, connected=self._sequence))
+        except ServiceError as fault:  # the sequence has ended with it
+            return _Chunk(held, request_id, fault)
 
     async def _write_all(self, send: Send) -> None:
         """Answer the chunks in order, until the end of reading."""

@@ -19,6 +19,9 @@ from batchmaker.server.socket_protocol import limited_socket_protocol
 LAST_WRITES_S: Final = 5
 """Seconds for answers that are being written when a server ends."""
 
+LAST_ANSWERS_S: Final = 1.0
+"""Seconds for the answers to what was read of conversations that are ended."""
+
 LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 _KEEP_ALIVE_S: Final = 75
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -57,6 +57,30 @@ def call_options(parameters: Mapping[str, Parameter]) -> CallOptions:
         if (milliseconds := _milliseconds(name, parameters.get(name), unit_ms)) is not None
     ]
     return CallOptions(min(given, default=None), _priority(parameters.get("priority")), _chunk(parameters))
+
+
+def named_sequence(parameters: Mapping[str, Parameter]) -> SequenceName | None:
+    """Return the name of a request's sequence, whatever else is wrong with its parameters; None if it has none."""
+    name = parameters.get("sequence_id")
+    return name if name and isinstance(name, int | str) and not isinstance(name, bool) else None
+
+
+class _Body(msgspec.Struct):
+    parameters: dict[str, Any] = {}
+
+
+_BODY: Final = msgspec.json.Decoder(_Body)
+
+
+def parameters_in(body: bytes, json_length: str | None = None) -> Mapping[str, Any]:
+    """Return the parameters in a body of which something else is wrong; none where they cannot be read either.
+
+    json_length: the number of its bytes that are JSON, as the client has said; None for all.
+    """
+    try:
+        return _BODY.decode(body if json_length is None else body[: int(json_length)]).parameters
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return {}
 
 
 def refuse_unsupported(name: str, parameters: Mapping[str, Parameter]) -> None:

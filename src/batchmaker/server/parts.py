@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import final
+from typing import Final, final
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from batchmaker.server.auth import KeyRing
+from batchmaker.server.auth import FRONT, KeyRing
 from batchmaker.server.metrics import Metrics
 from batchmaker.server.origins import Origins
-from batchmaker.server.request_body import BodyBudget
+from batchmaker.server.request_body import DEPARTURE, BodyBudget
+from batchmaker.server.sender import HEADER, Sender
 from batchmaker.server.service import AnsweredCalls, Service
+
+_SENDER: Final = HEADER.encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +64,20 @@ class Endpoint:
         await response(scope, receive, send)
 
 
-def caller_of(request: Request) -> str:
-    """Return the name of the API key's holder, as found by the Gate."""
-    caller: str = request.scope["state"]["caller"]
-    return caller
+def sender_of(scope: Scope, keys: KeyRing) -> Sender:
+    """Return who sends a call that has passed the Gate."""
+    if keys.is_of_fleet:
+        for name, value in scope["headers"]:
+            if name == _SENDER:
+                return forwarded_sender(scope["state"]["caller"], value.decode("latin-1"))
+    client, departure = scope.get("client"), scope.get("extensions", {}).get(DEPARTURE)
+    connection = "" if departure is None else f"http {departure.connection}"
+    return Sender(scope["state"]["caller"], client[0] if client else "", connection)
+
+
+def forwarded_sender(holder: str, forwarded: str) -> Sender:
+    """Return the sender of a call that the front of a fleet has sent on."""
+    return Sender.read("" if holder == FRONT else holder, forwarded)
 
 
 def named_model(request: HTTPConnection) -> tuple[str, str | None]:

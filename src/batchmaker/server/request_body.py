@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Final, TypeVar, final
@@ -19,6 +20,7 @@ DEPARTURE: Final = "batchmaker.departure"
 WHOLE: Final = "batchmaker.whole"
 """Extension of ASGI: whether the whole body has arrived, so that reading it needs no time limit."""
 
+_CONNECTIONS: Final = itertools.count()
 _Result = TypeVar("_Result")
 
 
@@ -97,6 +99,10 @@ class HeldBytes:
                 FaultKind.UNAVAILABLE, "the server holds as many bytes of requests as it may; try again", 1.0
             )
 
+    def fits(self, count: int) -> bool:
+        """Whether so many bytes may be added now, as far as all together are concerned."""
+        return self._budget.held + count <= self._budget.limits.max_total_body_bytes
+
     def release(self) -> None:
         """Give the share back, once."""
         self._budget.held -= self.size
@@ -116,12 +122,14 @@ def _gone() -> ServiceError:
 class Departure:
     """Whether the client of a connection has gone, and the task to cancel then.
 
-    A connection has one call at a time. resume: lets the connection read; otherwise it would not notice.
+    A connection has one call at a time. connection: its number, which no other one of this process has. resume: lets
+    the connection read; otherwise it would not notice.
     """
 
-    __slots__ = ("_gone", "_resume", "_task")
+    __slots__ = ("_gone", "_resume", "_task", "connection")
 
     def __init__(self, resume: Callable[[], None]) -> None:
+        self.connection = next(_CONNECTIONS)
         self._resume = resume
         self._gone = False
         self._task: asyncio.Task[object] | None = None

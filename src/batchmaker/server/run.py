@@ -23,7 +23,15 @@ from batchmaker.server.auth import KeyRing
 from batchmaker.server.config import Config, check_config
 from batchmaker.server.connections import Connections
 from batchmaker.server.http import make_admin_app, make_app
-from batchmaker.server.listening import LAST_WRITES_S, LOOPBACK, HttpListener, address_of, bind, listening
+from batchmaker.server.listening import (
+    LAST_ANSWERS_S,
+    LAST_WRITES_S,
+    LOOPBACK,
+    HttpListener,
+    address_of,
+    bind,
+    listening,
+)
 from batchmaker.server.metrics import Metrics, Sources
 from batchmaker.server.origins import Origins
 from batchmaker.server.parts import Site
@@ -107,7 +115,7 @@ async def serve_on(
     background: list[asyncio.Task[None]] = []
     try:
         await repository.load_all()
-        stop = Stop(service, server, sources.reload)
+        stop = Stop(service, server, sources.reload, rpc)
         control(stop)
         addresses = [address_of(config, listener)]
         if rpc is not None:
@@ -192,11 +200,15 @@ def _end_now() -> None:
 class Stop:
     """At a signal refuses new requests, finishes accepted ones and ends. A second signal ends at once.
 
-    SIGHUP does not end it; it reloads the settings.
+    Open conversations go on meanwhile, for `drain_seconds` at most. Those that are open then are told, and read no
+    further. SIGHUP does not end it; it reloads the settings.
     """
 
-    def __init__(self, service: Service, server: HttpListener, reload: Reload | None) -> None:
+    def __init__(
+        self, service: Service, server: HttpListener, reload: Reload | None, rpc: RpcServer | None = None
+    ) -> None:
         self._service = service
+        self._rpc = rpc
         self._reload = reload
         self._server = server
         self._draining: asyncio.Task[None] | None = None
@@ -226,12 +238,23 @@ class Stop:
         repository = self._service.repository
         self._service.drain()
         tell_systemd("STOPPING=1")
-        _LOG.info("stopping", extra={"in_flight": repository.in_flight})
-        end = time.monotonic() + self._service.limits.drain_seconds
-        while (repository.in_flight or self._service.num_connected) and time.monotonic() < end:
-            await asyncio.sleep(0.02)
+        detail = {"in_flight": repository.in_flight, "conversations": self._service.num_conversations}
+        _LOG.info("stopping", extra=detail)
+        await self._idle(self._service.limits.drain_seconds)
+        if self._service.num_conversations:
+            _LOG.info("conversations are ended", extra={"conversations": self._service.num_conversations})
+            self._service.hang_up()
+            if self._rpc is not None:
+                self._rpc.hang_up()
+            await self._idle(LAST_ANSWERS_S)
         if repository.in_flight:
             _LOG.warning("gave up on requests", extra={"in_flight": repository.in_flight})
             self.finished = False
             await repository.close(0.0)
         self._server.should_exit = True
+
+    async def _idle(self, within_s: float) -> None:
+        """Wait until nothing is in flight and no conversation is open, for `within_s` at most."""
+        end = time.monotonic() + within_s
+        while (self._service.repository.in_flight or self._service.num_conversations) and time.monotonic() < end:
+            await asyncio.sleep(0.02)

@@ -1,22 +1,36 @@
-"""The open sequences of one model by clients' names: the sequence of each request, and the end of sequences.
+"""The open sequences of one model: which requests may go on with which, and what ends one.
 
-The engine keeps a sequence's rows, and ends it when it has been idle for too long. Names belong to the caller: the same
-name of another caller is another sequence.
+The engine keeps a sequence's rows, and ends it when it has been idle for too long. The server has one rule for every
+protocol: **a chunk without a result ends its sequence**, whether it failed, was given up or was refused, so that no
+chunk runs on a state that lacks one. The chunks before it are answered; those after it fail, and so do all later ones
+until the client begins anew.
+
+Names belong to their owner: the holder of an API key or, without keys, an address. Two clients of one owner may choose
+the same name. They are told apart by their connections: see `OpenSequences.take`.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Final, final
+from typing import Any, Final, final
 
 from batchmaker.engine.sequence import Sequence
 from batchmaker.errors import BatchmakerError, SequenceError
 from batchmaker.server.engine_port import EnginePort
 from batchmaker.server.faults import FaultKind, ServiceError, fault_of, invalid
 from batchmaker.server.limits import Limits
-from batchmaker.server.parameters import CallOptions, SequenceName
+from batchmaker.server.parameters import CallOptions, SequenceName, named_sequence
+from batchmaker.server.sender import Sender
 
 _RETRY_AFTER_S: Final = 1.0
+
+_MOST_KNOWN: Final = 1 << 14
+"""How many connections with their sequences are remembered."""
+
+_Key = tuple[tuple[str, str], SequenceName]
+"""The owner and the name of a sequence."""
 
 
 @final
@@ -25,15 +39,24 @@ class TakenChunk:
 
     If the block ends with an answer, the rows are freed if this was the sequence's last request. If it ends with an
     error, or because the client has gone, the sequence has ended, with all requests sent after this one. ended: the
-    message for the client then, after the error.
+    message for the client then, after the error. on_failed: called then.
     """
 
-    __slots__ = ("_ended", "_last", "sequence")
+    __slots__ = ("_ended", "_last", "_on_failed", "sequence")
 
-    def __init__(self, sequence: Sequence, *, last: bool, ended: str) -> None:
+    def __init__(
+        self, sequence: Sequence, *, last: bool, ended: str, on_failed: Callable[[], None] = lambda: None
+    ) -> None:
         self.sequence = sequence
         self._last = last
         self._ended = ended
+        self._on_failed = on_failed
+
+    def refused(self, fault: ServiceError) -> ServiceError:
+        """End the sequence, for this request, which the engine does not get; return what its client is told."""
+        self.sequence.close()
+        self._on_failed()
+        return _ended_with(fault, self._ended)
 
     def __enter__(self) -> None:
         return None
@@ -46,38 +69,61 @@ class TakenChunk:
                 self.sequence.close()
             return
         self.sequence.close(drain=False)
+        self._on_failed()
         if not isinstance(error, ServiceError) or isinstance(error.__cause__, SequenceError):
             return
         if error.kind is FaultKind.CANCELLED:  # by closing for an earlier one; the client still waits
             raise fault_of(SequenceError()) from error
-        raise ServiceError(error.kind, f"{error}; {self._ended}", error.retry_after_s) from error
+        raise _ended_with(error, self._ended) from error
 
 
 @final
 class ConnectedSequence:
-    """The sequence of one connection: the connection's requests are its chunks."""
+    """The sequence of one connection: the connection's requests are its chunks. on_closed: called at its end."""
 
-    __slots__ = ("_sequence",)
+    __slots__ = ("_on_closed", "_sequence")
 
-    def __init__(self, sequence: Sequence) -> None:
+    ENDED: Final = "the sequence has ended with it: connect anew"
+
+    def __init__(self, sequence: Sequence, on_closed: Callable[[], object]) -> None:
         self._sequence = sequence
+        self._on_closed = on_closed
 
     def take(self, options: CallOptions) -> TakenChunk:
         """Return the place of the next request. INVALID for one that names a sequence, or after the end."""
         if options.chunk is not None:
-            raise invalid("the connection is the sequence: leave out sequence_id, sequence_start and sequence_end")
+            wrong = invalid("the connection is the sequence: leave out sequence_id, sequence_start and sequence_end")
+            raise self.refused(wrong)
         if not self._sequence.is_open:
             raise invalid("the sequence of this connection has ended; connect anew")
-        return TakenChunk(self._sequence, last=False, ended="the sequence has ended with it: connect anew")
+        return TakenChunk(self._sequence, last=False, ended=self.ENDED)
+
+    def refused(self, fault: ServiceError) -> ServiceError:
+        """End the sequence, for a chunk that the engine does not get; return what its client is told."""
+        self._sequence.close()
+        return _ended_with(fault, self.ENDED)
 
     @property
     def is_open(self) -> bool:
-        """Whether it takes requests. It does not after a long idle time, or after a failed request."""
+        """Whether it takes requests. It does not after a long idle time, or after a failed or refused request."""
         return self._sequence.is_open
 
     def close(self) -> None:
         """Cancel unanswered requests and free the rows."""
         self._sequence.close(drain=False)
+        self._on_closed()
+
+
+@final
+class _Held:
+    """A sequence with a name. disputed: a second client has tried to begin one of that name. told: its end was."""
+
+    __slots__ = ("disputed", "sequence", "told")
+
+    def __init__(self, sequence: Sequence) -> None:
+        self.sequence = sequence
+        self.disputed = False
+        self.told = False
 
 
 @final
@@ -88,7 +134,9 @@ class OpenSequences:
         self._model = model
         self._port = port
         self._limits = limits
-        self._named: dict[tuple[str, SequenceName], Sequence] = {}
+        self._named: dict[_Key, _Held] = {}
+        self._known: OrderedDict[tuple[str, _Key], _Held] = OrderedDict()  # by connection; the oldest first
+        self._connected: dict[Sequence, tuple[str, str]] = {}  # the owners of those without names
         self._sweep_at = 64
         self.num_connected = 0
         self.num_begun = 0
@@ -98,37 +146,75 @@ class OpenSequences:
         """Seconds without a request after which a sequence ends."""
         return self._limits.sequence_idle_seconds
 
-    def take(self, options: CallOptions, caller: str) -> TakenChunk | None:
+    @property
+    def has_named(self) -> bool:
+        """Whether a request that is not read yet may be a chunk of an open sequence."""
+        return bool(self._named)
+
+    def take(self, options: CallOptions, sender: Sender) -> TakenChunk | None:
         """Return a request's place in the sequence that it names; None for a request outside sequences.
 
-        A first request begins the sequence; an open one of that name ends once its requests are answered. A last one
-        releases the name. caller: the owner of the names. Raises INVALID for a sequence that is not open, UNAVAILABLE
-        if no more may be open.
+        A first request begins the sequence, a last one releases the name. A client may use several connections, so any
+        connection of the owner may go on with a sequence, until two of them begin one of the same name:
+
+        - a connection that uses an open sequence may begin it anew; its earlier chunks are answered;
+        - for any other connection the beginning is a CONFLICT, and the open sequence is *disputed*: from then on only
+          the connections that have used it go on with it;
+        - a connection whose last sequence of this name has ended, without its client being told so, does not go on
+          with another one of that name.
+
+        Raises INVALID for a sequence that is not open, UNAVAILABLE if no more may be open.
         """
         chunk = options.chunk
         if chunk is None:
             return None
         self._check_kept("leave sequence_id out")
-        key = (caller, chunk.name)
-        sequence = self._begin(key, options.priority) if chunk.start else self._named.get(key)
-        if sequence is None or not sequence.is_open:
-            raise invalid(
-                f"sequence {chunk.name!r} is not open: it was not begun, or it has ended, or nothing came for "
-                f"{self._limits.sequence_idle_seconds:g} seconds. Send sequence_start with its first request"
-            )
+        key = (sender.owner, chunk.name)
+        held, known = self._open(key), self._known.get((sender.connection, key))
+        if chunk.start:
+            if held is not None and known is not held:
+                held.disputed = True
+                self._remember((sender.connection, key), _Held(held.sequence))  # not the one that is open
+                raise self._conflict(chunk.name, sender)
+            held = self._begin(key, sender, options.priority)
+        elif held is None:
+            raise self._not_open(chunk.name, known)
+        elif not _may_go_on(held, known):
+            raise self._conflict(chunk.name, sender) if held.disputed else self._not_open(chunk.name, known)
+        self._remember((sender.connection, key), held)
         if chunk.end:
-            del self._named[key]
-        said = f"sequence {chunk.name!r} has ended with it: begin anew with sequence_start"
-        return TakenChunk(sequence, last=chunk.end, ended=said)
+            self._forget(key, held)
+        return TakenChunk(
+            held.sequence, last=chunk.end, ended=_begin_anew(chunk.name), on_failed=lambda: self._forget(key, held)
+        )
 
-    def connect(self, caller: str, priority: int) -> ConnectedSequence:
-        """Begin the sequence of one connection. It has no name, and counts with the caller's named ones.
+    def refused(self, parameters: Mapping[str, Any], sender: Sender, fault: ServiceError) -> ServiceError:
+        """End the sequence that a request names which cannot be taken; return what its client is told.
+
+        Nothing ends for a request outside sequences, or of a client that may not go on with the one that it names. Not
+        for the errors of `take`, which have said all.
+        """
+        name = named_sequence(parameters)
+        if name is None:
+            return fault
+        key = (sender.owner, name)
+        held, known = self._open(key), self._known.get((sender.connection, key))
+        if held is None or not _may_go_on(held, known):
+            return fault
+        held.sequence.close()
+        self._forget(key, held)
+        return _ended_with(fault, _begin_anew(name))
+
+    def connect(self, sender: Sender, priority: int) -> ConnectedSequence:
+        """Begin the sequence of one connection. It has no name, and counts with the owner's named ones.
 
         Raises INVALID for a model without state between requests, UNAVAILABLE if no more may be open.
         """
         self._check_kept("ask it by infer or generate")
         self.num_connected += 1
-        return ConnectedSequence(self._begin((caller, -self.num_connected), priority))  # clients' names are above 0
+        sequence = self._opened(sender, priority)
+        self._connected[sequence] = sender.owner
+        return ConnectedSequence(sequence, lambda: self._connected.pop(sequence, None))
 
     def _check_kept(self, instead: str) -> None:
         if not self._port.takes_sequences:
@@ -137,14 +223,22 @@ class OpenSequences:
                 f"whole requests); {instead}"
             )
 
-    def _begin(self, key: tuple[str, SequenceName], priority: int) -> Sequence:
+    def _open(self, key: _Key) -> _Held | None:
+        held = self._named.get(key)
+        return held if held is not None and held.sequence.is_open else None
+
+    def _begin(self, key: _Key, sender: Sender, priority: int) -> _Held:
         before = self._named.pop(key, None)
         if before is not None:
-            before.close()
+            before.sequence.close()
         self._forget_ended()
-        caller, _ = key
-        of_key = self._limits.max_key_sequences
-        if caller and sum(owner == caller and held.is_open for (owner, _), held in self._named.items()) >= of_key:
+        held = self._named[key] = _Held(self._opened(sender, priority))
+        held.disputed = before is not None and before.disputed
+        return held
+
+    def _opened(self, sender: Sender, priority: int) -> Sequence:
+        of_key, owner = self._limits.max_key_sequences, sender.owner
+        if sender.holder and self._num_open(owner) >= of_key:
             raise ServiceError(
                 FaultKind.UNAVAILABLE,
                 f"{of_key} sequences of this API key are open, as many as may be; end one with sequence_end, or try "
@@ -155,12 +249,57 @@ class OpenSequences:
             sequence = self._port.open_sequence(priority, self._limits.sequence_idle_seconds)
         except BatchmakerError as error:
             raise fault_of(error) from error
-        self._named[key] = sequence
         self.num_begun += 1
         return sequence
+
+    def _num_open(self, owner: tuple[str, str]) -> int:
+        num_named = sum(mine == owner and held.sequence.is_open for (mine, _), held in self._named.items())
+        return num_named + sum(mine == owner and sequence.is_open for sequence, mine in self._connected.items())
+
+    def _forget(self, key: _Key, held: _Held) -> None:
+        """A sequence has ended, or will with its last answer, and its client knows that."""
+        held.told = True
+        if self._named.get(key) is held:
+            del self._named[key]
 
     def _forget_ended(self) -> None:
         """Drop the names of ended sequences when there are twice as many names as sequences were open."""
         if len(self._named) >= self._sweep_at:
-            self._named = {key: held for key, held in self._named.items() if held.is_open}
+            self._named = {key: held for key, held in self._named.items() if held.sequence.is_open}
             self._sweep_at = max(64, 2 * len(self._named))
+
+    def _remember(self, place: tuple[str, _Key], held: _Held) -> None:
+        self._known[place] = held
+        self._known.move_to_end(place)
+        if len(self._known) > _MOST_KNOWN:
+            self._known.popitem(last=False)
+
+    def _not_open(self, name: SequenceName, known: _Held | None) -> ServiceError:
+        if known is not None:
+            known.told = True
+        return invalid(
+            f"sequence {name!r} is not open: it was not begun, or it has ended, or nothing came for "
+            f"{self._limits.sequence_idle_seconds:g} seconds. Send sequence_start with its first request"
+        )
+
+    def _conflict(self, name: SequenceName, sender: Sender) -> ServiceError:
+        whose = "with the same API key" if sender.holder else "from the same address"
+        return ServiceError(
+            FaultKind.CONFLICT,
+            f"sequence {name!r} is open, and another connection {whose} has begun it: its state is not yours. Take "
+            "another sequence_id, such as a random one; or wait until that sequence has ended or was idle for "
+            f"{self._limits.sequence_idle_seconds:g} seconds",
+        )
+
+
+def _may_go_on(held: _Held, known: _Held | None) -> bool:
+    """Whether a connection goes on with an open sequence. known: that of the same name that it used last."""
+    return known is held or (not held.disputed and (known is None or known.told))
+
+
+def _begin_anew(name: SequenceName) -> str:
+    return f"sequence {name!r} has ended with it: begin anew with sequence_start"
+
+
+def _ended_with(fault: ServiceError, ended: str) -> ServiceError:
+    return ServiceError(fault.kind, f"{fault}; {ended}", fault.retry_after_s)

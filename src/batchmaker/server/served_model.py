@@ -20,6 +20,7 @@ from batchmaker.server.faults import FaultKind, ServiceError, fault_of
 from batchmaker.server.limits import Limits
 from batchmaker.server.messages import InferRequest, InferResponse
 from batchmaker.server.parameters import CallOptions, call_options
+from batchmaker.server.sender import NOBODY, Sender
 from batchmaker.server.sequences import ConnectedSequence, OpenSequences, TakenChunk
 from batchmaker.server.signature import Signature
 from batchmaker.server.statistics import ModelStatistics
@@ -93,12 +94,25 @@ class ServedModel:
         return self._port
 
     def check_room(self) -> None:
-        """Raise UNAVAILABLE, with when to try again, if no more requests are taken now."""
+        """Raise UNAVAILABLE, with when to try again, if no call for it would be accepted now, whatever it says.
+
+        A chunk of an open sequence is never refused for want of room: there is a limit of sequences instead.
+        """
+        if not self.sequences.has_named:
+            self._check_room()
+        elif self._closing:
+            self._check_ready()
+
+    def _check_ready(self) -> None:
         if not self.ready:
             beat = self._port.heartbeat
             why = "is being stopped" if self._closing else "does not respond now" if beat.alive else "has failed"
             raise ServiceError(FaultKind.UNAVAILABLE, f"model {self.name!r} {why}", RETRY_AFTER_S)
-        if self.statistics.in_flight >= self._limits.max_in_flight:
+
+    def _check_room(self) -> None:
+        """Raise UNAVAILABLE if no more requests outside sequences are taken now, and no new sequences."""
+        self._check_ready()
+        if self.statistics.in_flight_alone >= self._limits.max_in_flight:
             raise ServiceError(
                 FaultKind.UNAVAILABLE,
                 f"model {self.name!r} has {self._limits.max_in_flight} requests in flight and takes no more now; "
@@ -110,29 +124,31 @@ class ServedModel:
         """A call got this error before the engine had its request."""
         self.statistics.refused[fault.kind] += 1
 
-    def connect(self, caller: str, priority: int) -> ConnectedSequence:
+    def connect(self, sender: Sender, priority: int) -> ConnectedSequence:
         """Begin the sequence of one connection. Raises ServiceError: see OpenSequences.connect, and check_room."""
         try:
-            self.check_room()
-            return self.sequences.connect(caller, priority)
+            self._check_room()
+            return self.sequences.connect(sender, priority)
         except ServiceError as fault:
             self.count_refusal(fault)
             raise
 
-    async def infer(self, request: InferRequest, caller: str = "") -> InferResponse:
+    async def infer(self, request: InferRequest, sender: Sender = NOBODY) -> InferResponse:
         """Return a request's answer. Raises ServiceError; cancelling the caller's task frees the request's rows.
 
-        caller: the owner of sequence names.
+        sender: whose sequences it may go on with.
         """
-        return await self.finish(self.begin(request, caller))
+        return await self.finish(self.begin(request, sender))
 
-    def begin(self, request: InferRequest, caller: str = "", connected: ConnectedSequence | None = None) -> Begun:
+    def begin(
+        self, request: InferRequest, sender: Sender = NOBODY, connected: ConnectedSequence | None = None
+    ) -> Begun:
         """Hand a request to the engine. Raises ServiceError if it is refused. `finish` must follow.
 
-        caller: the owner of sequence names. connected: the sequence of the request's connection.
+        sender: whose sequences it may go on with. connected: the sequence of the request's connection.
         """
         began_s = time.perf_counter()
-        answer, chunk = self._accept(request, caller, self._port.submit, connected)
+        answer, chunk = self._accept(request, sender, self._port.submit, connected)
         return Begun(request, answer, chunk, began_s, time.perf_counter())
 
     async def finish(self, begun: Begun) -> InferResponse:
@@ -149,13 +165,13 @@ class ServedModel:
         statistics.duration_s.add(ended_s - begun.began_s)
         return InferResponse(self.name, self.version, outputs, begun.request.id, self._single_outputs)
 
-    async def stream(self, request: InferRequest, caller: str = "") -> AsyncIterator[InferResponse]:
+    async def stream(self, request: InferRequest, sender: Sender = NOBODY) -> AsyncIterator[InferResponse]:
         """Yield a request's values as they are computed; see Signature.to_part. Otherwise as `infer`."""
         if self.signature.decode is not None:
-            yield await self.infer(request, caller)
+            yield await self.infer(request, sender)
             return
         begin = time.perf_counter()
-        work, chunk = self._accept(request, caller, self._port.stream)
+        work, chunk = self._accept(request, sender, self._port.stream)
         first, single = True, self.signature.single_parts
         with chunk or nullcontext():
             async with aclosing(work) as values:
@@ -174,29 +190,45 @@ class ServedModel:
     def _accept(
         self,
         request: InferRequest,
-        caller: str,
+        sender: Sender,
         ask: Callable[[Any, CallOptions, Sequence | None], _Work],
         connected: ConnectedSequence | None = None,
     ) -> tuple[_Work, TakenChunk | None]:
         """Count a request as accepted; return the result of `ask` and its place in a sequence if it has one.
 
-        Raises ServiceError for a refused request, which leaves a sequence unchanged.
+        Raises ServiceError for a refused request, which ends the sequence that it is a chunk of.
         """
         try:
-            self.check_room()
-            options = call_options(request.parameters)
-            self.signature.check_outputs(request.outputs)
-            data = self._encoded(self.signature.to_request(request.inputs, self._limits))
-            chunk = self.sequences.take(options, caller) if connected is None else connected.take(options)
+            options, data = self._read(request, sender, connected)
+            chunk = self.sequences.take(options, sender) if connected is None else connected.take(options)
             try:
                 work = ask(data, options, None if chunk is None else chunk.sequence)
             except BatchmakerError as error:  # the engine has not got it
-                raise self._fault(error) from error
+                fault = self._fault(error)
+                raise (fault if chunk is None else chunk.refused(fault)) from error
         except ServiceError as fault:
             self.count_refusal(fault)
             raise
         self.statistics.accepted += 1
+        self.statistics.accepted_chunks += chunk is not None
         return work, chunk
+
+    def _read(
+        self, request: InferRequest, sender: Sender, connected: ConnectedSequence | None
+    ) -> tuple[CallOptions, Any]:
+        """Return a request's options and the argument of `unfold`. ServiceError if it is wrong or there is no room."""
+        try:
+            options = call_options(request.parameters)
+            if connected is None and (options.chunk is None or options.chunk.start):
+                self._check_room()
+            elif connected is None and self._closing:
+                self._check_ready()
+            self.signature.check_outputs(request.outputs)
+            return options, self._encoded(self.signature.to_request(request.inputs, self._limits))
+        except ServiceError as fault:
+            if connected is not None:
+                raise connected.refused(fault) from fault.__cause__
+            raise self.sequences.refused(request.parameters, sender, fault) from fault.__cause__
 
     def _encoded(self, given: Any) -> Any:
         """Return the argument of the model's `unfold`. ServiceError if its `encode` raises."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
-from typing import final
+from typing import Any, final
 
 from batchmaker.server.faults import FaultKind, ServiceError
 from batchmaker.server.limits import Limits
 from batchmaker.server.messages import InferRequest, InferResponse
+from batchmaker.server.parameters import named_sequence
 from batchmaker.server.repository import Repository
+from batchmaker.server.sender import NOBODY, Sender
 from batchmaker.server.sequences import ConnectedSequence
 from batchmaker.server.served_model import ServedModel
 
@@ -26,15 +28,36 @@ class Service:
         self.repository = repository
         self.limits = limits
         self.num_streams = 0
-        self.num_connected = 0
+        self.num_open = 0
         self.answered: AnsweredCalls = Counter()
         self._draining = False
 
     def drain(self) -> None:
-        """Refuse new requests from now on; accepted ones continue."""
+        """Refuse new requests and conversations from now on. Accepted ones continue, and open conversations too.
+
+        A conversation is an open WebSocket, an open stream of gRPC or an open sequence: its further requests are taken.
+        """
         self._draining = True
+
+    def hang_up(self) -> None:
+        """Let every connection with a sequence answer the chunks that it has read, and end."""
         for model in self.repository.models():
             model.hang_up()
+
+    @property
+    def num_conversations(self) -> int:
+        """How many conversations are open; a WebSocket is one connection and one sequence."""
+        return self.num_open + sum(model.port.num_sequences for model in self.repository.models())
+
+    @contextmanager
+    def conversation(self) -> Iterator[None]:
+        """Count a WebSocket or a stream as open. UNAVAILABLE if the server was told to stop."""
+        self._check_open()
+        self.num_open += 1
+        try:
+            yield
+        finally:
+            self.num_open -= 1
 
     @property
     def draining(self) -> bool:
@@ -52,54 +75,86 @@ class Service:
 
     def check_room(self, model: str, version: str | None) -> None:
         """Raise the ServiceError that a request for this model would get now, before the work of reading it."""
-        served = self._served(model, version)
+        served = self.repository.get(model, version)
+        if not served.sequences.has_named:
+            self._check_open()
         try:
             served.check_room()
         except ServiceError as fault:
             served.statistics.refused[fault.kind] += 1
             raise
 
-    def _served(self, model: str, version: str | None) -> ServedModel:
+    def _check_open(self) -> None:
         if self._draining:
             raise ServiceError(FaultKind.UNAVAILABLE, "the server is shutting down", retry_after_s=1.0)
+
+    def _served(self, model: str, version: str | None, request: InferRequest, *, goes_on: bool) -> ServedModel:
+        """Return the model of a request. goes_on: it came in an open conversation."""
+        chunk = named_sequence(request.parameters) is not None and not request.parameters.get("sequence_start")
+        if not goes_on and not chunk:
+            self._check_open()
         return self.repository.get(model, version)
+
+    def refused(
+        self, model: str, version: str | None, parameters: Mapping[str, Any], sender: Sender, fault: ServiceError
+    ) -> ServiceError:
+        """Return what a client is told whose request could not be read; see OpenSequences.refused."""
+        try:
+            served = self.repository.get(model, version)
+        except ServiceError:
+            return fault
+        return served.sequences.refused(parameters, sender, fault)
 
     @contextmanager
     def connected(
-        self, model: str, version: str | None, caller: str, priority: int
+        self, model: str, version: str | None, sender: Sender, priority: int
     ) -> Iterator[tuple[ServedModel, ConnectedSequence]]:
         """Begin the sequence of one connection; the end of the block ends it and cancels unanswered chunks.
 
         Raises ServiceError as `infer` does, and if no more sequences may be open.
         """
-        served = self._served(model, version)
-        sequence = served.connect(caller, priority)
-        self.num_connected += 1
-        try:
-            yield served, sequence
-        finally:
-            self.num_connected -= 1
-            sequence.close()
+        with self.conversation():
+            served = self.repository.get(model, version)
+            sequence = served.connect(sender, priority)
+            try:
+                yield served, sequence
+            finally:
+                sequence.close()
 
-    async def infer(self, model: str, version: str | None, request: InferRequest, caller: str = "") -> InferResponse:
+    async def infer(
+        self,
+        model: str,
+        version: str | None,
+        request: InferRequest,
+        sender: Sender = NOBODY,
+        *,
+        goes_on: bool = False,
+    ) -> InferResponse:
         """Return a model's answer. Raises ServiceError. Cancelling the waiting task gives the request up.
 
-        caller: the owner of sequence names, by the name of the API key's holder.
+        sender: whose sequences it may go on with. goes_on: it came in a conversation that is open.
         """
-        return await self._served(model, version).infer(request, caller)
+        return await self._served(model, version, request, goes_on=goes_on).infer(request, sender)
 
     async def stream(
-        self, model: str, version: str | None, request: InferRequest, caller: str = ""
+        self,
+        model: str,
+        version: str | None,
+        request: InferRequest,
+        sender: Sender = NOBODY,
+        *,
+        goes_on: bool = False,
     ) -> AsyncIterator[InferResponse]:
         """Yield a model's values as they are computed. Raises ServiceError. Closing the iterator gives it up."""
-        self.check_room(model, version)
+        served = self._served(model, version, request, goes_on=goes_on)
         if self.num_streams >= self.limits.max_streams:
-            raise ServiceError(
+            fault = ServiceError(
                 FaultKind.UNAVAILABLE, f"{self.limits.max_streams} streams are open; try again later", 1.0
             )
+            raise served.sequences.refused(request.parameters, sender, fault)
         self.num_streams += 1
         try:
-            async with aclosing(self.repository.get(model, version).stream(request, caller)) as parts:  # type: ignore[type-var]
+            async with aclosing(served.stream(request, sender)) as parts:  # type: ignore[type-var]
                 async for part in parts:
                     yield part
         finally:

@@ -54,11 +54,13 @@ class ModelStatistics:
     """Counts since the model was loaded, in seconds and requests.
 
     Each field has one thread that writes it, so none has a lock: the first group the engine's, the second the server's.
-    settled: answered by the engine, in whatever way. missed: deadlines. accepted: handed to the engine. queueing_s:
-    until the first cell began. duration_s: from a request that has been read to its whole answer.
+    settled: answered by the engine, in whatever way. missed: deadlines. accepted: handed to the engine.
+    settled_chunks, accepted_chunks: those of them that are chunks of sequences. queueing_s: until the first cell began.
+    duration_s: from a request that has been read to its whole answer.
     """
 
     settled: int = 0
+    settled_chunks: int = 0
     succeeded: int = 0
     failed: dict[FaultKind, int] = field(default_factory=lambda: dict.fromkeys(FaultKind, 0))
     failed_s: float = 0.0
@@ -73,6 +75,7 @@ class ModelStatistics:
     recent: RecentSeconds = field(default_factory=RecentSeconds)
 
     accepted: int = 0
+    accepted_chunks: int = 0
     refused: dict[FaultKind, int] = field(default_factory=lambda: dict.fromkeys(FaultKind, 0))
     input_s: float = 0.0
     output_s: float = 0.0
@@ -83,6 +86,11 @@ class ModelStatistics:
     def in_flight(self) -> int:
         """Requests handed to the engine and not answered by it."""
         return self.accepted - self.settled
+
+    @property
+    def in_flight_alone(self) -> int:
+        """Those of them that are no chunks of sequences."""
+        return self.in_flight - (self.accepted_chunks - self.settled_chunks)
 
     def note_settled(self, ticket: Ticket, error: BaseException | None) -> None:
         """Count one answer. Called in the engine's thread."""
@@ -103,6 +111,7 @@ class ModelStatistics:
             self.failed_s += finished_s - ticket.arrived_s
             self.missed += isinstance(error, DeadlineError)
         self.recent.at(finished_s, self.in_flight).add(ticket, error)
+        self.settled_chunks += ticket.chunk is not None
         self.settled += 1
 
     def note_step(self, step: StepSeen) -> None:

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from batchmaker.server.chunk_form import ChunkForm
 from batchmaker.server.chunk_socket import ChunkSocket, Closing
-from batchmaker.server.parts import Endpoint, Site, named_model
+from batchmaker.server.parts import Endpoint, Site, named_model, sender_of
 
 PROTOCOL: Final = "batchmaker"
 """The subprotocol that a client may name, and gets as the answer."""
@@ -42,9 +42,9 @@ class _Connect:
         site, asked = self._site, HTTPConnection(scope)
         model, version = named_model(asked)
         form = ChunkForm(site.service.repository.get(model, version).signature, asked.query_params)
-        caller: str = scope["state"]["caller"]
-        with site.service.connected(model, version, caller, form.priority) as (served, sequence):
-            socket = ChunkSocket(site, served, sequence, form, caller=caller, key=scope["state"]["key"])
+        sender = sender_of(scope, site.keys)
+        with site.service.connected(model, version, sender, form.priority) as (served, sequence):
+            socket = ChunkSocket(site, served, sequence, form, key=scope["state"]["key"])
             await receive()  # "websocket.connect"
             spoken = PROTOCOL if PROTOCOL in scope["subprotocols"] else None
             try:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, aclosing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, aclosing, contextmanager
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,11 +11,13 @@ from starlette.routing import Route
 
 from batchmaker.server.answers import EventStream, encoded
 from batchmaker.server.bodies import HEADER_LENGTH, read_infer, write_infer
+from batchmaker.server.faults import ServiceError
 from batchmaker.server.generate_body import read_generate, write_generate
-from batchmaker.server.messages import InferResponse
-from batchmaker.server.parts import Endpoint, Site, caller_of, named_model
+from batchmaker.server.messages import InferRequest, InferResponse
+from batchmaker.server.parameters import parameters_in
+from batchmaker.server.parts import Endpoint, Site, named_model, sender_of
 from batchmaker.server.request_body import HeldBytes, unless_gone
-from batchmaker.server.signature import Signature
+from batchmaker.server.sender import Sender
 
 
 def infer_routes(site: Site) -> list[Route]:
@@ -28,9 +30,10 @@ def infer_routes(site: Site) -> list[Route]:
 
     async def infer(request: Request) -> Response:
         with site.bodies.holding() as held:
-            body = await read(request, held)
-            asked = read_infer(body, request.headers.get(HEADER_LENGTH), service.limits)
-            response = await unless_gone(request.scope, service.infer(*named_model(request), asked, caller_of(request)))
+            body, header_length = await read(request, held), request.headers.get(HEADER_LENGTH)
+            with ending_sequences(request, body, header_length):
+                asked = read_infer(body, header_length, service.limits)
+            response = await unless_gone(request.scope, service.infer(*named_model(request), asked, sender(request)))
         content, json_length = write_infer(response, asked)
         if json_length is None:
             return encoded(content)
@@ -39,20 +42,34 @@ def infer_routes(site: Site) -> list[Route]:
 
     async def generate(request: Request) -> Response:
         with site.bodies.holding() as held:
-            asked = read_generate(await read(request, held), signature(request))
-            response = await unless_gone(request.scope, service.infer(*named_model(request), asked, caller_of(request)))
+            asked = await read_plain(request, held)
+            response = await unless_gone(request.scope, service.infer(*named_model(request), asked, sender(request)))
         return encoded(write_generate(response))
 
     async def generate_stream(request: Request) -> Response:
         with ExitStack() as stack:
             held = stack.enter_context(site.bodies.holding())
-            asked = read_generate(await read(request, held), signature(request))
-            parts = service.stream(*named_model(request), asked, caller_of(request))
+            asked = await read_plain(request, held)
+            parts = service.stream(*named_model(request), asked, sender(request))
             first = await unless_gone(request.scope, _first(parts))  # its errors can still set the status
             return EventStream(_encoded_parts(first, parts, stack.pop_all()), service.limits.write_seconds)
 
-    def signature(request: Request) -> Signature:
-        return service.repository.get(*named_model(request)).signature
+    async def read_plain(request: Request, held: HeldBytes) -> InferRequest:
+        body, signature = await read(request, held), service.repository.get(*named_model(request)).signature
+        with ending_sequences(request, body):
+            return read_generate(body, signature)
+
+    @contextmanager
+    def ending_sequences(request: Request, body: bytes, json_length: str | None = None) -> Iterator[None]:
+        """Read a body; if it is wrong, the sequence that it names has ended."""
+        try:
+            yield
+        except ServiceError as fault:
+            parameters = parameters_in(body, json_length)
+            raise service.refused(*named_model(request), parameters, sender(request), fault) from fault.__cause__
+
+    def sender(request: Request) -> Sender:
+        return sender_of(request.scope, site.keys)
 
     return [
         route

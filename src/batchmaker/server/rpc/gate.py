@@ -14,9 +14,11 @@ from grpc import aio
 
 from batchmaker.server.answers import STATUS
 from batchmaker.server.faults import FaultKind, ServiceError, fault_of
-from batchmaker.server.parts import CallAccess
+from batchmaker.server.parts import CallAccess, forwarded_sender
 from batchmaker.server.request_ids import HEADER, RequestIds
 from batchmaker.server.rpc.schema import MESSAGES, SERVICE, decode
+from batchmaker.server.sender import HEADER as SENDER
+from batchmaker.server.sender import NOBODY, Sender, address_of_peer
 from batchmaker.server.spans import Spans
 
 _LOG = logging.getLogger("batchmaker.server")
@@ -26,6 +28,7 @@ CODE: Final[dict[FaultKind, grpc.StatusCode]] = {
     FaultKind.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
     FaultKind.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
     FaultKind.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    FaultKind.CONFLICT: grpc.StatusCode.ALREADY_EXISTS,
     FaultKind.TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
     FaultKind.TOO_SLOW: grpc.StatusCode.DEADLINE_EXCEEDED,
     FaultKind.ENCODING: grpc.StatusCode.UNIMPLEMENTED,
@@ -47,7 +50,7 @@ _OPEN: Final = frozenset({"ServerLive", "ServerReady"})
 class RpcCall:
     """One call. Messages are bytes here."""
 
-    __slots__ = ("_context", "caller", "fault", "key", "metadata", "method", "request_id")
+    __slots__ = ("_context", "caller", "fault", "key", "metadata", "method", "request_id", "sender")
 
     def __init__(self, method: str, context: Any, ids: RequestIds) -> None:
         self._context = context
@@ -56,6 +59,7 @@ class RpcCall:
         self.request_id = ids.of(self.metadata.get(HEADER))
         self.key = _key(self.metadata)
         self.caller = ""
+        self.sender = NOBODY
         self.fault: FaultKind | None = None
 
     @property
@@ -63,6 +67,11 @@ class RpcCall:
         """Seconds until the client's deadline, None without one."""
         left: float | None = self._context.time_remaining()
         return left
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether it carries many requests."""
+        return self.method == "ModelStreamInfer"
 
     @property
     def client(self) -> str:
@@ -174,6 +183,7 @@ class RpcGate:
         try:
             if call.method not in _OPEN:
                 call.caller = self._access.keys.caller(call.key)
+                call.sender = self._sender(call)
             return await work(call)
         except asyncio.CancelledError:
             call.fault = FaultKind.CANCELLED
@@ -186,6 +196,12 @@ class RpcGate:
                 _LOG.exception("call failed", extra={"request_id": call.request_id, "path": call.method})
             fault = fault_of(error)
         return await call.fail(fault)
+
+    def _sender(self, call: RpcCall) -> Sender:
+        forwarded = call.metadata.get(SENDER) if self._access.keys.is_of_fleet else None
+        if forwarded is not None:
+            return forwarded_sender(call.caller, forwarded)
+        return Sender(call.caller, address_of_peer(call.client), call.client)
 
     @contextlib.contextmanager
     def _span(self, call: RpcCall) -> Iterator[None]:

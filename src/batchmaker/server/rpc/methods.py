@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import asdict
 from typing import Any, Final, final
 
@@ -15,9 +15,10 @@ from batchmaker.server.descriptions import (
     server_metadata,
 )
 from batchmaker.server.faults import FaultKind, ServiceError
+from batchmaker.server.messages import InferRequest
 from batchmaker.server.parts import Site
 from batchmaker.server.rpc.gate import Answer, RpcCall
-from batchmaker.server.rpc.wire import read_infer, write_infer
+from batchmaker.server.rpc.wire import parameters_of, read_infer, write_infer
 
 _HTTP_ONLY: Final = frozenset({"binary_tensor_data", "generate"})
 
@@ -34,18 +35,29 @@ class EngineAnswers:
     def __init__(self, site: Site) -> None:
         self._service = site.service
 
+    def conversation(self) -> AbstractContextManager[None]:
+        """Count one stream as open. UNAVAILABLE if the server was told to stop."""
+        return self._service.conversation()
+
     async def whole(self, asked: Any, call: RpcCall) -> Any:
         """Return the whole answer. Raises ServiceError."""
-        request = read_infer(asked, self._service.limits, call.remaining_s)
-        return write_infer(await self._service.infer(asked.model_name, asked.model_version, request, call.caller))
+        request, named = self._read(asked, call), (asked.model_name, asked.model_version)
+        return write_infer(await self._service.infer(*named, request, call.sender, goes_on=call.is_stream))
 
     async def parts(self, asked: Any, call: RpcCall) -> AsyncGenerator[Any, None]:
         """Yield the values as they are computed. Raises ServiceError."""
-        request = read_infer(asked, self._service.limits, call.remaining_s)
-        parts = self._service.stream(asked.model_name, asked.model_version, request, call.caller)
+        request, named = self._read(asked, call), (asked.model_name, asked.model_version)
+        parts = self._service.stream(*named, request, call.sender, goes_on=call.is_stream)
         async with aclosing(parts):  # type: ignore[type-var]
             async for part in parts:
                 yield write_infer(part)
+
+    def _read(self, asked: Any, call: RpcCall) -> InferRequest:
+        try:
+            return read_infer(asked, self._service.limits, call.remaining_s)
+        except ServiceError as fault:
+            named, parameters = (asked.model_name, asked.model_version), parameters_of(asked.parameters)
+            raise self._service.refused(*named, parameters, call.sender, fault) from fault.__cause__
 
 
 def _describing(site: Site) -> dict[str, Answer]:

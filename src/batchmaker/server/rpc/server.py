@@ -95,10 +95,14 @@ class RpcServer:
         """Begin to take calls."""
         await self._server.start()
 
-    async def close(self, within_s: float) -> None:
-        """Refuse new calls, let running ones end, for `within_s` at most, and end."""
+    def hang_up(self) -> None:
+        """Read no further request of any stream; those that were read are answered."""
         if not self._stop.done():
             self._stop.set_result(None)
+
+    async def close(self, within_s: float) -> None:
+        """Refuse new calls, let running ones end, for `within_s` at most, and end."""
+        self.hang_up()
         end = time.monotonic() + within_s
         while self._gate.num_active and time.monotonic() < end:
             await asyncio.sleep(0.02)

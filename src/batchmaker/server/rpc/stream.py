@@ -4,24 +4,47 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from typing import Any, Protocol, final
+from contextlib import AbstractContextManager, aclosing
+from typing import Any, Final, Protocol, final
 
-from batchmaker.server.faults import FaultKind, ServiceError
+from batchmaker.server.faults import FaultKind, ServiceError, invalid
+from batchmaker.server.parameters import SequenceName, named_sequence
 from batchmaker.server.parts import CallAccess
 from batchmaker.server.rpc.gate import RpcCall
 from batchmaker.server.rpc.schema import MESSAGES, decode
-from batchmaker.server.rpc.wire import FINAL, PARTS
+from batchmaker.server.rpc.wire import FINAL, PARTS, parameters_of
 
 
 class StreamAnswers(Protocol):
     """Answers the requests of streams. Messages are ModelInferRequest and ModelInferResponse."""
+
+    def conversation(self) -> AbstractContextManager[None]:
+        """Count one stream as open. UNAVAILABLE if no new ones are taken."""
 
     async def whole(self, asked: Any, call: RpcCall) -> Any:
         """Return the whole answer. Raises ServiceError."""
 
     def parts(self, asked: Any, call: RpcCall) -> AsyncGenerator[Any, None]:
         """Yield the values as they are computed. Raises ServiceError. Closing the iterator gives the request up."""
+
+
+@final
+class _Part:
+    """Chunks of one sequence in a stream, from one sequence_start on. is_broken: one of them has no result."""
+
+    __slots__ = ("is_broken",)
+
+    def __init__(self) -> None:
+        self.is_broken = False
+
+
+_Name = tuple[str, str, SequenceName]
+"""Model, version and name of a sequence."""
+
+_MOST_PARTS: Final = 4096
+_BROKEN: Final = (
+    "a request of this sequence that was sent before in this stream has no result; begin anew with sequence_start"
+)
 
 
 @final
@@ -42,12 +65,14 @@ class InferStream:
         self._limits = access.bodies.limits
         self._room = asyncio.Semaphore(self._limits.max_in_flight)
         self._writing = asyncio.Lock()
+        self._parts: dict[_Name, _Part] = {}
 
     async def run(self) -> None:
         """Answer until the client has no more requests. Raises ServiceError: UNAVAILABLE if stopped before that."""
         try:
-            async with asyncio.TaskGroup() as tasks:
-                await self._read_all(tasks)
+            with self._answers.conversation():
+                async with asyncio.TaskGroup() as tasks:
+                    await self._read_all(tasks)
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
         if self._stop.done():
@@ -76,9 +101,12 @@ class InferStream:
         self, asked: Any, size: int, first: bool, before: asyncio.Event | None, answered: asyncio.Event
     ) -> None:
         """Answer one request: in parts, or as a whole after `before`. `answered` is set at the end in any case."""
+        part = self._part_of(asked)
         try:
             with self._access.bodies.holding() as held:
                 held.add(size)
+                if part is not None and part.is_broken:
+                    raise invalid(_BROKEN)
                 if not first:
                     self._access.keys.caller(self._call.key)
                 if before is None:
@@ -86,6 +114,8 @@ class InferStream:
                 else:
                     await self._send_whole(asked, before)
         except ServiceError as fault:
+            if part is not None:
+                part.is_broken = True
             if fault.kind is FaultKind.CANCELLED:
                 raise
             if before is not None:
@@ -94,6 +124,21 @@ class InferStream:
         finally:
             answered.set()
             self._room.release()
+
+    def _part_of(self, asked: Any) -> _Part | None:
+        """Return the part of a sequence that the next request belongs to; None outside sequences."""
+        parameters = parameters_of(asked.parameters) if asked.parameters else {}
+        name = named_sequence(parameters)
+        if name is None:
+            return None
+        key = (asked.model_name, asked.model_version, name)
+        part = None if parameters.get("sequence_start") else self._parts.pop(key, None)
+        part = part or _Part()
+        if not parameters.get("sequence_end") or part.is_broken:
+            self._parts[key] = part  # the last used one comes last
+            if len(self._parts) > _MOST_PARTS:
+                del self._parts[next(iter(self._parts))]
+        return part
 
     async def _send_whole(self, asked: Any, before: asyncio.Event) -> None:
         response = await self._answers.whole(asked, self._call)

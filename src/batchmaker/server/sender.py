@@ -1,0 +1,52 @@
+"""Who has sent a request: whose names of sequences it uses, and over which connection it came."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from typing import Final, final
+from urllib.parse import unquote
+
+HEADER: Final = "x-batchmaker-sender"
+"""The header, and metadata of gRPC, in which the front of a fleet tells a replica the address and the connection."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """holder: the name of the API key's holder, "" without keys. address: the client's. connection: its name."""
+
+    holder: str = ""
+    address: str = ""
+    connection: str = ""
+
+    @property
+    def owner(self) -> tuple[str, str]:
+        """Whose sequences it may go on with: those of its key or, without keys, of its address."""
+        return ("key", self.holder) if self.holder else ("address", self.address)
+
+    @property
+    def forwarded(self) -> str:
+        """What the front of a fleet writes into HEADER: a replica sees the front's own address and connection."""
+        return f"{self.address} {self.connection}"
+
+    @classmethod
+    def read(cls, holder: str, forwarded: str) -> Sender:
+        """Return the sender whose address and connection the front of a fleet has written."""
+        address, _, connection = forwarded.partition(" ")
+        return cls(holder, address, connection)
+
+
+NOBODY: Final = Sender()
+"""For requests that this process makes itself."""
+
+
+def address_of_peer(peer: str) -> str:
+    """Return the address in gRPC's name of a connection, written as HTTP has it: "ipv6:%5B::1%5D:5000" is "::1"."""
+    host = unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return peer
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address)
