@@ -101,28 +101,22 @@ class GraphAdmission:
         if not self._plan_rows:
             return []
         arena, tables = self._arena, self._tables
-        inputs = [
-            host for graph in graphs if not graph.shared for host in graph.host_inputs
-        ]  # shared: were here before
-        new = {
-            (host.type_id, host.port): self._cells[host.type_id]
-            for host in inputs
-            if not tables.knows_host(self._cells[host.type_id], host.port)
-        }
+        inputs = {(host.type_id, host.port): None for graph in graphs for host in graph.host_inputs}  # in this order
+        new = [(self._cells[type_id], port) for type_id, port in inputs if not tables.knows_host(type_id, port)]
         capacity = arena.node_capacity
         top = arena.nodes.top + sum([size_class(graph.num_nodes) for graph in graphs])  # at most
         if top > capacity:
             top = arena.nodes.top_after([graph.num_nodes for graph in graphs])
         if top <= capacity and not new:
             return []
-        specs = tuple([tables.host(cell, port)[0] for (_, port), cell in new.items()])
+        specs = tuple([tables.host(cell, port)[0] for cell, port in new])
         for size in sorted({max(2 * capacity, top), top}, reverse=True) if top > capacity else [capacity]:
             command = Reserve(tables.all_host() if size > capacity else specs, size)
             if grow(command):
                 if size > capacity:
                     arena.grow_nodes(size)
                 return [command]
-        for (_, port), cell in new.items():
+        for cell, port in new:
             tables.forget_host(cell, port)
         raise NoMemoryError(command)
 

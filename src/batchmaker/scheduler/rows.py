@@ -139,9 +139,9 @@ class Tables:
         self._host[key] = self._new(cell.inputs[port], host=True)
         return self._host[key], True
 
-    def knows_host(self, cell: CellType, port: int) -> bool:
+    def knows_host(self, type_id: TypeId, port: int) -> bool:
         """Whether an input has a host table."""
-        return (cell.type_id, port) in self._host
+        return (type_id, port) in self._host
 
     def forget_host(self, cell: CellType, port: int) -> None:
         """Drop a host table that nothing is stored in."""
