@@ -79,6 +79,7 @@ GOOD_DAY = {
     f"batchmaker_ready{{{SERVER}}}": "1",
     f"batchmaker_draining{{{SERVER}}}": "0",
     f"batchmaker_engine_up{{{MODEL}}}": "1",
+    f"batchmaker_engine_restarts_total{{{MODEL}}}": "2",
     f'batchmaker_requests_total{{{MODEL}, outcome="success"}}': "0+1000",
     f'batchmaker_requests_total{{{MODEL}, outcome="backend"}}': "0+5",
     f'batchmaker_requests_total{{{MODEL}, outcome="rejected"}}': "0+40",
@@ -125,6 +126,10 @@ TROUBLES = [
         "a runs and is not ready, and nobody told it to stop",
     ),
     Trouble("BatchmakerEngineHangs", "engine_up", "1x8 0x99", "2m", "4m", "a: the engine of m hangs or has failed"),
+    Trouble(
+        "BatchmakerEngineBeginsAnew", "engine_restarts", "2x8 3x99", "1m", "4m",
+        "a: the engine of m has failed and begun anew",
+    ),
     Trouble("BatchmakerModelFails", '"backend"', "0+21x120", "1m", "10m", "a: 1.979% of m's requests fail inside it"),
     Trouble("BatchmakerRefuses", '"rejected"', "0+4000x120", "4m", "12m", "a: 79.92% of m's requests are refused"),
     Trouble(
@@ -173,7 +178,7 @@ def checks_of(trouble: Trouble) -> list[dict[str, Any]]:
     labels = {"instance": "a", "job": "batchmaker", **rule["labels"]}
     if "{{ $labels.model }}" in rule["annotations"]["summary"]:
         labels["model"] = "m"
-    if trouble.alert in ("BatchmakerEngineHangs", "BatchmakerNearlyFull"):
+    if trouble.alert in ("BatchmakerEngineHangs", "BatchmakerEngineBeginsAnew", "BatchmakerNearlyFull"):
         labels["version"] = "1"
     said = {"summary": trouble.summary, "runbook": rule["annotations"]["runbook"]}
     return [

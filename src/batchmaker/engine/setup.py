@@ -30,7 +30,7 @@ from batchmaker.engine.catalogue import Catalogue, CatalogueEntry
 from batchmaker.engine.cell_driver import CellDriver
 from batchmaker.engine.driver import Driver
 from batchmaker.engine.open_sequences import Sequences
-from batchmaker.errors import RAISED_BY_USERS, ModelError, OptionError
+from batchmaker.errors import RAISED_BY_USERS, ModelError, OptionError, lacks_memory, said_by
 from batchmaker.executor.base import Executor
 from batchmaker.executor.cpu import CpuExecutor
 from batchmaker.executor.inline import InlineExecutor
@@ -40,8 +40,11 @@ from batchmaker.model.model import Model
 from batchmaker.model.registry import CellRegistry
 from batchmaker.policies.base import CellPolicy, GraphPolicy
 from batchmaker.scheduler.batching import TASK_S
+from batchmaker.scheduler.commands import Reserve
 from batchmaker.scheduler.core import Scheduler
 from batchmaker.scheduler.warm_up import prepare
+
+_LOG: Final = logging.getLogger("batchmaker.engine")
 
 _WORTH_TELLING_S: Final = 2.0
 """Seconds of compiling after which a message is logged."""
@@ -324,6 +327,7 @@ def make_driver(
         loops_ahead=inline is not None,
         task_s=TASK_S,
         give_up_late=give_up_late,
+        grow=partial(_grown, executor),
     )
     cells = [served.cells for served in catalogue]
     if isinstance(before, CellDriver):
@@ -337,6 +341,18 @@ def make_driver(
     if inline is not None:
         inline.apply_stop_tests(driver.stop_tests)
     return driver
+
+
+def _grown(executor: Executor, command: Reserve) -> bool:
+    """Let tables grow now, if there is memory for it. Otherwise they are as before, or some of them are larger."""
+    try:
+        executor.reserve(command)
+    except RAISED_BY_USERS as error:
+        if not lacks_memory(error):
+            raise
+        _LOG.warning("tables cannot grow to %d rows: %s", command.num_rows, said_by(error))
+        return False
+    return True
 
 
 def _check_whole_requests(model: Model, policy: GraphPolicy) -> None:

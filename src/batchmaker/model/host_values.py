@@ -214,7 +214,7 @@ def _check_range(array: Any, wanted: torch.dtype, where: str) -> None:
     """RequestShapeError unless every integer can be represented in the wanted dtype: NumPy and torch would wrap it."""
     had = torch.iinfo(array.dtype) if isinstance(array, torch.Tensor) else np.iinfo(array.dtype)
     limits = torch.iinfo(wanted)
-    if limits.min <= had.min and had.max <= limits.max or 0 in array.shape:
+    if (limits.min <= had.min and had.max <= limits.max) or 0 in array.shape:
         return
     lowest, highest = int(array.min()), int(array.max())
     if lowest < limits.min or highest > limits.max:

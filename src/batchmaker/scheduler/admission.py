@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from batchmaker.compiled import compiled
 from batchmaker.graph.cell_graph import HOST, ZERO, CellGraph, NodeBlock
 from batchmaker.graph.spec import CellType
-from batchmaker.scheduler.arena import Arena
-from batchmaker.scheduler.commands import ZERO_TABLE, Reserve, TableId
+from batchmaker.scheduler.arena import Arena, size_class
+from batchmaker.scheduler.commands import ZERO_TABLE, Grow, Reserve, TableId
 from batchmaker.scheduler.copies import GraphCopies
 from batchmaker.scheduler.edges import count_edges, enter, feed, write_edges
 from batchmaker.scheduler.numbering import Extent, LocalNumbers, Locator, SubgraphNumbers
-from batchmaker.scheduler.rows import Tables
+from batchmaker.scheduler.rows import NoMemoryError, Tables
 
 Ids = NDArray[np.int64]
 
@@ -91,6 +91,34 @@ class GraphAdmission:
             self._value_tables[i, : len(specs)] = [spec.table for spec in specs]
         self._arena.need_ports(len(cell.inputs))
         return pool
+
+    def make_room(self, graphs: Sequence[CellGraph], grow: Grow) -> list[Reserve]:
+        """Make room for the nodes of graphs, before they are admitted.
+
+        Returns how host tables must grow first. If there is no memory for that, NoMemoryError is raised, and nothing
+        has changed.
+        """
+        if not self._plan_rows:
+            return []
+        arena, tables = self._arena, self._tables
+        inputs = {(host.type_id, host.port): None for graph in graphs for host in graph.host_inputs}  # in this order
+        new = [(self._cells[type_id], port) for type_id, port in inputs if not tables.knows_host(type_id, port)]
+        capacity = arena.node_capacity
+        top = arena.nodes.top + sum([size_class(graph.num_nodes) for graph in graphs])  # at most
+        if top > capacity:
+            top = arena.nodes.top_after([graph.num_nodes for graph in graphs])
+        if top <= capacity and not new:
+            return []
+        specs = tuple([tables.host(cell, port)[0] for cell, port in new])
+        for size in sorted({max(2 * capacity, top), top}, reverse=True) if top > capacity else [capacity]:
+            command = Reserve(tables.all_host() if size > capacity else specs, size)
+            if grow(command):
+                if size > capacity:
+                    arena.grow_nodes(size)
+                return [command]
+        for cell, port in new:
+            tables.forget_host(cell, port)
+        raise NoMemoryError(command)
 
     def admit(
         self,

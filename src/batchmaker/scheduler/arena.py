@@ -5,7 +5,7 @@ All files of the scheduler read it. Admission, `find_steps` and completion write
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import final
 
@@ -76,6 +76,11 @@ class Extents:
                 self.top += size
         self.num_used += sum(counts)
         return firsts
+
+    def top_after(self, counts: Sequence[int]) -> int:
+        """Return what `top` will be after `allocate_each(counts)`."""
+        wanted = Counter(map(size_class, counts))
+        return self.top + sum(size * max(0, number - len(self._free.get(size, ()))) for size, number in wanted.items())
 
     def _allocate_alike(self, count: int, number: int) -> list[int]:
         """Return the result of `number` calls of `allocate(count)`."""
@@ -217,11 +222,14 @@ class Arena:
         """Grow the arrays until they hold every node number that was given out; return whether they have grown."""
         if self.nodes.top <= self.node_capacity:
             return False
-        size = max(2 * self.node_capacity, self.nodes.top)
+        self.grow_nodes(max(2 * self.node_capacity, self.nodes.top))
+        return True
+
+    def grow_nodes(self, size: int) -> None:
+        """Make room for node numbers below `size`."""
         self.of_nodes, self.source = _grown(self.of_nodes, size), _grown(self.source, size)
         self.source_table = _grown(self.source_table, size)
         self._name_rows()
-        return True
 
     def fit_subgraphs(self) -> None:
         """Grow the arrays until they hold every subgraph number that was given out."""

@@ -22,6 +22,7 @@ from batchmaker.scheduler.lanes import LaneMap
 from batchmaker.scheduler.progress import unpinned_of
 from batchmaker.scheduler.ready import Keys
 from batchmaker.scheduler.row_release import marked
+from batchmaker.scheduler.rows import NoMemoryError
 from batchmaker.scheduler.state import SchedulerState, TaskEntry, TypeEntry
 from batchmaker.scheduler.steps import (
     AT_LANE,
@@ -109,7 +110,10 @@ class Batcher:
         self._loops_ahead = loops_ahead
 
     def form_task(self, task: TaskId, type_id: TypeId, worker: WorkerId) -> Formed | None:
-        """Form a task of ready nodes of one type; None if all of them are pinned to other workers."""
+        """Form a task of ready nodes of one type; None if all of them are pinned to other workers.
+
+        Raises NoMemoryError, with nothing changed, if there is no memory for the rows of its first step.
+        """
         state, entry = self._state, self._state.types[type_id]
         arena = state.arena
 
@@ -156,8 +160,13 @@ class Batcher:
             state.own_type_follows,
         )  # fmt: skip
         batch = min(len(candidates), cell.max_batch)
-        if state.plan_rows and entry.pool.fit(self._rows_wanted(entry, batch, budget_s)):
-            reserves.append(Reserve(entry.pool.tables, entry.pool.num_rows))
+        if state.plan_rows:
+            try:
+                grown = entry.pool.fit(self._rows_wanted(entry, batch, budget_s), batch, state.grow)
+            except NoMemoryError:
+                entry.ready.merge(candidates)
+                raise
+            reserves += () if grown is None else (grown,)
         while True:
             free, num_free = entry.pool.free
             num_sequence = len(cell.inputs) if entry.num_sequence_inputs is None else entry.num_sequence_inputs

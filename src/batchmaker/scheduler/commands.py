@@ -5,6 +5,7 @@ They are plain data: arrays of row numbers, no tensors.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import NewType
@@ -39,6 +40,15 @@ class Reserve:
 
     tables: tuple[TableSpec, ...]
     num_rows: int
+
+
+Grow = Callable[[Reserve], bool]
+"""Asked before tables must grow: whether there is memory for it. If so, the tables may have grown already."""
+
+
+def always(_: Reserve) -> bool:
+    """Return True, as the answer to `Grow` where nothing is stored."""
+    return True
 
 
 @dataclass(slots=True)

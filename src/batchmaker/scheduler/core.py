@@ -13,7 +13,6 @@ from itertools import groupby
 from typing import cast, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from batchmaker.errors import InvariantError
 from batchmaker.graph.cell_graph import CellGraph
@@ -21,9 +20,8 @@ from batchmaker.graph.spec import CellType
 from batchmaker.policies.ageing import PATIENCE, Ageing
 from batchmaker.policies.base import CellPolicy
 from batchmaker.scheduler.batching import Batcher
-from batchmaker.scheduler.commands import Admit, Command, Fail, FailureKind, Reply
+from batchmaker.scheduler.commands import Admit, Command, Fail, FailureKind, Grow, Reply, always
 from batchmaker.scheduler.completion import Completion
-from batchmaker.scheduler.deadlines import Deadlines
 from batchmaker.scheduler.events import (
     CellTypeAdded,
     Event,
@@ -39,8 +37,9 @@ from batchmaker.scheduler.events import (
     TimePassed,
     WorkerId,
 )
-from batchmaker.scheduler.invariants import check_state
+from batchmaker.scheduler.memory import fitting, largest_holder
 from batchmaker.scheduler.priorities import RankedQueue
+from batchmaker.scheduler.rows import NoMemoryError
 from batchmaker.scheduler.state import RequestEntry, SchedulerState, TypeEntry
 from batchmaker.scheduler.step_times import StepTimes
 from batchmaker.scheduler.urgency import Urgency
@@ -60,6 +59,7 @@ class Scheduler(View):
       end of the loop do not run. Ignored if the policy reads depths: they count submitted steps.
     - task_s: seconds that a task costs beside its steps; see CellPolicy (`weighs_tasks`).
     - give_up_late: requests fail at their deadlines. Otherwise only policies look at deadlines.
+    - grow: whether there is memory for tables to grow. If not, the request that wants or has most of it ends.
     - plan_rows: False if nothing is computed: steps say which nodes run together, not where values are.
     """
 
@@ -75,9 +75,12 @@ class Scheduler(View):
         give_up_late: bool = True,
         plan_rows: bool = True,
         patience: int = PATIENCE,
+        grow: Grow = always,
     ) -> None:
         follows = policy.node_by_node and policy.weighs_tasks and task_s > 0 and num_workers == 1
-        super().__init__(policy, SchedulerState(policy, num_workers, plan_rows=plan_rows, own_type_follows=follows))
+        super().__init__(
+            policy, SchedulerState(policy, num_workers, plan_rows=plan_rows, own_type_follows=follows, grow=grow)
+        )
         self._run_ahead = run_ahead
         self._give_up_late = give_up_late
         self._ageing = Ageing(patience)
@@ -88,7 +91,6 @@ class Scheduler(View):
             task_s=task_s if policy.weighs_tasks else math.inf, patience=patience if policy.one_depth else None,
         )  # fmt: skip
         self._completion = Completion(self._state)
-        self._deadlines: Deadlines[RequestId] = Deadlines()
         self._next_task = 0
         self._take_turns = take_turns
 
@@ -114,32 +116,12 @@ class Scheduler(View):
         self._schedule(commands)
         return commands
 
-    def owners(self, nodes: NDArray[np.int64]) -> list[RequestId | None]:
-        """Return the request of each node; None if it is no longer in flight."""
-        state = self._state
-        slots = state.arena.request[nodes].tolist()
-        found = (state.by_slot.get(slot) for slot in slots)
-        return [entry.request if entry is not None and entry.alive else None for entry in found]
-
-    def slots(self, nodes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the slot of each node's request (see Admit)."""
-        return self._state.arena.request[nodes]
-
     def decide(self, answered: Sequence[SequenceId], unanswered: Sequence[SequenceId]) -> None:
         """Say which of the sequences whose requests had a Reply got their results; the others keep what they kept.
 
         Call it before the next `handle`. A sequence of which nothing is said counts as answered with its next request.
         """
         self._state.store.decide(answered, unanswered)
-
-    @property
-    def next_deadline_s(self) -> float | None:
-        """The time by which the driver must send an event (TimePassed if there is no other); None without deadlines."""
-        return self._deadlines.next_s
-
-    def check_invariants(self) -> None:
-        """Raise InvariantError unless the state is consistent. Slow: for tests and for the analysis of faults."""
-        check_state(self._state)
 
     def _handle_one(self, event: Event, commands: list[Command]) -> None:
         match event:
@@ -194,11 +176,15 @@ class Scheduler(View):
                 state.line.join(entry.slot, event.graph, event.priority)
         events.clear()
 
-    def _begin(self, graphs: list[CellGraph], opened: list[RequestEntry], commands: list[Command]) -> None:
+    def _begin(self, graphs: Sequence[CellGraph], opened: Sequence[RequestEntry], commands: list[Command]) -> None:
         if self._state.watched is not None:
             self._state.watched.begin([entry.slot for entry in opened], self._now_s)
-        self._take_graphs(graphs, opened, commands)
-        self._reply_if_done(opened, commands)
+        graphs, opened, too_large = fitting(self._state, graphs, opened, commands)
+        for entry, reason in too_large:
+            self._end(entry.request, FailureKind.MEMORY, reason, commands)
+        if opened:
+            self._take_graphs(graphs, opened, commands)
+            self._reply_if_done(opened, commands)
 
     def _extended(self, event: GraphExtended, commands: list[Command]) -> None:
         entry = self._state.requests.get(event.request)
@@ -212,6 +198,9 @@ class Scheduler(View):
             self._state.watched.extended(entry.slot, event.graph, is_open=event.open)
         if self._urgency is not None:
             self._urgency.more_work(entry, event.graph)
+        if too_large := fitting(self._state, [event.graph], [entry], commands)[2]:
+            self._end(entry.request, FailureKind.MEMORY, too_large[0][1], commands)
+            return
         self._take_graphs([event.graph], [entry], commands)
         self._completion.drop_handles(entry, event.dropped)
         if not event.open:
@@ -329,10 +318,26 @@ class Scheduler(View):
             worker = WorkerId(number)
             while self._may_submit(worker):
                 began = self._admit(commands)
-                if self._submit_task(worker, commands) or began:  # a request may begin with nothing to compute
+                try:
+                    submitted = self._submit_task(worker, commands)
+                except NoMemoryError as error:
+                    if self._free_memory(error, commands):
+                        continue
+                    break
+                if submitted or began:  # a request may begin with nothing to compute
                     continue
                 if not self._begin_for_idle(worker, commands):
                     break
+
+    def _free_memory(self, error: NoMemoryError, commands: list[Command]) -> bool:
+        """End the request that has most of what there is no more memory for. Returns whether to look for tasks again.
+
+        Otherwise its rows come back when the steps that run now have finished.
+        """
+        entry = largest_holder(self._state, error.wanted.tables)
+        if entry is not None:
+            self._end(entry.request, FailureKind.MEMORY, str(error), commands)
+        return entry is not None and not self._state.tasks
 
     def _admit(self, commands: list[Command]) -> bool:
         """Let the policy decide which waiting requests begin; return whether one begins."""

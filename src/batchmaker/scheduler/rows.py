@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
-from typing import final
+import math
+from typing import Final, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
-from batchmaker.scheduler.commands import Rows, TableId, TableSpec
+from batchmaker.scheduler.commands import Grow, Reserve, Rows, TableId, TableSpec
 from batchmaker.scheduler.events import WorkerId
 
 FIRST_ROWS = 256
+
+
+@final
+class NoMemoryError(Exception):
+    """There is no memory for the rows that are needed. wanted: how tables had to grow."""
+
+    def __init__(self, wanted: Reserve) -> None:
+        size = sum(wanted.num_rows * math.prod(t.spec.shape) * _ITEM_BYTES.get(t.spec.dtype, 8) for t in wanted.tables)
+        super().__init__(
+            f"its values do not fit into memory beside those of the others: for {wanted.num_rows} rows in "
+            f"{len(wanted.tables)} tables {size / 1e6:,.1f} MB were wanted"
+        )
+        self.wanted = wanted
+
+
+_ITEM_BYTES: Final = {
+    "bool": 1, "int8": 1, "uint8": 1, "bfloat16": 2, "float16": 2, "int16": 2, "float32": 4, "int32": 4,
+}  # fmt: skip
+"""Bytes of a number by its dtype; 8 for all others."""
 
 
 @final
@@ -37,19 +57,34 @@ class RowPool:
     def num_used(self) -> int:
         return self.num_rows - self._num_free
 
-    def fit(self, num_free: int) -> bool:
-        """Have at least `num_free` free rows. Returns whether the tables must grow to `num_rows` rows first."""
-        if self._num_free >= num_free:
-            return False
+    def fit(self, wanted: int, needed: int, grow: Grow) -> Reserve | None:
+        """Have at least `wanted` free rows, or as many as there is memory for, but at least `needed`.
+
+        Returns how the tables must grow first; None if they need not. If there is no memory for the rows that are
+        needed, NoMemoryError is raised, and nothing has changed.
+        """
+        if self._num_free >= wanted:
+            return None
         old = self.num_rows
-        self.num_rows = max(2 * old, old + num_free, FIRST_ROWS)
-        free = np.empty(self.num_rows, np.int64)
-        fresh = np.arange(self.num_rows - 1, old - 1, -1)
+        sizes = [max(2 * old, old + wanted, FIRST_ROWS)]
+        if self._num_free < needed:
+            sizes.append(old + needed - self._num_free)
+        for num_rows in sizes:
+            command = Reserve(self.tables, num_rows)
+            if grow(command):
+                self._grow(num_rows)
+                return command
+        if self._num_free < needed:
+            raise NoMemoryError(command)
+        return None
+
+    def _grow(self, num_rows: int) -> None:
+        fresh = np.arange(num_rows - 1, self.num_rows - 1, -1)
+        free = np.empty(num_rows, np.int64)
         free[: len(fresh)] = fresh
         free[len(fresh) : len(fresh) + self._num_free] = self._free[: self._num_free]
-        self._free = free
+        self._free, self.num_rows = free, num_rows
         self._num_free += len(fresh)
-        return True
 
     @property
     def free(self) -> tuple[Rows, int]:
@@ -103,6 +138,14 @@ class Tables:
             return known, False
         self._host[key] = self._new(cell.inputs[port], host=True)
         return self._host[key], True
+
+    def knows_host(self, type_id: TypeId, port: int) -> bool:
+        """Whether an input has a host table."""
+        return (type_id, port) in self._host
+
+    def forget_host(self, cell: CellType, port: int) -> None:
+        """Drop a host table that nothing is stored in."""
+        del self._host[cell.type_id, port]
 
     def all_host(self) -> tuple[TableSpec, ...]:
         """Return every host table."""

@@ -21,6 +21,7 @@ from batchmaker.policies.base import CellPolicy
 from batchmaker.policies.line import WaitingLine
 from batchmaker.scheduler.admission import GraphAdmission
 from batchmaker.scheduler.arena import Arena, Extents
+from batchmaker.scheduler.commands import Grow, always
 from batchmaker.scheduler.depths import Depths
 from batchmaker.scheduler.events import GraphExtended, RequestArrived, RequestId, SequenceId, TaskId, WorkerId
 from batchmaker.scheduler.frontiers import FrontierCounts, Frontiers
@@ -201,7 +202,7 @@ class TaskEntry:
 class SchedulerState:
     """Mutable state, shared by the parts of the scheduler.
 
-    - plan_rows: steps say where values are.
+    - plan_rows: steps say where values are. grow: whether there is memory for tables to grow.
     - own_type_follows: single nodes wait for those of their own type that they read until these are submitted, not
       until they are done. So they follow within a task, which is sound on one worker, whose tasks run in order.
     - watched, depths, frontiers: kept only for policies that read them; otherwise None.
@@ -212,9 +213,16 @@ class SchedulerState:
     """
 
     def __init__(
-        self, policy: CellPolicy, num_workers: int, *, plan_rows: bool = True, own_type_follows: bool = False
+        self,
+        policy: CellPolicy,
+        num_workers: int,
+        *,
+        plan_rows: bool = True,
+        own_type_follows: bool = False,
+        grow: Grow = always,
     ) -> None:
         self.plan_rows = plan_rows
+        self.grow = grow
         self.own_type_follows = own_type_follows
         self.line: WaitingLine[CellGraph] = WaitingLine()
         self.arena = Arena()

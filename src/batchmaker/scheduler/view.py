@@ -12,8 +12,11 @@ from batchmaker.errors import InvariantError
 from batchmaker.graph.spec import CellType, TypeId
 from batchmaker.policies.base import CellPolicy
 from batchmaker.policies.requests import RequestKinds, RequestTable
+from batchmaker.scheduler.deadlines import Deadlines
 from batchmaker.scheduler.depths import Depths
+from batchmaker.scheduler.events import RequestId
 from batchmaker.scheduler.frontiers import Frontiers
+from batchmaker.scheduler.invariants import check_state
 from batchmaker.scheduler.state import SchedulerState
 
 Kept = TypeVar("Kept")
@@ -29,6 +32,7 @@ class View:
         self._ready: set[TypeId] = set()
         self._just_run: TypeId | None = None
         self._now_s = 0.0
+        self._deadlines: Deadlines[RequestId] = Deadlines()
 
     @property
     def now_s(self) -> float:
@@ -44,6 +48,26 @@ class View:
 
     def num_ready(self, type_id: TypeId) -> int:
         return len(self._state.types[type_id].ready)
+
+    def owners(self, nodes: NDArray[np.int64]) -> list[RequestId | None]:
+        """Return the request of each node; None if it is no longer in flight."""
+        state = self._state
+        slots = state.arena.request[nodes].tolist()
+        found = (state.by_slot.get(slot) for slot in slots)
+        return [entry.request if entry is not None and entry.alive else None for entry in found]
+
+    def slots(self, nodes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the slot of each node's request (see Admit)."""
+        return self._state.arena.request[nodes]
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """The time by which the driver must send an event (TimePassed if there is no other); None without deadlines."""
+        return self._deadlines.next_s
+
+    def check_invariants(self) -> None:
+        """Raise InvariantError unless the state is consistent. Slow: for tests and for the analysis of faults."""
+        check_state(self._state)
 
     def num_running(self, type_id: TypeId) -> int:
         return self._state.types[type_id].num_running + (type_id == self._just_run)

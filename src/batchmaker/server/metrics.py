@@ -40,6 +40,10 @@ _TRITON: Final[dict[str, tuple[str, Callable[[ServedModel], float]]]] = {
 }
 _OWN: Final[dict[str, tuple[str, Callable[[ServedModel], float]]]] = {
     "batchmaker_tasks": ("Tasks given to workers", lambda m: m.port.stats.tasks),
+    "batchmaker_engine_restarts": (
+        "How often the model's engine has failed and begun anew",
+        lambda m: m.port.stats.restarts,
+    ),
     "batchmaker_nodes": ("Nodes of requests answered", lambda m: m.statistics.nodes),
     "batchmaker_padding_rows": (
         "Rows computed only to fill a batch size",
