@@ -193,7 +193,7 @@ def test_sequences_of_a_dead_replica_end_with_an_error_that_says_so(models, gate
         later = await fleet.generate("gated", 1, sequence_id=7)
         assert (later.status_code, "replica that held its state is gone" in later.json()["error"]) == (400, True)
         gate.touch()
-        again = await fleet.generate("gated", 2, sequence_id=7, sequence_start=True)
+        again = await fleet.generate("gated", 2, sequence_id=7, sequence_start=True, sequence_end=True)
         assert again.json()["output_0"] == [1, 2]
 
     played(scenario, fleet_config(models[0]))

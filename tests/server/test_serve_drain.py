@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import queue
 import signal
 import threading
 
+import numpy as np
 import pytest
+import tritonclient.grpc as triton
 from server_process import LIMIT_S, read_head, request_bytes
 
 GENERATE = "/v2/models/{}/generate"
@@ -128,3 +131,55 @@ def test_a_second_signal_ends_a_server_that_drains(serve, saved_models):
     server.process.send_signal(signal.SIGINT)
     assert server.process.wait(LIMIT_S) == 1
     waiting.close()
+
+
+@pytest.mark.slow
+def test_a_stream_goes_on_until_it_ends_and_no_other_begins(serve, saved_models):
+    server = serve(saved_models, "--grpc-port", 0, "--drain-seconds", 100 * LIMIT_S)
+    with triton.InferenceServerClient(server.grpc_address) as client, Stream(client) as stream:
+        assert stream.counted(2, sequence_id=7, sequence_start=True) == [1, 2]
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for(lambda: server.get("/v2/health/ready").status == 503)
+        assert stream.counted(1, sequence_id=7) == [3]
+        assert stream.counted(2) == [1, 2]
+        assert stream.counted(2, sequence_id="new", sequence_start=True, sequence_end=True) == [1, 2]
+        with triton.InferenceServerClient(server.grpc_address) as other, Stream(other) as refused:
+            _, error = refused.received.get(timeout=LIMIT_S)
+            assert "the server is shutting down" in str(error)
+        assert server.process.poll() is None
+        assert stream.counted(1, sequence_id=7, sequence_end=True) == [4]
+    assert server.process.wait(LIMIT_S) == 0
+
+
+@pytest.mark.slow
+def test_a_stream_that_outlasts_the_drain_is_told(serve, saved_models):
+    server = serve(saved_models, "--grpc-port", 0, "--drain-seconds", 0.5)
+    with triton.InferenceServerClient(server.grpc_address) as client, Stream(client) as stream:
+        assert stream.counted(2, sequence_id=7, sequence_start=True) == [1, 2]
+        server.process.send_signal(signal.SIGTERM)
+        _, error = stream.received.get(timeout=LIMIT_S)
+        assert "the server is shutting down" in str(error)
+    assert server.process.wait(LIMIT_S) == 0
+
+
+class Stream:
+    """One call of ModelStreamInfer, for one request after the other to the model `counter`."""
+
+    def __init__(self, client):
+        self.client = client
+        self.received: queue.Queue = queue.Queue()
+
+    def __enter__(self):
+        self.client.start_stream(lambda result, error: self.received.put((result, error)))
+        return self
+
+    def __exit__(self, *_):
+        self.client.stop_stream()
+
+    def counted(self, n, **marks):
+        """What a request for n numbers is answered: the numbers, or the error."""
+        number = triton.InferInput("input_0", [1], "INT64")
+        number.set_data_from_numpy(np.array([n]))
+        self.client.async_stream_infer("counter", [number], **marks)
+        result, error = self.received.get(timeout=LIMIT_S)
+        return str(error) if error is not None else result.as_numpy("output_0").tolist()

@@ -453,7 +453,7 @@ def test_a_key_has_sequences_of_its_own_and_so_many(serve, saved_models, tmp_pat
     (tmp_path / "keys").write_text(f"ann:{ANN}\nbob:{BOB}\n")
     config = tmp_path / "server.toml"
     config.write_text('grpc_port = 0\n[auth]\nkeys = "keys"\n[limits]\nmax_key_sequences = 2')
-    server = serve(saved_models, "--config", config)
+    server = serve(saved_models, "--config", config, "--drain-seconds", 0)  # its sequences are left open
 
     def post(key, n, name, **marks):
         content = {"input_0": n, "parameters": {"sequence_id": name, **marks}}

@@ -181,6 +181,83 @@ def test_a_chunk_that_fails_is_the_last_that_is_answered():
     asyncio.run(body())
 
 
+def test_a_chunk_that_is_refused_is_the_last_and_those_before_it_are_answered():
+    async def body():
+        there = Connection()
+        running = there.start()
+        there.sends(1, 2)
+        there.incoming.put_nowait({"type": "websocket.receive", "bytes": b"123"})
+        there.sends(3)
+        await settled()
+        assert (there.begun, there.num_read) == ([1, 2], 3)
+        there.answer(1)
+        there.answer(2)
+        assert (await running).code == 1011
+        assert (there.said, there.begun) == ([1, 2, 400], [1, 2])
+        assert there.bodies.held == 0
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("own", [0, 1])
+def test_a_chunk_for_which_there_is_no_memory_waits_and_is_computed_then(own):
+    """Memory comes back with the connection's own answers, or from others."""
+
+    async def body():
+        there = Connection(max_total_body_bytes=12)
+        running = there.start()
+        there.bodies.held = 0 if own else 9
+        there.sends(*range(1 + own))
+        await settled()
+        assert (there.begun, there.num_read) == ([0][:own], 1 + own)
+        if own:
+            there.answer(0)
+        there.bodies.held -= 0 if own else 9
+        while there.begun != [0, 1][: 1 + own]:
+            await asyncio.sleep(0.001)
+        there.answer(own)
+        await settled()
+        assert there.said == [0, 1][: 1 + own]
+        there.incoming.put_nowait(GONE)
+        assert await running is None
+        assert there.bodies.held == 0
+
+    asyncio.run(body())
+
+
+def test_a_chunk_for_which_there_never_is_memory_is_refused_and_the_last():
+    async def body():
+        there = Connection(max_total_body_bytes=12, write_seconds=0.01)
+        running = there.start()
+        there.bodies.held = 9
+        there.sends(1, 2)
+        assert (await running).code == 1011
+        assert (there.said, there.begun, there.bodies.held) == ([503], [], 9)
+
+    asyncio.run(body())
+
+
+def test_a_chunk_that_waits_for_memory_is_not_lost_when_the_sequence_is_looked_at():
+    """The time without a chunk is looked at while a chunk waits: it is the same chunk that goes on."""
+
+    async def body():
+        there = Connection(max_total_body_bytes=12, sequence_idle_seconds=0.02, max_chunks_ahead=4)
+        running = there.start()
+        there.sends(1)
+        await settled()
+        there.sends(2)
+        await asyncio.sleep(0.05)  # more than the sequence may be idle, with the first not answered
+        assert there.begun == [1]
+        there.answer(1)
+        while there.begun != [1, 2]:
+            await asyncio.sleep(0.001)
+        there.answer(2)
+        assert (await running).code == 1008
+        assert there.said == [1, 2]
+
+    asyncio.run(body())
+
+
 @pytest.mark.parametrize("num_open", [0, 1, 2])
 def test_told_to_stop_it_answers_what_was_read(num_open):
     async def body():

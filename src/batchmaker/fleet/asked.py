@@ -13,7 +13,7 @@ import msgspec
 
 from batchmaker.server.faults import ServiceError
 from batchmaker.server.messages import Parameter
-from batchmaker.server.parameters import ChunkOptions, call_options
+from batchmaker.server.parameters import ChunkOptions, call_options, named_sequence
 from batchmaker.server.rpc.wire import parameters_of
 from batchmaker.server.tensors import MAX_DIMENSIONS
 
@@ -103,5 +103,6 @@ def _size(value: msgspec.Raw) -> int:
 def _chunk_of(parameters: Mapping[str, Parameter]) -> ChunkOptions | None:
     try:
         return call_options(parameters).chunk
-    except (ServiceError, TypeError):
-        return None
+    except (ServiceError, TypeError):  # the replica that has its sequence says what is wrong, and ends it
+        name = named_sequence(parameters)
+        return None if name is None else ChunkOptions(name)

@@ -138,7 +138,7 @@ class ChunkSocket:
         """Read until there is a reason for reading no more, and return it."""
         while not self._stopping:
             now_s = self._now_s()
-            since_s = now_s if self._chunks else self._quiet_since_s
+            since_s = now_s if self._chunks or self._taken is not None else self._quiet_since_s
             if now_s - since_s >= self._limits.sequence_idle_seconds:
                 return _IDLE
             try:

@@ -10,7 +10,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     - max_body_bytes: of one request.
     - max_total_body_bytes: of all requests read and not answered.
-    - max_in_flight: requests of one model accepted and not answered; more are refused with "try again".
+    - max_in_flight: requests of one model, outside sequences, accepted and not answered; more are refused with "try
+      again".
     - max_streams: open streams, all models.
     - max_sequences: open sequences of one model.
     - max_key_sequences: those begun with one API key.
@@ -24,7 +25,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     - max_nodes: cells of one request.
     - body_seconds: to send a whole request, from its first byte.
     - write_seconds: for a client to take sent data.
-    - drain_seconds: to finish accepted requests at shutdown or unloading.
+    - drain_seconds: to finish accepted requests at shutdown or unloading, and conversations at shutdown.
     - hung_seconds: a model counts as hung after this time in one turn of its engine's thread.
     """
 

@@ -115,7 +115,7 @@ async def serve_on(
     background: list[asyncio.Task[None]] = []
     try:
         await repository.load_all()
-        stop = Stop(service, server, sources.reload, rpc)
+        stop = Stop(service, server, sources.reload, rpc, is_replica=keys.is_of_fleet)
         control(stop)
         addresses = [address_of(config, listener)]
         if rpc is not None:
@@ -205,10 +205,18 @@ class Stop:
     """
 
     def __init__(
-        self, service: Service, server: HttpListener, reload: Reload | None, rpc: RpcServer | None = None
+        self,
+        service: Service,
+        server: HttpListener,
+        reload: Reload | None,
+        rpc: RpcServer | None = None,
+        *,
+        is_replica: bool = False,
     ) -> None:
+        """is_replica: of a fleet, which has let conversations go on before it stops a replica."""
         self._service = service
         self._rpc = rpc
+        self._is_replica = is_replica
         self._reload = reload
         self._server = server
         self._draining: asyncio.Task[None] | None = None
@@ -240,21 +248,24 @@ class Stop:
         tell_systemd("STOPPING=1")
         detail = {"in_flight": repository.in_flight, "conversations": self._service.num_conversations}
         _LOG.info("stopping", extra=detail)
-        await self._idle(self._service.limits.drain_seconds)
+        patience_s = self._service.limits.drain_seconds
+        if not self._is_replica:
+            await self._until(lambda: not (repository.in_flight or self._service.num_conversations), patience_s)
+            patience_s = LAST_ANSWERS_S
         if self._service.num_conversations:
             _LOG.info("conversations are ended", extra={"conversations": self._service.num_conversations})
             self._service.hang_up()
             if self._rpc is not None:
                 self._rpc.hang_up()
-            await self._idle(LAST_ANSWERS_S)
+        await self._until(lambda: not (repository.in_flight or self._service.num_open), patience_s)
         if repository.in_flight:
             _LOG.warning("gave up on requests", extra={"in_flight": repository.in_flight})
             self.finished = False
             await repository.close(0.0)
         self._server.should_exit = True
 
-    async def _idle(self, within_s: float) -> None:
-        """Wait until nothing is in flight and no conversation is open, for `within_s` at most."""
+    @staticmethod
+    async def _until(holds: Callable[[], bool], within_s: float) -> None:
         end = time.monotonic() + within_s
-        while (self._service.repository.in_flight or self._service.num_conversations) and time.monotonic() < end:
+        while not holds() and time.monotonic() < end:
             await asyncio.sleep(0.02)

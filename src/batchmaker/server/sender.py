@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, final
 from urllib.parse import unquote
 
@@ -41,6 +42,7 @@ NOBODY: Final = Sender()
 """For requests that this process makes itself."""
 
 
+@lru_cache(4096)
 def address_of_peer(peer: str) -> str:
     """Return the address in gRPC's name of a connection, written as HTTP has it: "ipv6:%5B::1%5D:5000" is "::1"."""
     host = unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")

@@ -149,7 +149,7 @@ class OpenSequences:
     @property
     def has_named(self) -> bool:
         """Whether a request that is not read yet may be a chunk of an open sequence."""
-        return bool(self._named)
+        return bool(self._named) and self._port.num_sequences > 0
 
     def take(self, options: CallOptions, sender: Sender) -> TakenChunk | None:
         """Return a request's place in the sequence that it names; None for a request outside sequences.

@@ -1,0 +1,104 @@
+"""Sequences through the front: whose they are, what ends them, and how long they go on when the fleet stops."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import queue
+
+import httpx
+import pytest
+import tritonclient.grpc as triton
+from fleets_in_process import LIMIT_S, RunningFleet, fleet_config, played
+from triton_calls import given
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from batchmaker.server.limits import Limits
+
+
+async def ask(fleet: RunningFleet, client: httpx.AsyncClient, n: int, **parameters: object) -> httpx.Response:
+    return await client.post(
+        f"{fleet.http}/v2/models/counter/generate", json={"input_0": n, "parameters": {"sequence_id": 7, **parameters}}
+    )
+
+
+def test_two_clients_that_choose_the_same_name_do_not_mix(models):
+    async def scenario(fleet):
+        async with httpx.AsyncClient(timeout=LIMIT_S) as one, httpx.AsyncClient(timeout=LIMIT_S) as other:
+            assert (await ask(fleet, one, 5, sequence_start=True)).json()["output_0"] == [1, 2, 3, 4, 5]
+            refused = await ask(fleet, other, 100, sequence_start=True)
+            assert (refused.status_code, "Take another sequence_id" in refused.json()["error"]) == (409, True)
+            assert (await ask(fleet, other, 7)).status_code in (400, 409)
+            assert (await ask(fleet, one, 2)).json()["output_0"] == [6, 7]
+            assert (await ask(fleet, one, 1, sequence_end=True)).json()["output_0"] == [8]
+            again = await ask(fleet, other, 2, sequence_start=True, sequence_end=True)
+            assert again.json()["output_0"] == [1, 2]
+        assert fleet.server.balancer.num_sequences == 0
+
+    played(scenario, fleet_config(models[0]))
+
+
+@pytest.mark.parametrize("wrong", [{"priority": "high"}, {"deadline_ms": -1}, {"sequence_end": "yes"}])
+def test_a_refused_chunk_ends_its_sequence_at_the_replica_that_has_it(models, wrong):
+    async def scenario(fleet):
+        assert (await ask(fleet, fleet.client, 2, sequence_start=True)).status_code == 200
+        refused = await ask(fleet, fleet.client, 1, **wrong)
+        assert (refused.status_code, "has ended with it" in refused.json()["error"]) == (400, True)
+        assert (await ask(fleet, fleet.client, 1)).status_code == 400
+        assert (await ask(fleet, fleet.client, 1, sequence_start=True)).json()["output_0"] == [1]
+        assert (await ask(fleet, fleet.client, 1, sequence_end=True)).json()["output_0"] == [2]
+
+    played(scenario, fleet_config(models[0]))
+
+
+def test_open_conversations_go_on_until_they_end_when_the_fleet_stops(models):
+    async def scenario(fleet):
+        path = fleet.http.replace("http", "ws") + "/v2/models/scales/sequence"
+        received: queue.Queue = queue.Queue()
+        client = triton.InferenceServerClient(fleet.grpc)
+
+        async def streamed(n, **marks):
+            client.async_stream_infer("scales", given(n), **marks)
+            result, error = await asyncio.to_thread(received.get, timeout=LIMIT_S)
+            return str(error) if error is not None else result.as_numpy("output_0").item()
+
+        async with connect(path, proxy=None, compression=None) as socket:
+            client.start_stream(lambda result, error: received.put((result, error)))
+            assert await streamed(3, sequence_id=4, sequence_start=True) == 9
+            assert (await ask(fleet, fleet.client, 2, sequence_start=True)).status_code == 200
+            stopping = asyncio.create_task(fleet.server.stop())
+            await fleet.wait_for(lambda: fleet.server.front.draining)
+            assert (await fleet.generate("scales", [1])).status_code == 503
+            assert (await fleet.generate("scales", [1], sequence_id=8, sequence_start=True)).status_code == 503
+            with pytest.raises(InvalidStatus) as refused:
+                await connect(path, proxy=None)
+            assert refused.value.response.status_code == 503
+            for total in (1, 2):
+                await socket.send(json.dumps({"input_0": [1]}))
+                assert json.loads(await socket.recv())["output_0"] == total
+            assert await streamed(2, sequence_id=4) == 13
+            assert await streamed(2) == 4
+            assert (await ask(fleet, fleet.client, 1)).json()["output_0"] == [3]
+            assert not stopping.done()
+            assert (await ask(fleet, fleet.client, 1, sequence_end=True)).json()["output_0"] == [4]
+            assert await streamed(1, sequence_id=4, sequence_end=True) == 14
+            await asyncio.to_thread(client.stop_stream)
+        assert await stopping
+        client.close()
+
+    played(scenario, fleet_config(models[0], grpc_port=0))
+
+
+def test_conversations_that_outlast_the_drain_are_told(models):
+    async def scenario(fleet):
+        path = fleet.http.replace("http", "ws") + "/v2/models/scales/sequence"
+        async with connect(path, proxy=None, compression=None) as socket:
+            assert (await ask(fleet, fleet.client, 2, sequence_start=True)).status_code == 200
+            stopping = asyncio.create_task(fleet.server.stop())
+            with pytest.raises(ConnectionClosed) as closed:
+                await socket.recv()
+            assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1001, "the server is being stopped")
+            assert await stopping
+
+    played(scenario, fleet_config(models[0], limits=Limits(drain_seconds=0.2, sequence_idle_seconds=3600)))
