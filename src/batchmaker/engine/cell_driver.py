@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import cast, final
 
@@ -187,7 +187,7 @@ class CellDriver:
         woken: list[InFlight] = []
         for kind, alike in groupby(commands, type):
             if kind is Admit:
-                self._admit(cast(Iterator[Admit], alike))
+                self._admit(list(cast(Iterator[Admit], alike)))
             elif kind is Reply:
                 self._reply([command.request for command in cast(Iterator[Reply], alike)])
             else:
@@ -280,11 +280,11 @@ class CellDriver:
             events.extend(CellTypeAdded(cell, now_s) for cell in types[self._num_known :])
             self._num_known = len(types)
 
-    def _admit(self, commands: Iterable[Admit]) -> None:
+    def _admit(self, commands: Sequence[Admit]) -> None:
         """Note the node numbers of requests, and write their data there; `Arrivals.fill` writes that of templates."""
         entered: list[InFlight] = []
         drawn: list[tuple[Drawn, Admit]] = []
-        num_nodes = 0
+        self._brought.fit(max(command.base + command.num_nodes for command in commands))
         for command in commands:
             request = self._in_flight[command.request]
             if not request.admitted:
@@ -293,14 +293,12 @@ class CellDriver:
             graph = request.admit(command)
             if len(request.loops) > num_loops:
                 self._brought.tests.enter(request.loops[num_loops:])
-            num_nodes = max(num_nodes, command.base + command.num_nodes)
             if request.drawn is not None:
                 drawn.append((request.drawn, command))
                 continue
             for host, table in zip(graph.host_inputs, command.host_tables, strict=True):
                 self._executor.write(table, host.rows(command.base - command.first_local), host.values)
         self._arrivals.admitted(drawn)
-        self._brought.tables.fit(num_nodes)
         self._brought.enter(entered)
 
     def _reply(self, request_ids: Sequence[RequestId]) -> None:
