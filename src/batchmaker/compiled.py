@@ -81,7 +81,8 @@ def is_compiled(loop: Callable[..., Any]) -> bool:
 def directory_of(package: Path, given: str) -> str:
     """Return the directory of a package's machine code: another one for each state of its sources.
 
-    numba identifies its cache entries by the loop's own file, but they contain loops of other files that it calls.
+    numba identifies its cache entries by the loop's own file, but they contain loops of other files that it calls. Nor
+    does it know whether they check bounds (NUMBA_BOUNDSCHECK=1); these have a directory of their own.
     given: NUMBA_CACHE_DIR, empty if it is not set; then the directory is beside the bytecode, or else the user's.
     """
     digest = blake2b(digest_size=6)
@@ -92,7 +93,7 @@ def directory_of(package: Path, given: str) -> str:
     if not os.path.isabs(users):
         users = os.path.expanduser("~/.cache/batchmaker")
     beside = str(package / "__pycache__") if os.access(package, os.W_OK) else users
-    return os.path.join(given or beside, f"compiled-{digest.hexdigest()}")
+    return os.path.join(given or beside, f"compiled-{digest.hexdigest()}{'-bounds' if config.BOUNDSCHECK else ''}")
 
 
 @cache

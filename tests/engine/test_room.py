@@ -123,6 +123,7 @@ def test_an_event_loop_and_the_engines_own_thread_are_refused_where_a_thread_wou
 def test_who_waits_for_room_hears_that_the_engine_is_stopped() -> None:
     engine = bm.Engine(Endless(), threads=1, max_queue=1, when_full="wait").start()
     taken = engine.submit(0)
+    wait_until(lambda: engine.stats.steps > 0)
     with ThreadPoolExecutor(3) as pool:
         later = [pool.submit(engine.submit, 0) for _ in range(2)]
         later.append(pool.submit(engine.map, [0, 0], progress=False))

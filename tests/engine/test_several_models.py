@@ -6,7 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from engine_models import END, Accumulate, Counter, Decode, Encode, LoopTranslator, Sums, assert_balanced, translate
+from engine_models import (
+    END,
+    Accumulate,
+    Count,
+    Counter,
+    Decode,
+    Encode,
+    LoopTranslator,
+    Sums,
+    assert_balanced,
+    translate,
+)
 
 import batchmaker as bm
 from batchmaker.engine import StepSeen
@@ -120,3 +131,27 @@ def test_whole_requests_of_two_models_never_share_a_batch(policy: str) -> None:
     for batch in batches:
         assert len({named[request][0] for request in batch.requests if request is not None}) == 1
     assert sum(len(batch.requests) for batch in batches) == 30
+
+
+class Growing(bm.Model):
+    """Counts on from n in one cell, and from there in two others, which are not known before."""
+
+    def __init__(self) -> None:
+        self.first, self.left, self.right = (
+            bm.Cell(Count(), host_outputs=(0,), priority=number) for number in range(3)
+        )
+
+    def unfold(self, n: int) -> Any:
+        known = yield self.first(n)
+        left, right = self.left.loop((known,), max_steps=3), self.right.loop((known,), max_steps=3)
+        return [left, right]
+
+
+@pytest.mark.parametrize("policy", sorted({*bm.policies.POLICIES} - {"learned"}))
+def test_cells_that_are_first_used_while_nobody_waits_in_line_are_known_to_the_policy(policy: str) -> None:
+    with bm.Engine({"grow": Growing(), "sum": Sums()}, policy, threads=1) as engine:
+        total = engine.submit([1, 2], model="sum")  # so that there are two models
+        grown = [engine.submit(n, model="grow") for n in (1, 5)]
+        assert [one.result(60) for one in grown] == [[5, 5], [9, 9]]
+        assert float(total.result(60)) == 3.0
+    assert_balanced(engine)

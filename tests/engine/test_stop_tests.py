@@ -128,6 +128,7 @@ def test_the_end_of_a_task_spares_the_loops_that_have_entered_in_place_of_those_
 
 def test_tests_that_no_loop_needs_any_more_are_forgotten() -> None:
     tests = StopTests()
+    tests.fit(5 * 700)
     for number in range(3000):
         loops = [(5 * (number % 700), OpenLoop(0, 4, lambda values, n=number: values > n))]
         tests.enter(loops)
@@ -140,6 +141,15 @@ def test_integers_are_told_from_tests_that_are_called() -> None:
     numbers = tests.test_of[[0, 2, 4, 6]]
     assert tests.is_constant[numbers].tolist() == [True, False, False, True]
     assert tests.constants[numbers[[0, 3]]].tolist() == [7, -3]
+
+
+def test_there_is_room_for_nodes_of_no_loop_behind_those_of_loops() -> None:
+    tests = stop_tests({0: (5, 7)})
+    tests.fit(5000)
+    nodes = np.array([0, 1023, 1024, 4999])
+    assert tests.running(nodes).all()
+    assert tests.apply("walk", nodes, torch.tensor([7, 7, 7, 7]))[0].tolist() == [True, False, False, False]
+    assert tests.running(np.array([1, 4999])).tolist() == [False, True]
 
 
 # --- in the engine -------------------------------------------------------------------------------------------------
@@ -201,3 +211,58 @@ def test_tasks_that_are_counted_in_steps_hold_one_step_of_a_loop(reports: list[S
     numbers = [*range(SHORTEST, LONGEST)]
     assert answers(numbers, policy="cellular:max_steps=5") == [expected(n) for n in numbers]
     assert all(result.skipped is None or not result.skipped.any() for result in reports)
+
+
+class Mixed(bm.Model):
+    """Counts down from a number: until 0, or so many steps. Answers as Counting, with a value of a wide cell."""
+
+    def __init__(self) -> None:
+        self.count = bm.Cell(Countdown(), max_batch=8, host_outputs=[0])
+        self.widen = bm.Cell(Wide(), max_batch=8)
+
+    def unfold(self, number: int, steps: int, ends: bool) -> Any:
+        met, total = self.count.loop((number, 0), until=0 if ends else None, max_steps=steps)
+        return total, met.steps, self.widen(total)
+
+
+class Wide(nn.Module):
+    """total -> more numbers than a table of results holds."""
+
+    def forward(self, total: Tensor) -> Tensor:
+        return total[:, None] + torch.arange(100)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("policy", ["auto", "cellular", "cellular:budget_ms=1000"])
+def test_loops_with_a_stop_test_beside_the_same_cell_without_one_answer_as_alone(policy: str, workers: int) -> None:
+    asked = [{"number": 200 + n, "steps": 300, "ends": True} for n in range(3)]  # first: they have the small numbers
+    asked += [{"number": 5, "steps": 150, "ends": False} for _ in range(20)]
+    with bm.Engine(Mixed(), policy, workers=workers, threads=1) as engine:
+        found = engine.map(asked, progress=False)
+        assert engine.heartbeat.alive
+    for request, (total, met, wide) in zip(asked, found, strict=True):
+        number, steps = request["number"], request["number"] if request["ends"] else request["steps"]
+        assert met.tolist() == list(range(number - 1, number - 1 - steps, -1))
+        assert int(total) == sum(range(number, number - steps, -1))
+        assert wide.tolist() == [int(total) + i for i in range(100)]
+
+
+class Streamed(bm.Model):
+    """The steps of a loop, as they come."""
+
+    def __init__(self) -> None:
+        self.count = bm.Cell(Countdown(), max_batch=8, host_outputs=[0])
+
+    def unfold(self, number: int, ends: bool) -> Any:
+        return self.count.loop((number, 0), until=0 if ends else None, max_steps=number)[0].steps
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_values_of_nodes_behind_the_first_thousand_are_streamed_and_returned(workers: int) -> None:
+    with bm.Engine(Streamed(), workers=workers, threads=1) as engine:
+        assert engine.map([{"number": 2, "ends": True}], progress=False)[0].tolist() == [1, 0]  # tables are made
+        asked = [engine.submit({"number": 700 + n, "ends": n == 0}, stream=n < 2) for n in range(4)]
+        for n, answer in enumerate(asked):
+            expected = list(range(699 + n, -1, -1))
+            assert n >= 2 or list(answer) == expected
+            assert answer.result(60).tolist() == expected

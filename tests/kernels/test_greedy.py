@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import batchmaker as bm
 from batchmaker.compile.binding import BoundCell, bind
+from batchmaker.compile.loops import ChainLoop
 from batchmaker.engine.stop_tests import StopTests
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.kernels.cpu.greedy import GreedyLoop
@@ -218,3 +219,34 @@ def test_an_engine_of_decoders_answers_as_one_request_alone(policy: str) -> None
                 expected.append(int(token))
         assert said.tolist() == again[first][0].tolist() == expected
         torch.testing.assert_close(h, state[0], atol=1e-5, rtol=1e-5)
+
+
+class Speech(Spelling):
+    """As Spelling, of so many words, or until one of them."""
+
+    def unfold(self, first: int, words: int, until: int | None) -> Any:  # type: ignore[override]
+        said, _h = self.speak.loop((first % TOKENS, [first / 10.0] * HIDDEN), until=until, max_steps=words)
+        return said.steps
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_decoders_that_end_at_a_token_beside_others_that_do_not_answer_as_alone(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ChainLoop, "fastest", lambda loop, _batch: loop.loop)
+    asked: list[dict[str, Any]] = [{"first": n, "words": 300, "until": TOKENS} for n in range(2)]  # which none says
+    asked += [{"first": n, "words": 300, "until": TOKENS - 1} for n in range(1)]
+    asked += [{"first": n, "words": 60, "until": None} for n in range(30)]
+    model = Speech()
+    model.example_request = asked[0]  # type: ignore[assignment]
+    with bm.Engine(model, "cellular:budget_ms=1000", workers=workers, threads=1) as engine:
+        found = engine.map(asked, progress=False)
+        assert engine.heartbeat.alive
+    for request, said in zip(asked, found, strict=True):
+        token, state = torch.tensor([request["first"] % TOKENS]), torch.full((1, HIDDEN), request["first"] / 10.0)
+        expected: list[int] = []
+        with torch.no_grad():
+            while len(expected) < request["words"] and request["until"] not in expected:
+                token, state = model.speak.module(token, state)
+                expected.append(int(token))
+        assert said.tolist() == expected

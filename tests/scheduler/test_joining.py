@@ -133,3 +133,10 @@ def test_nobody_joins_when_each_newcomer_makes_the_first_late() -> None:
     assert num_joining(left, ALIKE, left, 1, seconds, deadline_s, deadline_s, rules) == 0
     deadline_s[0] = 8.0  # two rows: four steps of two seconds
     assert num_joining(left, ALIKE, left, 1, seconds, deadline_s, deadline_s, rules) == 1
+
+
+def test_rows_that_rounding_leaves_behind_the_longest_request_are_no_step() -> None:
+    left, width = np.array([[1], [2]]), np.array([[1e16], [1.5]])  # 1e16 + 1.5 - 1e16 - 1.5 is 0.5
+    seconds = np.array([[0.0, 1.0]])
+    assert most_answered_rps(left, width, seconds) == pytest.approx(2 / 1e16)
+    assert num_beginning(left, width, 1, seconds, np.full(2, np.inf), 1) in (0, 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Final, cast, final
 
@@ -193,7 +193,7 @@ class CellDriver:
         woken: list[InFlight] = []
         for kind, alike in groupby(commands, type):
             if kind is Admit:
-                self._admit(cast(Iterator[Admit], alike), woken)
+                self._admit(list(cast(Iterator[Admit], alike)), woken)
             elif kind is Reply:
                 self._reply([command.request for command in cast(Iterator[Reply], alike)])
             else:
@@ -246,13 +246,13 @@ class CellDriver:
         for request in self._unfolder.begin(tickets, events, self._settle):
             self._in_flight[request.ticket.request_id] = request
 
-    def _admit(self, commands: Iterable[Admit], woken: list[InFlight]) -> None:
+    def _admit(self, commands: Sequence[Admit], woken: list[InFlight]) -> None:
         """Note the node numbers of requests, and write their data there; `_fill` writes that of templates.
 
         Adds requests whose data cannot be written to `woken`, with their error.
         """
         entered: list[InFlight] = []
-        num_nodes = 0
+        self._brought.fit(max(command.base + command.num_nodes for command in commands))
         for command in commands:
             request = self._in_flight[command.request]
             if not request.admitted:
@@ -261,7 +261,6 @@ class CellDriver:
             graph = request.admit(command)
             if len(request.loops) > num_loops:
                 self._brought.tests.enter(request.loops[num_loops:])
-            num_nodes = max(num_nodes, command.base + command.num_nodes)
             if request.drawn is not None:
                 self._unwritten.append((request, command))
                 continue
@@ -270,7 +269,6 @@ class CellDriver:
                     self._executor.write(table, host.rows(command.base - command.first_local), host.values)
             except RAISED_BY_USERS as error:
                 self._cannot_go_on(request, blamed(error, _DATA), woken)
-        self._brought.tables.fit(num_nodes)
         self._brought.enter(entered)
 
     def _fill(self, woken: list[InFlight]) -> None:

@@ -108,6 +108,11 @@ class Results:
         self._waits: NDArray[np.bool_] = np.zeros(256, np.bool_)  # by slot: nothing of the request has run
         self._num_told = 0
 
+    def fit(self, num_nodes: int) -> None:
+        """Make room for node numbers below `num_nodes`: of every node that may run, whether of a loop or not."""
+        self.tables.fit(num_nodes)
+        self.tests.fit(num_nodes)
+
     def enter(self, requests: Sequence[InFlight]) -> None:
         """Note that requests have their slots. From now on steps may bring values for them."""
         slots = [request.admitted[0].slot for request in requests]

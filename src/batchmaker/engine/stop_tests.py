@@ -24,7 +24,7 @@ _FEWEST: Final = 1024
 
 @final
 class StopTests:
-    """The loops in flight that end at a value, as arrays by node number.
+    """The loops in flight that end at a value, as arrays by node number. `fit` makes room for more node numbers.
 
     test_of: [nodes] the number of the node's test; NO_LOOP if the node is in no such loop. last: [nodes] the last
     possible node of the loop. over: [nodes] whether the loop has ended before the node. constants, is_constant: [tests]
@@ -52,12 +52,20 @@ class StopTests:
         self._entry = np.zeros(_FEWEST, np.int64)  # by node: which loop entered there last
         self._num_entered = 0
 
+    def fit(self, num_nodes: int) -> None:
+        """Make room for node numbers below `num_nodes`: of all nodes, since a task may hold nodes outside of loops."""
+        if num_nodes <= len(self.over):
+            return
+        more = max(num_nodes, 2 * len(self.over)) - len(self.over)
+        self.test_of = np.concatenate((self.test_of, np.full(more, NO_LOOP, np.int64)))
+        self.last = np.concatenate((self.last, np.zeros(more, np.int64)))
+        self.over = np.concatenate((self.over, np.zeros(more, np.bool_)))
+        self._entry = np.concatenate((self._entry, np.zeros(more, np.int64)))
+
     def enter(self, loops: Loops) -> None:
-        """Add loops. They have their node numbers, and none of their steps has run."""
+        """Add loops. They have their node numbers, for which there is room, and none of their steps has run."""
         for shift, loop in loops:
             first, end = shift + loop.first, shift + loop.last + 1
-            if end > len(self.over):
-                self._fit(end)
             self._num_entered += 1
             self._entry[first:end] = self._num_entered
             self.test_of[first:end] = self._number_of(loop.until)
@@ -93,13 +101,6 @@ class StopTests:
         for first, end, entry in self._left:
             self.over[first:end] &= self._entry[first:end] != entry
         self._left.clear()
-
-    def _fit(self, num_nodes: int) -> None:
-        more = max(num_nodes, 2 * len(self.over)) - len(self.over)
-        self.test_of = np.concatenate((self.test_of, np.full(more, NO_LOOP, np.int64)))
-        self.last = np.concatenate((self.last, np.zeros(more, np.int64)))
-        self.over = np.concatenate((self.over, np.zeros(more, np.bool_)))
-        self._entry = np.concatenate((self._entry, np.zeros(more, np.int64)))
 
     def _number_of(self, until: Any) -> int:
         """Return the number of a test, and count one more loop that needs it."""

@@ -59,19 +59,20 @@ def _enter(rows: Seconds, leaving: Seconds, steps: Steps, width: Seconds, reques
 def _walk(rows: Seconds, leaving: Seconds, done_s: Seconds, seconds: Seconds) -> float:
     """Write when each step of the requests in a walk is done, in seconds from now; return the end of the last.
 
-    done_s: [types, longest + 1].
+    done_s: [types, longest + 1]. Rows are sums of fractions: with many wide requests some may seem to be left after the
+    longest has ended.
     """
-    most = seconds.shape[1] - 1
+    most, longest = seconds.shape[1] - 1, leaving.shape[1] - 1
     now_s = 0.0
     for type_id in range(len(rows)):
         running, step = rows[type_id], 0
         batch = int(np.ceil(running - _ROUNDING))
-        while batch > 0:
+        while batch > 0 and step < longest:
             taken_s = seconds[type_id, min(batch, most)]
             if batch > most:
                 taken_s = (batch // most) * seconds[type_id, most] + seconds[type_id, batch % most]
             left = 0.0
-            while left == 0.0:
+            while left == 0.0 and step < longest:
                 step += 1
                 now_s += taken_s
                 done_s[type_id, step] = now_s

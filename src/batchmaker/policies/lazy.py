@@ -122,6 +122,7 @@ class LazyPolicy(CellPolicy):
         table = view.requests
         if len(ready) < 2 or table.num_models < 2:
             return ready
+        self._learn_new_types(view)
         urgency = self._urgency(view, table, table.in_flight)
         return sorted(ready, key=lambda type_id: (urgency[int(table.type_model[type_id])], type_id))
 
@@ -131,10 +132,8 @@ class LazyPolicy(CellPolicy):
         The slack test must allow the prefix. With `benefit` it must also lower the sum of finish times. A request is
         refused if it cannot be in time.
         """
-        table, cells = view.requests, view.cells
-        if len(cells) != self._num_types:
-            self.learn_types(cells)
-        cap = self.cap
+        self._learn_new_types(view)
+        table, cap = view.requests, self.cap
         in_flight = table.in_flight
         one_model = table.num_models < 2
         room = cap - len(in_flight) if one_model else cap * table.num_models
@@ -165,6 +164,10 @@ class LazyPolicy(CellPolicy):
             deadline_s - np.minimum(table.began_s[slots], view.now_s),
             self.rules,
         )
+
+    def _learn_new_types(self, view: ReadyView) -> None:
+        if len(view.cells) != self._num_types:
+            self.learn_types(view.cells)
 
     def learn_types(self, cells: Sequence[CellType]) -> None:
         """Note the cell types that there are."""
