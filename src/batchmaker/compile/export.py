@@ -205,7 +205,8 @@ def without_writes(program: torch.export.ExportedProgram) -> torch.export.Export
         return program
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch copies its own deprecated classes
-        return in_tracing_thread(program.run_decompositions, {})
+        functional: torch.export.ExportedProgram = in_tracing_thread(program.run_decompositions, {})
+    return functional
 
 
 def _is_mutable(node: fx.Node) -> bool:

@@ -15,6 +15,7 @@ from batchmaker.engine.driver import Driver
 from batchmaker.engine.heartbeat import Heartbeat, Watchdog, stack_of
 from batchmaker.engine.request import Outbox, Settled, Ticket
 from batchmaker.errors import BatchmakerError, CancelledError, DeadlineError, StoppedError, said_by
+from batchmaker.policies.ageing import AGED_EVERY
 from batchmaker.policies.line import WaitingLine
 from batchmaker.scheduler.events import RequestId
 
@@ -40,7 +41,7 @@ class Loop:
 
     on_settled: called in that thread with each settled ticket and its error, if any; it must not raise. give_up_late:
     whether requests fail at their deadlines; then they also do so while a turn takes long. left: called before a
-    request that has a place (see Room) is answered, by the thread that answers.
+    request that has a place (see Room) is answered, by the thread that answers. aged_every: see WaitingLine.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Loop:
         *,
         give_up_late: bool = True,
         left: Callable[[], None] = lambda: None,
+        aged_every: int | None = AGED_EVERY,
     ) -> None:
         self._driver = driver
         self._clock = clock
@@ -59,7 +61,7 @@ class Loop:
         self._left = left
         self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._held: list[Ticket] = []
-        self._backlog: WaitingLine[Ticket] = WaitingLine()
+        self._backlog: WaitingLine[Ticket] = WaitingLine(aged_every)
         self._most_arrivals = FEWEST_ARRIVALS
         self._num_urgent = 0  # how many requests of the backlog have a deadline or a priority
         self._woken = False  # whether `_wake` is in the inbox

@@ -40,7 +40,8 @@ def dump_graph(program: ExportedProgram, where: str) -> bytes:
 
     try:
         known = inspect.signature(serialize.serialize).parameters
-        artifact = serialize.serialize(program, **{part: False for part in _LEFT_OUT if part in known})
+        left_out: dict[str, Any] = {part: False for part in _LEFT_OUT if part in known}
+        artifact = serialize.serialize(program, **left_out)
         graph = json.loads(artifact.exported_program)
         _strip(graph)
         check_graph(graph)
