@@ -157,6 +157,39 @@ def test_a_high_priority_overtakes_all_that_waits() -> None:
     assert_balanced(engine)
 
 
+@pytest.mark.parametrize("priorities", ["aged", "strict"])
+@pytest.mark.parametrize("policy", ["auto:max_steps=1", "cellular:max_steps=1"])
+def test_behind_a_flood_of_a_higher_priority_a_request_has_every_eighth_turn_unless_they_are_strict(
+    policy: str, priorities: Any
+) -> None:
+    gate, order = Gate(), []
+    gate.opened.set()
+    model = Sums(gate, batch_sizes=[1])
+    with bm.Engine(model, policy, threads=1, priorities=priorities) as engine:
+        engine.submit([-1]).result(60)
+        gate.opened.clear()
+        gate.entered.clear()
+        engine.on_settled = lambda ticket, error: order.append(ticket.request[0])
+        futures = [engine.submit([0])]
+        assert gate.entered.wait(60)
+        futures.append(engine.submit([1]))
+        futures += [engine.submit([2], priority=1) for _ in range(200)]
+        gate.opened.set()
+        for future in futures:
+            future.result(60)
+    assert order[0] == 0
+    queues = 3  # the engine's backlog, the policy's waiting line, the ready nodes: eight turns in each
+    assert order.index(1) <= 8 * queues if priorities == "aged" else order[-1] == 1
+    assert_balanced(engine)
+
+
+def test_priorities_are_aged_or_strict_and_strict_ones_need_a_policy_of_cells() -> None:
+    with pytest.raises(OptionError, match="priorities must be 'aged' or 'strict', got str 'fair'"):
+        bm.Engine(Sums(), priorities="fair")  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="'serial' batches whole requests"):
+        bm.Engine(Sums(), "serial", priorities="strict")
+
+
 def test_requests_that_wait_in_the_backlog_can_be_cancelled() -> None:
     gate = Gate()
     gate.opened.set()

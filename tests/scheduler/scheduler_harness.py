@@ -19,7 +19,7 @@ from batchmaker.graph.cell_graph import HOST, ZERO, CellGraph
 from batchmaker.graph.recorder import Recorder
 from batchmaker.graph.spec import CellType, ValueSpec
 from batchmaker.graph.values import HostValues, Output, Value, ValueSequence
-from batchmaker.policies.ageing import PATIENCE
+from batchmaker.policies.ageing import AGED_EVERY, PATIENCE
 from batchmaker.policies.cellular import CellularPolicy
 from batchmaker.scheduler.commands import ZERO_TABLE, Admit, Fail, Read, Reply, Reserve, RowSource, RunTask, Step
 from batchmaker.scheduler.core import Scheduler
@@ -266,6 +266,7 @@ class Harness:
         fails: Callable[[int], tuple[int, ...]] = lambda batch: (),
         check_always: bool = True,
         patience: int = PATIENCE,
+        aged_every: int | None = AGED_EVERY,
     ) -> None:
         self.cells = list(cells)
         self._make = lambda: Scheduler(
@@ -275,6 +276,7 @@ class Harness:
             loops_ahead=loops_ahead,
             task_s=task_s,
             patience=patience,
+            aged_every=aged_every,
         )
         self.scheduler = self._make()
         self._duration, self._mode, self._reports, self._fails = duration, mode, reports, fails

@@ -12,7 +12,7 @@ from scheduler_harness import Harness, cell_type, chain
 from batchmaker.graph.spec import TypeId
 from batchmaker.scheduler.arena import Arena
 from batchmaker.scheduler.priorities import Priorities, RankedQueue
-from batchmaker.scheduler.ready import NODE_BITS
+from batchmaker.scheduler.ready import NODE_BITS, NODE_MASK
 
 CELL = cell_type(0, "step", inputs=2, sizes=(1, 2))
 
@@ -56,8 +56,10 @@ def test_requests_of_one_priority_keep_the_order_in_which_they_came() -> None:
     num_workers=st.integers(1, 2),
 )
 @settings(max_examples=100)
-def test_no_batch_leaves_a_ready_node_of_higher_priority_behind(requests: Any, num_workers: int) -> None:
-    core = Harness([CELL], num_workers=num_workers)
+def test_where_priorities_are_strict_no_batch_leaves_a_ready_node_of_a_higher_one_behind(
+    requests: Any, num_workers: int
+) -> None:
+    core = Harness([CELL], num_workers=num_workers, aged_every=None)
     for request, (priority, length, at_s) in enumerate(requests):
         core.arrive(request, chain(CELL, length), float(at_s), priority=priority)
     core.run()
@@ -103,6 +105,34 @@ def test_the_queue_gives_back_what_it_took_in_order_of_priority(data: Any) -> No
             del taken[len(taken) - len(part) + 1 :]
     assert taken == kept
     assert not nonempty
+
+
+@given(
+    of_node=st.lists(st.integers(-1, 2), min_size=1, max_size=40), cut=st.integers(0, 40), limit=st.integers(1, 9),
+    barred=st.sets(st.integers(0, 39)),
+)  # fmt: skip
+def test_by_age_the_queue_gives_those_that_are_ready_longest_whatever_their_priorities(
+    of_node: list[int], cut: int, limit: int, barred: set[int]
+) -> None:
+    arena = Arena()
+    priorities = Priorities(arena)
+    nonempty: set[TypeId] = set()
+    queue = RankedQueue(priorities, TypeId(3), nonempty)
+    for node, priority in enumerate(of_node):
+        arena.request[node] = node
+        priorities.enter(node, priority)
+    nodes = np.arange(len(of_node))
+    keys = (nodes << NODE_BITS) | nodes
+    queue.append(keys[:cut])
+    queue.append(keys[cut:])
+    assert queue.first == keys[0]
+    assert (queue.highest, queue.lowest) == (4 * max(of_node), 4 * min(of_node))
+    allowed = [node for node in nodes.tolist() if node not in barred]
+    found = queue.take(limit, lambda some: ~np.isin(arena.request[some & NODE_MASK], list(barred)), by_age=True)
+    assert (found & NODE_MASK).tolist() == allowed[:limit]
+    left = sorted(set(nodes.tolist()) - set(allowed[:limit]), key=lambda node: (-of_node[node], node))
+    assert (queue.keys() & NODE_MASK).tolist() == left
+    assert nonempty == ({3} if left else set())
 
 
 def test_queues_of_the_usual_priority_alone_look_nothing_up() -> None:

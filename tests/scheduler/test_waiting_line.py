@@ -100,7 +100,7 @@ def test_a_policy_knows_what_is_left_and_what_is_done(harness):
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=40))
 def test_the_line_keeps_priority_and_order_of_arrival_whoever_leaves(moves):
-    line, model = WaitingLine(), []
+    line, model = WaitingLine(aged_every=None), []
     for slot, (priority, leaves) in enumerate(moves):
         line.join(slot, None, priority)
         model.append((-priority, slot))
@@ -110,6 +110,61 @@ def test_the_line_keeps_priority_and_order_of_arrival_whoever_leaves(moves):
             line.leave(gone[1])
         assert line.first(100).tolist() == [slot for _, slot in sorted(model)]
         assert len(line) == len(model)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=40), st.integers(2, 8))
+def test_the_line_says_in_which_order_its_requests_begin(moves, every):
+    line, number = WaitingLine(every), 0
+    for priority, taken in moves:
+        for _ in range(4):
+            line.join(number, number, priority)
+            number += 1
+        said = line.first(100).tolist()
+        assert sorted(said) == sorted(line.first(1000).tolist())
+        assert len(said) == len(line)
+        assert line.take(taken) == said[:taken]
+        assert line.first(100).tolist() == said[taken:]
+
+
+@given(st.lists(st.integers(1, 2**32), min_size=1, max_size=30), st.integers(0, 5), st.integers(2, 8))
+def test_whoever_comes_a_request_begins_when_those_before_it_have_begun_and_one_of_so_many_is_the_oldest(
+    priorities, ahead, every
+):
+    """However many join with higher priorities whenever one begins."""
+    line, number = WaitingLine(every), 0
+    for _ in range(ahead + 1):
+        line.join(number, number, 0)
+        number += 1
+    begun = []
+    while ahead not in begun:
+        for priority in priorities:
+            line.join(number, number, priority)
+            number += 1
+        begun += line.take(1)
+    assert len(begun) <= every * (ahead + 1)
+
+
+def test_those_who_give_up_do_not_bring_the_turn_of_the_oldest_nearer():
+    line = WaitingLine()
+    line.join(0, "low", 0)
+    for number in range(1, 101):
+        line.join(number, "high", 1)
+    for number in range(1, 51):
+        line.leave(number)
+    assert line.first(8).tolist() == [51, 52, 53, 54, 55, 56, 57, 0]
+    assert line.take(8) == ["high"] * 7 + ["low"]
+    assert line.oldest() == "high"
+
+
+def test_as_many_priorities_as_requests_cost_no_more_than_a_few():
+    """Anybody may choose a priority. Joining and leaving look at no other request."""
+    line, count = WaitingLine(), 50_000
+    for number in range(count):
+        line.join(number, number, (number * 7919) % count)
+    assert len(line) == count
+    for number in range(count):
+        line.leave(number)
+    assert not len(line)
 
 
 def test_reading_requests_without_declaring_it_is_a_clear_error():

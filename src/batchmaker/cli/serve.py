@@ -64,6 +64,9 @@ def serve(
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda for all GPUs, or some of them: cuda:0, cuda:0,1. Default: cpu.")
     ] = None,
+    priorities: Annotated[
+        str | None, typer.Option(help="aged: no priority waits for ever; strict: it may. Default: aged.")
+    ] = None,
     all_versions: Annotated[bool, typer.Option(help="Serve all versions of a model, not only the newest.")] = False,
     access_log: Annotated[bool, typer.Option(help="Log every call.")] = False,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error. Default: info.")] = None,
@@ -107,7 +110,7 @@ def serve(
     with collector_paused():
         from batchmaker.server import serve as run_server
 
-    engine = _given(policy=policy, threads=threads, workers=workers, device=device)
+    engine = _given(policy=policy, threads=threads, workers=workers, device=device, priorities=priorities)
     limits = _given(
         max_in_flight=max_in_flight,
         max_body_bytes=None if max_body_mb is None else max_body_mb << 20,

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from batchmaker.compile.causes import cause_of, count_cause
 from batchmaker.compile.forward_signature import signature_of
+from batchmaker.compile.tracing_thread import in_tracing_thread
 from batchmaker.errors import ModelError, ShapeError
 from batchmaker.graph.spec import ValueSpec
 
@@ -180,8 +181,12 @@ def export_cell(
     """Trace the module to a graph whose inputs all share a dynamic dimension 0.
 
     nn.LSTMCell is traced as (x, h, c) -> (h, c). max_batch limits the range for which the graph is checked, not the
-    batches that batchmaker may run. Errors of torch.export are not caught.
+    batches that batchmaker may run. Errors of torch.export are not caught. Runs in the tracing thread.
     """
+    return in_tracing_thread(_export_cell, module, inputs, max_batch)
+
+
+def _export_cell(module: nn.Module, inputs: tuple[ValueSpec, ...], max_batch: int) -> torch.export.ExportedProgram:
     batch = torch.export.Dim("batch", min=1, max=max(max_batch, 3))
     flat = flat_module(module)
     shapes: tuple[Any, ...] = tuple({0: batch} for _ in inputs)
@@ -200,7 +205,7 @@ def without_writes(program: torch.export.ExportedProgram) -> torch.export.Export
         return program
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch copies its own deprecated classes
-        functional: torch.export.ExportedProgram = program.run_decompositions({})
+        functional: torch.export.ExportedProgram = in_tracing_thread(program.run_decompositions, {})
     return functional
 
 

@@ -33,6 +33,7 @@ from batchmaker.executor.cpu import default_threads
 from batchmaker.graph.recorder import DEFAULT_MAX_NODES
 from batchmaker.model.model import Model
 from batchmaker.model.registry import CellRegistry
+from batchmaker.policies.ageing import AGED_EVERY
 from batchmaker.policies.base import CellPolicy, GraphPolicy
 from batchmaker.scheduler.events import RequestId
 
@@ -60,6 +61,8 @@ class Engine:
     - executor: another kind of device. `workers` and `threads` do not apply to GPUs and executors.
     - deadline_ms: deadline of requests to models that have none of their own, in milliseconds from arrival.
     - late: `give-up`: a request fails at its deadline. `finish`: it is computed to its end and counted as late.
+    - priorities: `aged`: one turn of eight goes to whoever has waited longest, whatever its priority. `strict`: a lower
+      priority waits for as long as there is a higher one.
     - refuse: turn a request away before anything of it is computed, if the policy sees that it cannot be in time.
     - max_sequences: the most sequences that are open at once.
     - max_queue: the most requests that are accepted and not answered; None for no limit.
@@ -83,6 +86,7 @@ class Engine:
         executor: Executor | None = None,
         deadline_ms: float | None = None,
         late: Literal["give-up", "finish"] = "give-up",
+        priorities: Literal["aged", "strict"] = "aged",
         refuse: bool = False,
         max_sequences: int = DEFAULT_MAX_SEQUENCES,
         max_queue: int | None = None,
@@ -96,6 +100,8 @@ class Engine:
         check_whole("max_queue", max_queue, least=1, optional=True)
         check_choice("when_full", when_full, "refuse", "wait")
         check_choice("late", late, "give-up", "finish")
+        check_choice("priorities", priorities, "aged", "strict")
+        aged_every = AGED_EVERY if priorities == "aged" else None
         self._clock = RealClock()
         self._registry = CellRegistry()
         self._catalogue = Catalogue(model, self._registry, deadline_ms)
@@ -116,6 +122,7 @@ class Engine:
             executor=executor,
             give_up_late=late == "give-up",
             max_sequences=max_sequences,
+            aged_every=aged_every,
         )
         room = None if max_queue is None else Room(max_queue, waits=when_full == "wait")
         self._loop = Loop(
@@ -126,6 +133,7 @@ class Engine:
             give_up_late=late == "give-up",
             left=(lambda: None) if room is None else room.leave,
             starting=lambda: self._start.said,
+            aged_every=aged_every,
         )
         self._start = Start(
             self._catalogue,

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Final, final
 
 from batchmaker.engine.request import Ticket
+from batchmaker.policies.ageing import AGED_EVERY
 from batchmaker.policies.line import WaitingLine
 from batchmaker.scheduler.events import RequestId
 
@@ -26,14 +27,15 @@ Item = list[Ticket] | Callable[[], None]
 class Incoming:
     """An inbox for all threads, and a backlog of requests, which belongs to the engine's thread.
 
-    Any thread may call `put`. `hold`, `put_held` and `start_over` need the lock under which callers send. Everything
+    aged_every: see WaitingLine. Any thread may call `put`. `hold`, `put_held` and `start_over` need the lock under which callers send. Everything
     else is for the engine's thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, aged_every: int | None = AGED_EVERY) -> None:
+        self._aged_every = aged_every
         self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._held: list[Ticket] = []
-        self._backlog: WaitingLine[Ticket] = WaitingLine()
+        self._backlog: WaitingLine[Ticket] = WaitingLine(aged_every)
         self._most_arrivals = FEWEST_ARRIVALS
         self._num_urgent = 0  # how many requests of the backlog have a deadline or a priority
 
@@ -118,7 +120,7 @@ class Incoming:
         Those that are held are among them. Functions stay in the inbox.
         """
         tickets, calls = self._backlog.take(len(self._backlog)), list[Callable[[], None]]()
-        self._backlog, self._num_urgent = WaitingLine(), 0
+        self._backlog, self._num_urgent = WaitingLine(self._aged_every), 0
         self._join(tickets)
         while not self._inbox.empty():
             item = self._inbox.get_nowait()

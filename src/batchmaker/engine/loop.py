@@ -26,6 +26,7 @@ from batchmaker.errors import (
     StoppedError,
     said_by,
 )
+from batchmaker.policies.ageing import AGED_EVERY
 from batchmaker.scheduler.events import RequestId
 
 STOP_PATIENCE_S: Final = 60.0
@@ -44,7 +45,8 @@ class Loop:
     remake: makes the driver that goes on in place of one that has failed. on_settled: called in that thread with each
     settled ticket and its error, if any; it must not raise. give_up_late: whether requests fail at their deadlines;
     then they also do so while a turn takes long. left: called before a request that has a place (see Room) is answered,
-    by the thread that answers. starting: what the engine does while it starts, in words; "" otherwise.
+    by the thread that answers. starting: what the engine does while it starts, in words; "" otherwise. aged_every: see
+    WaitingLine.
     """
 
     def __init__(
@@ -57,13 +59,14 @@ class Loop:
         give_up_late: bool = True,
         left: Callable[[], None] = lambda: None,
         starting: Callable[[], str] = lambda: "",
+        aged_every: int | None = AGED_EVERY,
     ) -> None:
         self._driver = driver
         self._remake = remake
         self._clock = clock
         self._give_up_late = give_up_late
         self._starting = starting
-        self._incoming = Incoming()
+        self._incoming = Incoming(aged_every)
         self._woken = False  # whether `_wake` is on its way
         self._work_waits = False
         self._draining = False

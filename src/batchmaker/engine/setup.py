@@ -279,6 +279,7 @@ def make_driver(
     executor: Executor | None,
     give_up_late: bool,
     max_sequences: int,
+    aged_every: int | None,
     before: Driver | None = None,
 ) -> Driver:
     """Return the driver that carries out the policy. For the options see Engine.
@@ -296,6 +297,10 @@ def make_driver(
     if isinstance(policy, GraphPolicy):
         if device != "cpu":
             raise OptionError(f"policy {policy.name!r} batches whole requests, which run on the CPU; got {device!r}")
+        if aged_every is None:
+            raise OptionError(
+                f"priorities='strict' is for policies that choose among cells; {policy.name!r} batches whole requests"
+            )
         for served in catalogue:
             _check_whole_requests(served.model, policy)
         baselines = importlib.import_module(WHOLE_REQUESTS)
@@ -328,6 +333,7 @@ def make_driver(
         task_s=TASK_S,
         give_up_late=give_up_late,
         grow=partial(_grown, executor),
+        aged_every=aged_every,
     )
     cells = [served.cells for served in catalogue]
     if isinstance(before, CellDriver):

@@ -114,6 +114,13 @@ def _num_worth(
     return num_beginning(left, np.empty((0, 0)) if is_alike else rows, num_in_flight, seconds, due_s, num_waiting)
 
 
+def _behind_their_equals(line: Slots, hopeless: NDArray[np.bool_], priority: Slots) -> Slots:
+    """Return the line with the hopeless behind the others of their priority. Each priority keeps its places."""
+    ordered = np.empty_like(line)
+    ordered[np.argsort(-priority, kind="stable")] = line[np.lexsort((hopeless, -priority))]
+    return ordered
+
+
 @final
 class AutoPolicy(CellPolicy):
     """For any mix of models. How near it comes to the best other policy of each is measured in docs/policies.md.
@@ -306,7 +313,7 @@ class AutoPolicy(CellPolicy):
             return line, []
         if self._hopeless == "drop":
             return line[~hopeless], line[hopeless].tolist()
-        return line[np.lexsort((hopeless, -table.priority[line]))], []
+        return _behind_their_equals(line, hopeless, table.priority[line]), []
 
     def _are_hopeless(self, table: RequestTable, slots: Slots, now_s: float) -> NDArray[np.bool_]:
         """Return which of these requests cannot be in time even alone: [slots].

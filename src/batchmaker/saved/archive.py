@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import logging
@@ -17,6 +18,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from batchmaker.compile.programs import AnyProgram
+from batchmaker.compile.tracing_thread import in_tracing_thread
 from batchmaker.errors import SavedModelError
 from batchmaker.saved.graph_check import RefusedGraphError, check_calls, check_graph
 from batchmaker.saved.graph_reader import UnknownGraphError, read_graph
@@ -24,6 +26,8 @@ from batchmaker.saved.graph_reader import UnknownGraphError, read_graph
 _MEMBERS: Final = ("archive_format", "archive_version", "byteorder", "models/model.json")
 _MAX_GRAPH_BYTES: Final = 64 << 20
 _WEIGHT, _CONSTANT = "state_dict.", "constants."
+_LEFT_OUT: Final = ("serialize_state_dict", "serialize_constants", "serialize_example_inputs")
+"""Parts of an artifact that are not written here. torch 2.11 cannot leave them out, so they are made and dropped."""
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -35,9 +39,9 @@ def dump_graph(program: ExportedProgram, where: str) -> bytes:
     from torch._export.serde import serialize  # this import is large, so it is made only for saving
 
     try:
-        artifact = serialize.serialize(
-            program, serialize_state_dict=False, serialize_constants=False, serialize_example_inputs=False
-        )
+        known = inspect.signature(serialize.serialize).parameters
+        left_out: dict[str, Any] = {part: False for part in _LEFT_OUT if part in known}
+        artifact = serialize.serialize(program, **left_out)
         graph = json.loads(artifact.exported_program)
         _strip(graph)
         check_graph(graph)
@@ -132,7 +136,8 @@ def _by_torch(raw: Any, weights: dict[str, Tensor], constants: dict[str, Tensor]
         if name in held:
             held[name] = nn.Parameter(held[name], requires_grad=False)
     parsed = serialize._dict_to_dataclass(schema.ExportedProgram, raw)  # type: ignore[no-untyped-call]
-    program: ExportedProgram = serialize.ExportedProgramDeserializer().deserialize(parsed, held, dict(constants))
+    reader = serialize.ExportedProgramDeserializer()
+    program: ExportedProgram = in_tracing_thread(reader.deserialize, parsed, held, dict(constants))
     check_calls(program.graph)
     _check_weights(program)
     return program

@@ -7,6 +7,7 @@ or as many as fit into a budget of time. The scheduler core calls `Batcher.form_
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, final
@@ -15,10 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.graph.spec import TypeId
+from batchmaker.policies.ageing import AgeTurns
 from batchmaker.scheduler.commands import FetchOutput, Keep, Reserve, Rows, RunTask, TaskLanes
 from batchmaker.scheduler.events import TaskId, WorkerId
 from batchmaker.scheduler.find_steps import find_steps
 from batchmaker.scheduler.lanes import LaneMap
+from batchmaker.scheduler.priorities import priority_of
 from batchmaker.scheduler.progress import unpinned_of
 from batchmaker.scheduler.ready import Keys
 from batchmaker.scheduler.row_release import marked
@@ -79,7 +82,7 @@ class Formed:
 
 @final
 class Batcher:
-    """Forms tasks from the state. It has no state of its own.
+    """Forms tasks from the state.
 
     - share_workers: there are several workers, so some nodes may be pinned to another one.
     - max_steps, budget_s: limits of a task; see CellPolicy.
@@ -88,6 +91,9 @@ class Batcher:
     - loops_ahead: see TaskLimits.
     - patience: given if a batch may hold only nodes of one depth; then a task has one step. How many batches in a row
       may have another depth than the first node in the queue (see `_one_depth`).
+
+    Of the tasks of one type on one worker in which a higher priority goes first while a lower one waits, one of
+    `state.aged_every` takes the nodes that have been ready longest, whatever their priority.
     """
 
     def __init__(
@@ -102,6 +108,7 @@ class Batcher:
         patience: int | None = None,
     ) -> None:
         self._state = state
+        self._turns: defaultdict[tuple[WorkerId, TypeId], AgeTurns] = defaultdict(lambda: AgeTurns(state.aged_every))
         self._patience = patience
         self._share_workers = share_workers
         self._max_steps = 1 if patience is not None else max_steps
@@ -109,25 +116,34 @@ class Batcher:
         self._budget_s = min(budget_s, TASKS_WORTH * task_s)
         self._loops_ahead = loops_ahead
 
-    def form_task(self, task: TaskId, type_id: TypeId, worker: WorkerId) -> Formed | None:
+    def form_task(self, task: TaskId, type_id: TypeId, worker: WorkerId, *, by_age: bool = False) -> Formed | None:
         """Form a task of ready nodes of one type; None if all of them are pinned to other workers.
 
-        Raises NoMemoryError, with nothing changed, if there is no memory for the rows of its first step.
+        by_age: of those that have been ready longest, also if it is not their turn within the type. Raises
+        NoMemoryError, with nothing changed, if there is no memory for the rows of its first step.
         """
         state, entry = self._state, self._state.types[type_id]
         arena = state.arena
+        turns = self._turns[worker, type_id] if state.priorities.differ else None
+        by_age = by_age or (turns is not None and turns.is_due)
+        highest = 0 if turns is None else entry.ready.highest
 
         def unpinned(keys: Keys) -> NDArray[np.bool_]:
             return unpinned_of(arena.of_nodes, arena.of_subgraphs, worker, keys)
 
-        allowed = self._one_depth(entry, unpinned if self._share_workers else None)
-        candidates = entry.ready.take(entry.cell.max_batch * self._num_ahead(entry), allowed)
+        allowed = self._one_depth(entry, unpinned if self._share_workers else None, by_age=by_age)
+        candidates = entry.ready.take(entry.cell.max_batch * self._num_ahead(entry), allowed, by_age=by_age)
         if len(candidates) == 0:
             return None
         lane_map = None if entry.num_sequence_inputs is None else state.lane_map(worker, type_id)
         reserves: list[Reserve] = []
-        steps = self._find(entry, worker, lane_map, candidates, reserves)
+        steps = self._find(entry, worker, lane_map, candidates, reserves, by_age=by_age)
         entry.ready.merge(np.concatenate((candidates[steps.num_used :], steps.ready)))
+        if turns is not None:
+            if by_age:
+                turns.had_turn()
+            elif len(entry.ready) and priority_of(entry.ready.lowest) < priority_of(highest):
+                turns.passed_over()
         if lane_map is not None and lane_map.capacity > lane_map.num_reserved and state.plan_rows:
             reserves.append(self._reserve_lanes(entry, worker, lane_map))
         formed = self._described(task, worker, entry, steps)
@@ -143,16 +159,23 @@ class Batcher:
         return min(max(int(self._budget_s / entry.step_times.seconds[-1]), BATCHES_AHEAD), MOST_AHEAD)
 
     def _find(
-        self, entry: TypeEntry, worker: WorkerId, lane_map: LaneMap | None, candidates: Keys, reserves: list[Reserve]
+        self,
+        entry: TypeEntry,
+        worker: WorkerId,
+        lane_map: LaneMap | None,
+        candidates: Keys,
+        reserves: list[Reserve],
+        *,
+        by_age: bool,
     ) -> Steps:
         """Find the steps of the task. Adds lanes and rows if there are too few.
 
         Appends the tables that must grow to `reserves`.
         """
         state, arena, cell = self._state, self._state.arena, entry.cell
-        ranks = state.priorities.of(candidates)
+        ranks = None if by_age else state.priorities.of(candidates)
         budget_s = self._budget_s
-        if ranks is None and len(candidates) >= BATCHES_AHEAD * cell.max_batch and self._is_alone(entry):
+        if not state.priorities.differ and len(candidates) >= BATCHES_AHEAD * cell.max_batch and self._is_alone(entry):
             budget_s *= SATURATED_BUDGETS
         max_steps = self._max_steps if budget_s > 0 else 1
         limits = TaskLimits(
@@ -258,21 +281,22 @@ class Batcher:
         if state.observed:
             state.submitted(run.type_id, record.nodes, record.subgraphs)
 
-    def _one_depth(self, entry: TypeEntry, allowed: Allowed | None) -> Allowed | None:
+    def _one_depth(self, entry: TypeEntry, allowed: Allowed | None, *, by_age: bool) -> Allowed | None:
         """Return a test for the ready nodes of the smallest depth.
 
         After `patience` batches in a row of another depth than that of the first node in the queue, it is a test for
         the depth of this node. Otherwise a stream of newcomers, all at depth 0, would block the older nodes for ever.
+        With `by_age` it is a test for the depth of the node that has been ready longest.
         """
         depths = self._state.depths
         if self._patience is None or depths is None:
             return allowed
-        keys = entry.ready.keys()
+        keys = np.sort(entry.ready.keys()) if by_age else entry.ready.keys()
         keys = keys if allowed is None else keys[allowed(keys)]
         if len(keys) == 0:
             return allowed
         lowest, oldest = depths.lowest(keys)
-        depth = oldest if entry.num_passed >= self._patience else lowest
+        depth = oldest if by_age or entry.num_passed >= self._patience else lowest
         entry.num_passed = 0 if depth == oldest else entry.num_passed + 1
 
         def at_depth(keys: Keys) -> NDArray[np.bool_]:

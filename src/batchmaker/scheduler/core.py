@@ -17,7 +17,7 @@ import numpy as np
 from batchmaker.errors import InvariantError
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.spec import CellType
-from batchmaker.policies.ageing import PATIENCE, Ageing
+from batchmaker.policies.ageing import AGED_EVERY, PATIENCE, Ageing
 from batchmaker.policies.base import CellPolicy
 from batchmaker.scheduler.batching import Batcher
 from batchmaker.scheduler.commands import Admit, Command, Fail, FailureKind, Grow, Reply, always
@@ -61,6 +61,8 @@ class Scheduler(View):
     - give_up_late: requests fail at their deadlines. Otherwise only policies look at deadlines.
     - grow: whether there is memory for tables to grow. If not, the request that wants or has most of it ends.
     - plan_rows: False if nothing is computed: steps say which nodes run together, not where values are.
+    - aged_every: one turn of so many goes to who has waited longest, whatever its priority, in the waiting line, among
+      the ready nodes of a type, and among types where priorities order them; None: priorities are strict.
     """
 
     def __init__(
@@ -76,15 +78,17 @@ class Scheduler(View):
         plan_rows: bool = True,
         patience: int = PATIENCE,
         grow: Grow = always,
+        aged_every: int | None = AGED_EVERY,
     ) -> None:
         follows = policy.node_by_node and policy.weighs_tasks and task_s > 0 and num_workers == 1
-        super().__init__(
-            policy, SchedulerState(policy, num_workers, plan_rows=plan_rows, own_type_follows=follows, grow=grow)
+        state = SchedulerState(
+            policy, num_workers, plan_rows=plan_rows, own_type_follows=follows, grow=grow, aged_every=aged_every
         )
+        super().__init__(policy, state)
         self._run_ahead = run_ahead
         self._give_up_late = give_up_late
         self._ageing = Ageing(patience)
-        self._urgency = Urgency(self._state) if policy.urgent_first else None
+        self._urgency = Urgency(state) if policy.urgent_first else None
         self._batcher = Batcher(
             self._state, share_workers=num_workers > 1, max_steps=policy.max_steps, budget_s=policy.budget_s,
             loops_ahead=loops_ahead and policy.budget_s < math.inf and not policy.needs_depth,
@@ -367,7 +371,7 @@ class Scheduler(View):
         if not len(begin):
             return False
         entries = [self._state.by_slot[slot] for slot in begin]
-        graphs = self._state.line.leave_together(begin)
+        graphs = self._state.line.begin(begin)
         for entry in entries:
             entry.waiting = False
         self._begin(graphs, entries, commands)
@@ -385,9 +389,9 @@ class Scheduler(View):
 
     def _submit_task(self, worker: WorkerId, commands: list[Command]) -> bool:
         ranked = self._policy.rank(self)
-        urgent = ranked if self._urgency is None else self._urgency.order(ranked)
+        urgent, by_age = (ranked, False) if self._urgency is None else self._urgency.order(ranked, worker)
         for type_id in self._ageing.order(urgent):
-            formed = self._batcher.form_task(TaskId(self._next_task), type_id, worker)
+            formed = self._batcher.form_task(TaskId(self._next_task), type_id, worker, by_age=by_age)
             if formed is None:
                 continue
             self._ageing.ran(type_id, ranked)

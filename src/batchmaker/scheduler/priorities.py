@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from batchmaker.compiled import compiled
 from batchmaker.graph.spec import TypeId
 from batchmaker.scheduler.arena import Arena
-from batchmaker.scheduler.ready import NODE_MASK, Keys, ReadyQueue
+from batchmaker.scheduler.ready import EMPTY, NODE_MASK, Keys, ReadyQueue
 
 # Marks of a request: it belongs to the cohort; it is short of time (see `Urgency`).
 MEMBER: Final = 1
@@ -25,6 +25,11 @@ _ALL_MARKS: Final = 4
 def as_member(rank: int) -> int:
     """Return the rank that a request of this rank has with the mark MEMBER."""
     return ((rank + MEMBER) | MEMBER) - MEMBER
+
+
+def priority_of(rank: int) -> int:
+    """Return the priority of requests of this rank, whatever their marks."""
+    return (rank + MEMBER) // _ALL_MARKS
 
 
 @final
@@ -129,8 +134,17 @@ class RankedQueue:
     @property
     def highest(self) -> int:
         """The highest rank among its nodes. The queue must not be empty."""
-        highest = max(self._others, default=0)
-        return max(highest, 0) if len(self._usual) else highest
+        return max(self._ranks())
+
+    @property
+    def lowest(self) -> int:
+        """The lowest rank among its nodes. The queue must not be empty."""
+        return min(self._ranks())
+
+    @property
+    def first(self) -> int:
+        """The key of the node that has been ready longest, whatever its rank. The queue must not be empty."""
+        return min(queue.first for queue in self._in_order() if len(queue))
 
     def append(self, keys: Keys) -> None:
         """Add the first nodes of subgraphs that are newer than all others. keys: ascending."""
@@ -148,13 +162,20 @@ class RankedQueue:
         for rank, part in self._priorities.split(keys):
             self._queue(rank).merge(part)
 
-    def take(self, limit: int, allowed: Callable[[Keys], NDArray[np.bool_]] | None = None) -> Keys:
-        """Remove and return up to `limit` nodes, in order. Nodes for which the mask `allowed(keys)` is False stay."""
+    def take(
+        self, limit: int, allowed: Callable[[Keys], NDArray[np.bool_]] | None = None, *, by_age: bool = False
+    ) -> Keys:
+        """Remove and return up to `limit` nodes, in order. Nodes for which the mask `allowed(keys)` is False stay.
+
+        by_age: those that have been ready longest, in that order, whatever their ranks.
+        """
         if not self._others:
             keys = self._usual.take(limit, allowed)
             if not len(self._usual):
                 self._nonempty.discard(self._type_id)
             return keys
+        if by_age:
+            return self._take_by_age(limit, allowed)
         taken: list[Keys] = []
         for queue in self._in_order():
             taken.append(queue.take(limit, allowed))
@@ -163,6 +184,18 @@ class RankedQueue:
                 break
         self._forget_empty()
         return np.concatenate(taken)
+
+    def _take_by_age(self, limit: int, allowed: Callable[[Keys], NDArray[np.bool_]] | None) -> Keys:
+        taken = EMPTY
+        queues = [queue for queue in self._in_order() if len(queue)]
+        for queue in sorted(queues, key=lambda queue: queue.first):
+            if len(taken) == limit and queue.first > taken[-1]:
+                break
+            taken = np.sort(np.concatenate((taken, queue.take(limit, allowed))))
+            taken, more = taken[:limit], taken[limit:]
+            self.merge(more)
+        self._forget_empty()
+        return taken
 
     def discard(self, unwanted: Callable[[Keys], NDArray[np.bool_]]) -> int:
         """Remove the nodes for which the mask `unwanted(keys)` is True; return their number."""
@@ -197,6 +230,10 @@ class RankedQueue:
     def keys(self) -> Keys:
         """Return all keys, in order."""
         return self._usual.keys() if not self._others else np.concatenate([q.keys() for q in self._in_order()])
+
+    def _ranks(self) -> list[int]:
+        """Return the ranks that have nodes."""
+        return [*self._others, 0] if len(self._usual) else list(self._others)
 
     def _queue(self, rank: int) -> ReadyQueue:
         if rank == 0:

@@ -46,6 +46,11 @@ class ReadyQueue:
     def __len__(self) -> int:
         return len(self._front) + self._back_size
 
+    @property
+    def first(self) -> int:
+        """The smallest key. The queue must not be empty."""
+        return int(self._front[0] if len(self._front) else self._back[0][0])
+
     def append(self, keys: Keys) -> None:
         """Add the first nodes of subgraphs that are newer than all others. keys: ascending."""
         if len(keys):

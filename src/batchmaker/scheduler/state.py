@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from batchmaker.errors import InvariantError
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.spec import CellType, TypeId
+from batchmaker.policies.ageing import AGED_EVERY
 from batchmaker.policies.base import CellPolicy
 from batchmaker.policies.line import WaitingLine
 from batchmaker.scheduler.admission import GraphAdmission
@@ -202,6 +203,7 @@ class TaskEntry:
 class SchedulerState:
     """Mutable state, shared by the parts of the scheduler.
 
+    - aged_every: see Scheduler.
     - plan_rows: steps say where values are. grow: whether there is memory for tables to grow.
     - own_type_follows: single nodes wait for those of their own type that they read until these are submitted, not
       until they are done. So they follow within a task, which is sound on one worker, whose tasks run in order.
@@ -220,11 +222,13 @@ class SchedulerState:
         plan_rows: bool = True,
         own_type_follows: bool = False,
         grow: Grow = always,
+        aged_every: int | None = AGED_EVERY,
     ) -> None:
         self.plan_rows = plan_rows
         self.grow = grow
         self.own_type_follows = own_type_follows
-        self.line: WaitingLine[CellGraph] = WaitingLine()
+        self.line: WaitingLine[CellGraph] = WaitingLine(aged_every)
+        self.aged_every = aged_every
         self.arena = Arena()
         self.watched = WatchedRequests(self.num_submitted) if policy.watches_requests else None
         self.depths = Depths(self.ready_keys) if policy.needs_depth else None

@@ -12,9 +12,10 @@ from typing import Final, final
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.spec import TypeId
 from batchmaker.graph.work import work_of
+from batchmaker.policies.ageing import AgeTurns
 from batchmaker.scheduler.deadlines import Deadlines
-from batchmaker.scheduler.events import RequestId
-from batchmaker.scheduler.priorities import HURRIED, MEMBER, as_member
+from batchmaker.scheduler.events import RequestId, WorkerId
+from batchmaker.scheduler.priorities import HURRIED, MEMBER, as_member, priority_of
 from batchmaker.scheduler.state import RequestEntry, SchedulerState
 
 HURRY: Final = 2.0
@@ -34,7 +35,9 @@ _WEIGHT: Final = 0.1  # of the newest step in the mean time of its type, and of 
 class Urgency:
     """Puts the types with a ready node of the most urgent request first, and these nodes first in their queues.
 
-    Urgency is compared in this order: higher priority; short of time; member of the cohort.
+    Urgency is compared in this order: higher priority; short of time; member of the cohort. Of the tasks of a worker
+    in which a higher priority goes first while a lower one waits, one of `state.aged_every` is of the type with the
+    node that has been ready longest.
 
     *Short of time.* The time from which a request is short of time is computed when it arrives and again when it is
     extended. The time that it takes alone is the sum, over the cell types, of the most nodes of the type on any path,
@@ -50,10 +53,14 @@ class Urgency:
     requests), so that long requests do not block short ones. The requests that are left belong to the cohort after it.
     """
 
-    __slots__ = ("_cohort", "_gave_way", "_later", "_log_size", "_num_tasks", "_over", "_short", "_state", "_step_s")
+    __slots__ = (
+        "_cohort", "_gave_way", "_later", "_log_size", "_num_tasks", "_over", "_short", "_state", "_step_s",
+        "_turns",
+    )  # fmt: skip
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
+        self._turns = [AgeTurns(state.aged_every) for _ in state.worker_steps]
         self._short: Deadlines[RequestId] = Deadlines()  # the time from which each is short of time
         self._over: Deadlines[RequestId] = Deadlines()  # the deadline of each
         self._step_s: dict[int, float] = {}
@@ -125,19 +132,26 @@ class Urgency:
             self._cohort.pop()
         return len(self._cohort) > 0
 
-    def order(self, ranked: Sequence[TypeId]) -> Sequence[TypeId]:
-        """Return the policy's order, with the types of the most urgent requests first.
+    def order(self, ranked: Sequence[TypeId], worker: WorkerId) -> tuple[Sequence[TypeId], bool]:
+        """Return the policy's order, with the types of the most urgent requests first, and whether it is by age.
 
-        A full batch ranks as if it were the cohort's, since it would take as long later. This is not done twice in a
-        row, so the cohort has at least every second task.
+        By age: the types whose first nodes have been ready longest go first. Otherwise a full batch ranks as if it were
+        the cohort's, since it would take as long later. This is not done twice in a row, so the cohort has at least
+        every second task.
         """
         if len(ranked) < 2 or not self._state.priorities.differ:
-            return ranked
-        highest = {type_id: self._state.types[type_id].ready.highest for type_id in ranked}
+            return ranked, False
+        queues, turns = {type_id: self._state.types[type_id].ready for type_id in ranked}, self._turns[worker]
+        if turns.is_due:
+            turns.had_turn()
+            return sorted(ranked, key=lambda type_id: queues[type_id].first), True
+        highest = {type_id: queue.highest for type_id, queue in queues.items()}
+        if priority_of(min(queue.lowest for queue in queues.values())) < priority_of(max(highest.values())):
+            turns.passed_over()
         ranks = highest if self._gave_way else {t: as_member(r) if self._is_full(t) else r for t, r in highest.items()}
         ordered = sorted(ranked, key=lambda type_id: -ranks[type_id])
         self._gave_way = ranks[ordered[0]] > highest[ordered[0]]
-        return ordered
+        return ordered, False
 
     def _is_full(self, type_id: TypeId) -> bool:
         entry = self._state.types[type_id]

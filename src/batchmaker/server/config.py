@@ -61,7 +61,7 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A model.
 
-    source: as on the command line. options: of a built-in network. policy, workers, threads, device: see Engine.
+    source: as on the command line. options: of a built-in network. The others: see Engine.
     """
 
     source: str
@@ -71,6 +71,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     workers: int = 1
     threads: int | None = None
     device: str = "cpu"
+    priorities: Literal["aged", "strict"] = "aged"
 
 
 class FleetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -128,6 +129,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                     self.limits.max_nodes,
                     self.limits.max_sequences,
                     model.device,
+                    model.priorities,
                 ),
             )
             for model in self.models

@@ -6,7 +6,7 @@ import math
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Literal, final
 
 from batchmaker.clock import RealClock
 from batchmaker.engine import Answer, DriverStats, Engine, StepSeen, Ticket
@@ -27,6 +27,7 @@ class EngineOptions:
     max_nodes: int = 100_000
     max_sequences: int = 1024
     device: str = "cpu"
+    priorities: Literal["aged", "strict"] = "aged"
 
 
 @final
@@ -43,6 +44,7 @@ class EnginePort:
             max_nodes=options.max_nodes,
             max_sequences=options.max_sequences,
             device=options.device,
+            priorities=options.priorities,
         )
 
     def start(self) -> tuple[Any, list[Any]]:

@@ -73,6 +73,20 @@ def test_the_highest_priority_goes_first_then_the_earliest_arrival(make):
 # --- the window --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("make", EVERY)
+def test_in_a_flood_of_a_higher_priority_one_place_or_batch_of_eight_is_the_oldest_s(make):
+    policy = make() if make is SerialPolicy else make(max_batch=2)
+    policy.add(0, 5, 0.0)
+    number, chosen = 1, []
+    while 0 not in chosen:
+        for _ in range(4):
+            policy.add(number, 5, 0.0, priority=1)
+            number += 1
+        chosen += policy.choose(100.0)
+        assert len(chosen) <= 16
+    assert len(chosen) >= 8
+
+
 def test_a_batch_waits_for_its_window_from_the_arrival_of_its_first_request():
     policy = WindowPolicy(window_ms=5, max_batch=4)
     policy.add(0, 1, 1.000)

@@ -70,8 +70,9 @@ class PaddedPolicy(GraphPolicy):
         key = next((k for k in waiting if k >= self._next), waiting[0])
         self._next = (key[0], key[1] + 1)
         chosen: list[int] = self._buckets[key].first(self._max_batch).tolist()
+        self._buckets[key].begin(chosen)
         for request in chosen:
-            self.discard(request)
+            del self._bucket[request]
         return chosen
 
 
@@ -113,6 +114,5 @@ class SerialPolicy(GraphPolicy):
     def choose(self, now_s: float) -> Sequence[int]:
         """Remove and return the first request."""
         chosen: list[int] = self._waiting.first(1).tolist()
-        for request in chosen:
-            self._waiting.leave(request)
+        self._waiting.begin(chosen)
         return chosen

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from batchmaker.errors import OptionError
 from batchmaker.lab.baselines.batch_latency import BatchLatency
+from batchmaker.policies.ageing import AGED_EVERY, AgeTurns
 from batchmaker.policies.base import GraphPolicy
 
 Entry = tuple[int, float, int]
@@ -31,11 +32,12 @@ class _Known:
 class _Queue:
     """The waiting requests of one model, in order. due_s, firm: [waiting] the same as arrays."""
 
-    __slots__ = ("_due_s", "_firm", "entries", "latency")
+    __slots__ = ("_due_s", "_firm", "entries", "latency", "turns")
 
     def __init__(self, latency: BatchLatency) -> None:
         self.latency = latency
         self.entries: list[Entry] = []
+        self.turns = AgeTurns(AGED_EVERY)  # batches
         self._due_s: NDArray[np.float64] | None = None
         self._firm: NDArray[np.bool_] | None = None
 
@@ -66,11 +68,12 @@ class OrlojPolicy(GraphPolicy):
     members' scores is computed.
 
     After Yu, Qiu, Jin, Chowdhury, *Orloj: Predictably Serving Unpredictable DNNs* (arXiv 2209.00159): written from
-    descriptions, not from its code, so details may differ. Known differences: the paper keeps a queue of scores for
-    each batch size and updates them as time passes; here they are computed for each batch, and its order is that of
-    deadlines, because requests of one model share one distribution. The paper's distributions are of execution times,
-    per application; here they come from lengths and a cost, per model. 1/b is the expected latency of the largest
-    batch. A batch that is not full is assumed to last as long as the next larger size.
+    descriptions, not from its code, so details may differ. Known differences: the paper has no priorities; here the
+    highest is chosen from first, and one batch of eight from those that have waited longest. The paper keeps a queue of
+    scores for each batch size and updates them as time passes; here they are computed for each batch, and its order is
+    that of deadlines, because requests of one model share one distribution. The paper's distributions are of execution
+    times, per application; here they come from lengths and a cost, per model. 1/b is the expected latency of the
+    largest batch. A batch that is not full is assumed to last as long as the next larger size.
     """
 
     __slots__ = ("_assumed_s", "_batch_seconds", "_known", "_max_batch", "_queues", "_sizes")
@@ -137,6 +140,13 @@ class OrlojPolicy(GraphPolicy):
                 worth, members = self._best_of(queue, now_s)
                 if members and (worth, len(members)) > best:
                     best, chosen = (worth, len(members)), members
+        if chosen:
+            known = [self._known[request] for request in chosen]
+            turns, entries = self._queues[known[0].model].turns, self._queues[known[0].model].entries
+            if turns.is_due:
+                turns.had_turn()
+            elif entries[-1][0] > min(one.entry[0] for one in known):  # somebody of a lower priority waits
+                turns.passed_over()
         for request in chosen:
             self.discard(request)
         return chosen
@@ -161,6 +171,10 @@ class OrlojPolicy(GraphPolicy):
     def _best_of(self, queue: _Queue, now_s: float) -> tuple[float, list[int]]:
         """Return the worth of the best batch of one model, and its members."""
         due_s, firm = queue.arrays(self._known)
+        order = np.arange(len(due_s))
+        if queue.turns.is_due:  # requests are numbered in the order of their arrival
+            order = np.argsort([request for _, _, request in queue.entries])
+            due_s, firm = due_s[order], firm[order]
         latency = queue.latency
         best: tuple[float, int] = (-1.0, 0)
         members: NDArray[np.int64] = np.empty(0, np.int64)
@@ -172,4 +186,4 @@ class OrlojPolicy(GraphPolicy):
                     best, members = (worth, len(possible)), possible
             if size >= len(due_s):
                 break
-        return best[0], [queue.entries[i][2] for i in members.tolist()]
+        return best[0], [queue.entries[i][2] for i in order[members].tolist()]

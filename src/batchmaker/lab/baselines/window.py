@@ -68,16 +68,20 @@ class WindowPolicy(GraphPolicy):
         began = {
             model: first_s
             for model, line in self._lines.items()
-            if (first_s := min(line.oldest())) + self._window_s <= now_s or len(line) >= self._max_batch
+            if (first_s := line.oldest()) + self._window_s <= now_s or len(line) >= self._max_batch
         }
         if not began:
             return ()
         model = min(began, key=lambda m: (began[m], m))
-        chosen: list[int] = self._lines[model].first(self._max_batch).tolist()
+        line = self._lines[model]
+        chosen: list[int] = line.first(self._max_batch).tolist()
+        line.begin(chosen)
         for request in chosen:
-            self.discard(request)
+            del self._model[request]
+        if not len(line):
+            del self._lines[model]
         return chosen
 
     def next_wakeup_s(self, now_s: float) -> float | None:
         """Return when the first window is over."""
-        return min((min(line.oldest()) + self._window_s for line in self._lines.values()), default=None)
+        return min((line.oldest() + self._window_s for line in self._lines.values()), default=None)

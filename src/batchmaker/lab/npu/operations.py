@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from batchmaker.compile.export import example_rows, flat_module, flat_outputs, spec_of_rows
+from batchmaker.compile.tracing_thread import in_tracing_thread
 from batchmaker.errors import BatchmakerError, ModelError, ShapeError
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.lab.npu.accelerator import Operation, Weights
@@ -117,7 +118,13 @@ def _device(module: nn.Module) -> torch.device:
 def _trial(
     module: nn.Module, inputs: tuple[ValueSpec, ...], where: str
 ) -> tuple[tuple[Operation, ...], tuple[ValueSpec, ...]]:
-    """Return the operations for one row, and the specs of the outputs' rows."""
+    """Return the operations for one row, and the specs of the outputs' rows. Runs in the tracing thread."""
+    return in_tracing_thread(_tried, module, inputs, where)
+
+
+def _tried(
+    module: nn.Module, inputs: tuple[ValueSpec, ...], where: str
+) -> tuple[tuple[Operation, ...], tuple[ValueSpec, ...]]:
     runnable = flat_module(module)
     with _plain_kernels(), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), torch.device(_device(module)):
         rows = example_rows(inputs, 1)

@@ -21,6 +21,7 @@ import numpy as np
 from batchmaker import policies
 from batchmaker.errors import DataError, InvariantError, OptionError
 from batchmaker.graph.cell_graph import CellGraph
+from batchmaker.policies.ageing import AGED_EVERY
 from batchmaker.policies.base import CellPolicy
 from batchmaker.scheduler.commands import Admit, Command, Fail, Read, Reply, Reserve, RunTask
 from batchmaker.scheduler.core import Scheduler
@@ -60,6 +61,7 @@ class SchedulerOptions:
     task_s: float = 0.0
     give_up_late: bool = True
     plan_rows: bool = True
+    aged_every: int | None = AGED_EVERY
 
     def make(self, policy: CellPolicy | None = None) -> Scheduler:
         """Return a fresh scheduler, with this policy if one is given. OptionError unless it is a cell policy."""
