@@ -243,7 +243,7 @@ class CellDriver:
         begin = time.perf_counter()
         now_s = self._clock.now_s()
         drawn, sights = self._arrivals.draw(tickets)
-        for ticket, given, sight in zip(tickets, drawn, sights, strict=True):
+        for ticket, given, sight in zip(tickets, self._arrivals.current(drawn), sights, strict=True):
             if (over := ticket.over) is not None:  # cancelled or late, perhaps while others were unfolded
                 self._settle([(ticket, None, over)])
                 continue
