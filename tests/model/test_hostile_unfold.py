@@ -7,6 +7,7 @@ import builtins
 import enum
 import functools
 import os
+import time
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -152,6 +153,9 @@ def world() -> Any:
         def of_base(self) -> int:
             return self.flag
 
+        def closed_over(self, number: int) -> int:
+            return number + self.flag
+
     class Own(Base):
         descriptor = Descriptor()
         reads: tuple[Callable[[Any], Any], ...]
@@ -294,7 +298,7 @@ READS: dict[str, Reading] = {
     "code": (lambda _: zero(), swap_code, True),
     "function": (lambda m: m.functions["f"](), lambda m: setitem(m.functions, "f", one), True),
     "partial": (lambda m: m.partial(), swap_keywords, True),
-    "mapped": (lambda m: sum(map(lambda x: x + m.flag, [0])), lambda m: toggle(m, "flag"), True),
+    "mapped": (lambda m: sum(map(m.closed_over, [0])), lambda m: toggle(m, "flag"), True),
     "sorted": (lambda m: sorted([0, 1], key=lambda x: x if m.flag else -x)[0], lambda m: toggle(m, "flag"), True),
     "method": (lambda m: m.helper.value(), lambda m: setattr(type(m.helper), "value", lambda _: 1), True),
     "own method": (lambda m: m.helper.value(), lambda m: setattr(m.helper, "value", one), True),
@@ -334,11 +338,11 @@ READS: dict[str, Reading] = {
 
 
 @pytest.fixture(autouse=True)
-def _world_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    reset(monkeypatch)
+def _settings_as_before() -> None:
+    reset()
 
 
-def reset(monkeypatch: pytest.MonkeyPatch | None = None) -> None:
+def reset() -> None:
     global LEVEL
     LEVEL, TABLE["deep"] = 0, 0
     builtins.HOSTILE = 0  # type: ignore[attr-defined]
@@ -346,7 +350,6 @@ def reset(monkeypatch: pytest.MonkeyPatch | None = None) -> None:
     if zero():
         swap_code(None)
     os.environ.pop("HOSTILE", None)
-    del monkeypatch
 
 
 @pytest.fixture(scope="module")
@@ -421,7 +424,7 @@ ACTS: dict[str, Callable[[Any], Any]] = {
     "writes an array": lambda m: m.array.fill(1),
     "writes a tensor": lambda m: m.tensor.add_(1),
     "calls what acts": lambda m: m.write(1),
-    "reads a file": lambda m: open(__file__).read(1),  # noqa: SIM115
+    "asks the time": lambda m: time.monotonic(),
     "draws": lambda m: np.random.rand(),
     "catches everything": lambda m: quietly(lambda: m.nested.append(1)),
 }  # fmt: skip
@@ -437,16 +440,12 @@ def quietly(function: Callable[[], Any]) -> int:
 
 @pytest.mark.parametrize("name", ACTS)
 def test_what_acts_is_done_once_for_each_request(
-    types_: CellRegistry, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    types_: CellRegistry, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(READS, "acts", (ACTS[name], ACTS[name], False))
-    monkeypatch.setattr(type(Serving), "__call__", type.__call__, raising=False)
-    served = serving(types_)
-    served.model.reads = (lambda m: 0 if ACTS[name](m) is None else 0,)  # type: ignore[attr-defined]
-    for _ in range(4):
-        served.types.known(served.model.look)  # type: ignore[attr-defined]
-        served.model.nested = [[0]]  # type: ignore[attr-defined]
+    served: Any = serving(types_)
+    served.model.reads = (lambda m: 0 * len([ACTS[name](m)]),)
+    for count in range(1, 5):
         served.ask(REQUEST)
-        assert len(served.model.nested) <= 2  # type: ignore[attr-defined]
+        assert len(served.model.nested) in (1, 1 + count)
     assert served.templates.num_templates == 0
-    assert capsys.readouterr().out.count("hello") in (0, 8)
+    assert capsys.readouterr().out.count("hello") in (0, 4)

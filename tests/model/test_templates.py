@@ -10,8 +10,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
 from serving_templates import Look, Serving
+from torch import Tensor, nn
 from unfolding_forms import Step
 
 import batchmaker as bm
@@ -20,7 +20,7 @@ from batchmaker.model.registry import CellRegistry
 from batchmaker.model.sequence_state import KeptState
 from batchmaker.model.template_cache import TemplateCache
 from batchmaker.model.template_values import gather
-from batchmaker.model.templates import Template, differs
+from batchmaker.model.templates import Template
 from batchmaker.model.unfolding import Unfolding
 
 
@@ -79,7 +79,7 @@ FORMS: dict[str, tuple[Callable[..., Any], Callable[[np.random.Generator], Any]]
         lambda g: g.integers(0, 10, 3).tolist(),
     ),
     "nested": (
-        lambda m, r: m.add(*[m.look(part, [0.5, 0.5]) if isinstance(part, int) else m.look(part[0], [0.0, 0.0]) for part in r]),
+        lambda m, r: m.add(*[m.look(word if isinstance(word, int) else word[0], [0.5, 0.5]) for word in r]),
         lambda g: (int(g.integers(10)), (int(g.integers(10)),)),
     ),
     "pairs": (lambda m, r: [m.look(w, h) for w, h in r], lambda g: [(int(g.integers(10)), [1.0, 2.0]) for _ in "ab"]),

@@ -102,9 +102,9 @@ class Guard:
         """The values of an array or a tensor on the CPU. UnprovenError for many of them, or others than numbers."""
         if id(array) in self._arrays:
             return
-        if array.nbytes > MAX_BYTES:
-            _refuse("it reads a large array")
         try:
+            if array.nbytes > MAX_BYTES:
+                _refuse("it reads a large array")
             self._arrays[id(array)] = (array, _values(array))
         except (RuntimeError, TypeError, ValueError) as error:  # sparse, quantized, or on a device
             _refuse(f"it reads an array of another kind: {error}")

@@ -38,12 +38,12 @@ HANDLES: Final = frozenset((Value, ValueSequence, HostValues, TreeCalls))
 """What cells give and take."""
 OWN: Final = HANDLES | {Output, ValueSpec, CellType, UnfoldingScope, Recorder, StandIn}
 """Objects of this request alone, and constants, whose attributes are known."""
-ITERATORS: Final = frozenset((
-    enumerate, zip, reversed, type(iter(())), type(iter([])), type(iter("")), type(iter({})), type(iter(set())),
-    type(iter(range(0))), type(reversed([])), type(reversed({})), type(letter for letter in ""), itertools.chain,
-    itertools.islice, itertools.repeat, itertools.cycle, itertools.product, itertools.pairwise, itertools.count,
-    itertools.zip_longest, itertools.permutations, itertools.combinations, type(iter({}.values())),
-    type(iter({}.items())),
+ITERATORS: Final[frozenset[Any]] = frozenset((
+    enumerate, zip, reversed, map, filter, type(iter(())), type(iter([])), type(iter("")), type(iter({})),
+    type(iter({}.values())), type(iter({}.items())), type(iter(set())), type(iter(range(0))), type(reversed([])),
+    type(reversed({})), type(letter for letter in ""), itertools.chain, itertools.islice, itertools.repeat,
+    itertools.product, itertools.pairwise, itertools.count, itertools.zip_longest, itertools.permutations,
+    itertools.combinations,
 ))  # fmt: skip
 """Made by the function itself: one that was there before is refused."""
 

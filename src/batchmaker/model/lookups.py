@@ -34,6 +34,7 @@ from batchmaker.model.model import Model, cells_in
 METACLASSES: Final = frozenset((type, abc.ABCMeta, EnumMeta))
 STATIC: Final = 1 << 8
 """Py_TPFLAGS_IMMUTABLETYPE: nobody can change the class."""
+_USUAL: Final = (object.__getattribute__, tuple.__getattribute__)
 _FIELD: Final = type(vars(NamedTuple("_Named", [("field", int)]))["field"])
 
 
@@ -65,8 +66,8 @@ class Lookups:
                         self.refuse("it reads a dict whose keys are objects")
                     for part in value.values() if kind is dict else value:
                         self.entered(part)
-            elif kind is tuple or kind is frozenset:
-                for part in value:
+            elif kind is frozenset or inherits(value, tuple):
+                for part in (frozenset if kind is frozenset else tuple).__iter__(value):
                     self.entered(part)
             elif kind in ARRAYS:
                 self.record.array(value)
@@ -127,7 +128,7 @@ class Lookups:
         return self._bound(has, value.__self__, value.__self_class__)
 
     def _of_object(self, value: Any, kind: type[Any], name: str) -> Any:
-        if self.found(kind, "__getattribute__") is not object.__getattribute__ or kind is MethodType:
+        if self.found(kind, "__getattribute__") not in _USUAL or kind is MethodType:
             self.refuse(f"a {kind.__name__} has its own way to look up attributes")
         has = self.found(kind, name)
         if type(has) is _FIELD:  # of a named tuple

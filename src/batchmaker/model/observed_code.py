@@ -48,7 +48,10 @@ def _codes_around(code: CodeType) -> dict[CodeType, CodeType]:
         for statement in statements:
             if _first_line(statement) <= line <= (statement.end_lineno or statement.lineno):
                 around = [one for one in statements if one is statement or not isinstance(one, _DEFINITIONS)]
-                rewritten = _Rewriter().visit(ast.Module(deepcopy(around), []))
+                rewriter = _Rewriter()
+                rewritten = rewriter.visit(ast.Module(deepcopy(around), []))
+                if not all(node in rewriter.asking for node in ast.walk(rewritten) if isinstance(node, _FUNCTIONS)):
+                    return {}
                 plain, observed = [_compiled(tree, code) for tree in (ast.Module(around, []), rewritten)]
                 return dict(zip(plain, observed, strict=True))
     except (SyntaxError, ValueError, RecursionError):  # the file has changed since, or is too deep
@@ -56,6 +59,7 @@ def _codes_around(code: CodeType) -> dict[CodeType, CodeType]:
     return {}
 
 
+_FUNCTIONS: Final = (ast.FunctionDef, ast.Lambda, ast.AsyncFunctionDef)
 _DEFINITIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 """The statements beside a definition that do not decide how it is compiled. Imports do."""
 
@@ -86,9 +90,13 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
 
 @final
 class _Rewriter(ast.NodeTransformer):
-    """Puts calls of hooks around operands. It adds and removes no function, so codes stay in order."""
+    """Puts calls of hooks around operands. It adds and removes no function, so codes stay in order.
+
+    asking: the functions of which each operation asks, now.
+    """
 
     def __init__(self) -> None:
+        self.asking: set[ast.AST] = set()
         self._classes: list[str] = []
         self._firsts: list[str | None] = []  # the first parameter of each function around
 
@@ -96,31 +104,44 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit(self, node: ast.AST) -> Any:
         why = _REFUSED.get(type(node).__name__) if self._firsts else None
+        changed = super().visit(node)  # functions inside may be called from elsewhere
         if why is None:
-            return super().visit(node)
-        return [_statement("refuse", node, why), node] if isinstance(node, ast.stmt) else _refused(node, why)
+            return changed
+        return [_statement("refuse", node, why), changed] if isinstance(node, ast.stmt) else _refused(changed, why)
+
+    def visit_MatchValue(self, node: ast.MatchValue) -> Any:
+        return node
+
+    def visit_MatchMapping(self, node: ast.MatchMapping) -> Any:
+        return node
+
+    def visit_MatchClass(self, node: ast.MatchClass) -> Any:
+        return node
 
     # --- definitions -----------------------------------------------------------------------------------------------
 
     def visit_ClassDef(self, node: ast.ClassDef) -> Any:
         self._classes.append(node.name)
+        around, self._firsts = self._firsts, []
         self.generic_visit(node)
+        self._firsts = around
         self._classes.pop()
         return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
-        if self._firsts and (node.decorator_list or getattr(node, "type_params", None)):
-            return [_statement("refuse", node, "a decorator"), node]
-        return self._function(node)
+        is_refused = self._firsts and (node.decorator_list or getattr(node, "type_params", None))
+        self._function(node)
+        return [_statement("refuse", node, "a decorator"), node] if is_refused else node
 
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> Any:
-        return node  # it is never called
+        return self._function(node)
 
     def visit_Lambda(self, node: ast.Lambda) -> Any:
         return self._function(node)
 
     def _function(self, node: Any) -> Any:
         node.args = self.visit(node.args)
+        node.decorator_list = [self.visit(one) for one in getattr(node, "decorator_list", ())]
         given = [*node.args.posonlyargs, *node.args.args]
         self._firsts.append(given[0].arg if given else None)
         if isinstance(node, ast.Lambda):
@@ -128,6 +149,7 @@ class _Rewriter(ast.NodeTransformer):
         else:
             node.body = self._block(node.body)
         self._firsts.pop()
+        self.asking.add(node)
         return node
 
     def _block(self, statements: list[ast.stmt]) -> list[ast.stmt]:
@@ -144,7 +166,7 @@ class _Rewriter(ast.NodeTransformer):
         for target in node.targets:
             if isinstance(target, ast.Tuple | ast.List):
                 if len(node.targets) > 1:
-                    return [_statement("refuse", node, "several targets"), node]
+                    value = _refused(value, "several targets")
                 value = _call("unpacked", node.value, value, ast.Constant(_pattern(target)))
         node.value = value
         node.targets = [self.visit(target) for target in node.targets]
@@ -167,7 +189,8 @@ class _Rewriter(ast.NodeTransformer):
         if isinstance(node.target, ast.Subscript):
             owner, index = self.visit(node.target.value), self.visit(node.target.slice)
             return ast.copy_location(ast.Expr(_call("augmented_item", node, owner, index, operator, value)), node)
-        return [_statement("refuse", node, "sets an attribute"), node]
+        node.target, node.value = self.visit(node.target), value
+        return node
 
     def visit_For(self, node: ast.For) -> Any:
         self.generic_visit(node)
