@@ -16,9 +16,9 @@ from batchmaker.graph.values import NodeArray, Output, Value, ValueSequence
 from batchmaker.model.structure import handles, replaced
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class KeptHandle:
-    """Stands for a handle. places: positions of its nodes among the kept nodes, one number or several."""
+    """Stands for a handle, also in a set. places: of its nodes among the kept nodes, one number or several."""
 
     places: int | NodeArray
     output: int

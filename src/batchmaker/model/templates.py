@@ -7,7 +7,7 @@ A template is proved, not declared. The function runs on stand-ins (`stand_ins`)
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from types import FunctionType
 from typing import Any, Final, final
 
@@ -188,11 +188,14 @@ def _checks(feeds: Sequence[Feed], stand_ins: StandIns) -> tuple[Check, ...]:
 
 
 def _is_plain(returned: Any) -> bool:
-    """Whether a function's result consists of handles and immutable objects, in lists, tuples and dicts."""
+    """Whether a result consists of handles and immutable objects, in lists, tuples, dicts and dataclasses."""
     if type(returned) in (Value, ValueSequence, KeptHandle, *_PLAIN):
         return True
     if type(returned) is dict:
         return all(type(key) in _PLAIN for key in returned) and all(map(_is_plain, returned.values()))
+    if is_dataclass(returned) and not isinstance(returned, type):
+        plain = getattr(returned, "__dict__", {}).keys() <= returned.__dataclass_fields__.keys()
+        return plain and all(_is_plain(getattr(returned, field.name, returned)) for field in fields(returned))
     is_tuple = issubclass(type(returned), tuple) and (type(returned) is tuple or hasattr(returned, "_fields"))
     return (is_tuple or type(returned) is list) and all(map(_is_plain, returned))
 
