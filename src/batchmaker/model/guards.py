@@ -42,7 +42,7 @@ class Guard:
         self._facts: dict[Hashable, tuple[Callable[[Any], Any], Any, Any]] = {}
         self._containers: dict[int, tuple[Any, tuple[tuple[Any, ...], ...]]] = {}
         self._arrays: dict[int, tuple[Any, Hashable]] = {}
-        self._checks: tuple[tuple[Any, ...], ...] = ()
+        self._checks: tuple[tuple[tuple[Any, ...], ...], ...] = ()
         self._count = 0
         self.key: Hashable = None
 
@@ -117,14 +117,26 @@ class Guard:
 
     def close(self) -> None:
         """The record is complete."""
-        names, facts = tuple(self._names.values()), tuple(self._facts.values())
-        self._checks = (*list(zip(*names, strict=True))[:3], *zip(*facts, strict=True))
+        missing: dict[int, tuple[Any, list[str]]] = {}  # by dict or class
+        there = []
+        for get, name, found, owner in self._names.values():
+            if found is MISSING:
+                missing.setdefault(id(owner), (owner, []))[1].append(name)
+            else:
+                there.append((get, name, found))
+        absent = [
+            ((owner.__dict__ if isinstance(owner, type) else owner).keys().isdisjoint, frozenset(names))
+            for owner, names in missing.values()
+        ]
+        self._checks = (_columns(absent, 2), _columns(there, 3), _columns(list(self._facts.values()), 3))
         self.key = tuple([frozenset(one) for one in (self._names, self._facts, self._containers, self._arrays)])
 
     def holds(self) -> bool:
         """Whether everything that was read is unchanged. This takes a few microseconds. The record is complete."""
-        gets, names, found, asks, owners, facts = self._checks
+        (have_none, absent), (gets, names, found), (asks, owners, facts) = self._checks
         try:
+            if not all(map(call, have_none, absent)):
+                return False
             if not all(map(is_, map(call, gets, names, repeat(MISSING)), found)):
                 return False
             if not all(map(is_, map(call, asks, owners), facts)):
@@ -152,6 +164,10 @@ class Guard:
 
 def _refuse(why: str) -> NoReturn:
     raise UnprovenError(why)
+
+
+def _columns(rows: list[tuple[Any, ...]], width: int) -> tuple[tuple[Any, ...], ...]:
+    return tuple(zip(*rows, strict=True)) if rows else ((),) * width
 
 
 def _held(cell: CellType) -> Any:
