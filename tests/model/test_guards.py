@@ -1,174 +1,151 @@
-"""What an unfold function reads: noted with its values, and refused where it could change unseen."""
+"""A guard holds until something that was read changes; and the code of a function in which each operation asks."""
 
 from __future__ import annotations
 
-import random
-import time
-from collections.abc import Callable
+import types
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-import batchmaker as bm
-from batchmaker.model.guards import Guard, Reads, UnprovenError, noting
-
-WORDS = {"one": 1}
-COUNT = 0
-CLOCKS = [time]
+from batchmaker.model.guards import MAX_BYTES, MAX_ITEMS, MISSING, Guard, UnprovenError
+from batchmaker.model.observed_code import observed_code
 
 
-def twice(n: int) -> int:
-    return n * len(WORDS)
+class Slots:
+    __slots__ = ("one",)
 
 
-class Limits:
-    def __init__(self) -> None:
-        self.longest = 5
+def closed(guard: Guard) -> Guard:
+    guard.close()
+    return guard
 
 
-class Reader(bm.Model):
-    """Its request is what it does with itself."""
-
-    size = 3
-
-    def __init__(self) -> None:
-        self.number = 1
-        self.names = ["a", "b"]
-        self.limits = Limits()
-        self.weights = torch.zeros(2)
-        self.random = random.Random(0)
-        self.array = np.zeros(2)
-        self.cell = bm.Cell(torch.nn.Identity())
-
-    def unfold(self, request: Callable[[Reader], Any]) -> Any:
-        return request(self)
-
-    @property
-    def double(self) -> int:
-        return 2 * self.number
-
-    def longest(self) -> int:
-        return self.limits.longest
-
-
-def guard_of(model: Reader, does: Callable[[Any], Any]) -> Guard:
-    """What the guard of one function is, once it has run."""
-    reads = Reads(model)
-    with noting(model, "unfold", reads) as function:
-        function(does)
-    return reads.guard()
-
-
-def set_number(model: Reader) -> None:
-    model.number = 2
-
-
-CHANGES: list[tuple[Callable[[Any], Any], Callable[[Reader], Any]]] = [
-    (lambda m: m.number, set_number),
-    (lambda m: m.double, set_number),
-    (lambda m: m.names[0], lambda m: m.names.append("c")),
-    (lambda m: len(m.names), lambda m: m.names.__setitem__(0, "z")),
-    (lambda m: m.limits, lambda m: setattr(m.limits, "longest", 6)),
-    (lambda m: m.longest(), lambda m: setattr(m.limits, "longest", 6)),
-    (lambda m: m.weights, lambda m: m.weights.add_(1)),
-    (lambda m: m.array, lambda m: m.array.__setitem__(0, 1.0)),
-    (lambda m: m.cell, lambda m: setattr(m, "cell", bm.Cell(torch.nn.Identity()))),
-    (lambda m: m.size, lambda m: setattr(m, "size", 4)),
-    (lambda _: twice(3), lambda _: WORDS.update(two=2)),
-]
-
-
-@pytest.mark.parametrize(("read", "change"), CHANGES)
-def test_a_guard_holds_until_something_that_was_read_changes(
-    read: Callable[[Any], Any], change: Callable[[Reader], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(WORDS, "one", 1)
-    monkeypatch.setitem(WORDS, "two", 2)
-    del WORDS["two"]
-    model = Reader()
-    guard = guard_of(model, read)
+def test_a_guard_holds_until_a_name_is_bound_to_another_object() -> None:
+    names = {"one": [1], "two": 2}
+    guard = Guard()
+    assert guard.name(names, "one") == [1]
+    assert guard.name(names, "three") is MISSING
+    guard.kind(names)
+    assert closed(guard).holds()
+    names["two"] = 3
     assert guard.holds()
-    model.unread = 1
-    assert guard.holds()
-    change(model)
+    names["one"] = [1]
     assert not guard.holds()
 
 
-def count() -> None:
-    global COUNT
-    COUNT += 1
-
-
-@pytest.mark.parametrize(
-    "does",
-    [
-        set_number,
-        lambda m: m.names.append("c"),
-        lambda m: setattr(m.limits, "longest", 6),
-        lambda m: delattr(m, "number"),
-        lambda _: WORDS.update(three=3),
-        lambda _: count(),
-        lambda m: m.random.random(),
-        lambda _: random.random(),
-        lambda _: random.Random(0).random(),
-        lambda _: time.time(),
-        lambda _: np.random.rand(2),
-        lambda _: torch.rand(2),
-        lambda _: print("hello"),
-        lambda m: vars(m),
-        lambda _: CLOCKS,
-        lambda m: m.weights.add_(1),
-    ],
-)
-def test_what_acts_or_could_change_unseen_is_refused(does: Callable[[Any], Any], capsys: Any) -> None:
-    model = Reader()
-    try:
-        with pytest.raises(UnprovenError):
-            guard_of(model, does)
-    finally:
-        WORDS.pop("three", None)
-    assert capsys.readouterr().out == ""
-    assert model.number == 1
-
-
-def test_who_looks_at_what_runs_is_not_disturbed() -> None:
-    import sys
-
-    seen: list[str] = []
-    sys.setprofile(lambda *_: seen.append("called"))
-    try:
-        with pytest.raises(UnprovenError):
-            guard_of(Reader(), lambda m: m.number)
-        mine = sys.getprofile()
-    finally:
-        sys.setprofile(None)
-    assert mine is not None
-
-
-class Curious(Reader):
-    def __getattr__(self, name: str) -> Any:
-        return name
-
-
-class Registered(Reader):
-    def __init_subclass__(cls) -> None:
-        raise AssertionError("a subclass was made")
-
-
-@pytest.mark.parametrize("kind", [Curious, Registered])
-def test_classes_with_ways_of_their_own_are_refused(kind: type[Reader]) -> None:
-    with pytest.raises(UnprovenError):
-        guard_of(kind(), lambda m: m.number)
-
-
-def test_super_and_the_class_are_as_ever() -> None:
-    class Child(Reader):
-        def unfold(self, request: Any) -> Any:
-            return super().unfold(request) if isinstance(self, Child) and self.__class__ is Child else None
-
-    model = Child()
-    guard = guard_of(model, lambda m: m.longest())
-    model.limits.longest = 7
+def test_a_name_that_was_not_there_and_is_bound_is_seen() -> None:
+    names: dict[str, Any] = {}
+    guard = Guard()
+    guard.kind(names)
+    guard.name(names, "one")
+    closed(guard)
+    assert guard.holds()
+    names["one"] = None
     assert not guard.holds()
+
+
+def test_a_slot_that_is_emptied_is_seen() -> None:
+    value: Any = Slots()
+    value.one = 1
+    guard = Guard()
+    guard.name({}, "one")
+    assert guard.slot(vars(Slots)["one"], value) == 1
+    assert closed(guard).holds()
+    del value.one
+    assert not guard.holds()
+
+
+def test_what_is_too_large_or_of_another_kind_is_refused() -> None:
+    for array in (np.zeros(MAX_BYTES + 1, np.uint8), np.array([object()]), torch.zeros(2).to_sparse()):
+        with pytest.raises(UnprovenError):
+            Guard().array(array)
+    with pytest.raises(UnprovenError, match="too much"):
+        Guard().container([None] * (MAX_ITEMS + 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.bool, torch.int8])
+def test_all_values_of_a_tensor_are_compared(dtype: torch.dtype) -> None:
+    tensor = torch.zeros(2, 3).to(dtype)
+    guard = Guard()
+    guard.name({}, "one")
+    guard.kind(tensor)
+    guard.array(tensor.T)
+    guard.array(tensor)
+    assert closed(guard).holds()
+    tensor.data[1, 2] = 1
+    assert not guard.holds()
+
+
+def test_two_guards_of_the_same_reads_have_one_key() -> None:
+    names, keys = {"one": 1, "two": 2}, []
+    for order in (("one", "two"), ("two", "one"), ("one",)):
+        guard = Guard()
+        guard.kind(names)
+        for name in order:
+            guard.name(names, name)
+        keys.append(closed(guard).key)
+    assert keys[0] == keys[1] != keys[2]
+
+
+FORMS = """
+class A:
+    def f(self, x):
+        with x: pass
+    def g(self, x):
+        match x:
+            case [a, *b] if a: return lambda y: y.c
+            case {"k": v}: return v
+    def h(self):
+        class B:
+            def inner(self): return self.x
+        return B
+    async def i(self):
+        def inner(x): return x.y
+        return [x async for x in await inner(self)]
+    def j(self, x):
+        global G
+        import os
+        a = b, *c = x.y = (lambda z: z.w)(x)
+        x.y += (lambda z: z.w)(x)
+        x[1] += a
+        del x[2], a
+        return {1, *x}, {**x}, 1 < x is None, x[1:2, ::3], super().f(x), f"{x!r:>{x}}", self.__hidden
+    @staticmethod
+    def k(x: int, *y: int, z: int = 3, **w: int) -> int:
+        def inner():
+            nonlocal x
+            x = yield x
+            yield from x
+        return inner
+"""
+
+
+def codes(code: types.CodeType) -> list[types.CodeType]:
+    return [part for one in code.co_consts if isinstance(one, types.CodeType) for part in (one, *codes(one))]
+
+
+def test_every_function_of_any_form_asks_or_is_not_known(tmp_path: Path) -> None:
+    path = tmp_path / "forms.py"
+    path.write_text(FORMS)
+    found = codes(compile(FORMS, str(path), "exec", dont_inherit=True))
+    for code in found:
+        observed = observed_code(code)
+        assert observed is not None
+        assert observed.co_name == code.co_name
+        if code.co_name not in ("A", "B"):  # class bodies are not called
+            assert any(name.startswith(".") for name in observed.co_names) or code.co_names == ()
+            assert not {"x", "c", "w", "f", "__hidden", "_A__hidden"} & set(observed.co_names)
+
+
+def test_a_function_whose_source_has_changed_is_not_known(tmp_path: Path) -> None:
+    path = tmp_path / "changed.py"
+    path.write_text("def f(x):\n    return x.a\n")
+    names: dict[str, Any] = {}
+    exec(compile(path.read_text(), str(path), "exec"), names)
+    path.write_text("def f(x):\n    return x.b\n")
+    assert observed_code(names["f"].__code__) is None
+    exec("def g(x): return x.a", names)
+    assert observed_code(names["g"].__code__) is None

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from serving_templates import Look, Serving
 from torch import Tensor, nn
 from unfolding_forms import Step
 
@@ -21,19 +20,8 @@ from batchmaker.model.registry import CellRegistry
 from batchmaker.model.sequence_state import KeptState
 from batchmaker.model.template_cache import TemplateCache
 from batchmaker.model.template_values import gather
-from batchmaker.model.templates import Template, differs
+from batchmaker.model.templates import Template
 from batchmaker.model.unfolding import Unfolding
-
-
-class Look(nn.Module):
-    """word, h -> h + its row."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(10, 2)
-
-    def forward(self, word: Tensor, h: Tensor) -> Tensor:
-        return h + self.embed(word)
 
 
 class Add(nn.Module):
@@ -56,40 +44,6 @@ class Shapes(bm.Model):
 
     def unfold_chunk(self, chunk: Any, state: Any) -> tuple[Any, Any]:
         return self.does(self, chunk, state)
-
-
-@dataclass
-class Serving:
-    """Requests of one model, as an engine would unfold them."""
-
-    model: Shapes
-    templates: TemplateCache
-    types: CellRegistry
-    num_recorded: int = 0
-
-    def ask(self, request: Any, before: KeptState | None = None) -> Template | Unfolding:
-        """Return what stands for the request. A template is compared with what unfolding it gives."""
-        self.templates.new_turn()
-        sight = self.templates.look(0, request, before)
-        fresh = Unfolding(self.model, self.types, request, before=before)
-        if sight is not None and sight.template is not None and not sight.compares:
-            given_, wrong = gather([sight.template], [sight.leaves])
-            if given_ is not None:
-                assert not wrong
-                fresh.start()
-                values = [given_.rows(feed, (0,), (0,))[1] for feed in range(len(sight.template.feeds))]
-                assert differs(sight.template, fresh, values) is None
-                return sight.template
-        self.num_recorded += 1
-        fresh.start()
-        if sight is not None:
-            self.templates.recorded(sight, self.model, 0, self.types, request, before, fresh)
-        fresh.after = self.templates.canonical(fresh.after)
-        return fresh
-
-    def has_template(self, *requests: Any) -> bool:
-        """Whether the last request was served from a template, once those before it had been."""
-        return [type(self.ask(request)) is Template for request in requests][-1]
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +74,14 @@ FORMS: dict[str, tuple[Callable[..., Any], Callable[[np.random.Generator], Any]]
     ),
     "loop": (lambda m, r: m.step.loop((r, [0.0, 0.0]), until=4, max_steps=5)[0].steps, lambda g: int(g.integers(0, 9))),
     "dict": (lambda m, r: {"a": m.look.run(r["a"]), "n": len(r["a"])}, lambda g: {"a": g.integers(0, 10, 2).tolist()}),
+    "kinds": (
+        lambda m, r: m.look.run([word for word in r if isinstance(word, int) and type(word) is int]),
+        lambda g: g.integers(0, 10, 3).tolist(),
+    ),
+    "nested": (
+        lambda m, r: m.add(*[m.look(word if isinstance(word, int) else word[0], [0.5, 0.5]) for word in r]),
+        lambda g: (int(g.integers(10)), (int(g.integers(10)),)),
+    ),
     "pairs": (lambda m, r: [m.look(w, h) for w, h in r], lambda g: [(int(g.integers(10)), [1.0, 2.0]) for _ in "ab"]),
 }  # fmt: skip
 
@@ -132,8 +94,7 @@ def test_requests_of_a_shape_are_unfolded_twice_and_then_stand_as_templates(
     rng, serving = np.random.default_rng(0), serve(does)
     kinds = [type(serving.ask(make(rng))) for _ in range(12)]
     assert kinds[:2] == [Unfolding, Unfolding]
-    compared = [2, 5]  # uses 1 and 4
-    assert kinds[2:] == [Unfolding if i in compared else Template for i in range(2, 12)]
+    assert kinds[2:] == [Template] * 10
     assert serving.templates.num_templates == 1
 
 
@@ -144,7 +105,6 @@ LOOKS: dict[str, Callable[..., Any]] = {
     "tensor": lambda m, r: m.look.run(torch.tensor(r)),
     "sorts": lambda m, r: m.look.run(sorted(r)),
     "counts": lambda m, r: m.look.run(list(range(1 + r[0] % 2))),
-    "asks what it is": lambda m, r: m.look.run([word for word in r if isinstance(word, int)]),
     "sums": lambda m, r: m.look.run(r, ([float(sum(r)), 0.0],)),
     "hands back": lambda m, r: {"words": r, "h": m.look.run(r)},
     "an array": lambda m, r: {"one": np.ones(2), "h": m.look.run(r)},
@@ -190,32 +150,6 @@ def test_a_model_that_changes_its_mind_is_asked_again(serve: Callable[..., Servi
     assert type(answer) is Unfolding
     assert answer.graph.num_nodes == 2
     assert serving.has_template(*[[1, 2, 3]] * 4)
-
-
-HIDDEN = iter([1, 1, 1, 1, 2, 2, 2, 2, 2])
-
-
-def test_what_was_not_seen_to_change_is_found_when_it_is_compared(
-    serve: Callable[..., Serving], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lengths = [3]
-    monkeypatch.setattr("batchmaker.model.guards.Guard.holds", lambda _: True)
-    serving = serve(lambda m, r: m.look.run(r[: lengths[0]]))
-    request = [1, 2, 3]
-    for _ in range(4):
-        serving.ask(request)
-    assert serving.templates.num_templates == 1
-    lengths[0] = 1
-    with caplog.at_level(logging.DEBUG, "batchmaker.model.template_cache"):
-        while serving.templates.num_templates:
-            sight = serving.templates.look(0, request, None)
-            assert sight is not None
-            if sight.compares:
-                fresh = Unfolding(serving.model, serving.types, request)
-                fresh.start()
-                serving.templates.recorded(sight, serving.model, 0, serving.types, request, None, fresh)
-    assert "the graph was another" in caplog.text
-    assert serving.templates.look(0, request, None) is None  # the model is asked no more
 
 
 WRONG: list[Any] = [[1, 2, 10], [1, -1, 2], [1, 2, 2**70], [1, 2, 2**63], [1.0, 2.0, 3.0], [1, 2, "a"]]

@@ -5,7 +5,7 @@ CellDriver uses this for new requests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -54,7 +54,7 @@ class Arrivals:
         drawn: list[Drawn | None] = [None] * len(tickets)
         forms: dict[Hashable, tuple[list[int], list[Template], list[list[Leaf]]]] = {}
         for i, sight in enumerate(sights):
-            if sight is None or (template := sight.template) is None or sight.compares:
+            if sight is None or (template := sight.template) is None:
                 continue
             alike = forms.get(template.form)
             if alike is None:
@@ -74,6 +74,17 @@ class Arrivals:
                 for n, place in enumerate(right):
                     drawn[members[place]] = (templates[place], given, n)
         return drawn, sights
+
+    def current(self, drawn: Sequence[Drawn | None]) -> Iterator[Drawn | None]:
+        """Give what was drawn for each request, when its turn comes: None if it must be unfolded after all.
+
+        This is so if an unfold function that has run since, for a request before it, has changed what was read.
+        """
+        has_run = False
+        for given in drawn:
+            holds = given is not None and (not has_run or given[0].guard.holds())
+            has_run = has_run or not holds
+            yield given if holds else None
 
     def recorded(self, ticket: Ticket, types: CellTypes[Cell], sight: Sight | None, unfolding: Unfolding) -> None:
         """Note that a request was unfolded without an error: its shape may get a template."""

@@ -34,6 +34,7 @@ from batchmaker.graph.recorder import DEFAULT_MAX_NODES
 from batchmaker.model.model import Model
 from batchmaker.model.registry import CellRegistry
 from batchmaker.policies.ageing import AGED_EVERY
+from batchmaker.model.structure import owned
 from batchmaker.policies.base import CellPolicy, GraphPolicy
 from batchmaker.scheduler.events import RequestId
 
@@ -216,6 +217,7 @@ class Engine:
         what the unfold function yields; or the elements in order, if it returns a sequence; otherwise the result alone.
         Raises OptionError for wrong options, QueueFullError (see `max_queue`) and StoppedError at once. The request's
         own error comes with the answer; its class says whether the request, a cell or the engine is the cause.
+        Arrays, tensors, containers and dataclasses are copied; objects of other classes must not change meanwhile.
         """
         return self._submitter.submit(self._ticket(request, deadline_ms, priority, model), stream=stream)
 
@@ -351,7 +353,7 @@ class Engine:
     def _ticket(self, request: Any, deadline_ms: float | None, priority: int, model: str | None) -> Ticket:
         served, now_s = self._catalogue.find(model), self._clock.now_s()
         return Ticket(
-            next(self._ids), request, now_s, served.due_s(now_s, deadline_ms), model=served.model,
+            next(self._ids), owned(request), now_s, served.due_s(now_s, deadline_ms), model=served.model,
             model_id=served.model_id, priority=checked_priority(priority),
         )  # fmt: skip
 

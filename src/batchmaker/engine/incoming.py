@@ -27,8 +27,8 @@ Item = list[Ticket] | Callable[[], None]
 class Incoming:
     """An inbox for all threads, and a backlog of requests, which belongs to the engine's thread.
 
-    aged_every: see WaitingLine. Any thread may call `put`. `hold`, `put_held` and `start_over` need the lock under which callers send. Everything
-    else is for the engine's thread.
+    aged_every: see WaitingLine. Any thread may call `put`. `hold`, `put_held` and `start_over` need the lock under
+    which callers send. Everything else is for the engine's thread.
     """
 
     def __init__(self, aged_every: int | None = AGED_EVERY) -> None:

@@ -21,7 +21,7 @@ from batchmaker.graph.values import ValueSequence
 from batchmaker.model.model import Model
 from batchmaker.model.scope import OpenLoop
 from batchmaker.model.sequence_state import KeptState
-from batchmaker.model.structure import Handle
+from batchmaker.model.structure import Handle, owned
 from batchmaker.model.template_values import Drawn
 from batchmaker.model.templates import Template
 from batchmaker.model.unfolding import Unfolding, end_of_loop
@@ -186,7 +186,7 @@ class Ticket:
         if self._fault is not None:
             return
         try:
-            on_value(value)
+            on_value(owned(value))  # the unfold function and the result may have the value, too
         except RAISED_BY_USERS as error:
             self._fault = CellError(f"request {self.request_id}: what it streams to raised {said_by(error)}")
             self._fault.__cause__ = error

@@ -143,8 +143,8 @@ class Results:
     def gather(self, requests: Sequence[InFlight]) -> None:
         """Read the values of the results of these ended requests from the tables, into `InFlight.gathered`.
 
-        Single values of one output are read for all requests at once. They are parts of one block of memory, which
-        stays while any of them is used. Each sequence has memory of its own.
+        Single values of one output are read for all requests at once. Each value and each sequence has memory of its
+        own.
         """
         alike: dict[int, list[InFlight]] = {}  # by template or unfolding
         for request in requests:
@@ -268,5 +268,9 @@ class Results:
 
 
 def objects(values: Tensor) -> list[Any]:
-    """Return values [count, *shape] as a list: Python numbers if they are scalars, else tensors that share memory."""
-    return values.tolist() if values.ndim == 1 else list(values.unbind(0))
+    """Return values [count, *shape] as a list: Python numbers if they are scalars, else tensors.
+
+    Each tensor has memory of its own, because each may leave with another request: what keeps, saves or pickles one
+    would carry the others along.
+    """
+    return values.tolist() if values.ndim == 1 else list(torch.unbind_copy(values))

@@ -69,7 +69,8 @@ class Unfolder:
             return []
         begin = time.perf_counter()
         entered = []
-        for ticket, (given, sight) in zip(tickets, self._drawn(tickets), strict=True):
+        drawn, sights = zip(*self._drawn(tickets), strict=True)
+        for ticket, given, sight in zip(tickets, self._arrivals.current(drawn), sights, strict=True):
             if (over := ticket.over) is not None:  # cancelled or late, perhaps while others were unfolded
                 settle([(ticket, None, over)])
                 continue

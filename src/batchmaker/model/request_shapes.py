@@ -11,7 +11,7 @@ import torch
 from batchmaker.model.stand_ins import Kind
 
 MAX_VALUES: Final = 1 << 20
-"""Requests with more values than this, or in more than MAX_PARTS parts, have no shape here."""
+"""Requests with more values than this, in more than MAX_PARTS parts, or in another order in memory, have no shape."""
 MAX_PARTS: Final = 4096
 MAX_DEPTH: Final = 200
 """Deeper requests have no shape here either: what looks at one calls itself for each level."""
@@ -41,7 +41,7 @@ def shape_of(request: Any, leaves: list[Leaf], depth: int = 0) -> Hashable | Non
                 return (only, len(request))
         return _of_parts(kind, request, leaves, depth)
     if kind is np.ndarray:
-        if request.dtype.kind not in "iufb" or not 0 < request.size <= MAX_VALUES:
+        if request.dtype.kind not in "iufb" or not 0 < request.size <= MAX_VALUES or not request.flags.c_contiguous:
             return None
         leaves.append((request.dtype.str, request))
         return (request.dtype.str, request.shape)
@@ -49,7 +49,7 @@ def shape_of(request: Any, leaves: list[Leaf], depth: int = 0) -> Hashable | Non
         dtype = request.dtype
         if dtype not in _REAL or not request.is_cpu or request.layout is not torch.strided:
             return None
-        if not 0 < request.numel() <= MAX_VALUES:
+        if not 0 < request.numel() <= MAX_VALUES or not request.is_contiguous():
             return None
         leaves.append((dtype, request))
         return (dtype, request.shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -15,9 +16,9 @@ from batchmaker.graph.values import NodeArray, Output, Value, ValueSequence
 from batchmaker.model.structure import handles, replaced
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class KeptHandle:
-    """Stands for a handle. places: positions of its nodes among the kept nodes, one number or several."""
+    """Stands for a handle, also in a set. places: of its nodes among the kept nodes, one number or several."""
 
     places: int | NodeArray
     output: int
@@ -71,3 +72,20 @@ def keep(structure: Any, recorder: Recorder) -> KeptState:
         return KeptHandle(np.searchsorted(nodes, handle.nodes), handle.output, handle.spec)
 
     return KeptState(replaced(structure, (Value, ValueSequence), kept), len(nodes))
+
+
+def signature(structure: Any) -> Hashable | None:
+    """Return a key that is equal for equal structures; None if a part could change."""
+    if type(structure) is KeptHandle:
+        places = structure.places if isinstance(structure.places, int) else structure.places.tobytes()
+        return (KeptHandle, places, structure.output, structure.spec)
+    if structure is None or type(structure) in (bool, int, float, str, bytes):
+        return (type(structure), structure)
+    if type(structure) is dict:
+        parts = [signature(part) for part in structure.values()]
+        known = all(type(name) is str for name in structure)
+        return None if None in parts or not known else (dict, tuple(structure), *parts)
+    if type(structure) in (list, tuple):
+        parts = [signature(part) for part in structure]
+        return None if None in parts else (type(structure), *parts)
+    return None

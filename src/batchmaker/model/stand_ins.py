@@ -169,6 +169,16 @@ def _current() -> StandIns:
     return stand_ins
 
 
+def kind_of(stand_in: StandIn) -> type[Any]:
+    """Return the class of the values that a stand-in may stand for."""
+    codes, kind = stand_in.codes, stand_in.kind
+    if isinstance(codes, torch.Tensor):
+        return torch.Tensor
+    if isinstance(codes, np.ndarray):
+        return np.ndarray if codes.ndim else _current().look()
+    return kind if isinstance(kind, type) else _current().look()
+
+
 def kind_letter(kind: Kind) -> str:
     """Return f, i or b; O for anything else."""
     if kind is int or kind is float:

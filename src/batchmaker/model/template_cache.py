@@ -1,4 +1,4 @@
-"""The templates of requests: kept by shape, proved at the second request, compared with a recording now and then."""
+"""The templates of requests: kept by shape, proved at the second request, used while all that was read is unchanged."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from batchmaker.graph.spec import CellType
 from batchmaker.model.cell import Cell
 from batchmaker.model.guards import Guard, UnprovenError
 from batchmaker.model.model import Model
+from batchmaker.model.reads import read_source
 from batchmaker.model.request_shapes import Leaf, shape_of
 from batchmaker.model.scope import CellTypes
-from batchmaker.model.sequence_state import NOTHING_KEPT, KeptHandle, KeptState
+from batchmaker.model.sequence_state import NOTHING_KEPT, KeptState, signature
 from batchmaker.model.stand_ins import Looked
 from batchmaker.model.template_values import gather
 from batchmaker.model.templates import Template, differs, prove
@@ -31,9 +32,8 @@ MISSES: Final = 256
 PER_REFUSAL: Final = 8
 ASKED: Final = 64
 """Then one request in so many is tried, until one has a template."""
-EARLY: Final = frozenset((1, 4, 16, 64, 256))
-COMPARED: Final = 1024
-"""A template is compared with a recording at this number of uses, and at every multiple."""
+CHANGES: Final = 64
+"""After so many templates for which something that was read has changed, a function is not asked any more."""
 
 _SEEN: Final = "seen"
 _REFUSED: Final = "refused"
@@ -43,18 +43,14 @@ _log: Final = logging.getLogger(__name__)
 
 @final
 class Sight:
-    """The view of a request for templates. shape: with its model and previous state. template: None if there is none.
+    """The view of a request for templates. shape: with its model and previous state. template: None without one."""
 
-    compares: whether the request must still be unfolded and compared with the template.
-    """
+    __slots__ = ("leaves", "shape", "template")
 
-    __slots__ = ("compares", "leaves", "shape", "template")
-
-    def __init__(self, shape: Hashable, leaves: list[Leaf], template: Template | None, compares: bool) -> None:
+    def __init__(self, shape: Hashable, leaves: list[Leaf], template: Template | None) -> None:
         self.shape = shape
         self.leaves = leaves
         self.template = template
-        self.compares = compares
 
 
 @final
@@ -69,6 +65,7 @@ class TemplateCache:
         self._num_nodes = 0
         # A function is the `unfold` or the `unfold_chunk` of a model; one may have templates where the other has none.
         self._refusals: dict[int, int] = {}  # by function, until it has had a template
+        self._changes: dict[int, int] = {}  # by function
         self._misses: dict[int, int] = {}  # by function, since the last request with a template
         self._without: set[int] = set()  # functions that are not asked any more
         self._proven: set[int] = set()
@@ -109,14 +106,14 @@ class TemplateCache:
         key = (function, id(before), shape)
         known = self._known.get(key)
         if type(known) is not Template:
-            return None if known is _REFUSED else Sight(key, leaves, None, False)
+            return None if known is _REFUSED else Sight(key, leaves, None)
         if not self._holds(known.guard):
             self._forget(key)
-            return Sight(key, leaves, None, False)
+            self._changes[function] = self._changes.get(function, 0) + 1
+            return Sight(key, leaves, None)
         self._known.move_to_end(key)
         self._misses[function] = 0
-        uses = known.num_uses = known.num_uses + 1
-        return Sight(key, leaves, known, uses in EARLY or uses % COMPARED == 0)
+        return Sight(key, leaves, known)
 
     def recorded(
         self, sight: Sight, model: Model, model_id: int, types: CellTypes[Cell], request: Any, before: KeptState | None,
@@ -132,11 +129,17 @@ class TemplateCache:
         if unfolding.waits:
             self._refuse(sight.shape, model, function, "it is a generator function")
             return
-        if sight.template is None and self._known.get(sight.shape) is None:
+        if self._changes.get(function, 0) >= CHANGES:
+            self._give_up(model, function, "what it reads changes often")
+            return
+        if sight.template is not None:  # some of its values could not be laid out, or what it reads has just changed
+            return
+        if self._known.get(sight.shape) is None:
             self._note(sight.shape, _SEEN)
+            read_source(model, "unfold" if before is None else "unfold_chunk")  # usually while the engine starts
             return
         try:
-            template = sight.template or prove(model, types, self._cells, request, self._max_nodes, before)
+            template = prove(model, types, self._cells, request, self._max_nodes, before)
             difference = self._difference(template, sight, unfolding)
         except (UnprovenError, Looked) as error:
             self._refuse(sight.shape, model, function, str(error) or "a value of the request is part of its graph")
@@ -147,14 +150,15 @@ class TemplateCache:
         else:
             if difference is not None:
                 self._give_up(model, function, f"{difference} was another for a request of the same shape")
-            elif sight.template is None:
+            else:
+                template.loops = dict(unfolding.loops)  # with the functions that end them, which do not ask
                 self._keep(sight.shape, function, template)
 
     def canonical(self, state: KeptState) -> KeptState:
         """Return one object for all equal states; the state itself if it could change."""
         if state.structure is None and state.num_nodes == 0:
             return NOTHING_KEPT
-        key = _signature(state.structure)
+        key = signature(state.structure)
         if key is None:
             return state
         if len(self._states) >= MAX_TEMPLATES:
@@ -235,20 +239,3 @@ class TemplateCache:
 def _function(model_id: int, before: KeptState | None) -> int:
     """Return a number for what unfolds a request: the model's `unfold`, or its `unfold_chunk`."""
     return 2 * model_id + (before is not None)
-
-
-def _signature(structure: Any) -> Hashable | None:
-    """Return a key that is equal for equal structures; None if a part could change."""
-    if type(structure) is KeptHandle:
-        places = structure.places if isinstance(structure.places, int) else structure.places.tobytes()
-        return (KeptHandle, places, structure.output, structure.spec)
-    if structure is None or type(structure) in (bool, int, float, str, bytes):
-        return (type(structure), structure)
-    if type(structure) is dict:
-        parts = [_signature(part) for part in structure.values()]
-        known = all(type(name) is str for name in structure)
-        return None if None in parts or not known else (dict, tuple(structure), *parts)
-    if type(structure) in (list, tuple):
-        parts = [_signature(part) for part in structure]
-        return None if None in parts else (type(structure), *parts)
-    return None

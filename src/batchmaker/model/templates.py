@@ -1,29 +1,31 @@
 """Templates: one graph for every request of one shape, if the unfold function looks at no value.
 
-A template is proved, not declared. The function runs on stand-ins (`stand_ins`), and `guards` records what else it
-reads. Its recording is compared with the recording of a real request of that shape.
+A template is proved, not declared. The function runs on stand-ins (`stand_ins`), and all else that it reads is recorded
+(`reads`) and compared at each use (`guards`). Its recording is compared with the one of a real request of that shape.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from types import FunctionType
 from typing import Any, Final, final
 
 import numpy as np
 import torch
 
-from batchmaker.errors import BatchmakerError
+from batchmaker.errors import RAISED_BY_USERS, said_by
 from batchmaker.graph.cell_graph import CellGraph, HostInput
 from batchmaker.graph.spec import CellType, ValueSpec
 from batchmaker.graph.values import Value, ValueSequence
 from batchmaker.model.cell import Cell
-from batchmaker.model.guards import Guard, Reads, UnprovenError, noting
+from batchmaker.model.guards import Guard, UnprovenError
 from batchmaker.model.model import Model
+from batchmaker.model.observed_code import observed_code
+from batchmaker.model.reads import Reads
 from batchmaker.model.scope import CellTypes
-from batchmaker.model.sequence_state import KeptHandle, KeptState
-from batchmaker.model.stand_ins import CONSTANT, Codes, Kind, Looked, StandIn, StandIns, standing_in
+from batchmaker.model.sequence_state import KeptHandle, KeptState, signature
+from batchmaker.model.stand_ins import CONSTANT, Codes, Kind, StandIn, StandIns, standing_in
 from batchmaker.model.unfolding import Lookup, Rows, Unfolding, resolved
 
 _PLAIN: Final = (type(None), bool, int, float, complex, str, bytes)
@@ -69,7 +71,7 @@ class Template:
 
     __slots__ = (
         "_result", "after", "before", "checks", "feeds", "form", "graph", "guard", "handles", "kinds", "loops",
-        "num_nodes", "num_uses", "returns_kept", "spans", "streamed_sequence", "streams_result",
+        "num_nodes", "returns_kept", "spans", "streamed_sequence", "streams_result",
     )  # fmt: skip
 
     open = False
@@ -102,7 +104,6 @@ class Template:
         self._result = unfolding.returned
         self.handles = unfolding.handles
         self.returns_kept = unfolding.returns_kept
-        self.num_uses = 0
         takes_all = all(feed.codes is None for feed in feeds) and all(check.codes is None for check in checks)
         in_order = takes_all and all(feed.host.nodes is None and feed.fixed is None for feed in feeds)
         fed = tuple([(feed.host.type_id, feed.host.port, feed.kind) for feed in feeds])
@@ -129,16 +130,20 @@ def prove(
 
     UnprovenError gives the reason if there is none.
     """
+    if before is not None and signature(before.structure) is None:
+        raise UnprovenError("its state could change")
     with StandIns() as stand_ins:
         reads, stand_in = Reads(model), stand_ins.of(request)
         token = standing_in.set(stand_ins)
         try:
-            with noting(model, "unfold" if before is None else "unfold_chunk", reads) as function:
-                unfolding = Unfolding(model, types, stand_in, max_nodes, before=before, function=function)
-                unfolding.start()
-        except (Looked, BatchmakerError, RecursionError) as error:
-            why = "it looks at values of the request" if stand_ins.looked else f"on stand-ins it fails: {error}"
-            raise UnprovenError(why) from None
+            function = reads.function("unfold" if before is None else "unfold_chunk")
+            unfolding = Unfolding(model, types, stand_in, max_nodes, before=before, function=function)
+            unfolding.start()
+        except RAISED_BY_USERS as error:  # among them Looked, which the function may have caught
+            why = (
+                "it looks at values of the request" if stand_ins.looked else f"on stand-ins it fails: {said_by(error)}"
+            )
+            raise UnprovenError(reads.refused or why) from None
         finally:
             standing_in.reset(token)
         if stand_ins.looked:
@@ -146,11 +151,8 @@ def prove(
         if unfolding.waits:
             unfolding.close()
             raise UnprovenError("it is a generator function")
-        for loop in unfolding.loops.values():
-            if type(loop.until) is FunctionType:
-                reads.value(loop.until)
-            elif type(loop.until) not in _PLAIN:
-                raise UnprovenError(f"a loop ends by a {type(loop.until).__name__}")
+        if not all(_ends_alike(loop.until, reads) for loop in unfolding.loops.values()):
+            raise UnprovenError("a loop ends by something that could change")
         if not (_is_plain(unfolding.returned) and _is_plain(unfolding.after.structure)):
             raise UnprovenError("it returns something that could be changed later")
         guard = reads.guard()
@@ -158,6 +160,15 @@ def prove(
             [_feed(host, cells[host.type_id].inputs[host.port], stand_ins) for host in unfolding.graph.host_inputs]
         )
         return Template(unfolding, before, feeds, _checks(feeds, stand_ins), tuple(stand_ins.sizes), guard)
+
+
+def _ends_alike(until: Any, reads: Reads) -> bool:
+    """Whether what ends a loop is the same for all requests of a shape. Functions are looked at when the loop runs."""
+    if type(until) is not FunctionType or not reads.has_made(until):
+        return type(until) in (*_PLAIN, FunctionType)
+    bound = [*[cell.cell_contents for cell in until.__closure__ or ()], *(until.__defaults__ or ())]
+    named = [*(until.__kwdefaults__ or {}).values()]
+    return all(part is reads.model or type(part) in (*_PLAIN, Cell) for part in (*bound, *named))
 
 
 def _checks(feeds: Sequence[Feed], stand_ins: StandIns) -> tuple[Check, ...]:
@@ -177,11 +188,14 @@ def _checks(feeds: Sequence[Feed], stand_ins: StandIns) -> tuple[Check, ...]:
 
 
 def _is_plain(returned: Any) -> bool:
-    """Whether a function's result consists of handles and immutable objects, in lists, tuples and dicts."""
+    """Whether a result consists of handles and immutable objects, in lists, tuples, dicts and dataclasses."""
     if type(returned) in (Value, ValueSequence, KeptHandle, *_PLAIN):
         return True
     if type(returned) is dict:
         return all(type(key) in _PLAIN for key in returned) and all(map(_is_plain, returned.values()))
+    if is_dataclass(returned) and not isinstance(returned, type):
+        plain = getattr(returned, "__dict__", {}).keys() <= returned.__dataclass_fields__.keys()
+        return plain and all(_is_plain(getattr(returned, field.name, returned)) for field in fields(returned))
     is_tuple = issubclass(type(returned), tuple) and (type(returned) is tuple or hasattr(returned, "_fields"))
     return (is_tuple or type(returned) is list) and all(map(_is_plain, returned))
 
@@ -262,8 +276,8 @@ def _same(one: Any, other: Any) -> bool:
         return list(one) == list(other) and all(map(_same, one.values(), other.values()))
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, FunctionType):
-        return one.__code__ is other.__code__
+    if isinstance(one, FunctionType):  # made anew by each run; the one of a proof asks
+        return one.__code__ in (other.__code__, observed_code(other.__code__))
     if isinstance(one, _PLAIN):
         return bool(one == other) or one != one
     fields = getattr(type(one), "__dataclass_fields__", None)

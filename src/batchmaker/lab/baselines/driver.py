@@ -219,8 +219,10 @@ class GraphDriver:
 
 
 def _as_answered(value: Tensor) -> Any:
-    """Return a value as the engine answers with it: a Python number where it is a single number."""
-    return value.item() if value.dim() == 0 else value
+    """Return a value as the engine answers with it: a number where it is one, else in memory of its own."""
+    if value.dim() == 0:
+        return value.item()
+    return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
 
 
 def _as_invalid(error: BaseException) -> BatchmakerError:

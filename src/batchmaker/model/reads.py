@@ -1,0 +1,405 @@
+"""Runs an unfold function so that all that it reads is seen, or refused.
+
+The function runs in a form in which each operation asks first (`observed_code`), and so do the functions of the user
+that it calls. What it reads besides its request goes into a `Guard`. An operation on anything whose behaviour is not
+known raises UnprovenError before it happens, so nothing acts twice.
+"""
+
+from __future__ import annotations
+
+import abc
+import builtins
+import functools
+import sys
+from collections.abc import Callable
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    MethodWrapperType,
+    UnionType,
+    WrapperDescriptorType,
+)
+from typing import Any, Final, final
+
+import torch
+
+from batchmaker.model.cell import Cell
+from batchmaker.model.guards import MISSING, Guard, UnprovenError
+from batchmaker.model.known_kinds import (
+    ARRAYS,
+    COLLECTIONS,
+    COMPARES,
+    CONTAINERS,
+    DATA,
+    FACTORIES,
+    ITERATORS,
+    MUTATES,
+    OF_ARRAYS,
+    OURS,
+    OWN,
+    PURE,
+    STRUCTURAL,
+    VIEWS,
+    WITH_KEY,
+    inherits,
+    is_known_error,
+    is_written_init,
+)
+from batchmaker.model.lookups import METACLASSES, Lookups
+from batchmaker.model.model import Model
+from batchmaker.model.observed_code import hook, observed_code
+from batchmaker.model.operands import Operands
+from batchmaker.model.stand_ins import StandIn, kind_of
+
+_FOREIGN: Final = (frozenset(sys.stdlib_module_names) - {"__main__"}) | {"numpy", "torch"}
+_BUILT_IN: Final = frozenset((
+    BuiltinFunctionType, MethodWrapperType, WrapperDescriptorType, *[type(one) for one in PURE]
+)) - {FunctionType, type}  # fmt: skip
+_NEVER: Final = 0x80 | 0x100 | 0x200
+"""The flags of code of coroutines and asynchronous generators."""
+
+
+@final
+class _Globals(dict[str, Any]):
+    """The globals of a function that asks: the hooks, and the names of the function's own globals, as they are read."""
+
+    def __init__(self, lookups: Lookups, names: dict[str, Any], hooks: dict[str, Any]) -> None:
+        super().__init__(hooks)
+        super().__setitem__("__builtins__", vars(builtins))
+        self._lookups = lookups
+        self._names = names
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self:
+            return super().__getitem__(name)
+        found = self._lookups.record.name(self._names, name)
+        if found is MISSING:
+            found = self._lookups.record.name(vars(builtins), name)
+        if found is MISSING:
+            raise KeyError(name)
+        return self._lookups.entered(found)
+
+
+@final
+class Reads:
+    """The reads of one run of a function of a model."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self._lookups = lookups = Lookups(self.call)
+        self._operands = asked = Operands(lookups)
+        self._globals: dict[int, _Globals] = {}
+        self._observed: dict[int, FunctionType] = {}
+        hooks: tuple[Callable[..., Any], ...] = (
+            lookups.refuse, lookups.attribute, self.call, asked.known, asked.joined,
+            asked.united, asked.compared, asked.same,
+            asked.truth, asked.iterated, asked.each, asked.unpacked, asked.mapping, asked.item, asked.target,
+            asked.augmented, asked.augmented_item, asked.raised,
+        )  # fmt: skip
+        self._hooks = {hook(one.__name__): one for one in hooks}
+        self._hooks |= {hook("key"): asked.compared, hook("slice"): asked.bounds}
+
+    def guard(self) -> Guard:
+        """Return the record. UnprovenError if something was refused, or has changed meanwhile."""
+        if self.refused is not None:
+            raise UnprovenError(self.refused)
+        record = self._lookups.record
+        record.close()
+        if not record.holds():
+            raise UnprovenError("what it reads has changed meanwhile")
+        return record
+
+    @property
+    def refused(self) -> str | None:
+        """Why the run proves nothing, even if the function has caught the error."""
+        return self._lookups.refused
+
+    def function(self, name: str) -> Callable[..., Any]:
+        """Return a function of the model, by name, in the form that is recorded."""
+        found = self._lookups.attribute(self.model, name)
+        if not inherits(found, FunctionType, MethodType):
+            self._lookups.refuse(f"{name} is a {type(found).__name__}")
+
+        @functools.wraps(found)
+        def called(*given: Any, **named: Any) -> Any:
+            return self.call(found, *given, **named)
+
+        return called
+
+    def has_made(self, function: FunctionType) -> bool:
+        """Whether a function was made by those that ran."""
+        return type(function.__globals__) is _Globals
+
+    # --- calls -----------------------------------------------------------------------------------------------------
+
+    def call(self, function: Any, /, *given: Any, **named: Any) -> Any:
+        """function(*given, **named)."""
+        kind = type(function)
+        if kind is FunctionType:
+            return self._of_python(function, given, named)
+        if kind is MethodType:
+            return self.call(function.__func__, function.__self__, *given, **named)
+        if kind is Cell:
+            return function(*map(self._for_cells, given), **named)
+        if kind is functools.partial:
+            return self._of_partial(function, given, named)
+        if kind in _BUILT_IN:
+            return self._built_in(function, given, named)
+        if kind in METACLASSES:
+            return self._made(function, given, named)
+        called = self._lookups.found(kind, "__call__")
+        if type(called) is not FunctionType:
+            self._lookups.refuse(f"it calls a {kind.__name__}")
+        self._lookups.record.kind(function)
+        return self._of_python(called, (function, *given), named)
+
+    def _of_python(self, function: FunctionType, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        names = function.__globals__
+        if type(names) is _Globals:
+            return function(*given, **named)
+        if function in PURE:
+            return self._pure(function, given, named)
+        if id(names) in OURS:
+            return self._of_ours(function, given, named)
+        observed = self._observed.get(id(function))
+        if observed is None:
+            observed = self._observed[id(function)] = self._asking(function)
+        return observed(*given, **named)
+
+    def _asking(self, function: FunctionType) -> FunctionType:
+        """Return the form of a function that asks, and note the function, its defaults and its closure."""
+        root = str(function.__globals__.get("__name__")).partition(".")[0]
+        if root in _FOREIGN:
+            self._lookups.refuse(f"it calls into the module {root}")
+        code: CodeType | None = observed_code(function.__code__)
+        if code is None or code.co_flags & _NEVER:
+            self._lookups.refuse(f"the source of {function.__name__} is not known")
+        record, names = self._lookups.record, function.__globals__
+        record.function(function)
+        for default in function.__defaults__ or ():
+            self._lookups.entered(default)
+        self._lookups.entered(function.__kwdefaults__)
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        for cell in cells.values():
+            self._lookups.entered(record.cell(cell))
+        if id(names) not in self._globals:
+            self._globals[id(names)] = _Globals(self._lookups, names, self._hooks)
+        closure: tuple[CellType, ...] = tuple([cells[name] for name in code.co_freevars])
+        observed = FunctionType(
+            code, self._globals[id(names)], function.__name__, function.__defaults__, closure or None
+        )
+        observed.__kwdefaults__ = function.__kwdefaults__
+        return observed
+
+    def _of_ours(self, function: FunctionType, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Call a function of this library that reads nothing but what it is given."""
+        if type(given[0]) is Cell and function.__name__ == "loop":
+            self._lookups.record.name(vars(given[0]), "host_outputs")
+            if inherits(named.get("until"), FunctionType, MethodType):
+                return function(*map(self._for_cells, given), **named)  # a loop's end is looked at later
+        return function(*map(self._for_cells, given), **{name: self._for_cells(part) for name, part in named.items()})
+
+    def _for_cells(self, value: Any) -> Any:
+        """An argument of a cell."""
+        kind = type(value)
+        if kind in OWN:
+            return value
+        if kind is list or kind is tuple:
+            for part in value:
+                self._for_cells(part)
+            return value
+        return self._operands.compared(value)
+
+    def _of_partial(self, function: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        record = self._lookups.record
+        inner, before, names = [
+            self._lookups.entered(record.slot(vars(functools.partial)[name], function))
+            for name in ("func", "args", "keywords")
+        ]
+        return self.call(inner, *before, *given, **{**names, **named})
+
+    # --- what is built in ------------------------------------------------------------------------------------------
+
+    def _built_in(self, function: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        if function in _SPECIAL:
+            return _SPECIAL[function](self, *given, **named)
+        if function in STRUCTURAL:
+            return self._structural(function, given, named)
+        if function in PURE:
+            return self._pure(function, given, named)
+        owner = getattr(function, "__self__", None)
+        kind = type(owner)
+        if kind in CONTAINERS or kind in VIEWS or kind in DATA or kind in ARRAYS:
+            return self._method(function, owner, kind, given, named)
+        return self._lookups.refuse(f"it calls {function.__name__}")
+
+    def _made(self, kind: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Call a class."""
+        if kind in _SPECIAL:
+            return _SPECIAL[kind](self, *given, **named)
+        if kind in STRUCTURAL:
+            return self._structural(kind, given, named)
+        if kind in PURE:
+            return self._pure(kind, given, named)
+        if is_known_error(kind):
+            return kind(*map(self._operands.known, given), **named)
+        if kind is super:
+            return kind(*given)
+        if self._is_named_tuple(kind):
+            return kind(*given, **named)
+        if self._is_dataclass(kind):
+            return self._lookups.made(kind(*given, **named))
+        return self._lookups.refuse(f"it makes a {kind.__name__}")
+
+    def _is_named_tuple(self, kind: Any) -> bool:
+        """Whether a class is a named tuple that is made as they all are."""
+        new = self._lookups.found(kind, "__new__")
+        if tuple not in kind.__mro__ or type(new) is not FunctionType:
+            return False
+        self._lookups.record.function(new)
+        made = new.__code__.co_names == ("_tuple_new",) and new.__globals__.get("_tuple_new") == tuple.__new__
+        return made and self._lookups.found(kind, "__init__") is object.__init__
+
+    def _is_dataclass(self, kind: Any) -> bool:
+        """Whether a class is a dataclass that is made as they all are, by a function that the decorator wrote."""
+        fields, found = self._lookups.found(kind, "__dataclass_fields__"), self._lookups.found
+        init = found(kind, "__init__")
+        if type(fields) is not dict or type(init) is not FunctionType or type(kind) not in (type, abc.ABCMeta):
+            return False
+        self._lookups.record.function(init)
+        for name in fields:
+            has = found(kind, name)
+            if not (has is MISSING or type(has) is MemberDescriptorType or found(type(has), "__set__") is MISSING):
+                return False
+        return (
+            is_written_init(
+                init, tuple(fields.values()), frozen := found(kind, "__setattr__") is not object.__setattr__
+            )
+            and found(kind, "__new__") is object.__new__
+            and found(kind, "__post_init__") is MISSING
+            and (not frozen or kind.__dataclass_params__.frozen)
+        )
+
+    def _structural(self, function: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        for part in given:
+            if type(part) not in DATA:
+                self._operands.iterated(part)
+        return function(*given, **{name: self._operands.known(part) for name, part in named.items()})
+
+    def _pure(self, function: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        if function in WITH_KEY and (key := named.pop("key", None)) is not None:
+            named["key"] = None
+            values = list(self._operands.iterated(given[0])) if len(given) == 1 else list(given)
+            keys = [self._operands.compared(self.call(key, value)) for value in values]
+            places = {id(value): made for value, made in zip(values, keys, strict=True)}
+            return function(values, **{**named, "key": lambda value: places[id(value)]})
+        if function in FACTORIES:
+            self._lookups.record.answer(torch.get_default_dtype)
+        data = [
+            self._operands.known(list(part) if type(part) in ITERATORS or type(part) in VIEWS else part)
+            for part in given
+        ]
+        return function(*data, **{name: self._operands.known(part) for name, part in named.items()})
+
+    def _method(self, function: Any, owner: Any, kind: type[Any], given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Call a method of a container, a number, a text or an array."""
+        name, asked = function.__name__, self._operands
+        if kind in ARRAYS:
+            if name not in OF_ARRAYS:
+                self._lookups.refuse(f"it calls {name} of an array")
+            return function(*map(asked.known, given), **{key: asked.known(part) for key, part in named.items()})
+        if name.startswith("__"):
+            self._lookups.refuse(f"it calls {name}")
+        if name in COMPARES.get(kind, ()):
+            asked.compared(owner)
+            if named:
+                self._lookups.refuse(f"it calls {name} with a function")
+        elif name not in _OF_CONTAINERS.get(kind, ()) and kind in CONTAINERS - {frozenset}:
+            self._lookups.refuse(f"it calls {name} of a {kind.__name__}")
+        changes = name in MUTATES.get(kind, ()) or name in ("remove", "sort")
+        if changes and self._lookups.record.notes(owner):
+            self._lookups.refuse("it changes what it has not made")
+        if kind is list or kind is tuple:
+            if name == "extend":
+                asked.iterated(given[0])
+        elif kind is dict:
+            for part in given[:1]:
+                asked.mapping(part) if name == "update" else asked.compared(part)
+        else:
+            given = tuple([asked.compared(list(part) if type(part) in ITERATORS else part) for part in given])
+        return function(*given, **named)
+
+    # --- functions that are told apart from others -----------------------------------------------------------------
+
+    def _type(self, value: Any) -> Any:
+        if type(value) is StandIn:
+            return kind_of(value)
+        self._lookups.record.kind(value)
+        return type(value)
+
+    def _isinstance(self, value: Any, kinds: Any) -> bool:
+        kind: type[Any] = kind_of(value) if type(value) is StandIn else type(value)
+        known = kind in OWN or kind in CONTAINERS or kind in ARRAYS or kind in DATA
+        if not known:
+            self._lookups.record.kind(value)
+            if self._lookups.found(kind, "__class__") is not vars(object)["__class__"]:
+                self._lookups.refuse("it asks for the class of an object that has another")
+        for one in kinds if type(kinds) is tuple else kinds.__args__ if type(kinds) is UnionType else (kinds,):
+            is_base = type(one) is abc.ABCMeta and one in kind.__mro__
+            if is_base and self._lookups.found(one, "__subclasshook__") is vars(object)["__subclasshook__"]:
+                return True
+            if type(one) is not type and not (known and one in COLLECTIONS):
+                self._lookups.refuse("it asks for a class that decides itself what belongs to it")
+            if type(one) is not type:
+                self._lookups.record.answer(abc.get_cache_token)
+            if issubclass(kind, one):
+                return True
+        return False
+
+    def _getattr(self, value: Any, name: Any, *default: Any) -> Any:
+        if type(name) is not str:
+            self._lookups.refuse("it reads an attribute of an unknown name")
+        try:
+            return self._lookups.attribute(value, name)
+        except AttributeError:
+            if not default:
+                raise
+            return default[0]
+
+    def _hasattr(self, value: Any, name: Any) -> bool:
+        return self._getattr(value, name, MISSING) is not MISSING
+
+    def _map(self, function: Any, *values: Any) -> Any:
+        return map(functools.partial(self.call, function), *map(self._operands.iterated, values))
+
+    def _filter(self, function: Any, values: Any) -> Any:
+        test = self._operands.truth if function is None else functools.partial(self.call, function)
+        return (value for value in self._operands.iterated(values) if self._operands.truth(test(value)))
+
+    def _reduce(self, function: Any, values: Any, *first: Any) -> Any:
+        return functools.reduce(functools.partial(self.call, function), self._operands.iterated(values), *first)
+
+
+_SPECIAL: Final[dict[Any, Callable[..., Any]]] = {
+    type: Reads._type, isinstance: Reads._isinstance, getattr: Reads._getattr, hasattr: Reads._hasattr,
+    map: Reads._map, filter: Reads._filter, functools.reduce: Reads._reduce,
+}  # fmt: skip
+_OF_CONTAINERS: Final[dict[Any, frozenset[str]]] = {
+    list: frozenset(("append", "extend", "insert", "pop", "reverse", "clear", "copy")),
+    dict: frozenset(("get", "items", "keys", "values", "pop", "setdefault", "update", "clear", "copy")),
+    set: frozenset((
+        "add", "discard", "remove", "clear", "update", "union", "intersection", "difference", "issubset",
+        "issuperset", "isdisjoint", "copy",
+    )),
+}  # fmt: skip
+
+
+def read_source(model: Model, name: str) -> None:
+    """Read the source of a model's function, so that a later proof need not. It takes some ten milliseconds, once."""
+    code = getattr(getattr(type(model), name), "__code__", None)
+    if type(code) is CodeType:
+        observed_code(code)
