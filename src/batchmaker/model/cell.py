@@ -25,7 +25,7 @@ from batchmaker.graph.values import HostValues, Value, ValueSequence
 from batchmaker.model.arguments import column, is_several, single, where
 from batchmaker.model.elements import INDEX, Element
 from batchmaker.model.host_values import CallData
-from batchmaker.model.scope import OpenLoop, UnfoldingScope, current_scope, scope_of
+from batchmaker.model.scope import Given, OpenLoop, UnfoldingScope, current_scope, scope_of
 from batchmaker.model.stand_ins import StandIn
 from batchmaker.model.trees import TreeCalls, tree
 
@@ -73,6 +73,8 @@ class Cell:
       shape are batched.
     - optimize: plan the operations inside the cell at first use, and run them in batches where this is measured to be
       faster (see `batchmaker plan`).
+    - independent_rows: False for a module whose rows depend on each other. It then runs row by row, whatever max_batch
+      is; batch_sizes cannot be given.
 
     The methods are for use inside `Model.unfold`.
     """
@@ -90,13 +92,20 @@ class Cell:
         state: Iterable[int | tuple[int, ...] | ValueSpec] | None = None,
         max_shapes: int = DEFAULT_MAX_SHAPES,
         optimize: bool = False,
+        independent_rows: bool = True,
     ) -> None:
         if isinstance(module, torch.export.ExportedProgram):
             module = Programs(((declared_by(module, declared), module),))
         self.programs = module if isinstance(module, Programs) else None
         if isinstance(module, Programs):
             declared, module = module.declared, module_of(module.first)
-        if batch_sizes is None:
+        if not isinstance(independent_rows, bool):
+            raise OptionError(f"independent_rows must be True or False, got {independent_rows!r}")
+        if not independent_rows:
+            sizes: tuple[int, ...] = (1,)
+            if batch_sizes is not None and tuple(batch_sizes) != sizes:
+                raise OptionError("independent_rows=False runs one row at a time; leave batch_sizes out")
+        elif batch_sizes is None:
             max_batch = DEFAULT_MAX_BATCH if max_batch is None else max_batch
             if max_batch < 1:
                 raise OptionError(f"max_batch must be at least 1, got {max_batch}")
@@ -120,6 +129,7 @@ class Cell:
         self.host_outputs = tuple(host_outputs)
         self.name = name
         self.optimize = optimize
+        self.independent_rows = independent_rows
 
     @property
     def max_batch(self) -> int:
@@ -208,7 +218,7 @@ class Cell:
         """Add one node per element, without recurrence. Returns the output as a sequence, or a tuple of sequences."""
         scope = current_scope.get() or scope_of(self)
         known, columns, error = self._columns(scope, sequences)
-        cell = known or self._type_of(scope, tuple([column.spec for column in columns]), error)
+        cell = known or self._type_of(scope, columns, error)
         if len(columns) != len(cell.inputs):
             raise InvalidRequestError(f"{where(self)} takes {len(cell.inputs)} inputs, got {len(columns)} sequences")
         return _one_or_all(scope.recorder.map(cell, columns))
@@ -258,14 +268,26 @@ class Cell:
             return None, [column(self, sequence, None, port) for port, sequence in enumerate(sequences)], error
         return known, columns, None
 
-    def _type_of(self, scope: UnfoldingScope, inputs: tuple[ValueSpec, ...], error: ShapeError | None) -> CellType:
-        """Return a new type for these shapes. error: that of the cell's existing type, which takes others."""
-        return scope.types.learn(self, inputs) if error is None else scope.types.other(self, inputs, error)
+    def _type_of(
+        self,
+        scope: UnfoldingScope,
+        given: Given,
+        error: ShapeError | None,
+        state: tuple[ValueSpec, ...] = (),
+    ) -> CellType:
+        """Return a new type for these arguments. error: that of the cell's existing type, which takes others.
+
+        state: the last specs, of which some may start from zeros.
+        """
+        known = [argument.spec for argument in given[: len(given) - len(state)] if argument is not None]
+        inputs = (*known, *state)
+        if error is None:
+            return scope.types.learn(self, inputs, given)
+        return scope.types.other(self, inputs, error, given)
 
     def _other_calls(self, scope: UnfoldingScope, arguments: tuple[Any, ...], error: ShapeError) -> Calls:
         """Return the object that adds this request's calls with these shapes."""
-        given = [single(self, argument, None, port) for port, argument in enumerate(arguments)]
-        known = scope.types.other(self, tuple([argument.spec for argument in given]), error)
+        known = self._type_of(scope, [single(self, part, None, port) for port, part in enumerate(arguments)], error)
         calls = scope.other_calls.get(known.type_id)
         if calls is None:
             layout = CallData(known.inputs, self.float_dtype, lambda port: where(self, port))
@@ -276,8 +298,7 @@ class Cell:
         """Return the object that adds this request's calls, at the first of them."""
         known = scope.types.known(self)
         if known is None:
-            given = [single(self, argument, None, port) for port, argument in enumerate(arguments)]
-            known = scope.types.learn(self, tuple([argument.spec for argument in given]))
+            known = self._type_of(scope, [single(self, part, None, port) for port, part in enumerate(arguments)], None)
         layout = CallData(known.inputs, self.float_dtype, lambda port: where(self, port))
         calls = scope.calls[self] = scope.recorder.calls(known, layout)
         return calls
@@ -299,12 +320,12 @@ class Cell:
                 None if part is None else single(self, part, known, len(columns) + i) for i, part in enumerate(parts)
             ]
         if known is None:
-            sequence_specs = tuple(column.spec for column in columns)
             given = None if state is None else [None if value is None else value.spec for value in state]
             if given is None or None in given:
-                zeros = self._zeros(scope, sequence_specs, error)
+                zeros = self._zeros(scope, tuple([column.spec for column in columns]), error)
                 given = list(zeros) if given is None else [a or b for a, b in zip(given, zeros, strict=False)]
-            known = self._learned(scope, sequence_specs, tuple([spec for spec in given if spec is not None]), error)
+            specs = tuple([spec for spec in given if spec is not None])
+            known = self._learned(scope, columns, state or [None] * len(specs), specs, error)
         outputs = scope.recorder.run(known, columns, state, max_steps=max_steps, open_ended=until is not None)
         scope.types.use_in_runs(known, len(columns))
         if until is not None:
@@ -327,21 +348,22 @@ class Cell:
     def _learned(
         self,
         scope: UnfoldingScope,
-        sequence: tuple[ValueSpec, ...],
+        columns: list[SequenceArgument],
+        init: list[Argument | None],
         state: tuple[ValueSpec, ...],
         error: ShapeError | None,
     ) -> CellType:
         """Return the type of a chain's cell. ShapeError if the cell returns a state of another shape than it takes."""
         try:
-            known = self._type_of(scope, (*sequence, *state), error)
+            known = self._type_of(scope, (*columns, *init[: len(state)]), error, state)
             if error is not None:
-                scope.types.use_in_runs(known, len(sequence))  # raises if the cell returns another state than it takes
+                scope.types.use_in_runs(known, len(columns))  # raises if the cell returns another state than it takes
             return known
         except ModelError:
             if error is not None:
                 raise error from None
             try:
-                zeros = scope.types.zero_state(self, sequence)
+                zeros = scope.types.zero_state(self, tuple([column.spec for column in columns]))
             except ModelError:  # the length is unknown
                 zeros = state
             if [part.row_signature for part in state] != [part.row_signature for part in zeros]:

@@ -8,15 +8,18 @@ from dataclasses import dataclass
 from typing import Final, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from batchmaker.compile.binding import BoundCell, Planner, bind
 from batchmaker.compile.declaration import Declared
+from batchmaker.compile.export import example_rows
+from batchmaker.compile.row_trial import Trial
 from batchmaker.errors import ModelError, ShapeError
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
+from batchmaker.graph.values import HostValues, Value, ValueSequence
 from batchmaker.model.cell import Cell
 from batchmaker.model.initial_state import initial_state
-from batchmaker.model.scope import CellTypes
+from batchmaker.model.scope import CellTypes, Given
 
 _TRACING = threading.Lock()
 """torch.export puts stand-ins into the module that it traces. Models may share modules, so one trace runs at a time."""
@@ -57,6 +60,7 @@ class CellRegistry:
         self.bound: list[BoundCell] = []
         self.modules: list[nn.Module] = []
         self._cells: list[Cell] = []
+        self._trials: list[Trial] = []
         self.num_sequence_inputs: dict[TypeId, int] = {}
         self._apart: dict[TypeId, tuple[str, ...]] = {}
 
@@ -82,9 +86,13 @@ class CellRegistry:
         """Return this registry for one of several models. The names of its cell types begin with `prefix`."""
         return _Prefixed(self, prefix)
 
-    def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...], prefix: str = "") -> CellType:
-        """Bind a cell to its inputs' specs and give it a type: the type of an equal cell if there is one."""
-        known = self._types[cell] = self._learned(cell, inputs, prefix + (cell.name or type(cell.module).__name__))
+    def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...], given: Given = (), prefix: str = "") -> CellType:
+        """Bind a cell to its inputs' specs and give it a type: the type of an equal cell if there is one.
+
+        given: the arguments of the call, with whose values the cell is tried.
+        """
+        name = prefix + (cell.name or type(cell.module).__name__)
+        known = self._types[cell] = self._learned(cell, inputs, given, name)
         return known
 
     def types_of(self, cell: Cell) -> list[CellType]:
@@ -92,7 +100,9 @@ class CellRegistry:
         others = self._shapes[cell].types.values() if cell in self._shapes else ()
         return [self._types[cell], *others] if cell in self._types else []
 
-    def other(self, cell: Cell, inputs: tuple[ValueSpec, ...], error: ShapeError, prefix: str = "") -> CellType:
+    def other(
+        self, cell: Cell, inputs: tuple[ValueSpec, ...], error: ShapeError, given: Given = (), prefix: str = ""
+    ) -> CellType:
         """Return the type of a cell for other shapes than at first. New shapes are bound now.
 
         Raises `error` if the cell does not take them, or if dtypes or numbers of dimensions differ from the first use;
@@ -122,13 +132,13 @@ class CellRegistry:
             )
         try:
             known_as = f"{name} {' '.join(str(list(spec.shape)) for spec in inputs)}"
-            found = shapes.types[key] = self._learned(cell, inputs, known_as)
+            found = shapes.types[key] = self._learned(cell, inputs, given, known_as)
         except ModelError:
             shapes.refused.add(key)
             raise error from None
         return found
 
-    def _learned(self, cell: Cell, inputs: tuple[ValueSpec, ...], name: str) -> CellType:
+    def _learned(self, cell: Cell, inputs: tuple[ValueSpec, ...], given: Given, name: str) -> CellType:
         """Bind a cell and return its type, a new one or that of an equal cell.
 
         A type has one set of batch sizes, one priority, and one set of host outputs. So cells that differ in one of
@@ -142,7 +152,9 @@ class CellRegistry:
             _check_side(name, "input", inputs, declared.inputs)
         with _TRACING:
             planner = _planner() if cell.optimize else None
-            bound = bind(source, inputs, name=name, fold_bytes=self._fold_bytes, planner=planner)
+            rows = tuple([self._row(argument, spec) for argument, spec in zip(given, inputs, strict=False)])
+            trial = Trial(rows, cell.batch_sizes, cell.independent_rows)
+            bound = bind(source, inputs, name=name, fold_bytes=self._fold_bytes, planner=planner, trial=trial)
         if declared is not None:
             _check_declared(declared, bound)
         for output in cell.host_outputs:
@@ -171,6 +183,7 @@ class CellRegistry:
         )
         self.types.append(cell_type)
         self.bound.append(bound)
+        self._trials.append(trial)
         self.modules.append(cell.module_for(inputs))
         self._cells.append(cell)
         if self._on_new is not None:
@@ -187,7 +200,20 @@ class CellRegistry:
                 name=cell_type.name,
                 fold_bytes=self._fold_bytes,
                 device=device,
+                trial=self._trials[type_id],
             )
+
+    def _row(self, argument: Value | ValueSequence | HostValues | None, spec: ValueSpec) -> Tensor | None:
+        """Return a real value for an input, [1, *shape]; None if nothing is known of it.
+
+        For a value that a cell computes, it is what the cell gave in its own trial.
+        """
+        if argument is None:
+            return example_rows((spec,), 1)[0]
+        if isinstance(argument, HostValues):
+            return torch.as_tensor(argument.values[:1])
+        known = argument.of.type_id
+        return None if known is None else self.bound[known].sample[argument.of.index]
 
     def use_in_runs(self, cell: CellType, num_sequence_inputs: int) -> None:
         """Note the number of inputs per step in this cell's chains. ModelError if earlier chains differ."""
@@ -218,13 +244,13 @@ class _Prefixed:
         self.use_in_runs = registry.use_in_runs
         self.zero_state = registry.zero_state
 
-    def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...]) -> CellType:
+    def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...], given: Given = ()) -> CellType:
         """As in the registry, under a name with the model's prefix."""
-        return self._registry.learn(cell, inputs, self._prefix)
+        return self._registry.learn(cell, inputs, given, self._prefix)
 
-    def other(self, cell: Cell, inputs: tuple[ValueSpec, ...], error: ShapeError) -> CellType:
+    def other(self, cell: Cell, inputs: tuple[ValueSpec, ...], error: ShapeError, given: Given = ()) -> CellType:
         """As in the registry, under a name with the model's prefix."""
-        return self._registry.other(cell, inputs, error, self._prefix)
+        return self._registry.other(cell, inputs, error, given, self._prefix)
 
 
 def _differences(known: CellType, cell: Cell) -> str:

@@ -62,6 +62,6 @@ def _part(scope: UnfoldingScope, part: TreeCalls, children: NodeArray, states: S
     inputs = [column(cell, sequence, known, port) for port, sequence in enumerate(part.inputs)]
     if known is None:
         arity = children.shape[1] if children.ndim == 2 else 0
-        specs = (*[given.spec for given in inputs], *[state.spec for state in states] * arity)
-        known = scope.types.learn(cell, specs)
+        given = (*inputs, *[*states] * arity)
+        known = scope.types.learn(cell, tuple([argument.spec for argument in given]), given)
     return TreePart(known, places, children, inputs)
