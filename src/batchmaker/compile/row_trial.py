@@ -39,6 +39,10 @@ RANDOM: Final = "draws random numbers, so its rows could not be compared with th
 CHAOTIC: Final = "rounding changes its results as much as other rows do, so its rows could not be compared"
 
 
+class RowsError(ModelError):
+    """The rows of a cell depend on each other, or on earlier calls."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Trial:
@@ -71,10 +75,9 @@ class Trial:
         return tuple(noise)
 
     def _given(self, port: int, spec: ValueSpec) -> Tensor | None:
-        """Return the real row of an input if it has this form."""
+        """Return the real row of an input, in its dtype, if it has this shape."""
         row = self.given[port] if port < len(self.given) else None
-        fits = row is not None and row.dtype == torch_dtype(spec.dtype) and tuple(row.shape) == (1, *spec.shape)
-        return row if fits else None
+        return None if row is None or tuple(row.shape) != (1, *spec.shape) else row.to(torch_dtype(spec.dtype))
 
 
 @final
@@ -143,7 +146,7 @@ def try_rows(
     """Run rows alone and together, and return what they gave alone.
 
     module: runs on the CPU; nobody else runs it meanwhile. traced: whether it runs as a graph, whose operations are
-    the same at every batch size. limits: number of tokens by input. Raises ModelError if a row gives other numbers
+    the same at every batch size. limits: number of tokens by input. Raises RowsError if a row gives other numbers
     among others than alone, by more than rounding, or if the same row gives other numbers when it comes again.
     The generators of random numbers are left as they were.
     """
@@ -284,7 +287,7 @@ class _RowTrial:
             fitting = _MANY_BYTES // max(1, sum(row.nbytes for row in self._real))
             yield [(5 * k + 1) % count for k in range(min(largest, _MANY, max(fitting, 1)))]
 
-    def _compared(self, rows: Batch, alone: Batch) -> tuple[bool, ModelError | None]:
+    def _compared(self, rows: Batch, alone: Batch) -> tuple[bool, RowsError | None]:
         """Return whether each row gave the same together as alone, and the error if it is not rounding that did it."""
         same = True
         for order in self._orders(len(rows[0])):
@@ -309,23 +312,23 @@ class _RowTrial:
         return self._run(tuple([row * 1 if row.is_floating_point() else row for row in rows]))
 
     def _check_again(self, first: Batch) -> None:
-        """ModelError if the real row gives other numbers now than at first."""
+        """RowsError if the real row gives other numbers now than at first."""
         for output, (made, wanted) in enumerate(zip(self._run(self._real), first, strict=True)):
             if is_apart(made, wanted, self._tolerance):
-                raise ModelError(
+                raise RowsError(
                     f"{self._where}, {self._output(output)}: the same row gives other numbers when it comes again. A "
                     "cell keeps nothing between calls: state is an input and an output. Its numbers may not depend on "
                     "the time, nor on chance, other than by torch's own random numbers."
                 )
 
-    def _error(self, output: int, batch: Batch, place: int, one: Batch) -> ModelError:
+    def _error(self, output: int, batch: Batch, place: int, one: Batch) -> RowsError:
         together, alone = partial(self._run, batch), partial(self._run, one)
         num_alone = self._sizes[0]
         num_together = self._sizes[bisect_left(self._sizes, len(batch[0]))]
         found = ""
         if not isinstance(self._module, Opaque):
             found = mixing_operation(alone, num_alone, together, num_together, place, self._tolerance)
-        return ModelError(
+        return RowsError(
             f"{self._where}, {self._output(output)}: a row gives other numbers among {len(batch[0])} rows than alone"
             f"{f'; the first operation that does is {found}' if found else ''}. Rows must not depend on each other: "
             "dimension 0 of every input and output is the batch, and its rows are of different requests. Compute along "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, Final, final
 
@@ -15,6 +16,7 @@ from batchmaker.compile.declaration import Declared, checked_module, declared_by
 from batchmaker.compile.export import flat_module
 from batchmaker.compile.opaque import Opaque, float_dtype_of
 from batchmaker.compile.programs import AnyProgram, Programs, ReadProgram, module_of
+from batchmaker.compile.row_trial import RowsError
 from batchmaker.errors import InvalidRequestError, ModelError, OptionError, ShapeError
 from batchmaker.graph.argument_errors import misfit
 from batchmaker.graph.calls import Calls
@@ -22,7 +24,8 @@ from batchmaker.graph.recorder import Argument
 from batchmaker.graph.spec import CellType, ValueSpec
 from batchmaker.graph.trees import SequenceArgument
 from batchmaker.graph.values import HostValues, Value, ValueSequence
-from batchmaker.model.arguments import column, is_several, single, where
+from batchmaker.model.arguments import as_floats, column, fitted, is_several, single, where
+from batchmaker.model.batch_sizes import default_batch_sizes
 from batchmaker.model.elements import INDEX, Element
 from batchmaker.model.host_values import CallData
 from batchmaker.model.scope import Given, OpenLoop, UnfoldingScope, current_scope, scope_of
@@ -31,24 +34,6 @@ from batchmaker.model.trees import TreeCalls, tree
 
 DEFAULT_MAX_BATCH = 256
 DEFAULT_MAX_SHAPES = 8
-
-
-def size_ladder(largest: int, *, exact: int, parts: int) -> tuple[int, ...]:
-    """Return the sizes from 1 to `largest`.
-
-    Each size up to `exact`, then `parts` sizes (a power of two) in every doubling.
-    """
-    sizes = {*range(1, min(largest, exact) + 1), largest}
-    size = exact
-    while size < largest:
-        size += max(1, (1 << (size.bit_length() - 1)) // parts)
-        sizes.add(min(size, largest))
-    return tuple(sorted(sizes))
-
-
-def default_batch_sizes(max_batch: int) -> tuple[int, ...]:
-    """Return the batch sizes at which a cell is called. Padding up to the next one adds less than an eighth."""
-    return size_ladder(max_batch, exact=32, parts=8)
 
 
 @final
@@ -99,8 +84,6 @@ class Cell:
         self.programs = module if isinstance(module, Programs) else None
         if isinstance(module, Programs):
             declared, module = module.declared, module_of(module.first)
-        if not isinstance(independent_rows, bool):
-            raise OptionError(f"independent_rows must be True or False, got {independent_rows!r}")
         if not independent_rows:
             sizes: tuple[int, ...] = (1,)
             if batch_sizes is not None and tuple(batch_sizes) != sizes:
@@ -118,8 +101,9 @@ class Cell:
                 raise OptionError(f"max_batch is {max_batch} but the largest of batch_sizes is {sizes[-1]}")
         if max_shapes < 1:
             raise OptionError(f"max_shapes must be at least 1, got {max_shapes}")
-        if not isinstance(optimize, bool):
-            raise OptionError(f"optimize must be True or False, got {optimize!r}")
+        for option, given in (("optimize", optimize), ("independent_rows", independent_rows)):
+            if not isinstance(given, bool):
+                raise OptionError(f"{option} must be True or False, got {given!r}")
         self.module = checked_module(module)
         self.declared = self.module.declared if declared is None and isinstance(self.module, Opaque) else declared
         self.batch_sizes = sizes
@@ -201,8 +185,7 @@ class Cell:
         scope = scope_of(self)
         is_tuple = type(sequence) is not StandIn and isinstance(sequence, tuple)
         parts = sequence if is_tuple and is_several(sequence) else (sequence,)
-        known, columns, error = self._columns(scope, parts)
-        return self._chain(scope, known, columns, init, None, None, error)
+        return self._chain(scope, self._elements(scope, parts), init, None, None)
 
     def loop(self, init: Any, *, until: Any = None, max_steps: int) -> Any:
         """Add a chain that feeds all its inputs from its own last outputs, starting with `init`, as in `run`.
@@ -212,16 +195,16 @@ class Cell:
         takes an array of watched values, one per request, and returns an array of bools. Returns the same as `run`.
         """
         scope = scope_of(self)
-        return self._chain(scope, scope.types.known(self), [], init, max_steps, until)
+        return self._chain(scope, (), init, max_steps, until)
 
     def map(self, *sequences: Any) -> Any:
         """Add one node per element, without recurrence. Returns the output as a sequence, or a tuple of sequences."""
         scope = current_scope.get() or scope_of(self)
-        known, columns, error = self._columns(scope, sequences)
+        known, columns, error = self._columns(scope, self._elements(scope, sequences))
         cell = known or self._type_of(scope, columns, error)
         if len(columns) != len(cell.inputs):
             raise InvalidRequestError(f"{where(self)} takes {len(cell.inputs)} inputs, got {len(columns)} sequences")
-        return _one_or_all(scope.recorder.map(cell, columns))
+        return _one_or_all(scope.recorder.map(cell, fitted(self, columns, cell)))
 
     def tree(self, children: Any, leaves: Any, *inputs: Any) -> Any:
         """Add the inner nodes of a tree or DAG, all of them calls of this cell.
@@ -246,6 +229,12 @@ class Cell:
 
     # --- inside -------------------------------------------------------------------------------------------------
 
+    def _elements(self, scope: UnfoldingScope, sequences: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return sequences in which values of cells are sequences too."""
+        if Value not in map(type, sequences):
+            return sequences
+        return tuple([elements(scope, x) if type(x) is Value and x.spec.shape else x for x in sequences])
+
     def _columns(
         self, scope: UnfoldingScope, sequences: tuple[Any, ...]
     ) -> tuple[CellType | None, list[SequenceArgument], ShapeError | None]:
@@ -255,8 +244,6 @@ class Cell:
         other shapes.
         """
         known = scope.types.known(self)
-        if Value in map(type, sequences):
-            sequences = tuple([elements(scope, x) if type(x) is Value and x.spec.shape else x for x in sequences])
         columns: list[SequenceArgument] = []
         try:
             for port, sequence in enumerate(sequences):
@@ -269,11 +256,7 @@ class Cell:
         return known, columns, None
 
     def _type_of(
-        self,
-        scope: UnfoldingScope,
-        given: Given,
-        error: ShapeError | None,
-        state: tuple[ValueSpec, ...] = (),
+        self, scope: UnfoldingScope, given: Given, error: ShapeError | None, state: tuple[ValueSpec, ...] = ()
     ) -> CellType:
         """Return a new type for these arguments. error: that of the cell's existing type, which takes others.
 
@@ -304,28 +287,26 @@ class Cell:
         return calls
 
     def _chain(
-        self,
-        scope: UnfoldingScope,
-        known: CellType | None,
-        columns: list[SequenceArgument],
-        init: Any,
-        max_steps: int | None,
-        until: Any,
-        error: ShapeError | None = None,
+        self, scope: UnfoldingScope, sequences: tuple[Any, ...], init: Any, max_steps: int | None, until: Any
     ) -> Any:
-        state: list[Argument | None] | None = None
-        if init is not None:
-            parts = init if type(init) is not StandIn and isinstance(init, tuple | list) else (init,)
-            state = [
-                None if part is None else single(self, part, known, len(columns) + i) for i, part in enumerate(parts)
-            ]
+        known, columns, error = self._columns(scope, sequences)
+        try:
+            state = self._state(init, known, len(columns))
+        except ShapeError as other:
+            if known is None:
+                raise
+            known, error = None, other
+            columns = [column(self, sequence, None, port) for port, sequence in enumerate(sequences)]
+            state = self._state(init, None, len(columns))
         if known is None:
             given = None if state is None else [None if value is None else value.spec for value in state]
             if given is None or None in given:
-                zeros = self._zeros(scope, tuple([column.spec for column in columns]), error)
+                zeros = self._zeros(scope, columns, error)
                 given = list(zeros) if given is None else [a or b for a, b in zip(given, zeros, strict=False)]
             specs = tuple([spec for spec in given if spec is not None])
             known = self._learned(scope, columns, state or [None] * len(specs), specs, error)
+            columns = fitted(self, columns, known)
+            state = None if state is None else fitted(self, state, known, len(columns))
         outputs = scope.recorder.run(known, columns, state, max_steps=max_steps, open_ended=until is not None)
         scope.types.use_in_runs(known, len(columns))
         if until is not None:
@@ -334,16 +315,26 @@ class Cell:
             scope.loops[first] = OpenLoop(first, outputs[0].node, until)
         return _one_or_all(outputs)
 
+    def _state(self, init: Any, known: CellType | None, first: int) -> list[Argument | None] | None:
+        """Return the initial state, the inputs from `first` on, with None for zeros; None if it is not given."""
+        if init is None:
+            return None
+        parts = init if type(init) is not StandIn and isinstance(init, tuple | list) else (init,)
+        return [None if part is None else single(self, part, known, first + k) for k, part in enumerate(parts)]
+
     def _zeros(
-        self, scope: UnfoldingScope, sequence: tuple[ValueSpec, ...], error: ShapeError | None
+        self, scope: UnfoldingScope, columns: list[SequenceArgument], error: ShapeError | None
     ) -> tuple[ValueSpec, ...]:
-        """Return the zero state. Raises `error` if these shapes have none."""
+        """Return the zero state. Integers among the columns may be floats. Raises `error` if there is none."""
+        specs = tuple([column.spec for column in columns])
         try:
-            return scope.types.zero_state(self, sequence)
-        except ModelError:
-            if error is not None:
-                raise error from None
-            raise
+            return scope.types.zero_state(self, specs)
+        except ModelError as refused:
+            floats = as_floats(columns, specs, self.float_dtype)
+            if error is None and floats != specs:
+                with suppress(ModelError):
+                    return scope.types.zero_state(self, floats)
+            raise (error or refused) from None
 
     def _learned(
         self,
@@ -353,13 +344,26 @@ class Cell:
         state: tuple[ValueSpec, ...],
         error: ShapeError | None,
     ) -> CellType:
-        """Return the type of a chain's cell. ShapeError if the cell returns a state of another shape than it takes."""
+        """Return the type of a chain's cell. Integers among the initial state may be floats.
+
+        ShapeError if the cell returns a state of another shape than it takes.
+        """
+        given = (*columns, *init[: len(state)])
         try:
-            known = self._type_of(scope, (*columns, *init[: len(state)]), error, state)
-            if error is not None:
-                scope.types.use_in_runs(known, len(columns))  # raises if the cell returns another state than it takes
+            known = self._type_of(scope, given, error, state)
+            scope.types.use_in_runs(known, len(columns))  # raises if the cell returns another state than it takes
             return known
-        except ModelError:
+        except RowsError:
+            raise
+        except ModelError as refused:
+            floats = as_floats(init, state, self.float_dtype)
+            if floats != state:
+                first = refused if isinstance(refused, ShapeError) else ShapeError(str(refused))
+                with suppress(ModelError):
+                    learnt = scope.types.known(self) is not None
+                    known = self._type_of(scope, given, (error or first) if learnt else None, floats)
+                    scope.types.use_in_runs(known, len(columns))
+                    return known
             if error is not None:
                 raise error from None
             try:
@@ -367,9 +371,9 @@ class Cell:
             except ModelError:  # the length is unknown
                 zeros = state
             if [part.row_signature for part in state] != [part.row_signature for part in zeros]:
-                given, wanted = ("(" + ", ".join(map(str, parts)) + ")" for parts in (state, zeros))
+                mine, wanted = ("(" + ", ".join(map(str, parts)) + ")" for parts in (state, zeros))
                 raise ShapeError(
-                    f"{where(self)}: the initial state has rows of {given}, expected {wanted}; give init= as many "
+                    f"{where(self)}: the initial state has rows of {mine}, expected {wanted}; give init= as many "
                     "values, each one row without a batch, or leave it out for zeros"
                 ) from None
             raise

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, final
+from functools import partial
+from typing import Final, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +14,12 @@ from torch import Tensor, nn
 from batchmaker.compile.binding import BoundCell, Planner, bind
 from batchmaker.compile.declaration import Declared
 from batchmaker.compile.export import example_rows
-from batchmaker.compile.row_trial import Trial
+from batchmaker.compile.row_trial import RowsError, Trial
 from batchmaker.errors import ModelError, ShapeError
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.graph.values import HostValues, Value, ValueSequence
 from batchmaker.model.cell import Cell
+from batchmaker.model.floats import Floats
 from batchmaker.model.initial_state import initial_state
 from batchmaker.model.scope import CellTypes, Given
 
@@ -29,12 +31,16 @@ _MAX_REFUSED: Final = 64
 """A cell that has refused so many shapes is not tried with others."""
 
 
+Signature: TypeAlias = tuple[tuple[tuple[int, ...], str], ...]
+"""Shapes and dtypes of the rows of all inputs."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Shapes:
-    """The types of one cell for later shapes of its inputs, and the shapes that it refuses."""
+    """The types of one cell for later shapes and dtypes of its inputs, and those that it refuses."""
 
-    types: dict[tuple[tuple[int, ...], ...], CellType]
-    refused: set[tuple[tuple[int, ...], ...]]
+    types: dict[Signature, CellType]
+    refused: set[Signature]
 
 
 def _planner() -> Planner:
@@ -103,17 +109,17 @@ class CellRegistry:
     def other(
         self, cell: Cell, inputs: tuple[ValueSpec, ...], error: ShapeError, given: Given = (), prefix: str = ""
     ) -> CellType:
-        """Return the type of a cell for other shapes than at first. New shapes are bound now.
+        """Return the type of a cell for other shapes or dtypes than at first. They are bound now if they are new.
 
-        Raises `error` if the cell does not take them, or if dtypes or numbers of dimensions differ from the first use;
-        a similar error beyond the cell's `max_shapes`.
+        Raises `error` if the cell does not take them, or if numbers of dimensions differ from the first use; a similar
+        error beyond the cell's `max_shapes`.
         """
         first = self._types[cell].inputs
-        alike = [(spec.dtype, len(spec.shape)) for spec in inputs] == [(spec.dtype, len(spec.shape)) for spec in first]
+        alike = [len(spec.shape) for spec in inputs] == [len(spec.shape) for spec in first]
         if cell.declared is not None or not alike:
             raise error
         shapes = self._shapes.setdefault(cell, _Shapes({}, set()))
-        key = tuple([spec.shape for spec in inputs])
+        key = tuple([spec.row_signature for spec in inputs])
         if key in shapes.types:
             return shapes.types[key]
         if cell.programs is not None and not cell.programs.have(inputs):
@@ -131,8 +137,12 @@ class CellRegistry:
                 "such as the next multiple of 32, or allow more with bm.Cell(..., max_shapes=)"
             )
         try:
-            known_as = f"{name} {' '.join(str(list(spec.shape)) for spec in inputs)}"
+            same = [one.dtype == other.dtype for one, other in zip(inputs, first, strict=True)]
+            shown = [str(list(spec.shape)) if like else str(spec) for spec, like in zip(inputs, same, strict=True)]
+            known_as = f"{name} {' '.join(shown)}"
             found = shapes.types[key] = self._learned(cell, inputs, given, known_as)
+        except RowsError:
+            raise
         except ModelError:
             shapes.refused.add(key)
             raise error from None
@@ -150,11 +160,22 @@ class CellRegistry:
             raise ShapeError(f"cell {name!r}: {error}") from None
         if declared is not None:
             _check_side(name, "input", inputs, declared.inputs)
+        planner = _planner() if cell.optimize else None
+        rows = tuple([self._row(argument, spec) for argument, spec in zip(given, inputs, strict=False)])
+        trial = Trial(rows, cell.batch_sizes, cell.independent_rows)
+        bind_to = partial(bind, source, name=name, fold_bytes=self._fold_bytes, planner=planner, trial=trial)
+        ports = [port for port, argument in enumerate(given) if isinstance(argument, HostValues)]
+        floats = Floats(cell.module, cell.float_dtype, trial)
         with _TRACING:
-            planner = _planner() if cell.optimize else None
-            rows = tuple([self._row(argument, spec) for argument, spec in zip(given, inputs, strict=False)])
-            trial = Trial(rows, cell.batch_sizes, cell.independent_rows)
-            bound = bind(source, inputs, name=name, fold_bytes=self._fold_bytes, planner=planner, trial=trial)
+            try:
+                bound = bind_to(floats.annotated(inputs, ports))
+            except RowsError:
+                raise
+            except ModelError:
+                found = None if declared is not None else floats.needed(inputs, ports)
+                if found is None:
+                    raise
+                bound = bind_to(found)
         if declared is not None:
             _check_declared(declared, bound)
         for output in cell.host_outputs:

@@ -10,7 +10,7 @@ from batchmaker.errors import InvalidRequestError
 from batchmaker.graph.spec import CellType
 from batchmaker.graph.trees import SequenceArgument, TreePart
 from batchmaker.graph.values import NodeArray
-from batchmaker.model.arguments import CalledCell, column, integers
+from batchmaker.model.arguments import CalledCell, column, fitted, integers
 from batchmaker.model.scope import UnfoldingScope, scope_of
 from batchmaker.model.stand_ins import StandIn
 
@@ -64,4 +64,5 @@ def _part(scope: UnfoldingScope, part: TreeCalls, children: NodeArray, states: S
         arity = children.shape[1] if children.ndim == 2 else 0
         given = (*inputs, *[*states] * arity)
         known = scope.types.learn(cell, tuple([argument.spec for argument in given]), given)
+        inputs = fitted(cell, inputs, known)
     return TreePart(known, places, children, inputs)
