@@ -57,6 +57,7 @@ class Planned(Protocol):
 Planner = Callable[[TracedCell], Planned]
 
 
+@torch.random.fork_rng(devices=[])
 def bind(
     module: nn.Module | AnyProgram,
     inputs: tuple[ValueSpec, ...],
@@ -77,7 +78,8 @@ def bind(
     - planner: batches the operations inside the cell if this is measured to be faster.
     - trial: real values, and the sizes at which the cell will run.
 
-    Raises ModelError or ShapeError. A module that cannot be traced is not an error; `notes` says so.
+    Raises ModelError or ShapeError. A module that cannot be traced is not an error; `notes` says so. Torch's random
+    numbers go on afterwards as if nothing had been drawn.
     """
     where, trial = f"cell {name!r}", trial or Trial()
     runnable = flat_module(module) if isinstance(module, nn.Module) else module_of(module)
@@ -286,7 +288,8 @@ class BoundCell:
 
         batch_sizes: for `step`, or for `call` if the cell is not split. hoist_sizes: for `hoist`.
         """
-        hoisted = () if self.num_sequence_inputs is None else self.hoist(self.example(1)[: self.num_sequence_inputs])
+        split, count = self._split, self.num_sequence_inputs
+        hoisted = () if split is None else split.hoist(*self.example(1)[:count])
         for size in batch_sizes:
             if self.num_sequence_inputs is None:
                 self.call(self.example(size))

@@ -30,8 +30,8 @@ _LARGE_BYTES: Final = 8 << 20
 _MANY: Final = 64
 _MANY_BYTES: Final = 4 << 20
 """Most rows, and bytes of them, in the largest batch that is tried."""
-_DRAWS: Final = 2
-"""A difference counts if other rows show one too: a choice between equal scores is rare."""
+_DRAWS: Final = 4
+"""A difference counts if other rows show one too, of so many draws: a choice between equal scores is rare."""
 _ON_DEVICE: Final = 2e-2
 """The tolerance on other devices, whose products may round their factors to TF32."""
 
@@ -148,10 +148,15 @@ def try_rows(
     module: runs on the CPU; nobody else runs it meanwhile. traced: whether it runs as a graph, whose operations are
     the same at every batch size. limits: number of tokens by input. Raises RowsError if a row gives other numbers
     among others than alone, by more than rounding, or if the same row gives other numbers when it comes again.
-    The generators of random numbers are left as they were.
     """
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with torch.no_grad():
         return _RowTrial(module, inputs, trial, where, traced, limits).tried()
+
+
+def _floats(kind: int, noise: Tensor) -> Tensor:
+    """Return a row that is large and negative, noise, large and positive, zero, or positive."""
+    large = _LARGE * noise.abs()
+    return (-large, noise, large, torch.zeros_like(noise), 3 * noise.abs())[kind]
 
 
 @final
@@ -189,17 +194,18 @@ class _RowTrial:
         if not self._trial.independent:
             self._check_again(first)
             return self._result(self._real, (), first)
-        errors = []
+        earlier: RowsError | None = None
+        compared = False
         for seed in range(_DRAWS):
             rows, alone = self._rows(seed)
             self._check_again(first)
-            compared, error = self._compared(rows, alone)
-            if compared:
+            same, error = self._compared(rows, alone)
+            if error is not None and earlier is not None:
+                raise earlier
+            if same and earlier is None:
                 return self._result(rows, alone, first)
-            errors.append(error)
-        if all(error is not None for error in errors):
-            raise errors[0]  # type: ignore[misc]
-        return self._result(self._real, (), first, CHAOTIC)
+            compared, earlier = compared or same, earlier or error
+        return self._result(rows, alone, first) if compared else self._result(self._real, (), first, CHAOTIC)
 
     def _result(self, rows: Batch, alone: Batch, first: Batch, *notes: str) -> Tried:
         return Tried(rows, alone, first, self._sizes, self._tolerance, self._run_computed, notes)
@@ -210,9 +216,9 @@ class _RowTrial:
         """Return rows, the real one first, and what the module gives for each alone. It raises for none of them."""
         rows, alone = [self._real], [self._run(self._real)]
         generator = torch.Generator().manual_seed(seed)
-        kinds = (0, 2, 4) if self._is_large else range(5)
-        for kind in kinds:
-            for candidate in self._candidates(kind, generator):
+        noise = [torch.randn(real.shape, generator=generator) for real in self._real]
+        for kind in range(3 if self._is_large else 5):
+            for candidate in self._candidates(kind, noise, generator):
                 try:
                     made = self._run(candidate)
                 except Exception:  # made-up values that the cell does not take
@@ -226,37 +232,38 @@ class _RowTrial:
             rows, alone = [rows[k] for k in same], [alone[k] for k in same]
         return tuple(map(torch.cat, zip(*rows, strict=True))), tuple(map(torch.cat, zip(*alone, strict=True)))
 
-    def _candidates(self, kind: int, generator: torch.Generator) -> Iterator[Batch]:
-        """Yield rows of one kind: all made up; with the real integers; the real numbers, changed a little."""
-        floats = [
-            self._floats(kind, spec, real, generator) for spec, real in zip(self._inputs, self._real, strict=True)
+    def _candidates(self, kind: int, noise: list[Tensor], generator: torch.Generator) -> Iterator[Batch]:
+        """Yield rows of one kind: all made up, then more and more of the real numbers, changed a little."""
+        real = self._real
+        drawn = [
+            _floats(kind, noise[port]).to(row.dtype)
+            if row.is_floating_point()
+            else self._integers(kind, port, row, generator)
+            for port, row in enumerate(real)
         ]
-        others = [
-            self._integers(kind, port, spec, real, generator)
-            for port, (spec, real) in enumerate(zip(self._inputs, self._real, strict=True))
-        ]
-        is_float = [real.is_floating_point() for real in self._real]
-        yield tuple([f if of else i for f, i, of in zip(floats, others, is_float, strict=True)])
-        yield tuple([f if of else real for f, real, of in zip(floats, self._real, is_float, strict=True)])
-        yield tuple([real if of else i for real, i, of in zip(self._real, others, is_float, strict=True)])
-        for share in (0.5, 0.01):
-            changes = [1 + share * (torch.rand(real.shape, generator=generator) - 0.5) for real in self._real]
-            near = [(real * by).to(real.dtype) for real, by in zip(self._real, changes, strict=True)]
-            yield tuple([f if of else real for f, real, of in zip(near, self._real, is_float, strict=True)])
+        yield tuple(drawn)
+        near, nearer = (
+            [
+                (row * (1 + share * (torch.rand(row.shape, generator=generator) - 0.5))).to(row.dtype)
+                if row.is_floating_point()
+                else row
+                for row in real
+            ]
+            for share in (0.5, 0.01)
+        )
+        yield tuple([made if row.is_floating_point() else row for made, row in zip(drawn, real, strict=True)])
+        for port in range(len(real)):
+            yield (*drawn[:port], near[port], *drawn[port + 1 :])
+        yield tuple(near)
+        yield tuple(nearer)
 
-    def _floats(self, kind: int, spec: ValueSpec, real: Tensor, generator: torch.Generator) -> Tensor:
-        """Return a row of noise, positive, negative, large or zero."""
-        noise = torch.randn(real.shape, generator=generator)
-        made = (-noise.abs(), noise, _LARGE * noise.abs(), torch.zeros_like(noise), 3 * noise.abs())[kind]
-        return made.to(torch_dtype(spec.dtype))
-
-    def _integers(self, kind: int, port: int, spec: ValueSpec, real: Tensor, generator: torch.Generator) -> Tensor:
+    def _integers(self, kind: int, port: int, real: Tensor, generator: torch.Generator) -> Tensor:
         """Return a row of small numbers, or of any tokens."""
-        if spec.dtype == "bool":
-            return torch.rand(real.shape, generator=generator) < (0.5, 0.5, 2.0, -1.0, 0.5)[kind]
+        if real.dtype is torch.bool:
+            return torch.rand(real.shape, generator=generator) < (-1.0, 0.5, 2.0, 0.5, 0.5)[kind]
         limit = self._limits.get(port, 5)
         drawn = torch.randint(0, limit, real.shape, generator=generator)
-        made = (drawn, torch.ones_like(drawn), drawn, torch.zeros_like(drawn), torch.full_like(drawn, 2))[kind]
+        made = (torch.zeros_like(drawn), drawn, torch.ones_like(drawn), drawn, torch.full_like(drawn, 2))[kind]
         return made.clamp(max=limit - 1).to(real.dtype)
 
     # --- running ------------------------------------------------------------------------------------------------
