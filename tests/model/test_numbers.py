@@ -84,7 +84,7 @@ def test_integers_are_floats_in_maps_runs_and_states_too() -> None:
     with torch.no_grad():
         for x in ([1.0, 2.0], [3.0, 4.0]):
             wanted = step(torch.tensor([x]), wanted)
-    for init in (None, [0, 0], [0.0, 0.0]):
+    for init in (None, np.zeros(2, np.int64), torch.zeros(2)):
         with engine_of(step, lambda cell, rows, init=init: cell.run(rows, init)) as engine:
             torch.testing.assert_close(engine.submit([[1, 2], [3, 4]]).result(), wanted[0])
 

@@ -25,8 +25,8 @@ Batch = tuple[Tensor, ...]
 """A batch [n, *shape] per input or output."""
 
 _LARGE: Final = 100.0
-_LARGE_BYTES: Final = 8 << 20
-"""A module with more bytes of weights is tried with fewer rows: each call reads all of them."""
+_LARGE_BYTES: Final = 1 << 20
+"""A module with more bytes of weights is tried with fewer rows and batches: each call reads all of them."""
 _MANY: Final = 64
 _MANY_BYTES: Final = 4 << 20
 """Most rows, and bytes of them, in the largest batch that is tried."""
@@ -105,8 +105,7 @@ class Tried:
         """
         count = len(self.inputs[0]) if self.outputs and device.type != "meta" else 0
         within = self.tolerance if device.type == "cpu" else max(self.tolerance, _ON_DEVICE)
-        for chosen in (range(count), range(count - 1, 0, -2)) if count else ():
-            places = list(chosen)
+        for places in (list(range(count)), list(range(count - 1, 3, -2))):
             if not places:
                 continue
             made = form(tuple([rows[places].to(device) for rows in self.inputs]), self.batch_sizes)
@@ -197,7 +196,7 @@ class _RowTrial:
         earlier: RowsError | None = None
         compared = False
         for seed in range(_DRAWS):
-            rows, alone = self._rows(seed)
+            rows, alone = self._rows(seed, first)
             self._check_again(first)
             same, error = self._compared(rows, alone)
             if error is not None and earlier is not None:
@@ -212,12 +211,12 @@ class _RowTrial:
 
     # --- rows ---------------------------------------------------------------------------------------------------
 
-    def _rows(self, seed: int) -> tuple[Batch, Batch]:
+    def _rows(self, seed: int, first: Batch) -> tuple[Batch, Batch]:
         """Return rows, the real one first, and what the module gives for each alone. It raises for none of them."""
-        rows, alone = [self._real], [self._run(self._real)]
+        rows, alone = [self._real], [first]
         generator = torch.Generator().manual_seed(seed)
         noise = [torch.randn(real.shape, generator=generator) for real in self._real]
-        for kind in range(3 if self._is_large else 5):
+        for kind in (0, 2) if self._is_large else range(5):
             for candidate in self._candidates(kind, noise, generator):
                 try:
                     made = self._run(candidate)
@@ -285,11 +284,11 @@ class _RowTrial:
         if largest == 1:
             return
         rows = list(range(count))
-        yield rows[:largest]
-        yield [*rows[1:], 0][::-1][:largest]
-        if not self._is_large:
-            yield rows[-1:-4:-1][:largest]
+        yield [*rows[1:], 0][:largest]
         yield [count - 1, 0][:largest]
+        if not self._is_large:
+            yield rows[:largest]
+            yield rows[-1:-4:-1][:largest]
         if not self._traced:  # Python may take another path for many rows
             fitting = _MANY_BYTES // max(1, sum(row.nbytes for row in self._real))
             yield [(5 * k + 1) % count for k in range(min(largest, _MANY, max(fitting, 1)))]
