@@ -170,8 +170,8 @@ def opaque(
     """Return a function over NumPy arrays as a module, for `Cell`. It is called, and never compiled.
 
     - function: takes one array [n, *shape] per input and returns one per output, a single array or a tuple. Rows must
-      not depend on each other. It may change its arguments. It is first called with zeros for integers and random
-      numbers for floats; with several workers, from several threads at once.
+      not depend on each other. It may change its arguments. It is first called with the example's values and made-up
+      ones; with several workers, from several threads at once.
     - inputs, outputs: one row each, in order, by name if it is a dict: an int or a tuple of sizes, in float32; (sizes,
       dtype), such as ((), "int64"); or a ValueSpec. Each request chooses a size that is None. State comes last, as for
       any cell.
@@ -252,6 +252,6 @@ def _tried(module: Opaque, rows: tuple[Tensor, ...], where: str) -> tuple[Tensor
         )
         raise ModelError(
             f"{where}: a trial run with ({shown}) raised {said_first(error)}. Before the first request it is "
-            "called with zeros for integers and random numbers for floats, at every batch size, and must take them."
+            "called with the values of the example, at every batch size, and must take them."
         ) from error
     return made

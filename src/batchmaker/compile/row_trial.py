@@ -262,7 +262,7 @@ class _RowTrial:
             return torch.rand(real.shape, generator=generator) < (-1.0, 0.5, 2.0, 0.5, 0.5)[kind]
         limit = self._limits.get(port, 5)
         drawn = torch.randint(0, limit, real.shape, generator=generator)
-        made = (torch.zeros_like(drawn), drawn, torch.ones_like(drawn), drawn, torch.full_like(drawn, 2))[kind]
+        made = (drawn, torch.ones_like(drawn), drawn, torch.zeros_like(drawn), torch.full_like(drawn, 2))[kind]
         return made.clamp(max=limit - 1).to(real.dtype)
 
     # --- running ------------------------------------------------------------------------------------------------
