@@ -28,7 +28,7 @@ from batchmaker.compile.export import example_rows
 from batchmaker.executor.task_steps import HOISTED_SIZES
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.kernels.cpu.choice import example_task
-from batchmaker.model.cell import default_batch_sizes
+from batchmaker.model.batch_sizes import default_batch_sizes
 
 KINDS = {"lstm": (nn.LSTMCell, nn.LSTM, 2), "gru": (nn.GRUCell, nn.GRU, 1), "rnn": (nn.RNNCell, nn.RNN, 1)}
 SIZES = [("float32", 64), ("float32", 128), ("float32", 256), ("float32", 512), ("bfloat16", 1024)]

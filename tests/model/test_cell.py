@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import batchmaker as bm
 from batchmaker.errors import ModelError, OptionError
-from batchmaker.model.cell import default_batch_sizes
+from batchmaker.model.batch_sizes import default_batch_sizes
 
 H = 4
 

@@ -260,9 +260,7 @@ def test_data_is_that_of_the_call_whatever_becomes_of_it_later(unfolded: Any) ->
 
 @pytest.mark.parametrize(
     ("data", "message"),
-    [([1, 2.0], "'leaf', input 0: got values of dtype float64, expected int64"),
-     ([1, True], "'leaf', input 0: got values of dtype bool"),
-     ([1, "a"], "'leaf', input 0: got values of dtype objects"),
+    [([1, "a"], "'leaf', input 0: got values of dtype objects"),
      ([1, 1 << 70], "'leaf', input 0: got values of dtype objects"),
      ([1, [1, 2]], r"'leaf', input 0: got rows of shape \(2,\), expected \(\)")],
 )  # fmt: skip

@@ -12,23 +12,22 @@ import torch
 from torch import Tensor, nn
 
 from batchmaker.compile.dataflow import CannotRewriteError, TracedCell, copied
-from batchmaker.compile.export import example_rows, export_cell, flat_module, flat_outputs, infer_outputs
+from batchmaker.compile.export import export_cell, flat_module, infer_outputs
 from batchmaker.compile.fold import fold_tokens
+from batchmaker.compile.forms import CPU, CellForms, PlainModule
 from batchmaker.compile.identity import CellIdentity, canonical
 from batchmaker.compile.loops import ChainLoop, chain_loop
 from batchmaker.compile.lower import Packer
 from batchmaker.compile.opaque import Opaque, proved_outputs
-from batchmaker.compile.program import Program
 from batchmaker.compile.programs import AnyProgram, ReadProgram, module_of, prove_values
-from batchmaker.compile.recurrent_cells import Recurrence, find_recurrence
+from batchmaker.compile.recurrent_cells import Recurrence
 from batchmaker.compile.rewrite import cut_recurrent_cells, fold_constants, lift, token_limits
-from batchmaker.compile.split import Split, compile_whole, split_cell
-from batchmaker.errors import ModelError, ShapeError
+from batchmaker.compile.row_trial import Batch, Trial, try_rows
+from batchmaker.compile.split import Split
+from batchmaker.errors import ModelError
 from batchmaker.graph.spec import ValueSpec
 from batchmaker.kernels.cpu.greedy import GreedyLoop
 from batchmaker.kernels.cpu.loop import RecurrentLoop
-
-CPU = torch.device("cpu")
 
 
 class Planned(Protocol):
@@ -58,6 +57,7 @@ class Planned(Protocol):
 Planner = Callable[[TracedCell], Planned]
 
 
+@torch.random.fork_rng(devices=[])
 def bind(
     module: nn.Module | AnyProgram,
     inputs: tuple[ValueSpec, ...],
@@ -67,6 +67,7 @@ def bind(
     fold_bytes: int = 1 << 30,
     device: torch.device = CPU,
     planner: Planner | None = None,
+    trial: Trial | None = None,
 ) -> BoundCell:
     """Check the module against its declared inputs, put it in eval mode and make it fast.
 
@@ -75,53 +76,60 @@ def bind(
     - fold_bytes: most bytes of tables over a vocabulary.
     - device: where the cell runs, on copies of the weights; the module itself is on the CPU.
     - planner: batches the operations inside the cell if this is measured to be faster.
+    - trial: real values, and the sizes at which the cell will run.
 
-    Raises ModelError or ShapeError. A module that cannot be traced is not an error; `notes` says so.
+    Raises ModelError or ShapeError. A module that cannot be traced is not an error; `notes` says so. Torch's random
+    numbers go on afterwards as if nothing had been drawn.
     """
-    where = f"cell {name!r}"
+    where, trial = f"cell {name!r}", trial or Trial()
     runnable = flat_module(module) if isinstance(module, nn.Module) else module_of(module)
+    batches = [trial.batch(inputs, num_rows) for num_rows in trial.sizes()]
     if isinstance(module, ReadProgram):
-        outputs = prove_values(module, inputs, where)
+        outputs = prove_values(module, where, [trial.batch(inputs, num_rows) for num_rows in (2, 3)])
     elif isinstance(runnable, Opaque):
-        outputs = proved_outputs(runnable, inputs, where)
+        outputs = proved_outputs(runnable, inputs, where, batches)
     else:
-        outputs = infer_outputs(runnable, inputs, where)
+        outputs = infer_outputs(runnable, inputs, where, batches)
+    graph, left = None, ""
     try:
         graph = lift(traced(runnable, inputs) if isinstance(module, nn.Module) else module)
     except CannotRewriteError as error:
-        notes = (f"left as it is: {error}",)
+        left = f"left as it is: {error}"
+    limits = {} if graph is None else token_limits(graph)
+    tokens = {} if graph is None else {k: limits[n.name] for k, n in enumerate(graph.inputs) if n.name in limits}
+    tried = try_rows(runnable, inputs, trial, where, traced=graph is not None, limits=tokens)
+    known = tuple(dataclasses.replace(spec, num_tokens=tokens.get(k, spec.num_tokens)) for k, spec in enumerate(inputs))
+    if graph is None:
         itself = module if isinstance(module, nn.Module) else runnable
         known_as = runnable.identity if isinstance(runnable, Opaque) else None
         identity = CellIdentity(known_as or "", (inputs, outputs), module=None if known_as else itself)
-        core = _Core(_copy_on(runnable, device), None, where, outputs=outputs)
-        bound = BoundCell(name, inputs, outputs, identity, notes, core)
     else:
         text, weights = canonical(graph)
-        identity = CellIdentity(text if planner is None else f"{text}\noptimized", (inputs, outputs), weights)
-        limits = token_limits(graph)
-        known = tuple(
-            dataclasses.replace(spec, num_tokens=limits.get(node.name, spec.num_tokens))
-            for spec, node in zip(inputs, graph.inputs, strict=True)
-        )
-        core, done = _core_of(runnable, graph, where, limits, fold_bytes=fold_bytes, device=device, planner=planner)
-        bound = BoundCell(name, known, outputs, identity, done, core)
+        options = ("" if planner is None else "\noptimized") + ("" if trial.independent else "\nrow by row")
+        identity = CellIdentity(text + options, (inputs, outputs), weights)
+    plain = PlainModule(runnable, where, outputs, device, tried)
+    if graph is None or not trial.independent:
+        forms = CellForms(plain, None)
+        done: tuple[str, ...] = (left if trial.independent else "runs row by row, as it is: independent_rows=False",)
+    else:
+        forms, done = _forms_of(plain, graph, limits, fold_bytes=fold_bytes, planner=planner)
+    bound = BoundCell(name, known, outputs, identity, (*done, *tried.notes), forms)
     return bound if num_sequence_inputs is None else bound.split(num_sequence_inputs)
 
 
-def _core_of(
-    runnable: nn.Module,
+def _forms_of(
+    plain: PlainModule,
     graph: TracedCell,
-    where: str,
     limits: dict[str, int],
     *,
     fold_bytes: int,
-    device: torch.device,
     planner: Planner | None,
-) -> tuple[_Core, tuple[str, ...]]:
-    """Move a cell's graph to the device and optimise it in place; return the core and notes on what was done.
+) -> tuple[CellForms, tuple[str, ...]]:
+    """Move a cell's graph to the device and optimise it in place; return its forms and notes on what was done.
 
     limits: number of tokens by input name. The rest is as for `bind`.
     """
+    device = plain.device
     graph.move_to(device)
     with device:
         notes = [f"{kind} cut into input projection and step" for kind in cut_recurrent_cells(graph)]
@@ -138,12 +146,7 @@ def _core_of(
     elif planner is not None:
         notes.append(f"not planned: planning is for the CPU, this cell runs on {device}")
     notes += _fold(graph, limits, fold_bytes)
-    return _Core(runnable, graph, where, packer, unplanned), tuple(notes)
-
-
-def _copy_on(module: nn.Module, device: torch.device) -> nn.Module:
-    """Return the module itself if it is on the device, else a copy on the device."""
-    return module if device == CPU else copy.deepcopy(module).to(device)
+    return CellForms(plain, graph, packer, unplanned), tuple(notes)
 
 
 def traced(module: nn.Module, inputs: tuple[ValueSpec, ...]) -> torch.export.ExportedProgram:
@@ -176,81 +179,8 @@ def _fold(graph: TracedCell, limits: dict[str, int], fold_bytes: int) -> list[st
     return notes
 
 
-class _Core:
-    """The common part of all splits of one cell: its graph, or the module itself without a graph.
-
-    outputs: rows that the module itself must return. unplanned: for a planned cell, a function from the number of
-    sequence inputs to the graph to split instead, or None to split this one.
-    """
-
-    def __init__(
-        self,
-        module: nn.Module,
-        graph: TracedCell | None,
-        where: str,
-        packer: Packer | None = None,
-        unplanned: Callable[[int], TracedCell | None] | None = None,
-        outputs: tuple[ValueSpec, ...] = (),
-    ) -> None:
-        self._module = module
-        self._graph = graph
-        self._where = where
-        self._packer = packer or Packer()
-        self._unplanned = unplanned
-        self._outputs = outputs
-        self._whole: Program | None = None
-
-    def whole(self) -> Program:
-        """Return the whole cell as a program, compiled at first use."""
-        if self._whole is None:
-            graph = self._graph
-            self._whole = self._run_module if graph is None else compile_whole(graph, self._packer)
-        return self._whole
-
-    def split(self, inputs: tuple[ValueSpec, ...], num_sequence_inputs: int) -> tuple[Split, tuple[str, ...]]:
-        """Return the cell in two parts, and a note on the split."""
-        if self._graph is not None:
-            try:
-                split, notes = self._cut(self._graph, num_sequence_inputs)
-            except CannotRewriteError as error:
-                return self._all_in_step(inputs[:num_sequence_inputs]), (f"nothing hoisted: {error}",)
-            count = split.num_hoisted_calls
-            return split, (*notes, *((f"{count} operations hoisted out of the step",) if count else ()))
-        return self._all_in_step(inputs[:num_sequence_inputs]), ()
-
-    def _cut(self, graph: TracedCell, num_sequence_inputs: int) -> tuple[Split, tuple[str, ...]]:
-        other = None if self._unplanned is None else self._unplanned(num_sequence_inputs)
-        if other is None:
-            return split_cell(graph, num_sequence_inputs, self._packer), ()
-        return split_cell(other, num_sequence_inputs, Packer(fuse=True)), (
-            "not planned in runs: its steps were no faster",
-        )
-
-    def recurrence(self, num_sequence_inputs: int) -> Recurrence | None:
-        return None if self._graph is None else find_recurrence(self._graph, num_sequence_inputs)
-
-    def _all_in_step(self, sequence: tuple[ValueSpec, ...]) -> Split:
-        return Split(_hand_on, self.whole(), sequence, 0)
-
-    def _run_module(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Return a program that runs the module on copies, because an unknown module may write into its inputs.
-
-        It raises ShapeError if the outputs differ from those at binding: they may depend on the values.
-        """
-        given = inputs if isinstance(self._module, Opaque) else tuple([value.clone() for value in inputs])
-        with torch.no_grad():
-            made = flat_outputs(self._module(*given), self._where)
-        for index, (output, spec) in enumerate(zip(made, self._outputs, strict=True)):
-            if output.shape != (len(inputs[0]), *spec.shape):
-                raise ShapeError(
-                    f"{self._where}, output {index}: got shape {tuple(output.shape)} for {len(inputs[0])} rows, "
-                    f"expected rows of {spec}, as at its first use. The shape of a row may not depend on its values."
-                )
-        return made
-
-
-def _hand_on(*inputs: Tensor) -> tuple[Tensor, ...]:
-    return inputs
+def _repeated(rows: Batch, count: int) -> Batch:
+    return tuple([row.expand(count, *row.shape[1:]).contiguous() for row in rows])
 
 
 @final
@@ -258,14 +188,14 @@ class BoundCell:
     """A module with known rows, ready to run. Made by `bind`.
 
     inputs, outputs: row specs; an integer input that indexes an embedding carries its num_tokens. hoisted: row specs of
-    the results of `hoist`. notes: what was done to make it fast, or why nothing was done.
+    the results of `hoist`.
 
     All calls take and return batches [n, *shape] on the cell's device. They never modify their arguments; an output may
     be an input that is passed through. The weights are those at binding: later changes of the module have no effect.
     """
 
     __slots__ = (
-        "_chain_loop", "_core", "_split", "_splits", "hoisted", "identity", "inputs", "name", "notes",
+        "_chain_loop", "_forms", "_notes", "_split", "_splits", "hoisted", "identity", "inputs", "name",
         "num_sequence_inputs", "outputs",
     )  # fmt: skip
 
@@ -276,19 +206,33 @@ class BoundCell:
         outputs: tuple[ValueSpec, ...],
         identity: CellIdentity,
         notes: tuple[str, ...],
-        core: _Core,
+        forms: CellForms,
     ) -> None:
         self.name = name
         self.inputs = inputs
         self.outputs = outputs
         self.identity = identity
-        self.notes = notes
+        self._notes = notes
         self.hoisted: tuple[ValueSpec, ...] = ()
         self.num_sequence_inputs: int | None = None
-        self._core = core
+        self._forms = forms
         self._split: Split | None = None
         self._chain_loop: ChainLoop | None = None
         self._splits: dict[int, BoundCell] = {}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was done to make it fast, or why nothing was done."""
+        return (*self._notes, *self._forms.refused)
+
+    @property
+    def sample(self) -> Batch:
+        """One real row of each output, [1, *shape], as the module gave it for the real row of each input."""
+        return self._forms.sample
+
+    def example(self, num_rows: int) -> Batch:
+        """Return so many copies of the real row of each input, on the cell's device."""
+        return _repeated(self._forms.example, num_rows)
 
     def split(self, num_sequence_inputs: int) -> BoundCell:
         """Return the same cell with its first inputs given step by step and the others as recurrent state.
@@ -298,8 +242,8 @@ class BoundCell:
         """
         if num_sequence_inputs not in self._splits:
             self._check_state(num_sequence_inputs)
-            split, notes = self._core.split(self.inputs, num_sequence_inputs)
-            made = BoundCell(self.name, self.inputs, self.outputs, self.identity, (*self.notes, *notes), self._core)
+            split, notes = self._forms.split(self.inputs, num_sequence_inputs)
+            made = BoundCell(self.name, self.inputs, self.outputs, self.identity, (*self._notes, *notes), self._forms)
             made.num_sequence_inputs, made._split, made.hoisted = num_sequence_inputs, split, split.hoisted
             given, state = self.inputs[:num_sequence_inputs], self.inputs[num_sequence_inputs:]
             made._chain_loop = chain_loop(split.looped, split.hoist, split.step, given, split.hoisted, state)
@@ -313,7 +257,7 @@ class BoundCell:
 
     def call(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Run one step: inputs [n, *shape] -> outputs [n, *shape]."""
-        return self._core.whole()(*inputs)
+        return self._forms.whole()(*inputs)
 
     def hoist(self, sequence: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Compute the state-independent part for m rows at once: [m, *shape] -> hoisted values [m, ...]."""
@@ -337,21 +281,22 @@ class BoundCell:
 
     def recurrence(self, num_sequence_inputs: int) -> Recurrence | None:
         """Return the cell as an LSTM or a GRU with so many inputs per step; None if it computes anything else."""
-        return self._core.recurrence(num_sequence_inputs)
+        return self._forms.recurrence(num_sequence_inputs)
 
     def warm_up(self, batch_sizes: Sequence[int], hoist_sizes: Sequence[int] = ()) -> None:
         """Run every size once, and measure the loop. No request then waits for oneDNN's preparations for a new size.
 
         batch_sizes: for `step`, or for `call` if the cell is not split. hoist_sizes: for `hoist`.
         """
+        split, count = self._split, self.num_sequence_inputs
+        hoisted = () if split is None else split.hoist(*self.example(1)[:count])
         for size in batch_sizes:
             if self.num_sequence_inputs is None:
-                self.call(example_rows(self.inputs, size))
+                self.call(self.example(size))
             else:
-                state = example_rows(self.inputs[self.num_sequence_inputs :], size)
-                self.step(example_rows(self.hoisted, size), state)
+                self.step(_repeated(hoisted, size), self.example(size)[self.num_sequence_inputs :])
         for size in hoist_sizes:
-            self.hoist(example_rows(self.inputs[: self.num_sequence_inputs], size))
+            self.hoist(self.example(size)[: self.num_sequence_inputs])
         if self._chain_loop is not None:
             self._chain_loop.measure(batch_sizes, hoist_sizes)
 

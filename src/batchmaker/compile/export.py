@@ -6,7 +6,7 @@ import inspect
 import io
 import logging
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from typing import Any, Final, Protocol
 
@@ -110,22 +110,27 @@ def flat_outputs(outputs: Any, where: str) -> tuple[Tensor, ...]:
     return tuple(leaves)
 
 
-def infer_outputs(module: nn.Module, inputs: tuple[ValueSpec, ...], where: str) -> tuple[ValueSpec, ...]:
-    """Return the outputs' row specs, found by running two and three random rows.
+def infer_outputs(
+    module: nn.Module,
+    inputs: tuple[ValueSpec, ...],
+    where: str,
+    batches: Sequence[tuple[Tensor, ...]] | None = None,
+) -> tuple[ValueSpec, ...]:
+    """Return the outputs' row specs, found by running batches, by default of two and three random rows.
 
     Raises ModelError if the module refuses the declared inputs, ShapeError if an output does not keep the batch in
     dimension 0 or its row shape depends on the batch.
     """
     if not inputs:
         raise ModelError(f"{where}: declares no inputs, expected at least one. Its dimension 0 is the batch.")
-    seen: list[tuple[ValueSpec, ...]] = []
-    for num_rows in (2, 3):
-        rows = example_rows(inputs, num_rows, random=True)
+    seen: dict[int, tuple[ValueSpec, ...]] = {}
+    for rows in batches or [example_rows(inputs, num_rows, random=True) for num_rows in (2, 3)]:
+        num_rows = len(rows[0])
         try:
             with torch.no_grad():
-                returned = module(*rows)
+                returned = module(*[row.clone() for row in rows])
         except Exception as error:
-            raise _refused(module, inputs, where, num_rows, error) from error
+            raise _refused(module, inputs, where, rows, error) from error
         outputs = flat_outputs(returned, where)
         for index, output in enumerate(outputs):
             if output.dim() == 0 or output.shape[0] != num_rows:
@@ -133,41 +138,62 @@ def infer_outputs(module: nn.Module, inputs: tuple[ValueSpec, ...], where: str) 
                     f"{where}, output {index}: got shape {tuple(output.shape)} for a batch of {num_rows}, "
                     f"expected ({num_rows}, ...). Keep the batch in dimension 0 of every output."
                 )
-        seen.append(tuple(spec_of_rows(output) for output in outputs))
-    if seen[0] != seen[1]:
-        raise ShapeError(
-            f"{where}: two rows gave ({', '.join(map(str, seen[0]))}), "
-            f"three rows ({', '.join(map(str, seen[1]))}). "
-            "The shape of a row may not depend on the batch."
-        )
-    return seen[0]
+        seen[num_rows] = tuple(spec_of_rows(output) for output in outputs)
+    check_alike(seen, where)
+    return next(iter(seen.values()))
+
+
+def check_alike(seen: Mapping[int, tuple[ValueSpec, ...]], where: str) -> None:
+    """ShapeError unless the rows of outputs, by number of rows in a batch, are the same at each."""
+    first, *others = seen
+    for other in others:
+        if seen[first] != seen[other]:
+            raise ShapeError(
+                f"{where}: {first} rows gave ({', '.join(map(str, seen[first]))}), "
+                f"{other} rows ({', '.join(map(str, seen[other]))}). "
+                "The shape of a row may not depend on the batch."
+            )
 
 
 def _refused(
-    module: nn.Module, inputs: tuple[ValueSpec, ...], where: str, num_rows: int, error: Exception
+    module: nn.Module, inputs: tuple[ValueSpec, ...], where: str, rows: tuple[Tensor, ...], error: Exception
 ) -> ModelError:
-    """Return the error for a module that raised in its trial."""
+    """Return the error for a module that raised in its trial: what is wrong with its inputs, or its own error.
+
+    If zeros of the same form run, the values are at fault, and not the form.
+    """
+
+    zeros = example_rows(inputs, len(rows[0]))
 
     def runs(specs: tuple[ValueSpec, ...]) -> bool:
-        try:
-            with torch.no_grad():
-                module(*example_rows(specs, 2))
-        except Exception:  # the module's code may raise anything
-            return False
-        return True
+        """Whether it runs with inputs of other specs: the same values where the shape is the same, else zeros."""
+        given = [
+            row.to(torch_dtype(spec.dtype)) if row.shape[1:] == spec.shape else example_rows((spec,), len(row))[0]
+            for row, spec in zip(rows, specs, strict=True)
+        ]
+        return _runs(module, tuple(given))
 
     declared = ", ".join(map(str, inputs))
     count = count_cause(module, len(inputs))
     if count is not None:
         return ModelError(f"{where}: {count} ({declared}). Give a value for each: inputs first, then the state.")
-    cause = cause_of(module, inputs, runs)
+    cause = None if _runs(module, zeros) else cause_of(module, inputs, runs)
     if cause is not None:
         return ShapeError(f"{where}, {cause}")
     return ModelError(
-        f"{where}: a trial run of {num_rows} rows with {len(inputs)} inputs ({declared}) raised "
+        f"{where}: a trial run of {len(rows[0])} rows with {len(inputs)} inputs ({declared}) raised "
         f"{type(error).__name__}: {error}. Declare one input per argument of forward(), with the "
         "shape and dtype of one row."
     )
+
+
+def _runs(module: nn.Module, rows: tuple[Tensor, ...]) -> bool:
+    try:
+        with torch.no_grad():
+            module(*[row.clone() for row in rows])
+    except Exception:  # the module's code may raise anything
+        return False
+    return True
 
 
 def said_first(error: BaseException) -> str:

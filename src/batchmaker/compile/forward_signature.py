@@ -23,3 +23,13 @@ def signature_of(module: nn.Module) -> inspect.Signature:
             for argument in arguments
         ]
     )
+
+
+def annotated_floats(module: nn.Module) -> set[int]:
+    """Return the numbers of the inputs that forward() annotates as floats, such as `temperature: float`."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return set()
+    floats = (float, torch.FloatTensor, torch.DoubleTensor, torch.HalfTensor, torch.BFloat16Tensor)
+    names = {"float", *[f"torch.{kind.__name__}" for kind in floats[1:]]}
+    parameters = enumerate(inspect.signature(module.forward).parameters.values())
+    return {port for port, one in parameters if one.annotation in floats or one.annotation in names}

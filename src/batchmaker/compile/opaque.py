@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from batchmaker.compile.declaration import Declared
-from batchmaker.compile.export import dtype_name, example_rows, float_dtype, said_first, spec_of_rows
+from batchmaker.compile.export import check_alike, dtype_name, float_dtype, said_first, spec_of_rows
 from batchmaker.errors import ModelError, OptionError, ShapeError
 from batchmaker.graph.spec import ValueSpec
 
@@ -24,9 +24,6 @@ RowGiven = int | tuple[Size, ...] | tuple[tuple[Size, ...], str] | ValueSpec
 
 DTYPES: Final = ("float32", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool")
 """The dtypes that NumPy and the state tables share."""
-
-_TOLERANCE: Final = 0.02
-"""The allowed change of a row with its batch, as a share of its largest number: float16 sums in another order."""
 
 
 @final
@@ -173,8 +170,8 @@ def opaque(
     """Return a function over NumPy arrays as a module, for `Cell`. It is called, and never compiled.
 
     - function: takes one array [n, *shape] per input and returns one per output, a single array or a tuple. Rows must
-      not depend on each other. It may change its arguments. It is first called with zeros for integers and random
-      numbers for floats; with several workers, from several threads at once.
+      not depend on each other. It may change its arguments. It is first called with the example's values and made-up
+      ones; with several workers, from several threads at once.
     - inputs, outputs: one row each, in order, by name if it is a dict: an int or a tuple of sizes, in float32; (sizes,
       dtype), such as ((), "int64"); or a ValueSpec. Each request chooses a size that is None. State comes last, as for
       any cell.
@@ -230,30 +227,18 @@ def _dtype(given: Any) -> str:
 # --- proving --------------------------------------------------------------------------------------------------------
 
 
-def proved_outputs(module: Opaque, inputs: tuple[ValueSpec, ...], where: str) -> tuple[ValueSpec, ...]:
-    """Return the outputs' row specs, found by running one, two and three rows.
+def proved_outputs(
+    module: Opaque, inputs: tuple[ValueSpec, ...], where: str, batches: Sequence[tuple[Tensor, ...]]
+) -> tuple[ValueSpec, ...]:
+    """Return the outputs' row specs, found by running batches of rows.
 
-    Raises ModelError if the module refuses these inputs, or if a row's result depends on the other rows; ShapeError if
-    an output differs from its declaration, or its row shape depends on the batch.
+    Raises ModelError if the module refuses these inputs, ShapeError if an output differs from its declaration, or its
+    row shape depends on the batch.
     """
     module.check_inputs(inputs, where)
-    three = example_rows(inputs, 3, random=True)
-    seen = {count: _tried(module, tuple(row[:count] for row in three), where) for count in (2, 3)}
-    alone = _tried(module, tuple(row[2:] for row in three), where)
-    specs = {count: tuple(map(spec_of_rows, made)) for count, made in seen.items()}
-    if specs[2] != specs[3]:
-        two, more = (", ".join(map(str, specs[count])) for count in (2, 3))
-        raise ShapeError(
-            f"{where}: two rows gave ({two}), three rows ({more}). The shape of a row may not depend on the batch."
-        )
-    for form, together, single in zip(module.outputs, seen[3], alone, strict=True):
-        if not _alike(together[2:], single):
-            raise ModelError(
-                f"{where}, output {form.name!r}: the last of three rows gives other numbers than by itself. Rows must "
-                "not depend on each other, nor on chance: dimension 0 of every input and output is the batch (and not "
-                "time, with the batch in dimension 1), and training mode is off."
-            )
-    return specs[3]
+    seen = {len(rows[0]): tuple(map(spec_of_rows, _tried(module, rows, where))) for rows in batches}
+    check_alike(seen, where)
+    return next(iter(seen.values()))
 
 
 def _tried(module: Opaque, rows: tuple[Tensor, ...], where: str) -> tuple[Tensor, ...]:
@@ -267,16 +252,6 @@ def _tried(module: Opaque, rows: tuple[Tensor, ...], where: str) -> tuple[Tensor
         )
         raise ModelError(
             f"{where}: a trial run with ({shown}) raised {said_first(error)}. Before the first request it is "
-            "called with zeros for integers and random numbers for floats, at every batch size, and must take them."
+            "called with the values of the example, at every batch size, and must take them."
         ) from error
     return made
-
-
-def _alike(together: Tensor, alone: Tensor) -> bool:
-    """Whether floating numbers are roughly equal. Other dtypes may jump where a float is nearly the same."""
-    if not together.is_floating_point() or together.shape != alone.shape:
-        return together.shape == alone.shape
-    a, b = together.double(), alone.double()
-    finite = a.isfinite() & b.isfinite()
-    largest = float(torch.where(finite, a.abs(), 0.0).amax()) if a.numel() else 0.0
-    return bool(((a - b).abs() <= _TOLERANCE * largest)[finite].all())

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from batchmaker.compile.dataflow import TracedSize, TracedValue
 from batchmaker.compile.declaration import Declared
-from batchmaker.compile.export import example_rows, said_first, spec_of_rows
+from batchmaker.compile.export import said_first, spec_of_rows
 from batchmaker.errors import ModelError, ShapeError
 from batchmaker.graph.spec import ValueSpec
 
@@ -49,13 +49,13 @@ def module_of(program: AnyProgram) -> nn.Module:
     return _ReadModule(program) if isinstance(program, ReadProgram) else program.module(check_guards=False)
 
 
-def prove_values(program: ReadProgram, inputs: Sequence[ValueSpec], where: str) -> tuple[ValueSpec, ...]:
-    """Run two and three random rows through the graph: every value is what the graph notes. Return the outputs' rows.
+def prove_values(program: ReadProgram, where: str, batches: Sequence[tuple[Tensor, ...]]) -> tuple[ValueSpec, ...]:
+    """Run batches of rows through the graph: every value is what the graph notes. Return the outputs' rows.
 
     Raises ModelError for any other value, and where a call raises.
     """
-    for num_rows in (2, 3):
-        given = iter(example_rows(inputs, num_rows, random=True))
+    for rows in batches:
+        given, num_rows = iter(rows), len(rows[0])
         values: dict[fx.Node, Any] = {}
         for node in program.graph.nodes:
             if node.op == "output":

@@ -33,8 +33,8 @@ from batchmaker.executor.cpu import default_threads
 from batchmaker.graph.recorder import DEFAULT_MAX_NODES
 from batchmaker.model.model import Model
 from batchmaker.model.registry import CellRegistry
-from batchmaker.policies.ageing import AGED_EVERY
 from batchmaker.model.structure import owned
+from batchmaker.policies.ageing import AGED_EVERY
 from batchmaker.policies.base import CellPolicy, GraphPolicy
 from batchmaker.scheduler.events import RequestId
 

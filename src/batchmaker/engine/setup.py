@@ -22,7 +22,6 @@ import torch
 from batchmaker import policies
 from batchmaker.clock import Clock
 from batchmaker.compile.binding import BoundCell
-from batchmaker.compile.export import example_rows
 from batchmaker.compile.passes import interpreter
 from batchmaker.cost.latency import CellLatency, LatencyTable
 from batchmaker.cost.profile import CostProfile, PredictedLength, ProfileOptions
@@ -173,11 +172,11 @@ def _few(sizes: tuple[int, ...]) -> tuple[int, ...]:
 def _step_s(bound: BoundCell, size: int, num_sequence_inputs: int | None) -> tuple[float, float]:
     """Return the median and the longest time of a step of `size` rows, in seconds."""
     if num_sequence_inputs is None:
-        inputs = example_rows(bound.inputs, size)
+        inputs = bound.example(size)
         return _times(lambda: bound.call(inputs))
     split = bound.split(num_sequence_inputs)
-    state = example_rows(bound.inputs[num_sequence_inputs:], size)
-    given = example_rows(bound.inputs[:num_sequence_inputs], size * STEPS_PER_TASK)
+    state = bound.example(size)[num_sequence_inputs:]
+    given = bound.example(size * STEPS_PER_TASK)[:num_sequence_inputs]
     hoisted = split.hoist(tuple(value[:size] for value in given))
     step = _times(lambda: split.step(hoisted, state))
     if not num_sequence_inputs:

@@ -21,7 +21,7 @@ from batchmaker.executor.base import LoopTests, StepsResult
 from batchmaker.executor.tables import StateTables, as_array
 from batchmaker.executor.task_loop import run_in_loop
 from batchmaker.graph.spec import CellType, ValueSpec
-from batchmaker.model.cell import size_ladder
+from batchmaker.model.batch_sizes import size_ladder
 from batchmaker.scheduler.commands import ZERO_TABLE, Rows, RowSource, RunTask, TableId, TaskLanes, within
 
 Outputs = tuple[Tensor, ...]

@@ -211,7 +211,7 @@ class Recorder:
         """Return the outputs of a cell in this request."""
         outputs = self._outputs.get(cell.type_id)
         if outputs is None:
-            outputs = tuple([Output(k, spec, self) for k, spec in enumerate(cell.outputs)])
+            outputs = tuple([Output(k, spec, self, cell.type_id) for k, spec in enumerate(cell.outputs)])
             self._outputs[cell.type_id] = outputs
         return outputs
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from batchmaker.errors import InvalidRequestError, ModelError
 from batchmaker.graph.misuse import at_line, misused, refuses_to_be_the_value
-from batchmaker.graph.spec import ValueSpec
+from batchmaker.graph.spec import TypeId, ValueSpec
 
 NodeArray = NDArray[np.int64]
 """Node numbers local to one request, in the order in which the nodes were made."""
@@ -48,15 +48,16 @@ class Origin(Protocol):
 class Output:
     """One output of one cell in one request: the data shared by all handles to it.
 
-    index: among the outputs of the cell. spec: of one value.
+    index: among the outputs of the cell. spec: of one value. type_id: of the cell, None if it is of another request.
     """
 
-    __slots__ = ("index", "origin", "spec")
+    __slots__ = ("index", "origin", "spec", "type_id")
 
-    def __init__(self, index: int, spec: ValueSpec, origin: Origin) -> None:
+    def __init__(self, index: int, spec: ValueSpec, origin: Origin, type_id: TypeId | None = None) -> None:
         self.index = index
         self.spec = spec
         self.origin = origin
+        self.type_id = type_id
 
 
 @final

@@ -17,7 +17,7 @@ from batchmaker.graph.recorder import Argument
 from batchmaker.graph.spec import CellType, ValueSpec
 from batchmaker.graph.trees import SequenceArgument
 from batchmaker.graph.values import HostValues, Value, ValueSequence
-from batchmaker.model.host_values import host_sequence, host_value, rows_as_declared
+from batchmaker.model.host_values import converted, host_sequence, host_value, rows_as_declared
 from batchmaker.model.stand_ins import StandIn
 
 
@@ -62,6 +62,24 @@ def column(cell: CalledCell, sequence: Any, known: CellType | None, port: int) -
     if type(sequence) is not StandIn and isinstance(sequence, list | tuple) and set(map(type, sequence)) == {Value}:
         return sequence_of(sequence, where(cell, port))
     return host_sequence(sequence, _declared(cell, known, port), cell.data_dtype(port), where(cell, port))
+
+
+def fitted(cell: CalledCell, given: Sequence[Any], known: CellType, first: int = 0) -> list[Any]:
+    """Return arguments for the inputs from `first` on, laid out before the type was known, as the type takes them."""
+    made = list(given)
+    for port, (argument, spec) in enumerate(zip(given, known.inputs[first:], strict=False), start=first):
+        if isinstance(argument, HostValues) and argument.spec.dtype != spec.dtype:
+            values = converted(argument.values, spec, where(cell, port))
+            made[port - first] = HostValues(values, argument.count, spec)
+    return made
+
+
+def as_floats(given: Sequence[Any], specs: tuple[ValueSpec, ...], dtype: str) -> tuple[ValueSpec, ...]:
+    """Return specs in which integers that came with the request are floats."""
+    return tuple([
+        ValueSpec(spec.shape, dtype) if isinstance(argument, HostValues) and spec.dtype == "int64" else spec
+        for argument, spec in zip(given, specs, strict=False)
+    ])  # fmt: skip
 
 
 def integers(cell: CalledCell, given: Any, what: str) -> NDArray[np.int64]:

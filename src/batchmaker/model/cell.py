@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, Final, final
 
@@ -15,6 +16,7 @@ from batchmaker.compile.declaration import Declared, checked_module, declared_by
 from batchmaker.compile.export import flat_module
 from batchmaker.compile.opaque import Opaque, float_dtype_of
 from batchmaker.compile.programs import AnyProgram, Programs, ReadProgram, module_of
+from batchmaker.compile.row_trial import RowsError
 from batchmaker.errors import InvalidRequestError, ModelError, OptionError, ShapeError
 from batchmaker.graph.argument_errors import misfit
 from batchmaker.graph.calls import Calls
@@ -22,33 +24,16 @@ from batchmaker.graph.recorder import Argument
 from batchmaker.graph.spec import CellType, ValueSpec
 from batchmaker.graph.trees import SequenceArgument
 from batchmaker.graph.values import HostValues, Value, ValueSequence
-from batchmaker.model.arguments import column, is_several, single, where
+from batchmaker.model.arguments import as_floats, column, fitted, is_several, single, where
+from batchmaker.model.batch_sizes import default_batch_sizes
 from batchmaker.model.elements import INDEX, Element
 from batchmaker.model.host_values import CallData
-from batchmaker.model.scope import OpenLoop, UnfoldingScope, current_scope, scope_of
+from batchmaker.model.scope import Given, OpenLoop, UnfoldingScope, current_scope, scope_of
 from batchmaker.model.stand_ins import StandIn
 from batchmaker.model.trees import TreeCalls, tree
 
 DEFAULT_MAX_BATCH = 256
 DEFAULT_MAX_SHAPES = 8
-
-
-def size_ladder(largest: int, *, exact: int, parts: int) -> tuple[int, ...]:
-    """Return the sizes from 1 to `largest`.
-
-    Each size up to `exact`, then `parts` sizes (a power of two) in every doubling.
-    """
-    sizes = {*range(1, min(largest, exact) + 1), largest}
-    size = exact
-    while size < largest:
-        size += max(1, (1 << (size.bit_length() - 1)) // parts)
-        sizes.add(min(size, largest))
-    return tuple(sorted(sizes))
-
-
-def default_batch_sizes(max_batch: int) -> tuple[int, ...]:
-    """Return the batch sizes at which a cell is called. Padding up to the next one adds less than an eighth."""
-    return size_ladder(max_batch, exact=32, parts=8)
 
 
 @final
@@ -73,6 +58,8 @@ class Cell:
       shape are batched.
     - optimize: plan the operations inside the cell at first use, and run them in batches where this is measured to be
       faster (see `batchmaker plan`).
+    - independent_rows: False for a module whose rows depend on each other. It then runs row by row, whatever max_batch
+      is; batch_sizes cannot be given.
 
     The methods are for use inside `Model.unfold`.
     """
@@ -90,13 +77,18 @@ class Cell:
         state: Iterable[int | tuple[int, ...] | ValueSpec] | None = None,
         max_shapes: int = DEFAULT_MAX_SHAPES,
         optimize: bool = False,
+        independent_rows: bool = True,
     ) -> None:
         if isinstance(module, torch.export.ExportedProgram):
             module = Programs(((declared_by(module, declared), module),))
         self.programs = module if isinstance(module, Programs) else None
         if isinstance(module, Programs):
             declared, module = module.declared, module_of(module.first)
-        if batch_sizes is None:
+        if not independent_rows:
+            sizes: tuple[int, ...] = (1,)
+            if batch_sizes is not None and tuple(batch_sizes) != sizes:
+                raise OptionError("independent_rows=False runs one row at a time; leave batch_sizes out")
+        elif batch_sizes is None:
             max_batch = DEFAULT_MAX_BATCH if max_batch is None else max_batch
             if max_batch < 1:
                 raise OptionError(f"max_batch must be at least 1, got {max_batch}")
@@ -109,8 +101,9 @@ class Cell:
                 raise OptionError(f"max_batch is {max_batch} but the largest of batch_sizes is {sizes[-1]}")
         if max_shapes < 1:
             raise OptionError(f"max_shapes must be at least 1, got {max_shapes}")
-        if not isinstance(optimize, bool):
-            raise OptionError(f"optimize must be True or False, got {optimize!r}")
+        for option, given in (("optimize", optimize), ("independent_rows", independent_rows)):
+            if not isinstance(given, bool):
+                raise OptionError(f"{option} must be True or False, got {given!r}")
         self.module = checked_module(module)
         self.declared = self.module.declared if declared is None and isinstance(self.module, Opaque) else declared
         self.batch_sizes = sizes
@@ -120,6 +113,7 @@ class Cell:
         self.host_outputs = tuple(host_outputs)
         self.name = name
         self.optimize = optimize
+        self.independent_rows = independent_rows
 
     @property
     def max_batch(self) -> int:
@@ -191,8 +185,7 @@ class Cell:
         scope = scope_of(self)
         is_tuple = type(sequence) is not StandIn and isinstance(sequence, tuple)
         parts = sequence if is_tuple and is_several(sequence) else (sequence,)
-        known, columns, error = self._columns(scope, parts)
-        return self._chain(scope, known, columns, init, None, None, error)
+        return self._chain(scope, self._elements(scope, parts), init, None, None)
 
     def loop(self, init: Any, *, until: Any = None, max_steps: int) -> Any:
         """Add a chain that feeds all its inputs from its own last outputs, starting with `init`, as in `run`.
@@ -202,16 +195,16 @@ class Cell:
         takes an array of watched values, one per request, and returns an array of bools. Returns the same as `run`.
         """
         scope = scope_of(self)
-        return self._chain(scope, scope.types.known(self), [], init, max_steps, until)
+        return self._chain(scope, (), init, max_steps, until)
 
     def map(self, *sequences: Any) -> Any:
         """Add one node per element, without recurrence. Returns the output as a sequence, or a tuple of sequences."""
         scope = current_scope.get() or scope_of(self)
-        known, columns, error = self._columns(scope, sequences)
-        cell = known or self._type_of(scope, tuple([column.spec for column in columns]), error)
+        known, columns, error = self._columns(scope, self._elements(scope, sequences))
+        cell = known or self._type_of(scope, columns, error)
         if len(columns) != len(cell.inputs):
             raise InvalidRequestError(f"{where(self)} takes {len(cell.inputs)} inputs, got {len(columns)} sequences")
-        return _one_or_all(scope.recorder.map(cell, columns))
+        return _one_or_all(scope.recorder.map(cell, fitted(self, columns, cell)))
 
     def tree(self, children: Any, leaves: Any, *inputs: Any) -> Any:
         """Add the inner nodes of a tree or DAG, all of them calls of this cell.
@@ -236,6 +229,12 @@ class Cell:
 
     # --- inside -------------------------------------------------------------------------------------------------
 
+    def _elements(self, scope: UnfoldingScope, sequences: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return sequences in which values of cells are sequences too."""
+        if Value not in map(type, sequences):
+            return sequences
+        return tuple([elements(scope, x) if type(x) is Value and x.spec.shape else x for x in sequences])
+
     def _columns(
         self, scope: UnfoldingScope, sequences: tuple[Any, ...]
     ) -> tuple[CellType | None, list[SequenceArgument], ShapeError | None]:
@@ -245,8 +244,6 @@ class Cell:
         other shapes.
         """
         known = scope.types.known(self)
-        if Value in map(type, sequences):
-            sequences = tuple([elements(scope, x) if type(x) is Value and x.spec.shape else x for x in sequences])
         columns: list[SequenceArgument] = []
         try:
             for port, sequence in enumerate(sequences):
@@ -258,14 +255,22 @@ class Cell:
             return None, [column(self, sequence, None, port) for port, sequence in enumerate(sequences)], error
         return known, columns, None
 
-    def _type_of(self, scope: UnfoldingScope, inputs: tuple[ValueSpec, ...], error: ShapeError | None) -> CellType:
-        """Return a new type for these shapes. error: that of the cell's existing type, which takes others."""
-        return scope.types.learn(self, inputs) if error is None else scope.types.other(self, inputs, error)
+    def _type_of(
+        self, scope: UnfoldingScope, given: Given, error: ShapeError | None, state: tuple[ValueSpec, ...] = ()
+    ) -> CellType:
+        """Return a new type for these arguments. error: that of the cell's existing type, which takes others.
+
+        state: the last specs, of which some may start from zeros.
+        """
+        known = [argument.spec for argument in given[: len(given) - len(state)] if argument is not None]
+        inputs = (*known, *state)
+        if error is None:
+            return scope.types.learn(self, inputs, given)
+        return scope.types.other(self, inputs, error, given)
 
     def _other_calls(self, scope: UnfoldingScope, arguments: tuple[Any, ...], error: ShapeError) -> Calls:
         """Return the object that adds this request's calls with these shapes."""
-        given = [single(self, argument, None, port) for port, argument in enumerate(arguments)]
-        known = scope.types.other(self, tuple([argument.spec for argument in given]), error)
+        known = self._type_of(scope, [single(self, part, None, port) for port, part in enumerate(arguments)], error)
         calls = scope.other_calls.get(known.type_id)
         if calls is None:
             layout = CallData(known.inputs, self.float_dtype, lambda port: where(self, port))
@@ -276,35 +281,32 @@ class Cell:
         """Return the object that adds this request's calls, at the first of them."""
         known = scope.types.known(self)
         if known is None:
-            given = [single(self, argument, None, port) for port, argument in enumerate(arguments)]
-            known = scope.types.learn(self, tuple([argument.spec for argument in given]))
+            known = self._type_of(scope, [single(self, part, None, port) for port, part in enumerate(arguments)], None)
         layout = CallData(known.inputs, self.float_dtype, lambda port: where(self, port))
         calls = scope.calls[self] = scope.recorder.calls(known, layout)
         return calls
 
     def _chain(
-        self,
-        scope: UnfoldingScope,
-        known: CellType | None,
-        columns: list[SequenceArgument],
-        init: Any,
-        max_steps: int | None,
-        until: Any,
-        error: ShapeError | None = None,
+        self, scope: UnfoldingScope, sequences: tuple[Any, ...], init: Any, max_steps: int | None, until: Any
     ) -> Any:
-        state: list[Argument | None] | None = None
-        if init is not None:
-            parts = init if type(init) is not StandIn and isinstance(init, tuple | list) else (init,)
-            state = [
-                None if part is None else single(self, part, known, len(columns) + i) for i, part in enumerate(parts)
-            ]
+        known, columns, error = self._columns(scope, sequences)
+        try:
+            state = self._state(init, known, len(columns))
+        except ShapeError as other:
+            if known is None:
+                raise
+            known, error = None, other
+            columns = [column(self, sequence, None, port) for port, sequence in enumerate(sequences)]
+            state = self._state(init, None, len(columns))
         if known is None:
-            sequence_specs = tuple(column.spec for column in columns)
             given = None if state is None else [None if value is None else value.spec for value in state]
             if given is None or None in given:
-                zeros = self._zeros(scope, sequence_specs, error)
+                zeros = self._zeros(scope, columns, error)
                 given = list(zeros) if given is None else [a or b for a, b in zip(given, zeros, strict=False)]
-            known = self._learned(scope, sequence_specs, tuple([spec for spec in given if spec is not None]), error)
+            specs = tuple([spec for spec in given if spec is not None])
+            known = self._learned(scope, columns, state or [None] * len(specs), specs, error)
+            columns = fitted(self, columns, known)
+            state = None if state is None else fitted(self, state, known, len(columns))
         outputs = scope.recorder.run(known, columns, state, max_steps=max_steps, open_ended=until is not None)
         scope.types.use_in_runs(known, len(columns))
         if until is not None:
@@ -313,41 +315,65 @@ class Cell:
             scope.loops[first] = OpenLoop(first, outputs[0].node, until)
         return _one_or_all(outputs)
 
+    def _state(self, init: Any, known: CellType | None, first: int) -> list[Argument | None] | None:
+        """Return the initial state, the inputs from `first` on, with None for zeros; None if it is not given."""
+        if init is None:
+            return None
+        parts = init if type(init) is not StandIn and isinstance(init, tuple | list) else (init,)
+        return [None if part is None else single(self, part, known, first + k) for k, part in enumerate(parts)]
+
     def _zeros(
-        self, scope: UnfoldingScope, sequence: tuple[ValueSpec, ...], error: ShapeError | None
+        self, scope: UnfoldingScope, columns: list[SequenceArgument], error: ShapeError | None
     ) -> tuple[ValueSpec, ...]:
-        """Return the zero state. Raises `error` if these shapes have none."""
+        """Return the zero state. Integers among the columns may be floats. Raises `error` if there is none."""
+        specs = tuple([column.spec for column in columns])
         try:
-            return scope.types.zero_state(self, sequence)
-        except ModelError:
-            if error is not None:
-                raise error from None
-            raise
+            return scope.types.zero_state(self, specs)
+        except ModelError as refused:
+            floats = as_floats(columns, specs, self.float_dtype)
+            if error is None and floats != specs:
+                with suppress(ModelError):
+                    return scope.types.zero_state(self, floats)
+            raise (error or refused) from None
 
     def _learned(
         self,
         scope: UnfoldingScope,
-        sequence: tuple[ValueSpec, ...],
+        columns: list[SequenceArgument],
+        init: list[Argument | None],
         state: tuple[ValueSpec, ...],
         error: ShapeError | None,
     ) -> CellType:
-        """Return the type of a chain's cell. ShapeError if the cell returns a state of another shape than it takes."""
+        """Return the type of a chain's cell. Integers among the initial state may be floats.
+
+        ShapeError if the cell returns a state of another shape than it takes.
+        """
+        given = (*columns, *init[: len(state)])
         try:
-            known = self._type_of(scope, (*sequence, *state), error)
-            if error is not None:
-                scope.types.use_in_runs(known, len(sequence))  # raises if the cell returns another state than it takes
+            known = self._type_of(scope, given, error, state)
+            scope.types.use_in_runs(known, len(columns))  # raises if the cell returns another state than it takes
             return known
-        except ModelError:
+        except RowsError:
+            raise
+        except ModelError as refused:
+            floats = as_floats(init, state, self.float_dtype)
+            if floats != state:
+                first = refused if isinstance(refused, ShapeError) else ShapeError(str(refused))
+                with suppress(ModelError):
+                    learnt = scope.types.known(self) is not None
+                    known = self._type_of(scope, given, (error or first) if learnt else None, floats)
+                    scope.types.use_in_runs(known, len(columns))
+                    return known
             if error is not None:
                 raise error from None
             try:
-                zeros = scope.types.zero_state(self, sequence)
+                zeros = scope.types.zero_state(self, tuple([column.spec for column in columns]))
             except ModelError:  # the length is unknown
                 zeros = state
             if [part.row_signature for part in state] != [part.row_signature for part in zeros]:
-                given, wanted = ("(" + ", ".join(map(str, parts)) + ")" for parts in (state, zeros))
+                mine, wanted = ("(" + ", ".join(map(str, parts)) + ")" for parts in (state, zeros))
                 raise ShapeError(
-                    f"{where(self)}: the initial state has rows of {given}, expected {wanted}; give init= as many "
+                    f"{where(self)}: the initial state has rows of {mine}, expected {wanted}; give init= as many "
                     "values, each one row without a batch, or leave it out for zeros"
                 ) from None
             raise

@@ -23,8 +23,8 @@ def host_sequence(data: Any, spec: ValueSpec | None, float_dtype: str, where: st
 
     data: a list, NumPy array or tensor [count, *shape]. spec: the input's declaration, None at first use. float_dtype:
     dtype for floating data without a declaration; if it is an integer or bool dtype, it holds for those. Returns values
-    [count, *shape] in the declared dtype. Floats convert to floats and integers to integers, nothing else. Raises
-    InvalidRequestError or RequestShapeError, which name `where`.
+    [count, *shape] in the declared dtype, see `converted`. Raises InvalidRequestError or RequestShapeError, which name
+    `where`.
     """
     stand_ins = standing_in.get()
     if stand_ins is not None and holds_stand_ins(data):
@@ -102,12 +102,14 @@ class CallData:
         if type(data) is StandIn:
             return data
         if isinstance(data, int | float | np.generic):
+            _check_kind(_number_kind(data), self._inputs[port], np.asarray(data).dtype, self._where(port))
             return data
         if holds_stand_ins(data):
             return host_value(data, self._inputs[port], self._float_dtype, self._where(port)).values[0]
         array = _as_array(data, self._where(port))
         if tuple(array.shape) != self._inputs[port].shape:
             raise _other_shape(tuple(array.shape), self._inputs[port], self._where(port))
+        _check_kind(_kind(array), self._inputs[port], array.dtype, self._where(port))
         if isinstance(array, torch.Tensor):
             return array.clone()
         return array.copy() if array is data or array.base is not None else array
@@ -174,6 +176,9 @@ _INTEGERS: Final = frozenset((
 ))  # fmt: skip
 _KINDS: Final = {"f": "f", "i": "i", "u": "i", "b": "b"}
 
+_TAKES: Final = {"f": "fi", "i": "i", "b": "b"}
+"""The kinds of values that an input of each kind takes."""
+
 
 def _kind(array: Any) -> str:
     """Return f, i or b; O for anything that is not a number."""
@@ -182,6 +187,13 @@ def _kind(array: Any) -> str:
             return "f"
         return "b" if array.dtype == torch.bool else "i" if array.dtype in _INTEGERS else "O"
     return _KINDS.get(array.dtype.kind, "O")
+
+
+def _number_kind(number: int | float | np.generic) -> str:
+    """Return the kind of a single number."""
+    if isinstance(number, np.generic):
+        return _KINDS.get(number.dtype.kind, "O")
+    return "b" if isinstance(number, bool) else "i" if isinstance(number, int) else "f"
 
 
 def _default_dtype(array: Any, dtype: str) -> str:
@@ -194,32 +206,66 @@ def _dtype_kind(dtype: torch.dtype) -> str:
     return "f" if dtype.is_floating_point else "b" if dtype == torch.bool else "i"
 
 
+def _check_kind(kind: str, spec: ValueSpec, got: object, where: str) -> None:
+    """RequestShapeError unless values of a kind can be those of an input."""
+    if kind not in _TAKES[_dtype_kind(torch_dtype(spec.dtype, where))]:
+        said = "objects" if kind == "O" else str(got)
+        raise RequestShapeError(f"{where}: got values of dtype {said}, expected {spec.dtype}; convert them first")
+
+
 def converted(array: Any, spec: ValueSpec, where: str) -> Any:
-    """Return an array or tensor in the dtype of a spec. RequestShapeError if its values are of another kind."""
-    kind = _kind(array)
-    wanted = torch_dtype(spec.dtype, where)
-    if kind != _dtype_kind(wanted):
-        got = "objects" if str(array.dtype) == "object" else str(array.dtype)
-        raise RequestShapeError(f"{where}: got values of dtype {got}, expected {spec.dtype}; convert them first")
-    if kind == "i":
-        _check_range(array, wanted, where)
-    if isinstance(array, torch.Tensor):
+    """Return an array or tensor in the dtype of a spec.
+
+    Floats convert to floats, and are rounded; integers to integers and floats, and keep their values. Raises
+    RequestShapeError for another kind, InvalidRequestError for a number that the dtype cannot hold.
+    """
+    _check_kind(_kind(array), spec, array.dtype, where)
+    wanted = torch_dtype(spec.dtype)
+    is_tensor = isinstance(array, torch.Tensor)
+    had = array.dtype if is_tensor else _TORCH.get(array.dtype.name)
+    if had != wanted:
+        _check_range(array, had, wanted, where)
+    if is_tensor:
         return array.to(wanted).resolve_neg()
     if spec.dtype == "bfloat16":
         return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)).to(torch.bfloat16)
     return np.ascontiguousarray(array, dtype=spec.dtype)
 
 
-def _check_range(array: Any, wanted: torch.dtype, where: str) -> None:
-    """RequestShapeError unless every integer can be represented in the wanted dtype: NumPy and torch would wrap it."""
-    had = torch.iinfo(array.dtype) if isinstance(array, torch.Tensor) else np.iinfo(array.dtype)
-    limits = torch.iinfo(wanted)
-    if (limits.min <= had.min and had.max <= limits.max) or 0 in array.shape:
+_TORCH: Final = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "int64", "int32", "bool")}
+
+
+def _limits(dtype: torch.dtype, *, of_floats: bool) -> tuple[float, float]:
+    """Return the range of a dtype: of its numbers, or of the integers that it holds exactly."""
+    if not dtype.is_floating_point:
+        return torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    largest = torch.finfo(dtype).max if of_floats else round(2 / torch.finfo(dtype).eps)
+    return -largest, largest
+
+
+def _check_range(array: Any, had: torch.dtype | None, wanted: torch.dtype, where: str) -> None:
+    """InvalidRequestError for a number that a dtype cannot hold: a float beyond its range, an integer not exactly.
+
+    had: the dtype of the values, None for one that torch does not have.
+    """
+    of_floats = _kind(array) == "f"
+    low, high = _limits(wanted, of_floats=of_floats)
+    if had is not None:
+        least, most = _limits(had, of_floats=of_floats)
+        if low <= least and most <= high:
+            return
+    values = (array.double() if of_floats else array).numpy() if isinstance(array, torch.Tensor) else array
+    if values.size == 0 or (values.min() >= low and values.max() <= high):
         return
-    lowest, highest = int(array.min()), int(array.max())
-    if lowest < limits.min or highest > limits.max:
-        got = lowest if lowest < limits.min else highest
-        raise RequestShapeError(f"{where}: got {got}, which {str(wanted).removeprefix('torch.')} cannot represent")
+    outside = (values < low) | (values > high)
+    if of_floats:
+        outside &= np.isfinite(values)
+    if outside.any():
+        numbers, dtype = "numbers" if of_floats else "exact integers", str(wanted).removeprefix("torch.")
+        raise InvalidRequestError(
+            f"{where}: {values[outside].flat[0]} does not fit {dtype}, whose {numbers} are {low} to {high}; scale "
+            "it, or declare a wider dtype"
+        )
 
 
 def _check_tokens(values: Any, num_tokens: int, where: str) -> None:

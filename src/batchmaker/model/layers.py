@@ -13,7 +13,8 @@ from batchmaker.compile.declaration import uncompiled, what_came
 from batchmaker.compile.opaque import Opaque, float_dtype_of
 from batchmaker.errors import InvalidRequestError, ModelError, OptionError, unknown_name
 from batchmaker.graph.spec import ValueSpec
-from batchmaker.model.cell import Cell, size_ladder
+from batchmaker.model.batch_sizes import size_ladder
+from batchmaker.model.cell import Cell
 from batchmaker.model.cuts import Cut, Place, cut, has_weights, run_layers
 from batchmaker.model.host_values import host_value
 from batchmaker.model.model import Model

@@ -6,18 +6,23 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, final
+from functools import partial
+from typing import Final, TypeAlias, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from batchmaker.compile.binding import BoundCell, Planner, bind
 from batchmaker.compile.declaration import Declared
+from batchmaker.compile.export import example_rows
+from batchmaker.compile.row_trial import RowsError, Trial
 from batchmaker.errors import ModelError, ShapeError
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
+from batchmaker.graph.values import HostValues, Value, ValueSequence
 from batchmaker.model.cell import Cell
+from batchmaker.model.floats import Floats
 from batchmaker.model.initial_state import initial_state
-from batchmaker.model.scope import CellTypes
+from batchmaker.model.scope import CellTypes, Given
 
 _TRACING = threading.Lock()
 """torch.export puts stand-ins into the module that it traces. Models may share modules, so one trace runs at a time."""
@@ -34,12 +39,16 @@ _MAX_REFUSED: Final = 64
 """A cell that has refused so many shapes is not tried with others."""
 
 
+Signature: TypeAlias = tuple[tuple[tuple[int, ...], str], ...]
+"""Shapes and dtypes of the rows of all inputs."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Shapes:
-    """The types of one cell for later shapes of its inputs, and the shapes that it refuses."""
+    """The types of one cell for later shapes and dtypes of its inputs, and those that it refuses."""
 
-    types: dict[tuple[tuple[int, ...], ...], CellType]
-    refused: set[tuple[tuple[int, ...], ...]]
+    types: dict[Signature, CellType]
+    refused: set[Signature]
 
 
 def _planner() -> Planner:
@@ -66,6 +75,7 @@ class CellRegistry:
         self.bound: list[BoundCell] = []
         self.modules: list[nn.Module] = []
         self._cells: list[Cell] = []
+        self._trials: list[Trial] = []
         self.num_sequence_inputs: dict[TypeId, int] = {}
         self._apart: dict[TypeId, tuple[str, ...]] = {}
 
@@ -91,9 +101,13 @@ class CellRegistry:
         """Return this registry for one of several models. The names of its cell types begin with `prefix`."""
         return _Prefixed(self, prefix)
 
-    def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...], prefix: str = "") -> CellType:
-        """Bind a cell to its inputs' specs and give it a type: the type of an equal cell if there is one."""
-        known = self._types[cell] = self._learned(cell, inputs, prefix + (cell.name or type(cell.module).__name__))
+    def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...], given: Given = (), prefix: str = "") -> CellType:
+        """Bind a cell to its inputs' specs and give it a type: the type of an equal cell if there is one.
+
+        given: the arguments of the call, with whose values the cell is tried.
+        """
+        name = prefix + (cell.name or type(cell.module).__name__)
+        known = self._types[cell] = self._learned(cell, inputs, given, name)
         return known
 
     def types_of(self, cell: Cell) -> list[CellType]:
@@ -101,18 +115,20 @@ class CellRegistry:
         others = self._shapes[cell].types.values() if cell in self._shapes else ()
         return [self._types[cell], *others] if cell in self._types else []
 
-    def other(self, cell: Cell, inputs: tuple[ValueSpec, ...], error: ShapeError, prefix: str = "") -> CellType:
-        """Return the type of a cell for other shapes than at first. New shapes are bound now.
+    def other(
+        self, cell: Cell, inputs: tuple[ValueSpec, ...], error: ShapeError, given: Given = (), prefix: str = ""
+    ) -> CellType:
+        """Return the type of a cell for other shapes or dtypes than at first. They are bound now if they are new.
 
-        Raises `error` if the cell does not take them, or if dtypes or numbers of dimensions differ from the first use;
-        a similar error beyond the cell's `max_shapes`.
+        Raises `error` if the cell does not take them, or if numbers of dimensions differ from the first use; a similar
+        error beyond the cell's `max_shapes`.
         """
         first = self._types[cell].inputs
-        alike = [(spec.dtype, len(spec.shape)) for spec in inputs] == [(spec.dtype, len(spec.shape)) for spec in first]
+        alike = [len(spec.shape) for spec in inputs] == [len(spec.shape) for spec in first]
         if cell.declared is not None or not alike:
             raise error
         shapes = self._shapes.setdefault(cell, _Shapes({}, set()))
-        key = tuple([spec.shape for spec in inputs])
+        key = tuple([spec.row_signature for spec in inputs])
         if key in shapes.types:
             return shapes.types[key]
         if cell.programs is not None and not cell.programs.have(inputs):
@@ -130,14 +146,18 @@ class CellRegistry:
                 "such as the next multiple of 32, or allow more with bm.Cell(..., max_shapes=)"
             )
         try:
-            known_as = f"{name} {' '.join(str(list(spec.shape)) for spec in inputs)}"
-            found = shapes.types[key] = self._learned(cell, inputs, known_as)
+            same = [one.dtype == other.dtype for one, other in zip(inputs, first, strict=True)]
+            shown = [str(list(spec.shape)) if like else str(spec) for spec, like in zip(inputs, same, strict=True)]
+            known_as = f"{name} {' '.join(shown)}"
+            found = shapes.types[key] = self._learned(cell, inputs, given, known_as)
+        except RowsError:
+            raise
         except ModelError:
             shapes.refused.add(key)
             raise error from None
         return found
 
-    def _learned(self, cell: Cell, inputs: tuple[ValueSpec, ...], name: str) -> CellType:
+    def _learned(self, cell: Cell, inputs: tuple[ValueSpec, ...], given: Given, name: str) -> CellType:
         """Bind a cell and return its type, a new one or that of an equal cell.
 
         A type has one set of batch sizes, one priority, and one set of host outputs. So cells that differ in one of
@@ -149,11 +169,24 @@ class CellRegistry:
             raise ShapeError(f"cell {name!r}: {error}") from None
         if declared is not None:
             _check_side(name, "input", inputs, declared.inputs)
+        planner = _planner() if cell.optimize else None
+        rows = tuple([self._row(argument, spec) for argument, spec in zip(given, inputs, strict=False)])
+        trial = Trial(rows, cell.batch_sizes, cell.independent_rows)
+        bind_to = partial(bind, source, name=name, fold_bytes=self._fold_bytes, planner=planner, trial=trial)
+        ports = [port for port, argument in enumerate(given) if isinstance(argument, HostValues)]
+        floats = Floats(cell.module, cell.float_dtype, trial)
         self.binding = name
         try:
             with _TRACING:
-                planner = _planner() if cell.optimize else None
-                bound = bind(source, inputs, name=name, fold_bytes=self._fold_bytes, planner=planner)
+                bound = bind_to(floats.annotated(inputs, ports))
+        except RowsError:
+            raise
+        except ModelError:
+            found = None if declared is not None else floats.needed(inputs, ports)
+            if found is None:
+                raise
+            with _TRACING:
+                bound = bind_to(found)
         finally:
             self.binding = ""
         if declared is not None:
@@ -184,6 +217,7 @@ class CellRegistry:
         )
         self.types.append(cell_type)
         self.bound.append(bound)
+        self._trials.append(trial)
         self.modules.append(cell.module_for(inputs))
         self._cells.append(cell)
         if self._on_new is not None:
@@ -200,7 +234,20 @@ class CellRegistry:
                 name=cell_type.name,
                 fold_bytes=self._fold_bytes,
                 device=device,
+                trial=self._trials[type_id],
             )
+
+    def _row(self, argument: Value | ValueSequence | HostValues | None, spec: ValueSpec) -> Tensor | None:
+        """Return a real value for an input, [1, *shape]; None if nothing is known of it.
+
+        For a value that a cell computes, it is what the cell gave in its own trial.
+        """
+        if argument is None:
+            return example_rows((spec,), 1)[0]
+        if isinstance(argument, HostValues):
+            return torch.as_tensor(argument.values[:1])
+        known = argument.of.type_id
+        return None if known is None else self.bound[known].sample[argument.of.index]
 
     def use_in_runs(self, cell: CellType, num_sequence_inputs: int) -> None:
         """Note the number of inputs per step in this cell's chains. ModelError if earlier chains differ."""
@@ -231,13 +278,13 @@ class _Prefixed:
         self.use_in_runs = registry.use_in_runs
         self.zero_state = registry.zero_state
 
-    def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...]) -> CellType:
+    def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...], given: Given = ()) -> CellType:
         """As in the registry, under a name with the model's prefix."""
-        return self._registry.learn(cell, inputs, self._prefix)
+        return self._registry.learn(cell, inputs, given, self._prefix)
 
-    def other(self, cell: Cell, inputs: tuple[ValueSpec, ...], error: ShapeError) -> CellType:
+    def other(self, cell: Cell, inputs: tuple[ValueSpec, ...], error: ShapeError, given: Given = ()) -> CellType:
         """As in the registry, under a name with the model's prefix."""
-        return self._registry.other(cell, inputs, error, self._prefix)
+        return self._registry.other(cell, inputs, error, given, self._prefix)
 
 
 def _differences(known: CellType, cell: Cell) -> str:

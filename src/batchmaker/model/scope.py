@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, final
+from typing import Any, Protocol, TypeAlias, TypeVar, final
 
 from batchmaker.errors import ModelError, ShapeError
 from batchmaker.graph.calls import Calls
 from batchmaker.graph.recorder import Recorder
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
+from batchmaker.graph.values import HostValues, Value, ValueSequence
 from batchmaker.model.arguments import CalledCell, where
 
 C = TypeVar("C", contravariant=True)
+
+Given: TypeAlias = Sequence[Value | ValueSequence | HostValues | None]
+"""The arguments of a cell's first call, by input: what the cell is tried with. None: zeros."""
 
 
 class CellTypes(Protocol[C]):
@@ -21,10 +26,10 @@ class CellTypes(Protocol[C]):
     def known(self, cell: C) -> CellType | None:
         """Return the type of a cell that has been used before."""
 
-    def learn(self, cell: C, inputs: tuple[ValueSpec, ...]) -> CellType:
-        """Bind a cell to its inputs' specs, prove its outputs, and give it a type."""
+    def learn(self, cell: C, inputs: tuple[ValueSpec, ...], given: Given = ()) -> CellType:
+        """Bind a cell to its inputs' specs, prove its outputs, and give it a type. given: the arguments."""
 
-    def other(self, cell: C, inputs: tuple[ValueSpec, ...], error: ShapeError) -> CellType:
+    def other(self, cell: C, inputs: tuple[ValueSpec, ...], error: ShapeError, given: Given = ()) -> CellType:
         """Return the type of a cell for other shapes than at first. Raises `error` if it does not take them."""
 
     def use_in_runs(self, cell: CellType, num_sequence_inputs: int) -> None:

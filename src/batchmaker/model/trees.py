@@ -10,7 +10,7 @@ from batchmaker.errors import InvalidRequestError
 from batchmaker.graph.spec import CellType
 from batchmaker.graph.trees import SequenceArgument, TreePart
 from batchmaker.graph.values import NodeArray
-from batchmaker.model.arguments import CalledCell, column, integers
+from batchmaker.model.arguments import CalledCell, column, fitted, integers
 from batchmaker.model.scope import UnfoldingScope, scope_of
 from batchmaker.model.stand_ins import StandIn
 
@@ -62,6 +62,7 @@ def _part(scope: UnfoldingScope, part: TreeCalls, children: NodeArray, states: S
     inputs = [column(cell, sequence, known, port) for port, sequence in enumerate(part.inputs)]
     if known is None:
         arity = children.shape[1] if children.ndim == 2 else 0
-        specs = (*[given.spec for given in inputs], *[state.spec for state in states] * arity)
-        known = scope.types.learn(cell, specs)
+        given = (*inputs, *[*states] * arity)
+        known = scope.types.learn(cell, tuple([argument.spec for argument in given]), given)
+        inputs = fitted(cell, inputs, known)
     return TreePart(known, places, children, inputs)

@@ -88,6 +88,7 @@ class _CellWriter:
             state=state,
             max_shapes=cell.max_shapes if onnx is not None and cell.max_shapes != DEFAULT_MAX_SHAPES else None,
             optimize=cell.optimize,
+            independent_rows=cell.independent_rows,
         )
 
     def _program(self, type_id: TypeId, bound: BoundCell, cell: Cell, attribute: str, where: str) -> SavedProgram:
@@ -190,6 +191,7 @@ class _CellReader:
             state=None if saved.state is None else _specs(saved.state),
             max_shapes=most,
             optimize=saved.optimize,
+            independent_rows=saved.independent_rows,
         )
 
     def _program(self, saved: SavedProgram) -> tuple[Declared, AnyProgram]:

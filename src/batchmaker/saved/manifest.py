@@ -72,8 +72,8 @@ class SavedCell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """One cell. attribute: its path in the model.
 
     inputs, outputs, graph, weights, aliases: its program, see SavedProgram. others: programs for other shapes of its
-    inputs. onnx: its ONNX model, instead of programs. state, max_shapes, optimize: see Cell. Fields with a default are
-    omitted if they are not used, as in older versions.
+    inputs. onnx: its ONNX model, instead of programs. state, max_shapes, optimize, independent_rows: see Cell. Fields
+    with a default are omitted if they are not used, as in older versions.
     """
 
     attribute: str
@@ -91,6 +91,7 @@ class SavedCell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     state: tuple[SavedSpec, ...] | None = None
     max_shapes: int | None = None
     optimize: bool = False
+    independent_rows: bool = True
 
     @property
     def programs(self) -> tuple[SavedProgram, ...]:

@@ -26,6 +26,7 @@ from batchmaker.lab.npu.arithmetic import AtenCall, merged, operations_of_call
 from batchmaker.model.cell import Cell
 from batchmaker.model.initial_state import initial_state
 from batchmaker.model.registry import CellRegistry
+from batchmaker.model.scope import Given
 
 
 def operations_of(module: nn.Module, inputs: Sequence[ValueSpec | Tensor]) -> tuple[Operation, ...]:
@@ -71,7 +72,7 @@ class ShapeRegistry:
         """Return the type of a cell that has been used before."""
         return self._types.get(cell)
 
-    def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...]) -> CellType:
+    def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...], given: Given = ()) -> CellType:
         """Count a cell's operations and give it a type. ModelError as `operations_of`."""
         name = cell.name or type(cell.module).__name__
         operations, outputs = _trial(cell.module, inputs, f"cell {name!r}")
@@ -83,7 +84,7 @@ class ShapeRegistry:
         self._types[cell] = cell_type
         return cell_type
 
-    def other(self, cell: Cell, inputs: tuple[ValueSpec, ...], error: ShapeError) -> NoReturn:
+    def other(self, cell: Cell, inputs: tuple[ValueSpec, ...], error: ShapeError, given: Given = ()) -> NoReturn:
         """Raise the error: only one shape of a cell's inputs is supported here."""
         raise error
 

@@ -17,7 +17,7 @@ from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.model.cell import Cell
 from batchmaker.model.initial_state import initial_state
 from batchmaker.model.model import Model
-from batchmaker.model.scope import OpenLoop
+from batchmaker.model.scope import Given, OpenLoop
 from batchmaker.model.unfolding import Unfolding, end_of_loop
 
 
@@ -58,7 +58,7 @@ class PlainTypes:
     def known(self, cell: Cell) -> CellType | None:
         return self._known.get(cell)
 
-    def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...]) -> CellType:
+    def learn(self, cell: Cell, inputs: tuple[ValueSpec, ...], given: Given = ()) -> CellType:
         """Give a cell a type of its own for these inputs. Its outputs are found by running its module."""
         name = cell.name or type(cell.module).__name__
         module = flat_module(cell.module)
@@ -70,7 +70,7 @@ class PlainTypes:
         self._known[cell] = made
         return made
 
-    def other(self, cell: Cell, inputs: tuple[ValueSpec, ...], error: ShapeError) -> NoReturn:
+    def other(self, cell: Cell, inputs: tuple[ValueSpec, ...], error: ShapeError, given: Given = ()) -> NoReturn:
         """Raise the error: only one shape of a cell's inputs is supported here."""
         raise error
 

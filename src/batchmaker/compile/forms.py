@@ -1,0 +1,148 @@
+"""The forms in which a bound cell runs: the module itself, the whole graph, and the graph in two parts."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from batchmaker.compile.dataflow import CannotRewriteError, TracedCell
+from batchmaker.compile.export import flat_outputs
+from batchmaker.compile.lower import Packer
+from batchmaker.compile.opaque import Opaque
+from batchmaker.compile.program import Program
+from batchmaker.compile.recurrent_cells import Recurrence, find_recurrence
+from batchmaker.compile.row_trial import Batch, Tried, in_sizes
+from batchmaker.compile.split import Split, compile_whole, split_cell
+from batchmaker.errors import ShapeError
+from batchmaker.graph.spec import ValueSpec
+
+CPU = torch.device("cpu")
+
+
+def _copy_on(module: nn.Module, device: torch.device) -> nn.Module:
+    """Return the module itself if it is on the device, else a copy on the device."""
+    return module if device == CPU else copy.deepcopy(module).to(device)
+
+
+@final
+class PlainModule:
+    """The module itself, as a program on a device.
+
+    outputs: rows that it must return. tried: what it gave for the rows of its trial.
+    """
+
+    def __init__(
+        self, module: nn.Module, where: str, outputs: tuple[ValueSpec, ...], device: torch.device, tried: Tried
+    ) -> None:
+        self.module, self.where, self.device, self.tried = module, where, device, tried
+        self._outputs = outputs
+        self._copy: nn.Module | None = None
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Run the module on copies, because an unknown module may write into its inputs.
+
+        Raises ShapeError if the outputs differ from those at binding: they may depend on the values.
+        """
+        if self._copy is None:
+            self._copy = _copy_on(self.module, self.device)
+        given = inputs if isinstance(self.module, Opaque) else tuple([value.clone() for value in inputs])
+        with torch.no_grad():
+            made = flat_outputs(self._copy(*given), self.where)
+        for index, (output, spec) in enumerate(zip(made, self._outputs, strict=True)):
+            if output.shape != (len(inputs[0]), *spec.shape):
+                raise ShapeError(
+                    f"{self.where}, output {index}: got shape {tuple(output.shape)} for {len(inputs[0])} rows, "
+                    f"expected rows of {spec}, as at its first use. The shape of a row may not depend on its values."
+                )
+        return made
+
+
+@final
+class CellForms:
+    """The common part of all splits of one cell: its graph, or the module itself without a graph.
+
+    Each form is tried when it is made: one that gives other numbers than the module gives for single rows is not used.
+    unplanned: for a planned cell, a function from the number of sequence inputs to the graph to split instead, or None
+    to split this one. refused: notes on forms that are not used.
+    """
+
+    def __init__(
+        self,
+        plain: PlainModule,
+        graph: TracedCell | None,
+        packer: Packer | None = None,
+        unplanned: Callable[[int], TracedCell | None] | None = None,
+    ) -> None:
+        self._plain = plain
+        self._graph = graph
+        self._packer = packer or Packer()
+        self._unplanned = unplanned
+        self._whole: Program | None = None
+        self.refused: tuple[str, ...] = ()
+
+    @property
+    def sample(self) -> Batch:
+        """One row of each output, of the real inputs."""
+        return self._plain.tried.sample
+
+    @property
+    def example(self) -> Batch:
+        """The real row of each input, [1, *shape]."""
+        return tuple([rows[:1].to(self._plain.device) for rows in self._plain.tried.inputs])
+
+    def whole(self) -> Program:
+        """Return the whole cell as a program, compiled at first use."""
+        if self._whole is None:
+            graph = self._graph
+            made = self._plain if graph is None else compile_whole(graph, self._packer)
+            self._whole = (
+                made if self._is_right(lambda rows, sizes: in_sizes(made, rows, sizes), graph) else self._plain
+            )
+        return self._whole
+
+    def split(self, inputs: tuple[ValueSpec, ...], num_sequence_inputs: int) -> tuple[Split, tuple[str, ...]]:
+        """Return the cell in two parts, and a note on the split."""
+        if self._graph is None:
+            return self._all_in_step(inputs[:num_sequence_inputs], self.whole()), ()
+        try:
+            split, notes = self._cut(self._graph, num_sequence_inputs)
+        except CannotRewriteError as error:
+            return self._all_in_step(inputs[:num_sequence_inputs], self.whole()), (f"nothing hoisted: {error}",)
+
+        def run(rows: Batch, sizes: Sequence[int]) -> Batch:
+            hoisted = split.hoist(*rows[:num_sequence_inputs])
+            return in_sizes(split.step, (*hoisted, *rows[num_sequence_inputs:]), sizes)
+
+        if not self._is_right(run, self._graph):
+            return self._all_in_step(inputs[:num_sequence_inputs], self._plain), ()
+        count = split.num_hoisted_calls
+        return split, (*notes, *((f"{count} operations hoisted out of the step",) if count else ()))
+
+    def _is_right(self, form: Callable[[Batch, Sequence[int]], Batch], graph: TracedCell | None) -> bool:
+        """Whether a form of the graph gives what the module gives. Otherwise a note is kept."""
+        if graph is None or self._plain.tried.computes_the_same(form, self._plain.device):
+            return True
+        self.refused = ("left as it is: made fast, it gave other numbers than the module gives for single rows",)
+        return False
+
+    def _cut(self, graph: TracedCell, num_sequence_inputs: int) -> tuple[Split, tuple[str, ...]]:
+        other = None if self._unplanned is None else self._unplanned(num_sequence_inputs)
+        if other is None:
+            return split_cell(graph, num_sequence_inputs, self._packer), ()
+        return split_cell(other, num_sequence_inputs, Packer(fuse=True)), (
+            "not planned in runs: its steps were no faster",
+        )
+
+    def recurrence(self, num_sequence_inputs: int) -> Recurrence | None:
+        return None if self._graph is None else find_recurrence(self._graph, num_sequence_inputs)
+
+    def _all_in_step(self, sequence: tuple[ValueSpec, ...], program: Program) -> Split:
+        return Split(_hand_on, program, sequence, 0)
+
+
+def _hand_on(*inputs: Tensor) -> tuple[Tensor, ...]:
+    return inputs
