@@ -203,7 +203,7 @@ class Repository:
         versions = self._served.get(name)
         if not versions:
             raise ServiceError(
-                FaultKind.NOT_FOUND, f"there is no model {name[:128]!r}; GET /v2/repository/index lists them"
+                FaultKind.NOT_FOUND, f"there is no model {name[:128]!r}; POST /v2/repository/index lists them"
             )
         if not version:
             return versions[max(versions, key=int)]

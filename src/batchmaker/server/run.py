@@ -90,7 +90,7 @@ async def serve_on(
     only_this_machine = config.host in LOOPBACK
     if keys.open and not only_this_machine:
         _LOG.warning("anybody who reaches this address may call; set API keys", extra={"host": config.host})
-    service = Service(repository, config.limits)
+    service = Service(repository, config.limits, nulls=config.json_nan == "null")
     origins = Origins(config.hosts, config.auth.origins, only_this_machine=only_this_machine)
     metrics, bodies = Metrics(service, sources), BodyBudget(config.limits)
     site = Site(service, keys, origins, metrics, bodies, _page(config))

@@ -19,7 +19,7 @@ from batchmaker.server.engine_port import EngineOptions, EnginePort
 from batchmaker.server.faults import FaultKind, ServiceError, fault_of
 from batchmaker.server.limits import Limits
 from batchmaker.server.messages import InferRequest, InferResponse
-from batchmaker.server.parameters import CallOptions, call_options
+from batchmaker.server.parameters import CallOptions, call_options, check_id
 from batchmaker.server.sequences import ConnectedSequence, OpenSequences, TakenChunk
 from batchmaker.server.signature import Signature
 from batchmaker.server.statistics import ModelStatistics
@@ -184,6 +184,7 @@ class ServedModel:
         """
         try:
             self.check_room()
+            check_id(request.id)
             options = call_options(request.parameters)
             self.signature.check_outputs(request.outputs)
             data = self._encoded(self.signature.to_request(request.inputs, self._limits))

@@ -20,7 +20,7 @@ from batchmaker.server.signature import Signature
 
 def infer_routes(site: Site) -> list[Route]:
     """infer, generate and generate_stream, for the newest version of a model or one that is named."""
-    service = site.service
+    service, turns = site.service, site.bodies.turns
 
     async def read(request: Request, held: HeldBytes) -> bytes:
         service.check_room(*named_model(request))
@@ -29,9 +29,10 @@ def infer_routes(site: Site) -> list[Route]:
     async def infer(request: Request) -> Response:
         with site.bodies.holding() as held:
             body = await read(request, held)
-            asked = read_infer(body, request.headers.get(HEADER_LENGTH), service.limits)
+            length = request.headers.get(HEADER_LENGTH)
+            asked = await turns.finish(read_infer(body, length, signature(request), service.limits))
             response = await unless_gone(request.scope, service.infer(*named_model(request), asked, caller_of(request)))
-        content, json_length = write_infer(response, asked)
+        content, json_length = write_infer(response, asked, nulls=service.nulls)
         if json_length is None:
             return encoded(content)
         headers = {HEADER_LENGTH: str(json_length)}
@@ -39,17 +40,19 @@ def infer_routes(site: Site) -> list[Route]:
 
     async def generate(request: Request) -> Response:
         with site.bodies.holding() as held:
-            asked = read_generate(await read(request, held), signature(request))
+            asked = await turns.finish(read_generate(await read(request, held), signature(request), service.limits))
             response = await unless_gone(request.scope, service.infer(*named_model(request), asked, caller_of(request)))
-        return encoded(write_generate(response))
+        return encoded(write_generate(response, nulls=service.nulls))
 
     async def generate_stream(request: Request) -> Response:
         with ExitStack() as stack:
             held = stack.enter_context(site.bodies.holding())
-            asked = read_generate(await read(request, held), signature(request))
+            asked = await turns.finish(read_generate(await read(request, held), signature(request), service.limits))
             parts = service.stream(*named_model(request), asked, caller_of(request))
             first = await unless_gone(request.scope, _first(parts))  # its errors can still set the status
-            return EventStream(_encoded_parts(first, parts, stack.pop_all()), service.limits.write_seconds)
+            return EventStream(
+                _encoded_parts(first, parts, stack.pop_all(), nulls=service.nulls), service.limits.write_seconds
+            )
 
     def signature(request: Request) -> Signature:
         return service.repository.get(*named_model(request)).signature
@@ -74,11 +77,11 @@ async def _first(parts: AsyncIterator[InferResponse]) -> list[InferResponse]:
 
 
 async def _encoded_parts(
-    first: list[InferResponse], rest: AsyncIterator[InferResponse], held: ExitStack
+    first: list[InferResponse], rest: AsyncIterator[InferResponse], held: ExitStack, *, nulls: bool
 ) -> AsyncIterator[bytes]:
     with held:
         async with aclosing(rest) as parts:  # type: ignore[type-var]
             for part in first:
-                yield write_generate(part)
+                yield write_generate(part, nulls=nulls)
             async for part in parts:
-                yield write_generate(part)
+                yield write_generate(part, nulls=nulls)
