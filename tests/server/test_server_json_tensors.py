@@ -17,7 +17,7 @@ from batchmaker.server.faults import FaultKind, ServiceError
 from batchmaker.server.generate_body import read_generate
 from batchmaker.server.json_tensors import PIECE_BYTES, read_json
 from batchmaker.server.limits import Limits
-from batchmaker.server.pieces import Turns, at_once
+from batchmaker.server.pieces import PieceQueue, at_once
 from batchmaker.server.signature import Signature, TensorSpec
 
 NUMBERS = TensorSpec("numbers", "FP32", (-1,))
@@ -218,7 +218,7 @@ def work(name, pieces, log):
 
 def test_pieces_of_several_works_take_turns_with_each_other_and_with_everything_else():
     async def main():
-        log, turns = [], Turns()
+        log, turns = [], PieceQueue()
 
         async def others():
             for _ in range(3):
@@ -235,7 +235,7 @@ def test_pieces_of_several_works_take_turns_with_each_other_and_with_everything_
 
 def test_work_of_one_piece_needs_no_turn_of_the_loop():
     async def main():
-        task = asyncio.ensure_future(Turns().finish(work("a", 1, [])))
+        task = asyncio.ensure_future(PieceQueue().finish(work("a", 1, [])))
         await asyncio.sleep(0)
         return task.result()
 
@@ -244,7 +244,7 @@ def test_work_of_one_piece_needs_no_turn_of_the_loop():
 
 def test_work_that_fails_or_is_cancelled_lets_others_go_on():
     async def main():
-        turns, log = Turns(), []
+        turns, log = PieceQueue(), []
 
         def failing():
             yield

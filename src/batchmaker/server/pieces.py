@@ -22,7 +22,7 @@ def at_once(work: Pieces[_Result]) -> _Result:
 
 
 @final
-class Turns:
+class PieceQueue:
     """Does work in pieces: one piece in a turn of the event loop, whoever it is for.
 
     A thread would not help: what takes long here holds the interpreter, which the event loop needs too.

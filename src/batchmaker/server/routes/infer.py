@@ -20,7 +20,7 @@ from batchmaker.server.signature import Signature
 
 def infer_routes(site: Site) -> list[Route]:
     """infer, generate and generate_stream, for the newest version of a model or one that is named."""
-    service, turns = site.service, site.bodies.turns
+    service, pieces = site.service, site.bodies.pieces
 
     async def read(request: Request, held: HeldBytes) -> bytes:
         service.check_room(*named_model(request))
@@ -30,7 +30,7 @@ def infer_routes(site: Site) -> list[Route]:
         with site.bodies.holding() as held:
             body = await read(request, held)
             length = request.headers.get(HEADER_LENGTH)
-            asked = await turns.finish(read_infer(body, length, signature(request), service.limits))
+            asked = await pieces.finish(read_infer(body, length, signature(request), service.limits))
             response = await unless_gone(request.scope, service.infer(*named_model(request), asked, caller_of(request)))
         content, json_length = write_infer(response, asked, nulls=service.nulls)
         if json_length is None:
@@ -40,14 +40,14 @@ def infer_routes(site: Site) -> list[Route]:
 
     async def generate(request: Request) -> Response:
         with site.bodies.holding() as held:
-            asked = await turns.finish(read_generate(await read(request, held), signature(request), service.limits))
+            asked = await pieces.finish(read_generate(await read(request, held), signature(request), service.limits))
             response = await unless_gone(request.scope, service.infer(*named_model(request), asked, caller_of(request)))
         return encoded(write_generate(response, nulls=service.nulls))
 
     async def generate_stream(request: Request) -> Response:
         with ExitStack() as stack:
             held = stack.enter_context(site.bodies.holding())
-            asked = await turns.finish(read_generate(await read(request, held), signature(request), service.limits))
+            asked = await pieces.finish(read_generate(await read(request, held), signature(request), service.limits))
             parts = service.stream(*named_model(request), asked, caller_of(request))
             first = await unless_gone(request.scope, _first(parts))  # its errors can still set the status
             return EventStream(
