@@ -164,6 +164,10 @@ def lacks_memory(error: BaseException) -> bool:
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> OptionError:
     """Return the error for an unknown name, with the nearest known one."""
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return OptionError(f"unknown {kind} {name!r}; known: {', '.join(names)}.{hint}")
+    return OptionError(f"unknown {kind} {name!r}; known: {', '.join(names)}.{nearest_name(name, names)}")
+
+
+def nearest_name(name: str, known: Iterable[str]) -> str:
+    """Return the end of a message about an unknown name: the nearest known one, or nothing if none is near."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""

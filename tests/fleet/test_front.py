@@ -30,6 +30,13 @@ def routed(fleet: RunningFleet) -> list[int]:
     return [replica.routed for _, replica in sorted(fleet.server.balancer.replicas.items())]
 
 
+async def connected(fleet: RunningFleet) -> None:
+    """Four requests, so that there is a connection to each of two replicas, and later ones are sent at once."""
+    answers = await asyncio.gather(*(fleet.generate("counter", 2) for _ in range(4)))
+    assert [answer.status_code for answer in answers] == [200] * 4
+    assert routed(fleet) == [2, 2]
+
+
 def test_requests_are_spread_and_answered_as_by_one_server(models):
     async def scenario(fleet):
         answers = await asyncio.gather(*(fleet.generate("scales", [n % 9, 1]) for n in range(20)))
@@ -138,38 +145,74 @@ def test_sequences_stay_where_they_began_and_are_spread(models):
     played(scenario, fleet_config(models[0]))
 
 
-def test_an_unanswered_request_is_tried_at_one_other_replica(models, gate):
+def test_a_request_whose_replica_ends_is_given_to_no_other_one(models, gate):
+    """It may be what ended the replica."""
+
     async def scenario(fleet):
+        fleet.launcher.hold.clear()
+        await connected(fleet)
         waiting = [asyncio.ensure_future(fleet.generate("gated", 3)) for _ in range(4)]
-        await fleet.wait_for(lambda: sum(routed(fleet)) == 4)
+        await fleet.wait_for(lambda: sum(routed(fleet)) == 8)
         number, victim = next(iter(fleet.replicas.items()))
         victim.die()
         await fleet.wait_for(lambda: number not in fleet.server.balancer.replicas)
         gate.touch()
-        assert [(await one).json()["output_0"] for one in waiting] == [[1, 2, 3]] * 4
-        assert fleet.server.front.num_retried == 2
+        answers = [await one for one in waiting]
+        assert sorted(answer.status_code for answer in answers) == [200, 200, 503, 503]
+        for answer in answers:
+            if answer.status_code == 503:
+                assert "which may be the cause" in answer.json()["error"]
+                assert "retry-after" not in answer.headers
+        assert fleet.server.front.num_retried == 0
+        assert len(fleet.server.balancer.replicas) == 1
+        assert (await fleet.generate("counter", 2)).status_code == 200, "the other replica goes on"
+        fleet.launcher.hold.set()
         await fleet.wait_for(lambda: len(fleet.server.balancer.replicas) == 2)
 
     played(scenario, fleet_config(models[0]))
 
 
-def test_a_request_whose_second_replica_ends_too_gets_503(models, gate):
+def test_a_request_that_has_not_reached_its_replica_is_given_to_another_one(models):
     async def scenario(fleet):
         fleet.launcher.hold.clear()
-        waiting = asyncio.ensure_future(fleet.generate("gated", 3))
-        await fleet.wait_for(lambda: sum(routed(fleet)) == 1)
-        for _ in range(2):
-            (at,) = [n for n, one in fleet.server.balancer.replicas.items() if one.num_requests]
-            fleet.replicas[at].die(silently=True)
+        for victim in list(fleet.replicas.values())[:1]:
+            victim.die(silently=True)  # nobody is told, and there is no connection yet
+        answers = await asyncio.gather(*(fleet.generate("counter", 3) for _ in range(6)))
+        assert [answer.json()["output_0"] for answer in answers] == [[1, 2, 3]] * 6
+        assert fleet.server.front.num_retried > 0
+        fleet.launcher.hold.set()
+
+    played(scenario, fleet_config(models[0]))
+
+
+def test_a_request_is_tried_again_where_a_connection_fails_and_its_replica_goes_on(models, gate):
+    async def scenario(fleet):
+        await connected(fleet)
+        waiting = [asyncio.ensure_future(fleet.generate("gated", 3)) for _ in range(4)]
+        await fleet.wait_for(lambda: sum(routed(fleet)) == 8)
+        for replica in list(fleet.replicas.values())[:1]:
+            for cable in replica.cables:
+                cable.hang_up()
+        await fleet.wait_for(lambda: sum(routed(fleet)) == 10)
+        gate.touch()
+        assert [(await one).json()["output_0"] for one in waiting] == [[1, 2, 3]] * 4
+        assert fleet.server.front.num_retried == 2
+        assert sorted(fleet.server.balancer.replicas) == [0, 1]
+
+    played(scenario, fleet_config(models[0]))
+
+
+def test_without_replicas_the_answer_is_503_until_there_are_some(models):
+    async def scenario(fleet):
+        fleet.launcher.hold.clear()
+        for at in tuple(fleet.server.balancer.replicas):
+            fleet.replicas[at].die()
             await fleet.wait_for(lambda at=at: at not in fleet.server.balancer.replicas)
-        answer = await waiting
-        assert (answer.status_code, "retry-after" in answer.headers) == (503, True)
-        assert "have ended" in answer.json()["error"]
         nobody = await fleet.generate("counter", 3)
         assert (nobody.status_code, "no replica" in nobody.json()["error"]) == (503, True)
+        assert "retry-after" in nobody.headers
         assert (await fleet.client.get("/v2/health/ready")).status_code == 503
         assert (await fleet.client.get("/v2/health/live")).status_code == 200
-        gate.touch()
         fleet.launcher.hold.set()
         await fleet.wait_for(lambda: len(fleet.server.balancer.replicas) == 2)
         assert (await fleet.generate("counter", 2)).status_code == 200

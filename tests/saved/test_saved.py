@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -223,10 +224,34 @@ def sizes(graph: Any) -> Any:
     return graph["graph_module"]["graph"]["tensor_values"]["word"]["sizes"][0]["as_expr"]
 
 
+def nested(levels: int) -> Any:
+    value: Any = {}
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+SUM = "Mul(" + ", ".join(["Add(Symbol('s0'), Integer(1))"] * 6) + ", ".join(["", *["Symbol('s1')"] * 8]) + ")"
 CODE = "__import__('os').mkdir('/tmp/batchmaker-planted')"
 PLANTS: list[Any] = [
     pytest.param(lambda g: sizes(g).update(expr_str=CODE), "size", id="size that is code"),
     pytest.param(lambda g: sizes(g).update(expr_str="Symbol('s0').__class__"), "size", id="size with attributes"),
+    pytest.param(lambda g: sizes(g).update(expr_str="Pow(9, Pow(9, 9))"), "exponent", id="a number without end"),
+    pytest.param(lambda g: sizes(g).update(expr_str="Float('1e999999999')"), "Float", id="a decimal without end"),
+    pytest.param(lambda g: sizes(g).update(hint={"as_int": 1 << 9999}), "10000 bits", id="a number of many bits"),
+    pytest.param(
+        lambda g: g["graph_module"]["graph"]["tensor_values"]["word"]["sizes"].append({"as_int": 1 << 62}),
+        "word whose sizes",
+        id="a value larger than any memory",
+    ),
+    pytest.param(lambda g: g["graph_module"]["graph"].update(nodes=[node(g)] * 20_001), "20001 nodes", id="nodes"),
+    pytest.param(
+        lambda g: g["graph_module"]["graph"].update(inputs=[{"as_expr": {"expr_str": SUM}}] * 1700),
+        "50000 terms",
+        id="sizes together",
+    ),
+    pytest.param(lambda g: g.update(opset_version=nested(100)), "64 levels", id="levels"),
+    pytest.param(lambda g: g.update(opset_version=nested(900)), "64 levels", id="many levels"),
     pytest.param(lambda g: g.update(guards_code=[CODE]), "guards_code", id="guard that is code"),
     pytest.param(lambda g: node(g).update(name="x\nimport os"), "name", id="name that is code"),
     pytest.param(lambda g: node(g).update(target="torch.load"), "operator", id="torch.load as an operator"),
@@ -319,6 +344,29 @@ MANIFESTS: list[Any] = [
     pytest.param(lambda m: m["cells"][0]["inputs"][1].update(shape=[9]), "inputs are", id="other input shape"),
     pytest.param(lambda m: m["cells"][0]["outputs"][1].update(dtype="float64"), "outputs are", id="other output dtype"),
     pytest.param(lambda m: m["cells"][0].update(batch_sizes=[]), "batch_sizes", id="no batch sizes"),
+    pytest.param(
+        lambda m: m["cells"][0].update(batch_sizes=[1, 1 << 24]), "16777216 are more than .*16384", id="a large batch"
+    ),
+    pytest.param(lambda m: m["cells"][0].update(batch_sizes=list(range(1, 600))), "599", id="many batch sizes"),
+    pytest.param(lambda m: m["cells"][0].update(priority=1 << 40), "priority", id="priority"),
+    pytest.param(lambda m: m["cells"][0]["inputs"][1].update(shape=[1 << 40]), "elements of one v", id="a large row"),
+    pytest.param(lambda m: m["cells"][0]["inputs"][1].update(shape=[-1]), "shape", id="a negative size"),
+    pytest.param(lambda m: m["cells"][0]["inputs"][0].update(num_tokens=0), "0 tokens", id="no tokens"),
+    pytest.param(
+        lambda m: m["cells"][0].update(
+            batch_sizes=[1 << 14], outputs=[{**m["cells"][0]["outputs"][0], "shape": [1 << 20]}]
+        ),
+        "largest batch",
+        id="a large batch of large rows",
+    ),
+    pytest.param(lambda m: m.update(cells=m["cells"] * 1025), "1025 are more than", id="many cells"),
+    pytest.param(lambda m: m["cells"][0].update(name="n" * 300), "letters of its name", id="a long name"),
+    pytest.param(lambda m: m.update(example_request=[0] * (1 << 20)), "values in the example", id="a long example"),
+    pytest.param(lambda m: m.update(example_requests=[[1]] * 300), "requests and chunks", id="many examples"),
+    pytest.param(lambda m: m.update(example_request=nested(70)), "64 levels", id="a deep example"),
+    pytest.param(lambda m: m.update(example_request=nested(900)), "64 levels|malformed", id="a deeper example"),
+    pytest.param(lambda m: m.update(state={"a": nested(70)}), "64 levels", id="a deep state"),
+    pytest.param(lambda m: m.update(deadline_ms=-1.0), "deadline_ms", id="a deadline before the request"),
     pytest.param(lambda m: m["cells"][0].update(attribute="__class__"), "attribute", id="attribute name"),
     pytest.param(lambda m: m["cells"].append(m["cells"][0]), "attribute", id="cell named twice"),
     pytest.param(lambda m: m["cells"][0].update(aliases={"a": "b"}), "safetensors", id="alias of nothing"),
@@ -336,6 +384,46 @@ MANIFESTS: list[Any] = [
 def test_a_wrong_manifest_is_refused(change: Any, message: str, saved: Path) -> None:
     edit_manifest(saved, change)
     with pytest.raises(SavedModelError, match=message):
+        bm.load(saved)
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The path of everything in JSON."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [at, *(path for key, item in inner for path in places(item, (*at, key)))]
+
+
+@pytest.mark.parametrize("odd", ["..", -1, 1 << 62, 1 << 70, 1e308, None, [], {}, {"$tuple": 3}, nested(70)], ids=str)
+def test_whatever_stands_in_a_manifest_it_is_a_model_or_a_model_error(odd: Any, saved: Path) -> None:
+    path = saved / "manifest.json"
+    content = path.read_text()
+    for *outer, last in places(json.loads(content))[1:]:
+        for remove in (False, True):
+            manifest = within = json.loads(content)
+            for key in outer:
+                within = within[key]
+            if remove:
+                del within[last]
+            else:
+                within[last] = odd
+            path.write_text(json.dumps(manifest))
+            with contextlib.suppress(ModelError):
+                bm.load(saved)
+
+
+def test_a_model_that_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
+    model = models.Sentence()
+    model.lstm.batch_sizes = (1, 1 << 15)
+    with pytest.raises(SavedModelError, match="rows in its largest batch"):
+        bm.save(model, tmp_path / "large")
+    assert not (tmp_path / "large").exists()
+
+
+def test_a_file_larger_than_the_memory_is_not_read_though_the_manifest_agrees(saved: Path) -> None:
+    with (saved / "0_lstm.safetensors").open("ab") as file:
+        file.truncate(1 << 42)
+    edit_manifest(saved, lambda m: m["cells"][0]["weights"].update(num_bytes=1 << 42))
+    with pytest.raises(SavedModelError, match="this machine's memory"):
         bm.load(saved)
 
 

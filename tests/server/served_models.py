@@ -175,3 +175,15 @@ class Spelled(bm.Model):
     def serving_signature(self) -> Signature:
         word, said = TensorSpec("word", "BYTES", (1,)), TensorSpec("said", "BYTES", (1,))
         return Signature((word,), (said,), request="value", encode=self.encode, decode=self.decode)
+
+
+class Tempered(bm.Model):
+    """Adds rows to what a client may leave out: one default is a number, one a text, one nothing in particular."""
+
+    def __init__(self) -> None:
+        self.add = bm.Cell(Accumulate())
+        self.example_request = {"rows": [[1.0, 2.0]]}
+
+    def unfold(self, rows: Any, temperature: float = 0.5, *, sign: str = "+", start: Any = None) -> Any:
+        first = [temperature if sign == "+" else -temperature] * 2
+        return self.add.run(rows, (first if start is None else start,))

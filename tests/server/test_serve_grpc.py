@@ -121,6 +121,9 @@ def test_only_the_outputs_that_are_asked_for_come(client):
     assert answer.as_numpy("steps").tolist() == [[11, 22], [14, 26]]
     only = client.infer("sums", inputs, outputs=[triton.InferRequestedOutput("steps")])
     assert only.as_numpy("total") is None
+    with pytest.raises(triton.InferenceServerException, match="named twice") as caught:
+        client.infer("sums", inputs, outputs=[triton.InferRequestedOutput("steps")] * 2)
+    assert code(caught) == "INVALID_ARGUMENT"
 
 
 def test_tensors_may_be_sent_as_values(channel):

@@ -184,7 +184,8 @@ def test_generate_answers_plain_json(server):
     answer = server.post("/v2/models/counter/generate", {"input_0": 3, "id": "g"})
     assert answer.json == {"model_name": "counter", "model_version": "1", "id": "g", "output_0": [1, 2, 3]}
     bad = server.post("/v2/models/counter/generate", {"input": 3})
-    assert (bad.status, bad.json) == (400, {"error": "unknown key 'input'; known: 'input_0', 'parameters' and 'id'"})
+    said = "unknown key 'input'; known: 'input_0', 'parameters' and 'id'. Did you mean 'input_0'?"
+    assert (bad.status, bad.json) == (400, {"error": said})
 
 
 def test_generate_stream_sends_each_value_as_an_event(server):
@@ -228,6 +229,31 @@ def test_an_answer_comes_in_one_piece(server):
             head, _, body = connection.recv(65536).partition(b"\r\n\r\n")
             assert json.loads(body)["outputs"][0]["shape"] == [8]
             assert b"content-length: %d" % len(body) in head
+
+
+def test_a_small_request_cannot_ask_for_the_same_again_and_again(server):
+    tensor = {"name": "input_0", "shape": [1], "datatype": "INT64", "data": [3]}
+    twice = {"inputs": [tensor], "outputs": [{"name": "output_0"}, {"name": "output_0"}]}
+    answer = server.post("/v2/models/counter/infer", twice)
+    assert (answer.status, answer.json["error"]) == (400, "output 'output_0' is named twice; name each once")
+    for path in ("/v2/models/counter/generate", "/v2/models/counter/generate_stream"):
+        answer = server.post(path, {"input_0": 3, "id": "x" * 2000})
+        assert answer.status == 400
+        assert "id has 2000 characters" in answer.json["error"]
+
+
+def test_what_an_error_says_to_look_at_can_be_looked_at(server):
+    said = server.get("/v2/models/nobody").json["error"]
+    method, path = re.search(r"(GET|POST) (/[/\w]+)", said).groups()
+    answer = server.call(method, path)
+    assert answer.status == 200
+    assert "counter" in [line["name"] for line in answer.json]
+
+
+def test_bodies_for_the_repository_are_not_made_into_objects(server):
+    assert server.call("POST", "/v2/repository/index", b'{"parameters": [%s]}' % (b"[1]," * 9999 + b"1")).status == 200
+    answer = server.call("POST", "/v2/repository/models/counter/load", b'{"parameters": {"config": "{}"}}')
+    assert answer.status == 501
 
 
 def test_request_ids_come_back(server):

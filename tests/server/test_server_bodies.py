@@ -9,15 +9,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchmaker.server.bodies import read_infer, write_infer
+from batchmaker.server import bodies, generate_body
+from batchmaker.server.bodies import write_infer
 from batchmaker.server.faults import FaultKind, ServiceError
-from batchmaker.server.generate_body import read_generate, write_generate
+from batchmaker.server.generate_body import write_generate
 from batchmaker.server.limits import Limits
 from batchmaker.server.messages import InferRequest, InferResponse, WantedOutput
+from batchmaker.server.pieces import at_once
 from batchmaker.server.signature import Signature, TensorSpec
 from batchmaker.server.tensors import Tensor
 
 LIMITS = Limits(max_tensors=3)
+TENSORS = Signature(tuple(TensorSpec(name, "INT32", (-1,)) for name in "abcd"), ())
+
+
+def read_infer(body, header_length, limits) -> InferRequest:
+    """All pieces at once."""
+    return at_once(bodies.read_infer(body, header_length, TENSORS, limits))
+
+
+def read_generate(body, signature) -> InferRequest:
+    """All pieces at once."""
+    return at_once(generate_body.read_generate(body, signature, Limits()))
 
 
 def body(*inputs, raw=b"", **more):
@@ -51,7 +64,7 @@ def test_tensors_behind_the_json_are_taken_in_order():
         (b'{"inputs": 3}', None, r"\$.inputs"),
         (b"\xff\xfe", None, "not the JSON"),
         (b"[" * 100_000, None, "JSON|nested"),
-        (body(*[tensor(n, data=[1, 2]) for n in "abcd"])[0], None, "4 inputs are more than 3"),
+        (body(*[tensor(n, data=[1, 2]) for n in "abcd"])[0], None, "more than 3 inputs"),
     ],
 )
 def test_malformed_bodies_are_refused_with_a_reason(sent, length, said):
@@ -159,3 +172,21 @@ def test_generate_answers_with_plain_values():
     outputs = (Tensor("one", "INT64", np.array([4])), Tensor("many", "BYTES", np.array([b"a", b"\xff"], object)))
     answer = json.loads(write_generate(InferResponse("m", "1", outputs, single=frozenset({"one"}))))
     assert answer == {"model_name": "m", "model_version": "1", "one": 4, "many": ["a", "�"]}
+
+
+NOT_FINITE = InferResponse("m", "1", (Tensor("x", "FP32", np.array([1.0, np.nan, np.inf], "<f4")),))
+
+
+def test_a_result_that_json_cannot_represent_is_an_error_unless_null_is_asked_for():
+    for written in (lambda: write_generate(NOT_FINITE), lambda: write_infer(NOT_FINITE, InferRequest(()))):
+        with pytest.raises(ServiceError, match="'x' has values that are NaN or infinite") as caught:
+            written()
+        assert caught.value.kind is FaultKind.UNSUPPORTED
+    assert json.loads(write_generate(NOT_FINITE, nulls=True))["x"] == [1.0, None, None]
+    content, _ = write_infer(NOT_FINITE, InferRequest(()), nulls=True)
+    assert json.loads(content)["outputs"][0]["data"] == [1.0, None, None]
+
+
+def test_bytes_carry_nan_and_infinities():
+    content, length = write_infer(NOT_FINITE, InferRequest((), parameters={"binary_data_output": True}))
+    assert np.array_equal(np.frombuffer(content[length:], "<f4"), NOT_FINITE.outputs[0].data, equal_nan=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from served_models import Counter, Declared, Pair, Sums
+from served_models import Counter, Declared, Pair, Sums, Tempered
 
 from batchmaker.errors import ModelError
 from batchmaker.lab import zoo
@@ -69,6 +69,53 @@ def test_a_model_appears_as_its_example_says(model, inputs, outputs, stream):
     assert specs(found.inputs) == inputs
     assert specs(found.outputs) == outputs
     assert found.stream == stream
+
+
+def test_defaults_of_unfold_are_optional_inputs():
+    found = signature(Tempered())
+    assert [(spec.name, spec.datatype, spec.shape, spec.optional) for spec in found.inputs] == [
+        ("rows", "FP32", (-1, 2), False), ("temperature", "FP32", (1,), True), ("sign", "BYTES", (1,), True),
+    ]  # fmt: skip
+    rows = Tensor("rows", "FP32", np.ones((1, 2), np.float32))
+    warm = Tensor("temperature", "FP32", np.array([2.0], np.float32))
+    assert set(found.to_request([rows], LIMITS)) == {"rows"}
+    assert found.to_request([rows, warm], LIMITS)["temperature"] == 2.0
+    with pytest.raises(ServiceError, match=r"unknown input 'temprature'.*Did you mean 'temperature'\?"):
+        found.to_request([Tensor("temprature", "FP32", warm.data)], LIMITS)
+
+
+def test_a_default_in_the_example_is_optional_and_of_the_examples_kind():
+    model = Tempered()
+    model.example_request = {"rows": [[1.0, 2.0]], "temperature": 1, "start": [0.0, 1.0]}
+    found = {spec.name: (spec.datatype, spec.shape, spec.optional) for spec in signature(model).inputs}
+    assert found == {
+        "rows": ("FP32", (-1, 2), False), "temperature": ("INT64", (1,), True), "start": ("FP32", (-1,), True),
+        "sign": ("BYTES", (1,), True),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["", 'a"b', "a\\b", "a\nb", "n" * 300])
+def test_a_tensor_has_a_name_that_a_client_can_write(name):
+    with pytest.raises(ModelError, match="cannot be the name of an input or output"):
+        TensorSpec(name, "FP32", (1,))
+
+
+def test_an_output_is_named_once():
+    two = Signature((), (TensorSpec("a", "FP32", (1,)), TensorSpec("b", "FP32", (1,))), result="keys")
+    two.check_outputs([WantedOutput("b"), WantedOutput("a")])
+    with pytest.raises(ServiceError, match="output 'a' is named twice") as caught:
+        two.check_outputs([WantedOutput("a"), WantedOutput("b"), WantedOutput("a", binary=True)])
+    assert caught.value.kind is FaultKind.INVALID
+
+
+@pytest.mark.parametrize(("given", "expected"), [(1e39, "FP32"), (-1e300, "FP32"), (7e4, "FP16")])
+def test_a_float_that_does_not_fit_is_refused_and_not_made_infinite(given, expected):
+    one = Signature((TensorSpec("x", expected, (-1,)),), (), request="value")
+    with pytest.raises(ServiceError, match=f"a value of FP64 does not fit in {expected}"):
+        one.to_request([Tensor("x", "FP64", np.array([0.0, given]))], LIMITS)
+    kept = one.to_request([Tensor("x", "FP64", np.array([np.inf, np.nan]))], LIMITS)
+    assert np.isinf(kept[0])
+    assert np.isnan(kept[1])
 
 
 def test_a_model_without_example_or_declaration_is_refused_with_advice():

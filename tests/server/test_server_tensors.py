@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from batchmaker.server.faults import FaultKind, ServiceError
-from batchmaker.server.tensors import NUMPY, Tensor, from_json, from_raw, to_json, to_raw
+from batchmaker.server.json_tensors import read_json
+from batchmaker.server.pieces import at_once
+from batchmaker.server.tensors import NUMPY, Tensor, from_raw, to_json, to_raw
+
+
+def from_json(name, datatype, shape, data) -> Tensor:
+    """All pieces at once."""
+    return at_once(read_json(name, datatype, shape, data, lambda shape: None))
+
 
 NUMBERS = sorted(set(NUMPY) - {"BYTES", "BF16"})
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)

@@ -22,6 +22,57 @@ from batchmaker.kernels.cpu.loop import LoopCell, RecurrentLoop, can_loop
 
 
 @final
+class _Shares:
+    """The two shares of a recurrent step's gates. It knows no loop, so that no reference cycle holds the weights.
+
+    hoist_sizes: the sizes at which `hoist` is called; empty for any.
+    """
+
+    def __init__(self, looped: LoopedStep, hoist: Program, given: Sequence[ValueSpec]) -> None:
+        self._given, self._hoist = given, hoist
+        self._projected = looped.projected
+        self._recurrent = looped.step
+        weights, _ = looped.step.rows
+        self._width = len(weights)
+        self._zeros = torch.zeros((0, len(weights)), dtype=weights.dtype)
+        self.hoist_sizes: Sequence[int] = ()
+
+    def project(self, sequence: tuple[NDArray[Any], ...]) -> Tensor:
+        """Return the inputs' share of the gates for all positions of a task, and padding rows."""
+        count = len(sequence[0])
+        sizes = self.hoist_sizes
+        columns = [self._padded(values, spec) for values, spec in zip(sequence, self._given, strict=True)]
+        if not sizes or count <= sizes[-1]:
+            projected: Tensor = self._hoist(*columns)[self._projected]
+            return projected.contiguous()
+        blocks = [
+            self._hoist(*(column[at : at + sizes[-1]] for column in columns))[self._projected]
+            for at in range(0, len(columns[0]), sizes[-1])
+        ]
+        return torch.cat(blocks)
+
+    def product(self, h: Tensor) -> Tensor:
+        """Return the state's share of the gates, with all biases of the state."""
+        zeros = self._zeros
+        if len(zeros) < len(h):  # two threads may both make some; each uses its own
+            # Pages that nobody writes share one physical page, which stays in the first cache.
+            memory = torch.from_numpy(np.zeros(2 * len(h) * self._width * h.itemsize, np.uint8))
+            zeros = self._zeros = memory.view(h.dtype).view(-1, self._width)
+        return self._recurrent.product(h, zeros[: len(h)])
+
+    def _padded(self, values: NDArray[Any], spec: ValueSpec) -> Tensor:
+        """Return values padded with zeros, up to a size at which `hoist` was warmed up, or a multiple."""
+        count, sizes = len(values), self.hoist_sizes
+        if sizes:
+            largest = sizes[-1]
+            room = sizes[bisect_left(sizes, count)] if count <= largest else -(-count // largest) * largest
+            if room > count:
+                values = np.concatenate([values, np.zeros((room - count, *spec.shape), values.dtype)])
+        rows = torch.from_numpy(values)
+        return rows.view(torch.bfloat16) if spec.dtype == "bfloat16" else rows
+
+
+@final
 class ChainLoop:
     """The loop of a cell that is one recurrent step, and the batch sizes at which it is faster than `step`.
 
@@ -38,21 +89,19 @@ class ChainLoop:
         hoisted: Sequence[ValueSpec],
         state: Sequence[ValueSpec],
     ) -> None:
-        self._given, self._hoisted, self._state = given, hoisted, state
-        self._hoist, self._step = hoist, step
-        self._projected = looped.projected
-        self._hoist_sizes: Sequence[int] = ()
+        self._hoisted, self._state = hoisted, state
+        self._step = step
+        self._shares = shares = _Shares(looped, hoist, given)
         self._faster: NDArray[np.bool_] = np.zeros(0, np.bool_)
         self._measuring = threading.Lock()
-        self._recurrent = looped.step
         weights, bias = looped.step.rows
-        self._zeros = torch.zeros((0, len(weights)), dtype=weights.dtype)
         parts, outputs = (tuple([p for p in side if p != TOKEN]) for side in (looped.state, looped.outputs))
         self._steps = RecurrentLoop(
             LoopCell(
-                looped.kind, weights, bias, parts, outputs, looped.table, looped.projected, self._project, self._product
+                looped.kind, weights, bias, parts, outputs, looped.table, looped.projected, shares.project,
+                shares.product,
             )
-        )
+        )  # fmt: skip
         scores = looped.scores
         self.loop: RecurrentLoop | GreedyLoop = (
             self._steps if scores is None else GreedyLoop(self._steps, scores, looped.state, looped.outputs)
@@ -61,7 +110,7 @@ class ChainLoop:
     def measure(self, batch_sizes: Sequence[int], hoist_sizes: Sequence[int] = ()) -> None:
         """Find the fastest ways up to the largest size. From now on `hoist` is called at the given sizes."""
         with self._measuring:
-            self._hoist_sizes = hoist_sizes
+            self._shares.hoist_sizes = hoist_sizes
 
             def stepped(num_rows: int) -> Callable[[], Any]:
                 padded = batch_sizes[bisect_left(batch_sizes, num_rows)]
@@ -76,42 +125,8 @@ class ChainLoop:
     def fastest(self, batch: int) -> RecurrentLoop | GreedyLoop | None:
         """Return the loop if it is faster for tasks whose largest step has `batch` rows. Measured now if not before."""
         if batch >= len(self._faster):
-            self.measure(range(1, (1 << batch.bit_length()) + 1), self._hoist_sizes)
+            self.measure(range(1, (1 << batch.bit_length()) + 1), self._shares.hoist_sizes)
         return self.loop if self._faster[batch] else None
-
-    def _project(self, sequence: tuple[NDArray[Any], ...]) -> Tensor:
-        """Return the inputs' share of the gates for all positions of a task, and padding rows."""
-        count = len(sequence[0])
-        sizes = self._hoist_sizes
-        columns = [self._padded(values, spec) for values, spec in zip(sequence, self._given, strict=True)]
-        if not sizes or count <= sizes[-1]:
-            projected: Tensor = self._hoist(*columns)[self._projected]
-            return projected.contiguous()
-        blocks = [
-            self._hoist(*(column[at : at + sizes[-1]] for column in columns))[self._projected]
-            for at in range(0, len(columns[0]), sizes[-1])
-        ]
-        return torch.cat(blocks)
-
-    def _product(self, h: Tensor) -> Tensor:
-        """Return the state's share of the gates, with all biases of the state."""
-        zeros = self._zeros
-        if len(zeros) < len(h):  # two threads may both make some; each uses its own
-            # Pages that nobody writes share one physical page, which stays in the first cache.
-            memory = torch.from_numpy(np.zeros(2 * len(h) * self._steps.width * h.itemsize, np.uint8))
-            zeros = self._zeros = memory.view(h.dtype).view(-1, self._steps.width)
-        return self._recurrent.product(h, zeros[: len(h)])
-
-    def _padded(self, values: NDArray[Any], spec: ValueSpec) -> Tensor:
-        """Return values padded with zeros, up to a size at which `hoist` was warmed up, or a multiple."""
-        count, sizes = len(values), self._hoist_sizes
-        if sizes:
-            largest = sizes[-1]
-            room = sizes[bisect_left(sizes, count)] if count <= largest else -(-count // largest) * largest
-            if room > count:
-                values = np.concatenate([values, np.zeros((room - count, *spec.shape), values.dtype)])
-        rows = torch.from_numpy(values)
-        return rows.view(torch.bfloat16) if spec.dtype == "bfloat16" else rows
 
 
 def chain_loop(

@@ -11,7 +11,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from batchmaker.server.bodies import SHAPE, at_most, items_of, read_parameters
 from batchmaker.server.faults import ServiceError
+from batchmaker.server.limits import Limits
 from batchmaker.server.messages import Parameter
 from batchmaker.server.parameters import ChunkOptions, call_options, named_sequence
 from batchmaker.server.rpc.wire import parameters_of
@@ -36,18 +38,21 @@ class Asked(NamedTuple):
 
 
 class _InputHead(msgspec.Struct):
-    shape: list[int] = []
+    shape: msgspec.Raw = msgspec.Raw(b"[]")
     datatype: str = ""
 
 
 class _BodyHead(msgspec.Struct):
-    inputs: list[_InputHead] = []
-    parameters: dict[str, Any] = {}
+    inputs: msgspec.Raw = msgspec.Raw(b"[]")
+    parameters: msgspec.Raw = msgspec.Raw()
 
 
-_INFER: Final = msgspec.json.Decoder(_BodyHead)
+_HEAD: Final = msgspec.json.Decoder(_BodyHead)
+_INPUTS: Final = at_most(_InputHead, Limits().max_tensors)
 _GENERATE: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_PARAMETERS: Final = msgspec.json.Decoder(dict[str, Any])
+
+_MANY_BYTES: Final = 256 << 10
+"""From here on the elements of a body are counted as a whole, not by key."""
 
 
 def asked_of_infer(model: str, version: str | None, body: bytes, header_length: str | None) -> Asked:
@@ -55,22 +60,25 @@ def asked_of_infer(model: str, version: str | None, body: bytes, header_length: 
     known = header_length is not None and header_length.isdecimal() and len(header_length) < _MOST_DIGITS
     head = body[: int(header_length)] if known and header_length is not None else body
     try:
-        read = _INFER.decode(head)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        read = _HEAD.decode(head)
+        inputs = [(items_of(SHAPE.decode(one.shape)), one.datatype) for one in items_of(_INPUTS.decode(read.inputs))]
+        parameters = read_parameters(read.parameters)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ServiceError):
         return Asked(model, version, 1, None)
-    elements = _elements(((one.shape, one.datatype) for one in read.inputs), len(body))
-    return Asked(model, version, elements, _chunk_of(read.parameters))
+    return Asked(model, version, _elements(inputs, len(body)), _chunk_of(parameters))
 
 
 def asked_of_generate(model: str, version: str | None, body: bytes) -> Asked:
     """Return what the body of `generate` or `generate_stream` asks for."""
     try:
+        parameters = read_parameters(_HEAD.decode(body).parameters)
+        if len(body) > _MANY_BYTES:
+            return Asked(model, version, body.count(b",") + 1, _chunk_of(parameters))
         given: dict[str, msgspec.Raw] = _GENERATE.decode(body)
-        parameters = _PARAMETERS.decode(given.pop("parameters")) if "parameters" in given else {}
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ServiceError):
         return Asked(model, version, 1, None)
-    given.pop("id", None)
-    return Asked(model, version, max(1, sum(map(_size, given.values()))), _chunk_of(parameters))
+    elements = sum(_size(value) for name, value in given.items() if name not in ("parameters", "id"))
+    return Asked(model, version, max(1, elements), _chunk_of(parameters))
 
 
 def asked_of_message(message: Any) -> Asked:

@@ -42,6 +42,7 @@ class Replica:
 
     work_us: of its unanswered requests, estimated. routed: requests so far. computed: elements of its answers since
     that was last asked, by model. unanswered: its requests outside sequences, by model and version as calls name them.
+    judged: not set while it is suspended, until it takes requests again or is removed.
     """
 
     number: int
@@ -53,6 +54,7 @@ class Replica:
     routed: int = 0
     computed: Counter[str] = field(default_factory=Counter)
     unanswered: dict[_Model, int] = field(default_factory=dict)
+    judged: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def idle(self) -> bool:
@@ -208,11 +210,13 @@ class Balancer:
         """It gets nothing for now: it does not answer, or says that it is not ready."""
         if replica.state == "open":
             self._close(replica, "suspended")
+            replica.judged.clear()
 
     def resume(self, replica: Replica) -> None:
         """It takes requests again."""
         if replica.state == "suspended":
             replica.state = "open"
+            replica.judged.set()
             loads = [(router, int(router.load[replica.number])) for router in (self.work, self._by_sequences)]
             self._open(replica)
             for router, load in loads:  # what it still has to do
@@ -230,6 +234,7 @@ class Balancer:
         if replica.state == "open":
             self._close(replica, "lost")
         replica.state = "lost"
+        replica.judged.set()
         self.replicas.pop(replica.number, None)
         self.num_lost_sequences += replica.num_sequences
 

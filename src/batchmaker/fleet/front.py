@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -47,7 +48,10 @@ _DROPPED: Final = frozenset({b"connection", b"keep-alive", b"transfer-encoding",
 _Given = TypeVar("_Given")
 
 TRIES: Final = 2
-"""A request that its replica has not answered is sent to one other replica."""
+"""A request that its replica has not answered is sent to one other replica, where that is safe; see asked_of_one."""
+
+_JUDGED_S: Final = 10.0
+"""Seconds to find out whether a replica whose connection failed has ended."""
 
 
 @final
@@ -174,18 +178,20 @@ class Front:
     async def asked_of_one(
         self, asked: Asked, ask: Callable[[Lease], Awaitable[_Given]], sender: Sender
     ) -> tuple[Lease, _Given]:
-        """Return the place and the answer of a request: of another replica if the first one has ended.
+        """Return the place and the answer of a request: of another replica if the first one has not got it, or goes on.
 
-        A chunk of a sequence is not tried again: its state has gone with the replica. Raises ServiceError. The caller
-        ends the lease.
+        A replica that has ended may have ended because of one of the requests that it had, which must not end others
+        too. A chunk of a sequence is not tried again: its state has gone with the replica. Raises ServiceError. The
+        caller ends the lease.
         """
         for number in range(1, TRIES + 1):
             lease = await self.balancer.take(asked, sender.owner)
             try:
                 return lease, await ask(lease)
-            except NoAnswerError:
+            except NoAnswerError as error:
                 lease.end(answered=False)
                 self.on_suspect(lease.replica)
+                sent = error.sent
             except BaseException:
                 lease.end(answered=False)
                 raise
@@ -196,8 +202,13 @@ class Front:
                     "sequence_start",
                     1.0,
                 )
+            if sent and not await _goes_on(lease.replica):
+                raise ServiceError(
+                    FaultKind.UNAVAILABLE,
+                    "the replica has ended while it had this request, which may be the cause: no other one gets it",
+                )
             self.num_retried += number < TRIES
-        raise ServiceError(FaultKind.UNAVAILABLE, "the replicas that had this request have ended; try again", 1.0)
+        raise ServiceError(FaultKind.UNAVAILABLE, "no replica could be reached with this request; try again", 1.0)
 
     # --- other calls --------------------------------------------------------------------------------------------------
 
@@ -249,6 +260,14 @@ class Front:
                 raise ServiceError(FaultKind.UNAVAILABLE, "the replica has ended; try again", 1.0) from None
         await _start(answer, send)
         await send({"type": "http.response.body", "body": answer.body or b""})
+
+
+async def _goes_on(replica: Replica) -> bool:
+    """Return whether a replica takes requests after its connection has failed, once that is known."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_JUDGED_S):
+            await replica.judged.wait()
+    return replica.state == "open"
 
 
 def unsupported_load() -> ServiceError:

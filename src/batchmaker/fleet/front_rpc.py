@@ -23,6 +23,9 @@ from batchmaker.server.rpc.wire import FINAL
 from batchmaker.server.sender import HEADER as SENDER
 
 _KINDS: Final = {code: kind for kind, code in CODE.items()}
+_UNREACHED: Final = "failed to connect"
+"""How gRPC begins to say that a call was not sent, because nobody listens."""
+
 _TRACED: Final = ("traceparent", "tracestate")
 _DESCRIBING: Final = ("ModelReady", "ServerMetadata", "ModelMetadata", "ModelConfig", "RepositoryIndex")
 """Methods that any replica answers alike."""
@@ -159,7 +162,7 @@ async def _guarded(replica: Replica, work: Awaitable[Any]) -> Any:
     except aio.AioRpcError as error:
         trailing = dict(error.trailing_metadata() or ())
         if HEADER not in trailing and error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
-            raise NoAnswerError(error.details()) from None
+            raise NoAnswerError(error.details(), sent=not (error.details() or "").startswith(_UNREACHED)) from None
         after = trailing.get("retry-after")
         kind = _KINDS.get(error.code(), FaultKind.INTERNAL)
         raise ServiceError(kind, error.details() or "", None if after is None else float(after)) from None
@@ -169,7 +172,7 @@ async def _guarded(replica: Replica, work: Awaitable[Any]) -> Any:
             raise NoAnswerError("the replica has ended") from None  # its channel was closed
         raise
     except (aio.UsageError, aio.InternalError) as error:  # its channel is closed
-        raise NoAnswerError(str(error)) from None
+        raise NoAnswerError(str(error), sent=False) from None
 
 
 async def _status_of(stream: Any) -> None:

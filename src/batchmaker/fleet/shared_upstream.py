@@ -51,14 +51,14 @@ class SharedUpstream:
     async def _connected(self) -> _ReplicaLink:
         """Return the connection; all calls that come before there is one wait for the same."""
         if self._closed:
-            raise NoAnswerError("the replica has ended")
+            raise NoAnswerError("the replica has ended", sent=False)
         if self._connecting is None:
             self._connecting = asyncio.create_task(self._connect())
         try:
             return await asyncio.shield(self._connecting)
         except asyncio.CancelledError:
             if self._closed:
-                raise NoAnswerError("the replica has ended") from None
+                raise NoAnswerError("the replica has ended", sent=False) from None
             raise
 
     async def _connect(self) -> _ReplicaLink:
@@ -74,7 +74,7 @@ class SharedUpstream:
             if connection is not None:
                 connection.close()
             if isinstance(error, OSError):  # TimeoutError is one
-                raise NoAnswerError(f"{self._host}:{self._port} cannot be reached: {error}") from error
+                raise NoAnswerError(f"{self._host}:{self._port} cannot be reached: {error}", sent=False) from error
             raise
         finally:
             self._connecting = None
@@ -104,7 +104,7 @@ class _ReplicaLink(asyncio.Protocol):
     async def call(self, target: bytes, headers: Headers, body: bytes) -> UpstreamAnswer:
         """See SharedUpstream."""
         if self.is_closed:  # while the caller waited for the connection
-            raise NoAnswerError("the replica closed the connection")
+            raise NoAnswerError("the replica closed the connection", sent=False)
         number = next(self._numbers)
         future: asyncio.Future[UpstreamAnswer] = self._loop.create_future()
         self._waiting[number] = future
@@ -154,8 +154,10 @@ class _ReplicaLink(asyncio.Protocol):
     def _lost(self) -> None:
         self.is_closed = True
         waiting, self._waiting = self._waiting, {}
-        futures: list[asyncio.Future[Any]] = [self._ready, *waiting.values()]
-        for future in futures:
+        if not self._ready.done():
+            self._ready.set_exception(NoAnswerError("the replica closed the connection", sent=False))
+        for future in waiting.values():
             if not future.done():
                 future.set_exception(NoAnswerError("the replica closed the connection"))
-        self._ready.exception()  # nobody may wait for it
+        if not self._ready.cancelled():
+            self._ready.exception()  # nobody may wait for it

@@ -23,7 +23,14 @@ _STREAMED: Final = b"text/event-stream"
 
 
 class NoAnswerError(Exception):
-    """The connection failed before the answer was complete: the replica has ended, or cannot be reached."""
+    """The connection failed before the answer was complete: the replica has ended, or cannot be reached.
+
+    sent: whether the replica may have got the request, and so may have ended because of it.
+    """
+
+    def __init__(self, message: str, *, sent: bool = True) -> None:
+        super().__init__(message)
+        self.sent = sent
 
 
 @final
@@ -104,13 +111,13 @@ class Upstream:
                 return connection
             connection.close()
         if self._closed:
-            raise NoAnswerError("the replica has ended")
+            raise NoAnswerError("the replica has ended", sent=False)
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_S):
                 _, connection = await loop.create_connection(lambda: _Connection(self._all), self.host, self.port)
         except OSError as error:  # TimeoutError is one
-            raise NoAnswerError(f"{self.host}:{self.port} cannot be reached: {error}") from error
+            raise NoAnswerError(f"{self.host}:{self.port} cannot be reached: {error}", sent=False) from error
         return connection
 
 

@@ -20,7 +20,7 @@ from batchmaker.model.model import Model
 from batchmaker.model.registry import CellRegistry
 from batchmaker.saved import plain
 from batchmaker.saved.cell_files import load_cells, write_cells
-from batchmaker.saved.manifest import FORMAT, MANIFEST, Manifest, read_manifest
+from batchmaker.saved.manifest import FORMAT, MANIFEST, Manifest, check_limits, read_manifest
 
 _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 
@@ -69,6 +69,7 @@ def write(model: Model, directory: str | os.PathLike[str], registry: CellRegistr
             example_requests=tuple(others),
             example_chunks=tuple([plain.to_json(chunk, "example_chunks") for chunk in model.example_chunks]),
         )
+        check_limits(manifest, str(target))
         if model.profile is not None:
             model.profile.write(partial / PROFILE)
         (partial / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))

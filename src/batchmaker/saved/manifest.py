@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import os
 import re
 import stat
 from pathlib import Path
@@ -123,6 +125,96 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     example_chunks: tuple[Any, ...] = ()
 
 
+# --- limits ---------------------------------------------------------------------------------------------------------
+
+MAX_CELLS: Final = 1024
+MAX_PROGRAMS: Final = 256
+"""Of one cell."""
+MAX_VALUES: Final = 256
+"""Inputs or outputs of one cell."""
+MAX_ROW_ELEMENTS: Final = 1 << 26
+"""Of one value of one node."""
+MAX_BATCH: Final = 1 << 14
+MAX_BATCH_SIZES: Final = 512
+MAX_BATCH_ELEMENTS: Final = 1 << 31
+"""Of one value in the largest batch, which is computed when a model starts."""
+MAX_EXAMPLES: Final = 256
+MAX_EXAMPLE_VALUES: Final = 1 << 20
+"""Numbers, strings and lists in all examples together."""
+MAX_LEVELS: Final = 64
+"""Of lists and dicts inside each other, in the state and in examples."""
+_MAX_NAME: Final = 256
+_MAX_THREADS: Final = 1024
+_MAX_PRIORITY: Final = 1 << 31
+
+
+def check_limits(manifest: Manifest, where: str) -> None:
+    """SavedModelError unless everything in the manifest is as small as what a start can compute in bounded time.
+
+    It holds for a model that is saved too, so that what is saved can be loaded.
+    """
+    _at_most(len(manifest.cells), MAX_CELLS, f"{where}: cells")
+    for cell in manifest.cells:
+        _check_cell(cell, f"{where}: cell {cell.attribute[:_MAX_NAME]!r}")
+    examples = (manifest.example_request, *manifest.example_requests, *manifest.example_chunks)
+    _at_most(len(examples), MAX_EXAMPLES, f"{where}: example requests and chunks")
+    count = 0
+    for example in examples:
+        count += _num_values(example, f"{where}: an example request")
+        _at_most(count, MAX_EXAMPLE_VALUES, f"{where}: values in the example requests")
+    _num_values(manifest.state, f"{where}: the state")
+    if manifest.deadline_ms is not None and not manifest.deadline_ms > 0:
+        raise SavedModelError(f"{where}: deadline_ms is {manifest.deadline_ms}, it must be above 0")
+
+
+def _check_cell(cell: SavedCell, where: str) -> None:
+    for text in (cell.attribute, cell.name):
+        _at_most(len(text), _MAX_NAME, f"{where}: letters of its name")
+    _at_most(abs(cell.priority), _MAX_PRIORITY, f"{where}: priority")
+    _at_most(len(cell.batch_sizes), MAX_BATCH_SIZES, f"{where}: batch_sizes")
+    largest = max(cell.batch_sizes, default=0)
+    _at_most(largest, MAX_BATCH, f"{where}: rows in its largest batch")
+    _at_most(len(cell.others) + 1, MAX_PROGRAMS, f"{where}: programs")
+    _at_most(cell.max_shapes or 0, MAX_PROGRAMS, f"{where}: max_shapes")
+    _at_most(0 if cell.onnx is None else cell.onnx.threads, _MAX_THREADS, f"{where}: threads")
+    for specs in (cell.inputs, cell.outputs, cell.state or (), *((p.inputs, p.outputs) for p in cell.others)):
+        _check_specs(specs, largest, where)
+
+
+def _check_specs(specs: Any, largest: int, where: str) -> None:
+    _at_most(len(specs), MAX_VALUES, f"{where}: inputs or outputs")
+    for spec in specs:
+        if not isinstance(spec, SavedSpec):
+            _check_specs(spec, largest, where)
+            continue
+        _at_most(len(spec.shape), MAX_LEVELS, f"{where}: dimensions of a value")
+        if min(spec.shape, default=0) < 0 or (spec.num_tokens is not None and spec.num_tokens < 1):
+            raise SavedModelError(f"{where}: a value of shape {list(spec.shape)} and {spec.num_tokens} tokens")
+        elements = math.prod(spec.shape)
+        _at_most(elements, MAX_ROW_ELEMENTS, f"{where}: elements of one value")
+        _at_most(elements * largest, MAX_BATCH_ELEMENTS, f"{where}: elements of one value in its largest batch")
+
+
+def _num_values(value: Any, where: str) -> int:
+    """Return how many values there are in JSON, without recursion. SavedModelError if it is nested too deeply."""
+    count, level = 0, [value]
+    for _ in range(MAX_LEVELS):
+        count += len(level)
+        lists = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        level = [inner for one in lists for inner in one]
+        if not level:
+            return count
+    raise SavedModelError(f"{where} has more than {MAX_LEVELS} levels of lists and dicts. Keep flatter data.")
+
+
+def _at_most(count: int, most: int, what: str) -> None:
+    if count > most:
+        raise SavedModelError(f"{what}: {count} are more than a saved model may have ({most})")
+
+
+# --- reading and writing --------------------------------------------------------------------------------------------
+
+
 class _Version(msgspec.Struct):
     format: int
     batchmaker: str = "an unknown version"
@@ -143,9 +235,11 @@ def read_manifest(directory: Path) -> Manifest:
                 f"{path}: written by batchmaker {version.batchmaker} in format {version.format}, this one reads format "
                 f"{FORMAT}. Use that version of batchmaker, or save the model again."
             )
-        return msgspec.json.decode(raw, type=Manifest)
+        manifest = msgspec.json.decode(raw, type=Manifest)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise SavedModelError(f"{path}: malformed: {error}. Save the model again.") from None
+    check_limits(manifest, str(path))
+    return manifest
 
 
 def read_file(directory: Path, file: SavedFile) -> bytes:
@@ -159,6 +253,9 @@ def read_file(directory: Path, file: SavedFile) -> bytes:
     size = _size(path, advice)
     if file.num_bytes not in (None, size):
         raise SavedModelError(f"{path}: has {size} bytes, {MANIFEST} says {file.num_bytes}: {advice}")
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if size > memory_bytes:  # a file may say that it has more than the disk
+        raise SavedModelError(f"{path}: has {size} bytes, this machine's memory only {memory_bytes}")
     content = _read(path, advice)
     if hashlib.sha256(content).hexdigest() != file.sha256:
         raise SavedModelError(
@@ -190,6 +287,8 @@ def _read(path: Path, advice: str) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise _unreadable(path, error, advice) from None
+    except MemoryError:
+        raise SavedModelError(f"{path}: does not fit into this machine's memory") from None
 
 
 def _unreadable(path: Path, error: OSError, advice: str) -> SavedModelError:

@@ -10,15 +10,20 @@ import msgspec
 
 from batchmaker.errors import unknown_name
 from batchmaker.server.answers import STATUS
-from batchmaker.server.faults import ServiceError, invalid
+from batchmaker.server.faults import FaultKind, ServiceError, invalid
 from batchmaker.server.generate_body import read_generate, write_generate
+from batchmaker.server.limits import Limits
 from batchmaker.server.messages import InferRequest, InferResponse, Parameter, WantedOutput
 from batchmaker.server.parameters import call_options
+from batchmaker.server.pieces import at_once
 from batchmaker.server.signature import Signature, TensorSpec
 from batchmaker.server.tensors import from_raw, raw_width, to_raw
 
 _KNOWN: Final = ("answers", "output", "deadline_ms", "priority")
 _ANSWERS: Final = ("json", "binary")
+_LIMITS: Final = Limits()
+MAX_TEXT_BYTES: Final = 256 << 10
+"""Bytes of a chunk in JSON, which is read at once: within a tenth of a second, whatever is in it."""
 
 
 @final
@@ -29,12 +34,19 @@ class ChunkForm:
     without name and shape. Answers are in the form of `generate` or, with `answers=binary`, the values of one output.
     """
 
-    def __init__(self, signature: Signature, query: Mapping[str, str]) -> None:
-        """query: answers, output, and deadline_ms and priority of every chunk. INVALID for anything else."""
+    def __init__(
+        self, signature: Signature, query: Mapping[str, str], limits: Limits = _LIMITS, *, nulls: bool = False
+    ) -> None:
+        """query: answers, output, and deadline_ms and priority of every chunk. INVALID for anything else.
+
+        nulls: see to_json.
+        """
         for name in query:
             if name not in _KNOWN:
                 raise invalid(str(unknown_name("query parameter", name[:64], _KNOWN)))
         self._signature = signature
+        self._limits = limits
+        self._nulls = nulls
         self._tensor = _only_tensor(signature)
         self._parameters: dict[str, Parameter] = _numbers(query)
         self.priority = call_options(self._parameters).priority
@@ -51,7 +63,14 @@ class ChunkForm:
     def read(self, message: bytes | str) -> InferRequest:
         """Return the chunk in a message. INVALID if it does not fit the model's inputs."""
         if isinstance(message, str):
-            asked = read_generate(message.encode(), self._signature)
+            text = message.encode()
+            if len(text) > MAX_TEXT_BYTES:
+                raise ServiceError(
+                    FaultKind.TOO_LARGE,
+                    f"a chunk in JSON has {len(text)} bytes; at most {MAX_TEXT_BYTES} are taken. Send its values as a "
+                    "binary message, or in several chunks",
+                )
+            asked = at_once(read_generate(text, self._signature, self._limits))
             return msgspec.structs.replace(
                 asked, outputs=self._outputs, parameters={**self._parameters, **asked.parameters}
             )
@@ -64,7 +83,7 @@ class ChunkForm:
 
     def write(self, response: InferResponse) -> bytes | str:
         """Return the message that answers a chunk."""
-        return to_raw(response.outputs[0]) if self._binary else write_generate(response).decode()
+        return to_raw(response.outputs[0]) if self._binary else write_generate(response, nulls=self._nulls).decode()
 
     @staticmethod
     def write_fault(fault: ServiceError, request_id: str = "") -> str:

@@ -98,6 +98,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     - page: an HTML file, shown at /page.
     - replace_hung: whether a model whose engine hangs or has failed is loaded again, at most once a minute.
     - versions: serve each model's newest version or all.
+    - json_nan: what NaN and infinities in a result are in JSON, which has neither: an error (501), or null.
     - trace_steps: finished steps kept for /v2/trace; 0 also leaves out metrics of single cells.
     """
 
@@ -109,6 +110,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     hosts: list[str] = []
     page: str | None = None
     versions: VersionPolicy = "latest"
+    json_nan: Literal["error", "null"] = "error"
     trace_steps: int = 20_000
     models: list[ModelEntry] = []
     limits: Limits = Limits()

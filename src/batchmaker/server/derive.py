@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,7 @@ from batchmaker.server.signature import (
     datatype_of,
 )
 
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _WIDER = {"FP64": "FP32"}
 """Python's floats are FP64, which networks rarely use."""
 
@@ -27,16 +29,37 @@ def signature_of(model: Model, result: Any, streamed: Sequence[Any]) -> Signatur
     """Return a model's tensors: as declared, or as its example request shows.
 
     result, streamed: the engine's result of the example request, as a whole and value by value. The first dimension of
-    every input varies, and that of an output unless it is known to be fixed; the others are the example's. Raises
-    ModelError if request or result is not a value or a flat list or dict of them.
+    every input varies, and that of an output unless it is known to be fixed; the others are the example's. If requests
+    are dicts, arguments of `unfold` with a default are optional inputs. Raises ModelError if request or result is not a
+    value or a flat list or dict of them.
     """
     if isinstance(model, DeclaresSignature):
         return model.serving_signature()
     stream = _stream_form(result, streamed)
     form, outputs = _outputs(model, result, stream)
     request, inputs = _inputs(model)
-    given = tuple(replace(spec, optional=True) if spec.name in model.optional_inputs else spec for spec in inputs)
-    return Signature(given, outputs, request, form, stream, alone=model.sole_input)
+    defaults = _defaults(model) if request == "keys" else {}
+    optional = {*model.optional_inputs, *defaults}
+    given = [replace(spec, optional=True) if spec.name in optional else spec for spec in inputs]
+    known = {spec.name for spec in given}
+    given += [replace(one, optional=True) for name, one in defaults.items() if one is not None and name not in known]
+    return Signature(tuple(given), outputs, request, form, stream, alone=model.sole_input)
+
+
+def _defaults(model: Model) -> dict[str, TensorSpec | None]:
+    """Return the arguments of `unfold` with a default, with the tensor of the default; None for one that is none.
+
+    They are empty where unfold takes the whole request as one argument.
+    """
+    parameters = inspect.signature(model.unfold).parameters.values()
+    found: dict[str, TensorSpec | None] = {}
+    for parameter in parameters if len(parameters) > 1 else ():
+        if parameter.default is not parameter.empty and parameter.kind in _NAMED:
+            try:
+                found[parameter.name] = _spec(model, "a default", parameter.name, parameter.default)
+            except (ModelError, KeyError):  # such as None: only the example can show what it may be
+                found[parameter.name] = None
+    return found
 
 
 def _inputs(model: Model) -> tuple[RequestForm, tuple[TensorSpec, ...]]:

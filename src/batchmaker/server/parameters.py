@@ -13,6 +13,9 @@ from batchmaker.server.messages import Parameter
 DAY_S: Final = 86_400.0
 """Deadlines are within a day."""
 
+MAX_ID: Final = 1024
+"""Characters of a request's id."""
+
 _MAX_PRIORITY: Final = (1 << 32) - 1
 _MAX_SEQUENCE_ID: Final = (1 << 64) - 1
 _MAX_SEQUENCE_NAME: Final = 128
@@ -41,6 +44,12 @@ class CallOptions(msgspec.Struct, frozen=True):
 
 
 _DEFAULT: Final = CallOptions()
+
+
+def check_id(request_id: str) -> None:
+    """Raise INVALID for an id that is too long: it is sent back with every part of an answer."""
+    if len(request_id) > MAX_ID:
+        raise invalid(f"the request's id has {len(request_id)} characters; at most {MAX_ID} are taken")
 
 
 def call_options(parameters: Mapping[str, Parameter]) -> CallOptions:

@@ -14,6 +14,7 @@ from batchmaker.errors import RAISED_BY_USERS, BatchmakerError, ModelError, Opti
 from batchmaker.model.model import Model
 from batchmaker.server.engine_port import EngineOptions
 from batchmaker.server.faults import FaultKind, ServiceError, fault_of
+from batchmaker.server.freed import free_memory
 from batchmaker.server.limits import Limits
 from batchmaker.server.served_model import ServedModel
 from batchmaker.server.sources import Source, Versions
@@ -159,6 +160,10 @@ class Repository:
                 self._states[name, version] = ("READY", "")
                 _LOG.info("model loaded", extra={"model": name, "version": version})
             await _close_all(old, self._limits.drain_seconds)
+            has_ended = bool(old)
+            del old
+        if has_ended:
+            await free_memory()
 
     def _make(self, name: str, version: str, make: Callable[[], Model], options: EngineOptions) -> ServedModel:
         """Load a model in a thread. An exception that would end the waiting event loop becomes a ModelError."""
@@ -197,13 +202,15 @@ class Repository:
             for version in old:
                 self._states[name, version] = ("UNAVAILABLE", "unloaded")
                 _LOG.info("model unloaded", extra={"model": name, "version": version})
+            del old
+        await free_memory()
 
     def get(self, name: str, version: str | None = None) -> ServedModel:
         """Return a loaded model: the named version, or the newest. NOT_FOUND if there is none."""
         versions = self._served.get(name)
         if not versions:
             raise ServiceError(
-                FaultKind.NOT_FOUND, f"there is no model {name[:128]!r}; GET /v2/repository/index lists them"
+                FaultKind.NOT_FOUND, f"there is no model {name[:128]!r}; POST /v2/repository/index lists them"
             )
         if not version:
             return versions[max(versions, key=int)]

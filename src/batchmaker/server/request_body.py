@@ -13,6 +13,7 @@ from starlette.types import Scope
 
 from batchmaker.server.faults import FaultKind, ServiceError, invalid
 from batchmaker.server.limits import Limits
+from batchmaker.server.pieces import PieceQueue
 
 DEPARTURE: Final = "batchmaker.departure"
 """Extension of ASGI, in a call's scope: the Departure of its client."""
@@ -26,11 +27,12 @@ _Result = TypeVar("_Result")
 
 @final
 class BodyBudget:
-    """The bytes of all bodies in memory."""
+    """The bytes of all bodies in memory, and the pieces in which they are read."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self.held = 0
+        self.pieces = PieceQueue()
 
     @contextmanager
     def holding(self) -> Iterator[HeldBytes]:

@@ -22,6 +22,7 @@ from batchmaker.server import logs
 from batchmaker.server.auth import KeyRing
 from batchmaker.server.config import Config, check_config
 from batchmaker.server.connections import Connections
+from batchmaker.server.freed import leave_models_alone
 from batchmaker.server.http import make_admin_app, make_app
 from batchmaker.server.listening import (
     LAST_ANSWERS_S,
@@ -64,7 +65,7 @@ def serve(config: Config, on_ready: OnReady, read: Callable[[], Config] | None =
     read: reads the settings again, at SIGHUP; see Reload. Without it only keys and models are reloaded. Raises
     OptionError for invalid settings, and every error of loading a model.
     """
-    gc.freeze()  # see _leave_models_alone: so it looks at what loading makes alone
+    gc.freeze()  # see leave_models_alone: so it looks at what loading makes alone
     check_config(config)
     keys = KeyRing(*config.auth.keys_and_rates())
     repository = Repository(config.entries(), config.limits, config.versions, config.trace_steps)
@@ -98,7 +99,7 @@ async def serve_on(
     only_this_machine = config.host in LOOPBACK
     if keys.open and not only_this_machine:
         _LOG.warning("anybody who reaches this address may call; set API keys", extra={"host": config.host})
-    service = Service(repository, config.limits)
+    service = Service(repository, config.limits, nulls=config.json_nan == "null")
     origins = Origins(config.hosts, config.auth.origins, only_this_machine=only_this_machine)
     metrics, bodies = Metrics(service, sources), BodyBudget(config.limits)
     site = Site(service, keys, origins, metrics, bodies, _page(config))
@@ -130,7 +131,7 @@ async def serve_on(
         if config.replace_hung:
             background.append(asyncio.create_task(repository.replace_hung()))
         background.append(asyncio.create_task(keep_turns(repository)))
-        _leave_models_alone()
+        leave_models_alone()
 
         def started() -> None:
             on_ready(addresses, sorted({model.name for model in repository.models()}))
@@ -159,12 +160,6 @@ def _page(config: Config) -> bytes | None:
         return None if config.page is None else Path(config.page).read_bytes()
     except OSError as error:
         raise OptionError(f"{config.page}: the page cannot be read ({error.strerror or error})") from None
-
-
-def _leave_models_alone() -> None:
-    """Exclude present objects from garbage collection: a pass over torch and a model takes 0.2 s."""
-    gc.collect()
-    gc.freeze()
 
 
 def _make_rpc(config: Config, site: Site, spans: Spans) -> RpcServer:

@@ -19,7 +19,7 @@ from batchmaker.server.engine_port import EngineOptions, EnginePort
 from batchmaker.server.faults import FaultKind, ServiceError, fault_of
 from batchmaker.server.limits import Limits
 from batchmaker.server.messages import InferRequest, InferResponse
-from batchmaker.server.parameters import CallOptions, call_options
+from batchmaker.server.parameters import CallOptions, call_options, check_id
 from batchmaker.server.sender import NOBODY, Sender
 from batchmaker.server.sequences import ConnectedSequence, OpenSequences, TakenChunk
 from batchmaker.server.signature import Signature
@@ -218,6 +218,7 @@ class ServedModel:
     ) -> tuple[CallOptions, Any]:
         """Return a request's options and the argument of `unfold`. ServiceError if it is wrong or there is no room."""
         try:
+            check_id(request.id)
             options = call_options(request.parameters)
             if connected is None and (options.chunk is None or options.chunk.start):
                 self._check_room()

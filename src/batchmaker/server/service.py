@@ -24,7 +24,9 @@ AnsweredCalls = Counter[tuple[str, str]]
 class Service:
     """Models behind limits. Used from one event loop."""
 
-    def __init__(self, repository: Repository, limits: Limits) -> None:
+    def __init__(self, repository: Repository, limits: Limits, *, nulls: bool = False) -> None:
+        """nulls: NaN and infinities become null in JSON; otherwise an answer with one is an error."""
+        self.nulls = nulls
         self.repository = repository
         self.limits = limits
         self.num_streams = 0

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from batchmaker.errors import ModelError, nearest_name
 from batchmaker.server.faults import invalid
 from batchmaker.server.limits import Limits
 from batchmaker.server.messages import WantedOutput
-from batchmaker.server.tensors import NUMPY, Tensor, kind_of
+from batchmaker.server.tensors import MAX_NAME, NUMPY, Tensor, kind_of
 
 RequestForm = Literal["value", "keys"]
 ResultForm = Literal["value", "items", "keys"]
@@ -25,12 +26,20 @@ class TensorSpec:
     """Name, datatype and shape of an input or output; -1 for a dimension that varies.
 
     A shape of (1,) is a single number or string for the model too. optional: an input that a client may leave out.
+    ModelError for a name that clients could not write.
     """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
     optional: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.name) <= MAX_NAME or not self.name.isprintable() or '"' in self.name or "\\" in self.name:
+            raise ModelError(
+                f"{self.name[:64]!r} cannot be the name of an input or output: give it 1 to {MAX_NAME} characters that "
+                "can be printed, without quotation marks and backslashes"
+            )
 
     @property
     def single(self) -> bool:
@@ -77,13 +86,10 @@ class Signature:
     def to_request(self, tensors: Sequence[Tensor], limits: Limits) -> Any:
         """Return the client's input, before any `encode`. INVALID unless the tensors fit."""
         given: dict[str, Any] = {}
-        specs = {spec.name: spec for spec in self.inputs}
+        check_once([tensor.name for tensor in tensors])
         for tensor in tensors:
-            if tensor.name not in specs:
-                raise invalid(f"unknown input {tensor.name[:64]!r}; the inputs are {_listed(self.inputs)}")
-            if tensor.name in given:
-                raise invalid(f"input {tensor.name!r} is given twice")
-            given[tensor.name] = _input_value(specs[tensor.name], tensor, limits)
+            spec = self.check_input(tensor.name, tensor.datatype, tensor.shape, limits)
+            given[tensor.name] = _input_value(spec, tensor)
         missing = [spec.name for spec in self.inputs if not spec.optional and spec.name not in given]
         if missing:
             raise invalid(f"input {missing[0]!r} is missing; the inputs are {_listed(self.inputs)}")
@@ -91,14 +97,37 @@ class Signature:
             return given[self.inputs[0].name]
         return given[self.alone] if self.alone is not None and set(given) == {self.alone} else given
 
+    def check_input(self, name: str, datatype: str, shape: Sequence[int], limits: Limits) -> TensorSpec:
+        """Return the input of this name. INVALID if there is none, or it takes no tensor of this datatype and shape."""
+        specs = {spec.name: spec for spec in self.inputs}
+        if name not in specs:
+            near = nearest_name(name[:64], specs)
+            raise invalid(f"unknown input {name[:64]!r}; the inputs are {_listed(self.inputs)}.{near}")
+        spec = specs[name]
+        if kind_of(spec.datatype) != kind_of(datatype):
+            raise invalid(f"input {name!r}: got {datatype}, expected {spec.datatype}")
+        sizes = (1,) if spec.single and not shape else shape
+        fits = len(sizes) == len(spec.shape) and all(
+            want in (-1, got) for got, want in zip(sizes, spec.shape, strict=True)
+        )
+        if not fits:
+            raise invalid(f"input {name!r}: got shape {list(shape)}, expected {list(spec.shape)} (-1: any size)")
+        if any(size > limits.max_sequence for size in sizes):
+            raise invalid(f"input {name!r}: a dimension of {max(sizes)} is more than {limits.max_sequence}")
+        return spec
+
     def check_outputs(self, wanted: Sequence[WantedOutput]) -> None:
-        """Raise INVALID for an output that the model does not have."""
-        if not wanted:
-            return
-        known = {spec.name for spec in self.outputs}
+        """Raise INVALID for an output that the model does not have, or one that is named twice.
+
+        So an answer has each output once at most: nobody gets more of it by asking again in one request.
+        """
+        left = {spec.name: True for spec in self.outputs}
         for output in wanted:
-            if output.name not in known:
+            if output.name not in left:
                 raise invalid(f"unknown output {output.name[:64]!r}; the outputs are {_listed(self.outputs)}")
+            if not left[output.name]:
+                raise invalid(f"output {output.name!r} is named twice; name each once")
+            left[output.name] = False
 
     def to_outputs(self, result: Any, wanted: Sequence[WantedOutput] = ()) -> tuple[Tensor, ...]:
         """Return a result as tensors: all, or the wanted ones in their order."""
@@ -126,6 +155,15 @@ class Signature:
         )
 
 
+def check_once(names: Sequence[str]) -> None:
+    """Raise INVALID for an input that is given twice."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise invalid(f"input {name[:64]!r} is given twice")
+        seen.add(name)
+
+
 @runtime_checkable
 class DeclaresSignature(Protocol):
     """A model that declares its tensors itself, if its example request is not enough."""
@@ -137,20 +175,8 @@ def _listed(specs: Sequence[TensorSpec]) -> str:
     return ", ".join(repr(spec.name) + (" (optional)" if spec.optional else "") for spec in specs)
 
 
-def _input_value(spec: TensorSpec, tensor: Tensor, limits: Limits) -> Any:
+def _input_value(spec: TensorSpec, tensor: Tensor) -> Any:
     """Return one input in the model's form: an array, or a list of strings, or a single one of either."""
-    if kind_of(spec.datatype) != kind_of(tensor.datatype):
-        raise invalid(f"input {spec.name!r}: got {tensor.datatype}, expected {spec.datatype}")
-    shape = tensor.shape
-    if spec.single and shape == ():
-        shape = (1,)
-    fits = len(shape) == len(spec.shape) and all(want in (-1, got) for got, want in zip(shape, spec.shape, strict=True))
-    if not fits:
-        raise invalid(
-            f"input {spec.name!r}: got shape {list(tensor.shape)}, expected {list(spec.shape)} (-1: any size)"
-        )
-    if any(size > limits.max_sequence for size in shape):
-        raise invalid(f"input {spec.name!r}: a dimension of {max(shape)} is more than {limits.max_sequence}")
     if spec.datatype == "BYTES":
         strings = _strings(spec.name, tensor.data)
         return strings[0] if spec.single else strings
@@ -166,7 +192,7 @@ def _strings(name: str, data: NDArray[Any]) -> list[str]:
 
 
 def _converted(spec: TensorSpec, tensor: Tensor) -> NDArray[Any]:
-    """Return the data in the spec's datatype. INVALID for another kind, or an integer that does not fit."""
+    """Return the data in the spec's datatype. INVALID for a number that does not fit: none becomes infinite."""
     dtype = NUMPY[spec.datatype]
     if tensor.data.dtype == dtype:
         return tensor.data
@@ -175,8 +201,11 @@ def _converted(spec: TensorSpec, tensor: Tensor) -> NDArray[Any]:
         bounds = np.iinfo(dtype)
         if low < bounds.min or high > bounds.max:
             raise invalid(f"input {spec.name!r}: {low if low < bounds.min else high} does not fit in {spec.datatype}")
-    with np.errstate(over="ignore"):
-        return tensor.data.astype(dtype)
+    try:
+        with np.errstate(over="raise"):
+            return tensor.data.astype(dtype)
+    except FloatingPointError:
+        raise invalid(f"input {spec.name!r}: a value of {tensor.datatype} does not fit in {spec.datatype}") from None
 
 
 # --- results --------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Reads tensors from bytes or JSON and writes them (Open Inference Protocol v2).
+"""Reads tensors from bytes or plain values, and writes them (Open Inference Protocol v2).
 
 A tensor is a NumPy array with a name and one of the protocol's datatypes. BF16, which NumPy lacks, is stored as
 float32, which has all its values; BYTES is an array of objects, each of them `bytes`.
@@ -9,9 +9,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from contextlib import nullcontext
-from functools import lru_cache
-from itertools import pairwise
 from typing import Any, Final
 
 import msgspec
@@ -21,6 +18,8 @@ from numpy.typing import NDArray
 from batchmaker.server.faults import FaultKind, ServiceError, invalid
 
 MAX_DIMENSIONS: Final = 16
+MAX_NAME: Final = 256
+"""Characters of a tensor's name."""
 MAX_ELEMENTS: Final = 1 << 56
 """The limit of the product of an empty tensor's sizes without zeros: no array has more."""
 
@@ -42,7 +41,6 @@ NUMPY: Final[dict[str, np.dtype[Any]]] = {
 }
 """The NumPy dtype of each datatype."""
 
-_JSON_TYPE: Final[dict[str, type]] = {"b": bool, "i": int, "u": int, "f": float, "O": str}
 _LENGTH: Final = struct.Struct("<I")
 
 
@@ -165,59 +163,37 @@ def from_values(name: str, datatype: str, shape: Sequence[int], values: Sequence
         raise invalid(f"tensor {name!r}: got {len(values)} elements, expected {count} for shape {list(shape)}")
     if datatype == "BYTES":
         return Tensor(name, datatype, _objects(values, shape))
+    return Tensor(name, datatype, fitting(name, datatype, values).reshape(tuple(shape)))
+
+
+def fitting(name: str, datatype: str, values: Sequence[Any]) -> NDArray[Any]:
+    """Return numbers as an array. INVALID for one outside the datatype's range: none becomes infinite, or another."""
     try:
-        dtype = NUMPY[datatype]
-        with np.errstate(over="ignore") if dtype.kind == "f" else nullcontext():
-            array = np.array(values, dtype)  # a number beyond the type is infinite, as in the client's language
-    except (OverflowError, ValueError):
+        with np.errstate(over="raise"):
+            return np.array(values, NUMPY[datatype])
+    except (OverflowError, ValueError, FloatingPointError):
         raise invalid(f"tensor {name!r}: a value is outside the range of {datatype}") from None
-    return Tensor(name, datatype, array.reshape(tuple(shape)))
 
 
 # --- JSON -----------------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=256)
-def _decoder(scalar: type, depth: int) -> msgspec.json.Decoder[Any]:
-    wanted: Any = scalar
-    for _ in range(depth):
-        wanted = list[wanted]
-    return msgspec.json.Decoder(wanted)
+def check_finite(tensor: Tensor, *, nulls: bool) -> None:
+    """Raise UNSUPPORTED for NaN and infinities, which JSON cannot represent, unless they may become null."""
+    if not nulls and tensor.data.dtype.kind == "f" and not np.isfinite(tensor.data).all():
+        raise ServiceError(
+            FaultKind.UNSUPPORTED,
+            f"tensor {tensor.name!r} has values that are NaN or infinite, which JSON cannot represent: ask for it as "
+            'binary data (infer), or have the server set json_nan = "null"',
+        )
 
 
-def from_json(name: str, datatype: str, shape: Sequence[int], data: bytes) -> Tensor:
-    """Return the tensor of a JSON list, flat or nested like the shape. INVALID if the elements do not fit."""
-    num_elements(name, datatype, shape)
-    if datatype == "BF16":
-        raise invalid(f"tensor {name!r}: BF16 cannot be written in JSON; send it as binary data")
-    start = data.lstrip()
-    nested = start[:1] == b"[" and start[1:].lstrip()[:1] == b"["
-    depth = len(shape) if nested and len(shape) > 1 else 1
-    dtype = NUMPY[datatype]
-    try:
-        values = _decoder(_JSON_TYPE[dtype.kind], depth).decode(data)
-        if depth > 1:
-            values = _flattened(values, tuple(shape))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise invalid(f"tensor {name!r}: data is no {datatype} of shape {list(shape)}: {error}") from None
-    if datatype == "BYTES":
-        values = [item.encode() for item in values]
-    return from_values(name, datatype, shape, values)
+def to_json(tensor: Tensor, *, nulls: bool = False) -> list[Any]:
+    """Return the elements as a flat list. UNSUPPORTED for values that JSON cannot represent.
 
-
-def _flattened(values: list[Any], shape: tuple[int, ...]) -> list[Any]:
-    """Return nested lists as one flat list. ValueError unless their lengths are those of `shape`."""
-    count = 1
-    for outer, inner in pairwise(shape):
-        count *= outer
-        if len(values) != count or any(len(row) != inner for row in values):
-            raise ValueError("its lists have other lengths")
-        values = [item for row in values for item in row]
-    return values
-
-
-def to_json(tensor: Tensor) -> list[Any]:
-    """Return the elements as a flat list. UNSUPPORTED for values that JSON cannot represent."""
+    nulls: NaN and infinities become null when the list is encoded.
+    """
+    check_finite(tensor, nulls=nulls)
     if tensor.datatype == "BF16":
         raise ServiceError(
             FaultKind.UNSUPPORTED, f"tensor {tensor.name!r}: BF16 is not written in JSON; ask for binary data"

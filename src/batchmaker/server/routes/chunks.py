@@ -41,7 +41,8 @@ class _Connect:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         site, asked = self._site, HTTPConnection(scope)
         model, version = named_model(asked)
-        form = ChunkForm(site.service.repository.get(model, version).signature, asked.query_params)
+        signature = site.service.repository.get(model, version).signature
+        form = ChunkForm(signature, asked.query_params, site.service.limits, nulls=site.service.nulls)
         sender = sender_of(scope, site.keys)
         with site.service.connected(model, version, sender, form.priority) as (served, sequence):
             socket = ChunkSocket(site, served, sequence, form, key=scope["state"]["key"])

@@ -18,11 +18,12 @@ from batchmaker.server.parameters import parameters_in
 from batchmaker.server.parts import Endpoint, Site, named_model, sender_of
 from batchmaker.server.request_body import HeldBytes, unless_gone
 from batchmaker.server.sender import Sender
+from batchmaker.server.signature import Signature
 
 
 def infer_routes(site: Site) -> list[Route]:
     """infer, generate and generate_stream, for the newest version of a model or one that is named."""
-    service = site.service
+    service, pieces = site.service, site.bodies.pieces
 
     async def read(request: Request, held: HeldBytes) -> bytes:
         service.check_room(*named_model(request))
@@ -30,11 +31,11 @@ def infer_routes(site: Site) -> list[Route]:
 
     async def infer(request: Request) -> Response:
         with site.bodies.holding() as held:
-            body, header_length = await read(request, held), request.headers.get(HEADER_LENGTH)
-            with ending_sequences(request, body, header_length):
-                asked = read_infer(body, header_length, service.limits)
+            body, length = await read(request, held), request.headers.get(HEADER_LENGTH)
+            with ending_sequences(request, body, length):
+                asked = await pieces.finish(read_infer(body, length, signature(request), service.limits))
             response = await unless_gone(request.scope, service.infer(*named_model(request), asked, sender(request)))
-        content, json_length = write_infer(response, asked)
+        content, json_length = write_infer(response, asked, nulls=service.nulls)
         if json_length is None:
             return encoded(content)
         headers = {HEADER_LENGTH: str(json_length)}
@@ -44,7 +45,7 @@ def infer_routes(site: Site) -> list[Route]:
         with site.bodies.holding() as held:
             asked = await read_plain(request, held)
             response = await unless_gone(request.scope, service.infer(*named_model(request), asked, sender(request)))
-        return encoded(write_generate(response))
+        return encoded(write_generate(response, nulls=service.nulls))
 
     async def generate_stream(request: Request) -> Response:
         with ExitStack() as stack:
@@ -52,12 +53,14 @@ def infer_routes(site: Site) -> list[Route]:
             asked = await read_plain(request, held)
             parts = service.stream(*named_model(request), asked, sender(request))
             first = await unless_gone(request.scope, _first(parts))  # its errors can still set the status
-            return EventStream(_encoded_parts(first, parts, stack.pop_all()), service.limits.write_seconds)
+            return EventStream(
+                _encoded_parts(first, parts, stack.pop_all(), nulls=service.nulls), service.limits.write_seconds
+            )
 
     async def read_plain(request: Request, held: HeldBytes) -> InferRequest:
-        body, signature = await read(request, held), service.repository.get(*named_model(request)).signature
+        body = await read(request, held)
         with ending_sequences(request, body):
-            return read_generate(body, signature)
+            return await pieces.finish(read_generate(body, signature(request), service.limits))
 
     @contextmanager
     def ending_sequences(request: Request, body: bytes, json_length: str | None = None) -> Iterator[None]:
@@ -67,6 +70,9 @@ def infer_routes(site: Site) -> list[Route]:
         except ServiceError as fault:
             parameters = parameters_in(body, json_length)
             raise service.refused(*named_model(request), parameters, sender(request), fault) from fault.__cause__
+
+    def signature(request: Request) -> Signature:
+        return service.repository.get(*named_model(request)).signature
 
     def sender(request: Request) -> Sender:
         return sender_of(request.scope, site.keys)
@@ -91,11 +97,11 @@ async def _first(parts: AsyncIterator[InferResponse]) -> list[InferResponse]:
 
 
 async def _encoded_parts(
-    first: list[InferResponse], rest: AsyncIterator[InferResponse], held: ExitStack
+    first: list[InferResponse], rest: AsyncIterator[InferResponse], held: ExitStack, *, nulls: bool
 ) -> AsyncIterator[bytes]:
     with held:
         async with aclosing(rest) as parts:  # type: ignore[type-var]
             for part in first:
-                yield write_generate(part)
+                yield write_generate(part, nulls=nulls)
             async for part in parts:
-                yield write_generate(part)
+                yield write_generate(part, nulls=nulls)

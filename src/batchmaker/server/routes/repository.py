@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,8 +14,14 @@ from batchmaker.server.parts import Site
 
 
 class _Ask(msgspec.Struct):
+    """parameters: not read, whatever is in them."""
+
     ready: bool = False
-    parameters: dict[str, Any] = {}
+    parameters: msgspec.Raw = msgspec.Raw(b"{}")
+
+    @property
+    def has_parameters(self) -> bool:
+        return bytes(self.parameters).translate(None, b" \t\r\n") not in (b"{}", b"null")
 
 
 _ASK = msgspec.json.Decoder(_Ask)
@@ -39,8 +43,7 @@ def repository_routes(site: Site) -> list[Route]:
 
     async def load(request: Request) -> Response:
         site.keys.check_control(request.state.caller)
-        given = (await asked(request)).parameters
-        if given:
+        if (await asked(request)).has_parameters:
             raise ServiceError(
                 FaultKind.UNSUPPORTED, "load takes no parameters: models are those of the server's own sources"
             )
