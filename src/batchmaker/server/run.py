@@ -15,9 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, final
 
+import torch
 import uvloop
 
 from batchmaker.errors import OptionError
+from batchmaker.executor.processors import found_processors
 from batchmaker.server import logs
 from batchmaker.server.auth import KeyRing
 from batchmaker.server.config import Config, check_config
@@ -67,6 +69,7 @@ def serve(config: Config, on_ready: OnReady, read: Callable[[], Config] | None =
             admin = stack.enter_context(contextlib.closing(bind(config, config.admin_port)))
         log = logs.configure(config.log.level)
         stack.callback(log.end)
+        set_threads(config)
         reload = Reload(config, read or (lambda: config), keys, repository)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             sources = Sources(connections_of(config), log, reload)
@@ -138,6 +141,14 @@ async def serve_on(
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)
         await repository.close(0.0)
+
+
+def set_threads(config: Config) -> None:
+    """Have torch use the default number of threads outside engines too, and say the number and its reason."""
+    found = found_processors()
+    torch.set_num_threads(found.threads())
+    for said in sorted({found.explained(one.workers, one.threads) for one in config.models if one.device == "cpu"}):
+        _LOG.info(said)
 
 
 def connections_of(config: Config) -> Connections:
