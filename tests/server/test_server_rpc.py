@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from grpc._cython import cygrpc
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from tritonclient.grpc import service_pb2
 
+from batchmaker.server.config import Config, GrpcConfig
 from batchmaker.server.faults import FaultKind, ServiceError
 from batchmaker.server.limits import Limits
 from batchmaker.server.messages import InferResponse
 from batchmaker.server.parameters import call_options
 from batchmaker.server.rpc.schema import MESSAGES, decode
+from batchmaker.server.rpc.server import rpc_options
 from batchmaker.server.rpc.wire import read_infer, write_infer
 from batchmaker.server.tensors import NUMPY, Tensor
 
@@ -212,6 +216,29 @@ def test_a_deadline_that_is_none_is_still_told_so():
         call_options(read(request(deadline_ms="soon"), 0.5).parameters)
     with pytest.raises(ServiceError, match="deadline_ms"):
         call_options(read(request(deadline_ms=-5), 0.5).parameters)
+
+
+def test_the_core_of_grpc_knows_every_setting_that_it_is_given():
+    """It ignores names that it does not know."""
+    core = Path(cygrpc.__file__).read_bytes()
+    assert [name for name, _ in rpc_options(Config()) if name.encode() + b"\0" not in core] == []
+
+
+def test_pings_are_as_the_settings_say():
+    pings = GrpcConfig(
+        keepalive_time_ms=1, keepalive_timeout_ms=2, keepalive_permit_without_calls=False,
+        http2_max_pings_without_data=3, http2_min_recv_ping_interval_without_data_ms=4, http2_max_ping_strikes=5,
+    )  # fmt: skip
+    given_to_core = dict(rpc_options(Config(grpc=pings)))
+    for name, value in {
+        "grpc.keepalive_time_ms": 1,
+        "grpc.keepalive_timeout_ms": 2,
+        "grpc.keepalive_permit_without_calls": 0,
+        "grpc.http2.max_pings_without_data": 3,
+        "grpc.http2.min_ping_interval_without_data_ms": 4,
+        "grpc.http2.max_ping_strikes": 5,
+    }.items():
+        assert given_to_core[name] == value
 
 
 def test_no_generated_code_ties_the_server_to_one_version_of_protobuf():

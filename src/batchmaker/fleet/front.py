@@ -23,7 +23,7 @@ from batchmaker.fleet.upstream import Headers, NoAnswerError, UpstreamAnswer
 from batchmaker.server.answers import as_json
 from batchmaker.server.bodies import HEADER_LENGTH
 from batchmaker.server.faults import FaultKind, ServiceError
-from batchmaker.server.parts import CallAccess
+from batchmaker.server.parts import CallAccess, holder_of
 from batchmaker.server.request_body import unless_gone
 from batchmaker.server.request_ids import HEADER
 from batchmaker.server.shared_connection import MOST_BODY_BYTES
@@ -108,7 +108,7 @@ class Front:
     async def _infer(self, scope: Scope, receive: Receive, send: Send, match: re.Match[str]) -> None:
         self.check_open()
         model, version, kind = match.groups()
-        with self.access.bodies.holding() as held:
+        with self.access.bodies.holding(holder_of(scope)) as held:
             body = await held.read(Request(scope, receive, send))
             if kind == "infer":
                 asked = asked_of_infer(model, version, body, _header_length(scope))
@@ -209,7 +209,7 @@ class Front:
                 raise unsupported_load()
             query: bytes = scope["query_string"]  # written anew: what was decoded here is what the replica must see
             replica, target = found, quote(one[2]).encode() + (b"?" + query if query else b"")
-        with self.access.bodies.holding() as held:
+        with self.access.bodies.holding(holder_of(scope)) as held:
             body = await held.read(Request(scope, receive, send))
             link: Link = replica.link
             onward = _onward(scope, target)

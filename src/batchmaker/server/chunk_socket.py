@@ -69,8 +69,10 @@ class ChunkSocket:
         *,
         caller: str,
         key: str | None,
+        holder: str = "",
     ) -> None:
-        """caller, key: the owner of the chunks, and the key for counting each."""
+        """caller, key: the owner of the chunks, and the key for counting each. holder: whose their bytes are."""
+        self._holder = holder
         self._site = site
         self._served = served
         self._sequence = sequence
@@ -154,7 +156,7 @@ class ChunkSocket:
             self._came.set()
 
     def _begun(self, chunk: bytes | str) -> _Chunk:
-        held, request_id = HeldBytes(self._site.bodies), ""
+        held, request_id = HeldBytes(self._site.bodies, self._holder), ""
         try:
             held.add(len(chunk))
             if self._key_counts:

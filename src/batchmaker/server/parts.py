@@ -67,6 +67,12 @@ def caller_of(request: Request) -> str:
     return caller
 
 
+def holder_of(scope: Scope) -> str:
+    """Return whose the bytes of a call are: the API key's holder, or the client's address."""
+    client = scope.get("client")
+    return scope["state"]["caller"] or (client[0] if client else "")
+
+
 def named_model(request: HTTPConnection) -> tuple[str, str | None]:
     """Return the model and version in a call's path."""
     return request.path_params["model"], request.path_params.get("version")

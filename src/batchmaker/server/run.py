@@ -101,12 +101,12 @@ async def serve_on(
     listener, admin_listener = listeners
     server = _make_server(config, site, spans, sources.connections)
     admin = None if admin_listener is None else _make_admin_server(config, site, spans)
-    rpc = None if config.grpc_port is None else _make_rpc(config, site, spans)
+    rpc = None if config.grpc_port is None else _make_rpc(config, site, spans, sources.connections)
     if sources.reload is not None:
         for one in (server, admin):
             sources.reload.with_certificate(None if one is None else one.config.ssl)
         if rpc is not None:
-            sources.reload.on_certificate(rpc.take_over_certificate)
+            sources.reload.with_certificate(rpc.tls)
     background: list[asyncio.Task[None]] = []
     try:
         await repository.load_all()
@@ -170,15 +170,14 @@ def _leave_models_alone() -> None:
     gc.freeze()
 
 
-def _make_rpc(config: Config, site: Site, spans: Spans) -> RpcServer:
+def _make_rpc(config: Config, site: Site, spans: Spans, connections: Connections) -> RpcServer:
     """Return the gRPC server, which is imported only if it is needed."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its core would write lines between those of the log
-    from batchmaker.server.rpc.health import health_handlers
     from batchmaker.server.rpc.methods import EngineAnswers, unary_methods
     from batchmaker.server.rpc.server import RpcServer
 
-    health = health_handlers(lambda: site.service.ready)
-    return RpcServer(config, site.access, spans, unary_methods(site), EngineAnswers(site), health)
+    unary, streamed = unary_methods(site), EngineAnswers(site)
+    return RpcServer(config, site.access, spans, connections, unary, streamed, lambda: site.service.ready)
 
 
 def _make_server(config: Config, site: Site, spans: Spans, connections: Connections) -> HttpListener:

@@ -9,7 +9,8 @@ from typing import Any, Final
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 
-from batchmaker.server.request_body import BodyBudget
+from batchmaker.server.faults import ServiceError
+from batchmaker.server.request_body import BodyBudget, HeldBytes
 
 _PIECE: Final = 16_384
 """Bytes that are parsed at once: a read may hold thousands of messages, each larger in memory than on the wire."""
@@ -37,16 +38,19 @@ class LimitedSocketProtocol(WebSocketsSansIOProtocol):
         super().__init__(*args, **kwargs)
         self._budget = budget
         self._unparsed = b""
-        self._counted = 0
+        self._held = HeldBytes(budget, "")
         self._stopped = False
         self._timer: asyncio.TimerHandle | None = None
         self.on_lost: Callable[[], None] = lambda: None
 
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._held.client = self.client[0] if self.client else ""
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._unparsed = b""
         self._disarm()
-        self._budget.held -= self._counted
-        self._counted = 0
+        self._held.release()
         self.on_lost()
         super().connection_lost(exc)
 
@@ -88,14 +92,20 @@ class LimitedSocketProtocol(WebSocketsSansIOProtocol):
         """Count the bytes of an incomplete message, and limit the time for its rest."""
         partial = len(self.conn.reader.buffer) + sum(map(len, self.frames))
         unread = 0 if self.disconnected else partial + len(self._unparsed)
-        self._budget.held += unread - self._counted
-        self._counted = unread
-        if unread > _PIECE and self._budget.held > self._budget.limits.max_total_body_bytes:
+        self._held.resize(unread)
+        if unread > _PIECE and not self._has_room():
             self._fail(1013, "the server holds as many bytes as it may; try again")
         elif not partial:
             self._disarm()
         elif self._timer is None:
             self._timer = self.loop.call_later(self._budget.limits.body_seconds, self._too_slow)
+
+    def _has_room(self) -> bool:
+        try:
+            self._held.check_room()
+        except ServiceError:
+            return False
+        return True
 
     def _too_slow(self) -> None:
         self._timer = None

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from batchmaker.server.chunk_form import ChunkForm
 from batchmaker.server.chunk_socket import ChunkSocket, Closing
-from batchmaker.server.parts import Endpoint, Site, named_model
+from batchmaker.server.parts import Endpoint, Site, holder_of, named_model
 
 PROTOCOL: Final = "batchmaker"
 """The subprotocol that a client may name, and gets as the answer."""
@@ -44,7 +44,8 @@ class _Connect:
         form = ChunkForm(site.service.repository.get(model, version).signature, asked.query_params)
         caller: str = scope["state"]["caller"]
         with site.service.connected(model, version, caller, form.priority) as (served, sequence):
-            socket = ChunkSocket(site, served, sequence, form, caller=caller, key=scope["state"]["key"])
+            key, holder = scope["state"]["key"], holder_of(scope)
+            socket = ChunkSocket(site, served, sequence, form, caller=caller, key=key, holder=holder)
             await receive()  # "websocket.connect"
             spoken = PROTOCOL if PROTOCOL in scope["subprotocols"] else None
             try:

@@ -13,7 +13,7 @@ from batchmaker.server.answers import EventStream, encoded
 from batchmaker.server.bodies import HEADER_LENGTH, read_infer, write_infer
 from batchmaker.server.generate_body import read_generate, write_generate
 from batchmaker.server.messages import InferResponse
-from batchmaker.server.parts import Endpoint, Site, caller_of, named_model
+from batchmaker.server.parts import Endpoint, Site, caller_of, holder_of, named_model
 from batchmaker.server.request_body import HeldBytes, unless_gone
 from batchmaker.server.signature import Signature
 
@@ -27,7 +27,7 @@ def infer_routes(site: Site) -> list[Route]:
         return await held.read(request)
 
     async def infer(request: Request) -> Response:
-        with site.bodies.holding() as held:
+        with site.bodies.holding(holder_of(request.scope)) as held:
             body = await read(request, held)
             asked = read_infer(body, request.headers.get(HEADER_LENGTH), service.limits)
             response = await unless_gone(request.scope, service.infer(*named_model(request), asked, caller_of(request)))
@@ -38,14 +38,14 @@ def infer_routes(site: Site) -> list[Route]:
         return Response(content, media_type="application/octet-stream", headers=headers)
 
     async def generate(request: Request) -> Response:
-        with site.bodies.holding() as held:
+        with site.bodies.holding(holder_of(request.scope)) as held:
             asked = read_generate(await read(request, held), signature(request))
             response = await unless_gone(request.scope, service.infer(*named_model(request), asked, caller_of(request)))
         return encoded(write_generate(response))
 
     async def generate_stream(request: Request) -> Response:
         with ExitStack() as stack:
-            held = stack.enter_context(site.bodies.holding())
+            held = stack.enter_context(site.bodies.holding(holder_of(request.scope)))
             asked = read_generate(await read(request, held), signature(request))
             parts = service.stream(*named_model(request), asked, caller_of(request))
             first = await unless_gone(request.scope, _first(parts))  # its errors can still set the status

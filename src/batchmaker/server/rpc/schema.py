@@ -147,9 +147,9 @@ MESSAGES: Final = messages_of(PACKAGE, _MESSAGES, {"DataType": _DATA_TYPES})
 """The class of each message, by its name."""
 
 
-def decode(name: str, data: bytes) -> Any:
+def decode(name: str, data: bytes, messages: Mapping[str, Any] = MESSAGES) -> Any:
     """Return the message of this name from its bytes. INVALID if they are malformed."""
     try:
-        return MESSAGES[name].FromString(data)
+        return messages[name].FromString(data)
     except DecodeError:
-        raise invalid(f"the message is no {PACKAGE}.{name}") from None
+        raise invalid(f"the message is no {messages[name].DESCRIPTOR.full_name}") from None
