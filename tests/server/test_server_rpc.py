@@ -167,6 +167,46 @@ def test_a_malformed_tensor_is_refused(message, said):
     assert caught.value.kind is FaultKind.INVALID
 
 
+SMALL_PARTS = {
+    "inputs": b"\x2a\x00",
+    "outputs": b"\x32\x00",
+    "raw inputs": b"\x3a\x00",
+    "parameters": b"\x22\x00",
+    "parameters of an input": b"\x2a\x82\x80\x04" + b"\x22\x00" * 32_769,
+    "sizes of a shape, one by one": b"\x2a\x82\x80\x04" + b"\x18\x01" * 32_769,
+    "nothing that is known": b"\x78\x01",
+    "groups": b"\x7b\x7c",
+}
+
+
+@pytest.mark.parametrize("parts", SMALL_PARTS)
+def test_a_message_of_a_great_many_small_parts_is_refused_before_it_becomes_large(parts):
+    with pytest.raises(ServiceError, match="parts, or groups") as caught:
+        decode("ModelInferRequest", SMALL_PARTS[parts] * (1 + 70_000 // len(SMALL_PARTS[parts])))
+    assert caught.value.kind is FaultKind.INVALID
+
+
+@given(st.binary(max_size=40), st.binary(max_size=40))
+def test_large_messages_are_taken_exactly_if_small_ones_are(before, after):
+    large = b"\x3a\x80\x80\x08" + bytes(1 << 17)  # a raw input
+    small = b"\x3a\x00"
+    outcomes = []
+    for content in (before + large + after, before + small + after):
+        try:
+            outcomes.append(len(decode("ModelInferRequest", content).raw_input_contents))
+        except ServiceError:
+            outcomes.append(None)
+    assert outcomes[0] is None or outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("values", [{"int64_contents": [1] * 200_000}, {"bytes_contents": [b""] * 100_000}])
+def test_values_of_a_tensor_are_data_and_may_be_many(values):
+    ((_, items),) = values.items()
+    kind = "INT64" if "int64_contents" in values else "BYTES"
+    (tensor,) = read(request(given_tensor("x", kind, [len(items)], **values))).inputs
+    assert tensor.shape == (len(items),)
+
+
 @given(st.binary(max_size=60))
 def test_any_bytes_are_a_request_or_refused(data):
     kinds = set()
