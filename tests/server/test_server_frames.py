@@ -174,3 +174,23 @@ def test_a_head_larger_than_it_may_be_ends_the_connection(in_one_frame):
         assert there.core.written == frames.PREFACE
 
     asyncio.run(work())
+
+
+def test_an_answer_that_is_taken_slowly_goes_on_and_one_that_is_not_taken_ends_the_connection():
+    async def work():
+        there, over = Passed(), []
+        there.connection.data_received(frames.PREFACE + head(1, "/a/b"))
+        stream = there.connection.streams[1]
+        stream.answered(1e6, lambda: over.append(1))
+        there.end.data_received(data(1, b"half"))
+        stream._look(1e6, 0)
+        assert not there.client.written.endswith(b"CLOSED")
+        stream._look(1e6, 4)
+        assert there.client.written.endswith(b"CLOSED")
+        assert not over
+        there.connection.connection_lost(None)
+        assert over == [1]
+        stream.answered(1e6, lambda: over.append(2))
+        assert over == [1, 2]
+
+    asyncio.run(work())

@@ -102,7 +102,8 @@ def test_real_clients_that_ping_keep_their_connection_if_they_may(is_thrown_off)
         least_ms = 1_000_000 if is_thrown_off else 0
         async with running(pings=GrpcConfig(http2_min_recv_ping_interval_without_data_ms=least_ms)) as there:
             channel = grpc.aio.insecure_channel(there.address, options=options)
-            watching = channel.unary_stream(WATCH)(b"", timeout=LIMIT_S if is_thrown_off else 1.0)
+            await channel.channel_ready()
+            watching = channel.unary_stream(WATCH)(b"", timeout=LIMIT_S if is_thrown_off else 2.0)
             assert await watching.read() == SERVING
             error = await failed(watching.read())
             await channel.close()
@@ -167,7 +168,7 @@ def test_when_all_connections_are_open_the_one_idle_longest_gives_way_and_calls_
 )
 def test_whoever_does_not_begin_to_speak_is_left(sent):
     async def work():
-        async with running(body_seconds=0.2) as there:
+        async with running(body_seconds=1) as there:
             host, _, port = there.address.rpartition(":")
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(sent)
@@ -188,7 +189,7 @@ def test_half_a_handshake_of_tls_is_counted_and_left(tmp_path):
     tls = TlsConfig(cert=str(tmp_path / "cert.pem"), key=str(tmp_path / "key.pem"))
 
     async def work():
-        async with running(tls=tls, body_seconds=2.0, max_client_connections=2) as there:
+        async with running(tls=tls, body_seconds=5, max_client_connections=2) as there:
             host, _, port = there.address.rpartition(":")
             ends = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
             await there.until(lambda: there.connections.num_open == 2)
@@ -278,13 +279,13 @@ def test_when_all_calls_are_open_a_stream_that_waits_for_its_client_gives_way():
 @pytest.mark.parametrize("path", [CHECK, WATCH, LIVE, INFER])
 def test_a_call_that_sends_no_message_is_given_up(path):
     async def work():
-        async with running(body_seconds=0.2) as there:
+        async with running(body_seconds=1) as there:
             with closing(there.connected()) as (client,):
                 client.call(1, path)
-                assert "did not arrive within 0.2 seconds" in await status_of(client, 1)
+                assert "did not arrive within 1 seconds" in await status_of(client, 1)
                 client.call(3, path)
                 client.send(data(3, framed(b"abc", length=9)))
-                assert "did not arrive within 0.2 seconds" in await status_of(client, 3)
+                assert "did not arrive within 1 seconds" in await status_of(client, 3)
             await there.until(lambda: not there.bodies.held)
 
     asyncio.run(work())
@@ -292,14 +293,14 @@ def test_a_call_that_sends_no_message_is_given_up(path):
 
 def test_a_message_of_a_stream_must_arrive_in_time_but_the_next_may_take_long_to_begin():
     async def work():
-        async with running(body_seconds=0.1) as there:
+        async with running(body_seconds=1) as there:
             with closing(there.connected(), there.connected()) as (client, patient):
                 patient.call(1, STREAM)
                 client.call(1, STREAM)
                 client.send(data(1, framed(infer_message())))
                 assert (await client.next(frames.DATA))[2] == 1
                 client.send(data(1, framed(infer_message())[:-1]))
-                assert "did not arrive within 0.1 seconds" in await status_of(client, 1)
+                assert "did not arrive within 1 seconds" in await status_of(client, 1)
                 patient.send(data(1, framed(infer_message())))
                 assert (await patient.next(frames.DATA))[2] == 1
 
@@ -427,6 +428,31 @@ def test_a_stream_that_is_sent_too_fast_is_slowed_down_and_nothing_of_it_is_lost
             assert answered == many
             assert most < 8 * size
             await there.until(lambda: there.bodies.held == 0)
+
+    asyncio.run(work())
+
+
+NO_WINDOW = frames.frame(frames.SETTINGS, 0, 0, b"\0\4" + bytes(4))
+"""Settings of a client that takes nothing of an answer."""
+
+
+def test_answers_that_a_client_does_not_take_count_as_calls_and_end_its_connection():
+    async def work():
+        async with running(max_client_connections=3, write_seconds=2) as there:
+            with closing(there.connected(), there.connected(), there.connected(OTHER)) as (client, more, other):
+                client.send(NO_WINDOW)
+                for number in (1, 3, 5):
+                    client.call(number, INFER, infer_message())
+                await there.until(lambda: there.num_begun == 3)
+                more.call(1, INFER, infer_message())
+                assert "as many calls open as one may" in await status_of(more, 1)
+                other.call(1, INFER, infer_message())
+                assert (await other.next(frames.DATA))[2] == 1
+                with pytest.raises(EOFError):
+                    await client.next(frames.DATA)
+                more.call(3, INFER, infer_message())
+                assert (await more.next(frames.DATA))[2] == 3
+            await there.until(lambda: not there.server._gate.service.calls.num_open)
 
     asyncio.run(work())
 

@@ -31,14 +31,17 @@ class RpcStream:
     """One call, as the connection sees it.
 
     held: bytes of messages that have arrived, without those that were taken. refusal: done if the call must end, with
-    the reason.
+    the reason. num_sent: bytes of answers that have been sent to the client.
     """
 
-    __slots__ = ("_connection", "_is_busy", "client", "held", "refusal")
+    __slots__ = ("_connection", "_is_busy", "_is_over", "_on_over", "_timer", "client", "held", "num_sent", "refusal")
 
     def __init__(self, connection: RpcConnection, bodies: BodyBudget) -> None:
         self._connection = connection
-        self._is_busy = False
+        self._is_busy = self._is_over = False
+        self._on_over: Callable[[], None] = lambda: None
+        self._timer: asyncio.TimerHandle | None = None
+        self.num_sent = 0
         self.client = connection.client
         self.held = HeldBytes(bodies, connection.client)
         self.refusal: asyncio.Future[ServiceError] = asyncio.get_running_loop().create_future()
@@ -67,10 +70,34 @@ class RpcStream:
             self._is_busy = busy
             self._connection.on_busy(1 if busy else -1)
 
+    def answered(self, within_s: float, on_over: Callable[[], None]) -> None:
+        """Have `on_over` called once the client has taken the answer, which the core holds until then.
+
+        The connection is closed if the client takes nothing of it for `within_s`.
+        """
+        if self._is_over:
+            on_over()
+            return
+        self._on_over = on_over
+        self._wait(within_s)
+
+    def _wait(self, within_s: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(within_s, self._look, within_s, self.num_sent)
+
+    def _look(self, within_s: float, num_sent: int) -> None:
+        if self.num_sent > num_sent:
+            self._wait(within_s)
+        else:
+            self._connection.close()
+
     def over(self) -> None:
         """Give back what it holds."""
+        self._is_over = True
+        if self._timer is not None:
+            self._timer.cancel()
         self.is_busy = False
         self.held.release()
+        self._on_over()
 
 
 @final
@@ -160,6 +187,11 @@ class RpcConnection(asyncio.Protocol):
         """Send the client what the core says."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
+
+    def sent(self, number: int, count: int) -> None:
+        """Count what a call's client was sent."""
+        if (stream := self.streams.get(number)) is not None:
+            stream.num_sent += count
 
     def stream_over(self, number: int) -> None:
         """Note that a call has ended."""
@@ -270,6 +302,8 @@ class CoreEnd(asyncio.Protocol):
         if data:
             self._connection.send(data)
         for piece in pieces:
+            if piece.kind == frames.DATA:
+                self._connection.sent(piece.stream, piece.payload_bytes)
             if piece.ends and (
                 piece.kind == frames.RST_STREAM
                 or (piece.kind in (frames.DATA, frames.HEADERS) and piece.flags & frames.END_STREAM)

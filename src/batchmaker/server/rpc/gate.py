@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, final
 
 import grpc
@@ -94,9 +95,10 @@ class RpcCall:
             raise ServiceError(FaultKind.UNAVAILABLE, refused, 1.0)
         self._calls.busy(self)
 
-    def end(self) -> None:
-        """Count the call no more."""
-        self._calls.closed(self)
+    def end(self, within_s: float) -> None:
+        """Count the call until the client has taken the answer, for which it must take something every `within_s`."""
+        if self._stream is not None:
+            self._stream.answered(within_s, partial(self._calls.closed, self))
 
     def belongs_to(self, caller: str) -> None:
         """Note who calls: the holder of the key. Without keys the bytes of its messages are its address's."""
@@ -256,7 +258,7 @@ class RpcGate:
                 return await self._guarded(call, work)
         finally:
             self.num_active -= 1
-            call.end()
+            call.end(self._access.bodies.limits.write_seconds)
             self._access.answered["grpc", _code(call).name] += 1
             failed = call.fault in _LOGGED
             if self._log_access or failed:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import logging
 import secrets
 import socket
 import ssl
@@ -18,9 +20,13 @@ from batchmaker.server.request_body import BodyBudget
 from batchmaker.server.rpc import frames
 from batchmaker.server.rpc.connection import CoreEnd, RpcConnection, RpcStream
 
+_LOG = logging.getLogger("batchmaker.server")
 _BACKLOG: Final = 2048
+_NO_ROOM: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+"""Errors that are not those of one client, who may have gone before he was accepted."""
+
 _AGAIN_S: Final = 1.0
-"""Seconds until connections are accepted again, after an error such as too many open files."""
+"""Seconds until connections are accepted again after such an error."""
 
 
 @final
@@ -78,8 +84,10 @@ class RpcListener:
         while True:
             try:
                 accepted, address = await loop.sock_accept(self._socket)
-            except OSError:
-                await asyncio.sleep(_AGAIN_S)
+            except OSError as error:
+                if error.errno in _NO_ROOM:
+                    _LOG.error("connections cannot be accepted", extra={"error": str(error)})
+                    await asyncio.sleep(_AGAIN_S)
                 continue
             connection = RpcConnection(address[0], self._connections, self._bodies, self._dial)
             refused = self._connections.opened(connection, address[0])
