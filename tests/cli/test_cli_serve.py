@@ -6,6 +6,7 @@ import pytest
 
 import batchmaker.server
 from batchmaker.errors import OptionError
+from batchmaker.server.config import GrpcConfig
 
 
 @pytest.fixture
@@ -60,6 +61,20 @@ def test_the_command_line_goes_before_the_file(command, served, tmp_path):
     assert (limits.max_sequences, limits.sequence_idle_seconds) == (7, 1.5)
     assert [(model.source, model.policy) for model in config.models] == [("gru", "serial"), ("lstm", "serial")]
     assert config.log.access
+
+
+def test_pings_of_grpc_are_set_by_the_names_that_triton_has(command, served, tmp_path):
+    path = tmp_path / "server.toml"
+    path.write_text("[grpc]\nkeepalive_time_ms = 1\nhttp2_max_ping_strikes = 9\n")
+    options = [
+        "--grpc-keepalive-time", 11, "--grpc-keepalive-timeout", 12, "--no-grpc-keepalive-permit-without-calls",
+        "--grpc-http2-max-pings-without-data", 0, "--grpc-http2-min-recv-ping-interval-without-data", 13,
+    ]  # fmt: skip
+    assert command("serve", "lstm", "--config", path, *options).exit_code == 0
+    assert served[0].grpc == GrpcConfig(
+        keepalive_time_ms=11, keepalive_timeout_ms=12, keepalive_permit_without_calls=False,
+        http2_max_pings_without_data=0, http2_min_recv_ping_interval_without_data_ms=13, http2_max_ping_strikes=9,
+    )  # fmt: skip
 
 
 def test_the_exit_status_tells_what_was_not_finished(command, served):

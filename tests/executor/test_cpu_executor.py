@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import batchmaker as bm
 from batchmaker.errors import OptionError
 from batchmaker.executor import task_steps
-from batchmaker.executor.cpu import CpuExecutor, default_threads
+from batchmaker.executor.cpu import CpuExecutor
 
 
 class Swap(nn.Module):
@@ -166,8 +166,3 @@ def test_bfloat16_weights_make_bfloat16_rows() -> None:
 def test_impossible_numbers_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(OptionError, match="at least 1"):
         CpuExecutor([], [], **options)
-
-
-def test_default_threads_leave_a_core_and_are_at_least_one() -> None:
-    assert default_threads(1) >= 1
-    assert default_threads(10_000) == 1

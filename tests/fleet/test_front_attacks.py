@@ -45,9 +45,12 @@ def of_shape(shape: list[int]) -> dict[str, object]:
     return {"inputs": [{"name": "input_0", "shape": shape, "datatype": "INT64", "data": []}]}
 
 
-async def connected(fleet: RunningFleet) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def connected(
+    fleet: RunningFleet, address: str = "127.0.0.1"
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Return a connection from this address."""
     host, _, port = fleet.http.removeprefix("http://").rpartition(":")
-    return await asyncio.open_connection(host, int(port))
+    return await asyncio.open_connection(host, int(port), local_addr=(address, 0))
 
 
 async def connected_narrowly(fleet: RunningFleet) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -204,12 +207,32 @@ def test_bodies_that_are_too_large_are_refused_declared_or_not(models):
     played(scenario, fleet_config(models[0], limits=small(max_body_bytes=100_000, body_seconds=2)))
 
 
+HALF_A_BODY = f"POST {COUNTER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 90000\r\n\r\n".encode() + b" " * 80_000
+
+
+def test_unfinished_bodies_of_one_client_leave_room_for_others(models):
+    async def scenario(fleet):
+        mine = [await connected(fleet, "127.0.0.2") for _ in range(17)]
+        for number, (reader, writer) in enumerate(mine):
+            writer.write(HALF_A_BODY)
+            if number < 5:  # half of all
+                await fleet.wait_for(lambda many=number + 1: fleet.server.front.access.bodies.held == 80_000 * many)
+            else:
+                assert (await reader.readline()).split()[1] == b"503"
+        answer = await fleet.client.post(COUNTER, content=b'{"input_0": 2}' + b" " * 80_000)
+        assert answer.json()["output_0"] == [1, 2]
+        for _, writer in mine:
+            writer.transport.abort()
+        await serves(fleet)
+
+    played(scenario, fleet_config(models[0], limits=small(max_body_bytes=100_000, max_total_body_bytes=800_000)))
+
+
 def test_bytes_of_all_clients_together_are_bounded(models):
     async def scenario(fleet):
-        head = f"POST {COUNTER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 90000\r\n\r\n".encode()
-        held = [await connected(fleet) for _ in range(3)]
+        held = [await connected(fleet, f"127.0.0.{number}") for number in (2, 3, 4)]
         for _, writer in held:
-            writer.write(head + b" " * 80_000)
+            writer.write(HALF_A_BODY)
         await fleet.wait_for(lambda: fleet.server.front.access.bodies.held == 240_000)
         refused = await fleet.client.post(COUNTER, content=b'{"input_0": 2}' + b" " * 80_000)
         assert (refused.status_code, "as many bytes" in refused.json()["error"]) == (503, True)

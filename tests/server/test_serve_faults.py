@@ -294,3 +294,24 @@ def test_malformed_requests_are_the_clients_fault(server):
 @pytest.mark.slow
 def test_ten_thousand_malformed_requests_are_the_clients_fault(server):
     fuzz(server, 10_000)
+
+
+def test_unfinished_bodies_of_one_client_leave_room_for_others(server):
+    head = f"POST {GENERATE} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 90000\r\n\r\n".encode()
+    mine = [
+        socket.create_connection((server.host, server.port), LIMIT_S, source_address=("127.0.0.2", 0))
+        for _ in range(17)
+    ]
+    for connection in mine:
+        connection.sendall(head + b" " * 80_000)
+    waiting = list(mine)
+    while len(waiting) > 1:  # two would be more than is free beside them
+        (refused, *_), _, _ = select.select(waiting, [], [], LIMIT_S)
+        assert read_head(refused).startswith(b"HTTP/1.1 503")
+        waiting.remove(refused)
+    answer = server.call("POST", GENERATE, b'{"input_0": 2}' + b" " * 80_000)
+    assert (answer.status, answer.json["output_0"]) == (200, [1, 2])
+    waiting[0].sendall(b" " * 10_000)
+    assert read_head(waiting[0]).startswith(b"HTTP/1.1 400")  # it is no JSON, but it is whole
+    for connection in mine:
+        connection.close()

@@ -104,3 +104,11 @@ def test_the_docs_tell_every_limit_and_its_default():
     defaults = msgspec.structs.asdict(Limits())
     not_for_users = {"max_head_bytes", "max_tensors"}
     assert tomllib.loads(told) == {name: value for name, value in defaults.items() if name not in not_for_users}
+
+
+@pytest.mark.parametrize(
+    "line", ["keepalive_time_ms = 0", "http2_max_ping_strikes = -1", "keepalive_timeout_ms = 2147483648"]
+)
+def test_pings_that_cannot_be_are_refused(config_file, line):
+    with pytest.raises(OptionError, match=line.partition(" ")[0]):
+        read_config(config_file(f"[grpc]\n{line}"))

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from grpc._cython import cygrpc
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from tritonclient.grpc import service_pb2
 
+from batchmaker.server.config import Config, GrpcConfig
 from batchmaker.server.faults import FaultKind, ServiceError
 from batchmaker.server.limits import Limits
 from batchmaker.server.messages import InferResponse
 from batchmaker.server.parameters import call_options
 from batchmaker.server.rpc.schema import MESSAGES, decode
+from batchmaker.server.rpc.server import rpc_options
 from batchmaker.server.rpc.wire import read_infer, write_infer
 from batchmaker.server.tensors import NUMPY, Tensor
 
@@ -163,6 +167,46 @@ def test_a_malformed_tensor_is_refused(message, said):
     assert caught.value.kind is FaultKind.INVALID
 
 
+SMALL_PARTS = {
+    "inputs": b"\x2a\x00",
+    "outputs": b"\x32\x00",
+    "raw inputs": b"\x3a\x00",
+    "parameters": b"\x22\x00",
+    "parameters of an input": b"\x2a\x82\x80\x04" + b"\x22\x00" * 32_769,
+    "sizes of a shape, one by one": b"\x2a\x82\x80\x04" + b"\x18\x01" * 32_769,
+    "nothing that is known": b"\x78\x01",
+    "groups": b"\x7b\x7c",
+}
+
+
+@pytest.mark.parametrize("parts", SMALL_PARTS)
+def test_a_message_of_a_great_many_small_parts_is_refused_before_it_becomes_large(parts):
+    with pytest.raises(ServiceError, match="parts, or groups") as caught:
+        decode("ModelInferRequest", SMALL_PARTS[parts] * (1 + 70_000 // len(SMALL_PARTS[parts])))
+    assert caught.value.kind is FaultKind.INVALID
+
+
+@given(st.binary(max_size=40), st.binary(max_size=40))
+def test_large_messages_are_taken_exactly_if_small_ones_are(before, after):
+    large = b"\x3a\x80\x80\x08" + bytes(1 << 17)  # a raw input
+    small = b"\x3a\x00"
+    outcomes = []
+    for content in (before + large + after, before + small + after):
+        try:
+            outcomes.append(len(decode("ModelInferRequest", content).raw_input_contents))
+        except ServiceError:
+            outcomes.append(None)
+    assert outcomes[0] is None or outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("values", [{"int64_contents": [1] * 200_000}, {"bytes_contents": [b""] * 100_000}])
+def test_values_of_a_tensor_are_data_and_may_be_many(values):
+    ((_, items),) = values.items()
+    kind = "INT64" if "int64_contents" in values else "BYTES"
+    (tensor,) = read(request(given_tensor("x", kind, [len(items)], **values))).inputs
+    assert tensor.shape == (len(items),)
+
+
 @given(st.binary(max_size=60))
 def test_any_bytes_are_a_request_or_refused(data):
     kinds = set()
@@ -212,6 +256,29 @@ def test_a_deadline_that_is_none_is_still_told_so():
         call_options(read(request(deadline_ms="soon"), 0.5).parameters)
     with pytest.raises(ServiceError, match="deadline_ms"):
         call_options(read(request(deadline_ms=-5), 0.5).parameters)
+
+
+def test_the_core_of_grpc_knows_every_setting_that_it_is_given():
+    """It ignores names that it does not know."""
+    core = Path(cygrpc.__file__).read_bytes()
+    assert [name for name, _ in rpc_options(Config()) if name.encode() + b"\0" not in core] == []
+
+
+def test_pings_are_as_the_settings_say():
+    pings = GrpcConfig(
+        keepalive_time_ms=1, keepalive_timeout_ms=2, keepalive_permit_without_calls=False,
+        http2_max_pings_without_data=3, http2_min_recv_ping_interval_without_data_ms=4, http2_max_ping_strikes=5,
+    )  # fmt: skip
+    given_to_core = dict(rpc_options(Config(grpc=pings)))
+    for name, value in {
+        "grpc.keepalive_time_ms": 1,
+        "grpc.keepalive_timeout_ms": 2,
+        "grpc.keepalive_permit_without_calls": 0,
+        "grpc.http2.max_pings_without_data": 3,
+        "grpc.http2.min_ping_interval_without_data_ms": 4,
+        "grpc.http2.max_ping_strikes": 5,
+    }.items():
+        assert given_to_core[name] == value
 
 
 def test_no_generated_code_ties_the_server_to_one_version_of_protobuf():

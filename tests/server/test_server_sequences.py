@@ -17,7 +17,7 @@ from batchmaker.server.engine_port import EngineOptions, EnginePort
 from batchmaker.server.faults import FaultKind, ServiceError
 from batchmaker.server.limits import Limits
 from batchmaker.server.parameters import CallOptions, ChunkOptions, call_options
-from batchmaker.server.sender import Sender, address_of_peer
+from batchmaker.server.sender import Sender
 from batchmaker.server.sequences import OpenSequences
 
 
@@ -180,17 +180,6 @@ def test_a_client_whose_sequence_was_idle_for_too_long_does_not_go_on_with_anoth
     other = take(named, sender=of(connection="2"), start=True)
     assert "nothing came for 60 seconds" in str(refused(named, sender=of(connection="1")))
     assert take(named, sender=of(connection="2")).sequence is other.sequence
-
-
-@pytest.mark.parametrize(
-    ("peer", "address"),
-    [
-        ("ipv4:10.0.0.1:5000", "10.0.0.1"), ("ipv6:%5B::1%5D:5000", "::1"), ("ipv6:[2001:db8::2]:80", "2001:db8::2"),
-        ("ipv6:%5B::ffff:10.0.0.1%5D:5000", "10.0.0.1"), ("unix:/tmp/socket", "unix:/tmp/socket"), ("", ""),
-    ],
-)  # fmt: skip
-def test_an_address_is_the_same_over_grpc_and_http(peer, address):
-    assert address_of_peer(peer) == address
 
 
 def test_a_model_that_keeps_nothing_takes_no_sequence():

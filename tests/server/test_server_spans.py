@@ -19,7 +19,6 @@ from batchmaker.server.origins import Origins
 from batchmaker.server.parts import Site
 from batchmaker.server.repository import Repository
 from batchmaker.server.request_body import BodyBudget
-from batchmaker.server.rpc.health import health_handlers
 from batchmaker.server.rpc.methods import EngineAnswers, unary_methods
 from batchmaker.server.rpc.schema import SERVICE
 from batchmaker.server.rpc.server import RpcServer
@@ -85,8 +84,10 @@ def test_a_call_by_grpc_is_one_with_its_status(finished):
         limits = Limits()
         service = Service(Repository([], limits), limits)
         site = Site(service, KeyRing({}), ANY_ORIGIN, Metrics(service, Sources(Connections(9, 9))), BodyBudget(limits))
-        methods, answers, health = unary_methods(site), EngineAnswers(site), health_handlers(lambda: True)
-        server = RpcServer(Config(grpc_port=0), site.access, Spans(enabled=True), methods, answers, health)
+        methods, answers = unary_methods(site), EngineAnswers(site)
+        server = RpcServer(
+            Config(grpc_port=0), site.access, Spans(enabled=True), Connections(9, 9), methods, answers, lambda: True
+        )
         await server.start()
         metadata = [("traceparent", TRACEPARENT), ("x-request-id", "r-2")]
         async with grpc.aio.insecure_channel(server.address.removeprefix("grpc://")) as channel:

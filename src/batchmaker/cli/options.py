@@ -23,7 +23,10 @@ WIDTH = 120
 Hidden = Annotated[int | None, typer.Option(min=1, help="Width of the state. Default: the model's own.")]
 Layers = Annotated[int | None, typer.Option(min=1, help="Layers of lstm, gru and seq2seq. Default: 1.")]
 Dtype = Annotated[str, typer.Option(help="Type of weights and states: float32, bfloat16 or float16.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="Compute threads of a worker. Default: the cores less one.")]
+Threads = Annotated[
+    int | None,
+    typer.Option(min=1, help="Compute threads of a worker. Default: $OMP_NUM_THREADS, or the cores less one."),
+]
 Device = Annotated[
     str, typer.Option(help="cpu; cuda for all GPUs, a worker for each; or some of them: cuda:0, cuda:0,1.")
 ]

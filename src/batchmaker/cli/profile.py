@@ -21,7 +21,7 @@ from batchmaker.cost.lengths import LengthProfile
 from batchmaker.cost.profile import CostProfile, Overhead, PredictedLength, ProfileOptions
 from batchmaker.engine.engine import Engine
 from batchmaker.errors import OptionError
-from batchmaker.executor.cpu import default_threads
+from batchmaker.executor.processors import default_threads
 from batchmaker.lab import zoo
 from batchmaker.lab.datasets import read_aligned
 from batchmaker.lab.plots.pictures import Curve, draw_profile

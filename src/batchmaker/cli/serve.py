@@ -32,6 +32,24 @@ def serve(
     grpc_port: Annotated[
         int | None, typer.Option(help="Port for gRPC; 0 takes any that is free. Default: no gRPC.")
     ] = None,
+    grpc_keepalive_time: Annotated[
+        int | None, typer.Option(min=1, help="Milliseconds after which gRPC pings a client. Default: 7200000.")
+    ] = None,
+    grpc_keepalive_timeout: Annotated[
+        int | None, typer.Option(min=1, help="Milliseconds that it waits for the answer. Default: 20000.")
+    ] = None,
+    grpc_keepalive_permit_without_calls: Annotated[
+        bool | None, typer.Option(help="Pings may come while there is no call. Default: they may.")
+    ] = None,
+    grpc_http2_max_pings_without_data: Annotated[
+        int | None, typer.Option(min=0, help="Pings that gRPC sends while it sends nothing else. Default: 2.")
+    ] = None,
+    grpc_http2_min_recv_ping_interval_without_data: Annotated[
+        int | None, typer.Option(min=0, help="Milliseconds between a client's pings, at least. Default: 5000.")
+    ] = None,
+    grpc_http2_max_ping_strikes: Annotated[
+        int | None, typer.Option(min=0, help="Pings too many that are forgiven; 0 forgives all. Default: 2.")
+    ] = None,
     admin_port: Annotated[
         int | None,
         typer.Option(help="Port for probes, metrics, loading and unloading, apart from calls. Default: the same port."),
@@ -121,8 +139,16 @@ def serve(
     auth, tls = _given(keys=_text(api_keys)), _given(cert=_text(tls_cert), key=_text(tls_key))
     log = _given(level=log_level, access=access_log or None)
     ports = _given(host=host, port=port, grpc_port=grpc_port, admin_port=admin_port, page=_text(page))
+    pings = _given(
+        keepalive_time_ms=grpc_keepalive_time,
+        keepalive_timeout_ms=grpc_keepalive_timeout,
+        keepalive_permit_without_calls=grpc_keepalive_permit_without_calls,
+        http2_max_pings_without_data=grpc_http2_max_pings_without_data,
+        http2_min_recv_ping_interval_without_data_ms=grpc_http2_min_recv_ping_interval_without_data,
+        http2_max_ping_strikes=grpc_http2_max_ping_strikes,
+    )
     fleet = _given(replicas=_replicas(replicas), autoscale=autoscale, ray_address=ray_address)
-    sections = {"limits": limits, "auth": auth, "tls": tls, "log": log, "fleet": fleet}
+    sections = {"grpc": pings, "limits": limits, "auth": auth, "tls": tls, "log": log, "fleet": fleet}
     others = ports | _given(versions="all" if all_versions else None)
     read = partial(_settings, config, models or [], engine, sections, others)
     settings = read()

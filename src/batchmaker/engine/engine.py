@@ -29,7 +29,7 @@ from batchmaker.engine.stats import DriverStats, ServiceStats, StepSeen
 from batchmaker.engine.submission import Room, Submitter
 from batchmaker.errors import OptionError, StoppedError
 from batchmaker.executor.base import Executor
-from batchmaker.executor.cpu import default_threads
+from batchmaker.executor.processors import default_threads
 from batchmaker.graph.recorder import DEFAULT_MAX_NODES
 from batchmaker.model.model import Model
 from batchmaker.model.registry import CellRegistry
@@ -52,7 +52,8 @@ class Engine:
     - policy: a name, such as `cellular` or `padded`, or a policy object. Default: `auto`; on GPUs `cellular`, unless
       `refuse` is set.
     - workers: one worker computes in the engine's own thread, several in threads of their own.
-    - threads: compute threads of each worker. Default: all cores but one, divided among the workers.
+    - threads: compute threads of each worker. Default: `OMP_NUM_THREADS`, or all usable cores but one,
+      divided among the workers; a cgroup's quota counts (`executor.processors`).
     - run_ahead: a worker gets its next task when at most so many of its tasks are unfinished (of its steps, if the
       policy has no budget of time). Default: 0 with one CPU worker, otherwise 1.
     - max_nodes: the most nodes of one request.

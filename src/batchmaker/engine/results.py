@@ -273,4 +273,4 @@ def objects(values: Tensor) -> list[Any]:
     Each tensor has memory of its own, because each may leave with another request: what keeps, saves or pickles one
     would carry the others along.
     """
-    return values.tolist() if values.ndim == 1 else list(torch.unbind_copy(values))
+    return values.tolist() if values.ndim == 1 else [*torch.unbind_copy(values)]  # type: ignore[func-returns-value, misc]

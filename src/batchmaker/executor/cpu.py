@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 from collections import deque
@@ -15,18 +14,9 @@ from batchmaker.compile.binding import BoundCell
 from batchmaker.errors import RAISED_BY_USERS, OptionError
 from batchmaker.executor.base import StepsResult, failed_result
 from batchmaker.executor.compute import ComputingExecutor
+from batchmaker.executor.processors import default_threads
 from batchmaker.graph.spec import CellType
 from batchmaker.scheduler.commands import Reserve, RunTask
-
-
-def default_threads(num_workers: int = 1) -> int:
-    """Return the compute threads of each worker: all cores but one that this process may use, divided by the workers.
-
-    One core is for the engine's thread, the server and the callers together. Without it they would interrupt a compute
-    thread, while the other threads of the same operation wait for this one. Steps would take many times as long.
-    """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, (cores - 1) // num_workers)
 
 
 @final

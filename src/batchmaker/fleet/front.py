@@ -137,7 +137,7 @@ class Front:
         model, version, kind = match.groups()
         if not self.balancer.has_named:
             self._check_open()  # before the body is read
-        with self.access.bodies.holding() as held:
+        with self.access.bodies.holding(sender_of(scope, self.access.keys).client) as held:
             body = await held.read(Request(scope, receive, send))
             if kind == "infer":
                 asked = asked_of_infer(model, version, body, _header_length(scope))
@@ -248,7 +248,7 @@ class Front:
                 raise unsupported_load()
             query: bytes = scope["query_string"]  # written anew: what was decoded here is what the replica must see
             replica, target = found, quote(one[2]).encode() + (b"?" + query if query else b"")
-        with self.access.bodies.holding() as held:
+        with self.access.bodies.holding(sender_of(scope, self.access.keys).client) as held:
             body = await held.read(Request(scope, receive, send))
             link: Link = replica.link
             onward = _onward(scope, target)

@@ -29,6 +29,7 @@ from batchmaker.fleet.scaling import ScalingRule
 from batchmaker.server import logs
 from batchmaker.server.auth import FRONT, KeyRing
 from batchmaker.server.config import AuthConfig, Config, FleetConfig, TlsConfig, check_config
+from batchmaker.server.connections import Connections
 from batchmaker.server.gate import Gate
 from batchmaker.server.listening import (
     LAST_ANSWERS_S,
@@ -92,7 +93,10 @@ def replica_config(config: Config, *, has_keys: bool) -> Config:
         tls=TlsConfig(),
         fleet=FleetConfig(),
         limits=msgspec.structs.replace(
-            limits, max_client_connections=limits.max_connections, max_key_sequences=of_one_caller
+            limits,
+            max_client_connections=limits.max_connections,
+            max_total_body_bytes=2 * limits.max_total_body_bytes,  # the front, as one client, may hold half
+            max_key_sequences=of_one_caller,
         ),
     )
 
@@ -141,9 +145,10 @@ class FleetServer:
         self._socket: socket.socket = bind(config, config.port)
         every_call_is_told = config.log.access or spans.enabled
         refusals = None if every_call_is_told else Refusals(self.balancer.room_of, access.answered, self._keys)
-        protocol = limited_protocol(config.limits, connections_of(config), refusals)
+        connections = connections_of(config)
+        protocol = limited_protocol(config.limits, connections, refusals)
         self.listener: HttpListener = listening(config, access.bodies, self.app, protocol)
-        self._rpc = None if config.grpc_port is None else _make_rpc(config, access, spans, self.front)
+        self._rpc = None if config.grpc_port is None else _make_rpc(config, access, spans, connections, self.front)
         self._serving: asyncio.Task[None] | None = None
         self.addresses: list[str] = []
 
@@ -208,10 +213,9 @@ class FleetServer:
         if config.tls.cert is None or self._config.tls.cert is None:
             return
         use_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), config)  # one whose key does not fit does no harm
-        if self.listener.config.ssl is not None:
-            use_certificate(self.listener.config.ssl, config)
-        if self._rpc is not None:
-            self._rpc.take_over_certificate(config)
+        for context in (self.listener.config.ssl, None if self._rpc is None else self._rpc.tls):
+            if context is not None:
+                use_certificate(context, config)
 
     async def stop(self) -> bool:
         """Refuse new requests, finish those accepted, end the replicas. Returns whether all requests were finished.
@@ -336,12 +340,11 @@ def _channels() -> Callable[[str], Any]:
     return open_channel
 
 
-def _make_rpc(config: Config, access: CallAccess, spans: Spans, front: Front) -> RpcServer:
+def _make_rpc(config: Config, access: CallAccess, spans: Spans, connections: Connections, front: Front) -> RpcServer:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from batchmaker.fleet.front_rpc import FleetAnswers, fleet_methods
-    from batchmaker.server.rpc.health import health_handlers
     from batchmaker.server.rpc.server import RpcServer
 
     answers = FleetAnswers(front)
     methods = fleet_methods(front, answers)
-    return RpcServer(config, access, spans, methods, answers, health_handlers(lambda: front.ready))
+    return RpcServer(config, access, spans, connections, methods, answers, lambda: front.ready)

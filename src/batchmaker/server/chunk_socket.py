@@ -80,8 +80,10 @@ class ChunkSocket:
         form: ChunkForm,
         *,
         key: str | None,
+        client: str = "",
     ) -> None:
-        """key: for counting each chunk."""
+        """key: for counting each chunk. client: whose the bytes are."""
+        self._client = client
         self._site = site
         self._served = served
         self._sequence = sequence
@@ -177,9 +179,9 @@ class ChunkSocket:
 
         Returns the error of a chunk that cannot have it: it is too large, its key is gone, or it waited too long.
         """
-        held, size = HeldBytes(self._site.bodies), len(taken.chunk)
+        held, size = HeldBytes(self._site.bodies, self._client), len(taken.chunk)
         end_s = taken.at_s + self._limits.write_seconds
-        while not held.fits(size) and self._now_s() < end_s:
+        while not self._site.bodies.fits(self._client, size) and self._now_s() < end_s:
             await (self._leaving() if self._chunks else asyncio.sleep(_LOOK_S))
         try:
             held.add(size)
@@ -203,7 +205,7 @@ class ChunkSocket:
 
     def _begun(self, chunk: bytes | str, held: HeldBytes | ServiceError) -> _Chunk:
         if isinstance(held, ServiceError):
-            return _Chunk(HeldBytes(self._site.bodies), "", self._sequence.refused(held))
+            return _Chunk(HeldBytes(self._site.bodies, self._client), "", self._sequence.refused(held))
         request_id = ""
         try:
             request = self._form.read(chunk)

@@ -58,6 +58,25 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     spans: bool = False
 
 
+class GrpcConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Pings of gRPC, named as Triton names them.
+
+    - keepalive_time_ms, keepalive_timeout_ms: the server pings a client after this time, and waits so long for it.
+    - keepalive_permit_without_calls: pings may also come while there is no call, from either side.
+    - http2_max_pings_without_data: those that the server sends while it sends nothing else; 0 for any number.
+    - http2_min_recv_ping_interval_without_data_ms: a client that pings more often, while it is sent nothing, makes a
+      strike. Lower than Triton's, under which a client may ping every five minutes: many ping every 10 seconds.
+    - http2_max_ping_strikes: after more strikes the connection ends (too_many_pings); 0 for any number.
+    """
+
+    keepalive_time_ms: int = 7_200_000
+    keepalive_timeout_ms: int = 20_000
+    keepalive_permit_without_calls: bool = True
+    http2_max_pings_without_data: int = 2
+    http2_min_recv_ping_interval_without_data_ms: int = 5_000
+    http2_max_ping_strikes: int = 2
+
+
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A model.
 
@@ -113,6 +132,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     json_nan: Literal["error", "null"] = "error"
     trace_steps: int = 20_000
     models: list[ModelEntry] = []
+    grpc: GrpcConfig = GrpcConfig()
     limits: Limits = Limits()
     auth: AuthConfig = AuthConfig()
     tls: TlsConfig = TlsConfig()
@@ -169,6 +189,10 @@ def check_config(config: Config) -> None:
     for name in Limits.__struct_fields__:
         if getattr(config.limits, name) <= 0 and name != "drain_seconds":
             raise OptionError(f"limits.{name} must be above 0, got {getattr(config.limits, name)}")
+    for name in GrpcConfig.__struct_fields__:
+        least, value = int(name.startswith("keepalive")), getattr(config.grpc, name)
+        if not isinstance(value, bool) and not least <= value < 1 << 31:
+            raise OptionError(f"grpc.{name} must be {least} or more, below 2**31, got {value}")
     for name in ("rate", "burst"):
         value = getattr(config.auth, name)
         if value is not None and value <= 0:

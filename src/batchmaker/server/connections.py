@@ -1,4 +1,4 @@
-"""The open HTTP connections: the number for each client, and the idle ones."""
+"""What is open: the number for each client, and the idle ones. Connections, and calls of gRPC."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Protocol, final
 
 
 class Connection(Protocol):
-    """One connection, as seen by the counts."""
+    """One connection or call, as seen by the counts."""
 
     def close_idle(self) -> None:
-        """Close it; no call is in progress."""
+        """Close it; no work is in progress."""
 
 
 @final
@@ -18,10 +18,12 @@ class Connections:
     """Counts connections by the client's address.
 
     When the limit is reached, a new connection replaces the one that has been idle longest, so idle connections keep
-    nobody out. max_open: of all clients. max_of_client: of one address; more are refused.
+    nobody out. max_open: of all clients. max_of_client: of one address; more are refused. what: their name. Calls of
+    gRPC, of which one connection may carry thousands, are counted in the same way.
     """
 
-    def __init__(self, max_open: int, max_of_client: int) -> None:
+    def __init__(self, max_open: int, max_of_client: int, what: str = "connections") -> None:
+        self._what = what
         self._max_open = max_open
         self._max_of_client = max_of_client
         self._clients: dict[Connection, str] = {}
@@ -38,12 +40,12 @@ class Connections:
         """Count a new, idle connection. Returns the reason if it must be refused, otherwise None."""
         if self._of_client[client] >= self._max_of_client:
             self.num_refused += 1
-            return "your address has as many connections open as one may; close some"
+            return f"your address has as many {self._what} open as one may; close some"
         if len(self._clients) >= self._max_open:
             longest = next(iter(self._idle), None)
             if longest is None:
                 self.num_refused += 1
-                return "as many connections are open as may be; try again later"
+                return f"as many {self._what} are open as may be; try again later"
             self.num_closed_idle += 1
             self.closed(longest)
             longest.close_idle()

@@ -9,7 +9,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Limits that hold for any input. They bound the server's memory.
 
     - max_body_bytes: of one request.
-    - max_total_body_bytes: of all requests read and not answered.
+    - max_total_body_bytes: of all requests that arrive or are not answered. One client may hold as many as are free.
     - max_in_flight: requests of one model, outside sequences, accepted and not answered; more are refused with "try
       again".
     - max_streams: open streams, all models.
@@ -17,8 +17,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     - max_key_sequences: those begun with one API key.
     - sequence_idle_seconds: an open sequence ends after this time without a request.
     - max_chunks_ahead: chunks of one connection that are read before they are answered.
-    - max_connections: of all clients; beyond it the one idle longest is closed.
-    - max_client_connections: of one client's address.
+    - max_connections: of HTTP and gRPC; beyond it the one idle longest is closed. Also the most calls of gRPC.
+    - max_client_connections: of one client's address. Also the most calls of gRPC of one.
     - max_head_bytes: of a request's line and headers.
     - max_sequence: elements along any variable dimension of an input.
     - max_tensors: inputs of one request.

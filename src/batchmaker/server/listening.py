@@ -26,8 +26,11 @@ LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 _KEEP_ALIVE_S: Final = 75
 
 
-def bind(config: Config, port: int) -> socket.socket:
-    """Return a socket bound to the server's address, not listening yet. OptionError if it is not available."""
+def bind(config: Config, port: int, option: str = "--port") -> socket.socket:
+    """Return a socket bound to the server's address, not listening yet. OptionError if it is not available.
+
+    option: what names the port.
+    """
     listener = socket.socket(socket.AF_INET6 if ":" in config.host else socket.AF_INET)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -39,7 +42,7 @@ def bind(config: Config, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise OptionError(
-            f"{config.host}:{port} cannot be used ({error.strerror or error}). Give another --port or --host; "
+            f"{config.host}:{port} cannot be used ({error.strerror or error}). Give another {option} or --host; "
             "port 0 takes any that is free."
         ) from None
     return listener

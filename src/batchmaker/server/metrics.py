@@ -164,7 +164,7 @@ class Metrics(Collector):
             ("ready", "1 while the server takes requests for every model", service.ready),
             ("draining", "1 once the server was told to stop", service.draining),
             ("open_streams", "Streams being sent", service.num_streams),
-            ("connections", "Open HTTP connections", found.num_open),
+            ("connections", "Open connections of HTTP and gRPC", found.num_open),
         ):
             yield GaugeMetricFamily(f"batchmaker_{name}", meaning, value=state)
         calls = CounterMetricFamily(
@@ -176,10 +176,10 @@ class Metrics(Collector):
         for name, meaning, value in (
             (
                 "refused_connections",
-                "HTTP connections refused: their address had as many as one may",
+                "Connections refused: their address had as many as one may",
                 found.num_refused,
             ),
-            ("closed_idle_connections", "Idle HTTP connections closed to make room", found.num_closed_idle),
+            ("closed_idle_connections", "Idle connections closed to make room", found.num_closed_idle),
             ("dropped_log_lines", "Lines of the log dropped, since nobody read them", log.num_dropped if log else 0),
         ):
             yield CounterMetricFamily(f"batchmaker_{name}", meaning, value=value)

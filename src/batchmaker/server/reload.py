@@ -7,7 +7,6 @@ import logging
 import ssl
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Final, final
 
 import msgspec
@@ -51,7 +50,7 @@ class Reload:
         self._read = read
         self._keys = keys
         self._repository = repository
-        self._certificate_takers: list[Callable[[Config], None]] = []
+        self._contexts: list[ssl.SSLContext] = []
         self._running: asyncio.Task[None] | None = None
         self._again = False
         self.successful = True
@@ -60,11 +59,7 @@ class Reload:
     def with_certificate(self, context: ssl.SSLContext | None) -> None:
         """Also reload this context's certificate; later connections use it."""
         if context is not None:
-            self.on_certificate(partial(use_certificate, context))
-
-    def on_certificate(self, take_over: Callable[[Config], None]) -> None:
-        """Have this called with settings whose certificate is read anew. It has been tried, and can be used."""
-        self._certificate_takers.append(take_over)
+            self._contexts.append(context)
 
     def begin(self) -> None:
         """Begin a reload. If one is in progress, another follows."""
@@ -99,12 +94,12 @@ class Reload:
         config = await asyncio.to_thread(self._read)
         check_config(config)
         entries, keys = config.entries(), config.auth.keys_and_rates()
-        takers = [] if config.tls.cert is None else self._certificate_takers
-        if takers:  # tried first where it does no harm: a context whose key does not fit is of no more use
+        contexts = [] if config.tls.cert is None else self._contexts
+        if contexts:  # tried first where it does no harm: a context whose key does not fit is of no more use
             use_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), config)
         self._keys.replace(*keys)
-        for take_over in takers:
-            take_over(config)
+        for context in contexts:
+            use_certificate(context, config)
         logs.set_level(config.log.level)
         waiting = waiting_settings(self._config, config)
         all_loaded = await self._repository.reload(entries, config.versions)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Final, TypeVar, final
@@ -27,35 +28,71 @@ _Result = TypeVar("_Result")
 
 @final
 class BodyBudget:
-    """The bytes of all bodies in memory, and the pieces in which they are read."""
+    """The bytes of all bodies in memory and whose they are, and the pieces in which bodies are read.
+
+    A client is an API key's holder, or an address where there are no keys. It may hold as many bytes as are free beside
+    it: alone half of all, beside another greedy one a third, and so on (Choudhury and Hahne, "Dynamic queue length
+    thresholds for shared-memory packet switches", 1998). So there is always room for one who comes later. One body may
+    always be held if there is room for it.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
+        self._of_client: Counter[str] = Counter()
         self.held = 0
         self.pieces = PieceQueue()
 
     @contextmanager
-    def holding(self) -> Iterator[HeldBytes]:
-        """Count the bytes that are read in the block as held until its end."""
-        held = HeldBytes(self)
+    def holding(self, client: str) -> Iterator[HeldBytes]:
+        """Count the bytes that are read in the block as held by this client until its end."""
+        held = HeldBytes(self, client)
         try:
             yield held
         finally:
             held.release()
+
+    def count(self, client: str, change: int) -> None:
+        """Count bytes that have come, or, below 0, gone."""
+        if change:
+            self.held += change
+            self._of_client[client] += change
+            if not self._of_client[client]:
+                del self._of_client[client]
+
+    def held_by(self, client: str) -> int:
+        """Return the bytes that a client holds."""
+        return self._of_client[client]
+
+    def check(self, client: str) -> None:
+        """Raise UNAVAILABLE if all together, or this client, hold more than they may."""
+        if self.held > self._limits.max_total_body_bytes:
+            raise _full("the server holds")
+        if not self.fits(client, 0):
+            raise _full("the server holds for you")
+
+    def fits(self, client: str, count: int) -> bool:
+        """Whether a client may hold so many bytes more."""
+        free = self._limits.max_total_body_bytes - self.held - count
+        return free >= 0 and self._of_client[client] + count <= max(free, self._limits.max_body_bytes)
 
     @property
     def limits(self) -> Limits:
         return self._limits
 
 
+def _full(who: str) -> ServiceError:
+    return ServiceError(FaultKind.UNAVAILABLE, f"{who} as many bytes of requests as it may; try again", 1.0)
+
+
 @final
 class HeldBytes:
-    """One request's share of the budget."""
+    """One request's share of the budget. client: whose it is."""
 
-    __slots__ = ("_budget", "size")
+    __slots__ = ("_budget", "client", "size")
 
-    def __init__(self, budget: BodyBudget) -> None:
+    def __init__(self, budget: BodyBudget, client: str) -> None:
         self._budget = budget
+        self.client = client
         self.size = 0
 
     async def read(self, request: Request) -> bytes:
@@ -93,22 +130,36 @@ class HeldBytes:
 
     def add(self, count: int) -> None:
         """Count arrived bytes. Raises ServiceError if they are too many for one request, or for all together."""
-        self.size += count
-        self._budget.held += count
+        self.resize(self.size + count)
         self._check(self.size)
-        if self._budget.held > self._budget.limits.max_total_body_bytes:
-            raise ServiceError(
-                FaultKind.UNAVAILABLE, "the server holds as many bytes of requests as it may; try again", 1.0
-            )
+        self.check_room()
 
-    def fits(self, count: int) -> bool:
-        """Whether so many bytes may be added now, as far as all together are concerned."""
-        return self._budget.held + count <= self._budget.limits.max_total_body_bytes
+    def check_room(self) -> None:
+        """Raise UNAVAILABLE if the client, or all together, hold too much."""
+        self._budget.check(self.client)
+
+    def resize(self, size: int) -> None:
+        """Have the share be of this size, whether there is room or not."""
+        self._budget.count(self.client, size - self.size)
+        self.size = size
+
+    def belongs_to(self, client: str) -> None:
+        """Have the share be another client's from now on: the caller is known."""
+        size = self.size
+        self.resize(0)
+        self.client = client
+        self.resize(size)
+
+    def part(self, size: int) -> HeldBytes:
+        """Return a share of its own for `size` of these bytes."""
+        taken = HeldBytes(self._budget, self.client)
+        self.resize(self.size - size)
+        taken.resize(size)
+        return taken
 
     def release(self) -> None:
-        """Give the share back, once."""
-        self._budget.held -= self.size
-        self.size = 0
+        """Give the share back. Bytes of it that come later count anew."""
+        self.resize(0)
 
     def _check(self, size: int) -> None:
         limit = self._budget.limits.max_body_bytes

@@ -15,9 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, final
 
+import torch
 import uvloop
 
 from batchmaker.errors import OptionError
+from batchmaker.executor.processors import found_processors
 from batchmaker.server import logs
 from batchmaker.server.auth import KeyRing
 from batchmaker.server.config import Config, check_config
@@ -76,6 +78,7 @@ def serve(config: Config, on_ready: OnReady, read: Callable[[], Config] | None =
             admin = stack.enter_context(contextlib.closing(bind(config, config.admin_port)))
         log = logs.configure(config.log.level)
         stack.callback(log.end)
+        set_threads(config)
         reload = Reload(config, read or (lambda: config), keys, repository)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             sources = Sources(connections_of(config), log, reload)
@@ -107,12 +110,12 @@ async def serve_on(
     listener, admin_listener = listeners
     server = _make_server(config, site, spans, sources.connections)
     admin = None if admin_listener is None else _make_admin_server(config, site, spans)
-    rpc = None if config.grpc_port is None else _make_rpc(config, site, spans)
+    rpc = None if config.grpc_port is None else _make_rpc(config, site, spans, sources.connections)
     if sources.reload is not None:
         for one in (server, admin):
             sources.reload.with_certificate(None if one is None else one.config.ssl)
         if rpc is not None:
-            sources.reload.on_certificate(rpc.take_over_certificate)
+            sources.reload.with_certificate(rpc.tls)
     background: list[asyncio.Task[None]] = []
     try:
         await repository.load_all()
@@ -149,6 +152,14 @@ async def serve_on(
         await repository.close(0.0)
 
 
+def set_threads(config: Config) -> None:
+    """Have torch use the default number of threads outside engines too, and say the number and its reason."""
+    found = found_processors()
+    torch.set_num_threads(found.threads())
+    for said in sorted({found.explained(one.workers, one.threads) for one in config.models if one.device == "cpu"}):
+        _LOG.info(said)
+
+
 def connections_of(config: Config) -> Connections:
     """Return the counts of a server's connections, with its limits."""
     return Connections(config.limits.max_connections, config.limits.max_client_connections)
@@ -162,15 +173,14 @@ def _page(config: Config) -> bytes | None:
         raise OptionError(f"{config.page}: the page cannot be read ({error.strerror or error})") from None
 
 
-def _make_rpc(config: Config, site: Site, spans: Spans) -> RpcServer:
+def _make_rpc(config: Config, site: Site, spans: Spans, connections: Connections) -> RpcServer:
     """Return the gRPC server, which is imported only if it is needed."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its core would write lines between those of the log
-    from batchmaker.server.rpc.health import health_handlers
     from batchmaker.server.rpc.methods import EngineAnswers, unary_methods
     from batchmaker.server.rpc.server import RpcServer
 
-    health = health_handlers(lambda: site.service.ready)
-    return RpcServer(config, site.access, spans, unary_methods(site), EngineAnswers(site), health)
+    unary, streamed = unary_methods(site), EngineAnswers(site)
+    return RpcServer(config, site.access, spans, connections, unary, streamed, lambda: site.service.ready)
 
 
 def _make_server(config: Config, site: Site, spans: Spans, connections: Connections) -> HttpListener:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final, final
-from urllib.parse import unquote
 
 HEADER: Final = "x-batchmaker-sender"
 """The header, and metadata of gRPC, in which the front of a fleet tells a replica the address and the connection."""
@@ -27,6 +24,11 @@ class Sender:
         return ("key", self.holder) if self.holder else ("address", self.address)
 
     @property
+    def client(self) -> str:
+        """Whose the bytes of its requests are: the key's holder or, without keys, the address."""
+        return self.holder or self.address
+
+    @property
     def forwarded(self) -> str:
         """What the front of a fleet writes into HEADER: a replica sees the front's own address and connection."""
         return f"{self.address} {self.connection}"
@@ -40,15 +42,3 @@ class Sender:
 
 NOBODY: Final = Sender()
 """For requests that this process makes itself."""
-
-
-@lru_cache(4096)
-def address_of_peer(peer: str) -> str:
-    """Return the address in gRPC's name of a connection, written as HTTP has it: "ipv6:%5B::1%5D:5000" is "::1"."""
-    host = unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return peer
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return str(mapped or address)

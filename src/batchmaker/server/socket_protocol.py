@@ -12,7 +12,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.exceptions import InvalidState
 from websockets.frames import Frame
 
-from batchmaker.server.request_body import BodyBudget
+from batchmaker.server.request_body import BodyBudget, HeldBytes
 
 _PIECE: Final = 16_384
 """Bytes that are parsed at once: a read may hold thousands of messages, each larger in memory than on the wire."""
@@ -38,7 +38,7 @@ class LimitedSocketProtocol(WebSocketsSansIOProtocol):
     """A protocol that stores a bounded number of bytes ahead of its application, and counts them in the budget.
 
     Messages are parsed before they are read, so pings among them are answered though the messages wait. Parsing stops
-    with `_AHEAD` bytes stored, or with any if half of the budget is used. Reading from the client stops only if more
+    with `_AHEAD` bytes stored, or with any if its client holds as much as it may. Reading from the client stops only if more
     data then comes, since each stop and start is a call of the system. A message has `body_seconds` to arrive in,
     unless the application lets it wait. Fragments are joined as they come, however small. Pings of a client that does
     not read are not answered. What a client that has gone left unread is dropped.
@@ -50,17 +50,20 @@ class LimitedSocketProtocol(WebSocketsSansIOProtocol):
         self._unparsed = b""
         self._sizes: deque[int] = deque()  # of the stored messages
         self._stored = 0
-        self._counted = 0
+        self._held = HeldBytes(budget, "")
         self._stopped = False
         self._timer: asyncio.TimerHandle | None = None
         self.on_lost: Callable[[], None] = lambda: None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._held.client = self.client[0] if self.client else ""
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unparsed = b""
         self._disarm()
         self._drop_stored()
-        self._budget.held -= self._counted
-        self._counted = 0
+        self._held.release()
         self.on_lost()
         super().connection_lost(exc)
 
@@ -93,8 +96,7 @@ class LimitedSocketProtocol(WebSocketsSansIOProtocol):
         if message["type"] == "websocket.receive" and self._sizes:
             size = self._sizes.popleft()
             self._stored -= size
-            self._counted -= size
-            self._budget.held -= size
+            self._held.resize(self._held.size - size)
         if was_full and not self._is_full:
             self._go_on()
         return message
@@ -131,7 +133,7 @@ class LimitedSocketProtocol(WebSocketsSansIOProtocol):
             return True
         if not self._stored or self.close_sent:
             return False
-        return self._stored >= _AHEAD or self._budget.held > self._budget.limits.max_total_body_bytes // 2
+        return self._stored >= _AHEAD or not self._budget.fits(self._held.client, 0)
 
     def _go_on(self) -> None:
         """Parse what has come, and read on if there is room after that."""
@@ -151,10 +153,8 @@ class LimitedSocketProtocol(WebSocketsSansIOProtocol):
     def _note_unread(self) -> None:
         """Count the bytes of unread and incomplete messages, and limit the time for the rest of one."""
         partial = 0 if self.disconnected else len(self.conn.reader.buffer) + sum(map(len, self.frames))
-        unread = 0 if self.disconnected else partial + len(self._unparsed) + self._stored
-        self._budget.held += unread - self._counted
-        self._counted = unread
-        if partial > _PIECE and self._budget.held > self._budget.limits.max_total_body_bytes:
+        self._held.resize(0 if self.disconnected else partial + len(self._unparsed) + self._stored)
+        if partial > _PIECE and not self._budget.fits(self._held.client, 0):
             self._fail(1013, "the server holds as many bytes as it may; try again")
         elif not partial:
             self._disarm()

@@ -15,8 +15,8 @@ from batchmaker.cli.bench.report import Result, Setting
 from batchmaker.cli.workload import UNPADDED, Workload, make_workload
 from batchmaker.engine.setup import DEFAULT
 from batchmaker.errors import OptionError
-from batchmaker.executor.cpu import default_threads
 from batchmaker.executor.cuda.open import device_numbers
+from batchmaker.executor.processors import default_threads
 from batchmaker.model.model import Model
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import platform
 import subprocess
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from rich.table import Table
 import batchmaker
 from batchmaker.cli.bench.contenders import MeasuredPolicy, computes_cells, has_equal_work, is_baseline
 from batchmaker.cli.bench.statistics import percentiles
+from batchmaker.executor.processors import found_processors
 
 Result = dict[str, Any]
 """One line of results, as it is written to JSON."""
@@ -45,8 +45,7 @@ def machine() -> dict[str, Any]:
     if cpuinfo.exists():
         names = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
         name = names[0] if names else name
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"cpu": name, "cores": cores}
+    return {"cpu": name, "cores": found_processors().usable}
 
 
 def commit() -> str:

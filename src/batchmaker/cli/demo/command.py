@@ -21,7 +21,7 @@ from batchmaker.cli.workload import Workload, make_workload
 from batchmaker.engine.engine import Engine
 from batchmaker.engine.stats import StepSeen
 from batchmaker.engine.timeline import Span, cell_spans, graph_spans
-from batchmaker.executor.cpu import default_threads
+from batchmaker.executor.processors import default_threads
 from batchmaker.lab.plots.pictures import DrawnLanes, draw_timeline
 from batchmaker.model.model import Model
 

@@ -43,9 +43,9 @@ class _Connect:
         model, version = named_model(asked)
         signature = site.service.repository.get(model, version).signature
         form = ChunkForm(signature, asked.query_params, site.service.limits, nulls=site.service.nulls)
-        sender = sender_of(scope, site.keys)
+        sender, key = sender_of(scope, site.keys), scope["state"]["key"]
         with site.service.connected(model, version, sender, form.priority) as (served, sequence):
-            socket = ChunkSocket(site, served, sequence, form, key=scope["state"]["key"])
+            socket = ChunkSocket(site, served, sequence, form, key=key, client=sender.client)
             await receive()  # "websocket.connect"
             spoken = PROTOCOL if PROTOCOL in scope["subprotocols"] else None
             try:

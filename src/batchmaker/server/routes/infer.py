@@ -30,7 +30,7 @@ def infer_routes(site: Site) -> list[Route]:
         return await held.read(request)
 
     async def infer(request: Request) -> Response:
-        with site.bodies.holding() as held:
+        with site.bodies.holding(sender(request).client) as held:
             body, length = await read(request, held), request.headers.get(HEADER_LENGTH)
             with ending_sequences(request, body, length):
                 asked = await pieces.finish(read_infer(body, length, signature(request), service.limits))
@@ -42,14 +42,14 @@ def infer_routes(site: Site) -> list[Route]:
         return Response(content, media_type="application/octet-stream", headers=headers)
 
     async def generate(request: Request) -> Response:
-        with site.bodies.holding() as held:
+        with site.bodies.holding(sender(request).client) as held:
             asked = await read_plain(request, held)
             response = await unless_gone(request.scope, service.infer(*named_model(request), asked, sender(request)))
         return encoded(write_generate(response, nulls=service.nulls))
 
     async def generate_stream(request: Request) -> Response:
         with ExitStack() as stack:
-            held = stack.enter_context(site.bodies.holding())
+            held = stack.enter_context(site.bodies.holding(sender(request).client))
             asked = await read_plain(request, held)
             parts = service.stream(*named_model(request), asked, sender(request))
             first = await unless_gone(request.scope, _first(parts))  # its errors can still set the status

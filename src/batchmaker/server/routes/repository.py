@@ -10,7 +10,7 @@ from starlette.routing import Route
 from batchmaker.server.answers import as_json
 from batchmaker.server.bodies import decode_json
 from batchmaker.server.faults import FaultKind, ServiceError
-from batchmaker.server.parts import Site
+from batchmaker.server.parts import Site, sender_of
 
 
 class _Ask(msgspec.Struct):
@@ -32,7 +32,7 @@ def repository_routes(site: Site) -> list[Route]:
     repository = site.service.repository
 
     async def asked(request: Request) -> _Ask:
-        with site.bodies.holding() as held:
+        with site.bodies.holding(sender_of(request.scope, site.keys).client) as held:
             body = await held.read(request)
         ask: _Ask = decode_json(_ASK, body) if body.strip() else _Ask()
         return ask

@@ -6,19 +6,24 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, final
 
 import grpc
 from grpc import aio
 
 from batchmaker.server.answers import STATUS
+from batchmaker.server.connections import Connections
 from batchmaker.server.faults import FaultKind, ServiceError, fault_of
 from batchmaker.server.parts import CallAccess, forwarded_sender
+from batchmaker.server.request_body import HeldBytes
 from batchmaker.server.request_ids import HEADER, RequestIds
-from batchmaker.server.rpc.schema import MESSAGES, SERVICE, decode
+from batchmaker.server.rpc.connection import STREAM, RpcStream
+from batchmaker.server.rpc.schema import decode
 from batchmaker.server.sender import HEADER as SENDER
-from batchmaker.server.sender import NOBODY, Sender, address_of_peer
+from batchmaker.server.sender import NOBODY, Sender
 from batchmaker.server.spans import Spans
 
 _LOG = logging.getLogger("batchmaker.server")
@@ -42,23 +47,34 @@ CODE: Final[dict[FaultKind, grpc.StatusCode]] = {
 _LOGGED: Final = {kind for kind, status in STATUS.items() if status >= 500} - {FaultKind.UNAVAILABLE}
 """As over HTTP: refusals of an overloaded server are counted and not logged."""
 
-_OPEN: Final = frozenset({"ServerLive", "ServerReady"})
-"""Probes need no key."""
+_PREFIX_BYTES: Final = 5
+"""What gRPC puts before each message."""
+
+
+@dataclass(frozen=True, slots=True)
+class RpcService:
+    """A service. open: its methods that need no key. calls: the count of those in progress, and their limits."""
+
+    name: str
+    messages: Mapping[str, Any]
+    open: frozenset[str]
+    calls: Connections
 
 
 @final
 class RpcCall:
     """One call. Messages are bytes here."""
 
-    __slots__ = ("_context", "caller", "fault", "key", "metadata", "method", "request_id", "sender")
+    __slots__ = ("_calls", "_context", "_stream", "fault", "key", "metadata", "method", "request_id", "sender")
 
-    def __init__(self, method: str, context: Any, ids: RequestIds) -> None:
+    def __init__(self, method: str, context: Any, gate: RpcGate) -> None:
         self._context = context
+        self._calls = gate.service.calls
         self.method = method
         self.metadata = {name: value for name, value in context.invocation_metadata() if isinstance(value, str)}
-        self.request_id = ids.of(self.metadata.get(HEADER))
+        self._stream = gate.stream_of(self.metadata.pop(STREAM, None))
+        self.request_id = gate.ids.of(self.metadata.get(HEADER))
         self.key = _key(self.metadata)
-        self.caller = ""
         self.sender = NOBODY
         self.fault: FaultKind | None = None
 
@@ -75,23 +91,99 @@ class RpcCall:
 
     @property
     def client(self) -> str:
-        return str(self._context.peer())
+        """The client's address."""
+        return "" if self._stream is None else self._stream.client
 
-    async def read(self, within_s: float | None, stop: asyncio.Future[None] | None = None) -> bytes | None:
-        """Return the next message, None if there is no more or `stop` is done first. TOO_SLOW after `within_s`."""
-        # The read continues even if nobody waits any more: the core of gRPC still writes into the object.
-        reading = asyncio.ensure_future(self._context.read())
-        reading.add_done_callback(_noticed)
-        waited_for: set[asyncio.Future[Any]] = {reading} if stop is None else {reading, stop}
-        await asyncio.wait(waited_for, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+    def begin(self) -> None:
+        """Count the call. UNAVAILABLE if its address, or all together, have as many as they may."""
+        if self._stream is None:
+            raise ServiceError(FaultKind.CANCELLED, "the client has gone")
+        refused = self._calls.opened(self, self._stream.client)
+        if refused is not None:
+            raise ServiceError(FaultKind.UNAVAILABLE, refused, 1.0)
+        self._calls.busy(self)
+
+    def end(self, within_s: float) -> None:
+        """Count the call until the client has taken the answer, for which it must take something every `within_s`."""
+        if self._stream is not None:
+            self._stream.answered(within_s, partial(self._calls.closed, self))
+
+    @property
+    def caller(self) -> str:
+        """The holder of its key; "" without keys, and before `belongs_to`."""
+        return self.sender.holder
+
+    @property
+    def connection(self) -> str:
+        """The name of the client's connection."""
+        return "" if self._stream is None else self._stream.connection
+
+    def belongs_to(self, sender: Sender) -> None:
+        """Note who calls: whose the bytes of its messages are."""
+        self.sender = sender
+        if self._stream is not None:
+            self._stream.held.belongs_to(sender.client)
+
+    def idle(self) -> None:
+        """Note that the call does nothing but wait. It is ended if others need the room."""
+        if self._stream is not None:
+            self._calls.idle(self)
+            self._stream.is_busy = False
+
+    def busy(self) -> None:
+        """Note that the call has work to do."""
+        if self._stream is not None:
+            self._calls.busy(self)
+            self._stream.is_busy = True
+
+    def close_idle(self) -> None:
+        """End the call to make room for others."""
+        assert self._stream is not None
+        self._stream.refuse(ServiceError(FaultKind.UNAVAILABLE, "ended to make room for others; call again", 1.0))
+
+    def taken(self, size: int) -> HeldBytes:
+        """Return the count of a message's bytes, to be released. Those not taken count until the call ends."""
+        assert self._stream is not None
+        return self._stream.held.part(size + _PREFIX_BYTES)
+
+    async def wait(self, *events: asyncio.Future[Any], within_s: float | None = None) -> None:
+        """Wait until one of these is done, or the time is over. Raises the error with which the call must end."""
+        assert self._stream is not None
+        refusal = self._stream.refusal
+        await asyncio.wait((*events, refusal), timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+        if refusal.done():
+            raise refusal.result()
+
+    async def read(self, within_s: float) -> bytes | None:
+        """Return the next message, None if there is none. TOO_SLOW if it is not there in time."""
+        reading = self._reading()
+        await self.wait(reading, within_s=within_s)
         if not reading.done():
-            if stop is not None and stop.done():
+            raise _too_slow(within_s)
+        return _message(reading)
+
+    async def read_next(self, within_s: float, stop: asyncio.Future[None]) -> bytes | None:
+        """Return the next message of many, None if there is no more or `stop` is done first.
+
+        Waits as long as nothing comes. TOO_SLOW if a message that has begun to arrive is not there after `within_s`, or
+        twice that at most.
+        """
+        reading, begun = self._reading(), False
+        while True:
+            await self.wait(reading, stop, within_s=within_s)
+            if reading.done():
+                return _message(reading)
+            if stop.done():
                 return None
-            raise ServiceError(
-                FaultKind.TOO_SLOW, f"the message did not arrive within {within_s:g} seconds; send it faster"
-            )
-        data = reading.result()
-        return None if data is aio.EOF else data
+            if begun:
+                raise _too_slow(within_s)
+            begun = self._stream is not None and self._stream.held.size > 0
+
+    def _reading(self) -> asyncio.Future[Any]:
+        # The read continues even if nobody waits any more: the core of gRPC still writes into the object.
+        reading: asyncio.Future[Any] = asyncio.ensure_future(self._context.read())
+        reading.add_done_callback(_noticed)
+        return reading
 
     async def write(self, message: bytes, within_s: float) -> None:
         """Send one message of a stream. CANCELLED if the client does not take it in time."""
@@ -126,33 +218,43 @@ Answer = Callable[[Any, RpcCall], Awaitable[Any]]
 class RpcGate:
     """Makes gRPC's handlers from functions. Exceptions of these become statuses."""
 
-    def __init__(self, access: CallAccess, spans: Spans, *, log_access: bool) -> None:
+    def __init__(
+        self,
+        service: RpcService,
+        access: CallAccess,
+        spans: Spans,
+        stream_of: Callable[[str | None], RpcStream | None],
+        *,
+        log_access: bool,
+    ) -> None:
+        """stream_of: finds the stream of a call by the value of its header STREAM."""
+        self.service = service
         self._access = access
         self._spans = spans
+        self.stream_of = stream_of
         self._log_access = log_access
-        self._ids = RequestIds()
+        self.ids = RequestIds()
         self.num_active = 0
 
     def unary(self, method: str, answer: Answer) -> Any:
         """Return the handler of a method that takes one message and gives one."""
+        messages = self.service.messages
 
         async def work(call: RpcCall) -> bytes:
             data = await call.read(self._access.bodies.limits.body_seconds)
             if data is None:
                 raise ServiceError(FaultKind.CANCELLED, "the client has gone")
-            with self._access.bodies.holding() as held:
-                held.add(len(data))
-                answered = await answer(decode(f"{method}Request", data), call)
-                if isinstance(answered, bytes):
-                    return answered
-                if isinstance(answered, dict):
-                    answered = MESSAGES[f"{method}Response"](**answered)
-                encoded: bytes = answered.SerializeToString()
-                return encoded
+            answered = await answer(decode(f"{method}Request", data, messages), call)
+            if isinstance(answered, bytes):
+                return answered
+            if isinstance(answered, dict):
+                answered = messages[f"{method}Response"](**answered)
+            encoded: bytes = answered.SerializeToString()
+            return encoded
 
         # a stream of requests for gRPC, to limit the time to send the only one; clients see no difference
         async def handle(_: Any, context: Any) -> bytes:
-            encoded: bytes = await self._pass(RpcCall(method, context, self._ids), work)
+            encoded: bytes = await self._pass(RpcCall(method, context, self), work)
             return encoded
 
         return grpc.stream_unary_rpc_method_handler(handle)
@@ -161,7 +263,7 @@ class RpcGate:
         """Return the handler of a method that reads and writes itself."""
 
         async def handle(_: Any, context: Any) -> None:
-            await self._pass(RpcCall(method, context, self._ids), work)
+            await self._pass(RpcCall(method, context, self), work)
 
         return grpc.stream_stream_rpc_method_handler(handle)
 
@@ -174,6 +276,7 @@ class RpcGate:
                 return await self._guarded(call, work)
         finally:
             self.num_active -= 1
+            call.end(self._access.bodies.limits.write_seconds)
             self._access.answered["grpc", _code(call).name] += 1
             failed = call.fault in _LOGGED
             if self._log_access or failed:
@@ -181,9 +284,9 @@ class RpcGate:
 
     async def _guarded(self, call: RpcCall, work: Callable[[RpcCall], Awaitable[Any]]) -> Any:
         try:
-            if call.method not in _OPEN:
-                call.caller = self._access.keys.caller(call.key)
-                call.sender = self._sender(call)
+            call.begin()
+            if call.method not in self.service.open:
+                call.belongs_to(self._sender(call))
             return await work(call)
         except asyncio.CancelledError:
             call.fault = FaultKind.CANCELLED
@@ -198,28 +301,29 @@ class RpcGate:
         return await call.fail(fault)
 
     def _sender(self, call: RpcCall) -> Sender:
+        holder = self._access.keys.caller(call.key)
         forwarded = call.metadata.get(SENDER) if self._access.keys.is_of_fleet else None
-        if forwarded is not None:
-            return forwarded_sender(call.caller, forwarded)
-        return Sender(call.caller, address_of_peer(call.client), call.client)
+        return (
+            Sender(holder, call.client, call.connection) if forwarded is None else forwarded_sender(holder, forwarded)
+        )
 
     @contextlib.contextmanager
     def _span(self, call: RpcCall) -> Iterator[None]:
         if not self._spans.enabled:
             yield
             return
-        attributes = {"rpc.system": "grpc", "rpc.service": SERVICE, "rpc.method": call.method}
-        with self._spans.call(f"{SERVICE}/{call.method}", call.metadata, attributes) as span:
+        service = self.service.name
+        attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": call.method}
+        with self._spans.call(f"{service}/{call.method}", call.metadata, attributes) as span:
             try:
                 yield
             finally:
                 span.set_attribute("rpc.grpc.status_code", _code(call).value[0])
                 span.set_attribute("batchmaker.request_id", call.request_id)
 
-    @staticmethod
-    def _log(call: RpcCall, seconds: float, level: int) -> None:
+    def _log(self, call: RpcCall, seconds: float, level: int) -> None:
         detail = {
-            "request_id": call.request_id, "method": "gRPC", "path": f"/{SERVICE}/{call.method}",
+            "request_id": call.request_id, "method": "gRPC", "path": f"/{self.service.name}/{call.method}",
             "status": _code(call).name, "ms": round(1e3 * seconds, 3), "client": call.client, "caller": call.caller,
         }  # fmt: skip
         _LOG.log(level, "call", extra=detail)
@@ -235,6 +339,15 @@ def _key(metadata: dict[str, str]) -> str | None:
     if "x-api-key" not in metadata and bearer[:7].lower() == "bearer ":
         return bearer[7:].strip()
     return metadata.get("x-api-key")
+
+
+def _message(reading: asyncio.Future[Any]) -> bytes | None:
+    data: Any = reading.result()
+    return None if data is aio.EOF else data
+
+
+def _too_slow(within_s: float) -> ServiceError:
+    return ServiceError(FaultKind.TOO_SLOW, f"the message did not arrive within {within_s:g} seconds; send it faster")
 
 
 def _noticed(future: asyncio.Future[Any]) -> None:

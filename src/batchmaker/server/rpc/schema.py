@@ -147,9 +147,59 @@ MESSAGES: Final = messages_of(PACKAGE, _MESSAGES, {"DataType": _DATA_TYPES})
 """The class of each message, by its name."""
 
 
-def decode(name: str, data: bytes) -> Any:
-    """Return the message of this name from its bytes. INVALID if they are malformed."""
+def decode(name: str, data: bytes, messages: Mapping[str, Any] = MESSAGES) -> Any:
+    """Return the message of this name from its bytes. INVALID if they are malformed, or too many small parts."""
+    if len(data) > _SMALL_BYTES:
+        _check_parts(data, messages[name].DESCRIPTOR)
     try:
-        return MESSAGES[name].FromString(data)
+        return messages[name].FromString(data)
     except DecodeError:
-        raise invalid(f"the message is no {PACKAGE}.{name}") from None
+        raise invalid(f"the message is no {messages[name].DESCRIPTOR.full_name}") from None
+
+
+_SMALL_BYTES: Final = 1 << 16
+_MOST_PARTS: Final = 10_000
+_UNCOUNTED: Final = "InferTensorContents"
+"""Its values are data: they take at most some ten times their bytes."""
+
+
+def _check_parts(data: bytes, descriptor: Any) -> None:
+    """Raise INVALID for more fields than a request has. An empty one has two bytes, and ninety in memory."""
+    num_parts = 0
+    places = [(0, len(data), descriptor)]
+    while places:
+        at, end, kind = places.pop()
+        while at < end:
+            tag, at = _varint(data, at)
+            number, form = tag >> 3, tag & 7
+            num_parts += 1
+            if num_parts > _MOST_PARTS or form not in _FIXED_BYTES:
+                raise invalid(f"the message has more than {_MOST_PARTS} parts, or groups; send raw_input_contents")
+            if form == _LENGTH:
+                size, at = _varint(data, at)
+                inner = kind.fields_by_number.get(number)
+                if inner is not None and inner.message_type and inner.message_type.name != _UNCOUNTED:
+                    places.append((at, min(at + size, end), inner.message_type))
+                at += size
+            elif form == _VARINT:
+                at = _varint(data, at)[1]
+            else:
+                at += _FIXED_BYTES[form]
+
+
+_VARINT, _LENGTH = 0, 2
+_FIXED_BYTES: Final = {_VARINT: 0, 1: 8, _LENGTH: 0, 5: 4}
+"""The bytes of a field by its wire type; those of the first and third say it themselves."""
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return a number and the place after it. Of what is malformed, whatever: it is refused by whoever decodes it."""
+    value = shift = 0
+    while at < len(data) and shift < 64:
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at += 1
+        shift += 7
+        if byte < 0x80:
+            break
+    return value, at

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
-from collections import deque
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any, Final, final
 
 import grpc
 from grpc import aio
 
-from batchmaker.errors import OptionError
 from batchmaker.server.config import Config
+from batchmaker.server.connections import Connections
 from batchmaker.server.parts import CallAccess
-from batchmaker.server.rpc.gate import Answer, RpcCall, RpcGate
-from batchmaker.server.rpc.schema import SERVICE
+from batchmaker.server.rpc.gate import Answer, RpcCall, RpcGate, RpcService
+from batchmaker.server.rpc.health import health_methods, health_service
+from batchmaker.server.rpc.listener import RpcListener
+from batchmaker.server.rpc.schema import MESSAGES, SERVICE
 from batchmaker.server.rpc.stream import InferStream, StreamAnswers
 from batchmaker.server.spans import Spans
 
 _WATCHERS_S: Final = 0.2
 _ONLY_IDENTITY: Final = 1
+_WINDOW_BYTES: Final = 1 << 16
+"""What a client may send before anybody reads; a message that is read may be sent as fast as the network allows."""
+
+_OPEN: Final = frozenset({"ServerLive", "ServerReady"})
+"""Probes need no key."""
 
 
 @final
@@ -33,24 +39,34 @@ class RpcServer:
         config: Config,
         access: CallAccess,
         spans: Spans,
+        connections: Connections,
         unary: Mapping[str, Answer],
         streamed: StreamAnswers,
-        health: Any,
+        ready: Callable[[], bool],
     ) -> None:
         """Bind to the address. OptionError if it is not available.
 
-        unary: the functions of the methods with one message, by name. streamed: of ModelStreamInfer. health: the
-        handlers of grpc.health.v1.
+        connections: counts those of HTTP and gRPC together. unary: the functions of the methods with one message, by
+        name. streamed: of ModelStreamInfer. ready: whether requests are taken, for health checks.
         """
         self._access = access
         self._streamed = streamed
-        self._gate = RpcGate(access, spans, log_access=config.log.access)
+        self._listener = RpcListener(config, connections, access.bodies)
+        limits, log_access = config.limits, config.log.access
+        calls = Connections(limits.max_connections, limits.max_client_connections, "calls")
+        service, stream_of = RpcService(SERVICE, MESSAGES, _OPEN, calls), self._listener.stream_of
+        self._gate = RpcGate(service, access, spans, stream_of, log_access=log_access)
+        health = RpcGate(health_service(limits), access, spans, stream_of, log_access=log_access)
         self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._server = aio.server(options=_options(config), maximum_concurrent_rpcs=config.limits.max_connections)
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._handlers(unary)),))
-        self._server.add_generic_rpc_handlers((health,))
-        self._certificates: deque[Any] = deque(maxlen=1)
-        self.address = self._bind(config)
+        self._server = aio.server(options=rpc_options(config))
+        self._server.add_generic_rpc_handlers(
+            (
+                grpc.method_handlers_generic_handler(SERVICE, self._handlers(unary)),
+                grpc.method_handlers_generic_handler(health.service.name, health_methods(health, ready, limits)),
+            )
+        )
+        self._server.add_insecure_port(self._listener.core)
+        self.address = self._listener.address
 
     def _handlers(self, unary: Mapping[str, Answer]) -> dict[str, Any]:
         async def infer(call: RpcCall) -> None:
@@ -59,41 +75,15 @@ class RpcServer:
         handlers = {name: self._gate.unary(name, answer) for name, answer in unary.items()}
         return {**handlers, "ModelStreamInfer": self._gate.stream("ModelStreamInfer", infer)}
 
-    def _bind(self, config: Config) -> str:
-        host = f"[{config.host}]" if ":" in config.host else config.host
-        wanted = f"{host}:{config.grpc_port}"
-        try:
-            if config.tls.cert is None or config.tls.key is None:
-                scheme, port = "grpc", self._server.add_insecure_port(wanted)
-            else:
-                credentials = grpc.dynamic_ssl_server_credentials(_certificate(config), self._next_certificate)
-                scheme, port = "grpcs", self._server.add_secure_port(wanted, credentials)
-        except OSError as error:
-            raise OptionError(f"the TLS certificate or key cannot be used: {error}") from None
-        except RuntimeError:
-            raise OptionError(
-                f"{wanted} cannot be used for gRPC. Give another --grpc-port or --host; port 0 takes any that is free."
-            ) from None
-        return f"{scheme}://{host}:{port}"
-
-    def take_over_certificate(self, config: Config) -> None:
-        """Have the certificate read anew; connections that are made from then on see it. Raises OSError."""
-        self._certificates.append(_certificate(config))
-
-    def _next_certificate(self) -> Any:
-        """Return what has been read since the last call, None for no change.
-
-        Called in a thread of gRPC's, for each new connection. The event loop may append meanwhile: both are one step of
-        the interpreter, so what is appended after the `pop` is there for the next connection.
-        """
-        try:
-            return self._certificates.pop()
-        except IndexError:
-            return None
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """The context with the certificate, None without TLS. Connections that are made from now on see its changes."""
+        return self._listener.tls
 
     async def start(self) -> None:
         """Begin to take calls."""
         await self._server.start()
+        self._listener.start()
 
     def hang_up(self) -> None:
         """Read no further request of any stream; those that were read are answered."""
@@ -107,30 +97,25 @@ class RpcServer:
         while self._gate.num_active and time.monotonic() < end:
             await asyncio.sleep(0.02)
         await self._server.stop(_WATCHERS_S)
+        await self._listener.close()
 
 
-def _certificate(config: Config) -> Any:
-    """Return the certificate and its key as gRPC takes them, read now. Raises OSError."""
-    assert config.tls.cert is not None
-    assert config.tls.key is not None
-    return grpc.ssl_server_certificate_configuration(
-        [(Path(config.tls.key).read_bytes(), Path(config.tls.cert).read_bytes())]
-    )
-
-
-def _options(config: Config) -> list[tuple[str, Any]]:
+def rpc_options(config: Config) -> list[tuple[str, Any]]:
     """Return the limits as gRPC's own settings."""
-    limits = config.limits
-    patience_ms = int(1e3 * limits.write_seconds)
+    limits, pings = config.limits, config.grpc
     return [
         ("grpc.max_receive_message_length", limits.max_body_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_metadata_size", limits.max_head_bytes),
         ("grpc.absolute_max_metadata_size", limits.max_head_bytes),
-        ("grpc.max_concurrent_streams", limits.max_connections),
-        ("grpc.max_allowed_incoming_connections", limits.max_connections),
-        ("grpc.keepalive_time_ms", patience_ms),  # to notice clients that have vanished silently
-        ("grpc.keepalive_timeout_ms", patience_ms),
+        ("grpc.max_concurrent_streams", 2 * limits.max_client_connections),  # all calls and all health checks of one
+        ("grpc.http2.lookahead_bytes", _WINDOW_BYTES),
+        ("grpc.http2.bdp_probe", 0),  # the window would grow to what a fast client can send
+        ("grpc.keepalive_time_ms", pings.keepalive_time_ms),
+        ("grpc.keepalive_timeout_ms", pings.keepalive_timeout_ms),
+        ("grpc.keepalive_permit_without_calls", int(pings.keepalive_permit_without_calls)),
+        ("grpc.http2.max_pings_without_data", pings.http2_max_pings_without_data),
+        ("grpc.http2.min_ping_interval_without_data_ms", pings.http2_min_recv_ping_interval_without_data_ms),
+        ("grpc.http2.max_ping_strikes", pings.http2_max_ping_strikes),
         ("grpc.compression_enabled_algorithms_bitset", _ONLY_IDENTITY),  # a small message could become a huge one
-        ("grpc.so_reuseport", 0),  # a second server on the same port is an error
     ]

@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol, final
 from batchmaker.server.faults import FaultKind, ServiceError, invalid
 from batchmaker.server.parameters import SequenceName, named_sequence
 from batchmaker.server.parts import CallAccess
+from batchmaker.server.request_body import HeldBytes
 from batchmaker.server.rpc.gate import RpcCall
 from batchmaker.server.rpc.schema import MESSAGES, decode
 from batchmaker.server.rpc.wire import FINAL, PARTS, parameters_of
@@ -66,6 +67,9 @@ class InferStream:
         self._room = asyncio.Semaphore(self._limits.max_in_flight)
         self._writing = asyncio.Lock()
         self._parts: dict[_Name, _Part] = {}
+        self._num_open = 0
+        self._held = 0  # bytes of requests that are not answered
+        self._less_held = asyncio.Event()
 
     async def run(self) -> None:
         """Answer until the client has no more requests. Raises ServiceError: UNAVAILABLE if stopped before that."""
@@ -81,38 +85,51 @@ class InferStream:
     async def _read_all(self, tasks: asyncio.TaskGroup) -> None:
         """Start a task for each request.
 
-        Reads no further while as many are open as a model may have in flight.
+        Reads no further while as many are open as a model may have in flight, or while they hold as many bytes as one
+        may have: so a client that sends fast is slowed down, and none of its requests is refused for that.
         """
         answered = asyncio.Event()
         answered.set()
         first = True  # the call's key was checked at its beginning
-        while (data := await self._call.read(None, self._stop)) is not None:
+        while (data := await self._read()) is not None:
             asked = decode("ModelInferRequest", data)
-            await self._room.acquire()
+            held = self._call.taken(len(data))
+            self._held += held.size
             before = answered
             if _in_parts(asked):
-                tasks.create_task(self._answer(asked, len(data), first, None, asyncio.Event()))
+                tasks.create_task(self._answer(asked, held, first, None, asyncio.Event()))
             else:
                 answered = asyncio.Event()
-                tasks.create_task(self._answer(asked, len(data), first, before, answered))
+                tasks.create_task(self._answer(asked, held, first, before, answered))
             first = False
 
+    async def _read(self) -> bytes | None:
+        """Return the next message once there is room for it, None if there is no more."""
+        while self._held > self._limits.max_body_bytes:
+            self._less_held.clear()
+            await self._less_held.wait()
+        await self._room.acquire()
+        if not self._num_open:
+            self._call.idle()
+        data = await self._call.read_next(self._limits.body_seconds, self._stop)
+        self._call.busy()
+        self._num_open += 1
+        return data
+
     async def _answer(
-        self, asked: Any, size: int, first: bool, before: asyncio.Event | None, answered: asyncio.Event
+        self, asked: Any, held: HeldBytes, first: bool, before: asyncio.Event | None, answered: asyncio.Event
     ) -> None:
         """Answer one request: in parts, or as a whole after `before`. `answered` is set at the end in any case."""
         part = self._part_of(asked)
         try:
-            with self._access.bodies.holding() as held:
-                held.add(size)
-                if part is not None and part.is_broken:
-                    raise invalid(_BROKEN)
-                if not first:
-                    self._access.keys.caller(self._call.key)
-                if before is None:
-                    await self._send_parts(asked)
-                else:
-                    await self._send_whole(asked, before)
+            if part is not None and part.is_broken:
+                raise invalid(_BROKEN)
+            if not first:
+                self._access.keys.caller(self._call.key)
+            if before is None:
+                await self._send_parts(asked)
+            else:
+                await self._send_whole(asked, before)
         except ServiceError as fault:
             if part is not None:
                 part.is_broken = True
@@ -123,7 +140,17 @@ class InferStream:
             await self._send_fault(asked, fault)
         finally:
             answered.set()
-            self._room.release()
+            self._left(held)
+
+    def _left(self, held: HeldBytes) -> None:
+        """Note that a request has been answered."""
+        self._held -= held.size
+        held.release()
+        self._less_held.set()
+        self._room.release()
+        self._num_open -= 1
+        if not self._num_open:
+            self._call.idle()
 
     def _part_of(self, asked: Any) -> _Part | None:
         """Return the part of a sequence that the next request belongs to; None outside sequences."""
