@@ -38,8 +38,8 @@ class LimitedSocketProtocol(WebSocketsSansIOProtocol):
     """A protocol that stores a bounded number of bytes ahead of its application, and counts them in the budget.
 
     Messages are parsed before they are read, so pings among them are answered though the messages wait. Parsing stops
-    with `_AHEAD` bytes stored, or with any if its client holds as much as it may. Reading from the client stops only if more
-    data then comes, since each stop and start is a call of the system. A message has `body_seconds` to arrive in,
+    with `_AHEAD` bytes stored, or with any if its client holds as much as it may. Reading from the client stops only if
+    more data then comes, since each stop and start is a call of the system. A message has `body_seconds` to arrive in,
     unless the application lets it wait. Fragments are joined as they come, however small. Pings of a client that does
     not read are not answered. What a client that has gone left unread is dropped.
     """
