@@ -8,7 +8,8 @@ from typing import Any, cast
 import pytest
 
 from batchmaker.clock import VirtualClock
-from batchmaker.engine.loop import FEWEST_ARRIVALS, MOST_ARRIVALS, SOON_S, Loop
+from batchmaker.engine.incoming import FEWEST_ARRIVALS, MOST_ARRIVALS, SOON_S
+from batchmaker.engine.loop import Loop
 from batchmaker.engine.request import Ticket
 from batchmaker.scheduler.events import RequestId
 
@@ -38,7 +39,7 @@ class Taking:
 
 def turned(driver: Taking, *bursts: int) -> list[int]:
     """Return how many requests each turn takes where these many come, each burst once the one before it is taken."""
-    loop = Loop(cast(Any, driver), driver.clock, lambda *_: None)
+    loop = Loop(cast(Any, driver), lambda failed: failed, driver.clock, lambda *_: None)
     for burst in bursts:
         loop.send([Ticket(RequestId(i), None, 0.0, None, model=cast(Any, None)) for i in range(burst)])
         sent = sum(driver.taken) + burst
@@ -61,8 +62,8 @@ def test_fewer_are_taken_after_a_turn_that_was_too_long_though_it_was_not_full()
     turned(driver, 1000)
     assert MOST_ARRIVALS in driver.taken
     driver.each_s = 1e-3
-    loop = Loop(cast(Any, driver), driver.clock, lambda *_: None)
-    loop._most_arrivals = MOST_ARRIVALS
+    loop = Loop(cast(Any, driver), lambda failed: failed, driver.clock, lambda *_: None)
+    loop._incoming._most_arrivals = MOST_ARRIVALS
     driver.taken.clear()
     for burst in (200, 500):
         loop.send([Ticket(RequestId(i), None, 0.0, None, model=cast(Any, None)) for i in range(burst)])

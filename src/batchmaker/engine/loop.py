@@ -302,6 +302,7 @@ class Loop:
         self._driver.stop()
         self._driver = self._remake(self._driver)
         self._driver.start(self._notify, self._settle)
+        self._work_waits = True  # a turn follows without a wait: nobody may send anything more
 
     def _turn(self) -> bool:
         """One turn of the engine: receive, poll, handle, carry out, deliver. True if it was the last one.
