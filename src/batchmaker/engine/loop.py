@@ -360,14 +360,16 @@ class Loop:
     def _settle(self, outcomes: Sequence[Settled]) -> None:
         """Answer requests. If one is a chunk, its sequence goes on with the next.
 
-        Race: callers cancel, and another thread may answer, until a request is claimed. So the state of a sequence is
-        decided after the claim, by the error that its caller gets, and before its caller can send the next chunk.
+        Race: until a request is claimed, callers cancel and another thread may answer. So the state of a sequence is
+        decided after the claim, and before the caller gets the answer.
         """
         now_s = self._clock.now_s()
-        claimed = [(ticket, result, *self._claim(ticket, error, now_s)) for ticket, result, error in outcomes]
-        if chunks := [(ticket.chunk, error) for ticket, _, error, _ in claimed if ticket.chunk is not None]:
-            chunks[0][0].sequence.sequences.decide(chunks)
-        for ticket, result, error, is_ours in claimed:
+        chunks = [(ticket, ticket.chunk, error) for ticket, _, error in outcomes if ticket.chunk is not None]
+        claims = {ticket.request_id: self._claim(ticket, error, now_s) for ticket, _, error in chunks}
+        if chunks:
+            chunks[0][1].sequence.sequences.decide([(chunk, claims[t.request_id][0]) for t, chunk, _ in chunks])
+        for ticket, result, wanted in outcomes:
+            error, is_ours = claims.get(ticket.request_id) or self._claim(ticket, wanted, now_s)
             self._on_settled(ticket, error)  # before the delivery: the caller may read the counts at once
             if is_ours:
                 self._outbox.deliver(ticket, result, error)
@@ -388,11 +390,10 @@ class Loop:
         with self._lock:
             self._stopping = True
             self._crash = error
-        now_s = self._clock.now_s()
         for ticket in list(self._unanswered.values()):
             failure = StoppedError(f"the engine failed: {said_by(error)}")
             failure.__cause__ = error
-            given, is_ours = self._claim(ticket, failure, now_s)
+            given, is_ours = self._claim(ticket, failure, self._clock.now_s())
             self._on_settled(ticket, given)
             if is_ours:
                 self._outbox.deliver(ticket, None, given)
