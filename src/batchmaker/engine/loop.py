@@ -371,14 +371,18 @@ class Loop:
     def _settle(self, outcomes: Sequence[Settled]) -> None:
         """Answer requests. If one is a chunk, its sequence goes on with the next.
 
-        Race: callers cancel, and another thread may answer, until a request is claimed. So the state of a sequence is
-        decided after the claim, by the error that its caller gets, and before its caller can send the next chunk.
+        Race: until a request is claimed, callers cancel and another thread may answer. So the state of a sequence is
+        decided after the claim, and before the caller gets the answer.
         """
         now_s = self._clock.now_s()
-        claimed = [(ticket, result, self._claim(ticket, error, now_s)) for ticket, result, error in outcomes]
-        if chunks := [(ticket.chunk, error) for ticket, _, error in claimed if ticket.chunk is not None]:
-            chunks[0][0].sequence.sequences.decide(chunks)
-        for ticket, result, error in claimed:
+        chunks = [
+            (ticket, ticket.chunk, self._claim(ticket, error, now_s)) for ticket, _, error in outcomes if ticket.chunk
+        ]
+        if chunks:
+            chunks[0][1].sequence.sequences.decide([(chunk, error) for _, chunk, error in chunks])
+        claimed = {ticket.request_id: error for ticket, _, error in chunks}
+        for ticket, result, wanted in outcomes:
+            error = claimed[ticket.request_id] if ticket.chunk else self._claim(ticket, wanted, now_s)
             self._unanswered.deliver(ticket, result, error)
             if error is None:
                 self._restarts_left = MOST_RESTARTS

@@ -74,11 +74,11 @@ def named_sequence(parameters: Mapping[str, Parameter]) -> SequenceName | None:
     return name if name and isinstance(name, int | str) and not isinstance(name, bool) else None
 
 
-class _Body(msgspec.Struct):
+class _ParametersOnly(msgspec.Struct):
     parameters: dict[str, Any] = {}
 
 
-_BODY: Final = msgspec.json.Decoder(_Body)
+_PARAMETERS_ONLY: Final = msgspec.json.Decoder(_ParametersOnly)
 
 
 def parameters_in(body: bytes, json_length: str | None = None) -> Mapping[str, Any]:
@@ -87,7 +87,7 @@ def parameters_in(body: bytes, json_length: str | None = None) -> Mapping[str, A
     json_length: the number of its bytes that are JSON, as the client has said; None for all.
     """
     try:
-        return _BODY.decode(body if json_length is None else body[: int(json_length)]).parameters
+        return _PARAMETERS_ONLY.decode(body if json_length is None else body[: int(json_length)]).parameters
     except (msgspec.DecodeError, ValueError, RecursionError):
         return {}
 
