@@ -98,6 +98,7 @@ def test_requests_of_a_shape_are_unfolded_twice_and_then_stand_as_templates(
     assert serving.templates.num_templates == 1
 
 
+TEXT = "{0.name}"
 LOOKS: dict[str, Callable[..., Any]] = {
     "compares": lambda m, r: m.look.run(r if r[0] > 3 else r[:1]),
     "converts": lambda m, r: m.look.run([int(word) for word in r]),
@@ -110,6 +111,9 @@ LOOKS: dict[str, Callable[..., Any]] = {
     "an array": lambda m, r: {"one": np.ones(2), "h": m.look.run(r)},
     "writes": lambda m, r: (setattr(m, "calls", m.calls + 1), m.look.run(r))[1],
     "reads what it is not told of": lambda m, r: m.look.run(r, ([0.0, float(np.random.rand())],)),
+    "changes the request": lambda m, r: (r.append(7), m.look.run(r))[1],
+    "changes a part of it": lambda m, r: (r.insert(0, r.pop()), m.look.run(r))[1],
+    "formats": lambda m, r: m.look.run(r[: len(TEXT.format(m.look))]),
     "swallows": lambda m, r: m.look.run(r[: swallowed(r)]),
 }  # fmt: skip
 

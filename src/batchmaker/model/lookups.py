@@ -40,15 +40,17 @@ _FIELD: Final = type(vars(NamedTuple("_Named", [("field", int)]))["field"])
 
 @final
 class Lookups:
-    """The look-ups of one run. record: what was found. call: runs a function of the user, such as a property.
+    """The look-ups of one run on a request. record: what was found. call: runs a function, such as a property.
 
     refused: why the run proves nothing, even if the function has caught the error.
     """
 
-    def __init__(self, call: Callable[..., Any]) -> None:
+    def __init__(self, call: Callable[..., Any], request: Any) -> None:
         self.record = Guard()
         self.refused: str | None = None
         self._made: dict[int, Any] = {}
+        self._given: dict[int, Any] = {}
+        self._add_given(request)
         self._call = call
 
     def refuse(self, why: str) -> NoReturn:
@@ -76,6 +78,16 @@ class Lookups:
         except UnprovenError as error:
             self.refuse(str(error))
         return value
+
+    def existed(self, value: Any) -> bool:
+        """Whether a container, array or tensor was there before the function ran, or is part of the request."""
+        return self.record.notes(value) or id(value) in self._given
+
+    def _add_given(self, part: Any) -> None:
+        if type(part) in (list, tuple, dict):
+            self._given[id(part)] = part
+            for inner in part.values() if type(part) is dict else part:
+                self._add_given(inner)
 
     def made(self, value: Any) -> Any:
         """Note an object that the function itself has made. Returns it."""

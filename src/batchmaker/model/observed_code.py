@@ -38,6 +38,13 @@ def observed_code(code: CodeType) -> CodeType | None:
     return _codes_around(code).get(code)
 
 
+def read_source(function: Any) -> None:
+    """Read the source of a function, so that `observed_code` need not. It takes some ten milliseconds, once."""
+    code = getattr(function, "__code__", None)
+    if type(code) is CodeType:
+        observed_code(code)
+
+
 @lru_cache(maxsize=512)
 def _codes_around(code: CodeType) -> dict[CodeType, CodeType]:
     """Return the observed form of all code of the top-level definition that code is part of, itself included."""

@@ -164,7 +164,7 @@ class Operands:
     def target(self, value: Any) -> Any:
         """What an item is set in, or deleted from: only what the function itself has made."""
         fresh = type(value) in (list, dict) or (type(value) is np.ndarray and value.base is None)
-        if not fresh or self._lookups.record.notes(value):
+        if not fresh or self._lookups.existed(value):
             self._lookups.refuse("it changes what it has not made")
         return value
 

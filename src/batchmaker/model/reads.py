@@ -8,14 +8,12 @@ known raises UnprovenError before it happens, so nothing acts twice.
 from __future__ import annotations
 
 import abc
-import builtins
 import functools
 import sys
 from collections.abc import Callable
 from types import (
     BuiltinFunctionType,
     CellType,
-    CodeType,
     FunctionType,
     MemberDescriptorType,
     MethodType,
@@ -67,18 +65,20 @@ _NEVER: Final = 0x80 | 0x100 | 0x200
 class _Globals(dict[str, Any]):
     """The globals of a function that asks: the hooks, and the names of the function's own globals, as they are read."""
 
-    def __init__(self, lookups: Lookups, names: dict[str, Any], hooks: dict[str, Any]) -> None:
+    def __init__(self, lookups: Lookups, function: FunctionType, hooks: dict[str, Any]) -> None:
         super().__init__(hooks)
-        super().__setitem__("__builtins__", vars(builtins))
         self._lookups = lookups
-        self._names = names
+        self._names, self._built_in = function.__globals__, function.__builtins__
+        super().__setitem__("__builtins__", self._built_in)  # Python reads it when a function is made
 
     def __getitem__(self, name: str) -> Any:
+        if name == "__builtins__":
+            self._lookups.refuse("it reads __builtins__")
         if name in self:
             return super().__getitem__(name)
         found = self._lookups.record.name(self._names, name)
         if found is MISSING:
-            found = self._lookups.record.name(vars(builtins), name)
+            found = self._lookups.record.name(self._built_in, name)
         if found is MISSING:
             raise KeyError(name)
         return self._lookups.entered(found)
@@ -86,11 +86,11 @@ class _Globals(dict[str, Any]):
 
 @final
 class Reads:
-    """The reads of one run of a function of a model."""
+    """The reads of one run of a function of a model on a request."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, request: Any) -> None:
         self.model = model
-        self._lookups = lookups = Lookups(self.call)
+        self._lookups = lookups = Lookups(self.call, request)
         self._operands = asked = Operands(lookups)
         self._globals: dict[int, _Globals] = {}
         self._observed: dict[int, FunctionType] = {}
@@ -175,7 +175,7 @@ class Reads:
         root = str(function.__globals__.get("__name__")).partition(".")[0]
         if root in _FOREIGN:
             self._lookups.refuse(f"it calls into the module {root}")
-        code: CodeType | None = observed_code(function.__code__)
+        code = observed_code(function.__code__)
         if code is None or code.co_flags & _NEVER:
             self._lookups.refuse(f"the source of {function.__name__} is not known")
         record, names = self._lookups.record, function.__globals__
@@ -187,7 +187,7 @@ class Reads:
         for cell in cells.values():
             self._lookups.entered(record.cell(cell))
         if id(names) not in self._globals:
-            self._globals[id(names)] = _Globals(self._lookups, names, self._hooks)
+            self._globals[id(names)] = _Globals(self._lookups, function, self._hooks)
         closure: tuple[CellType, ...] = tuple([cells[name] for name in code.co_freevars])
         observed = FunctionType(
             code, self._globals[id(names)], function.__name__, function.__defaults__, closure or None
@@ -321,7 +321,7 @@ class Reads:
         elif name not in _OF_CONTAINERS.get(kind, ()) and kind in CONTAINERS - {frozenset}:
             self._lookups.refuse(f"it calls {name} of a {kind.__name__}")
         changes = name in MUTATES.get(kind, ()) or name in ("remove", "sort")
-        if changes and self._lookups.record.notes(owner):
+        if changes and self._lookups.existed(owner):
             self._lookups.refuse("it changes what it has not made")
         if kind is list or kind is tuple:
             if name == "extend":
@@ -330,8 +330,9 @@ class Reads:
             for part in given[:1]:
                 asked.mapping(part) if name == "update" else asked.compared(part)
         else:
-            given = tuple([asked.compared(list(part) if type(part) in ITERATORS else part) for part in given])
-        return function(*given, **named)
+            ask = asked.compared if kind in CONTAINERS else asked.known
+            given = tuple([ask(list(part) if type(part) in ITERATORS else part) for part in given])
+        return function(*given, **{key: asked.known(part) for key, part in named.items()})
 
     # --- functions that are told apart from others -----------------------------------------------------------------
 
@@ -396,10 +397,3 @@ _OF_CONTAINERS: Final[dict[Any, frozenset[str]]] = {
         "issuperset", "isdisjoint", "copy",
     )),
 }  # fmt: skip
-
-
-def read_source(model: Model, name: str) -> None:
-    """Read the source of a model's function, so that a later proof need not. It takes some ten milliseconds, once."""
-    code = getattr(getattr(type(model), name), "__code__", None)
-    if type(code) is CodeType:
-        observed_code(code)

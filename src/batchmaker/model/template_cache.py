@@ -12,7 +12,7 @@ from batchmaker.graph.spec import CellType
 from batchmaker.model.cell import Cell
 from batchmaker.model.guards import Guard, UnprovenError
 from batchmaker.model.model import Model
-from batchmaker.model.reads import read_source
+from batchmaker.model.observed_code import read_source
 from batchmaker.model.request_shapes import Leaf, shape_of
 from batchmaker.model.scope import CellTypes
 from batchmaker.model.sequence_state import NOTHING_KEPT, KeptState, signature
@@ -136,7 +136,7 @@ class TemplateCache:
             return
         if self._known.get(sight.shape) is None:
             self._note(sight.shape, _SEEN)
-            read_source(model, "unfold" if before is None else "unfold_chunk")  # usually while the engine starts
+            read_source(type(model).unfold if before is None else type(model).unfold_chunk)  # as the engine starts
             return
         try:
             template = prove(model, types, self._cells, request, self._max_nodes, before)

@@ -133,7 +133,8 @@ def prove(
     if before is not None and signature(before.structure) is None:
         raise UnprovenError("its state could change")
     with StandIns() as stand_ins:
-        reads, stand_in = Reads(model), stand_ins.of(request)
+        stand_in = stand_ins.of(request)
+        reads = Reads(model, stand_in)
         token = standing_in.set(stand_ins)
         try:
             function = reads.function("unfold" if before is None else "unfold_chunk")
