@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import batchmaker as bm
 from batchmaker.engine.engine import Engine
-from batchmaker.errors import CellError, DeviceError, OptionError
+from batchmaker.errors import CellError, DeviceError, EngineError, OptionError
 from batchmaker.executor.cuda.executor import CudaExecutor
 from batchmaker.executor.cuda.open import open_devices
 
@@ -301,6 +301,24 @@ def test_a_lost_device_fails_what_was_there_and_the_others_go_on() -> None:
         assert engine.driver._executor.notes == ["device 0 (fake 0) was lost: it fell off the bus"]
         lost = engine.driver._executor._places[0]
         assert lost.num_finished == lost.num_submitted, "the watcher would wait for the lost device without end"
+        engine.driver._scheduler.check_invariants()
+
+
+def test_an_engine_that_begins_anew_goes_on_with_its_devices() -> None:
+    model = Mixed(batch_sizes=[1, 4])
+    with running(model, *fakes(2)) as engine:
+        engine.map(REQUESTS, progress=False)
+        before = engine.driver._executor
+
+        def fails(*_: Any) -> Any:
+            raise ValueError("a defect")
+
+        engine.driver._scheduler.handle = fails
+        assert isinstance(engine.submit(REQUESTS[0]).exception(timeout=120), EngineError)
+        for request, (value, _) in zip(REQUESTS, engine.map(REQUESTS, progress=False), strict=True):
+            torch.testing.assert_close(value, plainly(model, request)[0])
+        assert engine.driver._executor is not before
+        assert engine.driver._executor.num_workers == 2
         engine.driver._scheduler.check_invariants()
 
 
