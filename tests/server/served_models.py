@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,6 +63,15 @@ class Leaving(Counter):
     def unfold(self, n: int) -> Iterator[Any]:
         if n == 13:
             raise SystemExit("13")
+        yield from super().unfold(n)
+
+
+class Ending(Counter):
+    """Counts, and ends the process for a request for 13, as a fault of a compiled library does."""
+
+    def unfold(self, n: int) -> Iterator[Any]:
+        if n == 13:
+            os._exit(13)
         yield from super().unfold(n)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import shutil
+import weakref
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ import batchmaker as bm
 from batchmaker.errors import OptionError, SavedModelError
 from batchmaker.server.engine_port import EngineOptions
 from batchmaker.server.faults import FaultKind, ServiceError
+from batchmaker.server.freed import leave_models_alone
 from batchmaker.server.limits import Limits
 from batchmaker.server.messages import InferRequest
 from batchmaker.server.repository import Entry, Repository
@@ -331,3 +334,68 @@ def test_without_a_model_the_repository_is_not_ready(folder):
         assert not repository.ready
 
     run(repository, body)
+
+
+@pytest.fixture
+def no_collector():
+    """What is freed in the test is not freed by chance."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        gc.enable()
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("frozen", [False, True])
+def test_what_a_replaced_or_unloaded_model_held_is_freed_when_it_has_ended(folder, frozen):
+    repository = make(folder)
+
+    async def body():
+        if frozen:
+            leave_models_alone()  # as a server does when it has started
+        kept = []
+        for step in (repository.load, repository.load, repository.unload):
+            served = repository.get("sums")
+            assert (await served.infer(rows(2))).outputs
+            kept += [weakref.ref(served), weakref.ref(served.port), weakref.ref(served.port._model)]
+            del served
+            await step("sums")
+            assert [one() for one in kept] == [None] * len(kept)
+        assert (await repository.get("counter").infer(count_to(2))).outputs
+
+    run(repository, body)
+
+
+def test_a_source_that_is_gone_leaves_all_others_as_they_are(folder, tmp_path_factory, caplog):
+    file = tmp_path_factory.mktemp("file") / "counted.py"
+    file.write_text("from served_models import Counter as build\n")
+    other = tmp_path_factory.mktemp("other") / "models"
+    bm.save(Counter(), other / "elsewhere")
+    entries = [Entry(parse_source(str(source)), OPTIONS) for source in (file, other, folder)]
+    repository = Repository(entries, Limits(drain_seconds=20.0))
+
+    async def body():
+        file.unlink()
+        shutil.rmtree(other)
+        served = {"counted": "READY", "counter": "READY", "elsewhere": "READY", "sums": "READY"}
+        assert {line.name: line.state for line in await repository.index()} == served
+        await repository.load("counter")
+        for name in ("counted", "elsewhere"):
+            with pytest.raises(ServiceError) as caught:
+                await repository.load(name)
+            assert caught.value.kind is FaultKind.NOT_FOUND
+            assert (await repository.get(name).infer(count_to(2))).outputs, "it serves on"
+        assert not await repository.reload(entries, "latest")
+        assert {model.name for model in repository.models()} == set(served)
+        assert any("counted.py" in getattr(record, "error", "") for record in caplog.records)
+
+    run(repository, body)
+
+
+def test_a_source_that_is_gone_stops_the_start(folder):
+    repository = make(folder)
+    shutil.rmtree(folder)
+    with pytest.raises(OptionError, match="models cannot be read"):
+        asyncio.run(repository.load_all())

@@ -5,8 +5,15 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
-from collections.abc import Callable
+import logging
+import weakref
+from collections.abc import Callable, Iterable
 from functools import lru_cache
+from typing import Any, Final
+
+_LOG = logging.getLogger("batchmaker.server")
+_PASSES: Final = 3
+_PAUSE_S: Final = 0.1
 
 
 def leave_models_alone() -> None:
@@ -15,17 +22,29 @@ def leave_models_alone() -> None:
     gc.freeze()
 
 
-async def free_memory() -> None:
+async def free_memory(ended: Iterable[weakref.ref[Any]]) -> None:
     """Free what ended models have left, which nothing else would look at: present objects are frozen at the start.
 
-    In a thread, since it takes as long as one pass over all objects, and then some to give free pages back.
+    In a thread, since it takes as long as one pass over all objects, and then some to give free pages back. ended: the
+    models. Race: the thread that loaded or stopped a model may keep it for a moment after the event loop has got the
+    result; then the first pass finds it in use, and another one follows.
     """
-    await asyncio.to_thread(_free)
+    left = list(ended)
+    for _ in range(_PASSES):
+        await asyncio.to_thread(_free)
+        left = [one for one in left if one() is not None]
+        if not left:
+            return
+        await asyncio.sleep(_PAUSE_S)
+    _LOG.warning("an ended model is still in use, and so is its memory", extra={"models": len(left)})
 
 
 def _free() -> None:
-    gc.unfreeze()
-    leave_models_alone()
+    if gc.get_freeze_count():
+        gc.unfreeze()
+        leave_models_alone()
+    else:
+        gc.collect()
     _trim()
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, final
@@ -61,6 +62,18 @@ class _Found:
         return self.options, *((number, version.stamp) for number, version in sorted(self.chosen.items()))
 
 
+@dataclass(frozen=True, slots=True)
+class _Scan:
+    """What is in all sources now. clashes: names that occur twice, which do not count. unread: why sources are missing.
+
+    What an unread source had is neither here nor gone: nobody knows.
+    """
+
+    found: dict[str, _Found]
+    clashes: set[str]
+    unread: list[str]
+
+
 @final
 class Repository:
     """Models by name and version. One engine for each loaded version."""
@@ -77,17 +90,24 @@ class Repository:
         self._states: dict[tuple[str, str], tuple[State, str]] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
-    def _scan(self) -> tuple[dict[str, _Found], set[str]]:
-        """Return the present models of all sources by name, and the names that occur twice, which do not count."""
+    def _scan(self) -> _Scan:
+        """Return what is in the sources. One that cannot be read, because it is gone, leaves the others as they are."""
         found: dict[str, _Found] = {}
         clashes: set[str] = set()
+        unread: list[str] = []
         for entry in self._entries:
-            for name, versions in entry.source.scan().items():
+            try:
+                models = entry.source.scan()
+            except OSError as error:
+                unread.append(str(error))
+                _LOG.warning("models cannot be read", extra={"error": str(error)})
+                continue
+            for name, versions in models.items():
                 if name in found:
                     clashes.add(name)
                 elif versions:
                     found[name] = _Found(self._chosen(versions), versions, entry.options)
-        return {name: one for name, one in found.items() if name not in clashes}, clashes
+        return _Scan({name: one for name, one in found.items() if name not in clashes}, clashes, unread)
 
     def _chosen(self, versions: Versions) -> Versions:
         newest = max(versions, key=int)
@@ -95,21 +115,23 @@ class Repository:
 
     async def load_all(self) -> None:
         """Load every model. Raises the error of the first that fails, OptionError if two have one name."""
-        found, clashes = await asyncio.to_thread(self._scan)
-        if clashes:
-            raise OptionError(_clash(min(clashes)))
-        for name, one in found.items():
+        scan = await asyncio.to_thread(self._scan)
+        if scan.clashes:
+            raise OptionError(_clash(min(scan.clashes)))
+        if scan.unread:
+            raise OptionError(f"models cannot be read: {scan.unread[0]}")
+        for name, one in scan.found.items():
             await self._load(name, one)
 
     async def load(self, name: str) -> None:
         """Load a model again: its newest version, or all. The old one serves until then and is then drained."""
-        found, clashes = await asyncio.to_thread(self._scan)
-        if name in clashes:
+        scan = await asyncio.to_thread(self._scan)
+        if name in scan.clashes:
             raise ServiceError(FaultKind.INVALID, _clash(name))
-        if name not in found:
+        if name not in scan.found:
             raise ServiceError(FaultKind.NOT_FOUND, f"there is no model {name[:128]!r} in the repository")
         try:
-            await self._load(name, found[name])
+            await self._load(name, scan.found[name])
         except BatchmakerError as error:
             _LOG.error("model cannot be loaded", extra={"model": name, "error": str(error)})
             raise ServiceError(
@@ -119,16 +141,18 @@ class Repository:
     async def reload(self, entries: Sequence[Entry], versions: VersionPolicy) -> bool:
         """Have these sources from now on: load what is new or has changed, unload what is gone; the rest goes on.
 
-        What cannot be loaded is logged, and what was served in its place goes on. Returns whether all could be.
+        What cannot be loaded is logged, and what was served in its place goes on; while a source cannot be read, all
+        that is served does. Returns whether all could be.
         """
         self._entries, self._policy = tuple(entries), versions
-        found, clashes = await asyncio.to_thread(self._scan)
-        all_loaded = not clashes
-        for name in clashes:
+        scan = await asyncio.to_thread(self._scan)
+        all_loaded = not scan.clashes and not scan.unread
+        for name in scan.clashes:
             _LOG.error("model cannot be loaded", extra={"model": name, "error": _clash(name)})
-        for name in [name for name in self._served if self._served[name] and name not in found and name not in clashes]:
+        gone = [name for name in self._served if self._served[name] and name not in {*scan.found, *scan.clashes}]
+        for name in gone if not scan.unread else ():
             await self.unload(name)
-        for name, one in found.items():
+        for name, one in scan.found.items():
             if self._served.get(name) and self._loaded.get(name) == one.stamp:
                 continue
             try:
@@ -160,10 +184,10 @@ class Repository:
                 self._states[name, version] = ("READY", "")
                 _LOG.info("model loaded", extra={"model": name, "version": version})
             await _close_all(old, self._limits.drain_seconds)
-            has_ended = bool(old)
+            ended = [weakref.ref(model) for model in old.values()]
             del old
-        if has_ended:
-            await free_memory()
+        if ended:
+            await free_memory(ended)
 
     def _make(self, name: str, version: str, make: Callable[[], Model], options: EngineOptions) -> ServedModel:
         """Load a model in a thread. An exception that would end the waiting event loop becomes a ModelError."""
@@ -202,8 +226,9 @@ class Repository:
             for version in old:
                 self._states[name, version] = ("UNAVAILABLE", "unloaded")
                 _LOG.info("model unloaded", extra={"model": name, "version": version})
+            ended = [weakref.ref(model) for model in old.values()]
             del old
-        await free_memory()
+        await free_memory(ended)
 
     def get(self, name: str, version: str | None = None) -> ServedModel:
         """Return a loaded model: the named version, or the newest. NOT_FOUND if there is none."""
@@ -231,11 +256,11 @@ class Repository:
         """Return the loaded models, and those that could be loaded."""
         lines = {key: IndexLine(*key, *state) for key, state in self._states.items()}
         if not ready_only:
-            found, clashes = await asyncio.to_thread(self._scan)
-            for name, one in found.items():
+            scan = await asyncio.to_thread(self._scan)
+            for name, one in scan.found.items():
                 for version in one.versions:
                     lines.setdefault((name, version), IndexLine(name, version, "UNAVAILABLE", "not loaded"))
-            for name in clashes:
+            for name in scan.clashes:
                 lines.setdefault((name, "1"), IndexLine(name, "1", "UNAVAILABLE", _clash(name)))
         chosen = (line for line in lines.values() if not ready_only or line.state == "READY")
         return sorted(chosen, key=lambda line: (line.name, int(line.version)))

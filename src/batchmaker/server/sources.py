@@ -43,7 +43,7 @@ class Source(Protocol):
     """A source of models. Clients' input never reaches it: it lists its models, and clients choose by name."""
 
     def scan(self) -> Mapping[str, Versions]:
-        """Return the present models by name."""
+        """Return the present models by name. OSError if that cannot be known: the file or folder is gone."""
 
 
 @final
