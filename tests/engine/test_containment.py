@@ -51,7 +51,7 @@ CALLS: dict[type, tuple[str, ...]] = {
     InFlight: ("admit", "store", "value"),
     StepCounts: ("add",),
     ServiceStats: ("settled",),
-    Unanswered: ("answer", "flush"),
+    Unanswered: ("claim", "deliver", "flush"),
     CellDriver: ("poll", "advance", "cancel", "next_wakeup_s"),
 }
 EVERY = [f"{owner.__name__}.{name}" for owner, names in CALLS.items() for name in names]
