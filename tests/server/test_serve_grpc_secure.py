@@ -170,4 +170,6 @@ def test_one_port_is_not_shared_by_two_servers(secure):
     command = [*START, "lstm:hidden=4,vocabulary_size=9", "--port", "0", "--grpc-port", port]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 2
-    assert "cannot be used for gRPC" in done.stderr + done.stdout
+    said = " ".join((done.stderr + done.stdout).split())
+    assert f"127.0.0.1:{port} cannot be used" in said
+    assert "--grpc-port" in said
