@@ -54,6 +54,12 @@ def test_torch_gets_no_values_of_arrays(ask: Callable[[Any], Any], request_: Any
         ask(stand_in)
 
 
+def test_whoever_asks_for_the_memory_of_an_array_has_looked_and_hears_that_there_is_none() -> None:
+    stand_ins = StandIns()
+    assert not hasattr(stand_ins.of(np.array([1.0])), "__cuda_array_interface__")
+    assert stand_ins.looked
+
+
 def test_an_unfold_function_that_swallows_the_signal_has_looked_all_the_same() -> None:
     stand_ins = StandIns()
     (one,) = stand_ins.of([1])

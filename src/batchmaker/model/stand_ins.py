@@ -33,6 +33,11 @@ TORCH_VIEWS: Final = frozenset((
 _ATTRIBUTES: Final = frozenset(("shape", "ndim", "T", "mT"))
 _TORCH_SIZES: Final = frozenset(("size", "dim", "numel", "nelement"))
 
+_INTERFACES: Final = frozenset(
+    ("__cuda_array_interface__", "__array_interface__", "__array_struct__", "__dlpack__", "__dlpack_device__")
+)
+"""C code asks whether these are there. Python 3.13 prints what is raised then, unless it is an AttributeError."""
+
 
 class Looked(BaseException):
     """An unfold function has used more than the shape of its request."""
@@ -247,6 +252,9 @@ class StandIn:
         if name in (TORCH_VIEWS if is_tensor else NUMPY_VIEWS):
             method = getattr(codes, name)
             return lambda *given, **named: self._other(method(*given, **named))
+        if name in _INTERFACES and not self._stand_ins.over:
+            self._stand_ins.looked = True
+            raise AttributeError(name)
         self._stand_ins.look()
         return None
 
