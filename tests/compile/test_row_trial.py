@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from batchmaker.compile.binding import bind
-from batchmaker.compile.row_trial import RANDOM, RowsError, Trial
+from batchmaker.compile.row_trial import RANDOM, RowsError, TrialRows
 from batchmaker.errors import ModelError
 from batchmaker.graph.spec import ValueSpec
 
@@ -64,7 +64,7 @@ MIXES: dict[str, tuple[Callable[[Tensor], Any], str]] = {
 def test_rows_that_depend_on_each_other_are_refused_and_the_operation_is_named(name: str) -> None:
     function, operation = MIXES[name]
     with pytest.raises(RowsError, match="cell 'mix', output 0: a row gives other numbers among") as raised:
-        bind(Function(function), ROW, name="mix", trial=Trial(batch_sizes=tuple(range(1, 65))))
+        bind(Function(function), ROW, name="mix", trial=TrialRows(batch_sizes=tuple(range(1, 65))))
     assert operation in str(raised.value)
     assert "independent_rows=False" in str(raised.value)
 
@@ -250,7 +250,7 @@ SHARED = (*ROW, ValueSpec((), "float32"))
 
 def test_a_cell_that_takes_only_some_values_is_tried_with_the_real_ones_and_near_them() -> None:
     real = (torch.ones(1, 4), torch.tensor([0.9]))
-    bound = bind(Positive(), SHARED, name="share", trial=Trial(real))
+    bound = bind(Positive(), SHARED, name="share", trial=TrialRows(real))
     assert torch.allclose(bound.sample[0], torch.full((1, 4), 0.9))
     bound.warm_up((1, 2, 4))
 
@@ -261,12 +261,12 @@ def test_rows_that_mix_are_found_though_only_some_values_are_taken() -> None:
             return super().forward(x, share) - share.mean()
 
     with pytest.raises(RowsError, match="mean"):
-        bind(Mixed(), SHARED, name="share", trial=Trial((torch.ones(1, 4), torch.tensor([0.5]))))
+        bind(Mixed(), SHARED, name="share", trial=TrialRows((torch.ones(1, 4), torch.tensor([0.5]))))
 
 
 def test_the_error_is_the_cells_own_and_blames_no_dtype() -> None:
     with pytest.raises(ModelError, match="share must be between 0 and 1") as raised:
-        bind(Positive(), SHARED, name="share", trial=Trial((torch.ones(1, 4), torch.tensor([7.0]))))
+        bind(Positive(), SHARED, name="share", trial=TrialRows((torch.ones(1, 4), torch.tensor([7.0]))))
     assert "expected int64" not in str(raised.value)
 
 
@@ -281,9 +281,9 @@ class OnlyOne(nn.Module):
 
 
 def test_a_cell_is_tried_only_at_sizes_at_which_it_runs() -> None:
-    assert bind(OnlyOne(), ROW, name="one", trial=Trial(batch_sizes=(1,))).call((torch.ones(1, 4),))[0].tolist() == [
-        [1.0] * 4
-    ]
+    assert bind(OnlyOne(), ROW, name="one", trial=TrialRows(batch_sizes=(1,))).call((torch.ones(1, 4),))[
+        0
+    ].tolist() == [[1.0] * 4]
     with pytest.raises(ModelError, match="one row at a time"):
         bind(OnlyOne(), ROW, name="one")
 
@@ -293,9 +293,9 @@ def test_a_cell_is_tried_only_at_sizes_at_which_it_runs() -> None:
                 raise ValueError("fours")
             return x * 2
 
-    bind(Fours(), ROW, name="fours", trial=Trial(batch_sizes=(4, 8)))
+    bind(Fours(), ROW, name="fours", trial=TrialRows(batch_sizes=(4, 8)))
     with pytest.raises(RowsError):
-        bind(Function(lambda y: y - y.mean(0)), ROW, name="fours", trial=Trial(batch_sizes=(4, 8)))
+        bind(Function(lambda y: y - y.mean(0)), ROW, name="fours", trial=TrialRows(batch_sizes=(4, 8)))
 
 
 class Hoisted(nn.Module):
@@ -306,7 +306,7 @@ class Hoisted(nn.Module):
 
 
 def test_a_form_that_would_give_other_numbers_is_not_used() -> None:
-    bound = bind(Hoisted(), ROW * 2, name="chain", num_sequence_inputs=1, trial=Trial(batch_sizes=(1,)))
+    bound = bind(Hoisted(), ROW * 2, name="chain", num_sequence_inputs=1, trial=TrialRows(batch_sizes=(1,)))
     assert any("left as it is" in note for note in bound.notes)
     x, h = torch.randn(3, 4), torch.zeros(1, 4)
     hoisted = bound.hoist((x,))
@@ -317,7 +317,7 @@ def test_a_form_that_would_give_other_numbers_is_not_used() -> None:
 
 def test_row_by_row_a_cell_that_mixes_is_right_and_says_so() -> None:
     module = Function(lambda y: y - y.mean(0) + y.cumsum(0))
-    bound = bind(module, ROW, name="mix", trial=Trial(batch_sizes=(1,), independent=False))
+    bound = bind(module, ROW, name="mix", trial=TrialRows(batch_sizes=(1,), independent=False))
     assert bound.notes == ("runs row by row, as it is: independent_rows=False",)
     assert bound.identity != bind(nn.Identity(), ROW, name="other").identity
 

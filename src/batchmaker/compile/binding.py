@@ -22,7 +22,7 @@ from batchmaker.compile.opaque import Opaque, proved_outputs
 from batchmaker.compile.programs import AnyProgram, ReadProgram, module_of, prove_values
 from batchmaker.compile.recurrent_cells import Recurrence
 from batchmaker.compile.rewrite import cut_recurrent_cells, fold_constants, lift, token_limits
-from batchmaker.compile.row_trial import Batch, Trial, try_rows
+from batchmaker.compile.row_trial import Batch, TrialRows, try_rows
 from batchmaker.compile.split import Split
 from batchmaker.errors import ModelError
 from batchmaker.graph.spec import ValueSpec
@@ -67,7 +67,7 @@ def bind(
     fold_bytes: int = 1 << 30,
     device: torch.device = CPU,
     planner: Planner | None = None,
-    trial: Trial | None = None,
+    trial: TrialRows | None = None,
 ) -> BoundCell:
     """Check the module against its declared inputs, put it in eval mode and make it fast.
 
@@ -81,7 +81,7 @@ def bind(
     Raises ModelError or ShapeError. A module that cannot be traced is not an error; `notes` says so. Torch's random
     numbers go on afterwards as if nothing had been drawn.
     """
-    where, trial = f"cell {name!r}", trial or Trial()
+    where, trial = f"cell {name!r}", trial or TrialRows()
     runnable = flat_module(module) if isinstance(module, nn.Module) else module_of(module)
     batches = [trial.batch(inputs, num_rows) for num_rows in trial.sizes()]
     if isinstance(module, ReadProgram):

@@ -45,7 +45,7 @@ class RowsError(ModelError):
 
 @final
 @dataclass(frozen=True, slots=True)
-class Trial:
+class TrialRows:
     """How a cell is tried when it is bound.
 
     given: a real row [1, *shape] per input: of the model's example or of the first request; None where there is none.
@@ -140,7 +140,13 @@ def in_sizes(run: Callable[..., Batch], rows: Batch, sizes: Sequence[int]) -> Ba
 
 
 def try_rows(
-    module: nn.Module, inputs: Sequence[ValueSpec], trial: Trial, where: str, *, traced: bool, limits: Mapping[int, int]
+    module: nn.Module,
+    inputs: Sequence[ValueSpec],
+    trial: TrialRows,
+    where: str,
+    *,
+    traced: bool,
+    limits: Mapping[int, int],
 ) -> Tried:
     """Run rows alone and together, and return what they gave alone.
 
@@ -166,7 +172,7 @@ class _RowTrial:
         self,
         module: nn.Module,
         inputs: Sequence[ValueSpec],
-        trial: Trial,
+        trial: TrialRows,
         where: str,
         traced: bool,
         limits: Mapping[int, int],

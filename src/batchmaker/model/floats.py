@@ -12,7 +12,7 @@ from torch import nn
 
 from batchmaker.compile.export import flat_module, infer_outputs
 from batchmaker.compile.forward_signature import annotated_floats
-from batchmaker.compile.row_trial import Trial
+from batchmaker.compile.row_trial import TrialRows
 from batchmaker.errors import ModelError
 from batchmaker.graph.spec import ValueSpec
 
@@ -31,7 +31,7 @@ class Floats:
 
     module: nn.Module
     dtype: str
-    trial: Trial
+    trial: TrialRows
 
     def annotated(self, inputs: Specs, ports: Sequence[int]) -> Specs:
         """Return the specs with floats where the parameters of forward() say so."""

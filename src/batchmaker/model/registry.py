@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from batchmaker.compile.binding import BoundCell, Planner, bind
 from batchmaker.compile.declaration import Declared
 from batchmaker.compile.export import example_rows
-from batchmaker.compile.row_trial import RowsError, Trial
+from batchmaker.compile.row_trial import RowsError, TrialRows
 from batchmaker.errors import ModelError, ShapeError
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.graph.values import HostValues, Value, ValueSequence
@@ -75,7 +75,7 @@ class CellRegistry:
         self.bound: list[BoundCell] = []
         self.modules: list[nn.Module] = []
         self._cells: list[Cell] = []
-        self._trials: list[Trial] = []
+        self._trials: list[TrialRows] = []
         self.num_sequence_inputs: dict[TypeId, int] = {}
         self._apart: dict[TypeId, tuple[str, ...]] = {}
 
@@ -171,7 +171,7 @@ class CellRegistry:
             _check_side(name, "input", inputs, declared.inputs)
         planner = _planner() if cell.optimize else None
         rows = tuple([self._row(argument, spec) for argument, spec in zip(given, inputs, strict=False)])
-        trial = Trial(rows, cell.batch_sizes, cell.independent_rows)
+        trial = TrialRows(rows, cell.batch_sizes, cell.independent_rows)
         bind_to = partial(bind, source, name=name, fold_bytes=self._fold_bytes, planner=planner, trial=trial)
         ports = [port for port, argument in enumerate(given) if isinstance(argument, HostValues)]
         floats = Floats(cell.module, cell.float_dtype, trial)

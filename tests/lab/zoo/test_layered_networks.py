@@ -159,7 +159,7 @@ def test_a_text_ends_with_the_end_word(name):
 
 
 BAD: dict[str, list[Any]] = {
-    "resnet50": [np.zeros((3, 32, 31)), np.zeros((3, 32, 32), np.int64), "image", {"image": np.zeros((3, 32, 32))}],
+    "resnet50": [np.zeros((3, 32, 31)), np.full((3, 32, 32), 2**24 + 1), "image", {"image": np.zeros((3, 32, 32))}],
     "bert": [[], [WORDS], [1] * 13, [[1, 2], [3, 4]], [0.5]],
     "deepspeech2": [np.zeros((0, 9)), np.zeros((4, 8)), np.zeros((4, 9), np.int64), [[1.0], [1.0, 2.0]]],
     "las": [np.zeros((3, 5)), np.zeros((84, 5)), np.zeros(5), {"source": np.zeros((8, 5)), "words": 0}],
