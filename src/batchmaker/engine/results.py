@@ -28,6 +28,8 @@ from batchmaker.scheduler.commands import RunTask, within
 
 Nodes = NDArray[np.int64]
 
+_UNBIND_COPY: Final[Any] = torch.unbind_copy
+"""Its stub says that it returns nothing."""
 NARROW_BYTES: Final = 256
 """Values of up to this size have a table. Wider ones would need too much memory: a table has a row for every node."""
 
@@ -273,4 +275,4 @@ def objects(values: Tensor) -> list[Any]:
     Each tensor has memory of its own, because each may leave with another request: what keeps, saves or pickles one
     would carry the others along.
     """
-    return values.tolist() if values.ndim == 1 else [*torch.unbind_copy(values)]  # type: ignore[func-returns-value, misc]
+    return values.tolist() if values.ndim == 1 else list(_UNBIND_COPY(values))

@@ -68,7 +68,8 @@ class _Globals(dict[str, Any]):
     def __init__(self, lookups: Lookups, function: FunctionType, hooks: dict[str, Any]) -> None:
         super().__init__(hooks)
         self._lookups = lookups
-        self._names, self._built_in = function.__globals__, function.__builtins__
+        self._names: dict[str, Any] = function.__globals__
+        self._built_in: dict[str, Any] = function.__builtins__  # type: ignore[attr-defined]
         super().__setitem__("__builtins__", self._built_in)  # Python reads it when a function is made
 
     def __getitem__(self, name: str) -> Any:
