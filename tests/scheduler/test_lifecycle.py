@@ -8,6 +8,7 @@ from scheduler_harness import cell_type, chain, host
 from batchmaker.errors import InvariantError
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.policies.cellular import CellularPolicy
+from batchmaker.scheduler.admission import GraphAdmission
 from batchmaker.scheduler.commands import Reply
 from batchmaker.scheduler.core import Scheduler
 from batchmaker.scheduler.events import CellTypeAdded, RequestArrived, RequestCancelled, StepsFinished
@@ -159,3 +160,28 @@ def test_what_feeds_steps_that_an_open_ended_run_does_not_reach_is_given_back(ha
     core.run()
     assert core.answers[1][1] == "reply"
     assert core.scheduler.num_rows == 0
+
+
+def test_functions_that_go_on_in_one_turn_are_admitted_together(harness, monkeypatch):
+    cell = cell_type(0, "step")
+
+    def program(recorder):
+        value = recorder.node(cell, [host(3)])[0]
+        for _ in range(5):
+            yield [value]
+            value = recorder.node(cell, [value])[0]
+        return [value]
+
+    sizes = []
+    admit = GraphAdmission.admit
+
+    def counted(self, graphs, *given):
+        sizes.append(len(graphs))
+        return admit(self, graphs, *given)
+
+    monkeypatch.setattr(GraphAdmission, "admit", counted)
+    core = harness([cell])
+    for request in range(4):
+        core.arrive(request, program)
+    core.run()
+    assert sizes == [4] * 6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -20,7 +21,15 @@ def work_of(graph: CellGraph) -> Work:
     return graph.known_work
 
 
+@cache
+def _of_one_node(type_id: int) -> Work:
+    one = np.ones(1, np.int64)
+    return Work(np.array([type_id], np.int64), one, one)
+
+
 def _count(graph: CellGraph) -> Work:
+    if graph.num_nodes == 1 and graph.blocks:  # what a function that waits adds each time
+        return _of_one_node(int(graph.blocks[0].types[0]))
     kinds = {int(run.type_id) for run in graph.runs}
     if not graph.blocks and len(kinds) == len(graph.runs):  # one chain of each type
         chains = sorted(graph.runs, key=lambda run: run.type_id)

@@ -22,6 +22,7 @@ from batchmaker.scheduler.events import RequestId, StepsFinished, WorkerId
 from batchmaker.scheduler.numbering import Extent
 from batchmaker.scheduler.progress import end_step, finish, release, stop_or_go_on
 from batchmaker.scheduler.ready import nodes_of
+from batchmaker.scheduler.row_release import let_go
 from batchmaker.scheduler.state import NO_NODES, Nodes, RequestEntry, SchedulerState, TaskEntry, TypeEntry
 from batchmaker.scheduler.steps import DONE as DONE_NODES
 
@@ -221,24 +222,31 @@ class Completion:
             if bits >> output & 1
         ]
 
-    def drop_handles(self, entry: RequestEntry, dropped: Iterable[tuple[int, int]]) -> None:
-        """Note that the unfold function can no longer use these local nodes (first, count).
+    def drop_handles(self, dropped: Sequence[tuple[RequestEntry, int, int]]) -> None:
+        """Note that unfold functions can no longer use some nodes: (request, first local node, count)."""
+        places = [(entry.number(local), count) for entry, local, count in dropped if count]
+        if places:
+            self._drop(places)
+
+    def drop_all(self, ended: Iterable[RequestEntry]) -> None:
+        """Note that the unfold functions of these requests have ended: they can use no node any more."""
+        places = [(extent.base, extent.num_nodes) for entry in ended for extent in entry.extents if extent.num_nodes]
+        if places:
+            self._drop(places)
+
+    def _drop(self, places: Sequence[tuple[int, int]]) -> None:
+        """Let go of nodes (first, count) that were held for unfold functions.
 
         A node that is on a worker, or in a run that continues, stays held until it ends. Otherwise another node could
         take over its row before that.
         """
         arena = self._state.arena
-        for local, count in dropped:
-            first = entry.number(local) if count else 0
-            nodes = np.arange(first, first + count)
-            ends = arena.end[arena.subgraph[nodes]]
-            tails = np.where(ends > 0, ends - 1, nodes)
-            done = arena.state[tails] == DONE
-            under_way = ~done & (arena.held[nodes] > 0) & (arena.row[nodes] != NOWHERE)
-            arena.held[nodes[~under_way]] = 0
-            self._free_unused(nodes[done])
-            for node, tail in zip(nodes[under_way].tolist(), tails[under_way].tolist(), strict=True):
-                self._state.attached[entry.request].drops[tail].append(node)
+        nodes, under_way, tails = let_go(np.array(places, np.int64), arena.of_nodes, arena.of_subgraphs)
+        if len(nodes):
+            self._state.free_rows(np.unique(nodes))
+        for node, tail in zip(under_way.tolist(), tails.tolist(), strict=True):
+            owner = self._state.by_slot[int(arena.request[node])]
+            self._state.attached[owner.request].drops[tail].append(node)
 
     # --- sequences ---------------------------------------------------------------------------------------------
 

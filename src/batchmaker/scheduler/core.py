@@ -109,6 +109,12 @@ class Scheduler(View):
                 arrivals.extend(cast(Iterator[RequestArrived], alike))
                 self._expire(arrivals[-1].at_s, commands)
                 continue
+            if kind is GraphExtended:
+                extensions = list(cast(Iterator[GraphExtended], alike))
+                self._expire(extensions[-1].at_s, commands)
+                self._arrived(arrivals, commands)
+                self._extended(extensions, commands)
+                continue
             for event in alike:
                 self._expire(event.at_s, commands)
                 self._arrived(arrivals, commands)
@@ -131,8 +137,6 @@ class Scheduler(View):
         match event:
             case StepsFinished():
                 self._steps_finished(event, commands)
-            case GraphExtended():
-                self._extended(event, commands)
             case RequestCancelled():
                 self._end(event.request, FailureKind.CANCELLED, "cancelled by the caller", commands)
             case RequestFailed():
@@ -190,31 +194,47 @@ class Scheduler(View):
             self._take_graphs(graphs, opened, commands)
             self._reply_if_done(opened, commands)
 
-    def _extended(self, event: GraphExtended, commands: list[Command]) -> None:
-        entry = self._state.requests.get(event.request)
-        if entry is None or not entry.alive:
-            return
-        if entry.waiting:
-            entry.early += (event,)
-            return
-        entry.open = event.open
-        if self._state.watched is not None:
-            self._state.watched.extended(entry.slot, event.graph, is_open=event.open)
-        if self._urgency is not None:
-            self._urgency.more_work(entry, event.graph)
-        if too_large := fitting(self._state, [event.graph], [entry], commands)[2]:
-            self._end(entry.request, FailureKind.MEMORY, too_large[0][1], commands)
-            return
-        self._take_graphs([event.graph], [entry], commands)
-        self._completion.drop_handles(entry, event.dropped)
-        if not event.open:
-            self._completion.drop_handles(entry, [(e.first_local, e.num_nodes) for e in entry.extents])
-        self._reply_if_done((entry,), commands)
+    def _extended(self, events: Sequence[GraphExtended], commands: list[Command]) -> None:
+        """Take what unfold functions have added since they went on; the graphs of different requests together."""
+        together: dict[RequestId, tuple[RequestEntry, GraphExtended]] = {}
+        for event in events:
+            entry = self._state.requests.get(event.request)
+            if entry is None or not entry.alive:
+                continue
+            if entry.waiting:
+                entry.early += (event,)
+                continue
+            if event.request in together:  # its graph may refer to numbers that the one before gets first
+                self._extend(list(together.values()), commands)
+                together.clear()
+            together[event.request] = entry, event
+        if together:
+            self._extend(list(together.values()), commands)
+
+    def _extend(self, together: Sequence[tuple[RequestEntry, GraphExtended]], commands: list[Command]) -> None:
+        """Take one graph of each of these requests, which have begun and are alive."""
+        for entry, event in together:
+            entry.open = event.open
+            if self._state.watched is not None:
+                self._state.watched.extended(entry.slot, event.graph, is_open=event.open)
+            if self._urgency is not None:
+                self._urgency.more_work(entry, event.graph)
+        graphs, entries, too_large = fitting(
+            self._state, [event.graph for _, event in together], [entry for entry, _ in together], commands
+        )
+        for entry, reason in too_large:
+            self._end(entry.request, FailureKind.MEMORY, reason, commands)
+        if entries:
+            self._take_graphs(graphs, entries, commands)
+        dropped = [(entry, *nodes) for entry, event in together if entry.alive for nodes in event.dropped]
+        self._completion.drop_handles(dropped)
+        self._completion.drop_all(entry for entry in entries if not entry.open)
+        self._reply_if_done(entries, commands)
 
     def _take_graphs(
         self, graphs: Sequence[CellGraph], owners: Sequence[RequestEntry], commands: list[Command]
     ) -> None:
-        """Admit one graph of each of these requests. Several graphs only if each is the first of its request."""
+        """Admit one graph of each of these requests."""
         state = self._state
         for graph, entry in zip(graphs, owners, strict=True):
             for run in graph.runs:
@@ -250,7 +270,8 @@ class Scheduler(View):
         if keeping:
             self._completion.will_keep(*zip(*keeping, strict=True))
         for producer, consumer in admitted.waiting_sources:
-            state.attached[owners[0].request].edges[producer].append(consumer)
+            owner = state.by_slot[int(state.arena.request[consumer])]
+            state.attached[owner.request].edges[producer].append(consumer)
         if state.frontiers is not None:
             state.frontiers.admit(admitted.extents, admitted.waiting_sources)
         self._completion.release(admitted.ready[0] if len(admitted.ready) == 1 else np.concatenate(admitted.ready))
@@ -375,8 +396,7 @@ class Scheduler(View):
         for entry in entries:
             entry.waiting = False
         self._begin(graphs, entries, commands)
-        for event in [event for entry in entries for event in entry.early]:
-            self._extended(event, commands)
+        self._extended([event for entry in entries for event in entry.early], commands)
         return True
 
     def _may_submit(self, worker: WorkerId) -> bool:

@@ -1,4 +1,4 @@
-"""Compiled loops over nodes: freeing their rows, and listing the outputs that go to the host."""
+"""Compiled loops over nodes: letting go of them, freeing their rows, and listing the outputs that go to the host."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.compiled import compiled
-from batchmaker.scheduler.arena import NOWHERE, ROW, SUBGRAPH, TYPE
+from batchmaker.scheduler.arena import DONE, END, HELD, NOWHERE, ROW, STATE, SUBGRAPH, TYPE, USES
 
 Ids = NDArray[np.int64]
 
@@ -32,6 +32,34 @@ def vacate(of_nodes: Ids, subgraphs: Ids, num_types: int, nodes: Ids) -> tuple[I
         place[mine] += 1
         of_nodes[ROW, node] = NOWHERE
     return rows, begins
+
+
+@compiled
+def let_go(places: Ids, of_nodes: Ids, of_subgraphs: Ids) -> tuple[Ids, Ids, Ids]:
+    """Hold these nodes no longer, but for those on a worker and those in a run that goes on.
+
+    places: [extents, 2] first node, and number of nodes. Returns the nodes whose rows nobody needs any more; the nodes
+    that stay held, and for each of these the node whose end it waits for.
+    """
+    count = 0
+    for k in range(len(places)):
+        count += places[k, 1]
+    unused, held, ends = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.int64)
+    num_unused, num_held = 0, 0
+    for k in range(len(places)):
+        for node in range(places[k, 0], places[k, 0] + places[k, 1]):
+            end = of_subgraphs[END, of_nodes[SUBGRAPH, node]]
+            tail = end - 1 if end > 0 else node
+            has_row, is_done = of_nodes[ROW, node] != NOWHERE, of_nodes[STATE, tail] == DONE
+            if has_row and not is_done and of_nodes[HELD, node] > 0:
+                held[num_held], ends[num_held] = node, tail
+                num_held += 1
+                continue
+            of_nodes[HELD, node] = 0
+            if has_row and is_done and of_nodes[USES, node] == 0:
+                unused[num_unused] = node
+                num_unused += 1
+    return unused[:num_unused], held[:num_held], ends[:num_held]
 
 
 @compiled
