@@ -180,3 +180,15 @@ def test_objects_of_other_classes_stay_and_what_is_too_deep_is_refused() -> None
         owned(deep)
     while deep:  # otherwise freeing it takes as much of the stack
         deep = deep[0]
+
+
+def test_what_stands_in_several_places_stands_there_in_the_copy_too():
+    shared = [[1], torch.zeros(2)]
+    structure = shared
+    for _ in range(60):  # copied once in each place it would never end
+        structure = [structure, structure]
+    made = owned(structure)
+    while len(made) == 2 and made[0] is made[1]:
+        made = made[0]
+    assert made[0] == [1]
+    assert made[0] is not shared[0]

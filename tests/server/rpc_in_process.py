@@ -52,6 +52,9 @@ class RpcInProcess:
     async def _live(self, asked: Any, call: Any) -> dict[str, Any]:
         return {"live": True}
 
+    def conversation(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     async def whole(self, asked: Any, call: Any) -> Any:
         self.num_begun += 1
         await self.open.wait()

@@ -63,18 +63,32 @@ def replaced(structure: Any, kinds: tuple[type, ...], change: Callable[[Any], An
 def owned(structure: Any) -> Any:
     """Return a copy whose containers, arrays and tensors nobody else has. Objects of other classes stay the same.
 
-    Tensors are contiguous and arrays in C order in it. InvalidRequestError for a structure that is nested too deeply.
+    What stands in several places stands there in the copy, too. Tensors are contiguous and arrays in C order in it.
+    InvalidRequestError for a structure that is nested too deeply.
     """
+    kind = type(structure)
+    if kind in _CONSTANT:
+        return structure
+    if kind is list and _CONSTANT.issuperset(map(type, structure)):
+        return structure.copy()
     try:
-        return _owned(structure)
+        return _owned(structure, {})
     except RecursionError:
         raise InvalidRequestError("the request is nested too deeply") from None
 
 
-def _owned(structure: Any) -> Any:
-    kind = type(structure)
-    if kind in _CONSTANT:
+def _owned(structure: Any, made: dict[int, Any]) -> Any:
+    """made: what was copied so far, by the id of what it is a copy of."""
+    if type(structure) in _CONSTANT:
         return structure
+    if (known := made.get(id(structure))) is not None:
+        return known
+    copied = made[id(structure)] = _copied(structure, made)
+    return copied
+
+
+def _copied(structure: Any, made: dict[int, Any]) -> Any:
+    kind = type(structure)
     if kind is np.ndarray:
         return structure.copy()
     if kind is torch.Tensor:
@@ -82,23 +96,23 @@ def _owned(structure: Any) -> Any:
     if kind is list and _CONSTANT.issuperset(map(type, structure)):
         return structure.copy()
     if kind is dict:
-        return dict(zip(structure, _owned_parts(structure.values()), strict=True))
+        return dict(zip(structure, _owned_parts(structure.values(), made), strict=True))
     if kind is list or kind is tuple or kind is set or kind is frozenset:
-        return kind(_owned_parts(structure))
+        return kind(_owned_parts(structure, made))
     if kind is deque:
-        return deque(_owned_parts(structure), structure.maxlen)
+        return deque(_owned_parts(structure, made), structure.maxlen)
     if isinstance(structure, tuple) and hasattr(structure, "_fields"):
-        return kind(*_owned_parts(structure))
+        return kind(*_owned_parts(structure, made))
     if _is_dataclass(structure):
-        return _changed(structure, _owned)
+        return _changed(structure, lambda part: _owned(part, made))
     return structure
 
 
-def _owned_parts(parts: Iterable[Any]) -> list[Any]:
-    made = []
+def _owned_parts(parts: Iterable[Any], made: dict[int, Any]) -> list[Any]:
+    copies = []
     for part in parts:  # a loop, because a comprehension would take a frame of the stack at each level
-        made.append(_owned(part))  # noqa: PERF401
-    return made
+        copies.append(_owned(part, made))  # noqa: PERF401
+    return copies
 
 
 def _changed(structure: Any, change: Callable[[Any], Any]) -> Any:

@@ -75,11 +75,12 @@ class Measured:
 
 @final
 class Journal:
-    """Records every settled request, in the engine's thread."""
+    """Submits requests of a workload, and records every settled one, in the engine's thread."""
 
     def __init__(self, engine: Engine, workload: Workload) -> None:
         self._engine = engine
-        self._number = {id(request): number for number, request in enumerate(workload.requests)}
+        self._requests = workload.requests
+        self._lock = threading.RLock()
         self._cells = workload.cells.tolist()
         self._chains = workload.chains
         self._indices: dict[int, int] = {}
@@ -97,6 +98,15 @@ class Journal:
         self._observer: Callable[[StepSeen], None] | None = None
         if self._graphs:
             engine.observe(self._see_batch)
+
+    def submit(self, number: int) -> None:
+        """Submit a request of the workload, by its number; the numbers begin again after the last one.
+
+        Race: the engine may settle it before its id is known here. `note` waits for that.
+        """
+        number %= len(self._requests)
+        with self._lock:
+            self._indices[self._engine.submit(self._requests[number]).request_id] = number
 
     def see_steps(self, observer: Callable[[StepSeen], None]) -> None:
         """Pass every finished step to an observer as well."""
@@ -120,8 +130,8 @@ class Journal:
         finished_s = ticket.finished_s or 0.0
         if error is not None:
             self.errors.append(error)
-        number = self._number[id(ticket.request)]
-        self._indices[ticket.request_id] = number
+        with self._lock:  # until the thread that submits it has noted which one it is
+            number = self._indices[ticket.request_id]
         cells = 0 if error is not None else self._cells[number]
         started_s = finished_s if ticket.started_s is None else ticket.started_s
         self.tickets.append((ticket.arrived_s, started_s, finished_s, cells))
@@ -196,8 +206,8 @@ def all_at_once(engine: Engine, workload: Workload, count: int, progress: Progre
     journal.expected = count
     with quiet_interpreter():
         begin_s = engine.clock.now_s()
-        for request in itertools.islice(itertools.cycle(workload.requests), count):
-            engine.submit(request)
+        for number in range(count):
+            journal.submit(number)
         while not journal.all_settled.wait(0.2):
             progress(len(journal.tickets) / count, len(journal.tickets))
     _raise_if_all_failed(journal)
@@ -212,13 +222,12 @@ def backlog(engine: Engine, workload: Workload, in_flight: int, seconds: float, 
     """
     engine.start()
     journal = Journal(engine, workload)
-    requests = itertools.cycle(workload.requests)
+    following = itertools.count(in_flight)
     with quiet_interpreter():
         began_s = engine.clock.now_s()
-        first_batch = list(itertools.islice(requests, in_flight))
-        journal.refill = lambda: engine.submit(next(requests))
-        for request in first_batch:
-            engine.submit(request)
+        journal.refill = lambda: journal.submit(next(following))
+        for number in range(in_flight):
+            journal.submit(number)
         while len(journal.tickets) < in_flight and engine.clock.now_s() < began_s + LONGEST_WARM_UP * seconds:
             time.sleep(0.05)
             progress(0.0, len(journal.tickets))
@@ -270,7 +279,7 @@ def poisson(
     late_s = np.zeros(len(arrivals))
     with quiet_interpreter():
         begin_s = engine.clock.now_s() + 0.01
-        generator = threading.Thread(target=_generate, args=(engine, workload, arrivals, begin_s, late_s), daemon=True)
+        generator = threading.Thread(target=_generate, args=(engine, journal, arrivals, begin_s, late_s), daemon=True)
         generator.start()
         end_s = begin_s + warm_s + seconds
         while not journal.all_settled.wait(0.1):
@@ -322,15 +331,14 @@ def _warm_up(engine: Engine, workload: Workload, seconds: float) -> None:
 
 
 def _generate(
-    engine: Engine, workload: Workload, arrivals: NDArray[np.float64], begin_s: float, late_s: NDArray[np.float64]
+    engine: Engine, journal: Journal, arrivals: NDArray[np.float64], begin_s: float, late_s: NDArray[np.float64]
 ) -> None:
-    requests = itertools.cycle(workload.requests)
-    for index, (due_s, request) in enumerate(zip((arrivals + begin_s).tolist(), requests, strict=False)):
+    for index, due_s in enumerate((arrivals + begin_s).tolist()):
         wait_s = due_s - engine.clock.now_s()
         if wait_s > 0:
             time.sleep(wait_s)
         late_s[index] = engine.clock.now_s() - due_s
-        engine.submit(request)
+        journal.submit(index)
 
 
 def _raise_if_all_failed(journal: Journal) -> None:
