@@ -160,13 +160,15 @@ def converse(engine: bm.Engine, listener: Any, count: int, tally: Tally, seed: i
                 advance()
 
 
-def run_mix(policy: str, workers: int, count: int, seed: int, advance: Any = lambda: None) -> Tally:
+def run_mix(
+    policy: str, workers: int, count: int, seed: int, advance: Any = lambda: None, device: str = "cpu"
+) -> Tally:
     """Return what became of `count` requests under a policy, a sixth of them chunks of sequences."""
     made = soak_models.models(seed)
     pool = soak_models.cases(made, min(count, 400), seed)
     picks = random.Random(seed)
     tally = Tally()
-    with bm.Engine(made, policy=policy, workers=workers, threads=1) as engine:
+    with bm.Engine(made, policy=policy, workers=workers, threads=1, device=device) as engine:
         talking = [
             threading.Thread(target=converse, args=(engine, made["listener"], count // 24, tally, seed + k, advance))
             for k in range(4)
@@ -182,20 +184,26 @@ def run_mix(policy: str, workers: int, count: int, seed: int, advance: Any = lam
     return tally
 
 
-def run_requests(count: int) -> dict[str, Any]:
-    """Return outcomes of all mixes together, and everything that was wrong."""
-    mixes = [(policy, workers) for policy in POLICIES for workers in (1, 2)]
+def run_requests(count: int, device: str) -> dict[str, Any]:
+    """Return outcomes of all mixes together, and everything that was wrong. On GPUs, one worker each."""
+    mixes = [(policy, workers) for policy in POLICIES for workers in ((1, 2) if device == "cpu" else (1,))]
     each, rows, wrong = -(-count // len(mixes)), [], []
     with Progress() as progress:
         bar = progress.add_task("requests", total=each * len(mixes))
         for seed, (policy, workers) in enumerate(mixes):
             began_s = time.monotonic()
-            tally = run_mix(policy, workers, each, seed, lambda: progress.advance(bar))
+            tally = run_mix(policy, workers, each, seed, lambda: progress.advance(bar), device)
             took_s = round(time.monotonic() - began_s, 1)
             rows.append({"policy": policy, "workers": workers, "seconds": took_s, **dict(tally.outcomes)})
             wrong += [f"{policy}, {workers} workers: {said}" for said in tally.wrong]
             print(rows[-1], *tally.wrong[:3], sep="\n  ", flush=True)
-    return {"requests": each * len(mixes), "mixes": rows, "wrong": len(wrong), "first wrong": wrong[:20]}
+    return {
+        "device": device,
+        "requests": each * len(mixes),
+        "mixes": rows,
+        "wrong": len(wrong),
+        "first wrong": wrong[:20],
+    }
 
 
 # --- memory: a server ------------------------------------------------------------------------------------------------
@@ -351,10 +359,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("requests", "memory"))
     parser.add_argument("--requests", type=int, default=100_000, help="how many, of all mixes together")
+    parser.add_argument("--device", default="cpu", help="cpu, or cuda: for requests")
     parser.add_argument("--minutes", type=float, default=10.0, help="how long the server is watched")
     given = parser.parse_args()
-    found = run_requests(given.requests) if given.what == "requests" else run_memory(given.minutes)
-    path = RESULTS / f"soak-{given.what}.json"
+    found = run_requests(given.requests, given.device) if given.what == "requests" else run_memory(given.minutes)
+    path = RESULTS / f"soak-{given.what}{'' if given.device == 'cpu' else '-gpu'}.json"
     path.write_text(json.dumps({**made_by(MEASURES), **found}, indent=1) + "\n")
     if given.what == "memory":
         draw(found, path.with_suffix(".png"))

@@ -65,11 +65,15 @@ RUNS: Final[dict[str, Run]] = {
 }  # fmt: skip
 
 OLDER: Final = frozenset((
-    "curves-costs.json", "learned-online.json", "examples.json",
-    "serving-lstm.json", "serving-loadgen.json", "serving-overhead.json", "serving-perf-analyzer.json",
-    "serving-overload-lstm-fleet.json", "serving-fleet-overhead.json", "serving-fleet-proxies.json",
-    "serving-fleet-replicas.json", "serving-fleet-routers.json", "serving-fleet-bulk.json", "serving-fleet-rows.json",
-    "fleet-simulated-and-real.json", "fleet.json", "fleet-costs.json", "overhead.json",
+    "curves-costs.json", "learned-online.json", "examples.json", "serving-lstm.json", "serving-loadgen.json",
+    "serving-overhead.json", "serving-perf-analyzer.json", "serving-overload-lstm-fleet.json",
+    "serving-fleet-overhead.json", "serving-fleet-proxies.json", "serving-fleet-replicas.json",
+    "serving-fleet-routers.json", "serving-fleet-bulk.json", "serving-fleet-rows.json",
+    "fleet-simulated-and-real.json", "fleet.json", "fleet-costs.json", "overhead.json", "curves-live.json",
+    "batching-and-cells.json", "profile-lstm.json", "overhead-avx2.json", "lazybatching-live.json", "npu.json",
+    "simulator.json", "simulated-and-real.json", "ed-batch.json", "ed-batch-seeds.json", "ed-batch-throughput.json",
+    "ed-batch-sizes.json", "planner.json", "gpu.json", "default-policy-live.json", "short-decoders.json",
+    "serving-overload-lstm.json",
 ))  # fmt: skip
 """Results whose code has changed since, or that do not say what they measure: marked on the page. A result leaves this
 list when its benchmark declares what it measures (`provenance.made_by`) and has been run again."""
