@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,7 +40,7 @@ class Immediate:
     def stop(self, *, drain: bool) -> None:
         self.running = False
 
-    def submit(self, request: Any) -> None:
+    def submit(self, request: Any) -> SimpleNamespace:
         now_s = self.clock.now_s()
         self.stats = DriverStats(self.stats.steps + 1, self.stats.cells + len(request))
         ticket = SimpleNamespace(
@@ -48,6 +49,7 @@ class Immediate:
         )  # fmt: skip
         self.num_asked += 1
         self.on_settled(ticket, None if self._fails is None else self._fails("no"))
+        return ticket
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, latency_s: float) -> tuple[Immediate, load.Measured]:
@@ -99,21 +101,23 @@ class Slow(Immediate):
     def __init__(self, latency_s: float) -> None:
         super().__init__(latency_s)
         self._waiting: list[Any] = []
+        self._ids = itertools.count()
         self._ends_s = latency_s
 
-    def submit(self, request: Any) -> None:
-        self._waiting.append((request, self.clock.now_s()))
+    def submit(self, request: Any) -> SimpleNamespace:
+        now_s = self.clock.now_s()
+        ticket = SimpleNamespace(request=request, request_id=next(self._ids), arrived_s=now_s, started_s=now_s)
+        self._waiting.append(ticket)
+        return ticket
 
     def sleep(self, seconds: float) -> None:
         self.clock.advance(seconds)
         if self.clock.now_s() < self._ends_s:
             return
         batch, self._waiting = self._waiting, []
-        self.stats = DriverStats(self.stats.steps + 1, self.stats.cells + sum(len(request) for request, _ in batch))
-        for number, (request, arrived_s) in enumerate(batch, self.num_asked):
-            ticket = SimpleNamespace(
-                request=request, request_id=number, arrived_s=arrived_s, started_s=arrived_s, finished_s=self._ends_s
-            )
+        self.stats = DriverStats(self.stats.steps + 1, self.stats.cells + sum(len(ticket.request) for ticket in batch))
+        for ticket in batch:
+            ticket.finished_s = self._ends_s
             self.on_settled(ticket, None)
         self.num_asked += len(batch)
         self._ends_s += self._latency_s

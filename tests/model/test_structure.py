@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import batchmaker as bm
-from batchmaker.errors import InvalidRequestError, ModelError
+from batchmaker.errors import ModelError
 from batchmaker.model.structure import owned
 
 
@@ -170,16 +170,24 @@ def test_what_is_owned_is_equal_and_shares_no_memory(structure: Any) -> None:
             assert one == other
 
 
-def test_objects_of_other_classes_stay_and_what_is_too_deep_is_refused() -> None:
+def test_objects_of_other_classes_stay_and_what_is_deep_is_copied() -> None:
     holder = Holder([1])
     assert owned([holder])[0] is holder
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
-    with pytest.raises(InvalidRequestError, match="too deeply"):
-        owned(deep)
-    while deep:  # otherwise freeing it takes as much of the stack
-        deep = deep[0]
+    made = owned(deep)
+    assert made is not deep
+    depth = 0
+    while deep:
+        deep, made, depth = deep[0], made[0], depth + 1
+    assert (depth, made) == (100_000, [])
+
+
+def test_what_contains_itself_is_returned_as_it_is() -> None:
+    looped: list[Any] = [[1]]
+    looped.append(looped)
+    assert owned(looped) is looped
 
 
 def test_what_stands_in_several_places_stands_there_in_the_copy_too():

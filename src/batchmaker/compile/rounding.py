@@ -36,15 +36,20 @@ def tolerance(dtypes: Iterable[torch.dtype]) -> float:
     return max([_TOLERANCE.get(dtype, 0.0) for dtype in dtypes], default=_TOLERANCE[torch.float32])
 
 
-def is_apart(one: Tensor, other: Tensor, within: float) -> bool:
-    """Whether two results of one row differ by more than a share of the largest number in them.
+def is_apart(one: Tensor, other: Tensor, within: float, scale: float = 0.0) -> bool:
+    """Whether two results of one row differ by more than a share of the largest number in them, or of `scale`.
 
     Integers and bools differ if they are not equal.
     """
     found = distance(one, other)
     if found in (0.0, math.inf):
         return found > 0
-    return found > within * float(torch.stack([_finite(one).amax(), _finite(other).amax()]).amax())
+    return found > within * max(largest(one), largest(other), scale)
+
+
+def largest(values: Tensor) -> float:
+    """Return the largest size of a finite number among some."""
+    return float(values.double().abs().nan_to_num(0.0, 0.0, 0.0).amax())
 
 
 def distance(one: Tensor, other: Tensor) -> float:
@@ -66,10 +71,6 @@ def distance(one: Tensor, other: Tensor) -> float:
     return float((a - b).abs().masked_fill(same, 0.0).amax())
 
 
-def _finite(values: Tensor) -> Tensor:
-    return values.double().abs().nan_to_num(0.0, 0.0, 0.0)
-
-
 def is_rounding(found: float, run: Run, output: int) -> bool:
     """Whether noise of a few units of rounding, in every operation, moves an output about as far as was found.
 
@@ -88,19 +89,19 @@ def is_rounding(found: float, run: Run, output: int) -> bool:
 
 @final
 class _Noise(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Changes each floating result of an operation that rounds, at random, by a few units of rounding."""
+    """Changes the floating inputs and results of each operation that rounds, at random, by a few units of rounding."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._generator = torch.Generator().manual_seed(seed)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
         if str(func._schema.name).rpartition("::")[2] in _EXACT or any(
             value.alias_info is not None for value in func._schema.returns
         ):
-            return made
-        return pytree.tree_map_only(Tensor, self._noisy, made)
+            return func(*args, **(kwargs or {}))
+        given = pytree.tree_map_only(Tensor, self._noisy, args)  # a sum of large numbers may be small, its rounding not
+        return pytree.tree_map_only(Tensor, self._noisy, func(*given, **(kwargs or {})))
 
     def _noisy(self, value: Tensor) -> Tensor:
         if not value.is_floating_point() or value.device.type != "cpu" or value.dtype not in _TOLERANCE:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from batchmaker.compile.export import flat_outputs, torch_dtype
 from batchmaker.compile.mixing import mixing_operation
 from batchmaker.compile.opaque import Opaque
-from batchmaker.compile.rounding import distance, is_apart, is_rounding, tolerance
+from batchmaker.compile.rounding import distance, is_apart, is_rounding, largest, tolerance
 from batchmaker.errors import ModelError, ShapeError
 from batchmaker.graph.spec import ValueSpec
 
@@ -119,7 +119,9 @@ class Tried:
         if not wanted.is_floating_point() or not bool(wanted.isfinite().all()):
             return True  # integers may jump where a float is nearly the same
         inputs = tuple([rows[row : row + 1] for rows in self.inputs])
-        return not is_apart(given, wanted, within) or is_rounding(
+        # A gate that is shut for one row is small there, and its rounding is that of an open one.
+        scale = min(1.0, largest(self.outputs[output]))
+        return not is_apart(given, wanted, within, scale) or is_rounding(
             distance(given, wanted), partial(self.run, inputs), output
         )
 

@@ -163,7 +163,8 @@ def _dense(tensor: torch.Tensor, where: str) -> torch.Tensor:
     if tensor.is_nested:
         raise RequestShapeError(f"{where}: got a nested tensor, whose rows have several shapes, expected one shape")
     if tensor.is_meta:
-        raise RequestShapeError(f"{where}: got a tensor on the device 'meta', which has no values")
+        error = NotImplementedError("a tensor without values")
+        raise RequestShapeError(f"{where}: got a tensor on the device 'meta', which has no values") from error
     if tensor.layout is not torch.strided:  # sparse, mkldnn
         tensor = tensor.to_dense()
     if tensor.is_quantized:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import fields, is_dataclass
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
 
-from batchmaker.errors import InvalidRequestError, ModelError
+from batchmaker.errors import ModelError
 from batchmaker.graph.values import Value, ValueSequence
 
 Handle = Value | ValueSequence
@@ -21,6 +21,7 @@ _CONSTANT: Final = frozenset((int, float, bool, complex, str, bytes, type(None),
 _LEAVES: Final = _CONSTANT | {
     torch.Tensor, np.ndarray, FunctionType, MethodType, BuiltinFunctionType, ModuleType, CodeType,
 }  # fmt: skip
+_CONTAINERS: Final = frozenset((list, tuple, set, frozenset, deque))
 _MOST_PARTS: Final = 1000
 """How many objects are looked through for handles that nobody can find."""
 
@@ -63,56 +64,60 @@ def replaced(structure: Any, kinds: tuple[type, ...], change: Callable[[Any], An
 def owned(structure: Any) -> Any:
     """Return a copy whose containers, arrays and tensors nobody else has. Objects of other classes stay the same.
 
-    What stands in several places stands there in the copy, too. Tensors are contiguous and arrays in C order in it.
-    InvalidRequestError for a structure that is nested too deeply.
+    What stands in several places stands there in the copy, too. Tensors are contiguous and arrays in C order in it. A
+    structure that contains itself is returned as it is.
     """
     kind = type(structure)
     if kind in _CONSTANT:
         return structure
     if kind is list and _CONSTANT.issuperset(map(type, structure)):
         return structure.copy()
-    try:
-        return _owned(structure, {})
-    except RecursionError:
-        raise InvalidRequestError("the request is nested too deeply") from None
+    made: dict[int, Any] = {}  # copies, by the id of what they are copies of
+    begun: set[int] = set()
+    waiting = [structure]  # a list and no recursion: a request may be nested deeper than Python calls
+    while waiting:
+        whole = waiting[-1]
+        missing = [part for part in _copied_parts(whole) if type(part) not in _CONSTANT and id(part) not in made]
+        if not missing:
+            made[id(whole)] = _copied(whole, made)
+            waiting.pop()
+        elif id(whole) in begun:
+            return structure
+        else:
+            begun.add(id(whole))
+            waiting += missing
+    return made[id(structure)]
 
 
-def _owned(structure: Any, made: dict[int, Any]) -> Any:
-    """made: what was copied so far, by the id of what it is a copy of."""
-    if type(structure) in _CONSTANT:
-        return structure
-    if (known := made.get(id(structure))) is not None:
-        return known
-    copied = made[id(structure)] = _copied(structure, made)
-    return copied
-
-
-def _copied(structure: Any, made: dict[int, Any]) -> Any:
-    kind = type(structure)
-    if kind is np.ndarray:
-        return structure.copy()
-    if kind is torch.Tensor:
-        return _own_tensor(structure)
-    if kind is list and _CONSTANT.issuperset(map(type, structure)):
-        return structure.copy()
+def _copied_parts(whole: Any) -> Iterable[Any]:
+    kind = type(whole)
     if kind is dict:
-        return dict(zip(structure, _owned_parts(structure.values(), made), strict=True))
-    if kind is list or kind is tuple or kind is set or kind is frozenset:
-        return kind(_owned_parts(structure, made))
+        return list(whole.values())
+    if kind in _CONTAINERS or (isinstance(whole, tuple) and hasattr(whole, "_fields")):
+        return cast(Iterable[Any], whole)
+    return [getattr(whole, name) for name in _names(whole)] if _is_dataclass(whole) else ()
+
+
+def _copied(whole: Any, made: dict[int, Any]) -> Any:
+    """Return a copy of an object of whose parts `made` has the copies."""
+
+    def copy_of(part: Any) -> Any:
+        return part if type(part) in _CONSTANT else made[id(part)]
+
+    kind = type(whole)
+    if kind is np.ndarray:
+        return whole.copy()
+    if kind is torch.Tensor:
+        return _own_tensor(whole)
+    if kind is dict:
+        return {key: copy_of(part) for key, part in whole.items()}
     if kind is deque:
-        return deque(_owned_parts(structure, made), structure.maxlen)
-    if isinstance(structure, tuple) and hasattr(structure, "_fields"):
-        return kind(*_owned_parts(structure, made))
-    if _is_dataclass(structure):
-        return _changed(structure, lambda part: _owned(part, made))
-    return structure
-
-
-def _owned_parts(parts: Iterable[Any], made: dict[int, Any]) -> list[Any]:
-    copies = []
-    for part in parts:  # a loop, because a comprehension would take a frame of the stack at each level
-        copies.append(_owned(part, made))  # noqa: PERF401
-    return copies
+        return deque(map(copy_of, whole), whole.maxlen)
+    if kind in _CONTAINERS:
+        return kind(map(copy_of, whole))
+    if isinstance(whole, tuple) and hasattr(whole, "_fields"):
+        return kind(*map(copy_of, whole))
+    return _changed(whole, copy_of) if _is_dataclass(whole) else whole
 
 
 def _changed(structure: Any, change: Callable[[Any], Any]) -> Any:

@@ -81,6 +81,7 @@ class Journal:
         self._engine = engine
         self._requests = workload.requests
         self._lock = threading.RLock()
+        self._submitting = 0
         self._cells = workload.cells.tolist()
         self._chains = workload.chains
         self._indices: dict[int, int] = {}
@@ -102,10 +103,11 @@ class Journal:
     def submit(self, number: int) -> None:
         """Submit a request of the workload, by its number; the numbers begin again after the last one.
 
-        Race: the engine may settle it before its id is known here. `note` waits for that.
+        Race: the engine may settle it before its id is known here. `note` waits for that, unless it is called within.
         """
         number %= len(self._requests)
         with self._lock:
+            self._submitting = number
             self._indices[self._engine.submit(self._requests[number]).request_id] = number
 
     def see_steps(self, observer: Callable[[StepSeen], None]) -> None:
@@ -131,7 +133,7 @@ class Journal:
         if error is not None:
             self.errors.append(error)
         with self._lock:  # until the thread that submits it has noted which one it is
-            number = self._indices[ticket.request_id]
+            number = self._indices.setdefault(ticket.request_id, self._submitting)
         cells = 0 if error is not None else self._cells[number]
         started_s = finished_s if ticket.started_s is None else ticket.started_s
         self.tickets.append((ticket.arrived_s, started_s, finished_s, cells))
