@@ -57,6 +57,8 @@ RUNS: Final[dict[str, Run]] = {
             "serving-lstm.json", "serving-loadgen.json", "serving-overhead.json", "serving-overload-lstm.json",
             "serving-overload-lstm-fleet.json",
             "serving-perf-analyzer.json"), 20, "serving-benchmarks.md"),
+        Run("soak", "python benchmarks/soak.py requests; python benchmarks/soak.py memory",
+            ("soak-requests.json", "soak-memory.json"), 15, "operations.md"),
         Run("fleet-serving", "python benchmarks/fleet_serving.py DATA", (
             "serving-fleet-overhead.json", "serving-fleet-proxies.json", "serving-fleet-replicas.json",
             "serving-fleet-routers.json", "serving-fleet-bulk.json", "serving-fleet-rows.json"), 20,
