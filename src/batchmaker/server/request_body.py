@@ -70,6 +70,11 @@ class BodyBudget:
         if not self.fits(client, 0):
             raise _full("the server holds for you")
 
+    @property
+    def is_scarce(self) -> bool:
+        """Whether more than half of what may be held is in use."""
+        return self.held > self._limits.max_total_body_bytes // 2
+
     def fits(self, client: str, count: int) -> bool:
         """Whether a client may hold so many bytes more."""
         free = self._limits.max_total_body_bytes - self.held - count

@@ -38,10 +38,10 @@ class LimitedSocketProtocol(WebSocketsSansIOProtocol):
     """A protocol that stores a bounded number of bytes ahead of its application, and counts them in the budget.
 
     Messages are parsed before they are read, so pings among them are answered though the messages wait. Parsing stops
-    with `_AHEAD` bytes stored, or with any if its client holds as much as it may. Reading from the client stops only if
-    more data then comes, since each stop and start is a call of the system. A message has `body_seconds` to arrive in,
-    unless the application lets it wait. Fragments are joined as they come, however small. Pings of a client that does
-    not read are not answered. What a client that has gone left unread is dropped.
+    with `_AHEAD` bytes stored, or with any if half of the budget is used or its client holds as much as it may. Reading
+    from the client stops only if more data then comes, since each stop and start is a call of the system. A message has
+    `body_seconds` to arrive in, unless the application lets it wait. Fragments are joined as they come, however small.
+    Pings of a client that does not read are not answered. What a client that has gone left unread is dropped.
     """
 
     def __init__(self, budget: BodyBudget, *args: Any, **kwargs: Any) -> None:
@@ -133,7 +133,8 @@ class LimitedSocketProtocol(WebSocketsSansIOProtocol):
             return True
         if not self._stored or self.close_sent:
             return False
-        return self._stored >= _AHEAD or not self._budget.fits(self._held.client, 0)
+        bodies = self._budget
+        return self._stored >= _AHEAD or bodies.is_scarce or not bodies.fits(self._held.client, 0)
 
     def _go_on(self) -> None:
         """Parse what has come, and read on if there is room after that."""
