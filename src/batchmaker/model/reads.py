@@ -21,7 +21,7 @@ from types import (
     UnionType,
     WrapperDescriptorType,
 )
-from typing import Any, Final, final
+from typing import Any, Final, cast, final
 
 import torch
 
@@ -69,7 +69,7 @@ class _Globals(dict[str, Any]):
         super().__init__(hooks)
         self._lookups = lookups
         self._names: dict[str, Any] = function.__globals__
-        self._built_in: dict[str, Any] = function.__builtins__  # type: ignore[attr-defined]
+        self._built_in: dict[str, Any] = cast(Any, function).__builtins__
         super().__setitem__("__builtins__", self._built_in)  # Python reads it when a function is made
 
     def __getitem__(self, name: str) -> Any:
