@@ -369,9 +369,7 @@ def test_each_request_of_any_mix_is_settled_exactly_once(mix: Any, workers: int,
             if future is None:
                 continue
             error = future.exception(60)
-            # The cell is tried with the values of the first request: if they are poison, it is the trial that fails.
-            poisoned = (CellError, ModelError)
-            expected = {"poison": poisoned, "garbage": InvalidRequestError, "late": DeadlineError}.get(kind)
+            expected = {"poison": CellError, "garbage": InvalidRequestError, "late": DeadlineError}.get(kind)
             if expected is None:
                 assert error is None
                 assert float(future.result()) == sum(xs)

@@ -120,7 +120,7 @@ def test_in_any_mix_what_fits_is_right_and_what_does_not_says_so(
                     assert answer.result().tolist() == right([float(i % 7) for i in range(n)])
                 else:
                     assert isinstance(error, MemoryLimitError)
-                    assert n >= 300
+                    assert "were wanted" in str(error)
             assert engine.submit([1.0, 2.0]).result(120).tolist() == [2.0, 4.0]
         assert engine.stats.restarts == 0
     memory.most = 1 << 40

@@ -187,3 +187,27 @@ def test_the_error_of_the_trial_is_the_cells_own() -> None:
     ):
         pass
     assert "int64" not in str(raised.value)
+
+
+class Picky(nn.Module):
+    """Refuses one number, as code that looks at values does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if bool((x == 13).any()):
+            raise ValueError("unlucky")
+        return x + 1
+
+
+def test_a_first_request_whose_values_the_cell_refuses_fails_alone_when_it_runs() -> None:
+    class Plus(bm.Model):
+        def __init__(self) -> None:
+            self.plus = bm.Cell(Picky())
+
+        def unfold(self, x: list[float]) -> Any:
+            return self.plus(x)
+
+    with bm.Engine(Plus(), threads=1) as engine:
+        error = engine.submit([13.0]).exception(60)
+        assert isinstance(error, bm.errors.CellError)
+        assert "cell 'plus' raised ValueError: unlucky" in str(error)
+        assert engine.submit([1.0]).result(60).tolist() == [2.0]

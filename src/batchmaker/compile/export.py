@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from batchmaker.compile.causes import cause_of, count_cause
 from batchmaker.compile.forward_signature import signature_of
 from batchmaker.compile.tracing_thread import in_tracing_thread
-from batchmaker.errors import ModelError, ShapeError
+from batchmaker.errors import RAISED_BY_USERS, ModelError, ShapeError, said_by
 from batchmaker.graph.spec import ValueSpec
 
 _KINDS = "float32, bfloat16, float16, float64, int64, int32, int16, int8, uint8, bool"
@@ -129,7 +129,7 @@ def infer_outputs(
         try:
             with torch.no_grad():
                 returned = module(*[row.clone() for row in rows])
-        except Exception as error:
+        except RAISED_BY_USERS as error:
             raise _refused(module, inputs, where, rows, error) from error
         outputs = flat_outputs(returned, where)
         for index, output in enumerate(outputs):
@@ -156,7 +156,7 @@ def check_alike(seen: Mapping[int, tuple[ValueSpec, ...]], where: str) -> None:
 
 
 def _refused(
-    module: nn.Module, inputs: tuple[ValueSpec, ...], where: str, rows: tuple[Tensor, ...], error: Exception
+    module: nn.Module, inputs: tuple[ValueSpec, ...], where: str, rows: tuple[Tensor, ...], error: BaseException
 ) -> ModelError:
     """Return the error for a module that raised in its trial: what is wrong with its inputs, or its own error.
 
@@ -182,7 +182,7 @@ def _refused(
         return ShapeError(f"{where}, {cause}")
     return ModelError(
         f"{where}: a trial run of {len(rows[0])} rows with {len(inputs)} inputs ({declared}) raised "
-        f"{type(error).__name__}: {error}. Declare one input per argument of forward(), with the "
+        f"{said_by(error)}. Declare one input per argument of forward(), with the "
         "shape and dtype of one row."
     )
 
@@ -191,7 +191,7 @@ def _runs(module: nn.Module, rows: tuple[Tensor, ...]) -> bool:
     try:
         with torch.no_grad():
             module(*[row.clone() for row in rows])
-    except Exception:  # the module's code may raise anything
+    except RAISED_BY_USERS:
         return False
     return True
 

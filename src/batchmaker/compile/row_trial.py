@@ -18,7 +18,7 @@ from batchmaker.compile.export import flat_outputs, torch_dtype
 from batchmaker.compile.mixing import mixing_operation
 from batchmaker.compile.opaque import Opaque
 from batchmaker.compile.rounding import distance, is_apart, is_rounding, largest, tolerance
-from batchmaker.errors import ModelError, ShapeError
+from batchmaker.errors import RAISED_BY_USERS, ModelError, ShapeError
 from batchmaker.graph.spec import ValueSpec
 
 Batch = tuple[Tensor, ...]
@@ -228,7 +228,7 @@ class _RowTrial:
             for candidate in self._candidates(kind, noise, generator):
                 try:
                     made = self._run(candidate)
-                except Exception:  # made-up values that the cell does not take
+                except RAISED_BY_USERS:  # made-up values that the cell does not take
                     continue
                 rows.append(candidate)
                 alone.append(made)
@@ -308,7 +308,7 @@ class _RowTrial:
             batch = tuple([row[order] for row in rows])
             try:
                 together = self._run(batch)
-            except Exception:  # then an engine runs its rows one by one
+            except RAISED_BY_USERS:  # then an engine runs its rows one by one
                 continue
             for output, (made, wanted) in enumerate(zip(together, alone, strict=True)):
                 for place, number in enumerate(order):

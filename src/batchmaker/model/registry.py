@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Final, TypeAlias, final
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from batchmaker.compile.binding import BoundCell, Planner, bind
 from batchmaker.compile.declaration import Declared
 from batchmaker.compile.export import example_rows
+from batchmaker.compile.programs import AnyProgram
 from batchmaker.compile.row_trial import RowsError, TrialRows
 from batchmaker.errors import ModelError, ShapeError
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
@@ -169,24 +169,10 @@ class CellRegistry:
             raise ShapeError(f"cell {name!r}: {error}") from None
         if declared is not None:
             _check_side(name, "input", inputs, declared.inputs)
-        planner = _planner() if cell.optimize else None
-        rows = tuple([self._row(argument, spec) for argument, spec in zip(given, inputs, strict=False)])
-        trial = TrialRows(rows, cell.batch_sizes, cell.independent_rows)
-        bind_to = partial(bind, source, name=name, fold_bytes=self._fold_bytes, planner=planner, trial=trial)
-        ports = [port for port, argument in enumerate(given) if isinstance(argument, HostValues)]
-        floats = Floats(cell.module, cell.float_dtype, trial)
         self.binding = name
         try:
             with _TRACING:
-                bound = bind_to(floats.annotated(inputs, ports))
-        except RowsError:
-            raise
-        except ModelError:
-            found = None if declared is not None else floats.needed(inputs, ports)
-            if found is None:
-                raise
-            with _TRACING:
-                bound = bind_to(found)
+                bound, trial = self._bound(cell, source, inputs, given, name)
         finally:
             self.binding = ""
         if declared is not None:
@@ -223,6 +209,39 @@ class CellRegistry:
         if self._on_new is not None:
             self._on_new(cell_type)
         return cell_type
+
+    def _bound(
+        self, cell: Cell, source: nn.Module | AnyProgram, inputs: tuple[ValueSpec, ...], given: Given, name: str
+    ) -> tuple[BoundCell, TrialRows]:
+        """Bind a cell, and return the rows that it was tried with.
+
+        If it refuses integers, it may want floats. If it refuses the real values, but takes others, they are the fault
+        of the request, which fails when it runs. Raises the error of the real values otherwise.
+        """
+        planner = _planner() if cell.optimize else None
+        rows = tuple([self._row(argument, spec) for argument, spec in zip(given, inputs, strict=False)])
+        real, made_up = (TrialRows(known, cell.batch_sizes, cell.independent_rows) for known in (rows, ()))
+        ports = [port for port, argument in enumerate(given) if isinstance(argument, HostValues)]
+        floats = Floats(cell.module, cell.float_dtype, real)
+        wanted = floats.annotated(inputs, ports)
+
+        def bound(wanted: tuple[ValueSpec, ...], trial: TrialRows) -> tuple[BoundCell, TrialRows]:
+            return bind(source, wanted, name=name, fold_bytes=self._fold_bytes, planner=planner, trial=trial), trial
+
+        try:
+            return bound(wanted, real)
+        except RowsError:
+            raise
+        except ModelError as error:
+            found = None if cell.declared_for(inputs) is not None else floats.needed(inputs, ports)
+            if found is not None:
+                return bound(found, real)
+            try:
+                return bound(wanted, made_up)
+            except RowsError:
+                raise
+            except ModelError:
+                raise error from error.__cause__
 
     def bind_on(self, type_id: TypeId, device: torch.device) -> BoundCell:
         """Return a cell type's module bound for another device, with its own copy of the weights."""

@@ -19,7 +19,7 @@ def fitting(
     """Make room for graphs that are about to be admitted. Adds how host tables must grow first to `commands`.
 
     Returns the graphs for which there is memory, with their requests, and the requests of the others, with the reason.
-    These have the most nodes: host tables have a row for each.
+    These have the most nodes, earlier ones included: host tables have a row for each.
     """
     too_large: list[tuple[RequestEntry, str]] = []
     while graphs:
@@ -27,7 +27,10 @@ def fitting(
             commands += state.admission.make_room(graphs, state.grow)
             break
         except NoMemoryError as error:
-            sizes = [graph.num_nodes for graph in graphs]
+            sizes = [
+                graph.num_nodes + sum([extent.num_nodes for extent in owner.extents])
+                for graph, owner in zip(graphs, owners, strict=True)
+            ]
             largest = sizes.index(max(sizes))
             too_large.append((owners[largest], str(error)))
         graphs = [*graphs[:largest], *graphs[largest + 1 :]]
