@@ -15,6 +15,7 @@ import batchmaker as bm
 from batchmaker.engine.answer import Answer
 from batchmaker.errors import CancelledError, CellError, SequenceError
 from batchmaker.scheduler.commands import Reply
+from batchmaker.scheduler.layout import NODES
 
 
 class Moments:
@@ -145,4 +146,4 @@ def test_whichever_chunks_lose_their_answers_the_others_are_answered_as_if_those
             before = after
         wait_until(lambda: scheduler(engine).num_rows == len(before))
     wait_until(lambda: scheduler(engine).num_rows == 0)
-    assert scheduler(engine)._state.arena.nodes.num_used == 0
+    assert scheduler(engine)._state.arena.num_used(NODES) == 0

@@ -36,6 +36,7 @@ from batchmaker.errors import (
 )
 from batchmaker.lab import zoo
 from batchmaker.scheduler.commands import Read, RunTask
+from batchmaker.scheduler.layout import NODES, SUBGRAPHS
 
 SMALL = {"vocabulary_size": 40, "hidden": 8, "max_batch": 8}
 LSTM = zoo.make("lstm", layers=2, **SMALL)
@@ -293,7 +294,7 @@ def test_any_interleaving_gives_what_each_sequence_alone_gives(
         sequence.close()
     wait_until(lambda: scheduler(engine).num_rows == 0 and scheduler(engine).num_requests == 0)
     assert not scheduler(engine)._state.store.in_use
-    assert scheduler(engine)._state.arena.nodes.num_used == 0
+    assert scheduler(engine)._state.arena.num_used(NODES) == 0
 
 
 def play_long(num_chunks: int) -> list[int]:
@@ -306,12 +307,12 @@ def play_long(num_chunks: int) -> list[int]:
         for number in range(num_chunks):
             assert float(sequence.submit([1, 0]).result(60)) == number + 1
             arena = scheduler(engine)._state.arena
-            assert (scheduler(engine).num_rows, arena.nodes.num_used) == (1, 1)
+            assert (scheduler(engine).num_rows, arena.num_used(NODES)) == (1, 1)
             if number + 1 in (num_chunks // 5, num_chunks):
                 gc.collect()
                 sizes.append(sys.getallocatedblocks())
-        assert arena.nodes.top < 20
-        assert arena.subgraphs.top < 20
+        assert arena.counts[NODES] < 20
+        assert arena.counts[SUBGRAPHS] < 20
     assert_balanced(engine)
     return sizes
 

@@ -146,7 +146,8 @@ def digest(commands: list[Any]) -> str:
         elif is_dataclass(value):
             found.update(type(value).__name__.encode())
             for field in fields(value):
-                add(getattr(value, field.name))
+                if not (field.name == "base" and value.num_nodes == 0):  # where no node is means nothing
+                    add(getattr(value, field.name))
         elif isinstance(value, tuple | list):
             found.update(f"({len(value)}".encode())
             for part in value:

@@ -389,8 +389,7 @@ class Harness:
         for type_id in range(len(self.cells)):
             assert self.scheduler.num_ready(type_id) == 0  # type: ignore[arg-type]
             assert self.scheduler.num_running(type_id) == 0  # type: ignore[arg-type]
-        for lane_map in self.scheduler._state.lane_maps.values():
-            assert (lane_map.occupant < 0).all()
+        assert (self.scheduler._state.arena.occupant < 0).all()
 
     def check_replay(self) -> None:
         """The recorded events make a new scheduler give the same commands."""

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from batchmaker.scheduler.arena import (
+from batchmaker.scheduler.edges import count_edges, enter, feed, write_edges
+from batchmaker.scheduler.layout import (
     DONE,
     END,
     EXTERNAL,
@@ -23,7 +24,6 @@ from batchmaker.scheduler.arena import (
     TYPE,
     USES,
 )
-from batchmaker.scheduler.edges import count_edges, enter, feed, write_edges
 
 Tables = tuple[NDArray[Any], NDArray[Any]]
 LENGTHS = np.array([3, 2])

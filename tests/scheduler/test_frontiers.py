@@ -15,9 +15,9 @@ from batchmaker.errors import InvariantError
 from batchmaker.graph.cell_graph import Run
 from batchmaker.graph.recorder import Recorder
 from batchmaker.policies import AgendaRemainingPolicy, CellularPolicy, SufficientPolicy
-from batchmaker.scheduler.arena import DONE, READY, SUBMITTED
 from batchmaker.scheduler.core import Scheduler
 from batchmaker.scheduler.events import GraphExtended, RequestArrived
+from batchmaker.scheduler.layout import DONE, READY, SUBMITTED
 
 
 def frontiers_of(harness: Harness) -> list[int]:
@@ -25,17 +25,17 @@ def frontiers_of(harness: Harness) -> list[int]:
     over the graphs as the programs have recorded them."""
     state = harness.scheduler._state
     counts = [0] * len(harness.cells)
-    for entry in state.by_slot.values():
-        if not entry.alive or entry.waiting:
+    for request, slot in state.requests.items():
+        if slot in state.line:
             continue
         blocked: dict[int, frozenset[int]] = {}  # by node: types left above it or in it
         recorded = [
             event.graph
             for events in harness.events
             for event in events
-            if isinstance(event, RequestArrived | GraphExtended) and event.request == entry.request
+            if isinstance(event, RequestArrived | GraphExtended) and event.request == request
         ]
-        for graph, extent in zip(recorded, entry.extents, strict=True):
+        for graph, extent in zip(recorded, state.own_extents(slot), strict=True):
             for part in graph.parts:
                 for type_id, nodes, sources in units_of(part):
                     above = frozenset().union(*(blocked.get(source, frozenset()) for source in sources))

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_harness import Harness, cell_type, chain
-
-from batchmaker.graph.spec import TypeId
-from batchmaker.scheduler.arena import Arena
-from batchmaker.scheduler.priorities import Priorities, RankedQueue
-from batchmaker.scheduler.ready import NODE_BITS, NODE_MASK
 
 CELL = cell_type(0, "step", inputs=2, sizes=(1, 2))
 
@@ -72,74 +66,3 @@ def test_where_priorities_are_strict_no_batch_leaves_a_ready_node_of_a_higher_on
                 continue
             elsewhere = [r for r in core.log if request in r.requests and r.start_s <= ran.start_s < r.finish_s]
             assert elsewhere, f"at {ran.start_s}, request {request} of priority {priority} waits for {lowest}"
-
-
-@given(data=st.data())
-@settings(max_examples=100)
-def test_the_queue_gives_back_what_it_took_in_order_of_priority(data: Any) -> None:
-    arena = Arena()
-    priorities = Priorities(arena)
-    nonempty: set[TypeId] = set()
-    queue = RankedQueue(priorities, TypeId(3), nonempty)
-    of_node = data.draw(st.lists(st.integers(-1, 2), min_size=1, max_size=40))
-    for node, priority in enumerate(of_node):
-        arena.request[node] = node
-        priorities.enter(node, priority)
-    nodes = np.arange(len(of_node))
-    keys = (nodes << NODE_BITS) | nodes
-    cut = data.draw(st.integers(0, len(of_node)))
-    queue.append(keys[:cut])
-    queue.append(keys[cut:])
-    gone = set(data.draw(st.lists(st.sampled_from(nodes.tolist()), max_size=5)))
-    assert queue.discard(lambda some: np.isin(arena.request[some & ((1 << NODE_BITS) - 1)], list(gone))) == len(gone)
-    kept = sorted((node for node in nodes.tolist() if node not in gone), key=lambda node: (-of_node[node], node))
-    assert len(queue) == len(kept)
-    assert nonempty == ({3} if kept else set())
-    assert (queue.keys() & ((1 << NODE_BITS) - 1)).tolist() == kept
-    taken: list[int] = []
-    while len(queue):
-        part = queue.take(data.draw(st.integers(1, 7)))
-        taken += (part & ((1 << NODE_BITS) - 1)).tolist()
-        if taken and data.draw(st.booleans()) and len(part) > 1:  # some come back
-            queue.merge(part[1:])
-            del taken[len(taken) - len(part) + 1 :]
-    assert taken == kept
-    assert not nonempty
-
-
-@given(
-    of_node=st.lists(st.integers(-1, 2), min_size=1, max_size=40), cut=st.integers(0, 40), limit=st.integers(1, 9),
-    barred=st.sets(st.integers(0, 39)),
-)  # fmt: skip
-def test_by_age_the_queue_gives_those_that_are_ready_longest_whatever_their_priorities(
-    of_node: list[int], cut: int, limit: int, barred: set[int]
-) -> None:
-    arena = Arena()
-    priorities = Priorities(arena)
-    nonempty: set[TypeId] = set()
-    queue = RankedQueue(priorities, TypeId(3), nonempty)
-    for node, priority in enumerate(of_node):
-        arena.request[node] = node
-        priorities.enter(node, priority)
-    nodes = np.arange(len(of_node))
-    keys = (nodes << NODE_BITS) | nodes
-    queue.append(keys[:cut])
-    queue.append(keys[cut:])
-    assert queue.first == keys[0]
-    assert (queue.highest, queue.lowest) == (4 * max(of_node), 4 * min(of_node))
-    allowed = [node for node in nodes.tolist() if node not in barred]
-    found = queue.take(limit, lambda some: ~np.isin(arena.request[some & NODE_MASK], list(barred)), by_age=True)
-    assert (found & NODE_MASK).tolist() == allowed[:limit]
-    left = sorted(set(nodes.tolist()) - set(allowed[:limit]), key=lambda node: (-of_node[node], node))
-    assert (queue.keys() & NODE_MASK).tolist() == left
-    assert nonempty == ({3} if left else set())
-
-
-def test_queues_of_the_usual_priority_alone_look_nothing_up() -> None:
-    priorities = Priorities(Arena())
-    priorities.enter(3, 0)
-    assert priorities.of(np.array([3])) is None
-    priorities.enter(4, 2)
-    assert priorities.of(np.array([3])) is not None
-    priorities.leave(4)
-    assert priorities.of(np.array([3])) is None

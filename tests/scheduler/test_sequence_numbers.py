@@ -4,33 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scheduler_harness import Harness, cell_type, chain, complete_tree, same
 from test_scheduler_properties import play, settings_of_a_run
 
-from batchmaker.scheduler.ready import NODE_BITS, SEQUENCE_LIMIT, ReadyQueue
+from batchmaker.scheduler.layout import NEXT_SEQUENCE, SEQUENCE_LIMIT
 
 LEAF, INNER, LOOP = cell_type(0, "leaf"), cell_type(1, "inner", inputs=2), cell_type(2, "loop")
 
-STARTS = [SEQUENCE_LIMIT - 1, SEQUENCE_LIMIT, 2**27 - 2, 2**27, 2**31 - 2, 2**31, 2**63]
+STARTS = [SEQUENCE_LIMIT - 1, SEQUENCE_LIMIT, 2**27 - 2, 2**27, 2**31 - 2, 2**31, 2**62]
 
 
 def commands_from(harness: Harness, start: int, jumps: dict[int, int]) -> list[Any]:
     """What a scheduler says to the same events that has come as far as `start`. jumps: numbers that it leaves out
     before an event."""
     again = harness._make()
-    state = again._state
-    state.sequence = start
+    arena = again._state.arena
+    arena.counts[NEXT_SEQUENCE] = start
     commands = []
     for number, events in enumerate(harness.events):
-        state.sequence += jumps.get(number, 0)
+        arena.counts[NEXT_SEQUENCE] += jumps.get(number, 0)
         commands += again.handle(*events)
         again.check_invariants()
-        keys = np.concatenate([entry.ready.keys() for entry in state.types]) if state.types else np.empty(0)
-        assert (keys >= 0).all()
+        assert all((arena.ready_keys(type_id) >= 0).all() for type_id in range(arena.types.shape[1]))
     return commands
 
 
@@ -55,27 +53,13 @@ def test_numbers_begin_again_with_requests_in_flight_before_they_run_out(start: 
     programs = (complete_tree(LEAF, INNER, 8), chain(INNER, 5), chain(LOOP, 5, open_ended=True))
     for request in range(30):
         harness.arrive(request, programs[request % 3], at_s=request / 4, priority=request % 2)
-    harness.scheduler._state.sequence = start - 20
+    counts = harness.scheduler._state.arena.counts
+    counts[NEXT_SEQUENCE] = start - 20
     lowest = []
     for at_s in range(20):
         harness.run(until_s=at_s)
-        lowest.append(harness.scheduler._state.sequence)
+        lowest.append(int(counts[NEXT_SEQUENCE]))
     harness.run()
     harness.check_nothing_left()
     assert lowest[-1] < 2000, "numbers have begun again"
     assert harness.scheduler.num_requests == 0
-
-
-def test_a_queue_hands_out_the_same_nodes_whatever_their_numbers_are() -> None:
-    subgraph = np.repeat(np.arange(40), 5)
-    early, late = np.arange(40) * 3, np.arange(40)
-    queue = ReadyQueue()
-    keys = early[subgraph] << NODE_BITS | np.arange(200)
-    queue.append(keys[:70])
-    queue.append(keys[70:])
-    taken = queue.take(7).tolist()
-    queue.renumber(late, subgraph)
-    assert queue.keys().tolist() == (late[subgraph] << NODE_BITS | np.arange(200))[7:].tolist()
-    while len(queue):
-        taken += queue.take(9).tolist()
-    assert [key & ((1 << NODE_BITS) - 1) for key in taken] == list(range(200))

@@ -16,6 +16,7 @@ from batchmaker.scheduler.commands import RunTask
 from batchmaker.scheduler.core import Scheduler
 from batchmaker.scheduler.events import CellTypeAdded, RequestArrived, StepsFinished
 from batchmaker.scheduler.invariants import check_state
+from batchmaker.scheduler.urgency import Urgency
 
 A, B = cell_type(0, "a", 2, sizes=(1, 2)), cell_type(1, "b", 2, sizes=(1, 2))
 
@@ -153,20 +154,28 @@ def test_books_balance_whenever_requests_are_hurried(run: dict[str, Any], hurry:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("batchmaker.scheduler.urgency.HURRY", hurry)
         patch.setattr("batchmaker.scheduler.urgency.Urgency.step_finished", lambda self, *_: None)
-        patch.setattr("batchmaker.scheduler.core.Urgency.more_work", shortly(hurry))
+        hurry_every_other(patch, hurry)
         play(run | {"policy": "sufficient"}).check_nothing_left()
 
 
-def shortly(after_s: float) -> Any:
+def hurry_every_other(patch: pytest.MonkeyPatch, after_s: float) -> None:
     """Hurry every other request from a moment on until some time later, deadline or not."""
+    look, came = Urgency.look, list[int]()
 
-    def more_work(urgency: Any, entry: Any, graph: Any) -> None:
+    def more_work(urgency: Any, slot: int, graph: Any) -> None:
+        came.append(urgency._state.id_of(slot))
+
+    def look_and_hurry(urgency: Any, now_s: float) -> None:
         living = urgency._state.requests
-        if entry.request % 2:
-            urgency._short.add(entry.arrived_s + after_s / 10, entry.request, living, len(living))
-            urgency._over.add(entry.arrived_s + after_s, entry.request, living, len(living))
+        for request in came:
+            if request % 2:
+                urgency._short.add(now_s + after_s / 10, request, living, len(living))
+                urgency._over.add(now_s + after_s, request, living, len(living))
+        came.clear()
+        look(urgency, now_s)
 
-    return more_work
+    patch.setattr(Urgency, "more_work", more_work)
+    patch.setattr(Urgency, "look", look_and_hurry)
 
 
 # --- cohorts -----------------------------------------------------------------------------------------------------

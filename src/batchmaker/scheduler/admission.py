@@ -20,12 +20,31 @@ from numpy.typing import NDArray
 from batchmaker.compiled import compiled
 from batchmaker.graph.cell_graph import HOST, ZERO, CellGraph, NodeBlock
 from batchmaker.graph.spec import CellType
-from batchmaker.scheduler.arena import Arena, size_class
+from batchmaker.scheduler.arena import Arena
 from batchmaker.scheduler.commands import ZERO_TABLE, Grow, Reserve, TableId
 from batchmaker.scheduler.copies import GraphCopies
 from batchmaker.scheduler.edges import count_edges, enter, feed, write_edges
+from batchmaker.scheduler.layout import (
+    EDGES,
+    END,
+    EXTENT_FIELDS,
+    EXTENTS,
+    FIRST,
+    FIRST_SUBGRAPH,
+    LAST,
+    LEFT,
+    NEXT,
+    NODES,
+    NOWHERE,
+    NUM_SUBGRAPHS,
+    OPEN_ENDED,
+    OWNS,
+    PLACES,
+    SIZE,
+    TYPE,
+)
 from batchmaker.scheduler.numbering import Extent, LocalNumbers, Locator, SubgraphNumbers
-from batchmaker.scheduler.rows import NoMemoryError, Tables
+from batchmaker.scheduler.rows import NoMemoryError, RowPool, Tables
 
 Ids = NDArray[np.int64]
 
@@ -34,29 +53,50 @@ Ids = NDArray[np.int64]
 class Admitted:
     """The result of one call of `GraphAdmission.admit`. Lists have one entry per graph, unless stated otherwise.
 
-    - extents: the numbers of each graph.
+    - extents: [EXTENT_FIELDS, graphs] the numbers of each graph.
     - host_tables: the tables that the driver fills, one per host input of the graph.
     - reserves: tables that must exist or grow; any number.
     - waiting_sources: (node of an earlier extent that is not done, new consumer); any number.
     - ready: arrays of the new subgraphs that wait for no other, in the order of the graphs; an array may be for several
       graphs.
-    - units: the num_work_units of each graph.
     """
 
-    extents: list[Extent] = field(default_factory=list)
+    extents: Ids
     host_tables: list[tuple[TableId, ...]] = field(default_factory=list)
     reserves: list[Reserve] = field(default_factory=list)
     waiting_sources: list[tuple[int, int]] = field(default_factory=list)
     ready: list[Ids] = field(default_factory=list)
-    units: list[int] = field(default_factory=list)
+
+
+@compiled
+def _enter_extents(
+    columns: Ids, numbers: Ids, slots: Ids, extents: Ids, requests: Ids, subgraphs: Ids, types: Ids
+) -> None:
+    """Give new extents to their requests: with their units, and places in the queues.
+
+    columns: [EXTENT_FIELDS, graphs]. numbers, slots: [graphs]. The others are the tables of the arena.
+    """
+    for i in range(len(numbers)):
+        extent, slot = numbers[i], slots[i]
+        extents[:, extent] = columns[:, i]
+        extents[NEXT, extent] = NOWHERE
+        if requests[FIRST, slot] == NOWHERE:
+            requests[FIRST, slot] = extent
+        else:
+            extents[NEXT, requests[LAST, slot]] = extent
+        requests[LAST, slot] = extent
+        first = columns[FIRST_SUBGRAPH, i]
+        for mine in range(first, first + columns[NUM_SUBGRAPHS, i]):
+            units = 1 if subgraphs[END, mine] > 0 else subgraphs[SIZE, mine]
+            requests[LEFT, slot] += units
+            requests[OWNS, slot] |= subgraphs[OPEN_ENDED, mine] > 0
+            types[PLACES, subgraphs[TYPE, mine]] += units
 
 
 class GraphAdmission:
     """Writes graphs into the arena. One per scheduler.
 
     - plan_rows: note the table of each input.
-    - value_ports: for each cell type, the inputs that some node has fed so far. They are left empty without plan_rows,
-      because then nothing reads them.
     - node_by_node: see CellPolicy. own_type_follows: see SchedulerState.
     """
 
@@ -77,19 +117,17 @@ class GraphAdmission:
         self._value_tables: Ids = np.zeros((0, 0), np.int64)
         self._numbers = SubgraphNumbers(arena, node_by_node=node_by_node)
         self._copies = GraphCopies(arena)
-        self.value_ports: list[set[int]] = []
 
-    def add_type(self, cell: CellType) -> int:
-        """Add a cell type; return the index of its row pool."""
+    def add_type(self, cell: CellType) -> RowPool:
+        """Add a cell type; return its row pool."""
         pool = self._tables.pool(cell)
         self._cells.append(cell)
-        self.value_ports.append(set())
         width = max(len(c.outputs) for c in self._cells)
         self._value_tables = np.zeros((len(self._cells), width), np.int64)
         for i, known in enumerate(self._cells):
-            specs = self._tables.pools[self._tables.pool(known)].tables
-            self._value_tables[i, : len(specs)] = [spec.table for spec in specs]
-        self._arena.need_ports(len(cell.inputs))
+            ids = self._tables.pool(known).table_ids
+            self._value_tables[i, : len(ids)] = ids
+        self._arena.add_type(cell, pool.number)
         return pool
 
     def make_room(self, graphs: Sequence[CellGraph], grow: Grow) -> list[Reserve]:
@@ -103,10 +141,10 @@ class GraphAdmission:
         arena, tables = self._arena, self._tables
         inputs = {(host.type_id, host.port): None for graph in graphs for host in graph.host_inputs}  # in this order
         new = [(self._cells[type_id], port) for type_id, port in inputs if not tables.knows_host(type_id, port)]
-        capacity = arena.node_capacity
-        top = arena.nodes.top + sum([size_class(graph.num_nodes) for graph in graphs])  # at most
+        capacity, counts = arena.node_capacity, np.array([graph.num_nodes for graph in graphs], np.int64)
+        top = int(arena.counts[NODES] + 2 * counts.sum())  # at most
         if top > capacity:
-            top = arena.nodes.top_after([graph.num_nodes for graph in graphs])
+            top = arena.top_after(NODES, counts)
         if top <= capacity and not new:
             return []
         specs = tuple([tables.host(cell, port)[0] for cell, port in new])
@@ -138,26 +176,25 @@ class GraphAdmission:
         inputs that are not done. No node is in a queue yet. Numbers are given in the order of the graphs, whether
         they are known or new.
         """
-        arena, result = self._arena, Admitted()
-        bases = arena.nodes.allocate_each([graph.num_nodes for graph in graphs])
-        if arena.fit_nodes() and self._plan_rows:
+        arena, count = self._arena, len(graphs)
+        result = Admitted(np.zeros((EXTENT_FIELDS, count), np.int64))
+        sizes = np.array([graph.num_nodes for graph in graphs], np.int64)
+        if arena.fit(NODES, sizes) and self._plan_rows:
             result.reserves.append(Reserve(self._tables.all_host(), arena.node_capacity))
-        at, count = 0, len(graphs)
+        bases, of = arena.allocate(NODES, sizes), np.array(slots, np.int64)
+        kept = np.array(kept_bases, np.int64) if kept_bases else np.zeros(count, np.int64)
         kept_bases = kept_bases or (0,) * count
-        known = self._copies.of
+        at = 0
         while at < count:
             begin = at
-            forms = []
-            while at < count and (form := known(graphs[at], kept_bases[at])) is not None:
-                forms.append(form)
-                at += 1
+            forms = self._copies.known(graphs, kept_bases, begin)
             if forms:
+                at += len(forms)
                 mine = slice(begin, at)
-                extents, ready = self._copies.write(forms, slots[mine], bases[mine], kept_bases[mine])
-                result.extents += extents
+                result.ready.append(
+                    self._copies.write(forms, of[mine], bases[mine], kept[mine], result.extents[:, mine])
+                )
                 result.host_tables += [form.host_tables for form in forms]
-                result.ready.append(ready)
-                result.units += [form.units for form in forms]
                 continue
             remember = self._is_shared(graphs[at])
             at += 1
@@ -165,12 +202,26 @@ class GraphAdmission:
                 at += 1
             mine = slice(begin, at)
             if remember:
-                self._copies.begin(bases[begin], graphs[begin].num_nodes)
-            self._take(graphs[mine], slots[mine], [earlier(i) for i in range(begin, at)], bases[mine], result)
+                self._copies.begin(int(bases[begin]), graphs[begin].num_nodes)
+            extents = self._take(
+                graphs[mine], of[mine], [earlier(i) for i in range(begin, at)], bases[mine].tolist(), result
+            )
+            for i, extent in enumerate(extents, begin):
+                result.extents[: EXTENT_FIELDS - 1, i] = (
+                    extent.first_local, extent.base, extent.num_nodes, extent.first_subgraph, extent.num_subgraphs,
+                    extent.first_edge, extent.num_edges,
+                )  # fmt: skip
             if remember:
                 self._copies.remember(
-                    graphs[begin], result.extents[-1], result.host_tables[-1], self._tables.is_host, kept_bases[begin]
+                    graphs[begin], extents[0], result.host_tables[-1], arena.is_host, kept_bases[begin]
                 )
+        ones = np.ones(count, np.int64)
+        arena.fit(EXTENTS, ones)
+        _enter_extents(
+            result.extents, arena.allocate(EXTENTS, ones), of, arena.extents, arena.requests, arena.subgraphs,
+            arena.types,
+        )  # fmt: skip
+        arena.fit_queues()
         return result
 
     def _is_shared(self, graph: CellGraph) -> bool:
@@ -180,19 +231,18 @@ class GraphAdmission:
     def _take(
         self,
         graphs: Sequence[CellGraph],
-        slots: Sequence[int],
+        slots: Ids,
         earlier: Sequence[LocalNumbers | None],
-        bases: Sequence[int],
+        bases: list[int],
         result: Admitted,
-    ) -> None:
-        """Write graphs that are not known. `bases` are the first numbers of their nodes."""
+    ) -> list[Extent]:
+        """Write graphs that are not known; return their extents. bases: the first numbers of their nodes."""
         arena = self._arena
         lengths = np.array([graph.num_nodes for graph in graphs])
         places = np.cumsum(lengths) - lengths
         nodes = np.repeat(np.array(bases) - places, lengths) + np.arange(lengths.sum())
-        enter(nodes, lengths, np.array(slots), arena.of_nodes)
-        extents, subgraphs = self._numbers.assign(graphs, nodes, list(bases), places.tolist())
-        result.extents += extents
+        enter(nodes, lengths, slots, arena.nodes)
+        extents, subgraphs = self._numbers.assign(graphs, nodes, bases, places.tolist())
         to_node = Locator(bases, earlier if any(earlier) else ())
         for graph, base in zip(graphs, bases, strict=True):
             tables = self._host_tables(graph, base - graph.first, result.reserves) if self._plan_rows else ()
@@ -205,16 +255,7 @@ class GraphAdmission:
         if self._plan_rows:
             self._fetches(graphs, to_node)
         result.ready.append(subgraphs[arena.external[subgraphs] == 0])
-        result.units += [graph.num_work_units for graph in graphs]
-
-    def release(self, extents: Sequence[Extent]) -> None:
-        """Give back the numbers of extents."""
-        arena = self._arena
-        arena.nodes.release_each([e.base for e in extents], [e.num_nodes for e in extents])
-        arena.subgraphs.release_each([e.first_subgraph for e in extents], [e.num_subgraphs for e in extents])
-        with_edges = [e for e in extents if e.num_edges]
-        if with_edges:
-            arena.edges.release_each([e.first_edge for e in with_edges], [e.num_edges for e in with_edges])
+        return extents
 
     # --- sources -----------------------------------------------------------------------------------------------
 
@@ -254,14 +295,14 @@ class GraphAdmission:
                 np.ascontiguousarray(np.concatenate([local for local, _ in read], axis=1)),
                 np.repeat(np.array([shift for _, shift in read]), counts),
                 np.ascontiguousarray(np.concatenate(outputs, axis=1)), readers, self._value_tables, fed,
-                arena.of_nodes, arena.of_subgraphs, arena.source, arena.source_table,
+                arena.nodes, arena.subgraphs, arena.source, arena.source_table,
             ))  # fmt: skip
             for type_id, port in np.argwhere(fed).tolist():
                 self._note_value_port(type_id, port)
 
     def _note_value_port(self, type_id: int, port: int) -> None:
         if self._plan_rows:
-            self.value_ports[type_id].add(port)
+            self._arena.note_port(type_id, port)
 
     def _run_sources(self, graphs: Sequence[CellGraph], to_node: Locator, edges: list[Ids]) -> None:
         """Write the sources of all runs and add their edges."""
@@ -307,14 +348,14 @@ class GraphAdmission:
             arena.place = np.full(arena.node_capacity, -1, np.int64)
         edges = found[0] if len(found) == 1 else np.concatenate(found, axis=1)
         producers, per_graph, waiting = count_edges(
-            edges, nodes, lengths, arena.place, arena.of_nodes, arena.of_subgraphs, self._own_type_follows
+            edges, nodes, lengths, arena.place, arena.nodes, arena.subgraphs, self._own_type_follows
         )
         result.waiting_sources += zip(*waiting.tolist(), strict=True)
-        for extent, num_edges in zip(extents, per_graph.tolist(), strict=True):
-            extent.num_edges = num_edges
-            extent.first_edge = arena.allocate_edges(num_edges) if num_edges else 0
-        firsts = np.array([extent.first_edge for extent in extents])
-        write_edges(edges, producers, firsts, nodes, lengths, arena.of_nodes, arena.consumer)
+        arena.fit(EDGES, per_graph)
+        firsts = arena.allocate(EDGES, per_graph)
+        for extent, first, num_edges in zip(extents, firsts.tolist(), per_graph.tolist(), strict=True):
+            extent.first_edge, extent.num_edges = first, num_edges
+        write_edges(edges, producers, firsts, nodes, lengths, arena.nodes, arena.consumer)
 
 
 @compiled

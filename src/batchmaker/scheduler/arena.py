@@ -1,160 +1,123 @@
-"""The arena: nodes, subgraphs and edges of all requests in flight, as arrays. There is no object per node.
+"""The arena: nodes, subgraphs, edges and requests in flight, ready nodes, rows and lanes, as a few tables of int64.
 
-All files of the scheduler read it. Admission, `find_steps` and completion write it, mostly in compiled loops.
+There is no object per node, and none per request. Compiled loops take the tables as one `State`. Only this file makes
+them and lets them grow: a loop that lacks room changes nothing and says so.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import final
+from typing import Final, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-NOWHERE = -1
-
-# States of a node. It passes through them in this order only.
-WAITING, READY, SUBMITTED, DONE = 0, 1, 2, 3
-
-OVER = 2
-"""Value of `open_ended` for a run that has ended. Steps of it that were submitted ahead compute nothing."""
-
-# Rows of `Arena.of_nodes`.
-STATE, SUBGRAPH, REQUEST, PENDING, USES, HELD, ROW, FETCH, FIRST_EDGE, NUM_EDGES, NODE_FIELDS = range(11)
-
-# Rows of `Arena.of_subgraphs`.
-TYPE, HEAD, SIZE, SPAN, EXTERNAL, PIN, IN_FLIGHT, SEQUENCE, END, OPEN_ENDED, LANE, LANE_WORKER, SUBGRAPH_FIELDS = range(
-    13
+from batchmaker.graph.spec import CellType
+from batchmaker.scheduler import extents
+from batchmaker.scheduler.layout import (
+    ALIVE,
+    BASE,
+    COUNTS,
+    EDGES,
+    END_TABLE,
+    EXTENT_FIELDS,
+    FIRST,
+    FIRST_EDGE,
+    FIRST_TABLE,
+    HEAD,
+    HEAD_OF_QUEUE,
+    KINDS,
+    LANE_FIELDS,
+    LANES_BEGIN,
+    MAX_BATCH,
+    MIN_BATCH,
+    NEXT,
+    NEXT_SLOT,
+    NOBODY,
+    NODE_FIELDS,
+    NODES,
+    NOWHERE,
+    NUM_FREE,
+    NUM_INPUTS,
+    NUM_LANES,
+    NUM_NODES,
+    NUM_OUTPUTS,
+    NUM_PORTS,
+    NUM_ROWS,
+    NUM_SEQUENCE,
+    PLACES,
+    POOL,
+    POOL_FIELDS,
+    QUEUE_BEGIN,
+    QUEUE_END,
+    QUEUE_FIELDS,
+    REQUEST_FIELDS,
+    ROWS_BEGIN,
+    SIZE_CLASSES,
+    SLOTS,
+    SUBGRAPH_FIELDS,
+    SUBGRAPHS,
+    TAIL_OF_QUEUE,
+    TYPE_FIELDS,
+    USED,
+    WORKER_FIELDS,
 )
 
 Ids = NDArray[np.int64]
 
-
-def size_class(count: int) -> int:
-    """Round a count up to one of four sizes per doubling, so that later requests can use freed extents again."""
-    if count <= 8:
-        return count
-    step = 1 << (count.bit_length() - 3)
-    return -(-count // step) * step
+FIRST_LANES: Final = 64
+UNKNOWN_S: Final = 1e-4
+"""Seconds of a step while nothing has been measured."""
 
 
-@final
-class Extents:
-    """Gives out extents (consecutive numbers) and takes them back. Freed extents are used again, by size class."""
+class State(NamedTuple):
+    """The tables, for compiled loops. `layout` says what their fields mean.
 
-    __slots__ = ("_free", "num_used", "top")
+    - nodes: [NODE_FIELDS, nodes]. subgraphs: [SUBGRAPH_FIELDS, subgraphs]. consumer: [edges] the node that reads.
+    - source_table, source: [ports, nodes] for each input, its table and the node that computes it. `source` means
+      nothing for host tables and ZERO_TABLE.
+    - requests: [REQUEST_FIELDS, slots]. extents: [EXTENT_FIELDS, extents].
+    - types: [TYPE_FIELDS, types]. ports: [types, ports] the inputs that some node has fed so far, ascending. seconds:
+      [types, largest batch + 1] of a step, by its rows.
+    - queue: [QUEUE_FIELDS, room] the ready nodes.
+    - pools: [POOL_FIELDS, pools]. free_rows: [room]. is_host: [tables] whether a table comes from the host.
+    - workers: [WORKER_FIELDS, workers]. lanes: [LANE_FIELDS, workers, types]. occupant: [room] the subgraph in each lane,
+      or NOBODY. lane_tables: [types, workers, ports] the table of each state input.
+    - free: [KINDS, SIZE_CLASSES] see `extents`. counts: [COUNTS].
+    """
 
-    def __init__(self) -> None:
-        self.top = 0
-        self.num_used = 0
-        self._free: defaultdict[int, list[int]] = defaultdict(list)
-
-    def allocate(self, count: int) -> int:
-        """Return the first of `count` consecutive numbers."""
-        self.num_used += count
-        size = size_class(count)
-        free = self._free.get(size)
-        if free:
-            return free.pop()
-        first = self.top
-        self.top += size
-        return first
-
-    def allocate_each(self, counts: Sequence[int]) -> list[int]:
-        """Return the result of `allocate` for each of these counts, in order."""
-        if len(counts) > 1 and len(set(counts)) == 1:
-            return self._allocate_alike(counts[0], len(counts))
-        firsts = []
-        for count in counts:
-            size = count if count <= 8 else size_class(count)
-            free = self._free.get(size)
-            if free:
-                firsts.append(free.pop())
-            else:
-                firsts.append(self.top)
-                self.top += size
-        self.num_used += sum(counts)
-        return firsts
-
-    def top_after(self, counts: Sequence[int]) -> int:
-        """Return what `top` will be after `allocate_each(counts)`."""
-        wanted = Counter(map(size_class, counts))
-        return self.top + sum(size * max(0, number - len(self._free.get(size, ()))) for size, number in wanted.items())
-
-    def _allocate_alike(self, count: int, number: int) -> list[int]:
-        """Return the result of `number` calls of `allocate(count)`."""
-        self.num_used += count * number
-        size = size_class(count)
-        free = self._free[size]
-        num_fresh = max(0, number - len(free))
-        firsts = free[: -(number - num_fresh) - 1 : -1]  # from the end, as `pop` takes them
-        del free[len(free) - len(firsts) :]
-        if num_fresh:
-            firsts += range(self.top, self.top + num_fresh * size, size) if size else [self.top] * num_fresh
-            self.top += num_fresh * size
-        return firsts
-
-    def release(self, first: int, count: int) -> None:
-        """Give back the extent that `allocate(count)` returned as `first`."""
-        self.num_used -= count
-        self._free[count if count <= 8 else size_class(count)].append(first)
-
-    def release_each(self, firsts: Sequence[int], counts: Sequence[int]) -> None:
-        """Call `release` for each of these extents, in order."""
-        if len(counts) > 1 and len(set(counts)) == 1:
-            self._free[size_class(counts[0])] += firsts
-            self.num_used -= sum(counts)
-            return
-        for first, count in zip(firsts, counts, strict=True):
-            self.release(first, count)
+    nodes: Ids
+    subgraphs: Ids
+    consumer: Ids
+    source: Ids
+    source_table: Ids
+    requests: Ids
+    extents: Ids
+    types: Ids
+    ports: Ids
+    seconds: NDArray[np.float64]
+    queue: Ids
+    pools: Ids
+    free_rows: Ids
+    is_host: NDArray[np.bool_]
+    workers: Ids
+    lanes: Ids
+    occupant: Ids
+    lane_tables: Ids
+    free: Ids
+    counts: Ids
 
 
-def _grown(array: Ids, size: int) -> Ids:
-    bigger = np.zeros((*array.shape[:-1], size), array.dtype)
-    bigger[..., : array.shape[-1]] = array
-    return bigger
+def _wider(table: NDArray[np.int64], size: int, fill: int = 0) -> Ids:
+    """Return the table with its last dimension of at least `size`, at least doubled."""
+    grown = np.full((*table.shape[:-1], max(size, 2 * table.shape[-1])), fill, np.int64)
+    grown[..., : table.shape[-1]] = table
+    return grown
 
 
 @final
 class Arena:
-    """The arrays, indexed by node number, subgraph number or edge number. All are int64.
-
-    For each node:
-
-    - state: WAITING, READY, SUBMITTED or DONE.
-    - subgraph: its subgraph.
-    - request: the slot of its request.
-    - pending: number of inputs from its own subgraph that are not submitted yet.
-    - uses: number of reads by nodes that have not finished.
-    - held: 1 if the unfold function may still use the node.
-    - row: its row in the pool of its type; NOWHERE if it has none.
-    - fetch: bit k is set if output k goes to the host.
-    - first_edge, num_edges: its consumers.
-    - source_table, source: [num_ports, nodes] for each input, its table and the node that computes it. `source` means
-      nothing for host tables and ZERO_TABLE.
-
-    For each subgraph:
-
-    - type: its cell type.
-    - head: its first node.
-    - size: its number of nodes.
-    - span: how many numbers there are from its first to its last node.
-    - external: number of inputs from other subgraphs that are not done.
-    - pin: the worker that runs steps of it, or NOWHERE.
-    - in_flight: how many times a node of it is in a step that is submitted and not finished.
-    - sequence: its place in the queue.
-    - end: one past the last node of a run; 0 if it is not a run.
-    - open_ended: 1 if a value may end the run; OVER if it has ended; otherwise 0.
-    - lane, lane_worker: the lane of the chain and the worker of this lane, or NOWHERE.
-
-    For each edge: consumer, the node that reads.
-
-    The fields of nodes are the rows of `of_nodes` [NODE_FIELDS, nodes], and the fields of subgraphs are the rows of
-    `of_subgraphs` [SUBGRAPH_FIELDS, subgraphs]. Compiled loops take these two whole, because each array argument costs
-    time: in a call for a single node, counting references to arrays costs more than the work. Each row is also an
-    attribute of the arena.
-    """
+    """Makes the tables and lets them grow. Each table is an attribute; see State."""
 
     _NODE_ROWS = (
         "state", "subgraph", "request", "pending", "uses", "held", "row", "fetch", "first_edge", "num_edges",
@@ -187,59 +150,228 @@ class Arena:
     lane: Ids
     lane_worker: Ids
 
-    def __init__(self) -> None:
-        self.nodes = Extents()
-        self.subgraphs = Extents()
-        self.edges = Extents()
+    def __init__(self, num_workers: int = 1) -> None:
         n, s = 1024, 256
-        self.of_nodes: Ids = np.zeros((NODE_FIELDS, n), np.int64)
-        self.of_subgraphs: Ids = np.zeros((SUBGRAPH_FIELDS, s), np.int64)
+        self.nodes: Ids = np.zeros((NODE_FIELDS, n), np.int64)
+        self.subgraphs: Ids = np.zeros((SUBGRAPH_FIELDS, s), np.int64)
+        self.consumer: Ids = np.zeros(n, np.int64)
         self.source: Ids = np.zeros((1, n), np.int64)
         self.source_table: Ids = np.zeros((1, n), np.int64)
-        self.consumer: Ids = np.zeros(n, np.int64)
+        self.requests: Ids = np.zeros((REQUEST_FIELDS, s), np.int64)
+        self.extents: Ids = np.zeros((EXTENT_FIELDS, s), np.int64)
+        self.types: Ids = np.zeros((TYPE_FIELDS, 0), np.int64)
+        self.ports: Ids = np.zeros((0, 1), np.int64)
+        self.seconds: NDArray[np.float64] = np.zeros((0, 2))
+        self.queue: Ids = np.zeros((QUEUE_FIELDS, n), np.int64)
+        self.pools: Ids = np.zeros((POOL_FIELDS, 0), np.int64)
+        self.free_rows: Ids = np.zeros(0, np.int64)
+        self.is_host: NDArray[np.bool_] = np.zeros(64, np.bool_)
+        self.workers: Ids = np.zeros((WORKER_FIELDS, num_workers), np.int64)
+        self.lanes: Ids = np.zeros((LANE_FIELDS, num_workers, 0), np.int64)
+        self.occupant: Ids = np.zeros(0, np.int64)
+        self.lane_tables: Ids = np.zeros((0, num_workers, 1), np.int64)
+        self.free: Ids = np.full((KINDS, SIZE_CLASSES), NOWHERE, np.int64)
+        self.counts: Ids = np.zeros(COUNTS, np.int64)
         self.place: Ids = np.full(n, -1, np.int64)  # scratch of admission, all -1 between calls
+        self._num_queued = 0  # of `queue`, what types have
+        self._tables: State | None = None
         self._name_rows()
 
     def _name_rows(self) -> None:
-        for name, row in zip(self._NODE_ROWS, self.of_nodes, strict=True):
+        """Note that a table is another one now."""
+        self._tables = None
+        for name, row in zip(self._NODE_ROWS, self.nodes, strict=True):
             setattr(self, name, row)
-        for name, row in zip(self._SUBGRAPH_ROWS, self.of_subgraphs, strict=True):
+        for name, row in zip(self._SUBGRAPH_ROWS, self.subgraphs, strict=True):
             setattr(self, name, row)
 
     @property
+    def tables(self) -> State:
+        """All tables as they are now. Ask again after anything may have grown."""
+        if self._tables is None:
+            self._tables = State(*[getattr(self, name) for name in State._fields])
+        return self._tables
+
+    @property
     def node_capacity(self) -> int:
-        return len(self.state)
+        return self.nodes.shape[1]
 
-    def need_ports(self, num_ports: int) -> None:
-        """Make room for cells with this many inputs."""
-        have = len(self.source)
-        if num_ports > have:
-            extra = np.zeros((num_ports - have, self.node_capacity), np.int64)
-            self.source = np.concatenate((self.source, extra))
-            self.source_table = np.concatenate((self.source_table, extra))
+    # --- numbers that are given out ----------------------------------------------------------------------------------
 
-    def fit_nodes(self) -> bool:
-        """Grow the arrays until they hold every node number that was given out; return whether they have grown."""
-        if self.nodes.top <= self.node_capacity:
+    def _links(self, kind: int) -> Ids:
+        """Return where free extents of a kind are linked."""
+        return (
+            self.nodes[FIRST_EDGE], self.subgraphs[HEAD], self.consumer, self.requests[NEXT_SLOT], self.extents[NEXT],
+        )[kind]  # fmt: skip
+
+    def num_used(self, kind: int) -> int:
+        """Return how many numbers of a kind are in use."""
+        return int(self.counts[USED + kind])
+
+    def top_after(self, kind: int, wanted: Ids) -> int:
+        """Return one past the highest number after `allocate(kind, wanted)`."""
+        return extents.top_after(self.free, self.counts, kind, self._links(kind), wanted)
+
+    def fit(self, kind: int, wanted: Ids) -> bool:
+        """Make room for `allocate(kind, wanted)`; return whether the tables have grown."""
+        capacity = len(self._links(kind))
+        if self.counts[kind] + 2 * wanted.sum() <= capacity:  # a size class is at most a quarter larger
             return False
-        self.grow_nodes(max(2 * self.node_capacity, self.nodes.top))
+        top = self.top_after(kind, wanted)
+        if top <= capacity:
+            return False
+        if kind == NODES:
+            self.grow_nodes(max(2 * capacity, top))
+        elif kind == SUBGRAPHS:
+            self.subgraphs = _wider(self.subgraphs, top)
+        elif kind == EDGES:
+            self.consumer = _wider(self.consumer, top)
+        elif kind == SLOTS:
+            self.requests = _wider(self.requests, top)
+        else:
+            self.extents = _wider(self.extents, top)
+        self._name_rows()
         return True
+
+    def allocate(self, kind: int, wanted: Ids) -> Ids:
+        """Return the first of so many consecutive numbers, for each of `wanted`. There must be room: see `fit`."""
+        return extents.allocate_each(self.free, self.counts, kind, self._links(kind), wanted)
+
+    def release(self, kind: int, first: int, count: int) -> None:
+        """Give back what `allocate` has returned as `first` for `count`."""
+        extents.release(self.free, self.counts, kind, self._links(kind), first, count)
 
     def grow_nodes(self, size: int) -> None:
         """Make room for node numbers below `size`."""
-        self.of_nodes, self.source = _grown(self.of_nodes, size), _grown(self.source, size)
-        self.source_table = _grown(self.source_table, size)
+        before = self.node_capacity
+        self.nodes, self.source, self.source_table = (
+            np.concatenate((table, np.zeros((len(table), size - before), np.int64)), axis=1)
+            for table in (self.nodes, self.source, self.source_table)
+        )
         self._name_rows()
 
-    def fit_subgraphs(self) -> None:
-        """Grow the arrays until they hold every subgraph number that was given out."""
-        if self.subgraphs.top > self.of_subgraphs.shape[1]:
-            self.of_subgraphs = _grown(self.of_subgraphs, max(2 * self.of_subgraphs.shape[1], self.subgraphs.top))
-            self._name_rows()
+    # --- cell types, pools, lanes --------------------------------------------------------------------------------------
 
-    def allocate_edges(self, count: int) -> int:
-        """Return the first of `count` edge numbers; grow `consumer` if needed."""
-        first = self.edges.allocate(count)
-        if self.edges.top > len(self.consumer):
-            self.consumer = _grown(self.consumer, max(2 * len(self.consumer), self.edges.top))
-        return first
+    def add_type(self, cell: CellType, pool: int) -> None:
+        """Add a cell type whose rows are in this pool."""
+        number, (_, num_workers, _) = self.types.shape[1], self.lanes.shape
+        facts = np.zeros((TYPE_FIELDS, 1), np.int64)
+        facts[[MAX_BATCH, MIN_BATCH, NUM_INPUTS, NUM_OUTPUTS, POOL, NUM_SEQUENCE], 0] = (
+            cell.max_batch, cell.min_batch, len(cell.inputs), len(cell.outputs), pool, NOWHERE,
+        )  # fmt: skip
+        self.types = np.concatenate((self.types, facts), axis=1)
+        num_ports = max(len(self.source), len(cell.inputs))
+        if num_ports > len(self.source):
+            more = np.zeros((num_ports - len(self.source), self.node_capacity), np.int64)
+            self.source, self.source_table = (np.concatenate((t, more)) for t in (self.source, self.source_table))
+        ports = np.zeros((number + 1, num_ports), np.int64)
+        ports[:number, : self.ports.shape[1]] = self.ports
+        tables = np.zeros((number + 1, num_workers, num_ports), np.int64)
+        tables[:number, :, : self.lane_tables.shape[2]] = self.lane_tables
+        seconds = np.full((number + 1, max(self.seconds.shape[1], cell.max_batch + 1)), UNKNOWN_S)
+        seconds[:number, : self.seconds.shape[1]] = self.seconds
+        self.ports, self.lane_tables, self.seconds = ports, tables, seconds
+        self.lanes = np.concatenate((self.lanes, np.zeros((LANE_FIELDS, num_workers, 1), np.int64)), axis=2)
+        self._name_rows()
+
+    def note_port(self, type_id: int, port: int) -> None:
+        """Note that some node feeds this input."""
+        count = int(self.types[NUM_PORTS, type_id])
+        known = self.ports[type_id, :count]
+        if port not in known:
+            self.ports[type_id, : count + 1] = np.sort(np.append(known, port))
+            self.types[NUM_PORTS, type_id] += 1
+
+    def add_pool(self, tables: Sequence[int]) -> int:
+        """Add a pool without rows; return its number."""
+        facts = np.zeros((POOL_FIELDS, 1), np.int64)
+        facts[FIRST_TABLE, 0], facts[END_TABLE, 0] = min(tables, default=0), max(tables, default=-1) + 1
+        self.pools = np.concatenate((self.pools, facts), axis=1)
+        self._name_rows()
+        return self.pools.shape[1] - 1
+
+    def grow_pool(self, pool: int, num_rows: int) -> None:
+        """Have so many rows. The new ones are taken after those that are free now, in ascending order."""
+        begin, num_free, before = self.pools[[ROWS_BEGIN, NUM_FREE, NUM_ROWS], pool].tolist()
+        free, fresh = self.free_rows[begin : begin + num_free].copy(), np.arange(num_rows - 1, before - 1, -1)
+        others = np.delete(self.free_rows, np.s_[begin : begin + before])
+        self.pools[ROWS_BEGIN, self.pools[ROWS_BEGIN] > begin] -= before
+        self.pools[[ROWS_BEGIN, NUM_FREE, NUM_ROWS], pool] = len(others), num_free + len(fresh), num_rows
+        self.free_rows = np.concatenate((others, fresh, free, np.zeros(before - num_free, np.int64)))
+        self._tables = None
+
+    def note_table(self, table: int, *, host: bool) -> None:
+        """Note that a table exists, and whether its values come from the host."""
+        if table >= len(self.is_host):
+            self.is_host = np.concatenate((self.is_host, np.zeros_like(self.is_host)))
+            self._tables = None
+        self.is_host[table] = host
+
+    def free_rows_of(self, pool: int) -> Ids:
+        """Return the free rows of a pool."""
+        begin, num_free = self.pools[[ROWS_BEGIN, NUM_FREE], pool].tolist()
+        return self.free_rows[begin : begin + num_free]
+
+    def occupants(self, worker: int, type_id: int) -> Ids:
+        """Return the lanes of a cell type on a worker: the subgraph in each, or NOBODY."""
+        begin, count = self.lanes[[LANES_BEGIN, NUM_LANES], worker, type_id].tolist()
+        return self.occupant[begin : begin + count]
+
+    def grow_lanes(self, worker: int, type_id: int, wanted: int) -> None:
+        """Have at least so many lanes, and at least twice as many as before."""
+        begin, before = self.lanes[[LANES_BEGIN, NUM_LANES], worker, type_id].tolist()
+        mine, count = self.occupants(worker, type_id).copy(), max(wanted, 2 * before, FIRST_LANES)
+        others = np.delete(self.occupant, np.s_[begin : begin + before])
+        self.lanes[LANES_BEGIN][self.lanes[LANES_BEGIN] > begin] -= before
+        self.lanes[LANES_BEGIN, worker, type_id], self.lanes[NUM_LANES, worker, type_id] = len(others), count
+        self.occupant = np.concatenate((others, mine, np.full(count - before, NOBODY)))
+        self._tables = None
+
+    # --- ready nodes ---------------------------------------------------------------------------------------------------
+
+    def fit_queues(self) -> None:
+        """Let each type's part of `queue` be at least twice as long as its nodes and runs in flight."""
+        types = self.types
+        for type_id in np.flatnonzero(types[QUEUE_END] - types[QUEUE_BEGIN] < 2 * types[PLACES]).tolist():
+            begin, end, head, tail = types[[QUEUE_BEGIN, QUEUE_END, HEAD_OF_QUEUE, TAIL_OF_QUEUE], type_id].tolist()
+            waiting, size = self.queue[:, head:tail].copy(), max(4 * int(types[PLACES, type_id]), 64)
+            rest = np.delete(self.queue[:, : self._num_queued], np.s_[begin:end], axis=1)
+            behind = types[QUEUE_BEGIN] > begin
+            for field in (QUEUE_BEGIN, QUEUE_END, HEAD_OF_QUEUE, TAIL_OF_QUEUE):
+                types[field, behind] -= end - begin
+            first, self._num_queued = rest.shape[1], rest.shape[1] + size
+            at = first + (size - waiting.shape[1]) // 2
+            types[[QUEUE_BEGIN, QUEUE_END, HEAD_OF_QUEUE, TAIL_OF_QUEUE], type_id] = (
+                first, first + size, at, at + waiting.shape[1],
+            )  # fmt: skip
+            self.queue = np.zeros((QUEUE_FIELDS, self._num_queued), np.int64)
+            self.queue[:, :first], self.queue[:, at : at + waiting.shape[1]] = rest, waiting
+            self._tables = None
+
+    def num_ready(self, type_id: int) -> int:
+        """Return how many nodes of a type are ready."""
+        return int(self.types[TAIL_OF_QUEUE, type_id] - self.types[HEAD_OF_QUEUE, type_id])
+
+    def ready_keys(self, type_id: int) -> Ids:
+        """Return the ready nodes of a type, in the order of their queue, as keys."""
+        head, tail = self.types[[HEAD_OF_QUEUE, TAIL_OF_QUEUE], type_id].tolist()
+        return self.queue[0, head:tail]
+
+    # --- requests ------------------------------------------------------------------------------------------------------
+
+    def is_alive(self, slot: int) -> bool:
+        """Whether a request has no Reply and no Fail yet."""
+        return bool(self.requests[ALIVE, slot])
+
+    def extents_of(self, slot: int) -> list[int]:
+        """Return the numbers of a request's extents, in the order of its graphs."""
+        found, at = [], int(self.requests[FIRST, slot])
+        while at != NOWHERE:
+            found.append(at)
+            at = int(self.extents[NEXT, at])
+        return found
+
+    def spans_of(self, slots: Sequence[int]) -> Ids:
+        """Return the extents of these requests, one request after the other: [extents, 2] first node, and count."""
+        found = [extent for slot in slots for extent in self.extents_of(slot)]
+        return self.extents[[BASE, NUM_NODES]][:, found].T

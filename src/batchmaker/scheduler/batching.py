@@ -1,36 +1,58 @@
 """Forming tasks: Batch and FormBatchedTask of Algorithm 1 (BatchMaker section 4.3), on arrays.
 
 A step is one batched call of a cell. A task is the steps that one call of Batch submits: up to MaxTasksToSubmit steps,
-or as many as fit into a budget of time. The scheduler core calls `Batcher.form_task`; `find_steps` does the work.
+or as many as fit into a budget of time. The scheduler core calls `Batcher.form_task`; `form` is one compiled call.
 """
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.compiled import compiled
 from batchmaker.graph.spec import TypeId
-from batchmaker.policies.ageing import AgeTurns
-from batchmaker.scheduler.commands import FetchOutput, Keep, Reserve, Rows, RunTask, TaskLanes
+from batchmaker.scheduler.arena import State
+from batchmaker.scheduler.commands import FetchOutput, Keep, Reserve, RunTask, TaskLanes
 from batchmaker.scheduler.events import TaskId, WorkerId
 from batchmaker.scheduler.find_steps import find_steps
-from batchmaker.scheduler.lanes import LaneMap
+from batchmaker.scheduler.layout import (
+    END_TABLE,
+    FIRST_TABLE,
+    HEAD_OF_QUEUE,
+    KEY_RANK,
+    LANES_BEGIN,
+    MAX_BATCH,
+    MIN_BATCH,
+    NODE_MASK,
+    NOWHERE,
+    NUM_FREE,
+    NUM_INPUTS,
+    NUM_LANES,
+    NUM_PASSED,
+    NUM_PORTS,
+    NUM_RANKED,
+    NUM_RESERVED,
+    NUM_ROWS,
+    NUM_RUNNING,
+    NUM_SEQUENCE,
+    POOL,
+    ROWS_BEGIN,
+    STEERING_ON,
+    STEPS_ON,
+    TAIL_OF_QUEUE,
+    TASKS_ON,
+    TURNS_PASSED,
+)
 from batchmaker.scheduler.priorities import priority_of
-from batchmaker.scheduler.progress import unpinned_of
-from batchmaker.scheduler.ready import Keys
+from batchmaker.scheduler.queues import candidates, put, ranks_of, sort, take
 from batchmaker.scheduler.row_release import marked
-from batchmaker.scheduler.rows import NoMemoryError
-from batchmaker.scheduler.state import SchedulerState, TaskEntry, TypeEntry
+from batchmaker.scheduler.state import NO_NODES, SchedulerState, TaskEntry, TypeEntry
 from batchmaker.scheduler.steps import (
     AT_LANE,
     AT_NODE,
-    AT_SUBGRAPH,
     HAS_LANES,
     IS_DENSE,
     MAY_STOP,
@@ -42,10 +64,7 @@ from batchmaker.scheduler.steps import (
     TaskLimits,
 )
 
-NONE: Final[Rows] = np.empty(0, np.int64)
-NO_LANES: Final[Rows] = np.empty((0, 0), np.int64)
-Allowed = Callable[[Keys], NDArray[np.bool_]]
-"""Returns which ready nodes may be taken, as a mask [keys]."""
+Ids = NDArray[np.int64]
 
 BATCHES_AHEAD: Final = 2
 """How many full batches of ready nodes are candidates for a task that is bounded by time.
@@ -80,41 +99,146 @@ class Formed:
     reserves: tuple[Reserve, ...]
 
 
-@final
-class Batcher:
-    """Forms tasks from the state.
+class Rules(NamedTuple):
+    """How tasks are formed.
 
+    - plan_rows, own_type_follows, loops_ahead: see Scheduler and SchedulerState.
     - share_workers: there are several workers, so some nodes may be pinned to another one.
-    - max_steps, budget_s: limits of a task; see CellPolicy.
-    - task_s: seconds that a task costs beside its steps, where its length follows from that (`weighs_tasks`); infinity
-      elsewhere.
-    - loops_ahead: see TaskLimits.
-    - patience: given if a batch may hold only nodes of one depth; then a task has one step. How many batches in a row
-      may have another depth than the first node in the queue (see `_one_depth`).
-
-    Of the tasks of one type on one worker in which a higher priority goes first while a lower one waits, one of
-    `state.aged_every` takes the nodes that have been ready longest, whatever their priority.
+    - max_steps, budget_s: limits of a task; see CellPolicy. weighs_tasks: its length follows from its own cost.
+    - patience: how many batches in a row may have another depth than the first node in the queue, where a batch holds
+      only nodes of one depth and a task has one step (see `_depth`); NOWHERE elsewhere.
+    - aged_every: of the tasks of one type on one worker in which a higher priority goes first while a lower one waits,
+      one of so many takes the nodes that have been ready longest, whatever their priority; 0: none does.
     """
 
-    def __init__(
-        self,
-        state: SchedulerState,
-        *,
-        share_workers: bool,
-        max_steps: int,
-        budget_s: float,
-        loops_ahead: bool = False,
-        task_s: float = math.inf,
-        patience: int | None = None,
-    ) -> None:
+    plan_rows: bool
+    own_type_follows: bool
+    loops_ahead: bool
+    share_workers: bool
+    max_steps: int
+    budget_s: float
+    weighs_tasks: bool
+    patience: int
+    aged_every: int
+
+
+@compiled
+def _num_ahead(rules: Rules, full_s: float) -> int:
+    """Return how many full batches of ready nodes are candidates for a task. full_s: seconds of a full step."""
+    if rules.budget_s == np.inf:
+        return rules.max_steps
+    if not rules.weighs_tasks:
+        return BATCHES_AHEAD
+    return min(max(int(rules.budget_s / full_s), BATCHES_AHEAD), MOST_AHEAD)
+
+
+@compiled
+def _depth(state: State, rules: Rules, depth_of: Ids, type_id: int, worker: int, by_age: bool) -> tuple[int, int]:
+    """Return the depth of the nodes of a batch, and NUM_PASSED after it.
+
+    It is the smallest depth of a ready node. After `patience` batches in a row of another depth than that of the first
+    node in the queue, it is the depth of this node. Otherwise a stream of newcomers, all at depth 0, would block the
+    older nodes for ever. With `by_age` it is the depth of the node that has been ready longest.
+    """
+    types = state.types
+    keys, _ = candidates(
+        state.nodes, state.subgraphs, types, state.queue, depth_of, type_id, worker, NOWHERE, by_age,
+        types[TAIL_OF_QUEUE, type_id] - types[HEAD_OF_QUEUE, type_id],
+    )  # fmt: skip
+    if len(keys) == 0:
+        return NOWHERE, types[NUM_PASSED, type_id]
+    oldest = lowest = depth_of[keys[0] & NODE_MASK]
+    for key in keys:
+        lowest = min(lowest, depth_of[key & NODE_MASK])
+    depth = oldest if by_age or types[NUM_PASSED, type_id] >= rules.patience else lowest
+    return depth, 0 if depth == oldest else types[NUM_PASSED, type_id] + 1
+
+
+@compiled
+def form(state: State, rules: Rules, depth_of: Ids, type_id: int, worker: int, by_age: bool, may_ask: bool) -> Steps:
+    """Form a task of ready nodes of one type, and note that it is on the worker; see `find_steps`.
+
+    depth_of: [nodes], if `rules.patience` asks for it. may_ask: whether to change nothing and return a task without
+    steps if the pool has fewer free rows than the task could use; never if it has too few for the first step. A task
+    without steps and without a wish means that no ready node may run on the worker.
+    """
+    nodes, subgraphs, types, queue, pools, lanes = (
+        state.nodes, state.subgraphs, state.types, state.queue, state.pools, state.lanes,
+    )  # fmt: skip
+    only_worker = worker if rules.share_workers else NOWHERE
+    ranked = state.counts[NUM_RANKED] > 0
+    max_batch, pool = types[MAX_BATCH, type_id], types[POOL, type_id]
+    is_turn = ranked and rules.aged_every > 0 and lanes[TURNS_PASSED, worker, type_id] >= rules.aged_every - 1
+    by_age = by_age or is_turn
+    depth, num_passed = NOWHERE, types[NUM_PASSED, type_id]
+    if rules.patience != NOWHERE:
+        depth, num_passed = _depth(state, rules, depth_of, type_id, only_worker, by_age)
+    seconds = state.seconds[type_id, : max_batch + 1]
+    num_waiting = types[TAIL_OF_QUEUE, type_id] - types[HEAD_OF_QUEUE, type_id]
+    highest = queue[KEY_RANK, types[HEAD_OF_QUEUE, type_id]] if num_waiting > 0 else 0
+    keys, ranks = candidates(
+        nodes, subgraphs, types, queue, depth_of, type_id, only_worker, depth, by_age,
+        max_batch * _num_ahead(rules, seconds[max_batch]),
+    )  # fmt: skip
+    budget_s = rules.budget_s
+    if not ranked and len(keys) >= BATCHES_AHEAD * max_batch:
+        is_alone = True
+        for other in range(types.shape[1]):
+            is_alone &= other == type_id or types[TAIL_OF_QUEUE, other] == types[HEAD_OF_QUEUE, other]
+        budget_s *= SATURATED_BUDGETS if is_alone else 1
+    rows_wanted, rows_needed, batch = 0, 0, min(len(keys), max_batch)
+    if rules.plan_rows and batch > 0:
+        most = 1.0 * rules.max_steps
+        wanted = batch * int(min(most, budget_s / seconds[batch] + 1)) + max_batch
+        if pools[NUM_FREE, pool] < (wanted if may_ask else batch):
+            rows_wanted, rows_needed, keys, ranks = wanted, batch, keys[:0], ranks[:0]
+    num_inputs, num_sequence = types[NUM_INPUTS, type_id], types[NUM_SEQUENCE, type_id]
+    places = Places(
+        rules.plan_rows, worker, pools[NUM_FREE, pool], pools[FIRST_TABLE, pool], pools[END_TABLE, pool],
+        num_inputs if rules.plan_rows else 0,
+        (num_inputs if num_sequence == NOWHERE else num_sequence) if rules.plan_rows else 0,
+    )  # fmt: skip
+    limits = TaskLimits(
+        max_batch, types[MIN_BATCH, type_id], rules.max_steps if budget_s > 0 else 1, budget_s, num_waiting > len(keys),
+        rules.loops_ahead, rules.own_type_follows,
+    )  # fmt: skip
+    rows, first = state.free_rows[pools[ROWS_BEGIN, pool] :], lanes[LANES_BEGIN, worker, type_id]
+    steps = find_steps(
+        nodes, subgraphs, state.source, state.source_table, state.consumer, state.is_host,
+        state.ports[type_id, : types[NUM_PORTS, type_id]], rows[: pools[NUM_ROWS, pool]],
+        state.occupant[first : first + lanes[NUM_LANES, worker, type_id]], state.lane_tables[type_id], places, limits,
+        seconds, rows_wanted, rows_needed, keys, ranks[: len(keys) if ranked and not by_age else 0],
+    )  # fmt: skip
+    if steps.num_steps == 0:
+        return steps
+    types[NUM_PASSED, type_id] = num_passed
+    if rules.plan_rows:
+        pools[NUM_FREE, pool] = steps.num_free
+    take(nodes, subgraphs, types, queue, depth_of, type_id, only_worker, depth, by_age, keys[: steps.num_used])
+    more = steps.ready.copy()
+    ranks = ranks_of(nodes, state.requests, state.counts, more)
+    sort(more, ranks)
+    put(types, queue, type_id, more, ranks)
+    if ranked and by_age:
+        lanes[TURNS_PASSED, worker, type_id] = 0
+    elif ranked and types[TAIL_OF_QUEUE, type_id] > types[HEAD_OF_QUEUE, type_id]:
+        lowest = queue[KEY_RANK, types[TAIL_OF_QUEUE, type_id] - 1]
+        lanes[TURNS_PASSED, worker, type_id] += priority_of(lowest) < priority_of(highest)
+    types[NUM_RUNNING, type_id] += steps.num_steps
+    state.workers[STEPS_ON, worker] += steps.num_steps
+    state.workers[TASKS_ON, worker] += 1
+    for step in range(steps.num_steps):
+        state.workers[STEERING_ON, worker] += steps.flags[STEERS, step]
+    return steps
+
+
+@final
+class Batcher:
+    """Forms tasks from the state."""
+
+    def __init__(self, state: SchedulerState, rules: Rules) -> None:
         self._state = state
-        self._turns: defaultdict[tuple[WorkerId, TypeId], AgeTurns] = defaultdict(lambda: AgeTurns(state.aged_every))
-        self._patience = patience
-        self._share_workers = share_workers
-        self._max_steps = 1 if patience is not None else max_steps
-        self._weighs_tasks = task_s < math.inf
-        self._budget_s = min(budget_s, TASKS_WORTH * task_s)
-        self._loops_ahead = loops_ahead
+        self._rules = rules
 
     def form_task(self, task: TaskId, type_id: TypeId, worker: WorkerId, *, by_age: bool = False) -> Formed | None:
         """Form a task of ready nodes of one type; None if all of them are pinned to other workers.
@@ -123,113 +247,41 @@ class Batcher:
         NoMemoryError, with nothing changed, if there is no memory for the rows of its first step.
         """
         state, entry = self._state, self._state.types[type_id]
-        arena = state.arena
-        turns = self._turns[worker, type_id] if state.priorities.differ else None
-        by_age = by_age or (turns is not None and turns.is_due)
-        highest = 0 if turns is None else entry.ready.highest
-
-        def unpinned(keys: Keys) -> NDArray[np.bool_]:
-            return unpinned_of(arena.of_nodes, arena.of_subgraphs, worker, keys)
-
-        allowed = self._one_depth(entry, unpinned if self._share_workers else None, by_age=by_age)
-        candidates = entry.ready.take(entry.cell.max_batch * self._num_ahead(entry), allowed, by_age=by_age)
-        if len(candidates) == 0:
+        arena, reserves, may_ask = state.arena, list[Reserve](), True
+        depth_of = NO_NODES if state.depths is None else state.depths.of
+        if entry.num_sequence_inputs is not None and not entry.has_lane_tables:
+            state.tables.enter_lanes(entry.cell, entry.num_sequence_inputs, state.num_workers)
+            entry.has_lane_tables = True
+        while True:
+            steps = form(arena.tables, self._rules, depth_of, type_id, worker, by_age, may_ask)
+            if steps.rows_wanted:
+                grown = state.tables.fit_rows(entry.pool, steps.rows_wanted, steps.rows_needed, state.grow)
+                reserves += () if grown is None else (grown,)
+                may_ask = False
+            elif steps.lanes_wanted:
+                arena.grow_lanes(worker, type_id, steps.lanes_wanted)
+                if steps.num_steps:
+                    break
+            else:
+                break
+        if not steps.num_steps:
             return None
-        lane_map = None if entry.num_sequence_inputs is None else state.lane_map(worker, type_id)
-        reserves: list[Reserve] = []
-        steps = self._find(entry, worker, lane_map, candidates, reserves, by_age=by_age)
-        entry.ready.merge(np.concatenate((candidates[steps.num_used :], steps.ready)))
-        if turns is not None:
-            if by_age:
-                turns.had_turn()
-            elif len(entry.ready) and priority_of(entry.ready.lowest) < priority_of(highest):
-                turns.passed_over()
-        if lane_map is not None and lane_map.capacity > lane_map.num_reserved and state.plan_rows:
-            reserves.append(self._reserve_lanes(entry, worker, lane_map))
+        if entry.num_sequence_inputs is not None and state.plan_rows:
+            reserves += self._reserve_lanes(entry, worker)
         formed = self._described(task, worker, entry, steps)
-        self._submitted(entry, formed)
+        if state.observed:
+            state.submitted(type_id, formed[0].nodes)
         return Formed(formed[0], formed[1], tuple(reserves))
 
-    def _num_ahead(self, entry: TypeEntry) -> int:
-        """Return how many full batches of ready nodes are candidates for a task."""
-        if self._budget_s == np.inf:
-            return self._max_steps
-        if not self._weighs_tasks:
-            return BATCHES_AHEAD
-        return min(max(int(self._budget_s / entry.step_times.seconds[-1]), BATCHES_AHEAD), MOST_AHEAD)
-
-    def _find(
-        self,
-        entry: TypeEntry,
-        worker: WorkerId,
-        lane_map: LaneMap | None,
-        candidates: Keys,
-        reserves: list[Reserve],
-        *,
-        by_age: bool,
-    ) -> Steps:
-        """Find the steps of the task. Adds lanes and rows if there are too few.
-
-        Appends the tables that must grow to `reserves`.
-        """
-        state, arena, cell = self._state, self._state.arena, entry.cell
-        ranks = None if by_age else state.priorities.of(candidates)
-        budget_s = self._budget_s
-        if not state.priorities.differ and len(candidates) >= BATCHES_AHEAD * cell.max_batch and self._is_alone(entry):
-            budget_s *= SATURATED_BUDGETS
-        max_steps = self._max_steps if budget_s > 0 else 1
-        limits = TaskLimits(
-            cell.max_batch, cell.min_batch, max_steps, budget_s, len(entry.ready) > 0, self._loops_ahead,
-            state.own_type_follows,
-        )  # fmt: skip
-        batch = min(len(candidates), cell.max_batch)
-        if state.plan_rows:
-            try:
-                grown = entry.pool.fit(self._rows_wanted(entry, batch, budget_s), batch, state.grow)
-            except NoMemoryError:
-                entry.ready.merge(candidates)
-                raise
-            reserves += () if grown is None else (grown,)
-        while True:
-            free, num_free = entry.pool.free
-            num_sequence = len(cell.inputs) if entry.num_sequence_inputs is None else entry.num_sequence_inputs
-            places = Places(
-                state.plan_rows, worker, num_free, entry.pool.first_table, entry.pool.end_table,
-                len(cell.inputs) if state.plan_rows else 0, num_sequence if state.plan_rows else 0,
-            )  # fmt: skip
-            steps = find_steps(
-                arena.of_nodes, arena.of_subgraphs, arena.source, arena.source_table, arena.consumer,
-                state.tables.is_host, entry.ports, free, NONE if lane_map is None else lane_map.occupant,
-                NO_LANES if lane_map is None else self._lane_tables(entry, worker), places, limits,
-                entry.step_times.seconds, candidates, NONE if ranks is None else ranks,
-            )  # fmt: skip
-            if state.plan_rows:
-                entry.pool.take(steps.num_free)
-            if lane_map is not None and steps.lanes_wanted:
-                lane_map.grow(steps.lanes_wanted)
-            if steps.num_steps:
-                return steps
-
-    def _is_alone(self, entry: TypeEntry) -> bool:
-        """Whether no other type has ready nodes."""
-        return all(other is entry or not len(other.ready) for other in self._state.types)
-
-    def _rows_wanted(self, entry: TypeEntry, batch: int, budget_s: float) -> int:
-        """Return an estimate of the free rows with which the task can have all its steps."""
-        steps_s = budget_s / entry.step_times.seconds[batch]
-        return batch * int(min(self._max_steps, steps_s + 1)) + entry.cell.max_batch
-
-    def _lane_tables(self, entry: TypeEntry, worker: WorkerId) -> Rows:
-        """Return the lane tables of a type: [workers, state inputs]. Only the first worker if there is no other."""
-        return self._state.tables.lane_tables(
-            entry.cell, entry.num_sequence_inputs or 0, len(self._state.worker_steps) if self._share_workers else 1
-        )
-
-    def _reserve_lanes(self, entry: TypeEntry, worker: WorkerId, lane_map: LaneMap) -> Reserve:
+    def _reserve_lanes(self, entry: TypeEntry, worker: WorkerId) -> tuple[Reserve, ...]:
+        """Return how the lane tables must grow, if there are more lanes than rows."""
         assert entry.num_sequence_inputs is not None
+        type_id, lanes = entry.cell.type_id, self._state.arena.lanes
+        if lanes[NUM_LANES, worker, type_id] <= lanes[NUM_RESERVED, worker, type_id]:
+            return ()
+        lanes[NUM_RESERVED, worker, type_id] = max(int(lanes[NUM_LANES, worker, type_id]), entry.cell.max_batch)
         specs = self._state.tables.lanes(worker, entry.cell, entry.num_sequence_inputs)
-        lane_map.num_reserved = max(lane_map.capacity, entry.cell.max_batch)
-        return Reserve(specs, lane_map.num_reserved)
+        return (Reserve(specs, int(lanes[NUM_RESERVED, worker, type_id])),)
 
     # --- describing a task ---------------------------------------------------------------------------------------
 
@@ -244,12 +296,7 @@ class Batcher:
             at[NUM_FACTS : NUM_FACTS + num_inputs], at[NUM_FACTS + num_inputs :],
             self._lanes(entry, worker, steps, flags), keep, self._fetches(entry, steps), flags[MAY_STOP],
         )  # fmt: skip
-        left = [(self._state.lane_map(WorkerId(number), type_id), lane) for number, lane in steps.left.T.tolist()]
-        record = TaskEntry(
-            task, worker, type_id, at[AT_NODE], at[AT_SUBGRAPH], steps.ends, steps.done, steps.entering, left,
-            flags[MAY_STOP], flags[STEERS],
-        )  # fmt: skip
-        return run, record
+        return run, TaskEntry(worker, type_id, steps)
 
     def _lanes(self, entry: TypeEntry, worker: WorkerId, steps: Steps, flags: NDArray[np.bool_]) -> TaskLanes | None:
         used = flags[HAS_LANES]
@@ -271,36 +318,3 @@ class Batcher:
                 if steps.all_marks >> output & 1
             ]
         )
-
-    def _submitted(self, entry: TypeEntry, formed: tuple[RunTask, TaskEntry]) -> None:
-        """Count the steps on the worker, and tell what policies read about them."""
-        state, (run, record) = self._state, formed
-        entry.num_running += run.num_steps
-        state.worker_steps[run.worker] += run.num_steps
-        state.worker_steering[run.worker] += int(np.count_nonzero(record.steers))
-        if state.observed:
-            state.submitted(run.type_id, record.nodes, record.subgraphs)
-
-    def _one_depth(self, entry: TypeEntry, allowed: Allowed | None, *, by_age: bool) -> Allowed | None:
-        """Return a test for the ready nodes of the smallest depth.
-
-        After `patience` batches in a row of another depth than that of the first node in the queue, it is a test for
-        the depth of this node. Otherwise a stream of newcomers, all at depth 0, would block the older nodes for ever.
-        With `by_age` it is a test for the depth of the node that has been ready longest.
-        """
-        depths = self._state.depths
-        if self._patience is None or depths is None:
-            return allowed
-        keys = np.sort(entry.ready.keys()) if by_age else entry.ready.keys()
-        keys = keys if allowed is None else keys[allowed(keys)]
-        if len(keys) == 0:
-            return allowed
-        lowest, oldest = depths.lowest(keys)
-        depth = oldest if by_age or entry.num_passed >= self._patience else lowest
-        entry.num_passed = 0 if depth == oldest else entry.num_passed + 1
-
-        def at_depth(keys: Keys) -> NDArray[np.bool_]:
-            mask = depths.at(depth, keys)
-            return mask if allowed is None else mask & allowed(keys)
-
-        return at_depth

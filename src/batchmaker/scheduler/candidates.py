@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.compiled import compiled
-from batchmaker.scheduler.ready import Keys
+from batchmaker.scheduler.queues import Keys, sort
 
 Ids = NDArray[np.int64]
 
@@ -49,33 +49,15 @@ def choose(
 
 
 @compiled
-def in_order(keys: Keys, ranks: Ids) -> bool:
-    """Whether ready nodes are in order. ranks: empty if all are equal."""
-    for i in range(1, len(keys)):
-        if len(ranks) > 0 and ranks[i - 1] != ranks[i]:
-            if ranks[i - 1] < ranks[i]:
-                return False
-        elif keys[i - 1] > keys[i]:
-            return False
-    return True
-
-
-@compiled
 def joined(keys: Keys, ranks: Ids, ranked: bool, others: Keys, other_ranks: Ids) -> tuple[Keys, Ids]:
     """Merge nodes that have become ready with waiting ones; return all in order, with their ranks.
 
-    - keys, ranks: the new nodes, in any order; ranks is empty if `ranked` is False.
+    - keys, ranks: the new nodes, in any order, which is changed; ranks is empty if `ranked` is False.
     - others, other_ranks: the waiting nodes, in order.
     """
     if len(keys) == 0:  # with empty ranks `choose` would take all ranks for equal
         return others, other_ranks
-    if not in_order(keys, ranks):
-        order = np.argsort(keys)
-        keys = keys[order]
-        if ranked:
-            ranks = ranks[order]
-            order = np.argsort(-ranks, kind="mergesort")
-            keys, ranks = keys[order], ranks[order]
+    sort(keys, ranks)
     if len(others) == 0:
         return keys, ranks
     total = len(keys) + len(others)

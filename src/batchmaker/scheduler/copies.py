@@ -7,6 +7,7 @@ known graphs that arrive together are written in one compiled call. `GraphAdmiss
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, final
 
 import numpy as np
@@ -14,11 +15,19 @@ from numpy.typing import NDArray
 
 from batchmaker.compiled import compiled
 from batchmaker.graph.cell_graph import CellGraph
-from batchmaker.scheduler.arena import (
+from batchmaker.scheduler.arena import Arena
+from batchmaker.scheduler.commands import ZERO_TABLE, TableId
+from batchmaker.scheduler.layout import (
+    BASE,
+    EDGES,
     END,
+    EXTENT_FIRST_EDGE,
+    EXTENT_NUM_EDGES,
     EXTERNAL,
     FETCH,
     FIRST_EDGE,
+    FIRST_LOCAL,
+    FIRST_SUBGRAPH,
     HEAD,
     HELD,
     IN_FLIGHT,
@@ -26,6 +35,8 @@ from batchmaker.scheduler.arena import (
     LANE_WORKER,
     NOWHERE,
     NUM_EDGES,
+    NUM_NODES,
+    NUM_SUBGRAPHS,
     OPEN_ENDED,
     PENDING,
     PIN,
@@ -35,12 +46,11 @@ from batchmaker.scheduler.arena import (
     SPAN,
     STATE,
     SUBGRAPH,
+    SUBGRAPHS,
     TYPE,
     USES,
     WAITING,
-    Arena,
 )
-from batchmaker.scheduler.commands import ZERO_TABLE, TableId
 from batchmaker.scheduler.numbering import Extent
 
 Ids = NDArray[np.int64]
@@ -57,6 +67,7 @@ _SUBGRAPH, _PENDING, _USES, _FETCH, _NUM_EDGES, _FIRST_EDGE = range(6)
 _TYPE, _HEAD, _SIZE, _SPAN, _EXTERNAL, _END, _OPEN = range(7)
 _PORT, _NODE, _SOURCE, _TABLE = range(4)
 _FORM, _SLOT, _BASE, _FIRST_SUBGRAPH, _CONSUMERS, _KEPT = range(6)
+_COUNTS: Final = (FIRST_LOCAL, NUM_NODES, NUM_SUBGRAPHS, EXTENT_NUM_EDGES)  # of an extent, alike in all copies
 
 
 @final
@@ -85,32 +96,19 @@ class _CopyTable:
 
 
 @final
+@dataclass(frozen=True, slots=True)
 class _Form:
-    """A remembered graph and its counts. The graph is found by its identity, so it is kept alive here.
+    """A remembered graph. It is found by its identity, so it is kept alive here.
 
     - number: index of the form in the tables.
     - host_tables: see Admit.
-    - units: its num_work_units.
     - kept: the stored nodes that the graph reads: local number -> cell type.
     """
 
-    __slots__ = ("graph", "host_tables", "kept", "num_edges", "num_subgraphs", "number", "units")
-
-    def __init__(
-        self,
-        number: int,
-        graph: CellGraph,
-        extent: Extent,
-        host_tables: tuple[TableId, ...],
-        kept: dict[int, int],
-    ) -> None:
-        self.number = number
-        self.graph = graph
-        self.num_subgraphs = extent.num_subgraphs
-        self.num_edges = extent.num_edges
-        self.host_tables = host_tables
-        self.kept = kept
-        self.units = graph.num_work_units
+    number: int
+    graph: CellGraph
+    host_tables: tuple[TableId, ...]
+    kept: dict[int, int]
 
 
 @final
@@ -123,25 +121,30 @@ class GraphCopies:
 
     def _forget(self) -> None:
         self._forms: dict[int, _Form] = {}
+        self._counts = _CopyTable(len(_COUNTS))
         self._nodes = _CopyTable(6)
         self._subgraphs = _CopyTable(7)
         self._edges = _CopyTable(1)
         self._sources = _CopyTable(4)
         self._ready = _CopyTable(1)
 
-    def of(self, graph: CellGraph, kept_base: int = 0) -> _Form | None:
-        """Return the form of a graph, or None if the graph must be admitted as a new one.
+    def known(self, graphs: Sequence[CellGraph], kept_bases: Sequence[int], begin: int) -> list[_Form]:
+        """Return the forms of the graphs from `begin` on, up to the first that must be admitted as a new one.
 
-        kept_base: first of the stored nodes of the request's sequence. They must have the types that the form expects.
+        kept_bases: first of the stored nodes of the request's sequence. They must have the types that the form expects.
         """
-        form = self._forms.get(id(graph))
-        if form is None or not form.kept:
-            return form
+        forms, found = self._forms, list[_Form]()
+        for graph, kept_base in zip(graphs[begin:], kept_bases[begin:], strict=True):
+            form = forms.get(id(graph))
+            if form is None or (form.kept and not self._has_types(form, kept_base)):
+                break
+            found.append(form)
+        return found
+
+    def _has_types(self, form: _Form, kept_base: int) -> bool:
+        """Whether the stored nodes have the types that a form expects."""
         arena = self._arena
-        for local, type_id in form.kept.items():
-            if arena.type[arena.subgraph[kept_base + local]] != type_id:
-                return None
-        return form
+        return all(arena.type[arena.subgraph[kept_base + local]] == type_id for local, type_id in form.kept.items())
 
     def begin(self, base: int, count: int) -> None:
         """Prepare to remember a graph: mark the inputs of its nodes as not written."""
@@ -166,6 +169,9 @@ class GraphCopies:
         subgraphs = slice(extent.first_subgraph, extent.first_subgraph + extent.num_subgraphs)
         edges = slice(extent.first_edge, extent.first_edge + extent.num_edges)
         end, external = arena.end[subgraphs], arena.external[subgraphs]
+        self._counts.add(number, np.array([
+            [extent.first_local, extent.num_nodes, extent.num_subgraphs, extent.num_edges],
+        ], np.int64).T)  # fmt: skip
         self._nodes.add(number, np.array([
             arena.subgraph[nodes] - extent.first_subgraph, arena.pending[nodes], arena.uses[nodes], arena.fetch[nodes],
             arena.num_edges[nodes], arena.first_edge[nodes] - extent.first_edge,
@@ -178,7 +184,7 @@ class GraphCopies:
         self._ready.add(number, np.flatnonzero(external == 0)[None])
         sources, kept = self._known_sources(graph, extent, is_host, kept_base)
         self._sources.add(number, sources)
-        self._forms[id(graph)] = _Form(number, graph, extent, host_tables, kept)
+        self._forms[id(graph)] = _Form(number, graph, host_tables, kept)
 
     def _known_sources(
         self, graph: CellGraph, extent: Extent, is_host: NDArray[np.bool_], kept_base: int
@@ -200,30 +206,27 @@ class GraphCopies:
         types = {one: int(arena.type[arena.subgraph[kept_base + one]]) for one in kept}
         return np.array([port, node, np.where(is_value, local, _NO_SOURCE), table]), types
 
-    def write(
-        self, forms: Sequence[_Form], slots: Sequence[int], bases: Sequence[int], kept_bases: Sequence[int]
-    ) -> tuple[list[Extent], Ids]:
+    def write(self, forms: Sequence[_Form], slots: Ids, bases: Ids, kept_bases: Ids, columns: Ids) -> Ids:
         """Write known graphs, each with the slot of its request and the first number of its nodes.
 
-        Afterwards the arena is as after their first admission, but for the numbers. Returns their extents, and the
-        subgraphs that wait for no other.
+        Afterwards the arena is as after their first admission, but for the numbers, and `columns` [EXTENT_FIELDS,
+        graphs] has their extents. Returns the subgraphs that wait for no other.
         """
-        arena = self._arena
-        firsts = arena.subgraphs.allocate_each([form.num_subgraphs for form in forms])
-        arena.fit_subgraphs()
-        edges = [arena.allocate_edges(form.num_edges) if form.num_edges else 0 for form in forms]
-        where = np.array([[form.number for form in forms], slots, bases, firsts, edges, kept_bases], np.int64)
-        ready = _write(
+        arena, numbers = self._arena, np.array([form.number for form in forms], np.int64)
+        columns[_COUNTS, :] = self._counts.columns[:, numbers]
+        for kind, first, count in (
+            (SUBGRAPHS, FIRST_SUBGRAPH, NUM_SUBGRAPHS), (EDGES, EXTENT_FIRST_EDGE, EXTENT_NUM_EDGES),
+        ):  # fmt: skip
+            arena.fit(kind, columns[count])
+            columns[first] = arena.allocate(kind, columns[count])
+        columns[BASE] = bases
+        where = np.stack((numbers, slots, bases, columns[FIRST_SUBGRAPH], columns[EXTENT_FIRST_EDGE], kept_bases))
+        return _write(
             where, self._nodes.columns, self._nodes.begins, self._subgraphs.columns, self._subgraphs.begins,
             self._edges.columns[0], self._edges.begins, self._sources.columns, self._sources.begins,
             self._ready.columns[0], self._ready.begins,
-            arena.of_nodes, arena.of_subgraphs, arena.source, arena.source_table, arena.consumer,
+            arena.nodes, arena.subgraphs, arena.source, arena.source_table, arena.consumer,
         )  # fmt: skip
-        extents = [
-            Extent(form.graph.first, base, form.graph.num_nodes, first, form.num_subgraphs, edge, form.num_edges)
-            for form, base, first, edge in zip(forms, bases, firsts, edges, strict=True)
-        ]
-        return extents, ready
 
 
 @compiled

@@ -8,18 +8,19 @@ A request arrives; its steps are submitted and finish; its graph may be extended
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import cast, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from batchmaker.errors import InvariantError
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.spec import CellType
 from batchmaker.policies.ageing import AGED_EVERY, PATIENCE, Ageing
 from batchmaker.policies.base import CellPolicy
-from batchmaker.scheduler.batching import Batcher
+from batchmaker.scheduler.batching import TASKS_WORTH, Batcher, Rules
 from batchmaker.scheduler.commands import Admit, Command, Fail, FailureKind, Grow, Reply, always
 from batchmaker.scheduler.completion import Completion
 from batchmaker.scheduler.events import (
@@ -37,13 +38,24 @@ from batchmaker.scheduler.events import (
     TimePassed,
     WorkerId,
 )
+from batchmaker.scheduler.layout import (
+    BASE,
+    ID,
+    NOWHERE,
+    NUM_NODES,
+    OPEN,
+    STEERING_ON,
+    STEPS_ON,
+    TASKS_ON,
+)
+from batchmaker.scheduler.leave import end_those_done
 from batchmaker.scheduler.memory import fitting, largest_holder
-from batchmaker.scheduler.priorities import RankedQueue
 from batchmaker.scheduler.rows import NoMemoryError
-from batchmaker.scheduler.state import RequestEntry, SchedulerState, TypeEntry
-from batchmaker.scheduler.step_times import StepTimes
+from batchmaker.scheduler.state import SchedulerState
 from batchmaker.scheduler.urgency import Urgency
 from batchmaker.scheduler.view import View
+
+Slots = NDArray[np.int64]
 
 
 @final
@@ -89,11 +101,13 @@ class Scheduler(View):
         self._give_up_late = give_up_late
         self._ageing = Ageing(patience)
         self._urgency = Urgency(state) if policy.urgent_first else None
-        self._batcher = Batcher(
-            self._state, share_workers=num_workers > 1, max_steps=policy.max_steps, budget_s=policy.budget_s,
-            loops_ahead=loops_ahead and policy.budget_s < math.inf and not policy.needs_depth,
-            task_s=task_s if policy.weighs_tasks else math.inf, patience=patience if policy.one_depth else None,
-        )  # fmt: skip
+        weighs = policy.weighs_tasks and task_s < math.inf
+        self._batcher = Batcher(state, Rules(
+            plan_rows, follows, loops_ahead and policy.budget_s < math.inf and not policy.needs_depth,
+            num_workers > 1, 1 if policy.one_depth else policy.max_steps,
+            min(policy.budget_s, TASKS_WORTH * task_s) if weighs else policy.budget_s, weighs,
+            patience if policy.one_depth else NOWHERE, aged_every or 0,
+        ))  # fmt: skip
         self._completion = Completion(self._state)
         self._next_task = 0
         self._take_turns = take_turns
@@ -104,6 +118,7 @@ class Scheduler(View):
         """Take events in order, then give work to idle workers. Returns commands; carry them out in their order."""
         commands: list[Command] = []
         arrivals: list[RequestArrived] = []
+        self._state.fit_sequence()
         for kind, alike in groupby(events, type):
             if kind is RequestArrived:
                 arrivals.extend(cast(Iterator[RequestArrived], alike))
@@ -138,9 +153,9 @@ class Scheduler(View):
             case StepsFinished():
                 self._steps_finished(event, commands)
             case RequestCancelled():
-                self._end(event.request, FailureKind.CANCELLED, "cancelled by the caller", commands)
+                self._end_request(event.request, FailureKind.CANCELLED, "cancelled by the caller", commands)
             case RequestFailed():
-                self._end(event.request, FailureKind.UNFOLD, event.reason, commands)
+                self._end_request(event.request, FailureKind.UNFOLD, event.reason, commands)
             case SequenceClosed():
                 self._state.store.close(event.sequence)
             case CellTypeAdded():
@@ -153,127 +168,121 @@ class Scheduler(View):
     def _add_type(self, cell: CellType) -> None:
         if cell.type_id != len(self._state.types):
             raise InvariantError(f"cell types are numbered in order; got {cell.type_id} after {len(self._state.types)}")
-        pool = self._state.admission.add_type(cell)
+        self._state.add_type(cell)
         self._cells.append(cell)
-        value_ports = self._state.admission.value_ports[cell.type_id]
-        queue, times = RankedQueue(self._state.priorities, cell.type_id, self._ready), StepTimes(cell.max_batch)
-        self._state.types.append(TypeEntry(cell, self._state.tables.pools[pool], value_ports, queue, times))
-        self._state.add_type()
 
     def _arrived(self, events: list[RequestArrived], commands: list[Command]) -> None:
         """Take requests that arrived together. Empties the list."""
         if not events:
             return
         state = self._state
-        opened = state.open(events)
+        slots = state.open(events).tolist()
         if state.watched is not None:
-            state.watched.arrived([entry.slot for entry in opened], events)
+            state.watched.arrived(slots, events)
         if self._urgency is not None:
-            for event, entry in zip(events, opened, strict=True):
+            for event, slot in zip(events, slots, strict=True):
                 self._urgency.arrived(event.request, event.graph)
-                self._urgency.more_work(entry, event.graph)
+                self._urgency.more_work(slot, event.graph)
         if self._give_up_late:
             for event in events:
                 if event.deadline_s is not None:
                     self._deadlines.add(event.deadline_s, event.request, state.requests, len(state.requests))
         if state.watched is None or (not len(state.line) and self._policy.begins_on_arrival(self)):
-            self._begin([event.graph for event in events], opened, commands)
+            self._begin([event.graph for event in events], slots, commands)
         else:
-            for event, entry in zip(events, opened, strict=True):
-                entry.waiting = True
-                state.line.join(entry.slot, event.graph, event.priority)
+            for event, slot in zip(events, slots, strict=True):
+                state.line.join(slot, event.graph, event.priority)
         events.clear()
 
-    def _begin(self, graphs: Sequence[CellGraph], opened: Sequence[RequestEntry], commands: list[Command]) -> None:
+    def _begin(self, graphs: Sequence[CellGraph], slots: Sequence[int], commands: list[Command]) -> None:
         if self._state.watched is not None:
-            self._state.watched.begin([entry.slot for entry in opened], self._now_s)
-        graphs, opened, too_large = fitting(self._state, graphs, opened, commands)
-        for entry, reason in too_large:
-            self._end(entry.request, FailureKind.MEMORY, reason, commands)
-        if opened:
-            self._take_graphs(graphs, opened, commands)
-            self._reply_if_done(opened, commands)
+            self._state.watched.begin(slots, self._now_s)
+        graphs, slots, too_large = fitting(self._state, graphs, slots, commands)
+        for slot, reason in too_large:
+            self._end(slot, FailureKind.MEMORY, reason, commands)
+        if slots:
+            self._take_graphs(graphs, slots, commands)
+            self._reply_if_done(np.array(slots, np.int64), commands)
 
     def _extended(self, events: Sequence[GraphExtended], commands: list[Command]) -> None:
         """Take what unfold functions have added since they went on; the graphs of different requests together."""
-        together: dict[RequestId, tuple[RequestEntry, GraphExtended]] = {}
+        state, together = self._state, dict[int, GraphExtended]()  # by slot
         for event in events:
-            entry = self._state.requests.get(event.request)
-            if entry is None or not entry.alive:
+            slot = state.requests.get(event.request)
+            if slot is None:
                 continue
-            if entry.waiting:
-                entry.early += (event,)
+            if slot in state.line:
+                state.early.setdefault(slot, []).append(event)
                 continue
-            if event.request in together:  # its graph may refer to numbers that the one before gets first
-                self._extend(list(together.values()), commands)
+            if slot in together:  # its graph may refer to numbers that the one before gets first
+                self._extend(together, commands)
                 together.clear()
-            together[event.request] = entry, event
+                if not state.arena.is_alive(slot):
+                    continue
+            together[slot] = event
         if together:
-            self._extend(list(together.values()), commands)
+            self._extend(together, commands)
 
-    def _extend(self, together: Sequence[tuple[RequestEntry, GraphExtended]], commands: list[Command]) -> None:
-        """Take one graph of each of these requests, which have begun and are alive."""
-        for entry, event in together:
-            entry.open = event.open
+    def _extend(self, together: Mapping[int, GraphExtended], commands: list[Command]) -> None:
+        """Take one graph of each of these requests, by slot, which have begun and are alive."""
+        arena = self._state.arena
+        for slot, event in together.items():
+            arena.requests[OPEN, slot] = event.open
             if self._state.watched is not None:
-                self._state.watched.extended(entry.slot, event.graph, is_open=event.open)
+                self._state.watched.extended(slot, event.graph, is_open=event.open)
             if self._urgency is not None:
-                self._urgency.more_work(entry, event.graph)
-        graphs, entries, too_large = fitting(
-            self._state, [event.graph for _, event in together], [entry for entry, _ in together], commands
+                self._urgency.more_work(slot, event.graph)
+        graphs, slots, too_large = fitting(
+            self._state, [event.graph for event in together.values()], list(together), commands
         )
-        for entry, reason in too_large:
-            self._end(entry.request, FailureKind.MEMORY, reason, commands)
-        if entries:
-            self._take_graphs(graphs, entries, commands)
-        dropped = [(entry, *nodes) for entry, event in together if entry.alive for nodes in event.dropped]
-        self._completion.drop_handles(dropped)
-        self._completion.drop_all(entry for entry in entries if not entry.open)
-        self._reply_if_done(entries, commands)
+        for slot, reason in too_large:
+            self._end(slot, FailureKind.MEMORY, reason, commands)
+        if slots:
+            self._take_graphs(graphs, slots, commands)
+        self._completion.drop_handles([(slot, *nodes) for slot in slots for nodes in together[slot].dropped])
+        self._completion.drop_all([slot for slot in slots if not arena.requests[OPEN, slot]])
+        self._reply_if_done(np.array(slots, np.int64), commands)
 
-    def _take_graphs(
-        self, graphs: Sequence[CellGraph], owners: Sequence[RequestEntry], commands: list[Command]
-    ) -> None:
+    def _take_graphs(self, graphs: Sequence[CellGraph], slots: Sequence[int], commands: list[Command]) -> None:
         """Admit one graph of each of these requests."""
-        state = self._state
-        for graph, entry in zip(graphs, owners, strict=True):
+        state, arena = self._state, self._state.arena
+        for graph in {id(graph): graph for graph in graphs}.values():
             for run in graph.runs:
-                if state.types[run.type_id].num_sequence_inputs != len(run.sequences):
-                    state.types[run.type_id].learn_form(len(run.sequences))
-                if run.open_ended:
-                    entry.may_own_rows = True  # if it stops early, the inputs of its other steps are never read
-        slots = [entry.slot for entry in owners]
-        if any(graph.first for graph in graphs):
-            kept_bases = [0 if entry.stored is None else entry.stored.extent.base for entry in owners]
+                state.learn_form(run.type_id, len(run.sequences))
+        kept_bases = [0] * len(graphs)
+        if any([graph.first for graph in graphs]):
+            if state.chunks:
+                kept_bases = [
+                    0 if (chunk := state.chunks.get(slot)) is None or chunk.stored is None else chunk.stored.extent.base
+                    for slot in slots
+                ]
             admitted = state.admission.admit(
-                graphs, slots, lambda i: owners[i].known_numbers() if graphs[i].first else None, kept_bases
+                graphs, slots, lambda i: state.known_numbers(slots[i]) if graphs[i].first else None, kept_bases
             )
         else:
-            kept_bases = [0] * len(graphs)
             admitted = state.admission.admit(graphs, slots)
         commands.extend(admitted.reserves)
-        state.left[slots] += admitted.units
-        for graph, entry, extent, tables, kept_base in zip(
-            graphs, owners, admitted.extents, admitted.host_tables, kept_bases, strict=True
+        bases, waits = admitted.extents[BASE].tolist(), (arena.requests[OPEN, slots] > 0).tolist()
+        ids = arena.requests[ID, slots].tolist()
+        for graph, slot, base, request, is_open, tables, kept_base in zip(
+            graphs, slots, bases, ids, waits, admitted.host_tables, kept_bases, strict=True
         ):
-            entry.extents += (extent,)
+            if slot in state.numbers:
+                state.known_numbers(slot)
             if state.depths is not None:
-                state.depths.admit(entry.slot, graph, entry.known_extents)
-            if entry.open:
-                state.arena.held[extent.base : extent.base + extent.num_nodes] = 1
-            commands.append(
-                Admit(entry.request, entry.slot, graph.first, extent.base, extent.num_nodes, tables, kept_base)
-            )
+                state.depths.admit(slot, graph, state.known_extents(slot))
+            if is_open:
+                arena.held[base : base + graph.num_nodes] = 1
+            commands.append(Admit(request, slot, graph.first, base, graph.num_nodes, tables, kept_base))
             if graph.first and graph.fetches_earlier:
-                commands.extend(self._completion.fetch_late(entry, graph))
-        keeping = [(entry, graph.kept) for entry, graph in zip(owners, graphs, strict=True) if graph.kept is not None]
+                commands.extend(self._completion.fetch_late(slot, graph))
+        keeping = [(slot, graph.kept) for slot, graph in zip(slots, graphs, strict=True) if graph.kept is not None]
         if keeping:
             self._completion.will_keep(*zip(*keeping, strict=True))
         for producer, consumer in admitted.waiting_sources:
-            owner = state.by_slot[int(state.arena.request[consumer])]
-            state.attached[owner.request].edges[producer].append(consumer)
+            state.attached[int(arena.request[consumer])].edges[producer].append(consumer)
         if state.frontiers is not None:
-            state.frontiers.admit(admitted.extents, admitted.waiting_sources)
+            state.frontiers.admit(admitted.extents[[BASE, NUM_NODES]].T, admitted.waiting_sources)
         self._completion.release(admitted.ready[0] if len(admitted.ready) == 1 else np.concatenate(admitted.ready))
 
     def _steps_finished(self, event: StepsFinished, commands: list[Command]) -> None:
@@ -286,49 +295,53 @@ class Scheduler(View):
             if self._urgency is not None:
                 self._urgency.step_finished(done.type_id, step_s)
         for request, reason in done.failed:
-            self._end(request, FailureKind.CELL, reason, commands)
-        self._reply_if_done(done.finished, commands)
+            self._end_request(request, FailureKind.CELL, reason, commands)
+        self._reply_if_done(done.over, commands)
         self._completion.bury()
 
     # --- endings ---------------------------------------------------------------------------------------------
 
-    def _reply_if_done(self, owners: Sequence[RequestEntry], commands: list[Command]) -> None:
+    def _reply_if_done(self, slots: Slots, commands: list[Command]) -> None:
         """Answer those of these requests that are alive, not open, and have no work left."""
         state = self._state
-        left = state.left[[entry.slot for entry in owners]].tolist()
-        done = [e for e, count in zip(owners, left, strict=True) if count <= 0 and e.alive and not e.open]
-        for entry in done:
-            entry.alive = False
-            del state.requests[entry.request]
-        if done and state.observed:
-            slots = [entry.slot for entry in done]
-            if state.watched is not None:
-                self._policy.requests_finished(self, slots)
-            state.leave(slots)
-        commands += self._completion.keep(done)
-        self._completion.leave(done)
-        commands += [Reply(entry.request) for entry in done]
-
-    def _end(self, request: RequestId, kind: FailureKind, reason: str, commands: list[Command]) -> None:
-        entry = self._state.requests.get(request)
-        if entry is None:
+        done = end_those_done(state.arena.requests, slots)
+        if not len(done):
             return
-        entry.alive = False
-        del self._state.requests[request]
-        self._state.leave((entry.slot,))
-        if entry.waiting:
-            self._state.line.leave(entry.slot)
-        self._completion.kill(entry)
+        ids = state.arena.requests[ID, done].tolist()
+        for request in ids:
+            del state.requests[request]
+        if state.observed:
+            if state.watched is not None:
+                self._policy.requests_finished(self, done.tolist())
+            state.leave(done.tolist())
+        if state.chunks:
+            commands += self._completion.keep(done)
+        self._completion.leave(done)
+        commands += [Reply(request) for request in ids]
+
+    def _end_request(self, request: RequestId, kind: FailureKind, reason: str, commands: list[Command]) -> None:
+        slot = self._state.requests.get(request)
+        if slot is not None:
+            self._end(slot, kind, reason, commands)
+
+    def _end(self, slot: int, kind: FailureKind, reason: str, commands: list[Command]) -> None:
+        """End a living request with an error."""
+        state, request = self._state, self._state.id_of(slot)
+        del state.requests[request]
+        state.leave((slot,))
+        if slot in state.line:
+            state.line.leave(slot)
+        self._completion.kill(slot)
         commands.append(Fail(request, kind, reason))
 
     def _expire(self, at_s: float, commands: list[Command]) -> None:
         """Set the time, and fail the requests whose deadlines have passed."""
         self._now_s = at_s
         for deadline_s, request in self._deadlines.passed(at_s):
-            entry = self._state.requests.get(request)
-            if entry is not None:
-                late = f"not done by its deadline, {deadline_s - entry.arrived_s:.3f} s after it arrived"
-                self._end(request, FailureKind.DEADLINE, late, commands)
+            slot = self._state.requests.get(request)
+            if slot is not None:
+                late = f"not done by its deadline, {deadline_s - self._state.times_s[slot][0]:.3f} s after it arrived"
+                self._end(slot, FailureKind.DEADLINE, late, commands)
 
     # --- scheduling ------------------------------------------------------------------------------------------
 
@@ -339,7 +352,7 @@ class Scheduler(View):
         requests of these steps would miss the next batch, and two groups of requests would alternate for ever in small
         batches.
         """
-        for number in range(len(self._state.worker_steps)):
+        for number in range(self._state.num_workers):
             worker = WorkerId(number)
             while self._may_submit(worker):
                 began = self._admit(commands)
@@ -359,10 +372,10 @@ class Scheduler(View):
 
         Otherwise its rows come back when the steps that run now have finished.
         """
-        entry = largest_holder(self._state, error.wanted.tables)
-        if entry is not None:
-            self._end(entry.request, FailureKind.MEMORY, str(error), commands)
-        return entry is not None and not self._state.tasks
+        slot = largest_holder(self._state, error.wanted.tables)
+        if slot is not None:
+            self._end(slot, FailureKind.MEMORY, str(error), commands)
+        return slot is not None and not self._state.tasks
 
     def _admit(self, commands: list[Command]) -> bool:
         """Let the policy decide which waiting requests begin; return whether one begins."""
@@ -371,9 +384,9 @@ class Scheduler(View):
             return False
         admission = self._policy.admit(self)
         for slot in admission.refuse:
-            entry = self._state.by_slot[slot]
-            due = "" if entry.deadline_s is None else f" in {entry.deadline_s - self._now_s:.3f} s"
-            self._end(entry.request, FailureKind.REFUSED, f"refused: its deadline{due} cannot be met", commands)
+            deadline_s = self._state.deadline_s(slot)
+            due = "" if deadline_s is None else f" in {deadline_s - self._now_s:.3f} s"
+            self._end(slot, FailureKind.REFUSED, f"refused: its deadline{due} cannot be met", commands)
         begin = admission.begin if len(admission.begin) or len(self.requests.in_flight) else line.first(1).tolist()
         return self._begin_waiting(begin, commands)
 
@@ -383,7 +396,7 @@ class Scheduler(View):
         Returns whether it does.
         """
         state = self._state
-        idle = len(state.worker_steps) > 1 and state.worker_steps[worker] == 0
+        idle = state.num_workers > 1 and state.arena.workers[STEPS_ON, worker] == 0
         wanted = idle and self._policy.fills_workers
         return wanted and self._begin_waiting(state.line.first(1).tolist(), commands)
 
@@ -391,21 +404,16 @@ class Scheduler(View):
         """Let these waiting requests begin; return whether there are any."""
         if not len(begin):
             return False
-        entries = [self._state.by_slot[slot] for slot in begin]
-        graphs = self._state.line.begin(begin)
-        for entry in entries:
-            entry.waiting = False
-        self._begin(graphs, entries, commands)
-        self._extended([event for entry in entries for event in entry.early], commands)
+        state = self._state
+        self._begin(state.line.begin(begin), begin, commands)
+        self._extended([event for slot in begin for event in state.early.pop(slot, ())], commands)
         return True
 
     def _may_submit(self, worker: WorkerId) -> bool:
-        steps = self._state.worker_steps[worker]
-        if steps == 0 or not self._run_ahead or self._state.worker_steering[worker]:
-            return steps == 0
-        if self._policy.budget_s < math.inf:
-            return sum(task.worker == worker for task in self._state.tasks.values()) <= self._run_ahead
-        return steps <= self._run_ahead
+        steps, steering, tasks = self._state.arena.workers[[STEPS_ON, STEERING_ON, TASKS_ON], worker].tolist()
+        if steps == 0 or not self._run_ahead or steering:
+            return bool(steps == 0)
+        return bool((tasks if self._policy.budget_s < math.inf else steps) <= self._run_ahead)
 
     def _submit_task(self, worker: WorkerId, commands: list[Command]) -> bool:
         ranked = self._policy.rank(self)
@@ -418,7 +426,7 @@ class Scheduler(View):
             if self._urgency is not None:
                 self._urgency.task_submitted()
             self._next_task += 1
-            self._completion.started(formed.entry)
+            self._state.tasks[formed.run.task] = formed.entry
             commands.extend(formed.reserves)
             commands.append(formed.run)
             if self._take_turns:

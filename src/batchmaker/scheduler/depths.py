@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from batchmaker.compiled import compiled
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.depth import depths_of
+from batchmaker.scheduler.layout import NODE_MASK
 from batchmaker.scheduler.numbering import Extent
-from batchmaker.scheduler.ready import NODE_MASK, Keys
+from batchmaker.scheduler.queues import Keys
 
 Nodes = NDArray[np.int64]
 

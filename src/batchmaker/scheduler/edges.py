@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.compiled import compiled
-from batchmaker.scheduler.arena import (
+from batchmaker.scheduler.layout import (
     DONE,
     END,
     EXTERNAL,

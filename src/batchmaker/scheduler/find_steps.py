@@ -15,24 +15,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.compiled import compiled
-from batchmaker.scheduler.arena import (
+from batchmaker.scheduler.candidates import choose, joined
+from batchmaker.scheduler.commands import ZERO_TABLE
+from batchmaker.scheduler.lanes import seat
+from batchmaker.scheduler.layout import (
     END,
     FETCH,
     HELD,
     IN_FLIGHT,
     LANE,
     LANE_WORKER,
+    NOBODY,
+    NODE_MASK,
     NOWHERE,
     OPEN_ENDED,
     ROW,
     SUBGRAPH,
     USES,
 )
-from batchmaker.scheduler.candidates import choose, joined
-from batchmaker.scheduler.commands import ZERO_TABLE
-from batchmaker.scheduler.lanes import NOBODY, seat
 from batchmaker.scheduler.progress import submit
-from batchmaker.scheduler.ready import NODE_MASK, Keys
+from batchmaker.scheduler.queues import Keys
 from batchmaker.scheduler.steps import (
     AT_LANE,
     AT_NODE,
@@ -270,6 +272,8 @@ def find_steps(
     places: Places,
     limits: TaskLimits,
     seconds: NDArray[np.float64],
+    rows_wanted: int,
+    rows_needed: int,
     candidates: Keys,
     ranks: Ids,
 ) -> Steps:
@@ -281,6 +285,7 @@ def find_steps(
     - occupant: [lanes] of the worker.
     - lane_tables: [workers, state inputs].
     - seconds: [max_batch + 1] duration of a step by its number of rows.
+    - rows_wanted, rows_needed: of the result; there are no candidates if they are not 0.
     - candidates: ready nodes that may run on the worker, in the order of their queue.
     - ranks: [candidates] ranks of their requests; empty if all are equal.
     """
@@ -391,7 +396,7 @@ def find_steps(
     if may_stop:
         waiting = _certain(nodes, subgraphs, waiting)
     return Steps(
-        num_steps, lanes_wanted, largest, ends[:, :num_steps], flags[:, :num_steps], at[:, :num_at],
+        num_steps, lanes_wanted, rows_wanted, rows_needed, largest, ends[:, :num_steps], flags[:, :num_steps], at[:, :num_at],
         done[0, :num_done], entering[0, :num_entering], moves[:, :num_moves], left[:, :num_left],
         kept[:, :num_kept], marks[0, :num_at], all_marks, num_used, waiting, num_free,
     )  # fmt: skip

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from batchmaker.graph import wait_counts
 from batchmaker.scheduler.arena import Arena
-from batchmaker.scheduler.numbering import Extent
 
 Nodes = NDArray[np.int64]
 NONE: Nodes = np.empty(0, np.int64)
@@ -25,12 +24,12 @@ NONE: Nodes = np.empty(0, np.int64)
 class FrontierCounts:
     """What living requests have in the arena.
 
-    - extents: those of one request in their order.
+    - spans: [extents, 2] first node, and number of nodes.
     - late_edges: (node that is not done, node in a later extent that it feeds).
     - on_workers: nodes of steps that have not finished.
     """
 
-    extents: Sequence[Extent]
+    spans: Nodes
     late_edges: Sequence[tuple[int, int]]
     on_workers: Nodes
 
@@ -85,17 +84,17 @@ class Frontiers:
         if not self.kept:
             self.kept = True
             found = self._look()
-            self._enter(found.extents, found.late_edges, found.on_workers, counted=False)
+            self._enter(found.spans, found.late_edges, found.on_workers, counted=False)
         return int(self.counts[type_id])
 
     def add_type(self) -> None:
         """Add a cell type."""
         self.counts = np.append(self.counts, 0)
 
-    def admit(self, extents: Sequence[Extent], late_edges: Sequence[tuple[int, int]]) -> None:
-        """Note that requests have got these nodes. late_edges: those that lead to them (see FrontierCounts)."""
+    def admit(self, spans: Nodes, late_edges: Sequence[tuple[int, int]]) -> None:
+        """Note that requests have got these nodes. spans, late_edges: those that lead to them (see FrontierCounts)."""
         if self.kept:
-            self._enter(extents, late_edges, NONE, counted=True)
+            self._enter(spans, late_edges, NONE, counted=True)
 
     def submitted(self, type_id: int, nodes: Nodes) -> None:
         """Note that these nodes of one type are on a worker."""
@@ -110,11 +109,11 @@ class Frontiers:
         """
         self.submitted(type_id, ends - 1)
 
-    def withdraw(self, extents: Sequence[Extent]) -> None:
+    def withdraw(self, spans: Nodes) -> None:
         """Note that the other nodes of these extents will not be submitted, because their request has failed."""
         if self.kept:
             types = (self._arena.subgraph, self._arena.type)
-            self._fewer(wait_counts.withdraw(*_spans(extents), *types, *self._now, *self._late))
+            self._fewer(wait_counts.withdraw(*_columns(spans), *types, *self._now, *self._late))
 
     @property
     def _graph(self) -> tuple[NDArray[Any], ...]:
@@ -129,13 +128,11 @@ class Frontiers:
     def _late(self) -> tuple[NDArray[Any], ...]:
         return self._late_first, self._late_edges, self._late_free
 
-    def _enter(
-        self, extents: Sequence[Extent], late_edges: Sequence[tuple[int, int]], on_workers: Nodes, *, counted: bool
-    ) -> None:
+    def _enter(self, spans: Nodes, late_edges: Sequence[tuple[int, int]], on_workers: Nodes, *, counted: bool) -> None:
         self._fit(len(late_edges))
         late = np.array(late_edges, np.int64).reshape(-1, 2).T.copy()
         self._num_left += wait_counts.enter(
-            counted, *_spans(extents), on_workers, late, self._arena.state, *self._graph, *self._now, *self._late
+            counted, *_columns(spans), on_workers, late, self._arena.state, *self._graph, *self._now, *self._late
         )
 
     def _fewer(self, units: int) -> None:
@@ -163,6 +160,6 @@ class Frontiers:
             self._late_free = np.array([first, free + more])
 
 
-def _spans(extents: Sequence[Extent]) -> tuple[Nodes, Nodes]:
+def _columns(spans: Nodes) -> tuple[Nodes, Nodes]:
     """Return the first nodes of extents, and their numbers of nodes."""
-    return np.array([e.base for e in extents], np.int64), np.array([e.num_nodes for e in extents], np.int64)
+    return spans[:, 0].copy(), spans[:, 1].copy()

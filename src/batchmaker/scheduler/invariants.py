@@ -8,9 +8,22 @@ from __future__ import annotations
 import numpy as np
 
 from batchmaker.errors import InvariantError
-from batchmaker.scheduler.arena import DONE, NOWHERE, READY
-from batchmaker.scheduler.lanes import NOBODY
-from batchmaker.scheduler.ready import nodes_of
+from batchmaker.scheduler.layout import (
+    DONE,
+    ID,
+    LEFT,
+    NOBODY,
+    NODE_MASK,
+    NODES,
+    NOWHERE,
+    NUM_ROWS,
+    NUM_RUNNING,
+    PLACES,
+    RANK,
+    READY,
+    SLOTS,
+    STEPS_ON,
+)
 from batchmaker.scheduler.state import SchedulerState
 
 
@@ -32,11 +45,11 @@ def _require(condition: bool, message: str) -> None:
 
 def _nodes_in_flight(state: SchedulerState) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
     """Return the numbers of all nodes in flight and of all stored nodes. Each has one owner, and none is lost."""
-    spans = [np.arange(e.base, e.base + e.num_nodes) for entry in state.by_slot.values() for e in entry.extents]
+    spans = [np.arange(base, base + count) for base, count in state.arena.spans_of(state.slots).tolist()]
     spans += [stored.nodes for stored in state.store.in_use.values()]
     nodes = np.concatenate(spans) if spans else np.empty(0, np.int64)
     _require(len(np.unique(nodes)) == len(nodes), "two requests own the same node number")
-    _require(state.arena.nodes.num_used == len(nodes), "node numbers have leaked")
+    _require(state.arena.num_used(NODES) == len(nodes), "node numbers have leaked")
     return nodes
 
 
@@ -50,8 +63,10 @@ def _check_rows(state: SchedulerState) -> None:
         mine = owners[np.isin(arena.type[arena.subgraph[owners]], types)]
         rows = arena.row[mine]
         _require(len(np.unique(rows)) == len(rows), "two nodes own the same row")
-        _require(len(rows) == pool.num_used, f"{pool.num_used} rows are in use, {len(rows)} have an owner")
-        _require(not np.isin(rows, pool.free_rows()).any(), "a row is owned and free at once")
+        free = arena.free_rows_of(pool.number)
+        num_used = int(arena.pools[NUM_ROWS, pool.number]) - len(free)
+        _require(len(rows) == num_used, f"{num_used} rows are in use, {len(rows)} have an owner")
+        _require(not np.isin(rows, free).any(), "a row is owned and free at once")
     unused = (arena.uses[owners] == 0) & (arena.held[owners] == 0) & (arena.state[owners] == DONE)
     _require(not unused.any(), "a finished node without readers holds a row")
     _require(not (arena.uses[nodes] < 0).any(), "a node was read more often than it has readers")
@@ -60,33 +75,34 @@ def _check_rows(state: SchedulerState) -> None:
 def _check_lanes(state: SchedulerState) -> None:
     """Every chain that has a lane is the occupant of this lane. If no request is in flight, all lanes are empty."""
     arena = state.arena
-    spans = [e for entry in state.by_slot.values() for e in entry.extents]
-    for extent in spans:
-        for chain in range(extent.first_subgraph, extent.first_subgraph + extent.num_subgraphs):
-            if arena.lane[chain] != NOWHERE:
-                lanes = state.lane_maps[(int(arena.lane_worker[chain]), int(arena.type[chain]))]  # type: ignore[index]
-                occupant = int(lanes.occupant[arena.lane[chain]])
-                _require(occupant == chain, f"chain {chain} sits in a lane of chain {occupant}")
-    if not state.by_slot:
-        for (worker, type_id), lanes in state.lane_maps.items():
-            busy = np.flatnonzero(lanes.occupant != NOBODY)
-            _require(len(busy) == 0, f"worker {worker}, type {type_id}: lanes {busy.tolist()} are left over")
+    for chain in _subgraphs_in_flight(state):
+        if arena.lane[chain] != NOWHERE:
+            lanes = arena.occupants(int(arena.lane_worker[chain]), int(arena.type[chain]))
+            occupant = int(lanes[arena.lane[chain]])
+            _require(occupant == chain, f"chain {chain} sits in a lane of chain {occupant}")
+    if not state.slots:
+        busy = np.flatnonzero(arena.occupant != NOBODY)
+        _require(len(busy) == 0, f"lanes {busy.tolist()} are left over")
+
+
+def _subgraphs_in_flight(state: SchedulerState) -> list[int]:
+    extents = [extent for slot in state.slots for extent in state.own_extents(slot)]
+    return [mine for e in extents for mine in range(e.first_subgraph, e.first_subgraph + e.num_subgraphs)]
 
 
 def _check_ready(state: SchedulerState) -> None:
     """Queued nodes belong to living requests, wait for no other node, are in the queue once, and are in order."""
     arena = state.arena
     for entry in state.types:
-        keys = entry.ready.keys()
-        ranks = state.priorities.of(keys)
-        ranks = np.zeros(len(keys), np.int64) if ranks is None else ranks
+        keys = arena.ready_keys(entry.cell.type_id)
+        ranks = arena.requests[RANK, arena.request[keys & NODE_MASK]]
         in_order = (np.diff(ranks) < 0) | ((np.diff(ranks) == 0) & (np.diff(keys) > 0))
         _require(bool(in_order.all()), f"the queue of {entry.cell.name!r} is out of order")
-        nodes = nodes_of(keys)
+        nodes = keys & NODE_MASK
         subgraphs = arena.subgraph[nodes]
         slots = arena.request[nodes].tolist()
         _require(
-            all(s in state.by_slot and state.by_slot[s].alive for s in slots),
+            all(arena.is_alive(slot) for slot in slots),
             "a dead request's node is ready",
         )
         _require(not arena.external[subgraphs].any(), "a ready node's subgraph waits for another")
@@ -99,45 +115,45 @@ def _check_ready(state: SchedulerState) -> None:
 def _check_workers(state: SchedulerState) -> None:
     """The counts of steps are right. A subgraph is pinned exactly while it has steps on a worker."""
     arena = state.arena
-    steps = [0] * len(state.worker_steps)
+    steps = [0] * state.num_workers
     running = [0] * len(state.types)
     in_flight: dict[int, int] = {}
     pins: dict[int, int] = {}
     for task in state.tasks.values():
-        steps[task.worker] += task.num_steps - task.num_finished
-        running[task.type_id] += task.num_steps - task.num_finished
+        steps[task.worker] += task.steps.num_steps - task.num_finished
+        running[task.type_id] += task.steps.num_steps - task.num_finished
         for subgraph in arena.subgraph[task.unfinished].tolist():
             in_flight[subgraph] = in_flight.get(subgraph, 0) + 1
             _require(pins.setdefault(subgraph, task.worker) == task.worker, "a subgraph runs on two workers")
-    _require(steps == state.worker_steps, f"workers hold {steps} steps, the state says {state.worker_steps}")
-    _require(running == [entry.num_running for entry in state.types], "running steps per type are miscounted")
-    for entry in state.by_slot.values():
-        for extent in entry.extents:
-            for subgraph in range(extent.first_subgraph, extent.first_subgraph + extent.num_subgraphs):
-                _require(arena.in_flight[subgraph] == in_flight.get(subgraph, 0), "steps in flight are miscounted")
-                _require(
-                    arena.pin[subgraph] == pins.get(subgraph, NOWHERE),
-                    "pinned without a step on a worker, or not",
-                )
+    noted = arena.workers[STEPS_ON].tolist()
+    _require(steps == noted, f"workers hold {steps} steps, the state says {noted}")
+    _require(running == arena.types[NUM_RUNNING].tolist(), "running steps per type are miscounted")
+    for subgraph in _subgraphs_in_flight(state):
+        _require(arena.in_flight[subgraph] == in_flight.get(subgraph, 0), "steps in flight are miscounted")
+        _require(arena.pin[subgraph] == pins.get(subgraph, NOWHERE), "pinned without a step on a worker, or not")
 
 
 def _check_requests(state: SchedulerState) -> None:
     """Each request in flight is listed, and its number of units left is right."""
     arena = state.arena
-    _require(state.slots.num_used == len(state.by_slot), "request slots have leaked")
-    for entry in state.by_slot.values():
-        _require(not entry.alive or state.requests.get(entry.request) is entry, "a living request is not listed")
+    _require(arena.num_used(SLOTS) == len(state.slots), "request slots have leaked")
+    _require(
+        all(arena.requests[ID, slot] == one for one, slot in state.requests.items()), "a request is listed wrongly"
+    )
+    alive = [slot for slot in state.slots if arena.is_alive(slot)]
+    _require(sorted(state.living) == alive, "a living request is not listed, or a dead one is")
+    places = np.zeros(len(state.types), np.int64)
+    for slot in state.slots:
         left = 0
-        for extent in entry.extents:
-            nodes = np.arange(extent.base, extent.base + extent.num_nodes)
+        for base, count in arena.spans_of((slot,)).tolist():
+            nodes = np.arange(base, base + count)
             ends = arena.end[arena.subgraph[nodes]]
             units = nodes[(ends == 0) | (nodes + 1 == ends)]
             left += int(np.count_nonzero(arena.state[units] != DONE))
-        _require(
-            left == state.left[entry.slot],
-            f"request {entry.request} has {left} units left, not {state.left[entry.slot]}",
-        )
-    _require(len(state.requests) == sum(b.alive for b in state.by_slot.values()), "requests are miscounted")
+            np.add.at(places, arena.type[arena.subgraph[units]], 1)
+        noted = int(arena.requests[LEFT, slot])
+        _require(left == noted, f"request {state.id_of(slot)} has {left} units left, not {noted}")
+    _require(places.tolist() == arena.types[PLACES].tolist(), "places in the queues are miscounted")
 
 
 def _check_depths(state: SchedulerState) -> None:
@@ -146,7 +162,7 @@ def _check_depths(state: SchedulerState) -> None:
         return
     left, by_slot = state.depths.left, state.depths.left_of_slot
     _require(bool((left == by_slot.sum(axis=2)).all()), "depths left by type and by request differ")
-    alive = [entry.slot for entry in state.by_slot.values() if entry.alive]
+    alive = sorted(state.living)
     _require(not np.delete(by_slot, alive, axis=2).any(), "depths are left of a request that has ended")
     _require(not (by_slot < 0).any(), "more nodes were submitted than there are")
 
@@ -155,10 +171,11 @@ def _check_frontiers(state: SchedulerState) -> None:
     """No more nodes are ready than independent, and nothing is left of ended requests."""
     if state.frontiers is None or not state.frontiers.kept:
         return
-    alive = [extent for entry in state.by_slot.values() if entry.alive for extent in entry.extents]
-    left = sum(int(state.frontiers.left[e.base : e.base + e.num_nodes].sum()) for e in alive)
+    alive = state.arena.spans_of(sorted(state.living)).tolist()
+    left = sum(int(state.frontiers.left[base : base + count].sum()) for base, count in alive)
     _require(left == np.count_nonzero(state.frontiers.left), "a request that has ended is in a frontier")
     for type_id, entry in enumerate(state.types):
         independent = state.frontiers.independent(type_id)
-        _require(len(entry.ready) <= independent, f"more nodes of {entry.cell.name!r} are ready than independent")
+        ready = state.arena.num_ready(type_id)
+        _require(ready <= independent, f"more nodes of {entry.cell.name!r} are ready than independent")
     _require(left > 0 or not state.frontiers.counts.any(), "a frontier is left of nothing")

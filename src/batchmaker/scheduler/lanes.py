@@ -7,46 +7,13 @@ gives out the lanes; completion frees them.
 
 from __future__ import annotations
 
-from typing import final
-
 import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.compiled import compiled
-from batchmaker.scheduler.arena import END, LANE, LANE_WORKER, NOWHERE, OPEN_ENDED, SUBGRAPH
-from batchmaker.scheduler.commands import Rows
+from batchmaker.scheduler.layout import END, LANE, LANE_WORKER, NOBODY, NOWHERE, OPEN_ENDED, SUBGRAPH
 
-NOBODY = -1
-
-
-@final
-class LaneMap:
-    """The lanes of one cell type on one worker.
-
-    - occupant: [lanes] subgraph number of the chain in each lane, or NOBODY.
-    - num_reserved: number of rows of the lane tables.
-    """
-
-    __slots__ = ("num_reserved", "occupant")
-
-    def __init__(self) -> None:
-        self.num_reserved = 0
-        self.occupant: NDArray[np.int64] = np.full(64, NOBODY, np.int64)
-
-    @property
-    def capacity(self) -> int:
-        return len(self.occupant)
-
-    def leave(self, lanes: Rows) -> None:
-        """Empty these lanes: their chains have ended or moved to another worker."""
-        self.occupant[lanes] = NOBODY
-
-    def grow(self, capacity: int) -> None:
-        """Have at least `capacity` lanes, and at least twice as many as before."""
-        capacity = max(capacity, 2 * self.capacity)
-        grown = np.full(capacity, NOBODY, np.int64)
-        grown[: self.capacity] = self.occupant
-        self.occupant = grown
+Rows = NDArray[np.int64]
 
 
 @compiled

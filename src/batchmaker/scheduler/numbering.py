@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from batchmaker.compiled import compiled
 from batchmaker.graph.cell_graph import CellGraph, NodeBlock
 from batchmaker.graph.subgraphs import split
-from batchmaker.scheduler.arena import (
+from batchmaker.scheduler.arena import Arena
+from batchmaker.scheduler.layout import (
     END,
     EXTERNAL,
     HEAD,
@@ -25,8 +26,8 @@ from batchmaker.scheduler.arena import (
     SIZE,
     SPAN,
     SUBGRAPH,
+    SUBGRAPHS,
     TYPE,
-    Arena,
 )
 
 Ids = NDArray[np.int64]
@@ -77,8 +78,8 @@ class SubgraphNumbers:
         for i, graph in enumerate(graphs):
             shift = places[i] - graph.first
             if not graph.plain:
-                numbers, count = split(graph, node_by_node=self._node_by_node)
-                split_by_edges.append((i, numbers))
+                of_nodes, count = split(graph, node_by_node=self._node_by_node)
+                split_by_edges.append((i, of_nodes))
                 num_subgraphs.append(count)
                 continue
             count = 0
@@ -92,26 +93,26 @@ class SubgraphNumbers:
                     segments.append((at, size, together, part.type_id, True, part.open_ended))
                 count += 1 if together else size
             num_subgraphs.append(count)
-        firsts = [arena.subgraphs.allocate(count) for count in num_subgraphs]
-        arena.fit_subgraphs()
+        numbers = np.array(num_subgraphs)
+        arena.fit(SUBGRAPHS, numbers)
+        firsts = arena.allocate(SUBGRAPHS, numbers).tolist()
         extents = [
             Extent(graph.first, base, graph.num_nodes, first, count)
             for graph, base, first, count in zip(graphs, bases, firsts, num_subgraphs, strict=True)
         ]
-        numbers = np.array(num_subgraphs)
         offsets = np.cumsum(numbers) - numbers
         subgraphs: Ids = np.repeat(np.array(firsts) - offsets, numbers) + np.arange(numbers.sum())
-        _clear(subgraphs, arena.of_subgraphs)
+        _clear(subgraphs, arena.subgraphs)
         if segments:
             keep = np.ones(len(subgraphs), np.bool_)
             for i, _ in split_by_edges:
                 keep[offsets[i] : offsets[i] + num_subgraphs[i]] = False
             _fill_segments(
                 subgraphs if not split_by_edges else subgraphs[keep], nodes, np.array(segments, np.int64),
-                arena.of_nodes, arena.of_subgraphs,
+                arena.nodes, arena.subgraphs,
             )  # fmt: skip
-        for i, by_edges in split_by_edges:
-            self._fill_split(graphs[i], by_edges, firsts[i], bases[i])
+        for i, numbers_of in split_by_edges:
+            self._fill_split(graphs[i], numbers_of, firsts[i], bases[i])
         return extents, subgraphs
 
     def _fill_split(self, graph: CellGraph, numbers: NDArray[np.int32], first_subgraph: int, base: int) -> None:

@@ -1,6 +1,6 @@
 """Compiled loops that update the arena when a step is submitted and when it has run, or tell what was submitted.
 
-`find_steps` calls `submit`, batching `unpinned_of`, the state `count_submitted`, and completion the others. of_nodes,
+`find_steps` calls `submit`, the state `count_submitted`, and `finish` the others. of_nodes,
 of_subgraphs, source, source_table and consumer are the tables of the arena; the loops change them. All numbers are
 int64. Returned arrays are new.
 """
@@ -11,7 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.compiled import compiled
-from batchmaker.scheduler.arena import (
+from batchmaker.scheduler.commands import ZERO_TABLE
+from batchmaker.scheduler.edges import follows
+from batchmaker.scheduler.layout import (
+    ALIVE,
     DONE,
     END,
     EXTERNAL,
@@ -21,6 +24,11 @@ from batchmaker.scheduler.arena import (
     IN_FLIGHT,
     LANE,
     LANE_WORKER,
+    LEFT,
+    NEXT_SEQUENCE,
+    NOBODY,
+    NODE_BITS,
+    NODE_MASK,
     NOWHERE,
     NUM_EDGES,
     OPEN_ENDED,
@@ -38,23 +46,10 @@ from batchmaker.scheduler.arena import (
     TYPE,
     USES,
 )
-from batchmaker.scheduler.commands import ZERO_TABLE
-from batchmaker.scheduler.edges import follows
-from batchmaker.scheduler.lanes import NOBODY
-from batchmaker.scheduler.ready import NODE_BITS, NODE_MASK, Keys
+from batchmaker.scheduler.queues import Keys, put, ranks_of, sort
 
 Ids = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-
-
-@compiled
-def unpinned_of(of_nodes: Ids, of_subgraphs: Ids, worker: int, keys: Keys) -> Flags:
-    """Return which of these ready nodes may run on a worker, as a mask [keys]: no other worker has their subgraph."""
-    mask = np.empty(len(keys), np.bool_)
-    for i in range(len(keys)):
-        pin = of_subgraphs[PIN, of_nodes[SUBGRAPH, keys[i] & NODE_MASK]]
-        mask[i] = pin in (NOWHERE, worker)
-    return mask
 
 
 @compiled
@@ -169,16 +164,15 @@ def end_step(
 def stop_or_go_on(
     of_nodes: Ids,
     of_subgraphs: Ids,
+    requests: Ids,
     occupant: Ids,
-    dying: Ids,
     stopped: Flags,
     nodes: Ids,
     subgraphs: Ids,
 ) -> tuple[Ids, Ids, Keys]:
     """Note that steps of runs that may stop have run. Runs that stop, or reach their last node, leave their lanes.
 
-    - occupant: [lanes] of the worker that ran the steps.
-    - dying: slots of requests of which nothing more is submitted.
+    - requests: of dead ones nothing more is submitted. occupant: [lanes] of the worker that ran the steps.
     - stopped: [positions] whether the run stops here; empty if none does. Later positions of a stopped run did not run.
     - nodes, subgraphs: [positions] in the order of the steps.
 
@@ -207,10 +201,8 @@ def stop_or_go_on(
         node, mine = nodes[i], subgraphs[i]
         if of_subgraphs[OPEN_ENDED, mine] in (0, OVER) or of_subgraphs[IN_FLIGHT, mine] > 0 or seen[mine]:
             continue
-        seen[mine] = goes_on = True
-        for k in range(len(dying)):
-            goes_on &= of_nodes[REQUEST, node] != dying[k]
-        if goes_on:
+        seen[mine] = True
+        if requests[ALIVE, of_nodes[REQUEST, node]]:
             following[num_following] = (of_subgraphs[SEQUENCE, mine] << NODE_BITS) | (node + 1)
             num_following += 1
     return over_at[:num_over], last[:num_over], following[:num_following]
@@ -218,11 +210,10 @@ def stop_or_go_on(
 
 @compiled
 def finish(
-    of_nodes: Ids, of_subgraphs: Ids, consumer: Ids, left: Ids, own_type_follows: bool, nodes: Ids
+    of_nodes: Ids, of_subgraphs: Ids, consumer: Ids, requests: Ids, own_type_follows: bool, nodes: Ids
 ) -> tuple[Ids, Ids, Ids]:
     """Mark these nodes as DONE. Count down the missing inputs of subgraphs and the units left of requests.
 
-    - left: [slots] units of each request that are not done.
     - own_type_follows: see `follows`.
     - nodes: single nodes, and last nodes of runs.
 
@@ -248,8 +239,8 @@ def finish(
                 free[num_free] = waiting
                 num_free += 1
         slot = of_nodes[REQUEST, node]
-        left[slot] -= 1
-        if left[slot] == 0:
+        requests[LEFT, slot] -= 1
+        if requests[LEFT, slot] == 0:
             over[num_over], places[num_over] = slot, i
             num_over += 1
     return free[:num_free], over[:num_over], places[:num_over]
@@ -257,47 +248,43 @@ def finish(
 
 @compiled
 def release(
-    of_nodes: Ids, of_subgraphs: Ids, dying: Ids, num_types: int, first_sequence: int, subgraphs: Ids
-) -> tuple[Keys, Ids, int]:
-    """Give places in the queue to these subgraphs, from `first_sequence` on, and mark their first nodes as READY.
+    of_nodes: Ids, of_subgraphs: Ids, requests: Ids, types: Ids, queue: Ids, counts: Ids, subgraphs: Ids
+) -> None:
+    """Queue the ready nodes of these subgraphs, in this order, behind all others. Their external inputs are all done.
 
-    First nodes are those that wait for no other node of their subgraph. dying: slots of requests whose subgraphs are
-    left out.
-
-    Returns the keys of the first nodes, grouped by type and ascending within each; [types + 1] the index at which the
-    keys of each type begin, with the number of all keys at the end; and how many subgraphs have got places.
+    Those of dead requests are left out. First nodes are those that wait for no other node of their subgraph.
     """
-    most = 0
+    most, num_types = 0, types.shape[1]
     for i in range(len(subgraphs)):
         most += 1 if of_subgraphs[END, subgraphs[i]] > 0 else of_subgraphs[SPAN, subgraphs[i]]
     found = np.empty(most, np.int64)
     begins = np.zeros(num_types + 1, np.int64)
-    num_found, next_sequence = 0, first_sequence
+    num_found = 0
     for i in range(len(subgraphs)):
         mine = subgraphs[i]
         first, is_run = of_subgraphs[HEAD, mine], of_subgraphs[END, mine] > 0
-        alive = True
-        for k in range(len(dying)):
-            alive &= of_nodes[REQUEST, first] != dying[k]
-        if not alive:
+        if not requests[ALIVE, of_nodes[REQUEST, first]]:
             continue
-        of_subgraphs[SEQUENCE, mine] = next_sequence
+        of_subgraphs[SEQUENCE, mine] = counts[NEXT_SEQUENCE]
         for node in range(first, first + (1 if is_run else of_subgraphs[SPAN, mine])):
             if is_run or (of_nodes[SUBGRAPH, node] == mine and of_nodes[PENDING, node] == 0):
                 of_nodes[STATE, node] = READY
-                found[num_found] = (next_sequence << NODE_BITS) | node
+                found[num_found] = (counts[NEXT_SEQUENCE] << NODE_BITS) | node
                 num_found += 1
                 begins[of_subgraphs[TYPE, mine] + 1] += 1
-        next_sequence += 1
+        counts[NEXT_SEQUENCE] += 1
     for i in range(num_types):
         begins[i + 1] += begins[i]
-    keys = np.empty(num_found, np.int64)
-    place = begins.copy()
+    keys, place = np.empty(num_found, np.int64), begins.copy()
     for i in range(num_found):
         mine = of_subgraphs[TYPE, of_nodes[SUBGRAPH, found[i] & NODE_MASK]]
         keys[place[mine]] = found[i]
         place[mine] += 1
-    return keys, begins, next_sequence - first_sequence
+    for type_id in range(num_types):
+        mine_only = keys[begins[type_id] : begins[type_id + 1]]
+        ranks = ranks_of(of_nodes, requests, counts, mine_only)
+        sort(mine_only, ranks)
+        put(types, queue, type_id, mine_only, ranks)
 
 
 @compiled

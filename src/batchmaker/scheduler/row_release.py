@@ -6,32 +6,44 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.compiled import compiled
-from batchmaker.scheduler.arena import DONE, END, HELD, NOWHERE, ROW, STATE, SUBGRAPH, TYPE, USES
+from batchmaker.scheduler.layout import (
+    DONE,
+    END,
+    HELD,
+    NOWHERE,
+    NUM_FREE,
+    POOL,
+    ROW,
+    ROWS_BEGIN,
+    STATE,
+    SUBGRAPH,
+    TYPE,
+    USES,
+)
 
 Ids = NDArray[np.int64]
 
 
 @compiled
-def vacate(of_nodes: Ids, subgraphs: Ids, num_types: int, nodes: Ids) -> tuple[Ids, Ids]:
-    """Take the rows of these nodes away. Each of the nodes has a row.
+def free_rows(of_nodes: Ids, of_subgraphs: Ids, types: Ids, pools: Ids, rows: Ids, nodes: Ids) -> None:
+    """Give the rows of these nodes back to their pools: by cell type, and in the order of the nodes within a type.
 
-    Returns the rows [nodes], grouped by the cell type of their node and in the order of the nodes within a type; and
-    [types + 1] the index at which the rows of each type begin, with the number of all rows at the end.
+    The nodes are distinct, and each has a row. rows: State.free_rows.
     """
-    begins = np.zeros(num_types + 1, np.int64)
-    for i in range(len(nodes)):
-        begins[subgraphs[TYPE, of_nodes[SUBGRAPH, nodes[i]]] + 1] += 1
-    for i in range(num_types):
-        begins[i + 1] += begins[i]
-    rows = np.empty(len(nodes), np.int64)
-    place = begins.copy()
-    for i in range(len(nodes)):
-        node = nodes[i]
-        mine = subgraphs[TYPE, of_nodes[SUBGRAPH, node]]
-        rows[place[mine]] = of_nodes[ROW, node]
-        place[mine] += 1
-        of_nodes[ROW, node] = NOWHERE
-    return rows, begins
+    if len(nodes) == 0:
+        return
+    first = of_subgraphs[TYPE, of_nodes[SUBGRAPH, nodes[0]]]
+    most = first
+    for node in nodes:
+        type_id = of_subgraphs[TYPE, of_nodes[SUBGRAPH, node]]
+        first, most = min(first, type_id), max(most, type_id)
+    for type_id in range(first, most + 1):
+        pool = types[POOL, type_id]
+        for node in nodes:
+            if of_subgraphs[TYPE, of_nodes[SUBGRAPH, node]] == type_id:
+                rows[pools[ROWS_BEGIN, pool] + pools[NUM_FREE, pool]] = of_nodes[ROW, node]
+                pools[NUM_FREE, pool] += 1
+                of_nodes[ROW, node] = NOWHERE
 
 
 @compiled

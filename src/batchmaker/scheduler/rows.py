@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Final, final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
-from batchmaker.scheduler.commands import Grow, Reserve, Rows, TableId, TableSpec
+from batchmaker.scheduler.arena import Arena
+from batchmaker.scheduler.commands import Grow, Reserve, TableId, TableSpec
 from batchmaker.scheduler.events import WorkerId
+from batchmaker.scheduler.layout import NUM_FREE, NUM_ROWS
 
 FIRST_ROWS = 256
 
@@ -34,75 +35,19 @@ _ITEM_BYTES: Final = {
 """Bytes of a number by its dtype; 8 for all others."""
 
 
-@final
+@dataclass(frozen=True, slots=True)
 class RowPool:
     """Rows of state tables for outputs of finished nodes. One row holds all outputs of one node.
 
     Cell types whose outputs have equal shapes and dtypes share a pool. So the inner node of a tree can take over the
-    row of its leaf. The tables of a pool have the numbers from first_table to before end_table, one per output.
+    row of its leaf.
+
+    number: its place in the arena's `pools`. tables: one per output.
     """
 
-    __slots__ = ("_free", "_num_free", "end_table", "first_table", "num_rows", "table_ids", "tables")
-
-    def __init__(self, tables: tuple[TableSpec, ...]) -> None:
-        self.tables = tables
-        self.table_ids = tuple(spec.table for spec in tables)
-        self.first_table = min(self.table_ids, default=0)
-        self.end_table = max(self.table_ids, default=-1) + 1
-        self.num_rows = 0
-        self._free: Rows = np.empty(0, np.int64)
-        self._num_free = 0
-
-    @property
-    def num_used(self) -> int:
-        return self.num_rows - self._num_free
-
-    def fit(self, wanted: int, needed: int, grow: Grow) -> Reserve | None:
-        """Have at least `wanted` free rows, or as many as there is memory for, but at least `needed`.
-
-        Returns how the tables must grow first; None if they need not. If there is no memory for the rows that are
-        needed, NoMemoryError is raised, and nothing has changed.
-        """
-        if self._num_free >= wanted:
-            return None
-        old = self.num_rows
-        sizes = [max(2 * old, old + wanted, FIRST_ROWS)]
-        if self._num_free < needed:
-            sizes.append(old + needed - self._num_free)
-        for num_rows in sizes:
-            command = Reserve(self.tables, num_rows)
-            if grow(command):
-                self._grow(num_rows)
-                return command
-        if self._num_free < needed:
-            raise NoMemoryError(command)
-        return None
-
-    def _grow(self, num_rows: int) -> None:
-        fresh = np.arange(num_rows - 1, self.num_rows - 1, -1)
-        free = np.empty(num_rows, np.int64)
-        free[: len(fresh)] = fresh
-        free[len(fresh) : len(fresh) + self._num_free] = self._free[: self._num_free]
-        self._free, self.num_rows = free, num_rows
-        self._num_free += len(fresh)
-
-    @property
-    def free(self) -> tuple[Rows, int]:
-        """The free rows and their number. The array may be longer. Rows are taken from the end of the free ones."""
-        return self._free, self._num_free
-
-    def take(self, num_left: int) -> None:
-        """Note that the last free rows were taken, so that `num_left` are left."""
-        self._num_free = num_left
-
-    def release(self, rows: Rows) -> None:
-        """Give back rows that were in use. Each row comes back once."""
-        self._free[self._num_free : self._num_free + len(rows)] = rows
-        self._num_free += len(rows)
-
-    def free_rows(self) -> Rows:
-        """Return the free rows, in any order."""
-        return self._free[: self._num_free]
+    number: int
+    tables: tuple[TableSpec, ...]
+    table_ids: tuple[TableId, ...]
 
 
 @final
@@ -114,19 +59,15 @@ class Tables:
     - Lane tables: one per worker, cell type and state input, indexed by lane.
     """
 
-    def __init__(self) -> None:
-        self.is_host: NDArray[np.bool_] = np.zeros(64, np.bool_)  # [tables] whether a table is a host table
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
         self._count = 1  # 0 is ZERO_TABLE
         self._host: dict[tuple[TypeId, int], TableSpec] = {}
         self._lanes: dict[tuple[WorkerId, TypeId, int], tuple[TableSpec, ...]] = {}
-        self._lane_tables: dict[TypeId, Rows] = {}
-        self._pools: dict[tuple[object, ...], int] = {}
-        self.pools: list[RowPool] = []
+        self._pools: dict[tuple[object, ...], RowPool] = {}
 
     def _new(self, spec: ValueSpec, *, host: bool = False) -> TableSpec:
-        if self._count == len(self.is_host):
-            self.is_host = np.concatenate((self.is_host, np.zeros_like(self.is_host)))
-        self.is_host[self._count] = host
+        self._arena.note_table(self._count, host=host)
         self._count += 1
         return TableSpec(TableId(self._count - 1), spec)
 
@@ -151,13 +92,40 @@ class Tables:
         """Return every host table."""
         return tuple(self._host.values())
 
-    def pool(self, cell: CellType) -> int:
-        """Return the index in `pools` of the pool for a cell type's outputs. Makes the pool at first use."""
+    @property
+    def pools(self) -> Collection[RowPool]:
+        """All pools."""
+        return self._pools.values()
+
+    def pool(self, cell: CellType) -> RowPool:
+        """Return the pool for a cell type's outputs. Makes the pool at first use."""
         signature = tuple(spec.row_signature for spec in cell.outputs)
         if signature not in self._pools:
-            self._pools[signature] = len(self.pools)
-            self.pools.append(RowPool(tuple(self._new(spec) for spec in cell.outputs)))
+            tables = tuple(self._new(spec) for spec in cell.outputs)
+            ids = tuple(spec.table for spec in tables)
+            self._pools[signature] = RowPool(self._arena.add_pool(ids), tables, ids)
         return self._pools[signature]
+
+    def fit_rows(self, pool: RowPool, wanted: int, needed: int, grow: Grow) -> Reserve | None:
+        """Have at least `wanted` free rows, or as many as there is memory for, but at least `needed`.
+
+        Returns how the tables must grow first; None if they need not. If there is no memory for the rows that are
+        needed, NoMemoryError is raised, and nothing has changed.
+        """
+        num_free, old = self._arena.pools[[NUM_FREE, NUM_ROWS], pool.number].tolist()
+        if num_free >= wanted:
+            return None
+        sizes = [max(2 * old, old + wanted, FIRST_ROWS)]
+        if num_free < needed:
+            sizes.append(old + needed - num_free)
+        for num_rows in sizes:
+            command = Reserve(pool.tables, num_rows)
+            if grow(command):
+                self._arena.grow_pool(pool.number, num_rows)
+                return command
+        if num_free < needed:
+            raise NoMemoryError(command)
+        return None
 
     def lanes(self, worker: WorkerId, cell: CellType, num_sequence_inputs: int) -> tuple[TableSpec, ...]:
         """Return the lane tables of a cell type on a worker, one per state input."""
@@ -166,11 +134,8 @@ class Tables:
             self._lanes[key] = tuple(self._new(cell.inputs[port]) for port in cell.state_inputs(num_sequence_inputs))
         return self._lanes[key]
 
-    def lane_tables(self, cell: CellType, num_sequence_inputs: int, num_workers: int) -> Rows:
-        """Return the numbers of a cell type's lane tables: [num_workers, state inputs]."""
-        found = self._lane_tables.get(cell.type_id)
-        if found is None:
-            specs = [self.lanes(WorkerId(number), cell, num_sequence_inputs) for number in range(num_workers)]
-            found = np.array([[spec.table for spec in of_worker] for of_worker in specs], np.int64)
-            self._lane_tables[cell.type_id] = found.reshape(num_workers, -1)
-        return self._lane_tables[cell.type_id]
+    def enter_lanes(self, cell: CellType, num_sequence_inputs: int, num_workers: int) -> None:
+        """Write the numbers of a cell type's lane tables on these workers into the arena."""
+        for worker in range(num_workers):
+            specs = self.lanes(WorkerId(worker), cell, num_sequence_inputs)
+            self._arena.lane_tables[cell.type_id, worker, : len(specs)] = [spec.table for spec in specs]

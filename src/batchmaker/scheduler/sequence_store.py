@@ -17,11 +17,14 @@ from numpy.typing import NDArray
 
 from batchmaker.compiled import compiled
 from batchmaker.errors import InvariantError
-from batchmaker.scheduler.arena import (
+from batchmaker.scheduler.arena import Arena
+from batchmaker.scheduler.events import SequenceId
+from batchmaker.scheduler.layout import (
     DONE,
     HEAD,
     LANE,
     LANE_WORKER,
+    NODES,
     NOWHERE,
     PIN,
     ROW,
@@ -29,11 +32,10 @@ from batchmaker.scheduler.arena import (
     SPAN,
     STATE,
     SUBGRAPH,
+    SUBGRAPHS,
     TYPE,
     USES,
-    Arena,
 )
-from batchmaker.scheduler.events import SequenceId
 from batchmaker.scheduler.numbering import Extent
 
 Nodes = NDArray[np.int64]
@@ -108,8 +110,9 @@ class SequenceStore:
             self._free_rows(owners)
         for base in bases:
             del self.in_use[base]
-        arena.nodes.release_each(bases, counts)
-        arena.subgraphs.release_each([extent.first_subgraph for extent in extents], counts)
+        for extent in extents:
+            arena.release(NODES, extent.base, extent.num_nodes)
+            arena.release(SUBGRAPHS, extent.first_subgraph, extent.num_nodes)
 
     def put(self, kept: Sequence[tuple[SequenceId, Nodes]]) -> tuple[list[StoredNodes], bool]:
         """Let sequences keep the rows of these nodes, in this order. `decide` must follow for each.
@@ -122,14 +125,13 @@ class SequenceStore:
         for sequence, nodes in kept:
             self._undecided[sequence] = (self._latest.pop(sequence, None), nodes)
         kept = [(sequence, nodes) for sequence, nodes in kept if len(nodes)]
-        counts = [len(nodes) for _, nodes in kept]
-        bases, firsts = arena.nodes.allocate_each(counts), arena.subgraphs.allocate_each(counts)
-        grown = arena.fit_nodes()
-        arena.fit_subgraphs()
-        made = [StoredNodes(Extent(0, b, n, first, n)) for b, n, first in zip(bases, counts, firsts, strict=True)]
+        counts = np.array([len(nodes) for _, nodes in kept], np.int64)
+        grown = arena.fit(NODES, counts)
+        arena.fit(SUBGRAPHS, counts)
+        where = np.stack((arena.allocate(NODES, counts), arena.allocate(SUBGRAPHS, counts), counts))
+        made = [StoredNodes(Extent(0, base, count, first, count)) for base, first, count in where.T.tolist()]
         if made:
-            where = np.array([bases, firsts, counts], np.int64)
-            move(arena.of_nodes, arena.of_subgraphs, where, np.concatenate([nodes for _, nodes in kept]))
+            move(arena.nodes, arena.subgraphs, where, np.concatenate([nodes for _, nodes in kept]))
         for (sequence, _), stored in zip(kept, made, strict=True):
             self._latest[sequence] = self.in_use[stored.extent.base] = stored
         return made, grown

@@ -1,14 +1,14 @@
 """The scheduler's state: everything that it knows between two events.
 
-Admission, batching and completion share it. It has nearly no behaviour of its own.
+Admission, batching and completion share it. What is true of every request, node and cell type is in the arena's tables;
+here is what few requests have.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Final, final
 
 import numpy as np
@@ -21,20 +21,38 @@ from batchmaker.policies.ageing import AGED_EVERY
 from batchmaker.policies.base import CellPolicy
 from batchmaker.policies.line import WaitingLine
 from batchmaker.scheduler.admission import GraphAdmission
-from batchmaker.scheduler.arena import Arena, Extents
+from batchmaker.scheduler.arena import Arena
 from batchmaker.scheduler.commands import Grow, always
 from batchmaker.scheduler.depths import Depths
 from batchmaker.scheduler.events import GraphExtended, RequestArrived, RequestId, SequenceId, TaskId, WorkerId
 from batchmaker.scheduler.frontiers import FrontierCounts, Frontiers
-from batchmaker.scheduler.lanes import LaneMap
+from batchmaker.scheduler.layout import (
+    ALIVE,
+    BASE,
+    FIRST,
+    FIRST_LOCAL,
+    ID,
+    IN_USE,
+    LAST,
+    NEXT_SEQUENCE,
+    NOWHERE,
+    NUM_NODES,
+    NUM_SEQUENCE,
+    NUM_SUBGRAPHS,
+    OPEN,
+    OWNS,
+    SEQUENCE_LIMIT,
+    SLOTS,
+)
 from batchmaker.scheduler.numbering import Extent, LocalNumbers
-from batchmaker.scheduler.priorities import Priorities, RankedQueue
+from batchmaker.scheduler.priorities import Priorities
 from batchmaker.scheduler.progress import count_submitted
-from batchmaker.scheduler.ready import SEQUENCE_LIMIT, Keys
-from batchmaker.scheduler.row_release import vacate
+from batchmaker.scheduler.queues import order_again
+from batchmaker.scheduler.row_release import free_rows
 from batchmaker.scheduler.rows import RowPool, Tables
 from batchmaker.scheduler.sequence_store import SequenceStore, StoredNodes
 from batchmaker.scheduler.step_times import StepTimes
+from batchmaker.scheduler.steps import AT_NODE, POSITIONS, Steps
 from batchmaker.scheduler.watched import WatchedRequests
 
 Nodes = NDArray[np.int64]
@@ -43,101 +61,27 @@ NO_NODES: Final[Nodes] = np.empty(0, np.int64)
 
 @dataclass(slots=True)
 class TypeEntry:
-    """One cell type: its queue of ready nodes, its rows, and its number of steps on workers."""
+    """One cell type: its rows, and how long its steps take."""
 
     cell: CellType
     pool: RowPool
-    value_ports: set[int]  # inputs that some node has fed so far; admission adds to it
-    ready: RankedQueue
     step_times: StepTimes
-    num_running: int = 0
-    num_passed: int = 0  # batches in a row of another depth than the first node in the queue
     num_sequence_inputs: int | None = None  # None until the type is used in a run
-    _ports: Nodes = field(default_factory=lambda: np.empty(0, np.int64))
-
-    @property
-    def ports(self) -> Nodes:
-        """The value_ports, ascending."""
-        if len(self._ports) < len(self.value_ports):
-            self._ports = np.array(sorted(self.value_ports), np.int64)
-        return self._ports
-
-    def learn_form(self, num_sequence_inputs: int) -> None:
-        """Note how many inputs per step a run of this type takes. All runs of a type must take the same number.
-
-        InvariantError if they do not.
-        """
-        if self.num_sequence_inputs is None:
-            self.num_sequence_inputs = num_sequence_inputs
-        elif self.num_sequence_inputs != num_sequence_inputs:
-            raise InvariantError(f"chains of cell {self.cell.name!r} take different numbers of inputs per step")
+    has_lane_tables: bool = False
 
 
-@final
-class RequestEntry:
-    """One request in flight. Optional fields are class attributes, set on the object only when needed.
+@dataclass(slots=True)
+class Chunk:
+    """What is known of a request that is a chunk of a sequence.
 
-    - slot: a small number that belongs to the request alone while it is in flight.
-    - open: its unfold function waits and may add nodes.
-    - may_own_rows: it may still have rows when it ends, because its unfold function could have used them, or because it
-      or one of its runs ends early.
-    - waiting: it is in the waiting line and has not begun.
-    - early: its extensions that came while it was waiting.
-    - alive: it has no Reply and no Fail yet.
-    - extents: of its graphs, in order.
-    - sequence: the sequence that it is a chunk of.
     - stored: the stored nodes of the sequence when the request arrived.
     - kept: the nodes that the sequence will keep after this request. A part of an array of several requests, so it is
       not written.
-    - numbers: cache of `known_numbers`.
     """
 
-    waiting = False
-    early: tuple[GraphExtended, ...] = ()
-    alive = True
-    extents: tuple[Extent, ...] = ()
-    sequence: SequenceId | None = None
-    stored: StoredNodes | None = None
+    sequence: SequenceId
+    stored: StoredNodes | None
     kept: Nodes | None = None
-    numbers: LocalNumbers | None = None
-
-    def __init__(
-        self, request: RequestId, slot: int, arrived_s: float, deadline_s: float | None, is_open: bool
-    ) -> None:
-        self.request = request
-        self.slot = slot
-        self.arrived_s = arrived_s
-        self.deadline_s = deadline_s
-        self.open = self.may_own_rows = is_open
-
-    @property
-    def known_extents(self) -> tuple[Extent, ...]:
-        """The extents of the nodes that its graphs may refer to: first its sequence's stored nodes, then its own."""
-        return self.extents if self.stored is None else (self.stored.extent, *self.extents)
-
-    def known_numbers(self) -> LocalNumbers | None:
-        """Return the map from local numbers to node numbers for these nodes, or None if there are none yet."""
-        num_kept = 0 if self.stored is None else 1
-        if not self.extents and not num_kept:
-            return None
-        if self.numbers is None:
-            self.numbers = LocalNumbers()
-            if self.stored is not None:
-                self.numbers.add(self.stored.extent)
-        for extent in self.extents[len(self.numbers) - num_kept :]:
-            self.numbers.add(extent)
-        return self.numbers
-
-    def numbers_of(self, local: Nodes) -> Nodes:
-        """Return the node numbers of local nodes; InvariantError if the request has no nodes yet."""
-        numbers = self.known_numbers()
-        if numbers is None:
-            raise InvariantError(f"request {self.request} has no nodes {local.tolist()}")
-        return numbers.of(local)
-
-    def number(self, local: int) -> int:
-        """Return the node number of one local node."""
-        return int(self.numbers_of(np.array([local]))[0])
 
 
 @dataclass(slots=True)
@@ -158,45 +102,18 @@ class Attached:
 
 @dataclass(slots=True)
 class TaskEntry:
-    """One task on a worker, and what must be updated when its steps finish. See `scheduler.steps.Steps`.
+    """One task on a worker. num_finished: number of finished steps."""
 
-    - nodes, subgraphs: [positions].
-    - ends: [NUM_ENDS, steps].
-    - done: the nodes that are done when their step has run: single nodes, and last steps of runs.
-    - entering: nodes whose state inputs came from rows of other nodes, not from a lane. In steps without lanes: all
-      nodes.
-    - left: (lanes, lane) on other workers that chains have left.
-    - may_stop: [steps] whether a step has runs that may stop.
-    - steers: [steps] whether values of the step decide which nodes come next: it has runs that may stop, or nodes that
-      a waiting unfold function holds.
-    - num_finished: number of finished steps.
-    """
-
-    task: TaskId
     worker: WorkerId
     type_id: TypeId
-    nodes: Nodes
-    subgraphs: Nodes
-    ends: Nodes
-    done: Nodes
-    entering: Nodes
-    left: list[tuple[LaneMap, int]]
-    may_stop: NDArray[np.bool_]
-    steers: NDArray[np.bool_]
+    steps: Steps
     num_finished: int = 0
-
-    @property
-    def num_steps(self) -> int:
-        return len(self.may_stop)
-
-    def before(self, step: int) -> tuple[int, int, int, int]:
-        """Return how many positions, done nodes, entering nodes and left lanes come before a step."""
-        return tuple(self.ends[:, step - 1].tolist()) if step else (0, 0, 0, 0)
 
     @property
     def unfinished(self) -> Nodes:
         """The nodes of the steps that have not finished."""
-        return self.nodes[self.before(self.num_finished)[0] :]
+        begin = self.steps.ends[POSITIONS, self.num_finished - 1] if self.num_finished else 0
+        return self.steps.at[AT_NODE, begin:]
 
 
 @final
@@ -209,9 +126,10 @@ class SchedulerState:
       until they are done. So they follow within a task, which is sound on one worker, whose tasks run in order.
     - watched, depths, frontiers: kept only for policies that read them; otherwise None.
     - observed: at least one of these three is kept.
-    - left: [slots] units of the request that are not done (see `CellGraph.num_work_units`).
-    - worker_steps: [workers] steps that are submitted and not finished.
-    - sequence: the next place in the queues for a released subgraph.
+    - chunks: by slot, of the requests that are chunks of sequences. times_s: by slot, when the requests that have a
+      deadline arrived, and the deadline. early: by slot, extensions that came while the request was waiting.
+    - attached: by slot. numbers: by slot, cache of `known_numbers`.
+    - dying: slots of the requests that have ended while a worker had steps of them.
     """
 
     def __init__(
@@ -229,65 +147,155 @@ class SchedulerState:
         self.own_type_follows = own_type_follows
         self.line: WaitingLine[CellGraph] = WaitingLine(aged_every)
         self.aged_every = aged_every
-        self.arena = Arena()
+        self.arena = arena = Arena(num_workers)
         self.watched = WatchedRequests(self.num_submitted) if policy.watches_requests else None
-        self.depths = Depths(self.ready_keys) if policy.needs_depth else None
-        self.frontiers = Frontiers(self.arena, self.in_flight) if policy.needs_frontiers else None
+        self.depths = Depths(arena.ready_keys) if policy.needs_depth else None
+        self.frontiers = Frontiers(arena, self.in_flight) if policy.needs_frontiers else None
         self.observed = policy.watches_requests or policy.needs_depth or policy.needs_frontiers
-        self.priorities = Priorities(self.arena)
-        self.tables = Tables()
+        self.priorities = Priorities(arena)
+        self.tables = Tables(arena)
         self.admission = GraphAdmission(
-            self.arena, self.tables, plan_rows=plan_rows, node_by_node=policy.node_by_node,
+            arena, self.tables, plan_rows=plan_rows, node_by_node=policy.node_by_node,
             own_type_follows=own_type_follows,
         )  # fmt: skip
         self.types: list[TypeEntry] = []
-        self.slots = Extents()
-        self.left: NDArray[np.int64] = np.zeros(256, np.int64)
-        self.requests: dict[RequestId, RequestEntry] = {}
-        self.by_slot: dict[int, RequestEntry] = {}
-        self.attached: defaultdict[RequestId, Attached] = defaultdict(Attached)  # only of requests that have some
+        self.requests: dict[RequestId, int] = {}  # living request -> slot
+        self.chunks: dict[int, Chunk] = {}
+        self.times_s: dict[int, tuple[float, float]] = {}
+        self.early: dict[int, list[GraphExtended]] = {}
+        self.attached: defaultdict[int, Attached] = defaultdict(Attached)  # only of requests that have some
+        self.numbers: dict[int, LocalNumbers] = {}
+        self.dying = NO_NODES
         self.tasks: dict[TaskId, TaskEntry] = {}
-        self.lane_maps: dict[tuple[WorkerId, TypeId], LaneMap] = {}
-        self.worker_steps = [0] * num_workers
-        self.worker_steering = [0] * num_workers  # those of worker_steps whose values decide which nodes come next
-        self.sequence = 0
-        self.store = SequenceStore(self.arena, self.free_rows)
+        self.store = SequenceStore(arena, self.free_rows)
 
-    def ready_keys(self, type_id: int) -> Keys:
-        """Return the ready nodes of a type, in the order of their queue."""
-        return self.types[type_id].ready.keys()
+    @property
+    def num_workers(self) -> int:
+        return self.arena.workers.shape[1]
 
-    def open(self, events: Sequence[RequestArrived]) -> list[RequestEntry]:
-        """Make the state of requests that have arrived; InvariantError if one arrived twice."""
-        slots = self.slots.allocate_each((1,) * len(events))
-        while self.slots.top > len(self.left):
-            self.left = np.concatenate((self.left, np.zeros_like(self.left)))
-        self.left[slots] = 0
-        opened = []
-        for event, slot in zip(events, slots, strict=True):
-            request = event.request
-            if request in self.requests:
-                raise InvariantError(f"request {request} arrived twice")
-            entry = RequestEntry(request, slot, event.at_s, event.deadline_s, event.open)
+    # --- requests ------------------------------------------------------------------------------------------------
+
+    def open(self, events: Sequence[RequestArrived]) -> Nodes:
+        """Make the state of requests that have arrived; return their slots. InvariantError if one arrived twice."""
+        arena, ids = self.arena, [event.request for event in events]
+        if not self.requests.keys().isdisjoint(ids) or len(set(ids)) < len(ids):
+            twice = [one for i, one in enumerate(ids) if one in self.requests or one in ids[:i]]
+            raise InvariantError(f"request {twice[0]} arrived twice")
+        ones = np.ones(len(ids), np.int64)
+        arena.fit(SLOTS, ones)
+        slots = arena.allocate(SLOTS, ones)
+        fresh = np.zeros((len(arena.requests), len(ids)), np.int64)
+        fresh[ID], fresh[OPEN] = ids, [event.open for event in events]
+        fresh[OWNS], fresh[IN_USE], fresh[ALIVE] = fresh[OPEN], 1, 1
+        fresh[FIRST] = fresh[LAST] = NOWHERE
+        arena.requests[:, slots] = fresh
+        self.requests.update(zip(ids, slots.tolist(), strict=True))
+        for event, slot in zip(events, slots.tolist(), strict=True):
             if event.sequence is not None:
-                entry.sequence, entry.stored = event.sequence, self.store.lend(event.sequence, event.graph.first)
+                self.chunks[slot] = Chunk(event.sequence, self.store.lend(event.sequence, event.graph.first))
             if event.priority:
                 self.priorities.enter(slot, event.priority)
-            self.requests[request] = self.by_slot[slot] = entry
-            opened.append(entry)
-        return opened
+            if event.deadline_s is not None:
+                self.times_s[slot] = event.at_s, event.deadline_s
+        return slots
 
-    def places(self, count: int) -> int:
-        """Return the first of `count` sequence numbers for subgraphs that are released now.
+    def forgotten(self, slots: Iterable[int]) -> None:
+        """Drop what is known of requests whose slots are free now."""
+        given_back = []
+        for slot in slots:
+            chunk = self.chunks.pop(slot, None)
+            if chunk is not None and chunk.stored is not None:
+                given_back.append(chunk.stored)
+            for known in (self.times_s, self.early, self.attached, self.numbers):
+                known.pop(slot, None)
+        self.store.give_back(given_back)
+
+    @property
+    def slots(self) -> list[int]:
+        """The slots in use, ascending: of living requests and of dying ones."""
+        found: list[int] = np.flatnonzero(self.arena.requests[IN_USE]).tolist()
+        return found
+
+    @property
+    def living(self) -> Iterable[int]:
+        """The slots of living requests, in the order in which they arrived."""
+        return self.requests.values()
+
+    def id_of(self, slot: int) -> RequestId:
+        """Return the number of the request that has a slot."""
+        return RequestId(int(self.arena.requests[ID, slot]))
+
+    def deadline_s(self, slot: int) -> float | None:
+        """Return the deadline of a request; None if it has none."""
+        times_s = self.times_s.get(slot)
+        return None if times_s is None else times_s[1]
+
+    def own_extents(self, slot: int) -> list[Extent]:
+        """Return the extents of a request, in the order of its graphs."""
+        own = self.arena.extents[FIRST_LOCAL : NUM_SUBGRAPHS + 1, self.arena.extents_of(slot)]
+        return [Extent(*columns) for columns in own.T.tolist()]
+
+    def known_extents(self, slot: int) -> list[Extent]:
+        """Return the extents of the nodes that a request's graphs may refer to.
+
+        First its sequence's stored nodes, then its own.
+        """
+        chunk = self.chunks.get(slot)
+        stored = [] if chunk is None or chunk.stored is None else [chunk.stored.extent]
+        return stored + self.own_extents(slot)
+
+    def known_numbers(self, slot: int) -> LocalNumbers | None:
+        """Return the map from local numbers to node numbers for these nodes, or None if there are none yet."""
+        extents = self.known_extents(slot)
+        if not extents:
+            return None
+        numbers = self.numbers.setdefault(slot, LocalNumbers())
+        for extent in extents[len(numbers) :]:
+            numbers.add(extent)
+        return numbers
+
+    def numbers_of(self, slot: int, local: Nodes) -> Nodes:
+        """Return the node numbers of local nodes; InvariantError if the request has no nodes yet."""
+        numbers = self.known_numbers(slot)
+        if numbers is None:
+            raise InvariantError(f"request {self.id_of(slot)} has no nodes {local.tolist()}")
+        return numbers.of(local)
+
+    # --- cell types ----------------------------------------------------------------------------------------------
+
+    def add_type(self, cell: CellType) -> None:
+        """Add a cell type, also to what policies read."""
+        pool = self.admission.add_type(cell)
+        self.types.append(TypeEntry(cell, pool, StepTimes(self.arena, cell.type_id, cell.max_batch)))
+        for kept in (self.watched, self.depths, self.frontiers):
+            if kept is not None:
+                kept.add_type()
+
+    def learn_form(self, type_id: TypeId, num_sequence_inputs: int) -> None:
+        """Note how many inputs per step a run of a type takes. All runs of a type must take the same number.
+
+        InvariantError if they do not.
+        """
+        entry = self.types[type_id]
+        if entry.num_sequence_inputs is None:
+            entry.num_sequence_inputs = num_sequence_inputs
+            self.arena.types[NUM_SEQUENCE, type_id] = num_sequence_inputs
+            for worker in range(self.num_workers):
+                self.arena.grow_lanes(worker, type_id, 0)
+        elif entry.num_sequence_inputs != num_sequence_inputs:
+            raise InvariantError(f"chains of cell {entry.cell.name!r} take different numbers of inputs per step")
+
+    # --- queues and rows -----------------------------------------------------------------------------------------
+
+    def fit_sequence(self) -> None:
+        """Have places in the queues for all subgraphs that can be released before this is called again.
 
         If the numbers would run out, the subgraphs in flight first get new ones, from 0 and in the same order. This
         takes milliseconds, once in tens of millions of subgraphs.
         """
-        if self.sequence + count > SEQUENCE_LIMIT:
+        arena = self.arena
+        if arena.counts[NEXT_SEQUENCE] + arena.subgraphs.shape[1] > SEQUENCE_LIMIT:
             self._renumber()
-        first = self.sequence
-        self.sequence += count
-        return first
 
     def _renumber(self) -> None:
         """Give the subgraphs in flight the lowest sequence numbers, in the same order.
@@ -295,57 +303,55 @@ class SchedulerState:
         Numbers of subgraphs that are not released yet are old values without a meaning. They are changed too, which
         does no harm.
         """
-        sequence = self.arena.sequence
-        extents = [extent for entry in self.by_slot.values() for extent in entry.extents]
+        arena = self.arena
+        extents = [extent for slot in self.slots for extent in self.own_extents(slot)]
         spans = [np.arange(e.first_subgraph, e.first_subgraph + e.num_subgraphs) for e in extents]
-        living = np.concatenate(spans) if spans else np.empty(0, np.int64)
-        known, sequence[living] = np.unique(sequence[living], return_inverse=True)
-        self.sequence = len(known)
-        for entry in self.types:
-            entry.ready.renumber()
+        living = np.concatenate(spans) if spans else NO_NODES
+        known, arena.sequence[living] = np.unique(arena.sequence[living], return_inverse=True)
+        arena.counts[NEXT_SEQUENCE] = len(known)
+        self.order_again()
+
+    def order_again(self) -> None:
+        """Bring the queues into order again, after ranks or sequence numbers have changed."""
+        arena = self.arena
+        order_again(arena.nodes, arena.subgraphs, arena.requests, arena.types, arena.queue)
 
     def free_rows(self, nodes: Nodes) -> None:
         """Free the rows of these nodes. The nodes are distinct, and each has a row."""
         arena = self.arena
-        rows, begins = vacate(arena.of_nodes, arena.of_subgraphs, len(self.types), nodes)
-        for entry, (begin, end) in zip(self.types, pairwise(begins.tolist()), strict=True):
-            if begin < end:
-                entry.pool.release(rows[begin:end])
+        free_rows(arena.nodes, arena.subgraphs, arena.types, arena.pools, arena.free_rows, nodes)
 
     # --- state that only some policies read ----------------------------------------------------------------------
 
-    def add_type(self) -> None:
-        """Add a cell type to what policies read."""
-        for kept in (self.watched, self.depths, self.frontiers):
-            if kept is not None:
-                kept.add_type()
-
     def in_flight(self) -> FrontierCounts:
         """Return what living requests have in the arena. Takes time in proportion to their number."""
-        alive = [entry for entry in self.by_slot.values() if entry.alive]
-        edges = [self.attached[entry.request].edges for entry in alive if entry.request in self.attached]
-        late_edges = [(node, fed) for late in edges for node, consumers in late.items() for fed in consumers]
-        return FrontierCounts([extent for entry in alive for extent in entry.extents], late_edges, self._on_workers())
+        living = sorted(self.living)
+        late = [self.attached[slot].edges for slot in living if slot in self.attached]
+        late_edges = [(node, fed) for edges in late for node, consumers in edges.items() for fed in consumers]
+        return FrontierCounts(self.arena.spans_of(living), late_edges, self._on_workers())
 
     def num_submitted(self, slots: Sequence[int]) -> Nodes:
         """Return how many nodes of each type of these requests were submitted: [requests, types].
 
         No value may end a run of theirs. Takes time in proportion to what is in flight.
         """
-        extents = [(e.base, e.num_nodes, i) for i, slot in enumerate(slots) for e in self.by_slot[slot].extents]
-        ready = [entry.ready.keys() for entry in self.types if entry.num_sequence_inputs is not None]
+        arena = self.arena
+        extents = [(slot, extent) for slot in range(len(slots)) for extent in arena.extents_of(slots[slot])]
+        spans = np.empty((len(extents), 3), np.int64)
+        for i, (row, extent) in enumerate(extents):
+            spans[i] = arena.extents[BASE, extent], arena.extents[NUM_NODES, extent], row
+        ready = [arena.ready_keys(e.cell.type_id) for e in self.types if e.num_sequence_inputs is not None]
         counts = np.zeros((len(slots), len(self.types)), np.int64)
         count_submitted(
-            self.arena.of_nodes, self.arena.of_subgraphs, np.array(extents, np.int64).reshape(-1, 3),
-            self._on_workers(), np.concatenate((NO_NODES, *ready)), counts,
-        )  # fmt: skip
+            arena.nodes, arena.subgraphs, spans, self._on_workers(), np.concatenate((NO_NODES, *ready)), counts
+        )
         return counts
 
     def _on_workers(self) -> Nodes:
         """Return the nodes of steps that have not finished."""
         return np.concatenate((NO_NODES, *(task.unfinished for task in self.tasks.values())))
 
-    def submitted(self, type_id: TypeId, nodes: Nodes, subgraphs: Nodes) -> None:
+    def submitted(self, type_id: TypeId, nodes: Nodes) -> None:
         """Note that these nodes of one type are on a worker. Called only if `observed`."""
         if self.frontiers is not None:
             self.frontiers.submitted(type_id, nodes)
@@ -377,10 +383,3 @@ class SchedulerState:
         if self.depths is not None:
             for slot in slots:
                 self.depths.leave(slot)
-
-    def lane_map(self, worker: WorkerId, type_id: TypeId) -> LaneMap:
-        """Return the lanes of a cell type on a worker."""
-        key = (worker, type_id)
-        if key not in self.lane_maps:
-            self.lane_maps[key] = LaneMap()
-        return self.lane_maps[key]

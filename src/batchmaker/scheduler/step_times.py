@@ -10,8 +10,8 @@ from typing import Final, final
 import numpy as np
 from numpy.typing import NDArray
 
-UNKNOWN_S: Final = 1e-4
-"""Seconds of a step while nothing has been measured."""
+from batchmaker.scheduler.arena import UNKNOWN_S, Arena
+
 WEIGHT: Final = 0.2
 """Weight of the newest report in the mean of a size."""
 MOST: Final = 4.0
@@ -27,11 +27,18 @@ class StepTimes:
       measured for the first time, and not at later measurements.
     """
 
-    __slots__ = ("_known", "seconds")
+    __slots__ = ("_arena", "_known", "_max_batch", "_type_id")
 
-    def __init__(self, max_batch: int) -> None:
+    def __init__(self, arena: Arena, type_id: int, max_batch: int) -> None:
+        self._arena = arena
+        self._type_id = type_id
+        self._max_batch = max_batch
         self._known: list[float | None] = [None] * max_batch.bit_length()
-        self.seconds: NDArray[np.float64] = np.full(max_batch + 1, UNKNOWN_S)
+        self.seconds[:] = UNKNOWN_S
+
+    @property
+    def seconds(self) -> NDArray[np.float64]:
+        return self._arena.seconds[self._type_id, : self._max_batch + 1]
 
     def add(self, num_steps: int, num_rows: int, busy_s: float) -> None:
         """Note that `num_steps` steps with `num_rows` rows in all took `busy_s` seconds."""

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.scheduler.ready import Keys
+from batchmaker.scheduler.queues import Keys
 
 Ids = NDArray[np.int64]
 
@@ -84,6 +84,8 @@ class Steps(NamedTuple):
 
     - num_steps: 0 if lanes or rows did not suffice for even one step.
     - lanes_wanted: the number of lanes that is needed; 0 if lanes sufficed.
+    - rows_wanted, rows_needed: the free rows with which the task could have all its steps, and its first, if the pool has
+      too few; else 0.
     - largest: rows of the largest step.
     - ends: [NUM_ENDS, steps].
     - flags: [NUM_FLAGS, steps], 0 or 1.
@@ -102,6 +104,8 @@ class Steps(NamedTuple):
 
     num_steps: int
     lanes_wanted: int
+    rows_wanted: int
+    rows_needed: int
     largest: int
     ends: Ids
     flags: Ids

@@ -16,7 +16,8 @@ from batchmaker.policies.ageing import AgeTurns
 from batchmaker.scheduler.deadlines import Deadlines
 from batchmaker.scheduler.events import RequestId, WorkerId
 from batchmaker.scheduler.priorities import HURRIED, MEMBER, as_member, priority_of
-from batchmaker.scheduler.state import RequestEntry, SchedulerState
+from batchmaker.scheduler.queues import ages_and_ranks
+from batchmaker.scheduler.state import SchedulerState
 
 HURRY: Final = 2.0
 """A request is short of time if the time left is less than HURRY times the time that it takes alone.
@@ -60,7 +61,7 @@ class Urgency:
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
-        self._turns = [AgeTurns(state.aged_every) for _ in state.worker_steps]
+        self._turns = [AgeTurns(state.aged_every) for _ in range(state.num_workers)]
         self._short: Deadlines[RequestId] = Deadlines()  # the time from which each is short of time
         self._over: Deadlines[RequestId] = Deadlines()  # the deadline of each
         self._step_s: dict[int, float] = {}
@@ -79,15 +80,16 @@ class Urgency:
         before = log_size if self._log_size is None else self._log_size
         self._log_size = before + _WEIGHT * (log_size - before)
 
-    def more_work(self, entry: RequestEntry, graph: CellGraph) -> None:
+    def more_work(self, slot: int, graph: CellGraph) -> None:
         """Note that a request has arrived or was extended, and has this graph to compute."""
-        if entry.deadline_s is None:
+        deadline_s, request = self._state.deadline_s(slot), self._state.id_of(slot)
+        if deadline_s is None:
             return
         work, living = work_of(graph), self._state.requests
         steps = zip(work.types.tolist(), work.steps.tolist(), strict=True)
         alone_s = sum(count * self._step_s.get(type_id, 0.0) for type_id, count in steps)
-        self._short.add(entry.deadline_s - HURRY * alone_s, entry.request, living, len(living))
-        self._over.add(entry.deadline_s, entry.request, living, len(living))
+        self._short.add(deadline_s - HURRY * alone_s, request, living, len(living))
+        self._over.add(deadline_s, request, living, len(living))
 
     def step_finished(self, type_id: TypeId, seconds: float) -> None:
         """Note the duration of a step."""
@@ -104,16 +106,15 @@ class Urgency:
         changed |= self._mark((request for _, request in self._over.passed(now_s)), HURRIED, on=False)
         changed |= self._next_cohort()
         if changed:
-            for entry in self._state.types:
-                entry.ready.requeue()
+            self._state.order_again()
 
     def _mark(self, requests: Iterable[RequestId], mark: int, *, on: bool) -> bool:
         """Set or clear a mark of the requests that are in flight; return whether any rank has changed."""
         changed = False
         for request in requests:
-            entry = self._state.requests.get(request)
-            if entry is not None:
-                changed |= self._state.priorities.mark(entry.slot, mark, on)
+            slot = self._state.requests.get(request)
+            if slot is not None:
+                changed |= self._state.priorities.mark(slot, mark, on)
         return changed
 
     def _next_cohort(self) -> bool:
@@ -141,12 +142,13 @@ class Urgency:
         """
         if len(ranked) < 2 or not self._state.priorities.differ:
             return ranked, False
-        queues, turns = {type_id: self._state.types[type_id].ready for type_id in ranked}, self._turns[worker]
+        arena, turns = self._state.arena, self._turns[worker]
+        found = {type_id: ages_and_ranks(arena.types, arena.queue, type_id) for type_id in ranked}
         if turns.is_due:
             turns.had_turn()
-            return sorted(ranked, key=lambda type_id: queues[type_id].first), True
-        highest = {type_id: queue.highest for type_id, queue in queues.items()}
-        if priority_of(min(queue.lowest for queue in queues.values())) < priority_of(max(highest.values())):
+            return sorted(ranked, key=lambda type_id: found[type_id][0]), True
+        highest = {type_id: most for type_id, (_, most, _) in found.items()}
+        if priority_of(min(least for _, _, least in found.values())) < priority_of(max(highest.values())):
             turns.passed_over()
         ranks = highest if self._gave_way else {t: as_member(r) if self._is_full(t) else r for t, r in highest.items()}
         ordered = sorted(ranked, key=lambda type_id: -ranks[type_id])
@@ -154,5 +156,4 @@ class Urgency:
         return ordered, False
 
     def _is_full(self, type_id: TypeId) -> bool:
-        entry = self._state.types[type_id]
-        return len(entry.ready) >= entry.cell.max_batch
+        return self._state.arena.num_ready(type_id) >= self._state.types[type_id].cell.max_batch

@@ -17,6 +17,7 @@ from batchmaker.scheduler.depths import Depths
 from batchmaker.scheduler.events import RequestId
 from batchmaker.scheduler.frontiers import Frontiers
 from batchmaker.scheduler.invariants import check_state
+from batchmaker.scheduler.layout import HEAD_OF_QUEUE, NUM_FREE, NUM_ROWS, NUM_RUNNING, SLOTS, TAIL_OF_QUEUE
 from batchmaker.scheduler.state import SchedulerState
 
 Kept = TypeVar("Kept")
@@ -29,7 +30,6 @@ class View:
         self._policy = policy
         self._state = state
         self._cells: list[CellType] = []
-        self._ready: set[TypeId] = set()
         self._just_run: TypeId | None = None
         self._now_s = 0.0
         self._deadlines: Deadlines[RequestId] = Deadlines()
@@ -44,17 +44,18 @@ class View:
 
     @property
     def ready(self) -> Sequence[TypeId]:
-        return sorted(self._ready)
+        types = self._state.arena.types
+        found: list[TypeId] = np.flatnonzero(types[TAIL_OF_QUEUE] > types[HEAD_OF_QUEUE]).tolist()
+        return found
 
     def num_ready(self, type_id: TypeId) -> int:
-        return len(self._state.types[type_id].ready)
+        return self._state.arena.num_ready(type_id)
 
     def owners(self, nodes: NDArray[np.int64]) -> list[RequestId | None]:
         """Return the request of each node; None if it is no longer in flight."""
         state = self._state
         slots = state.arena.request[nodes].tolist()
-        found = (state.by_slot.get(slot) for slot in slots)
-        return [entry.request if entry is not None and entry.alive else None for entry in found]
+        return [state.id_of(slot) if state.arena.is_alive(slot) else None for slot in slots]
 
     def slots(self, nodes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the slot of each node's request (see Admit)."""
@@ -70,7 +71,7 @@ class View:
         check_state(self._state)
 
     def num_running(self, type_id: TypeId) -> int:
-        return self._state.types[type_id].num_running + (type_id == self._just_run)
+        return int(self._state.arena.types[NUM_RUNNING, type_id]) + (type_id == self._just_run)
 
     @property
     def num_waiting(self) -> int:
@@ -98,7 +99,7 @@ class View:
     @property
     def num_requests(self) -> int:
         """Requests in flight, and requests that have ended while a worker still runs steps of them."""
-        return len(self._state.by_slot)
+        return self._state.arena.num_used(SLOTS)
 
     @property
     def num_tasks(self) -> int:
@@ -108,7 +109,8 @@ class View:
     @property
     def num_rows(self) -> int:
         """Rows of state tables in use, without lanes."""
-        return sum(pool.num_used for pool in self._state.tables.pools)
+        pools = self._state.arena.pools
+        return int((pools[NUM_ROWS] - pools[NUM_FREE]).sum())
 
     def _kept(self, kept: Kept | None, what: str, flag: str) -> Kept:
         if kept is None:

@@ -30,7 +30,7 @@ from batchmaker.scheduler.events import (
     StepsFinished,
 )
 from batchmaker.scheduler.progress import count_submitted
-from batchmaker.scheduler.ready import ReadyQueue
+from batchmaker.scheduler.queues import order_again
 
 _NUMBER: Final = ValueSpec((), "int64")
 _LEAF = CellType(TypeId(0), "leaf", (_NUMBER,), (_NUMBER,), (1, 4))
@@ -62,9 +62,9 @@ def prepare() -> None:
     while following:
         following.extend(_carried_out(scheduler, following.popleft()))
     none = np.empty(0, np.int64)
-    ReadyQueue().renumber(none, none)
     arena, extents, counts = Arena(), np.empty((0, 3), np.int64), np.empty((0, 0), np.int64)
-    count_submitted(arena.of_nodes, arena.of_subgraphs, extents, none, none, counts)
+    order_again(arena.nodes, arena.subgraphs, arena.requests, arena.types, arena.queue)
+    count_submitted(arena.nodes, arena.subgraphs, extents, none, none, counts)
 
 
 def _carried_out(scheduler: Scheduler, command: Command) -> list[Command]:

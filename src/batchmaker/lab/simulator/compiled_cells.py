@@ -21,9 +21,9 @@ from batchmaker.policies.base import CellPolicy
 from batchmaker.policies.cellular import CellularPolicy
 from batchmaker.policies.joining import NO_TEST, JoiningRules
 from batchmaker.policies.lazy import LazyPolicy
-from batchmaker.scheduler.arena import size_class
+from batchmaker.scheduler.arena import UNKNOWN_S
 from batchmaker.scheduler.batching import BATCHES_AHEAD
-from batchmaker.scheduler.step_times import UNKNOWN_S
+from batchmaker.scheduler.extents import size_class
 
 _NONE: Final = np.zeros((0, 0), np.int64)
 _NO_RULES: Final = JoiningRules(NO_TEST, False, False, False)
@@ -133,7 +133,7 @@ def _why_not_these(shapes: Shapes, policy: CellPolicy) -> str | None:
     if isinstance(policy, LazyPolicy):
         users = [{*shapes.model[used].tolist()} for used in (shapes.steps > 0).T]
         return "several models use one cell type" if any(len(models) > 1 for models in users) else None
-    classes = {size_class(count) for count in shapes.parts.tolist()}  # of one class, slots and subgraphs go together
+    classes = {size_class(count)[0] for count in shapes.parts.tolist()}  # of one class, slots and subgraphs go together
     return None if len(classes) == 1 else "requests have different numbers of runs and nodes"
 
 

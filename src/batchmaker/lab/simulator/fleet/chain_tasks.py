@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.compiled import compiled
+from batchmaker.scheduler.arena import UNKNOWN_S
 from batchmaker.scheduler.batching import SATURATED_BUDGETS
-from batchmaker.scheduler.step_times import MOST, UNKNOWN_S, WEIGHT
+from batchmaker.scheduler.step_times import MOST, WEIGHT
 
 Ids = NDArray[np.int64]
 Times = NDArray[np.float64]

@@ -1,0 +1,80 @@
+"""Gives out extents (consecutive numbers) and takes them back, in compiled loops.
+
+Freed extents are used again, by size class. Those of one class are a list through the numbers themselves: in `links`, a
+field that a free number does not need otherwise.
+
+free: [kinds, size classes] the first free extent of each, or NOWHERE. counts: see `layout`. links: [numbers] of the kind.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchmaker.compiled import compiled
+from batchmaker.scheduler.layout import NOWHERE, USED
+
+Ids = NDArray[np.int64]
+
+
+@compiled
+def size_class(count: int) -> tuple[int, int]:
+    """Round a count up to one of four sizes per doubling, so that later requests can use freed extents again.
+
+    Returns the size and the number of its class.
+    """
+    if count <= 8:
+        return count, count
+    bits = 4
+    while count >> bits:
+        bits += 1
+    step = 1 << (bits - 3)
+    quarters = -(-count // step)
+    return quarters * step, 4 * (bits - 3) + quarters
+
+
+@compiled
+def allocate(free: Ids, counts: Ids, kind: int, links: Ids, count: int) -> int:
+    """Return the first of `count` consecutive numbers of a kind. `links` has room for what `top_after` says."""
+    size, number = size_class(count)
+    counts[USED + kind] += count
+    first = free[kind, number]
+    if count > 0 and first != NOWHERE:
+        free[kind, number] = links[first]
+        return first
+    first = counts[kind]
+    counts[kind] += size
+    return first
+
+
+@compiled
+def allocate_each(free: Ids, counts: Ids, kind: int, links: Ids, wanted: Ids) -> Ids:
+    """Return the result of `allocate` for each of these counts, in order."""
+    firsts = np.empty(len(wanted), np.int64)
+    for i in range(len(wanted)):
+        firsts[i] = allocate(free, counts, kind, links, wanted[i])
+    return firsts
+
+
+@compiled
+def release(free: Ids, counts: Ids, kind: int, links: Ids, first: int, count: int) -> None:
+    """Give back the extent that `allocate` returned as `first`."""
+    counts[USED + kind] -= count
+    if count > 0:
+        _, number = size_class(count)
+        links[first] = free[kind, number]
+        free[kind, number] = first
+
+
+@compiled
+def top_after(free: Ids, counts: Ids, kind: int, links: Ids, wanted: Ids) -> int:
+    """Return one past the highest number after `allocate` of each of these counts, in order. Changes nothing."""
+    following = free[kind].copy()
+    top = counts[kind]
+    for i in range(len(wanted)):
+        size, number = size_class(wanted[i])
+        if wanted[i] > 0 and following[number] != NOWHERE:
+            following[number] = links[following[number]]
+        else:
+            top += size
+    return top
