@@ -7,7 +7,7 @@ them and lets them grow: a loop that lacks room changes nothing and says so.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple, final
+from typing import Final, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,7 @@ from batchmaker.scheduler.layout import (
     QUEUE_FIELDS,
     REQUEST_FIELDS,
     ROWS_BEGIN,
+    RULES,
     SIZE_CLASSES,
     SLOTS,
     SUBGRAPH_FIELDS,
@@ -62,50 +63,13 @@ from batchmaker.scheduler.layout import (
     USED,
     WORKER_FIELDS,
 )
+from batchmaker.scheduler.tables import State, addresses_of
 
 Ids = NDArray[np.int64]
 
 FIRST_LANES: Final = 64
 UNKNOWN_S: Final = 1e-4
 """Seconds of a step while nothing has been measured."""
-
-
-class State(NamedTuple):
-    """The tables, for compiled loops. `layout` says what their fields mean.
-
-    - nodes: [NODE_FIELDS, nodes]. subgraphs: [SUBGRAPH_FIELDS, subgraphs]. consumer: [edges] the node that reads.
-    - source_table, source: [ports, nodes] for each input, its table and the node that computes it. `source` means
-      nothing for host tables and ZERO_TABLE.
-    - requests: [REQUEST_FIELDS, slots]. extents: [EXTENT_FIELDS, extents].
-    - types: [TYPE_FIELDS, types]. ports: [types, ports] the inputs that some node has fed so far, ascending. seconds:
-      [types, largest batch + 1] of a step, by its rows.
-    - queue: [QUEUE_FIELDS, room] the ready nodes.
-    - pools: [POOL_FIELDS, pools]. free_rows: [room]. is_host: [tables] whether a table comes from the host.
-    - workers: [WORKER_FIELDS, workers]. lanes: [LANE_FIELDS, workers, types]. occupant: [room] the subgraph in each lane,
-      or NOBODY. lane_tables: [types, workers, ports] the table of each state input.
-    - free: [KINDS, SIZE_CLASSES] see `extents`. counts: [COUNTS].
-    """
-
-    nodes: Ids
-    subgraphs: Ids
-    consumer: Ids
-    source: Ids
-    source_table: Ids
-    requests: Ids
-    extents: Ids
-    types: Ids
-    ports: Ids
-    seconds: NDArray[np.float64]
-    queue: Ids
-    pools: Ids
-    free_rows: Ids
-    is_host: NDArray[np.bool_]
-    workers: Ids
-    lanes: Ids
-    occupant: Ids
-    lane_tables: Ids
-    free: Ids
-    counts: Ids
 
 
 def _wider(table: NDArray[np.int64], size: int, fill: int = 0) -> Ids:
@@ -172,9 +136,12 @@ class Arena:
         self.lane_tables: Ids = np.zeros((0, num_workers, 1), np.int64)
         self.free: Ids = np.full((KINDS, SIZE_CLASSES), NOWHERE, np.int64)
         self.counts: Ids = np.zeros(COUNTS, np.int64)
+        self.depth_of: Ids = np.zeros(0, np.int64)
+        self.rules: Ids = np.zeros(RULES, np.int64)
+        self.budget_s: NDArray[np.float64] = np.zeros(1)
         self.place: Ids = np.full(n, -1, np.int64)  # scratch of admission, all -1 between calls
         self._num_queued = 0  # of `queue`, what types have
-        self._tables: State | None = None
+        self._tables: Ids | None = None
         self._name_rows()
 
     def _name_rows(self) -> None:
@@ -186,10 +153,10 @@ class Arena:
             setattr(self, name, row)
 
     @property
-    def tables(self) -> State:
-        """All tables as they are now. Ask again after anything may have grown."""
+    def tables(self) -> Ids:
+        """The addresses of all tables, for compiled loops (see `tables`). Ask again after anything may have grown."""
         if self._tables is None:
-            self._tables = State(*[getattr(self, name) for name in State._fields])
+            self._tables = addresses_of(State(*[getattr(self, name) for name in State._fields]))
         return self._tables
 
     @property
@@ -240,6 +207,12 @@ class Arena:
     def release(self, kind: int, first: int, count: int) -> None:
         """Give back what `allocate` has returned as `first` for `count`."""
         extents.release(self.free, self.counts, kind, self._links(kind), first, count)
+
+    def fit_depths(self) -> None:
+        """Have a depth for every node number."""
+        if len(self.depth_of) < self.node_capacity:
+            self.depth_of = _wider(self.depth_of, self.node_capacity)
+            self._tables = None
 
     def grow_nodes(self, size: int) -> None:
         """Make room for node numbers below `size`."""

@@ -21,10 +21,9 @@ from batchmaker.scheduler.commands import Read, Reserve
 from batchmaker.scheduler.events import RequestId, StepsFinished
 from batchmaker.scheduler.layout import BASE, DONE, FIRST, FIRST_LOCAL, LAST, NOWHERE
 from batchmaker.scheduler.progress import release
-from batchmaker.scheduler.retire import retire
+from batchmaker.scheduler.retire import RETIRED, retire
 from batchmaker.scheduler.row_release import let_go
 from batchmaker.scheduler.state import NO_NODES, Nodes, SchedulerState
-from batchmaker.scheduler.steps import AT_NODE, POSITIONS
 
 NEVER: Final = np.empty(0, np.bool_)
 
@@ -34,7 +33,8 @@ class Finished:
     """What finished steps mean for requests.
 
     - type_id, num_steps, num_rows: what has run.
-    - over: slots of requests without work left.
+    - over: slots of requests without work left. answered: whether they are ended and forgotten already; then these are
+      all that are answered, and ids are their numbers.
     - failed: (request, reason) of rows for which the cell raised.
     - reads: outputs that were asked for while their nodes were on the worker.
     """
@@ -43,6 +43,8 @@ class Finished:
     num_steps: int
     num_rows: int
     over: Nodes
+    answered: bool
+    ids: list[int]
     failed: list[tuple[RequestId, str]]
     reads: list[Read]
 
@@ -61,27 +63,31 @@ class Completion:
         """
         state, arena = self._state, self._state.arena
         task = state.tasks.get(event.task)
-        num_steps = 0 if task is None else task.steps.num_steps
+        num_steps = 0 if task is None else task.num_steps
         if task is None or event.first != task.num_finished or not event.first < event.end <= num_steps:
             raise InvariantError(f"steps {event.first} to {event.end} of task {event.task} finished out of turn")
         task.num_finished = event.end
         if event.end == num_steps:
             del state.tasks[event.task]
         stopped = NEVER if event.stopped is None else np.array(event.stopped, np.bool_)
-        retired = retire(
-            arena.tables, state.own_type_follows, task.type_id, task.worker, task.steps, event.first, event.end, stopped
-        )
-        ends, failed = task.steps.ends[POSITIONS], list[tuple[RequestId, str]]()
-        if event.failed:
-            positions = [position for position, _ in event.failed]
-            slots = arena.request[task.steps.at[AT_NODE, positions]].tolist()
-            reasons = zip(slots, event.failed, strict=True)
-            failed = [(state.id_of(slot), reason) for slot, (_, reason) in reasons if arena.is_alive(slot)]
-        if len(retired.stopped_last) and state.observed:
-            state.stopped(task.type_id, retired.stopped_at, retired.stopped_last + 1, task.steps.at[AT_NODE])
-        reads = self._finish_late(retired.done) if state.attached else []
-        num_rows = int(ends[event.end - 1] - (ends[event.first - 1] if event.first else 0))
-        return Finished(task.type_id, event.end - event.first, num_rows, retired.over, failed, reads)
+        answer = not (event.failed or state.chunks or state.attached)
+        found = retire(arena.tables, task.type_id, task.worker, task.steps, event.first, event.end, stopped, answer)
+        num_over, num_dying, num_done, num_stopped = found[:RETIRED].tolist()
+        over, at = found[RETIRED : RETIRED + num_over], RETIRED + num_over * (2 if answer else 1) + num_dying
+        ids = found[RETIRED + num_over : RETIRED + 2 * num_over].tolist() if answer else []
+        if num_dying:
+            state.dying = np.concatenate((state.dying, found[at - num_dying : at]))
+        if num_stopped and state.observed:
+            stops = found[at + num_done :].reshape(2, num_stopped)
+            state.stopped(task.type_id, stops[0], stops[1] + 1, task.run.nodes)
+        reads = self._finish_late(found[at : at + num_done]) if state.attached else []
+        failed = list[tuple[RequestId, str]]()
+        for position, reason in event.failed:
+            slot = int(arena.request[task.run.nodes[position]])
+            if arena.is_alive(slot):
+                failed.append((state.id_of(slot), reason))
+        num_rows = task.run.begin_of(event.end) - task.run.begin_of(event.first)
+        return Finished(task.type_id, event.end - event.first, num_rows, over, answer, ids, failed, reads)
 
     def _free_unused(self, nodes: Nodes) -> None:
         """Free the rows of those of these nodes that have no readers left and are not held."""
@@ -225,8 +231,6 @@ class Completion:
         dying = leave.leave(state.arena.tables, answered)
         if len(dying):
             state.dying = np.concatenate((state.dying, dying))
-            answered = np.setdiff1d(answered, dying)
-        self._forgotten(answered)
 
     def kill(self, slot: int) -> None:
         """End a request early: nothing more of it is submitted. Its steps on workers finish first."""
@@ -246,11 +250,13 @@ class Completion:
         state = self._state
         still = leave.bury(state.arena.tables, dying)
         state.dying = np.concatenate((others, still))
-        self._forgotten(np.setdiff1d(dying, still))
+        self.forgotten(dying)
 
-    def _forgotten(self, slots: Nodes) -> None:
-        """Note that the slots of these requests are free."""
-        if len(slots):
-            self._state.forgotten(slots.tolist())
-            if self._state.watched is not None:
-                self._state.watched.forget(slots.tolist())
+    def forgotten(self, slots: Nodes) -> None:
+        """Drop what is known of those of these ended requests that are not dying: their slots are free."""
+        state = self._state
+        gone = slots if not len(state.dying) else np.setdiff1d(slots, state.dying)
+        if len(gone):
+            state.forgotten(gone.tolist())
+            if state.watched is not None:
+                state.watched.forget(gone.tolist())

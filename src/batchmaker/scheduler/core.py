@@ -20,7 +20,7 @@ from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.spec import CellType
 from batchmaker.policies.ageing import AGED_EVERY, PATIENCE, Ageing
 from batchmaker.policies.base import CellPolicy
-from batchmaker.scheduler.batching import TASKS_WORTH, Batcher, Rules
+from batchmaker.scheduler.batching import TASKS_WORTH, Batcher
 from batchmaker.scheduler.commands import Admit, Command, Fail, FailureKind, Grow, Reply, always
 from batchmaker.scheduler.completion import Completion
 from batchmaker.scheduler.events import (
@@ -101,13 +101,14 @@ class Scheduler(View):
         self._give_up_late = give_up_late
         self._ageing = Ageing(patience)
         self._urgency = Urgency(state) if policy.urgent_first else None
+        self._batcher = Batcher(state)
         weighs = policy.weighs_tasks and task_s < math.inf
-        self._batcher = Batcher(state, Rules(
-            plan_rows, follows, loops_ahead and policy.budget_s < math.inf and not policy.needs_depth,
-            num_workers > 1, 1 if policy.one_depth else policy.max_steps,
-            min(policy.budget_s, TASKS_WORTH * task_s) if weighs else policy.budget_s, weighs,
-            patience if policy.one_depth else NOWHERE, aged_every or 0,
-        ))  # fmt: skip
+        state.arena.rules[:] = (
+            plan_rows, follows, loops_ahead and policy.budget_s < math.inf and not policy.needs_depth, num_workers > 1,
+            1 if policy.one_depth else policy.max_steps, weighs, patience if policy.one_depth else NOWHERE,
+            aged_every or 0,
+        )  # fmt: skip
+        state.arena.budget_s[0] = min(policy.budget_s, TASKS_WORTH * task_s) if weighs else policy.budget_s
         self._completion = Completion(self._state)
         self._next_task = 0
         self._take_turns = take_turns
@@ -296,7 +297,10 @@ class Scheduler(View):
                 self._urgency.step_finished(done.type_id, step_s)
         for request, reason in done.failed:
             self._end_request(request, FailureKind.CELL, reason, commands)
-        self._reply_if_done(done.over, commands)
+        if done.answered:
+            self._answered(done.over, done.ids, commands)
+        else:
+            self._reply_if_done(done.over, commands)
         self._completion.bury()
 
     # --- endings ---------------------------------------------------------------------------------------------
@@ -305,18 +309,25 @@ class Scheduler(View):
         """Answer those of these requests that are alive, not open, and have no work left."""
         state = self._state
         done = end_those_done(state.arena.requests, slots)
-        if not len(done):
+        if len(done):
+            if state.chunks:
+                commands += self._completion.keep(done)
+            ids = state.arena.requests[ID, done].tolist()
+            self._completion.leave(done)
+            self._answered(done, ids, commands)
+
+    def _answered(self, slots: Slots, ids: Sequence[RequestId], commands: list[Command]) -> None:
+        """Reply to requests that are ended. Their numbers are given back, or they are dying."""
+        if not ids:
             return
-        ids = state.arena.requests[ID, done].tolist()
+        state = self._state
         for request in ids:
             del state.requests[request]
         if state.observed:
             if state.watched is not None:
-                self._policy.requests_finished(self, done.tolist())
-            state.leave(done.tolist())
-        if state.chunks:
-            commands += self._completion.keep(done)
-        self._completion.leave(done)
+                self._policy.requests_finished(self, slots.tolist())
+            state.leave(slots.tolist())
+        self._completion.forgotten(slots)
         commands += [Reply(request) for request in ids]
 
     def _end_request(self, request: RequestId, kind: FailureKind, reason: str, commands: list[Command]) -> None:

@@ -5,7 +5,7 @@ The scheduler's state calls it; policies read it as a `DepthView`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import final
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from batchmaker.compiled import compiled
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.depth import depths_of
+from batchmaker.scheduler.arena import Arena
 from batchmaker.scheduler.layout import NODE_MASK
 from batchmaker.scheduler.numbering import Extent
 from batchmaker.scheduler.queues import Keys
@@ -25,19 +26,19 @@ Nodes = NDArray[np.int64]
 class Depths:
     """Depths by node, and counts and sums of depths by cell type and by request.
 
-    - of: [nodes] depth of each node in flight (see `depths_of`).
     - left: [2, types] for the requests in flight: how many nodes are not submitted, and the sum of their depths.
     - left_of_slot: [2, types, slots] the same for each request.
-    - ready_keys: returns the ready nodes of a type.
+
+    The depth of each node in flight (see `depths_of`) is in the arena's `depth_of`.
 
     A mini-batch is the requests that are in flight between two moments at which none is in flight.
     """
 
-    __slots__ = ("_all", "_members", "_ready_keys", "left", "left_of_slot", "of")
+    __slots__ = ("_all", "_arena", "_members", "left", "left_of_slot")
 
-    def __init__(self, ready_keys: Callable[[int], Keys]) -> None:
-        self._ready_keys = ready_keys
-        self.of: Nodes = np.zeros(1024, np.int64)
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        arena.fit_depths()
         self._all = np.zeros((2, 0), np.int64)  # as `left`, for all nodes of the mini-batch, run or not
         self.left = np.zeros((2, 0), np.int64)
         self.left_of_slot = np.zeros((2, 0, 64), np.int64)
@@ -55,15 +56,7 @@ class Depths:
 
     def lowest_ready(self, type_id: int) -> int:
         """Return the smallest depth among the ready nodes of a type that has some. Looks at all of them."""
-        return self.lowest(self._ready_keys(type_id))[0]
-
-    def lowest(self, keys: Keys) -> tuple[int, int]:
-        """Return the smallest depth among these ready nodes, and the depth of the first. `keys` must not be empty."""
-        return _lowest(self.of, keys)
-
-    def at(self, depth: int, keys: Keys) -> NDArray[np.bool_]:
-        """Return which of these ready nodes have this depth, as a mask [keys]."""
-        return _at(self.of, depth, keys)
+        return _lowest(self._arena.depth_of, self._arena.ready_keys(type_id))
 
     def add_type(self) -> None:
         """Add a cell type."""
@@ -77,10 +70,11 @@ class Depths:
         *earlier, own = extents
         while slot >= self.left_of_slot.shape[2]:
             self.left_of_slot = np.concatenate((self.left_of_slot, np.zeros_like(self.left_of_slot)), axis=2)
-        self._fit(own.base + own.num_nodes)
-        before = [self.of[e.base : e.base + e.num_nodes] for e in earlier]
+        self._arena.fit_depths()
+        of = self._arena.depth_of
+        before = [of[e.base : e.base + e.num_nodes] for e in earlier]
         depth = depths_of(graph, np.concatenate(before) if before else np.empty(0, np.int64))
-        self.of[own.base : own.base + own.num_nodes] = depth
+        of[own.base : own.base + own.num_nodes] = depth
         if not self._members:
             self._all[:] = 0
         self._members.add(slot)
@@ -98,23 +92,17 @@ class Depths:
 
     def rest(self, nodes: Nodes) -> None:
         """Note that a sequence keeps these nodes. Nodes that read only such nodes have depth 0."""
-        self._fit(int(nodes[-1]) + 1)
-        self.of[nodes] = -1
-
-    def _fit(self, num_nodes: int) -> None:
-        """Make room for this many node numbers."""
-        if num_nodes > len(self.of):
-            size = max(2 * len(self.of), num_nodes)
-            self.of = np.concatenate((self.of, np.zeros(size - len(self.of), np.int64)))
+        self._arena.fit_depths()
+        self._arena.depth_of[nodes] = -1
 
     def submitted(self, slots: Nodes, type_id: int, nodes: Nodes) -> None:
         """Note that these nodes of one type are on a worker. slots: [nodes] the slot of each node's request."""
-        _submitted(self.of, self.left, self.left_of_slot, type_id, slots, nodes)
+        _submitted(self._arena.depth_of, self.left, self.left_of_slot, type_id, slots, nodes)
 
     def stopped(self, slot: int, type_id: int, first: int, end: int) -> None:
         """Note that a run has ended early: its nodes from `first` to before `end` will not be computed."""
         if slot in self._members:
-            gone = (end - first, int(self.of[first:end].sum()))
+            gone = (end - first, int(self._arena.depth_of[first:end].sum()))
             self.left[:, type_id] -= gone
             self.left_of_slot[:, type_id, slot] -= gone
 
@@ -127,21 +115,12 @@ class Depths:
 
 
 @compiled
-def _lowest(of: Nodes, keys: Keys) -> tuple[int, int]:
-    """Return the smallest depth among the keys, and the depth of the first. `keys` must not be empty."""
-    lowest = first = of[keys[0] & NODE_MASK]
+def _lowest(of: Nodes, keys: Keys) -> int:
+    """Return the smallest depth among the keys, which must not be empty."""
+    lowest = of[keys[0] & NODE_MASK]
     for key in keys:
         lowest = min(lowest, of[key & NODE_MASK])
-    return lowest, first
-
-
-@compiled
-def _at(of: Nodes, depth: int, keys: Keys) -> NDArray[np.bool_]:
-    """Return which keys have this depth: [keys]."""
-    mask = np.empty(len(keys), np.bool_)
-    for i in range(len(keys)):
-        mask[i] = of[keys[i] & NODE_MASK] == depth
-    return mask
+    return lowest
 
 
 @compiled

@@ -120,8 +120,8 @@ def _check_workers(state: SchedulerState) -> None:
     in_flight: dict[int, int] = {}
     pins: dict[int, int] = {}
     for task in state.tasks.values():
-        steps[task.worker] += task.steps.num_steps - task.num_finished
-        running[task.type_id] += task.steps.num_steps - task.num_finished
+        steps[task.worker] += task.num_steps - task.num_finished
+        running[task.type_id] += task.num_steps - task.num_finished
         for subgraph in arena.subgraph[task.unfinished].tolist():
             in_flight[subgraph] = in_flight.get(subgraph, 0) + 1
             _require(pins.setdefault(subgraph, task.worker) == task.worker, "a subgraph runs on two workers")

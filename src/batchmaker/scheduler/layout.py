@@ -110,3 +110,19 @@ SEQUENCE_LIMIT: Final = 1 << 62 - NODE_BITS
 """Sequence numbers are below this: half of what fits above the bits of a node."""
 KEY, KEY_RANK, QUEUE_FIELDS = range(3)
 """State.queue: a ready node and the rank of its request."""
+
+# --- tasks ------------------------------------------------------------------------------------------------------------
+
+(
+    PLAN_ROWS, OWN_TYPE_FOLLOWS, LOOPS_AHEAD, SHARE_WORKERS, MAX_STEPS, WEIGHS_TASKS, PATIENCE, AGED_EVERY, RULES,
+) = range(9)  # fmt: skip
+"""State.rules: how tasks are formed.
+
+- PLAN_ROWS, OWN_TYPE_FOLLOWS, LOOPS_AHEAD: 1 or 0; see Scheduler and SchedulerState.
+- SHARE_WORKERS: 1 if there are several workers, so that nodes may be pinned to another one.
+- MAX_STEPS: the most steps of a task; see CellPolicy. WEIGHS_TASKS: 1 if its length follows from its own cost.
+- PATIENCE: how many batches in a row may have another depth than the first node in the queue, where a batch holds only
+  nodes of one depth and a task has one step; NOWHERE elsewhere.
+- AGED_EVERY: of the tasks of one type on one worker in which a higher priority goes first while a lower one waits, one
+  of so many takes the nodes that have been ready longest, whatever their priority; 0: none does.
+"""

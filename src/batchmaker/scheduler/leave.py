@@ -8,9 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.compiled import compiled
+from batchmaker.compiled import compiled, compiled_inline
 from batchmaker.scheduler import extents
-from batchmaker.scheduler.arena import State
 from batchmaker.scheduler.layout import (
     ALIVE,
     BASE,
@@ -49,6 +48,7 @@ from batchmaker.scheduler.layout import (
 )
 from batchmaker.scheduler.queues import discard
 from batchmaker.scheduler.row_release import free_rows
+from batchmaker.scheduler.tables import State, state_at
 
 Ids = NDArray[np.int64]
 
@@ -67,81 +67,81 @@ def end_those_done(requests: Ids, slots: Ids) -> Ids:
 
 
 @compiled
-def _is_on_worker(state: State, slot: int) -> bool:
+def _is_on_worker(requests: Ids, columns: Ids, subgraphs: Ids, slot: int) -> bool:
     """Whether a worker has steps of a request."""
-    extent = state.requests[FIRST, slot]
+    extent = requests[FIRST, slot]
     while extent != NOWHERE:
-        first = state.extents[FIRST_SUBGRAPH, extent]
-        for mine in range(first, first + state.extents[NUM_SUBGRAPHS, extent]):
-            if state.subgraphs[IN_FLIGHT, mine] > 0:
+        first = columns[FIRST_SUBGRAPH, extent]
+        for mine in range(first, first + columns[NUM_SUBGRAPHS, extent]):
+            if subgraphs[IN_FLIGHT, mine] > 0:
                 return True
-        extent = state.extents[NEXT, extent]
+        extent = columns[NEXT, extent]
     return False
 
 
 @compiled
-def _free_rows_of(state: State, slot: int) -> None:
-    extent = state.requests[FIRST, slot]
+def _leave_lanes(requests: Ids, columns: Ids, subgraphs: Ids, lanes: Ids, occupant: Ids, slot: int) -> None:
+    extent = requests[FIRST, slot]
     while extent != NOWHERE:
-        base, size = state.extents[BASE, extent], state.extents[NUM_NODES, extent]
+        first = columns[FIRST_SUBGRAPH, extent]
+        for mine in range(first, first + columns[NUM_SUBGRAPHS, extent]):
+            lane, worker = subgraphs[LANE, mine], subgraphs[LANE_WORKER, mine]
+            if lane != NOWHERE:
+                occupant[lanes[LANES_BEGIN, worker, subgraphs[TYPE, mine]] + lane] = NOBODY
+                subgraphs[LANE, mine] = subgraphs[LANE_WORKER, mine] = NOWHERE
+        extent = columns[NEXT, extent]
+
+
+@compiled
+def _free_rows_of(
+    nodes: Ids, subgraphs: Ids, types: Ids, pools: Ids, rows: Ids, requests: Ids, columns: Ids, slot: int
+) -> None:
+    extent = requests[FIRST, slot]
+    while extent != NOWHERE:
+        base, size = columns[BASE, extent], columns[NUM_NODES, extent]
         owners = np.empty(size, np.int64)
         count = 0
         for node in range(base, base + size):
-            if state.nodes[ROW, node] != NOWHERE:
+            if nodes[ROW, node] != NOWHERE:
                 owners[count] = node
                 count += 1
-        free_rows(state.nodes, state.subgraphs, state.types, state.pools, state.free_rows, owners[:count])
-        extent = state.extents[NEXT, extent]
+        free_rows(nodes, subgraphs, types, pools, rows, owners[:count])
+        extent = columns[NEXT, extent]
 
 
-@compiled
-def _leave_lanes(state: State, slot: int) -> None:
-    extent = state.requests[FIRST, slot]
-    while extent != NOWHERE:
-        first = state.extents[FIRST_SUBGRAPH, extent]
-        for mine in range(first, first + state.extents[NUM_SUBGRAPHS, extent]):
-            lane, worker = state.subgraphs[LANE, mine], state.subgraphs[LANE_WORKER, mine]
-            if lane != NOWHERE:
-                state.occupant[state.lanes[LANES_BEGIN, worker, state.subgraphs[TYPE, mine]] + lane] = NOBODY
-                state.subgraphs[LANE, mine] = state.subgraphs[LANE_WORKER, mine] = NOWHERE
-        extent = state.extents[NEXT, extent]
-
-
-@compiled
+@compiled_inline
 def _forget(state: State, slot: int) -> None:
     """Give back all that an ended request still owns. No worker has a step of it."""
-    nodes, subgraphs, requests, free, counts = state.nodes, state.subgraphs, state.requests, state.free, state.counts
+    nodes, subgraphs, requests, columns = state.nodes, state.subgraphs, state.requests, state.extents
+    free, counts = state.free, state.counts
     if requests[OWNS, slot]:
-        _free_rows_of(state, slot)
+        _free_rows_of(nodes, subgraphs, state.types, state.pools, state.free_rows, requests, columns, slot)
     extent = requests[FIRST, slot]
     while extent != NOWHERE:
-        first, size = state.extents[FIRST_SUBGRAPH, extent], state.extents[NUM_SUBGRAPHS, extent]
+        first, size = columns[FIRST_SUBGRAPH, extent], columns[NUM_SUBGRAPHS, extent]
         for mine in range(first, first + size):
             state.types[PLACES, subgraphs[TYPE, mine]] -= 1 if subgraphs[END, mine] > 0 else subgraphs[SIZE, mine]
-        extents.release(
-            free, counts, NODES, nodes[FIRST_EDGE], state.extents[BASE, extent], state.extents[NUM_NODES, extent]
-        )
+        extents.release(free, counts, NODES, nodes[FIRST_EDGE], columns[BASE, extent], columns[NUM_NODES, extent])
         extents.release(free, counts, SUBGRAPHS, subgraphs[HEAD], first, size)
         extents.release(
-            free, counts, EDGES, state.consumer, state.extents[EXTENT_FIRST_EDGE, extent],
-            state.extents[EXTENT_NUM_EDGES, extent],
-        )  # fmt: skip
-        following = state.extents[NEXT, extent]
-        extents.release(free, counts, EXTENTS, state.extents[NEXT], extent, 1)
+            free, counts, EDGES, state.consumer, columns[EXTENT_FIRST_EDGE, extent], columns[EXTENT_NUM_EDGES, extent]
+        )
+        following = columns[NEXT, extent]
+        extents.release(free, counts, EXTENTS, columns[NEXT], extent, 1)
         extent = following
     counts[NUM_RANKED] -= requests[RANK, slot] != 0
     requests[RANK, slot] = requests[IN_USE, slot] = 0
     extents.release(free, counts, SLOTS, requests[NEXT_SLOT], slot, 1)
 
 
-@compiled
-def leave(state: State, slots: Ids) -> Ids:
+@compiled_inline
+def leave_all(state: State, slots: Ids) -> Ids:
     """Forget requests that were answered. Returns those of which a worker has steps: they are dying."""
     dying = np.empty(len(slots), np.int64)
     count = 0
     for slot in slots:
-        if state.requests[OWNS, slot] and _is_on_worker(state, slot):  # of loops, submitted ahead
-            dying[count] = slot
+        if state.requests[OWNS, slot] and _is_on_worker(state.requests, state.extents, state.subgraphs, slot):
+            dying[count] = slot  # it has steps of loops there, submitted ahead
             count += 1
         else:
             _forget(state, slot)
@@ -149,23 +149,31 @@ def leave(state: State, slots: Ids) -> Ids:
 
 
 @compiled
-def kill(state: State, slot: int) -> None:
+def leave(addresses: Ids, slots: Ids) -> Ids:
+    """As `leave_all`, for tables by their addresses."""
+    return leave_all(state_at(addresses), slots)
+
+
+@compiled
+def kill(addresses: Ids, slot: int) -> None:
     """End a request early: nothing more of it is submitted. It is dying."""
+    state = state_at(addresses)
     state.requests[ALIVE, slot] = 0
     state.requests[OWNS, slot] = 1
     discard(state.nodes, state.types, state.queue, slot)
 
 
 @compiled
-def bury(state: State, dying: Ids) -> Ids:
+def bury(addresses: Ids, dying: Ids) -> Ids:
     """Forget the dying requests of which no worker has a step any more. Returns the others."""
+    state = state_at(addresses)
     still = np.empty(len(dying), np.int64)
     count = 0
     for slot in dying:
-        if _is_on_worker(state, slot):
+        if _is_on_worker(state.requests, state.extents, state.subgraphs, slot):
             still[count] = slot
             count += 1
         else:
-            _leave_lanes(state, slot)
+            _leave_lanes(state.requests, state.extents, state.subgraphs, state.lanes, state.occupant, slot)
             _forget(state, slot)
     return still[:count]

@@ -2,88 +2,106 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.compiled import compiled
-from batchmaker.scheduler.arena import State
 from batchmaker.scheduler.layout import (
+    ID,
     LANES_BEGIN,
     NOBODY,
     NUM_LANES,
     NUM_PORTS,
     NUM_RUNNING,
     NUM_SEQUENCE,
+    OWN_TYPE_FOLLOWS,
     STEERING_ON,
     STEPS_ON,
     TASKS_ON,
 )
+from batchmaker.scheduler.leave import end_those_done, leave_all
 from batchmaker.scheduler.progress import end_step, finish, release, stop_or_go_on
 from batchmaker.scheduler.queues import put, ranks_of, sort
 from batchmaker.scheduler.row_release import free_rows
-from batchmaker.scheduler.steps import AT_NODE, AT_SUBGRAPH, DONE, ENTERING, LEFT, MAY_STOP, POSITIONS, STEERS, Steps
+from batchmaker.scheduler.steps import (
+    AT_NODE,
+    AT_SUBGRAPH,
+    DONE,
+    ENTERING,
+    LEFT,
+    MAY_STOP,
+    NUM_ENDS,
+    NUM_STEPS,
+    PART_AT,
+    PART_DONE,
+    PART_ENDS,
+    PART_ENTERING,
+    PART_FLAGS,
+    PART_LEFT,
+    POSITIONS,
+    STEERS,
+    part_of,
+)
+from batchmaker.scheduler.tables import state_at
 
 Ids = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 
-class Retired(NamedTuple):
-    """What steps that have run mean.
+NUM_OVER, NUM_DYING, NUM_DONE, NUM_STOPPED, RETIRED = range(5)
+"""What `retire` returns begins with four counts. Then come
 
-    - over: slots of the requests that have no work left, by step, then by slot.
-    - done: nodes that are done: single nodes, and last nodes of runs.
-    - stopped_at, stopped_last: for each run that a value has ended, the node at which it ended and its last node.
-    """
-
-    over: Ids
-    done: Ids
-    stopped_at: Ids
-    stopped_last: Ids
-
-
-@compiled
-def _before(steps: Steps, what: int, step: int) -> int:
-    """Return how many of something come before a step."""
-    return steps.ends[what, step - 1] if step > 0 else 0
+- slots of requests that have no work left, by step, then by slot: if they were to be answered, only those that are;
+- of these, if they were answered: their numbers, and the slots of those of which a worker still has steps;
+- nodes that are done: single nodes, and last nodes of runs;
+- for each run that a value has ended, the node at which it ended, and then, for each, its last node.
+"""
 
 
 @compiled
 def retire(
-    state: State, own_type_follows: bool, type_id: int, worker: int, steps: Steps, first: int, end: int, stopped: Flags
-) -> Retired:
+    addresses: Ids, type_id: int, worker: int, task: Ids, first: int, end: int, stopped: Flags, answer: bool
+) -> Ids:
     """Update the tables after steps `first` to before `end` of a task have run.
 
-    stopped: [positions of these steps] whether a value has ended the run; empty if none has.
+    task: see `packed`. stopped: [positions of these steps] whether a value has ended the run; empty if none has.
+    answer: whether to end the requests that have no work left and may get no more, and to forget them; if none is a
+    chunk of a sequence, and no unfold function waits for what has run.
     """
+    state = state_at(addresses)
     nodes, subgraphs, types, queue, requests, counts = (
         state.nodes, state.subgraphs, state.types, state.queue, state.requests, state.counts,
     )  # fmt: skip
+    ends, flags, at = part_of(task, PART_ENDS), part_of(task, PART_FLAGS), part_of(task, PART_AT)
+    left, entering = part_of(task, PART_LEFT), part_of(task, PART_ENTERING)[0]
+    begins = np.zeros(NUM_ENDS, np.int64)
+    if first > 0:
+        begins[:] = ends[:, first - 1]
+    until = ends[:, end - 1]
     types[NUM_RUNNING, type_id] -= end - first
     state.workers[STEPS_ON, worker] -= end - first
-    state.workers[TASKS_ON, worker] -= end == steps.num_steps
+    state.workers[TASKS_ON, worker] -= end == task[NUM_STEPS]
     may_stop = False
     for step in range(first, end):
-        state.workers[STEERING_ON, worker] -= steps.flags[STEERS, step]
-        may_stop |= steps.flags[MAY_STOP, step] > 0
-    begin, last_at = _before(steps, POSITIONS, first), _before(steps, POSITIONS, end)
-    ran, of = steps.at[AT_NODE, begin:last_at], steps.at[AT_SUBGRAPH, begin:last_at]
+        state.workers[STEERING_ON, worker] -= flags[STEERS, step]
+        may_stop |= flags[MAY_STOP, step] > 0
+    ran = at[AT_NODE, begins[POSITIONS] : until[POSITIONS]]
+    of = at[AT_SUBGRAPH, begins[POSITIONS] : until[POSITIONS]]
     unused, found = end_step(
-        nodes, subgraphs, state.source, state.source_table, state.is_host, state.ports[type_id, : types[NUM_PORTS, type_id]],
-        max(types[NUM_SEQUENCE, type_id], 0), ran, of,
-        steps.entering[_before(steps, ENTERING, first) : _before(steps, ENTERING, end)],
+        nodes, subgraphs, state.source, state.source_table, state.is_host,
+        state.ports[type_id, : types[NUM_PORTS, type_id]], max(types[NUM_SEQUENCE, type_id], 0), ran, of,
+        entering[begins[ENTERING] : until[ENTERING]],
     )  # fmt: skip
-    at = 0
+    begin = 0
     for upto in found:
-        part = unused[at:upto]
+        part = unused[begin:upto]
         sort(part, part[:0])
         free_rows(nodes, subgraphs, types, state.pools, state.free_rows, part)
-        at = upto
-    for k in range(_before(steps, LEFT, first), _before(steps, LEFT, end)):
-        state.occupant[state.lanes[LANES_BEGIN, steps.left[0, k], type_id] + steps.left[1, k]] = NOBODY
-    done = steps.done[_before(steps, DONE, first) : _before(steps, DONE, end)].copy()
-    stopped_at = stopped_last = done[:0]
+        begin = upto
+    for k in range(begins[LEFT], until[LEFT]):
+        state.occupant[state.lanes[LANES_BEGIN, left[0, k], type_id] + left[1, k]] = NOBODY
+    done = part_of(task, PART_DONE)[0, begins[DONE] : until[DONE]].copy()
+    stopped_at = stopped_last = over = done[:0]
     if may_stop:
         lane = state.lanes[LANES_BEGIN, worker, type_id]
         stopped_at, stopped_last, following = stop_or_go_on(
@@ -94,16 +112,45 @@ def retire(
         sort(following, ranks)
         put(types, queue, type_id, following, ranks)
         done = np.concatenate((done, stopped_last))
-    over = done[:0]
     if len(done) > 0:
-        waiting, over, places = finish(nodes, subgraphs, state.consumer, requests, own_type_follows, done)
+        waiting, over, places = finish(
+            nodes, subgraphs, state.consumer, requests, state.rules[OWN_TYPE_FOLLOWS] > 0, done
+        )
         sort(waiting, waiting[:0])
         release(nodes, subgraphs, requests, types, queue, counts, waiting)
         for i in range(len(over)):  # by step, then by slot, so that the order of the rows has no effect
             step = first
-            while step < end - 1 and places[i] >= steps.ends[DONE, step] - _before(steps, DONE, first):
+            while step < end - 1 and places[i] >= ends[DONE, step] - begins[DONE]:
                 step += 1
             over[i] |= step << 32
         sort(over, over[:0])
         over &= (1 << 32) - 1
-    return Retired(over, done, stopped_at, stopped_last)
+    dying = over[:0]
+    if answer:
+        over = end_those_done(requests, over)
+    num_over, num_stopped = len(over), len(stopped_last)
+    result = np.empty(RETIRED + 3 * num_over + len(done) + 2 * num_stopped, np.int64)
+    upto = RETIRED
+    for slot in over:
+        result[upto] = slot
+        upto += 1
+    if answer:
+        for slot in over:
+            result[upto] = requests[ID, slot]
+            upto += 1
+        dying = leave_all(state, over)
+        for slot in dying:
+            result[upto] = slot
+            upto += 1
+    for node in done:
+        result[upto] = node
+        upto += 1
+    for node in stopped_at:
+        result[upto] = node
+        upto += 1
+    for node in stopped_last:
+        result[upto] = node
+        upto += 1
+    result[NUM_OVER], result[NUM_DYING], result[NUM_DONE] = num_over, len(dying), len(done)
+    result[NUM_STOPPED] = num_stopped
+    return result[:upto]

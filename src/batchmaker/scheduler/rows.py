@@ -64,6 +64,7 @@ class Tables:
         self._count = 1  # 0 is ZERO_TABLE
         self._host: dict[tuple[TypeId, int], TableSpec] = {}
         self._lanes: dict[tuple[WorkerId, TypeId, int], tuple[TableSpec, ...]] = {}
+        self._lane_ids: dict[tuple[WorkerId, TypeId], tuple[TableId, ...]] = {}
         self._pools: dict[tuple[object, ...], RowPool] = {}
 
     def _new(self, spec: ValueSpec, *, host: bool = False) -> TableSpec:
@@ -133,6 +134,15 @@ class Tables:
         if key not in self._lanes:
             self._lanes[key] = tuple(self._new(cell.inputs[port]) for port in cell.state_inputs(num_sequence_inputs))
         return self._lanes[key]
+
+    def lane_ids(self, worker: WorkerId, cell: CellType, num_sequence_inputs: int) -> tuple[TableId, ...]:
+        """Return the numbers of these tables."""
+        key = (worker, cell.type_id)
+        found = self._lane_ids.get(key)
+        if found is None:
+            specs = self.lanes(worker, cell, num_sequence_inputs)
+            found = self._lane_ids[key] = tuple([spec.table for spec in specs])
+        return found
 
     def enter_lanes(self, cell: CellType, num_sequence_inputs: int, num_workers: int) -> None:
         """Write the numbers of a cell type's lane tables on these workers into the arena."""

@@ -22,7 +22,7 @@ from batchmaker.policies.base import CellPolicy
 from batchmaker.policies.line import WaitingLine
 from batchmaker.scheduler.admission import GraphAdmission
 from batchmaker.scheduler.arena import Arena
-from batchmaker.scheduler.commands import Grow, always
+from batchmaker.scheduler.commands import Grow, RunTask, always
 from batchmaker.scheduler.depths import Depths
 from batchmaker.scheduler.events import GraphExtended, RequestArrived, RequestId, SequenceId, TaskId, WorkerId
 from batchmaker.scheduler.frontiers import FrontierCounts, Frontiers
@@ -52,7 +52,6 @@ from batchmaker.scheduler.row_release import free_rows
 from batchmaker.scheduler.rows import RowPool, Tables
 from batchmaker.scheduler.sequence_store import SequenceStore, StoredNodes
 from batchmaker.scheduler.step_times import StepTimes
-from batchmaker.scheduler.steps import AT_NODE, POSITIONS, Steps
 from batchmaker.scheduler.watched import WatchedRequests
 
 Nodes = NDArray[np.int64]
@@ -102,18 +101,19 @@ class Attached:
 
 @dataclass(slots=True)
 class TaskEntry:
-    """One task on a worker. num_finished: number of finished steps."""
+    """One task on a worker. steps: see `packed`. num_finished: number of finished steps."""
 
     worker: WorkerId
     type_id: TypeId
-    steps: Steps
+    steps: Nodes
+    num_steps: int
+    run: RunTask
     num_finished: int = 0
 
     @property
     def unfinished(self) -> Nodes:
         """The nodes of the steps that have not finished."""
-        begin = self.steps.ends[POSITIONS, self.num_finished - 1] if self.num_finished else 0
-        return self.steps.at[AT_NODE, begin:]
+        return self.run.nodes[self.run.begin_of(self.num_finished) :]
 
 
 @final
@@ -149,7 +149,7 @@ class SchedulerState:
         self.aged_every = aged_every
         self.arena = arena = Arena(num_workers)
         self.watched = WatchedRequests(self.num_submitted) if policy.watches_requests else None
-        self.depths = Depths(arena.ready_keys) if policy.needs_depth else None
+        self.depths = Depths(arena) if policy.needs_depth else None
         self.frontiers = Frontiers(arena, self.in_flight) if policy.needs_frontiers else None
         self.observed = policy.watches_requests or policy.needs_depth or policy.needs_frontiers
         self.priorities = Priorities(arena)

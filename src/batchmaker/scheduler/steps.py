@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from batchmaker.compiled import compiled
 from batchmaker.scheduler.queues import Keys
 
 Ids = NDArray[np.int64]
@@ -120,3 +121,57 @@ class Steps(NamedTuple):
     num_used: int
     ready: Keys
     num_free: int
+
+
+# A task as one array: some numbers, where each part begins with its rows and columns, and the parts.
+NUM_STEPS, LANES_WANTED, ROWS_WANTED, ROWS_NEEDED, LARGEST, ALL_MARKS, FIRST_PART = range(7)
+PART_ENDS, PART_FLAGS, PART_AT, PART_DONE, PART_ENTERING, PART_LEFT, PART_MOVES, PART_KEPT, PART_MARKS, PARTS = range(
+    10
+)
+HEADER: Final = FIRST_PART + 3 * PARTS
+
+
+@compiled
+def _add(task: Ids, part: int, values: Ids, end: int) -> int:
+    """Write a part [rows, columns] from `end` on; return where it ends."""
+    rows, columns = values.shape
+    at = FIRST_PART + 3 * part
+    task[at], task[at + 1], task[at + 2] = end, rows, columns
+    for row in range(rows):
+        for column in range(columns):
+            task[end] = values[row, column]
+            end += 1
+    return end
+
+
+@compiled
+def packed(steps: Steps) -> Ids:
+    """Return all that is known of a task but for `ready` as one array, which crosses to Python in less time."""
+    rows, num_moves, num_kept, num_left = (
+        steps.at.shape[0],
+        steps.moves.shape[1],
+        steps.kept.shape[1],
+        steps.left.shape[1],
+    )
+    size = HEADER + (NUM_ENDS + NUM_FLAGS) * steps.num_steps + (rows + 1) * steps.at.shape[1] + len(steps.done)
+    size += len(steps.entering) + 2 * num_left + steps.moves.shape[0] * num_moves + 2 * num_kept
+    task = np.empty(size, np.int64)
+    task[NUM_STEPS], task[LANES_WANTED], task[LARGEST] = steps.num_steps, steps.lanes_wanted, steps.largest
+    task[ROWS_WANTED], task[ROWS_NEEDED], task[ALL_MARKS] = steps.rows_wanted, steps.rows_needed, steps.all_marks
+    end = _add(task, PART_ENDS, steps.ends, HEADER)
+    end = _add(task, PART_FLAGS, steps.flags, end)
+    end = _add(task, PART_AT, steps.at, end)
+    end = _add(task, PART_DONE, steps.done.reshape((1, -1)), end)
+    end = _add(task, PART_ENTERING, steps.entering.reshape((1, -1)), end)
+    end = _add(task, PART_LEFT, steps.left, end)
+    end = _add(task, PART_MOVES, steps.moves, end)
+    end = _add(task, PART_KEPT, steps.kept, end)
+    _add(task, PART_MARKS, steps.marks.reshape((1, -1)), end)
+    return task
+
+
+@compiled
+def part_of(task: Ids, part: int) -> Ids:
+    """Return a part of a packed task: [rows, columns]."""
+    at = FIRST_PART + 3 * part
+    return task[task[at] : task[at] + task[at + 1] * task[at + 2]].reshape((task[at + 1], task[at + 2]))
