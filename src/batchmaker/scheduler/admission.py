@@ -69,7 +69,7 @@ class Admitted:
 
 
 @compiled
-def _enter_extents(
+def enter_extents(
     columns: Ids, numbers: Ids, slots: Ids, extents: Ids, requests: Ids, subgraphs: Ids, types: Ids
 ) -> None:
     """Give new extents to their requests: with their units, and places in the queues.
@@ -129,6 +129,11 @@ class GraphAdmission:
             self._value_tables[i, : len(ids)] = ids
         self._arena.add_type(cell, pool.number)
         return pool
+
+    @property
+    def copies(self) -> GraphCopies:
+        """The graphs that are known."""
+        return self._copies
 
     def make_room(self, graphs: Sequence[CellGraph], grow: Grow) -> list[Reserve]:
         """Make room for the nodes of graphs, before they are admitted.
@@ -217,7 +222,7 @@ class GraphAdmission:
                 )
         ones = np.ones(count, np.int64)
         arena.fit(EXTENTS, ones)
-        _enter_extents(
+        enter_extents(
             result.extents, arena.allocate(EXTENTS, ones), of, arena.extents, arena.requests, arena.subgraphs,
             arena.types,
         )  # fmt: skip

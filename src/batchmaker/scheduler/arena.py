@@ -138,7 +138,7 @@ class Arena:
         self.counts: Ids = np.zeros(COUNTS, np.int64)
         self.depth_of: Ids = np.zeros(0, np.int64)
         self.rules: Ids = np.zeros(RULES, np.int64)
-        self.budget_s: NDArray[np.float64] = np.zeros(1)
+        self.budget_s: NDArray[np.float64] = np.zeros((1, 1))
         self.place: Ids = np.full(n, -1, np.int64)  # scratch of admission, all -1 between calls
         self._num_queued = 0  # of `queue`, what types have
         self._tables: Ids | None = None

@@ -166,7 +166,7 @@ def form(addresses: Ids, type_id: int, worker: int, by_age: bool, may_ask: bool)
     nodes, subgraphs, types, queue, pools, lanes = (
         state.nodes, state.subgraphs, state.types, state.queue, state.pools, state.lanes,
     )  # fmt: skip
-    rules, workers, depth_of, budget_s = state.rules, state.workers, state.depth_of, state.budget_s[0]
+    rules, workers, depth_of, budget_s = state.rules, state.workers, state.depth_of, state.budget_s[0, 0]
     only_worker = worker if rules[SHARE_WORKERS] else NOWHERE
     ranked, plan_rows, own_type_follows = (
         state.counts[NUM_RANKED] > 0,

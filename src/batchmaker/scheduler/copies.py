@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.compiled import compiled
+from batchmaker.compiled import compiled, compiled_inline
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.scheduler.arena import Arena
 from batchmaker.scheduler.commands import ZERO_TABLE, TableId
@@ -52,6 +52,7 @@ from batchmaker.scheduler.layout import (
     WAITING,
 )
 from batchmaker.scheduler.numbering import Extent
+from batchmaker.scheduler.tables import State, addresses_of, row_at, state_at, table_at
 
 Ids = NDArray[np.int64]
 
@@ -64,10 +65,37 @@ _UNSET: Final = -1
 
 # Rows of the tables of nodes, of subgraphs and of sources; and of `where`, the numbers for one copy of a graph.
 _SUBGRAPH, _PENDING, _USES, _FETCH, _NUM_EDGES, _FIRST_EDGE = range(6)
-_TYPE, _HEAD, _SIZE, _SPAN, _EXTERNAL, _END, _OPEN = range(7)
+FORM_TYPE, _HEAD, FORM_SIZE, _SPAN, _EXTERNAL, FORM_END, _OPEN = range(7)
 _PORT, _NODE, _SOURCE, _TABLE = range(4)
-_FORM, _SLOT, _BASE, _FIRST_SUBGRAPH, _CONSUMERS, _KEPT = range(6)
+FORM, SLOT, FORM_BASE, SUBGRAPHS_FROM, EDGES_FROM, KEPT = range(6)
 _COUNTS: Final = (FIRST_LOCAL, NUM_NODES, NUM_SUBGRAPHS, EXTENT_NUM_EDGES)  # of an extent, alike in all copies
+
+
+class Forms(NamedTuple):
+    """The tables of remembered graphs, for compiled loops. Form i has the columns of a table from begins[i] to before
+    begins[i + 1]; `counts` has one for each form: FIRST_LOCAL, NUM_NODES, NUM_SUBGRAPHS and EXTENT_NUM_EDGES."""
+
+    counts: Ids
+    counts_begins: Ids
+    nodes: Ids
+    nodes_begins: Ids
+    subgraphs: Ids
+    subgraphs_begins: Ids
+    edges: Ids
+    edges_begins: Ids
+    sources: Ids
+    sources_begins: Ids
+    ready: Ids
+    ready_begins: Ids
+
+
+@compiled_inline
+def forms_at(a: Ids) -> Forms:
+    """Return the tables at these addresses; see `addresses_of`."""
+    return Forms(
+        table_at(a, 0), row_at(a, 1), table_at(a, 2), row_at(a, 3), table_at(a, 4), row_at(a, 5), table_at(a, 6),
+        row_at(a, 7), table_at(a, 8), row_at(a, 9), table_at(a, 10), row_at(a, 11),
+    )  # fmt: skip
 
 
 @final
@@ -127,6 +155,29 @@ class GraphCopies:
         self._edges = _CopyTable(1)
         self._sources = _CopyTable(4)
         self._ready = _CopyTable(1)
+        self._addresses: Ids | None = None
+
+    @property
+    def tables(self) -> Ids:
+        """The addresses of all tables; see `forms_at`. Ask again after a graph was remembered."""
+        if self._addresses is None:
+            tables = (self._counts, self._nodes, self._subgraphs, self._edges, self._sources, self._ready)
+            self._addresses = addresses_of([array for table in tables for array in (table.columns, table.begins)])
+        return self._addresses
+
+    def numbers_of_all(self, graphs: Sequence[CellGraph]) -> list[int] | None:
+        """Return the numbers of the forms of these graphs; None unless all are known, and none reads stored nodes."""
+        forms, numbers = self._forms, list[int]()
+        for graph in graphs:
+            form = forms.get(id(graph))
+            if form is None or form.kept:
+                return None
+            numbers.append(form.number)
+        return numbers
+
+    def host_tables(self, graph: CellGraph) -> tuple[TableId, ...]:
+        """Return the tables that the driver fills for a known graph."""
+        return self._forms[id(graph)].host_tables
 
     def known(self, graphs: Sequence[CellGraph], kept_bases: Sequence[int], begin: int) -> list[_Form]:
         """Return the forms of the graphs from `begin` on, up to the first that must be admitted as a new one.
@@ -164,6 +215,7 @@ class GraphCopies:
         """
         if len(self._forms) >= MAX_FORMS or self._nodes.count + graph.num_nodes > MAX_NODES:
             self._forget()
+        self._addresses = None
         arena, number = self._arena, len(self._forms)
         nodes = slice(extent.base, extent.base + extent.num_nodes)
         subgraphs = slice(extent.first_subgraph, extent.first_subgraph + extent.num_subgraphs)
@@ -221,88 +273,72 @@ class GraphCopies:
             columns[first] = arena.allocate(kind, columns[count])
         columns[BASE] = bases
         where = np.stack((numbers, slots, bases, columns[FIRST_SUBGRAPH], columns[EXTENT_FIRST_EDGE], kept_bases))
-        return _write(
-            where, self._nodes.columns, self._nodes.begins, self._subgraphs.columns, self._subgraphs.begins,
-            self._edges.columns[0], self._edges.begins, self._sources.columns, self._sources.begins,
-            self._ready.columns[0], self._ready.begins,
-            arena.nodes, arena.subgraphs, arena.source, arena.source_table, arena.consumer,
-        )  # fmt: skip
+        return _write(arena.tables, self.tables, where)
 
 
 @compiled
-def _write(
-    where: Ids,
-    node_columns: Ids,
-    node_begins: Ids,
-    subgraph_columns: Ids,
-    subgraph_begins: Ids,
-    edge_consumers: Ids,
-    edge_begins: Ids,
-    source_columns: Ids,
-    source_begins: Ids,
-    ready_subgraphs: Ids,
-    ready_begins: Ids,
-    of_nodes: Ids,
-    of_subgraphs: Ids,
-    source: Ids,
-    source_table: Ids,
-    consumer: Ids,
-) -> Ids:
+def _write(addresses: Ids, forms: Ids, where: Ids) -> Ids:
+    """As `write_copies`, for tables by their addresses."""
+    return write_copies(state_at(addresses), forms_at(forms), where)
+
+
+@compiled_inline
+def write_copies(state: State, forms: Forms, where: Ids) -> Ids:
     """Write graphs from their forms; return the subgraphs that wait for no other, in order.
 
-    - where: [6, graphs] the rows are _FORM to _KEPT.
-    - columns and begins: see _CopyTable.
-    - the others: the tables of the arena, which are changed.
+    where: [6, graphs] the rows are FORM to KEPT.
     """
+    of_nodes, of_subgraphs, source, source_table = state.nodes, state.subgraphs, state.source, state.source_table
+    nodes, subgraphs, sources = forms.nodes, forms.subgraphs, forms.sources
     num_ready = 0
     for i in range(where.shape[1]):
-        form = where[_FORM, i]
-        num_ready += ready_begins[form + 1] - ready_begins[form]
+        form = where[FORM, i]
+        num_ready += forms.ready_begins[form + 1] - forms.ready_begins[form]
     ready = np.empty(num_ready, np.int64)
     num_ready = 0
     for i in range(where.shape[1]):
-        form, slot, base = where[_FORM, i], where[_SLOT, i], where[_BASE, i]
-        first, consumers, kept = where[_FIRST_SUBGRAPH, i], where[_CONSUMERS, i], where[_KEPT, i]
-        at = node_begins[form]
-        for j in range(at, node_begins[form + 1]):
+        form, slot, base = where[FORM, i], where[SLOT, i], where[FORM_BASE, i]
+        first, consumers, kept = where[SUBGRAPHS_FROM, i], where[EDGES_FROM, i], where[KEPT, i]
+        at = forms.nodes_begins[form]
+        for j in range(at, forms.nodes_begins[form + 1]):
             node = base + j - at
             of_nodes[STATE, node] = WAITING
             of_nodes[HELD, node] = 0
             of_nodes[ROW, node] = NOWHERE
             of_nodes[REQUEST, node] = slot
-            of_nodes[SUBGRAPH, node] = first + node_columns[_SUBGRAPH, j]
-            of_nodes[PENDING, node] = node_columns[_PENDING, j]
-            of_nodes[USES, node] = node_columns[_USES, j]
-            of_nodes[FETCH, node] = node_columns[_FETCH, j]
-            of_nodes[NUM_EDGES, node] = node_columns[_NUM_EDGES, j]
-            of_nodes[FIRST_EDGE, node] = consumers + node_columns[_FIRST_EDGE, j]
-        at = subgraph_begins[form]
-        for j in range(at, subgraph_begins[form + 1]):
+            of_nodes[SUBGRAPH, node] = first + nodes[_SUBGRAPH, j]
+            of_nodes[PENDING, node] = nodes[_PENDING, j]
+            of_nodes[USES, node] = nodes[_USES, j]
+            of_nodes[FETCH, node] = nodes[_FETCH, j]
+            of_nodes[NUM_EDGES, node] = nodes[_NUM_EDGES, j]
+            of_nodes[FIRST_EDGE, node] = consumers + nodes[_FIRST_EDGE, j]
+        at = forms.subgraphs_begins[form]
+        for j in range(at, forms.subgraphs_begins[form + 1]):
             mine = first + j - at
-            of_subgraphs[TYPE, mine] = subgraph_columns[_TYPE, j]
-            of_subgraphs[HEAD, mine] = base + subgraph_columns[_HEAD, j]
-            of_subgraphs[SIZE, mine] = subgraph_columns[_SIZE, j]
-            of_subgraphs[SPAN, mine] = subgraph_columns[_SPAN, j]
-            of_subgraphs[EXTERNAL, mine] = subgraph_columns[_EXTERNAL, j]
-            of_subgraphs[END, mine] = base + subgraph_columns[_END, j] if subgraph_columns[_END, j] > 0 else 0
-            of_subgraphs[OPEN_ENDED, mine] = subgraph_columns[_OPEN, j]
+            of_subgraphs[TYPE, mine] = subgraphs[FORM_TYPE, j]
+            of_subgraphs[HEAD, mine] = base + subgraphs[_HEAD, j]
+            of_subgraphs[SIZE, mine] = subgraphs[FORM_SIZE, j]
+            of_subgraphs[SPAN, mine] = subgraphs[_SPAN, j]
+            of_subgraphs[EXTERNAL, mine] = subgraphs[_EXTERNAL, j]
+            of_subgraphs[END, mine] = base + subgraphs[FORM_END, j] if subgraphs[FORM_END, j] > 0 else 0
+            of_subgraphs[OPEN_ENDED, mine] = subgraphs[_OPEN, j]
             of_subgraphs[PIN, mine] = NOWHERE
             of_subgraphs[IN_FLIGHT, mine] = 0
             of_subgraphs[LANE, mine] = NOWHERE
             of_subgraphs[LANE_WORKER, mine] = NOWHERE
-        at = edge_begins[form]
-        for j in range(at, edge_begins[form + 1]):
-            consumer[consumers + j - at] = base + edge_consumers[j]
-        for j in range(source_begins[form], source_begins[form + 1]):
-            port, node, local = source_columns[_PORT, j], base + source_columns[_NODE, j], source_columns[_SOURCE, j]
-            source_table[port, node] = source_columns[_TABLE, j]
+        at = forms.edges_begins[form]
+        for j in range(at, forms.edges_begins[form + 1]):
+            state.consumer[consumers + j - at] = base + forms.edges[0, j]
+        for j in range(forms.sources_begins[form], forms.sources_begins[form + 1]):
+            port, node, local = sources[_PORT, j], base + sources[_NODE, j], sources[_SOURCE, j]
+            source_table[port, node] = sources[_TABLE, j]
             if local >= 0:
                 source[port, node] = base + local
             elif local != _NO_SOURCE:
                 read = kept - 1 - local
                 source[port, node] = read
                 of_nodes[USES, read] += 1
-        for j in range(ready_begins[form], ready_begins[form + 1]):
-            ready[num_ready] = first + ready_subgraphs[j]
+        for j in range(forms.ready_begins[form], forms.ready_begins[form + 1]):
+            ready[num_ready] = first + forms.ready[0, j]
             num_ready += 1
     return ready

@@ -20,6 +20,7 @@ from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.spec import CellType
 from batchmaker.policies.ageing import AGED_EVERY, PATIENCE, Ageing
 from batchmaker.policies.base import CellPolicy
+from batchmaker.scheduler.arrive import arrive
 from batchmaker.scheduler.batching import TASKS_WORTH, Batcher
 from batchmaker.scheduler.commands import Admit, Command, Fail, FailureKind, Grow, Reply, always
 from batchmaker.scheduler.completion import Completion
@@ -50,6 +51,7 @@ from batchmaker.scheduler.layout import (
 )
 from batchmaker.scheduler.leave import end_those_done
 from batchmaker.scheduler.memory import fitting, largest_holder
+from batchmaker.scheduler.priorities import usual_rank
 from batchmaker.scheduler.rows import NoMemoryError
 from batchmaker.scheduler.state import SchedulerState
 from batchmaker.scheduler.urgency import Urgency
@@ -108,7 +110,7 @@ class Scheduler(View):
             1 if policy.one_depth else policy.max_steps, weighs, patience if policy.one_depth else NOWHERE,
             aged_every or 0,
         )  # fmt: skip
-        state.arena.budget_s[0] = min(policy.budget_s, TASKS_WORTH * task_s) if weighs else policy.budget_s
+        state.arena.budget_s[0, 0] = min(policy.budget_s, TASKS_WORTH * task_s) if weighs else policy.budget_s
         self._completion = Completion(self._state)
         self._next_task = 0
         self._take_turns = take_turns
@@ -177,7 +179,11 @@ class Scheduler(View):
         if not events:
             return
         state = self._state
-        slots = state.open(events).tolist()
+        if state.watched is not None:
+            state.watched.note_kinds(events)
+        begins = state.watched is None or (not len(state.line) and self._policy.begins_on_arrival(self))
+        placed = self._arrive(events) if begins else None
+        slots = (state.open(events) if placed is None else placed[0]).tolist()
         if state.watched is not None:
             state.watched.arrived(slots, events)
         if self._urgency is not None:
@@ -188,12 +194,49 @@ class Scheduler(View):
             for event in events:
                 if event.deadline_s is not None:
                     self._deadlines.add(event.deadline_s, event.request, state.requests, len(state.requests))
-        if state.watched is None or (not len(state.line) and self._policy.begins_on_arrival(self)):
+        if placed is not None:
+            self._placed(events, slots, placed[1], commands)
+        elif begins:
             self._begin([event.graph for event in events], slots, commands)
         else:
             for event, slot in zip(events, slots, strict=True):
                 state.line.join(slot, event.graph, event.priority)
         events.clear()
+
+    def _arrive(self, events: Sequence[RequestArrived]) -> Slots | None:
+        """Let requests begin in one call, if all their graphs are known; see `arrive`. Otherwise None, and no change."""
+        state = self._state
+        if self._urgency is not None or state.depths is not None:
+            return None
+        if any([e.open or e.sequence is not None or not e.graph.num_nodes for e in events]):
+            return None
+        forms = state.admission.copies.numbers_of_all([event.graph for event in events])
+        if forms is None:
+            return None
+        ids = [event.request for event in events]
+        state.check_new(ids)
+        placed = arrive(
+            state.arena.tables, state.admission.copies.tables, np.array(ids, np.int64),
+            np.array([usual_rank(event.priority) for event in events], np.int64), np.array(forms, np.int64),
+        )  # fmt: skip
+        if not placed.shape[1]:
+            return None
+        state.enter(ids, placed[0], events)
+        return placed
+
+    def _placed(
+        self, events: Sequence[RequestArrived], slots: Sequence[int], bases: Slots, commands: list[Command]
+    ) -> None:
+        """Tell of requests that have begun in one call. bases: the first nodes of their graphs."""
+        state, host_tables = self._state, self._state.admission.copies.host_tables
+        if state.watched is not None:
+            state.watched.begin(slots, self._now_s)
+        if state.frontiers is not None:
+            state.frontiers.admit(np.stack((bases, [event.graph.num_nodes for event in events]), axis=1), ())
+        commands += [
+            Admit(event.request, slot, 0, base, event.graph.num_nodes, host_tables(event.graph))
+            for event, slot, base in zip(events, slots, bases.tolist(), strict=True)
+        ]
 
     def _begin(self, graphs: Sequence[CellGraph], slots: Sequence[int], commands: list[Command]) -> None:
         if self._state.watched is not None:

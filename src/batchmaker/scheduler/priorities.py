@@ -19,6 +19,11 @@ def as_member(rank: int) -> int:
     return ((rank + MEMBER) | MEMBER) - MEMBER
 
 
+def usual_rank(priority: int) -> int:
+    """Return the rank of a request of this priority when it arrives."""
+    return _ALL_MARKS * priority
+
+
 @compiled
 def priority_of(rank: int) -> int:
     """Return the priority of requests of this rank, whatever their marks."""
@@ -40,7 +45,7 @@ class Priorities:
 
     def enter(self, slot: int, priority: int) -> None:
         """Note that a request with this priority has arrived."""
-        self._set(slot, _ALL_MARKS * priority)
+        self._set(slot, usual_rank(priority))
 
     def mark(self, slot: int, mark: int, on: bool) -> bool:
         """Set a mark of a request, or clear it; return whether its rank has changed.

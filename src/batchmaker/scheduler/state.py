@@ -178,9 +178,7 @@ class SchedulerState:
     def open(self, events: Sequence[RequestArrived]) -> Nodes:
         """Make the state of requests that have arrived; return their slots. InvariantError if one arrived twice."""
         arena, ids = self.arena, [event.request for event in events]
-        if not self.requests.keys().isdisjoint(ids) or len(set(ids)) < len(ids):
-            twice = [one for i, one in enumerate(ids) if one in self.requests or one in ids[:i]]
-            raise InvariantError(f"request {twice[0]} arrived twice")
+        self.check_new(ids)
         ones = np.ones(len(ids), np.int64)
         arena.fit(SLOTS, ones)
         slots = arena.allocate(SLOTS, ones)
@@ -189,15 +187,26 @@ class SchedulerState:
         fresh[OWNS], fresh[IN_USE], fresh[ALIVE] = fresh[OPEN], 1, 1
         fresh[FIRST] = fresh[LAST] = NOWHERE
         arena.requests[:, slots] = fresh
-        self.requests.update(zip(ids, slots.tolist(), strict=True))
+        self.enter(ids, slots, events)
         for event, slot in zip(events, slots.tolist(), strict=True):
             if event.sequence is not None:
                 self.chunks[slot] = Chunk(event.sequence, self.store.lend(event.sequence, event.graph.first))
             if event.priority:
                 self.priorities.enter(slot, event.priority)
+        return slots
+
+    def check_new(self, ids: Sequence[RequestId]) -> None:
+        """Raise InvariantError if one of these requests is in flight, or is twice among them."""
+        if not self.requests.keys().isdisjoint(ids) or len(set(ids)) < len(ids):
+            twice = [one for i, one in enumerate(ids) if one in self.requests or one in ids[:i]]
+            raise InvariantError(f"request {twice[0]} arrived twice")
+
+    def enter(self, ids: Sequence[RequestId], slots: Nodes, events: Sequence[RequestArrived]) -> None:
+        """List requests that have their slots."""
+        self.requests.update(zip(ids, slots.tolist(), strict=True))
+        for event, slot in zip(events, slots.tolist(), strict=True):
             if event.deadline_s is not None:
                 self.times_s[slot] = event.at_s, event.deadline_s
-        return slots
 
     def forgotten(self, slots: Iterable[int]) -> None:
         """Drop what is known of requests whose slots are free now."""

@@ -7,7 +7,8 @@ The arena owns the memory, and writes the addresses anew when a table grows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -36,7 +37,7 @@ class State(NamedTuple):
       or NOBODY. lane_tables: [types, workers, ports] the table of each state input.
     - free: [KINDS, SIZE_CLASSES] see `extents`. counts: [COUNTS].
     - depth_of: [nodes] depth of each node in flight (see `Depths`); empty unless the policy needs depths.
-    - rules: [RULES] how tasks are formed. budget_s: [1] see CellPolicy.
+    - rules: [RULES] how tasks are formed. budget_s: [1, 1] see CellPolicy.
     """
 
     nodes: Ids
@@ -64,13 +65,12 @@ class State(NamedTuple):
     budget_s: NDArray[np.float64]
 
 
-NUM_TABLES: Final = len(State._fields)
 MOST_AXES: Final = 3
 
 
-def addresses_of(state: State) -> Ids:
-    """Return where the tables are: [NUM_TABLES, 1 + MOST_AXES] the address of each, and its shape."""
-    return np.array([[t.ctypes.data, *t.shape, *[0] * (MOST_AXES - t.ndim)] for t in state], np.int64)
+def addresses_of(tables: Sequence[NDArray[Any]]) -> Ids:
+    """Return where tables are: [tables, 1 + MOST_AXES] the address of each, and its shape."""
+    return np.array([[t.ctypes.data, *t.shape, *[0] * (MOST_AXES - t.ndim)] for t in tables], np.int64)
 
 
 @_made
@@ -93,44 +93,51 @@ def _as_pointer(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 
 @compiled_inline
-def _row(a: Ids, k: int) -> Ids:
+def row_at(a: Ids, k: int) -> Ids:
+    """Return table k, which has one axis."""
     return carray(_int64_pointer(a[k, 0]), (a[k, 1],))
 
 
 @compiled_inline
-def _table(a: Ids, k: int) -> Ids:
+def table_at(a: Ids, k: int) -> Ids:
+    """Return table k, which has two axes."""
     return carray(_int64_pointer(a[k, 0]), (a[k, 1], a[k, 2]))
 
 
 @compiled_inline
-def _block(a: Ids, k: int) -> Ids:
+def _block_at(a: Ids, k: int) -> Ids:
     return carray(_int64_pointer(a[k, 0]), (a[k, 1], a[k, 2], a[k, 3]))
+
+
+@compiled_inline
+def _floats_at(a: Ids, k: int) -> NDArray[np.float64]:
+    return carray(_float64_pointer(a[k, 0]), (a[k, 1], a[k, 2]))
+
+
+@compiled_inline
+def _flags_at(a: Ids, k: int) -> NDArray[np.bool_]:
+    return carray(_bool_pointer(a[k, 0]), (a[k, 1],))
+
+
+if config.DISABLE_JIT:  # the same without a compiler
+    import ctypes
+
+    def _array_at(a: Ids, k: int, num_axes: int, dtype: Any = np.int64) -> NDArray[Any]:
+        address, *axes = a[k, : 1 + num_axes].tolist()
+        size = int(np.prod(axes)) * np.dtype(dtype).itemsize
+        return np.frombuffer((ctypes.c_byte * size).from_address(address) if size else b"", dtype).reshape(axes)
+
+    row_at, table_at, _block_at = (partial(_array_at, num_axes=axes) for axes in (1, 2, 3))
+    _floats_at = partial(_array_at, num_axes=2, dtype=np.float64)
+    _flags_at = partial(_array_at, num_axes=1, dtype=np.bool_)
 
 
 @compiled_inline
 def state_at(a: Ids) -> State:
     """Return the tables at these addresses; see `addresses_of`."""
     return State(
-        _table(a, 0), _table(a, 1), _row(a, 2), _table(a, 3), _table(a, 4), _table(a, 5), _table(a, 6), _table(a, 7),
-        _table(a, 8), carray(_float64_pointer(a[9, 0]), (a[9, 1], a[9, 2])), _table(a, 10), _table(a, 11), _row(a, 12),
-        carray(_bool_pointer(a[13, 0]), (a[13, 1],)), _table(a, 14), _block(a, 15), _row(a, 16), _block(a, 17),
-        _table(a, 18), _row(a, 19), _row(a, 20), _row(a, 21), carray(_float64_pointer(a[22, 0]), (a[22, 1],)),
+        table_at(a, 0), table_at(a, 1), row_at(a, 2), table_at(a, 3), table_at(a, 4), table_at(a, 5), table_at(a, 6),
+        table_at(a, 7), table_at(a, 8), _floats_at(a, 9), table_at(a, 10), table_at(a, 11), row_at(a, 12),
+        _flags_at(a, 13), table_at(a, 14), _block_at(a, 15), row_at(a, 16), _block_at(a, 17), table_at(a, 18),
+        row_at(a, 19), row_at(a, 20), row_at(a, 21), _floats_at(a, 22),
     )  # fmt: skip
-
-
-if config.DISABLE_JIT:
-    import ctypes
-
-    _DTYPES: Final = {"seconds": np.float64, "budget_s": np.float64, "is_host": np.bool_}
-    _AXES: Final = {"consumer": 1, "free_rows": 1, "is_host": 1, "occupant": 1, "counts": 1, "depth_of": 1, "rules": 1,
-                    "budget_s": 1, "lanes": 3, "lane_tables": 3}  # fmt: skip
-
-    def state_at(a: Ids) -> State:
-        """As above, without a compiler."""
-        found = []
-        for name, (address, *shape) in zip(State._fields, a.tolist(), strict=True):
-            axes, dtype = shape[: _AXES.get(name, 2)], np.dtype(_DTYPES.get(name, np.int64))
-            size = int(np.prod(axes)) * dtype.itemsize
-            memory = (ctypes.c_byte * size).from_address(address) if size else b""
-            found.append(np.frombuffer(memory, dtype).reshape(axes))
-        return State(*found)

@@ -77,21 +77,26 @@ class WatchedRequests:
         """Note that there is one more cell type."""
         self._table.add_type()
 
-    def arrived(self, slots: Sequence[int], events: Sequence[RequestArrived]) -> None:
-        """Note that requests have arrived."""
+    def note_kinds(self, events: Sequence[RequestArrived]) -> None:
+        """Note what requests are like that are about to arrive."""
         table = self._table
-        self._num_requests += len(slots)
-        table.fit(max(slots))
-        for slot, event in zip(slots, events, strict=True):
+        for event in events:
             if event.deadline_s is not None or event.model >= table.num_models:
                 table.note_kind(math.inf if event.deadline_s is None else event.deadline_s, event.model)
             for run in event.graph.runs:
                 if run.open_ended or run.type_id not in table.run_types:
                     table.note_run(run.type_id, may_stop=run.open_ended)
-            if self.is_kept:
+
+    def arrived(self, slots: Sequence[int], events: Sequence[RequestArrived]) -> None:
+        """Note that requests have arrived."""
+        table = self._table
+        self._num_requests += len(slots)
+        table.fit(max(slots))
+        if self.is_kept:
+            for slot, event in zip(slots, events, strict=True):
                 self._enter(slot, event)
-            else:
-                self._unseen[slot] = event
+        else:
+            self._unseen.update(zip(slots, events, strict=True))
         if table.stopping_types and not self.counts:
             self._fill()
 
