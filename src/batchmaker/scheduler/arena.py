@@ -161,7 +161,7 @@ class Arena:
 
     @property
     def node_capacity(self) -> int:
-        return self.nodes.shape[1]
+        return len(self.request)
 
     # --- numbers that are given out ----------------------------------------------------------------------------------
 
@@ -223,7 +223,7 @@ class Arena:
         )
         self._name_rows()
 
-    # --- cell types, pools, lanes --------------------------------------------------------------------------------------
+    # --- cell types, pools, lanes -------------------------------------------------------------------------------------
 
     def add_type(self, cell: CellType, pool: int) -> None:
         """Add a cell type whose rows are in this pool."""
@@ -261,7 +261,7 @@ class Arena:
         facts[FIRST_TABLE, 0], facts[END_TABLE, 0] = min(tables, default=0), max(tables, default=-1) + 1
         self.pools = np.concatenate((self.pools, facts), axis=1)
         self._name_rows()
-        return self.pools.shape[1] - 1
+        return len(self.pools[0]) - 1
 
     def grow_pool(self, pool: int, num_rows: int) -> None:
         """Have so many rows. The new ones are taken after those that are free now, in ascending order."""
@@ -300,7 +300,7 @@ class Arena:
         self.occupant = np.concatenate((others, mine, np.full(count - before, NOBODY)))
         self._tables = None
 
-    # --- ready nodes ---------------------------------------------------------------------------------------------------
+    # --- ready nodes --------------------------------------------------------------------------------------------------
 
     def fit_queues(self) -> None:
         """Let each type's part of `queue` be at least twice as long as its nodes and runs in flight."""
@@ -330,7 +330,7 @@ class Arena:
         head, tail = self.types[[HEAD_OF_QUEUE, TAIL_OF_QUEUE], type_id].tolist()
         return self.queue[0, head:tail]
 
-    # --- requests ------------------------------------------------------------------------------------------------------
+    # --- requests -----------------------------------------------------------------------------------------------------
 
     def is_alive(self, slot: int) -> bool:
         """Whether a request has no Reply and no Fail yet."""

@@ -1,4 +1,4 @@
-"""Requests that arrive with graphs that are known, as one compiled call: slots, numbers, nodes, places in the queues."""
+"""Requests that arrive with known graphs, as one compiled call: slots, numbers, nodes, and what is ready."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ class Formed:
 def _num_ahead(rules: Ids, budget_s: float, full_s: float) -> int:
     """Return how many full batches of ready nodes are candidates for a task. full_s: seconds of a full step."""
     if budget_s == np.inf:
-        return rules[MAX_STEPS]
+        return int(rules[MAX_STEPS])
     if not rules[WEIGHS_TASKS]:
         return BATCHES_AHEAD
     return min(max(int(budget_s / full_s), BATCHES_AHEAD), MOST_AHEAD)
@@ -168,11 +168,7 @@ def form(addresses: Ids, type_id: int, worker: int, by_age: bool, may_ask: bool)
     )  # fmt: skip
     rules, workers, depth_of, budget_s = state.rules, state.workers, state.depth_of, state.budget_s[0, 0]
     only_worker = worker if rules[SHARE_WORKERS] else NOWHERE
-    ranked, plan_rows, own_type_follows = (
-        state.counts[NUM_RANKED] > 0,
-        rules[PLAN_ROWS] > 0,
-        rules[OWN_TYPE_FOLLOWS] > 0,
-    )
+    ranked, plan_rows = state.counts[NUM_RANKED] > 0, rules[PLAN_ROWS] > 0
     max_batch, pool = types[MAX_BATCH, type_id], types[POOL, type_id]
     is_turn = ranked and 0 < rules[AGED_EVERY] <= lanes[TURNS_PASSED, worker, type_id] + 1
     by_age = by_age or is_turn
@@ -204,8 +200,8 @@ def form(addresses: Ids, type_id: int, worker: int, by_age: bool, may_ask: bool)
         num_inputs if plan_rows else 0, (num_inputs if num_sequence == NOWHERE else num_sequence) if plan_rows else 0,
     )  # fmt: skip
     limits = TaskLimits(
-        max_batch, types[MIN_BATCH, type_id], rules[MAX_STEPS] if budget_s > 0 else 1, budget_s, num_waiting > len(keys),
-        rules[LOOPS_AHEAD] > 0, own_type_follows,
+        max_batch, types[MIN_BATCH, type_id], rules[MAX_STEPS] if budget_s > 0 else 1, budget_s,
+        num_waiting > len(keys), rules[LOOPS_AHEAD] > 0, rules[OWN_TYPE_FOLLOWS] > 0,
     )  # fmt: skip
     first_row, first_lane = pools[ROWS_BEGIN, pool], lanes[LANES_BEGIN, worker, type_id]
     steps = find_steps(

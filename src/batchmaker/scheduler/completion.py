@@ -44,7 +44,7 @@ class Finished:
     num_rows: int
     over: Nodes
     answered: bool
-    ids: list[int]
+    ids: list[RequestId]
     failed: list[tuple[RequestId, str]]
     reads: list[Read]
 

@@ -17,6 +17,7 @@ from batchmaker.compiled import compiled, compiled_inline
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.scheduler.arena import Arena
 from batchmaker.scheduler.commands import ZERO_TABLE, TableId
+from batchmaker.scheduler.events import RequestArrived
 from batchmaker.scheduler.layout import (
     BASE,
     EDGES,
@@ -165,12 +166,15 @@ class GraphCopies:
             self._addresses = addresses_of([array for table in tables for array in (table.columns, table.begins)])
         return self._addresses
 
-    def numbers_of_all(self, graphs: Sequence[CellGraph]) -> list[int] | None:
-        """Return the numbers of the forms of these graphs; None unless all are known, and none reads stored nodes."""
+    def numbers_of_all(self, events: Sequence[RequestArrived]) -> list[int] | None:
+        """Return the numbers of the forms of these requests' graphs.
+
+        None if one is not known, empty or of a sequence, or if its unfold function waits.
+        """
         forms, numbers = self._forms, list[int]()
-        for graph in graphs:
-            form = forms.get(id(graph))
-            if form is None or form.kept:
+        for event in events:
+            form = forms.get(id(event.graph))
+            if form is None or not event.graph.num_nodes or event.open or event.sequence is not None:
                 return None
             numbers.append(form.number)
         return numbers

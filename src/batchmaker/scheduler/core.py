@@ -204,13 +204,11 @@ class Scheduler(View):
         events.clear()
 
     def _arrive(self, events: Sequence[RequestArrived]) -> Slots | None:
-        """Let requests begin in one call, if all their graphs are known; see `arrive`. Otherwise None, and no change."""
+        """Let requests begin in one call if all their graphs are known; see `arrive`. Else None, and no change."""
         state = self._state
         if self._urgency is not None or state.depths is not None:
             return None
-        if any([e.open or e.sequence is not None or not e.graph.num_nodes for e in events]):
-            return None
-        forms = state.admission.copies.numbers_of_all([event.graph for event in events])
+        forms = state.admission.copies.numbers_of_all(events)
         if forms is None:
             return None
         ids = [event.request for event in events]
@@ -294,7 +292,7 @@ class Scheduler(View):
             for run in graph.runs:
                 state.learn_form(run.type_id, len(run.sequences))
         kept_bases = [0] * len(graphs)
-        if any([graph.first for graph in graphs]):
+        if any(graph.first for graph in graphs):
             if state.chunks:
                 kept_bases = [
                     0 if (chunk := state.chunks.get(slot)) is None or chunk.stored is None else chunk.stored.extent.base
@@ -464,10 +462,12 @@ class Scheduler(View):
         return True
 
     def _may_submit(self, worker: WorkerId) -> bool:
-        steps, steering, tasks = self._state.arena.workers[[STEPS_ON, STEERING_ON, TASKS_ON], worker].tolist()
-        if steps == 0 or not self._run_ahead or steering:
-            return bool(steps == 0)
-        return bool((tasks if self._policy.budget_s < math.inf else steps) <= self._run_ahead)
+        workers = self._state.arena.workers
+        is_idle = not workers[STEPS_ON, worker]
+        if is_idle or not self._run_ahead or workers[STEERING_ON, worker]:
+            return is_idle
+        counted = TASKS_ON if self._policy.budget_s < math.inf else STEPS_ON
+        return bool(workers[counted, worker] <= self._run_ahead)
 
     def _submit_task(self, worker: WorkerId, commands: list[Command]) -> bool:
         ranked = self._policy.rank(self)

@@ -120,7 +120,7 @@ def _lowest(of: Nodes, keys: Keys) -> int:
     lowest = of[keys[0] & NODE_MASK]
     for key in keys:
         lowest = min(lowest, of[key & NODE_MASK])
-    return lowest
+    return int(lowest)
 
 
 @compiled

@@ -3,7 +3,8 @@
 Freed extents are used again, by size class. Those of one class are a list through the numbers themselves: in `links`, a
 field that a free number does not need otherwise.
 
-free: [kinds, size classes] the first free extent of each, or NOWHERE. counts: see `layout`. links: [numbers] of the kind.
+free: [kinds, size classes] the first free extent of each, or NOWHERE. counts: see `layout`. links: [numbers] of a
+kind.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ def allocate(free: Ids, counts: Ids, kind: int, links: Ids, count: int) -> int:
     first = free[kind, number]
     if count > 0 and first != NOWHERE:
         free[kind, number] = links[first]
-        return first
-    first = counts[kind]
-    counts[kind] += size
-    return first
+    else:
+        first = counts[kind]
+        counts[kind] += size
+    return int(first)
 
 
 @compiled
@@ -77,4 +78,4 @@ def top_after(free: Ids, counts: Ids, kind: int, links: Ids, wanted: Ids) -> int
             following[number] = links[following[number]]
         else:
             top += size
-    return top
+    return int(top)

@@ -396,7 +396,8 @@ def find_steps(
     if may_stop:
         waiting = _certain(nodes, subgraphs, waiting)
     return Steps(
-        num_steps, lanes_wanted, rows_wanted, rows_needed, largest, ends[:, :num_steps], flags[:, :num_steps], at[:, :num_at],
+        num_steps, lanes_wanted, rows_wanted, rows_needed, largest, ends[:, :num_steps], flags[:, :num_steps],
+        at[:, :num_at],
         done[0, :num_done], entering[0, :num_entering], moves[:, :num_moves], left[:, :num_left],
         kept[:, :num_kept], marks[0, :num_at], all_marks, num_used, waiting, num_free,
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """The columns of the scheduler's tables, and the values that stand for something.
 
-All tables are int64 and have the fields as rows: `nodes[ROW, node]`. `state.py` says what each table has one column for.
+All tables are int64 and have the fields as rows: `nodes[ROW, node]`. `State` says what each table has a column for.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ ID, IN_USE, ALIVE, OPEN, OWNS, LEFT, RANK, FIRST, LAST, NEXT_SLOT, REQUEST_FIELD
     FIRST_LOCAL, BASE, NUM_NODES, FIRST_SUBGRAPH, NUM_SUBGRAPHS, EXTENT_FIRST_EDGE, EXTENT_NUM_EDGES, NEXT,
     EXTENT_FIELDS,
 ) = range(9)  # fmt: skip
-"""An extent is the numbers that one graph, or extension, has until its request ends. Local nodes from FIRST_LOCAL on are
-NUM_NODES nodes from BASE on; its subgraphs and edges are consecutive numbers, too. NEXT: the request's next extent, or
-the next free one."""
+"""An extent is the numbers that one graph, or extension, has until its request ends. Local nodes from FIRST_LOCAL on
+are NUM_NODES nodes from BASE on; its subgraphs and edges are consecutive numbers, too. NEXT: the request's next extent,
+or the next free one."""
 
 # --- cell types, pools, workers ---------------------------------------------------------------------------------------
 
@@ -80,8 +80,8 @@ the next free one."""
 """
 
 ROWS_BEGIN, NUM_FREE, NUM_ROWS, FIRST_TABLE, END_TABLE, POOL_FIELDS = range(6)
-"""ROWS_BEGIN: the pool's part of `State.free_rows`, NUM_ROWS long. NUM_FREE: free rows, at its beginning; rows are taken
-from the end of these. FIRST_TABLE, END_TABLE: the pool's tables, one per output."""
+"""ROWS_BEGIN: the pool's part of `State.free_rows`, NUM_ROWS long. NUM_FREE: free rows, at its beginning; rows are
+taken from the end of these. FIRST_TABLE, END_TABLE: the pool's tables, one per output."""
 
 STEPS_ON, STEERING_ON, TASKS_ON, WORKER_FIELDS = range(4)
 """STEPS_ON: steps that are submitted and not finished. STEERING_ON: those whose values decide which nodes come next.
@@ -97,8 +97,8 @@ NODES, SUBGRAPHS, EDGES, SLOTS, EXTENTS, KINDS = range(6)
 """Kinds of numbers that are given out in extents."""
 USED: Final = KINDS
 NEXT_SEQUENCE, NUM_RANKED, COUNTS = 2 * KINDS, 2 * KINDS + 1, 2 * KINDS + 2
-"""State.counts: for each kind one past the highest number given out, and from USED on how many are in use; then the next
-place in the queues for a released subgraph, and how many requests have a rank other than 0."""
+"""State.counts: for each kind one past the highest number given out, and from USED on how many are in use; then the
+next place in the queues for a released subgraph, and how many requests have a rank other than 0."""
 SIZE_CLASSES: Final = 9 + 4 * 48
 
 # --- ready nodes ------------------------------------------------------------------------------------------------------

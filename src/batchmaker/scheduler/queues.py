@@ -1,9 +1,9 @@
 """The ready nodes of each cell type, in order: higher ranks first, then as their subgraphs were released.
 
-The nodes of a type are a sorted window in its part of `State.queue`. A batch is taken at the head, newcomers join at the
-tail, and followers of what has run are put in near the head, where they belong. So the cost of a batch depends on its
-size, not on the number of waiting nodes. There is room on both sides, because a part is at least twice as long as there
-can be ready nodes (see `Arena.fit_queues`).
+The nodes of a type are a sorted window in its part of `State.queue`. A batch is taken at the head, newcomers join at
+the tail, and followers of what has run are put in near the head, where they belong. So the cost of a batch depends on
+its size, not on the number of waiting nodes. There is room on both sides, because a part is at least twice as long as
+there can be ready nodes (see `Arena.fit_queues`).
 
 nodes, subgraphs, requests, types, queue and counts are the tables of the arena (see `layout`).
 """

@@ -171,7 +171,7 @@ class SchedulerState:
 
     @property
     def num_workers(self) -> int:
-        return self.arena.workers.shape[1]
+        return len(self.arena.workers[0])
 
     # --- requests ------------------------------------------------------------------------------------------------
 

@@ -85,8 +85,8 @@ class Steps(NamedTuple):
 
     - num_steps: 0 if lanes or rows did not suffice for even one step.
     - lanes_wanted: the number of lanes that is needed; 0 if lanes sufficed.
-    - rows_wanted, rows_needed: the free rows with which the task could have all its steps, and its first, if the pool has
-      too few; else 0.
+    - rows_wanted, rows_needed: the free rows with which the task could have all its steps, and its first, if the pool
+      has too few; else 0.
     - largest: rows of the largest step.
     - ends: [NUM_ENDS, steps].
     - flags: [NUM_FLAGS, steps], 0 or 1.
@@ -125,9 +125,9 @@ class Steps(NamedTuple):
 
 # A task as one array: some numbers, where each part begins with its rows and columns, and the parts.
 NUM_STEPS, LANES_WANTED, ROWS_WANTED, ROWS_NEEDED, LARGEST, ALL_MARKS, FIRST_PART = range(7)
-PART_ENDS, PART_FLAGS, PART_AT, PART_DONE, PART_ENTERING, PART_LEFT, PART_MOVES, PART_KEPT, PART_MARKS, PARTS = range(
-    10
-)
+(
+    PART_ENDS, PART_FLAGS, PART_AT, PART_DONE, PART_ENTERING, PART_LEFT, PART_MOVES, PART_KEPT, PART_MARKS, PARTS,
+) = range(10)  # fmt: skip
 HEADER: Final = FIRST_PART + 3 * PARTS
 
 
@@ -147,12 +147,8 @@ def _add(task: Ids, part: int, values: Ids, end: int) -> int:
 @compiled
 def packed(steps: Steps) -> Ids:
     """Return all that is known of a task but for `ready` as one array, which crosses to Python in less time."""
-    rows, num_moves, num_kept, num_left = (
-        steps.at.shape[0],
-        steps.moves.shape[1],
-        steps.kept.shape[1],
-        steps.left.shape[1],
-    )
+    rows, num_moves = steps.at.shape[0], steps.moves.shape[1]
+    num_kept, num_left = steps.kept.shape[1], steps.left.shape[1]
     size = HEADER + (NUM_ENDS + NUM_FLAGS) * steps.num_steps + (rows + 1) * steps.at.shape[1] + len(steps.done)
     size += len(steps.entering) + 2 * num_left + steps.moves.shape[0] * num_moves + 2 * num_kept
     task = np.empty(size, np.int64)

@@ -12,13 +12,16 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numba import carray, types
+from numba import carray as _carray  # type: ignore[attr-defined]
+from numba import types as _types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from batchmaker.compiled import compiled_inline, config
 
 Ids = NDArray[np.int64]
+carray: Any = _carray
+types: Any = _types
 _made: Callable[[Callable[..., Any]], Callable[..., Any]] = intrinsic
 
 
@@ -33,8 +36,8 @@ class State(NamedTuple):
       [types, largest batch + 1] of a step, by its rows.
     - queue: [QUEUE_FIELDS, room] the ready nodes.
     - pools: [POOL_FIELDS, pools]. free_rows: [room]. is_host: [tables] whether a table comes from the host.
-    - workers: [WORKER_FIELDS, workers]. lanes: [LANE_FIELDS, workers, types]. occupant: [room] the subgraph in each lane,
-      or NOBODY. lane_tables: [types, workers, ports] the table of each state input.
+    - workers: [WORKER_FIELDS, workers]. lanes: [LANE_FIELDS, workers, types]. occupant: [room] the subgraph in each
+      lane, or NOBODY. lane_tables: [types, workers, ports] the table of each state input.
     - free: [KINDS, SIZE_CLASSES] see `extents`. counts: [COUNTS].
     - depth_of: [nodes] depth of each node in flight (see `Depths`); empty unless the policy needs depths.
     - rules: [RULES] how tasks are formed. budget_s: [1, 1] see CellPolicy.

@@ -45,8 +45,7 @@ class View:
     @property
     def ready(self) -> Sequence[TypeId]:
         types = self._state.arena.types
-        found: list[TypeId] = np.flatnonzero(types[TAIL_OF_QUEUE] > types[HEAD_OF_QUEUE]).tolist()
-        return found
+        return [TypeId(number) for number in np.flatnonzero(types[TAIL_OF_QUEUE] > types[HEAD_OF_QUEUE]).tolist()]
 
     def num_ready(self, type_id: TypeId) -> int:
         return self._state.arena.num_ready(type_id)
