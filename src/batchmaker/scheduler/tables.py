@@ -98,28 +98,33 @@ def _as_pointer(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 @compiled_inline
 def row_at(a: Ids, k: int) -> Ids:
     """Return table k, which has one axis."""
-    return carray(_int64_pointer(a[k, 0]), (a[k, 1],))
+    found: Ids = carray(_int64_pointer(a[k, 0]), (a[k, 1],))
+    return found
 
 
 @compiled_inline
 def table_at(a: Ids, k: int) -> Ids:
     """Return table k, which has two axes."""
-    return carray(_int64_pointer(a[k, 0]), (a[k, 1], a[k, 2]))
+    found: Ids = carray(_int64_pointer(a[k, 0]), (a[k, 1], a[k, 2]))
+    return found
 
 
 @compiled_inline
 def _block_at(a: Ids, k: int) -> Ids:
-    return carray(_int64_pointer(a[k, 0]), (a[k, 1], a[k, 2], a[k, 3]))
+    found: Ids = carray(_int64_pointer(a[k, 0]), (a[k, 1], a[k, 2], a[k, 3]))
+    return found
 
 
 @compiled_inline
 def _floats_at(a: Ids, k: int) -> NDArray[np.float64]:
-    return carray(_float64_pointer(a[k, 0]), (a[k, 1], a[k, 2]))
+    found: NDArray[np.float64] = carray(_float64_pointer(a[k, 0]), (a[k, 1], a[k, 2]))
+    return found
 
 
 @compiled_inline
 def _flags_at(a: Ids, k: int) -> NDArray[np.bool_]:
-    return carray(_bool_pointer(a[k, 0]), (a[k, 1],))
+    found: NDArray[np.bool_] = carray(_bool_pointer(a[k, 0]), (a[k, 1],))
+    return found
 
 
 if config.DISABLE_JIT:  # the same without a compiler
