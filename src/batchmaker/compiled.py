@@ -28,6 +28,8 @@ _ARITHMETIC: Final[dict[str, Any]] = {
     "fastmath": {"nsz", "arcp", "contract", "afn", "reassoc"},  # NaN and infinity keep their meaning
 }
 
+_WITHIN: Final[dict[str, Any]] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+
 
 def compiled(loop: Callable[P, R]) -> Callable[P, R]:
     """Compile a function of arrays and numbers at its first call; the machine code is kept on disk for other processes.
@@ -51,7 +53,12 @@ def compiled_arithmetic(loop: Callable[P, R]) -> Callable[P, R]:
 
 def compiled_part(loop: Callable[P, R]) -> Callable[P, R]:
     """As `compiled_arithmetic`, for functions that only compiled loops call: stored as part of each of them."""
-    return _typed(partial(njit, no_cpython_wrapper=True, no_cfunc_wrapper=True, **_ARITHMETIC)(), loop)
+    return _typed(partial(njit, **_WITHIN, **_ARITHMETIC)(), loop)
+
+
+def compiled_within(loop: Callable[P, R]) -> Callable[P, R]:
+    """As `compiled`, for functions that only compiled loops call: stored as part of each of them."""
+    return _typed(partial(njit, **_WITHIN)(), loop)
 
 
 def compiled_inline(loop: Callable[P, R]) -> Callable[P, R]:

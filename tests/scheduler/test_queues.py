@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scheduler_harness import cell_type
@@ -24,7 +24,18 @@ from batchmaker.scheduler.layout import (
     SUBGRAPH,
 )
 from batchmaker.scheduler.priorities import Priorities
-from batchmaker.scheduler.queues import ages_and_ranks, candidates, discard, order_again, put, ranks_of, sort, take
+from batchmaker.scheduler.queues import (
+    ages_and_ranks,
+    candidates,
+    choose,
+    discard,
+    joined,
+    order_again,
+    put,
+    ranks_of,
+    sort,
+    take,
+)
 
 TYPE = 3
 ANY_DEPTH: NDArray[np.int64] = np.zeros(64, np.int64)
@@ -156,3 +167,45 @@ def test_requests_of_the_usual_priority_alone_are_looked_up_by_nobody() -> None:
     priorities.enter(4, 2)
     assert priorities.differ
     assert ranks_of(arena.nodes, arena.requests, arena.counts, key).tolist() == [8]
+
+
+# --- the nodes that become ready while a task is formed ---------------------------------------------------------------
+
+NODES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60)), max_size=12, unique_by=lambda node: node[1])
+"""Rank and key of each."""
+
+Node = tuple[int, int]
+
+
+def arrays(nodes: list[Node], ranked: bool) -> tuple[np.ndarray, np.ndarray]:
+    return np.array([key for _, key in nodes], np.int64), np.array([rank for rank, _ in nodes if ranked], np.int64)
+
+
+def as_they_may_run(nodes: list[Node], ranked: bool) -> list[Node]:
+    return sorted(nodes, key=lambda node: (-node[0] if ranked else 0, node[1]))
+
+
+@given(nodes=NODES, num_waiting=st.integers(0, 12), ranked=st.booleans())
+@example(nodes=[(1, 5), (0, 3)], num_waiting=2, ranked=True)
+def test_nodes_that_have_become_ready_are_joined_to_those_that_wait(
+    nodes: list[Node], num_waiting: int, ranked: bool
+) -> None:
+    waiting, ready = as_they_may_run(nodes[:num_waiting], ranked), nodes[num_waiting:]
+    keys, ranks = joined(*arrays(ready, ranked), ranked, *arrays(waiting, ranked))
+    wanted = as_they_may_run(nodes, ranked)
+    assert keys.tolist() == [key for _, key in wanted]
+    assert ranks.tolist() == [rank for rank, _ in wanted if ranked]
+
+
+@given(nodes=NODES, num_waiting=st.integers(0, 12), ranked=st.booleans(), limit=st.integers(0, 14))
+def test_a_batch_takes_the_first_of_those_that_wait_and_of_the_candidates(
+    nodes: list[Node], num_waiting: int, ranked: bool, limit: int
+) -> None:
+    waiting, candidates = as_they_may_run(nodes[:num_waiting], ranked), as_they_may_run(nodes[num_waiting:], ranked)
+    chosen, of = np.full(limit, -1), np.full(limit, -1)
+    count, following, taken = choose(*arrays(candidates, ranked), 0, *arrays(waiting, ranked), limit, chosen, of)
+    wanted = as_they_may_run(nodes, ranked)[:limit]
+    assert count == following + taken == len(wanted)
+    assert chosen[:count].tolist() == [key for _, key in wanted]
+    if ranked and candidates:  # without candidates nobody's ranks are looked at
+        assert of[:count].tolist() == [rank for rank, _ in wanted]

@@ -78,7 +78,8 @@ def enter_extents(
     """
     for i in range(len(numbers)):
         extent, slot = numbers[i], slots[i]
-        extents[:, extent] = columns[:, i]
+        for column in range(EXTENT_FIELDS):
+            extents[column, extent] = columns[column, i]
         extents[NEXT, extent] = NOWHERE
         if requests[FIRST, slot] == NOWHERE:
             requests[FIRST, slot] = extent

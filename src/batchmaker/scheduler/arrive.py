@@ -48,6 +48,7 @@ from batchmaker.scheduler.layout import (
     QUEUE_BEGIN,
     QUEUE_END,
     RANK,
+    REQUEST_FIELDS,
     SLOTS,
     SUBGRAPHS,
 )
@@ -93,7 +94,8 @@ def arrive(addresses: Ids, forms_addresses: Ids, ids: Ids, ranks: Ids, numbers: 
         return np.empty((2, 0), np.int64)
     for i in range(count):
         slot = extents.allocate(free, counts, SLOTS, requests[NEXT_SLOT], 1)
-        requests[:, slot] = 0
+        for field in range(REQUEST_FIELDS):
+            requests[field, slot] = 0
         requests[ID, slot], requests[IN_USE, slot], requests[ALIVE, slot] = ids[i], 1, 1
         requests[RANK, slot], requests[FIRST, slot], requests[LAST, slot] = ranks[i], NOWHERE, NOWHERE
         counts[NUM_RANKED] += ranks[i] != 0

@@ -55,7 +55,6 @@ from batchmaker.scheduler.layout import (
 )
 from batchmaker.scheduler.priorities import priority_of
 from batchmaker.scheduler.queues import candidates, put, ranks_of, sort, take
-from batchmaker.scheduler.row_release import marked
 from batchmaker.scheduler.state import SchedulerState, TaskEntry, TypeEntry
 from batchmaker.scheduler.steps import (
     ALL_MARKS,
@@ -82,6 +81,7 @@ from batchmaker.scheduler.steps import (
     STEERS,
     Places,
     TaskLimits,
+    marked,
     packed,
 )
 from batchmaker.scheduler.tables import state_at

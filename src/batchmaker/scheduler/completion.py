@@ -20,9 +20,8 @@ from batchmaker.scheduler import leave
 from batchmaker.scheduler.commands import Read, Reserve
 from batchmaker.scheduler.events import RequestId, StepsFinished
 from batchmaker.scheduler.layout import BASE, DONE, FIRST, FIRST_LOCAL, LAST, NOWHERE
-from batchmaker.scheduler.progress import release
+from batchmaker.scheduler.progress import let_go, release
 from batchmaker.scheduler.retire import RETIRED, retire
-from batchmaker.scheduler.row_release import let_go
 from batchmaker.scheduler.state import NO_NODES, Nodes, SchedulerState
 
 NEVER: Final = np.empty(0, np.bool_)
@@ -235,7 +234,8 @@ class Completion:
     def kill(self, slot: int) -> None:
         """End a request early: nothing more of it is submitted. Its steps on workers finish first."""
         state = self._state
-        leave.kill(state.arena.tables, slot)
+        arena = state.arena
+        leave.kill(arena.nodes, arena.requests, arena.types, arena.queue, slot)
         state.attached.pop(slot, None)
         if state.frontiers is not None:
             state.frontiers.withdraw(state.arena.spans_of((slot,)))

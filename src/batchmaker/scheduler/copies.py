@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.compiled import compiled, compiled_inline
+from batchmaker.compiled import compiled, compiled_inline, compiled_within
 from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.scheduler.arena import Arena
 from batchmaker.scheduler.commands import ZERO_TABLE, TableId
@@ -90,7 +90,7 @@ class Forms(NamedTuple):
     ready_begins: Ids
 
 
-@compiled_inline
+@compiled_within
 def forms_at(a: Ids) -> Forms:
     """Return the tables at these addresses; see `addresses_of`."""
     return Forms(

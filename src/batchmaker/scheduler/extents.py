@@ -70,7 +70,9 @@ def release(free: Ids, counts: Ids, kind: int, links: Ids, first: int, count: in
 @compiled
 def top_after(free: Ids, counts: Ids, kind: int, links: Ids, wanted: Ids) -> int:
     """Return one past the highest number after `allocate` of each of these counts, in order. Changes nothing."""
-    following = free[kind].copy()
+    following = np.empty(free.shape[1], np.int64)
+    for number in range(len(following)):
+        following[number] = free[kind, number]
     top = counts[kind]
     for i in range(len(wanted)):
         size, number = size_class(wanted[i])

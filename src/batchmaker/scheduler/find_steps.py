@@ -1,5 +1,9 @@
 """Finds the steps of one task in one compiled call: which nodes run together, in which lanes, and where values are.
 
+Lanes are the dense places that hold the state of running chains on one worker. A batch in lanes 0 to n-1 is a slice of
+the lane tables. So a batch whose members do not change copies nothing. If a chain leaves, the chain in the last lane
+moves into its lane. A chain that joins takes the next free lane.
+
 A step takes the first ready nodes in order. It is noted as if it had run, so the next step can take the successors: the
 tasks of one worker run in order (ahead-of-time scheduling; BatchMaker section 4.3). `Batcher` calls `find_steps`.
 
@@ -14,10 +18,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.compiled import compiled
-from batchmaker.scheduler.candidates import choose, joined
+from batchmaker.compiled import compiled_within
 from batchmaker.scheduler.commands import ZERO_TABLE
-from batchmaker.scheduler.lanes import seat
 from batchmaker.scheduler.layout import (
     END,
     FETCH,
@@ -34,7 +36,7 @@ from batchmaker.scheduler.layout import (
     USES,
 )
 from batchmaker.scheduler.progress import submit
-from batchmaker.scheduler.queues import Keys
+from batchmaker.scheduler.queues import Keys, choose, joined
 from batchmaker.scheduler.steps import (
     AT_LANE,
     AT_NODE,
@@ -65,18 +67,84 @@ FOLLOWING: Final = 2
 type. Else the other type goes first, and the step will be larger."""
 
 
-@compiled
+@compiled_within
+def seat(occupant: Ids, nodes: Ids, subgraphs: Ids, worker: int, batch: Ids) -> tuple[int, bool, Ids, Ids, Ids, Ids]:
+    """Give a lane to every chain of a batch. The lanes are 0 to n-1 if no chain outside the batch is in one of them.
+
+    Otherwise every chain keeps its lane, and new chains take free lanes. A chain that ends with this step is no
+    occupant afterwards, so its lane is free from the next step on.
+
+    batch: nodes of distinct subgraphs; a single node is a chain of length one. nodes, subgraphs: the tables of the
+    arena.
+
+    Returns:
+
+    - How many lanes are needed if there are too few; otherwise 0. If it is not 0, nothing has changed, and the other
+      results mean nothing.
+    - Whether the lanes are 0 to n-1.
+    - [batch] the nodes, ordered by lane if the lanes are 0 to n-1.
+    - [batch] their lanes.
+    - [batch] the lanes in which their state was before; NOBODY if they had none.
+    - [batch] the workers of these earlier lanes.
+    """
+    count, capacity = len(batch), len(occupant)
+    here = np.empty(count, np.int64)  # the lane on this worker, or NOBODY, by index in `batch`
+    taken = np.zeros(count, np.bool_)
+    num_seated = 0
+    for i in range(count):
+        mine = nodes[SUBGRAPH, batch[i]]
+        here[i] = subgraphs[LANE, mine] if subgraphs[LANE_WORKER, mine] == worker else NOBODY
+        num_seated += here[i] != NOBODY
+        if 0 <= here[i] < count:
+            taken[here[i]] = True
+    is_dense = count <= capacity
+    for k in range(min(count, capacity)):
+        is_dense &= taken[k] or occupant[k] == NOBODY
+    lanes, ordered = np.empty(count, np.int64), np.empty(count, np.int64)
+    before, home = np.empty(count, np.int64), np.empty(count, np.int64)
+    new = np.empty(count, np.int64)
+    next_free = 0
+    for i in range(count):
+        new[i] = here[i]
+        if here[i] == NOBODY or (is_dense and here[i] >= count):
+            while next_free < capacity and (taken[next_free] if is_dense else occupant[next_free] != NOBODY):
+                next_free += 1
+            if next_free == capacity:
+                return capacity + count - num_seated, False, ordered, lanes, before, home
+            new[i] = next_free
+            next_free += 1
+    for i in range(count):
+        mine = nodes[SUBGRAPH, batch[i]]
+        position = new[i] if is_dense else i
+        ordered[position], lanes[position] = batch[i], new[i]
+        before[position] = subgraphs[LANE, mine] if subgraphs[LANE_WORKER, mine] != NOWHERE else NOBODY
+        home[position] = subgraphs[LANE_WORKER, mine]
+        if here[i] != NOBODY and here[i] != new[i]:
+            occupant[here[i]] = NOBODY
+    for i in range(count):
+        node, lane = ordered[i], lanes[i]
+        mine = nodes[SUBGRAPH, node]
+        if not subgraphs[OPEN_ENDED, mine] and (subgraphs[END, mine] == 0 or node + 1 == subgraphs[END, mine]):
+            occupant[lane], subgraphs[LANE, mine], subgraphs[LANE_WORKER, mine] = NOBODY, NOWHERE, NOWHERE
+        else:
+            occupant[lane], subgraphs[LANE, mine], subgraphs[LANE_WORKER, mine] = mine, lane, worker
+    return 0, is_dense, ordered, lanes, before, home
+
+
+@compiled_within
 def _room(array: Any, size: int) -> Any:
     """Return the array if its last dimension is at least `size`; otherwise a larger array that begins with it."""
     have = array.shape[-1]
     if have >= size:
         return array
     larger = np.empty((array.shape[0], max(2 * have, size)), array.dtype)
-    larger[:, :have] = array
+    for row in range(array.shape[0]):
+        for column in range(have):
+            larger[row, column] = array[row, column]
     return larger
 
 
-@compiled
+@compiled_within
 def _look(nodes: Ids, subgraphs: Ids, loops_ahead: bool, batch: Ids) -> tuple[bool, bool, bool]:
     """Return three facts about the nodes of a batch.
 
@@ -94,7 +162,7 @@ def _look(nodes: Ids, subgraphs: Ids, loops_ahead: bool, batch: Ids) -> tuple[bo
     return some, certain, may_stop
 
 
-@compiled
+@compiled_within
 def _goes_on(chosen: Keys, latest: Keys) -> bool:
     """Whether the chosen nodes are exactly the next nodes of the runs in the step before."""
     if len(chosen) != len(latest):
@@ -105,7 +173,7 @@ def _goes_on(chosen: Keys, latest: Keys) -> bool:
     return same
 
 
-@compiled
+@compiled_within
 def _num_alike(nodes: Ids, subgraphs: Ids, keys: Keys, most: int) -> int:
     """Return how many steps these runs take together from here on, until the first of them ends; at most `most`."""
     for i in range(len(keys)):
@@ -114,7 +182,7 @@ def _num_alike(nodes: Ids, subgraphs: Ids, keys: Keys, most: int) -> int:
     return most
 
 
-@compiled
+@compiled_within
 def _go_on(
     nodes: Ids, subgraphs: Ids, occupant: Ids, at: Ids, first: int, num_steps: int, keys: Keys, ranks: Ids
 ) -> tuple[Keys, Ids]:
@@ -148,7 +216,7 @@ def _go_on(
     return ready[:num_ready], of[: num_ready if len(ranks) > 0 else 0]
 
 
-@compiled
+@compiled_within
 def _note_moves(
     nodes: Ids, source: Ids, source_table: Ids, is_host: Flags, lane_tables: Ids, places: Places, before: Ids,
     home: Ids, at: Ids, first: int, moves: Ids, num_moves: int,
@@ -171,7 +239,7 @@ def _note_moves(
     return num_moves
 
 
-@compiled
+@compiled_within
 def _note_inputs(
     nodes: Ids, source: Ids, source_table: Ids, is_host: Flags, at: Ids, first: int, end: int, num_found: int,
     num_inputs: int,
@@ -189,7 +257,7 @@ def _note_inputs(
         at[NUM_FACTS + num_inputs + port, first:end] = NOWHERE
 
 
-@compiled
+@compiled_within
 def _keep(
     nodes: Ids, subgraphs: Ids, source: Ids, source_table: Ids, is_host: Flags, value_ports: Ids, free: Ids,
     places: Places, at: Ids, first: int, end: int, has_lanes: bool, marks: Ids, kept: Ids, num_kept: int, num_free: int,
@@ -227,7 +295,7 @@ def _keep(
     return num_kept, num_free, all_marks
 
 
-@compiled
+@compiled_within
 def _note_done(nodes: Ids, subgraphs: Ids, at: Ids, first: int, end: int, done: Ids, num_done: int) -> tuple[int, bool]:
     """Write the nodes that are done with a step: single nodes, and last steps of runs.
 
@@ -245,7 +313,7 @@ def _note_done(nodes: Ids, subgraphs: Ids, at: Ids, first: int, end: int, done: 
     return num_done, held
 
 
-@compiled
+@compiled_within
 def _certain(nodes: Ids, subgraphs: Ids, keys: Keys) -> Keys:
     """Return the keys of the nodes that are not in runs that a value may end."""
     found = np.empty(len(keys), np.int64)
@@ -257,7 +325,7 @@ def _certain(nodes: Ids, subgraphs: Ids, keys: Keys) -> Keys:
     return found[:count]
 
 
-@compiled
+@compiled_within
 def find_steps(
     nodes: Ids,
     subgraphs: Ids,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.compiled import compiled, compiled_inline
+from batchmaker.compiled import compiled, compiled_within
 from batchmaker.scheduler import extents
 from batchmaker.scheduler.layout import (
     ALIVE,
@@ -46,8 +46,8 @@ from batchmaker.scheduler.layout import (
     SUBGRAPHS,
     TYPE,
 )
+from batchmaker.scheduler.progress import free_rows
 from batchmaker.scheduler.queues import discard
-from batchmaker.scheduler.row_release import free_rows
 from batchmaker.scheduler.tables import State, state_at
 
 Ids = NDArray[np.int64]
@@ -66,7 +66,7 @@ def end_those_done(requests: Ids, slots: Ids) -> Ids:
     return found[:count]
 
 
-@compiled
+@compiled_within
 def _is_on_worker(requests: Ids, columns: Ids, subgraphs: Ids, slot: int) -> bool:
     """Whether a worker has steps of a request."""
     extent = requests[FIRST, slot]
@@ -79,7 +79,7 @@ def _is_on_worker(requests: Ids, columns: Ids, subgraphs: Ids, slot: int) -> boo
     return False
 
 
-@compiled
+@compiled_within
 def _leave_lanes(requests: Ids, columns: Ids, subgraphs: Ids, lanes: Ids, occupant: Ids, slot: int) -> None:
     extent = requests[FIRST, slot]
     while extent != NOWHERE:
@@ -92,7 +92,7 @@ def _leave_lanes(requests: Ids, columns: Ids, subgraphs: Ids, lanes: Ids, occupa
         extent = columns[NEXT, extent]
 
 
-@compiled
+@compiled_within
 def _free_rows_of(
     nodes: Ids, subgraphs: Ids, types: Ids, pools: Ids, rows: Ids, requests: Ids, columns: Ids, slot: int
 ) -> None:
@@ -109,22 +109,23 @@ def _free_rows_of(
         extent = columns[NEXT, extent]
 
 
-@compiled_inline
-def _forget(state: State, slot: int) -> None:
-    """Give back all that an ended request still owns. No worker has a step of it."""
-    nodes, subgraphs, requests, columns = state.nodes, state.subgraphs, state.requests, state.extents
-    free, counts = state.free, state.counts
+@compiled_within
+def _forget(
+    nodes: Ids, subgraphs: Ids, consumer: Ids, requests: Ids, columns: Ids, types: Ids, pools: Ids, rows: Ids,
+    free: Ids, counts: Ids, slot: int,
+) -> None:  # fmt: skip
+    """Give back all that an ended request still owns. No worker has a step of it. columns: State.extents."""
     if requests[OWNS, slot]:
-        _free_rows_of(nodes, subgraphs, state.types, state.pools, state.free_rows, requests, columns, slot)
+        _free_rows_of(nodes, subgraphs, types, pools, rows, requests, columns, slot)
     extent = requests[FIRST, slot]
     while extent != NOWHERE:
         first, size = columns[FIRST_SUBGRAPH, extent], columns[NUM_SUBGRAPHS, extent]
         for mine in range(first, first + size):
-            state.types[PLACES, subgraphs[TYPE, mine]] -= 1 if subgraphs[END, mine] > 0 else subgraphs[SIZE, mine]
+            types[PLACES, subgraphs[TYPE, mine]] -= 1 if subgraphs[END, mine] > 0 else subgraphs[SIZE, mine]
         extents.release(free, counts, NODES, nodes[FIRST_EDGE], columns[BASE, extent], columns[NUM_NODES, extent])
         extents.release(free, counts, SUBGRAPHS, subgraphs[HEAD], first, size)
         extents.release(
-            free, counts, EDGES, state.consumer, columns[EXTENT_FIRST_EDGE, extent], columns[EXTENT_NUM_EDGES, extent]
+            free, counts, EDGES, consumer, columns[EXTENT_FIRST_EDGE, extent], columns[EXTENT_NUM_EDGES, extent]
         )
         following = columns[NEXT, extent]
         extents.release(free, counts, EXTENTS, columns[NEXT], extent, 1)
@@ -134,7 +135,7 @@ def _forget(state: State, slot: int) -> None:
     extents.release(free, counts, SLOTS, requests[NEXT_SLOT], slot, 1)
 
 
-@compiled_inline
+@compiled_within
 def leave_all(state: State, slots: Ids) -> Ids:
     """Forget requests that were answered. Returns those of which a worker has steps: they are dying."""
     dying = np.empty(len(slots), np.int64)
@@ -144,7 +145,10 @@ def leave_all(state: State, slots: Ids) -> Ids:
             dying[count] = slot  # it has steps of loops there, submitted ahead
             count += 1
         else:
-            _forget(state, slot)
+            _forget(
+                state.nodes, state.subgraphs, state.consumer, state.requests, state.extents, state.types, state.pools,
+                state.free_rows, state.free, state.counts, slot,
+            )  # fmt: skip
     return dying[:count]
 
 
@@ -155,12 +159,11 @@ def leave(addresses: Ids, slots: Ids) -> Ids:
 
 
 @compiled
-def kill(addresses: Ids, slot: int) -> None:
+def kill(nodes: Ids, requests: Ids, types: Ids, queue: Ids, slot: int) -> None:
     """End a request early: nothing more of it is submitted. It is dying."""
-    state = state_at(addresses)
-    state.requests[ALIVE, slot] = 0
-    state.requests[OWNS, slot] = 1
-    discard(state.nodes, state.types, state.queue, slot)
+    requests[ALIVE, slot] = 0
+    requests[OWNS, slot] = 1
+    discard(nodes, types, queue, slot)
 
 
 @compiled
@@ -175,5 +178,8 @@ def bury(addresses: Ids, dying: Ids) -> Ids:
             count += 1
         else:
             _leave_lanes(state.requests, state.extents, state.subgraphs, state.lanes, state.occupant, slot)
-            _forget(state, slot)
+            _forget(
+                state.nodes, state.subgraphs, state.consumer, state.requests, state.extents, state.types, state.pools,
+                state.free_rows, state.free, state.counts, slot,
+            )  # fmt: skip
     return still[:count]

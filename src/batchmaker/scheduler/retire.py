@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.compiled import compiled
+from batchmaker.compiled import compiled, compiled_within
 from batchmaker.scheduler.layout import (
     ID,
     LANES_BEGIN,
@@ -20,9 +20,8 @@ from batchmaker.scheduler.layout import (
     TASKS_ON,
 )
 from batchmaker.scheduler.leave import end_those_done, leave_all
-from batchmaker.scheduler.progress import end_step, finish, release, stop_or_go_on
+from batchmaker.scheduler.progress import end_step, finish, free_rows, release, stop_or_go_on
 from batchmaker.scheduler.queues import put, ranks_of, sort
-from batchmaker.scheduler.row_release import free_rows
 from batchmaker.scheduler.steps import (
     AT_NODE,
     AT_SUBGRAPH,
@@ -58,6 +57,21 @@ NUM_OVER, NUM_DYING, NUM_DONE, NUM_STOPPED, RETIRED = range(5)
 """
 
 
+@compiled_within
+def _joined(one: Ids, other: Ids) -> Ids:
+    both = np.empty(len(one) + len(other), np.int64)
+    _put(both, _put(both, 0, one), other)
+    return both
+
+
+@compiled_within
+def _put(result: Ids, at: int, values: Ids) -> int:
+    """Write values from a place on; return the place behind them."""
+    for i in range(len(values)):
+        result[at + i] = values[i]
+    return at + len(values)
+
+
 @compiled
 def retire(
     addresses: Ids, type_id: int, worker: int, task: Ids, first: int, end: int, stopped: Flags, answer: bool
@@ -72,25 +86,24 @@ def retire(
     nodes, subgraphs, types, queue, requests, counts = (
         state.nodes, state.subgraphs, state.types, state.queue, state.requests, state.counts,
     )  # fmt: skip
-    ends, flags, at = part_of(task, PART_ENDS), part_of(task, PART_FLAGS), part_of(task, PART_AT)
-    left, entering = part_of(task, PART_LEFT), part_of(task, PART_ENTERING)[0]
-    begins = np.zeros(NUM_ENDS, np.int64)
-    if first > 0:
-        begins[:] = ends[:, first - 1]
-    until = ends[:, end - 1]
+    ends = part_of(task, PART_ENDS, DONE)
+    begins, until = np.zeros(NUM_ENDS, np.int64), np.zeros(NUM_ENDS, np.int64)
+    for what in range(NUM_ENDS):
+        upto = part_of(task, PART_ENDS, what)
+        begins[what], until[what] = upto[first - 1] if first > 0 else 0, upto[end - 1]
     types[NUM_RUNNING, type_id] -= end - first
     state.workers[STEPS_ON, worker] -= end - first
     state.workers[TASKS_ON, worker] -= end == task[NUM_STEPS]
     may_stop = False
     for step in range(first, end):
-        state.workers[STEERING_ON, worker] -= flags[STEERS, step]
-        may_stop |= flags[MAY_STOP, step] > 0
-    ran = at[AT_NODE, begins[POSITIONS] : until[POSITIONS]]
-    of = at[AT_SUBGRAPH, begins[POSITIONS] : until[POSITIONS]]
+        state.workers[STEERING_ON, worker] -= part_of(task, PART_FLAGS, STEERS)[step]
+        may_stop |= part_of(task, PART_FLAGS, MAY_STOP)[step] > 0
+    ran = part_of(task, PART_AT, AT_NODE)[begins[POSITIONS] : until[POSITIONS]]
+    of = part_of(task, PART_AT, AT_SUBGRAPH)[begins[POSITIONS] : until[POSITIONS]]
     unused, found = end_step(
         nodes, subgraphs, state.source, state.source_table, state.is_host,
         state.ports[type_id, : types[NUM_PORTS, type_id]], max(types[NUM_SEQUENCE, type_id], 0), ran, of,
-        entering[begins[ENTERING] : until[ENTERING]],
+        part_of(task, PART_ENTERING, 0)[begins[ENTERING] : until[ENTERING]],
     )  # fmt: skip
     begin = 0
     for upto in found:
@@ -99,19 +112,20 @@ def retire(
         free_rows(nodes, subgraphs, types, state.pools, state.free_rows, part)
         begin = upto
     for k in range(begins[LEFT], until[LEFT]):
-        state.occupant[state.lanes[LANES_BEGIN, left[0, k], type_id] + left[1, k]] = NOBODY
-    done = part_of(task, PART_DONE)[0, begins[DONE] : until[DONE]].copy()
+        home, lane = part_of(task, PART_LEFT, 0)[k], part_of(task, PART_LEFT, 1)[k]
+        state.occupant[state.lanes[LANES_BEGIN, home, type_id] + lane] = NOBODY
+    done = part_of(task, PART_DONE, 0)[begins[DONE] : until[DONE]]
     stopped_at = stopped_last = over = done[:0]
     if may_stop:
-        lane = state.lanes[LANES_BEGIN, worker, type_id]
+        first_lane = state.lanes[LANES_BEGIN, worker, type_id]
         stopped_at, stopped_last, following = stop_or_go_on(
-            nodes, subgraphs, requests, state.occupant[lane : lane + state.lanes[NUM_LANES, worker, type_id]], stopped,
-            ran, of,
+            nodes, subgraphs, requests,
+            state.occupant[first_lane : first_lane + state.lanes[NUM_LANES, worker, type_id]], stopped, ran, of,
         )  # fmt: skip
         ranks = ranks_of(nodes, requests, counts, following)
         sort(following, ranks)
         put(types, queue, type_id, following, ranks)
-        done = np.concatenate((done, stopped_last))
+        done = _joined(done, stopped_last)
     if len(done) > 0:
         waiting, over, places = finish(
             nodes, subgraphs, state.consumer, requests, state.rules[OWN_TYPE_FOLLOWS] > 0, done
@@ -120,7 +134,7 @@ def retire(
         release(nodes, subgraphs, requests, types, queue, counts, waiting)
         for i in range(len(over)):  # by step, then by slot, so that the order of the rows has no effect
             step = first
-            while step < end - 1 and places[i] >= ends[DONE, step] - begins[DONE]:
+            while step < end - 1 and places[i] >= ends[step] - begins[DONE]:
                 step += 1
             over[i] |= step << 32
         sort(over, over[:0])
@@ -130,27 +144,13 @@ def retire(
         over = end_those_done(requests, over)
     num_over, num_stopped = len(over), len(stopped_last)
     result = np.empty(RETIRED + 3 * num_over + len(done) + 2 * num_stopped, np.int64)
-    upto = RETIRED
-    for slot in over:
-        result[upto] = slot
-        upto += 1
+    after = _put(result, RETIRED, over)
     if answer:
-        for slot in over:
-            result[upto] = requests[ID, slot]
-            upto += 1
+        for i in range(num_over):
+            result[after + i] = requests[ID, over[i]]
         dying = leave_all(state, over)
-        for slot in dying:
-            result[upto] = slot
-            upto += 1
-    for node in done:
-        result[upto] = node
-        upto += 1
-    for node in stopped_at:
-        result[upto] = node
-        upto += 1
-    for node in stopped_last:
-        result[upto] = node
-        upto += 1
+        after = _put(result, after + num_over, dying)
+    after = _put(result, _put(result, _put(result, after, done), stopped_at), stopped_last)
     result[NUM_OVER], result[NUM_DYING], result[NUM_DONE] = num_over, len(dying), len(done)
     result[NUM_STOPPED] = num_stopped
-    return result[:upto]
+    return result[:after]

@@ -46,9 +46,8 @@ from batchmaker.scheduler.layout import (
 )
 from batchmaker.scheduler.numbering import Extent, LocalNumbers
 from batchmaker.scheduler.priorities import Priorities
-from batchmaker.scheduler.progress import count_submitted
+from batchmaker.scheduler.progress import count_submitted, free_rows
 from batchmaker.scheduler.queues import order_again
-from batchmaker.scheduler.row_release import free_rows
 from batchmaker.scheduler.rows import RowPool, Tables
 from batchmaker.scheduler.sequence_store import SequenceStore, StoredNodes
 from batchmaker.scheduler.step_times import StepTimes
@@ -70,7 +69,7 @@ class TypeEntry:
 
 
 @dataclass(slots=True)
-class Chunk:
+class ChunkNodes:
     """What is known of a request that is a chunk of a sequence.
 
     - stored: the stored nodes of the sequence when the request arrived.
@@ -160,7 +159,7 @@ class SchedulerState:
         )  # fmt: skip
         self.types: list[TypeEntry] = []
         self.requests: dict[RequestId, int] = {}  # living request -> slot
-        self.chunks: dict[int, Chunk] = {}
+        self.chunks: dict[int, ChunkNodes] = {}
         self.times_s: dict[int, tuple[float, float]] = {}
         self.early: dict[int, list[GraphExtended]] = {}
         self.attached: defaultdict[int, Attached] = defaultdict(Attached)  # only of requests that have some
@@ -190,7 +189,7 @@ class SchedulerState:
         self.enter(ids, slots, events)
         for event, slot in zip(events, slots.tolist(), strict=True):
             if event.sequence is not None:
-                self.chunks[slot] = Chunk(event.sequence, self.store.lend(event.sequence, event.graph.first))
+                self.chunks[slot] = ChunkNodes(event.sequence, self.store.lend(event.sequence, event.graph.first))
             if event.priority:
                 self.priorities.enter(slot, event.priority)
         return slots

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.compiled import compiled
+from batchmaker.compiled import compiled, compiled_within
 from batchmaker.scheduler.queues import Keys
 
 Ids = NDArray[np.int64]
@@ -131,7 +131,7 @@ NUM_STEPS, LANES_WANTED, ROWS_WANTED, ROWS_NEEDED, LARGEST, ALL_MARKS, FIRST_PAR
 HEADER: Final = FIRST_PART + 3 * PARTS
 
 
-@compiled
+@compiled_within
 def _add(task: Ids, part: int, values: Ids, end: int) -> int:
     """Write a part [rows, columns] from `end` on; return where it ends."""
     rows, columns = values.shape
@@ -144,7 +144,18 @@ def _add(task: Ids, part: int, values: Ids, end: int) -> int:
     return end
 
 
-@compiled
+@compiled_within
+def _add_row(task: Ids, part: int, values: Ids, end: int) -> int:
+    """As `_add`, for a part of one row."""
+    at = FIRST_PART + 3 * part
+    task[at], task[at + 1], task[at + 2] = end, 1, len(values)
+    for value in values:
+        task[end] = value
+        end += 1
+    return end
+
+
+@compiled_within
 def packed(steps: Steps) -> Ids:
     """Return all that is known of a task but for `ready` as one array, which crosses to Python in less time."""
     rows, num_moves = steps.at.shape[0], steps.moves.shape[1]
@@ -157,17 +168,30 @@ def packed(steps: Steps) -> Ids:
     end = _add(task, PART_ENDS, steps.ends, HEADER)
     end = _add(task, PART_FLAGS, steps.flags, end)
     end = _add(task, PART_AT, steps.at, end)
-    end = _add(task, PART_DONE, steps.done.reshape((1, -1)), end)
-    end = _add(task, PART_ENTERING, steps.entering.reshape((1, -1)), end)
+    end = _add_row(task, PART_DONE, steps.done, end)
+    end = _add_row(task, PART_ENTERING, steps.entering, end)
     end = _add(task, PART_LEFT, steps.left, end)
     end = _add(task, PART_MOVES, steps.moves, end)
     end = _add(task, PART_KEPT, steps.kept, end)
-    _add(task, PART_MARKS, steps.marks.reshape((1, -1)), end)
+    _add_row(task, PART_MARKS, steps.marks, end)
     return task
 
 
-@compiled
-def part_of(task: Ids, part: int) -> Ids:
-    """Return a part of a packed task: [rows, columns]."""
+@compiled_within
+def part_of(task: Ids, part: int, row: int) -> Ids:
+    """Return a row of a part of a packed task."""
     at = FIRST_PART + 3 * part
-    return task[task[at] : task[at] + task[at + 1] * task[at + 2]].reshape((task[at + 1], task[at + 2]))
+    begin = task[at] + row * task[at + 2]
+    return task[begin : begin + task[at + 2]]
+
+
+@compiled
+def marked(marks: Ids, output: int) -> Ids:
+    """Return the positions at which this output goes to the host. marks: [positions] bits of outputs."""
+    positions = np.empty(len(marks), np.int64)
+    count = 0
+    for i in range(len(marks)):
+        if marks[i] >> output & 1:
+            positions[count] = i
+            count += 1
+    return positions[:count]

@@ -17,7 +17,7 @@ from numba import types as _types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from batchmaker.compiled import compiled_inline, config
+from batchmaker.compiled import compiled_inline, compiled_within, config
 
 Ids = NDArray[np.int64]
 carray: Any = _carray
@@ -140,7 +140,7 @@ if config.DISABLE_JIT:  # the same without a compiler
     _flags_at = partial(_array_at, num_axes=1, dtype=np.bool_)
 
 
-@compiled_inline
+@compiled_within
 def state_at(a: Ids) -> State:
     """Return the tables at these addresses; see `addresses_of`."""
     return State(

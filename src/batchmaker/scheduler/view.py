@@ -17,7 +17,8 @@ from batchmaker.scheduler.depths import Depths
 from batchmaker.scheduler.events import RequestId
 from batchmaker.scheduler.frontiers import Frontiers
 from batchmaker.scheduler.invariants import check_state
-from batchmaker.scheduler.layout import HEAD_OF_QUEUE, NUM_FREE, NUM_ROWS, NUM_RUNNING, SLOTS, TAIL_OF_QUEUE
+from batchmaker.scheduler.layout import NUM_FREE, NUM_ROWS, NUM_RUNNING, SLOTS
+from batchmaker.scheduler.queues import ready_types
 from batchmaker.scheduler.state import SchedulerState
 
 Kept = TypeVar("Kept")
@@ -44,8 +45,8 @@ class View:
 
     @property
     def ready(self) -> Sequence[TypeId]:
-        types = self._state.arena.types
-        return [TypeId(number) for number in np.flatnonzero(types[TAIL_OF_QUEUE] > types[HEAD_OF_QUEUE]).tolist()]
+        found: list[TypeId] = ready_types(self._state.arena.types).tolist()
+        return found
 
     def num_ready(self, type_id: TypeId) -> int:
         return self._state.arena.num_ready(type_id)

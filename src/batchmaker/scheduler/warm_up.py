@@ -17,6 +17,7 @@ from batchmaker.graph.recorder import Recorder
 from batchmaker.graph.spec import CellType, TypeId, ValueSpec
 from batchmaker.graph.values import HostValues
 from batchmaker.policies.base import CellPolicy, ReadyView
+from batchmaker.policies.cellular import CellularPolicy
 from batchmaker.scheduler.arena import Arena
 from batchmaker.scheduler.commands import Command, RunTask
 from batchmaker.scheduler.core import Scheduler
@@ -61,6 +62,10 @@ def prepare() -> None:
     following.extend(scheduler.handle(RequestCancelled(RequestId(0), 0.0), GraphExtended(waiting, second, 0.0)))
     while following:
         following.extend(_carried_out(scheduler, following.popleft()))
+    plain, known = Scheduler(CellularPolicy()), _chain()
+    plain.handle(*(CellTypeAdded(cell, 0.0) for cell in _CELLS))
+    for request in range(2):
+        plain.handle(RequestArrived(RequestId(request), known, 0.0))
     none = np.empty(0, np.int64)
     arena, extents, counts = Arena(), np.empty((0, 3), np.int64), np.empty((0, 0), np.int64)
     order_again(arena.nodes, arena.subgraphs, arena.requests, arena.types, arena.queue)
