@@ -144,9 +144,14 @@ class Arena:
         self._tables: Ids | None = None
         self._name_rows()
 
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set an attribute. The addresses of the tables are not used any more once one of them is another array."""
+        object.__setattr__(self, name, value)
+        if name in State._fields:
+            object.__setattr__(self, "_tables", None)
+
     def _name_rows(self) -> None:
-        """Note that a table is another one now."""
-        self._tables = None
+        """Let the attributes of rows be those of the present tables."""
         for name, row in zip(self._NODE_ROWS, self.nodes, strict=True):
             setattr(self, name, row)
         for name, row in zip(self._SUBGRAPH_ROWS, self.subgraphs, strict=True):
@@ -212,7 +217,6 @@ class Arena:
         """Have a depth for every node number."""
         if len(self.depth_of) < self.node_capacity:
             self.depth_of = _wider(self.depth_of, self.node_capacity)
-            self._tables = None
 
     def grow_nodes(self, size: int) -> None:
         """Make room for node numbers below `size`."""
@@ -245,7 +249,6 @@ class Arena:
         seconds[:number, : self.seconds.shape[1]] = self.seconds
         self.ports, self.lane_tables, self.seconds = ports, tables, seconds
         self.lanes = np.concatenate((self.lanes, np.zeros((LANE_FIELDS, num_workers, 1), np.int64)), axis=2)
-        self._name_rows()
 
     def note_port(self, type_id: int, port: int) -> None:
         """Note that some node feeds this input."""
@@ -260,7 +263,6 @@ class Arena:
         facts = np.zeros((POOL_FIELDS, 1), np.int64)
         facts[FIRST_TABLE, 0], facts[END_TABLE, 0] = min(tables, default=0), max(tables, default=-1) + 1
         self.pools = np.concatenate((self.pools, facts), axis=1)
-        self._name_rows()
         return len(self.pools[0]) - 1
 
     def grow_pool(self, pool: int, num_rows: int) -> None:
@@ -271,13 +273,11 @@ class Arena:
         self.pools[ROWS_BEGIN, self.pools[ROWS_BEGIN] > begin] -= before
         self.pools[[ROWS_BEGIN, NUM_FREE, NUM_ROWS], pool] = len(others), num_free + len(fresh), num_rows
         self.free_rows = np.concatenate((others, fresh, free, np.zeros(before - num_free, np.int64)))
-        self._tables = None
 
     def note_table(self, table: int, *, host: bool) -> None:
         """Note that a table exists, and whether its values come from the host."""
         if table >= len(self.is_host):
             self.is_host = np.concatenate((self.is_host, np.zeros_like(self.is_host)))
-            self._tables = None
         self.is_host[table] = host
 
     def free_rows_of(self, pool: int) -> Ids:
@@ -298,7 +298,6 @@ class Arena:
         self.lanes[LANES_BEGIN][self.lanes[LANES_BEGIN] > begin] -= before
         self.lanes[LANES_BEGIN, worker, type_id], self.lanes[NUM_LANES, worker, type_id] = len(others), count
         self.occupant = np.concatenate((others, mine, np.full(count - before, NOBODY)))
-        self._tables = None
 
     # --- ready nodes --------------------------------------------------------------------------------------------------
 
@@ -319,7 +318,6 @@ class Arena:
             )  # fmt: skip
             self.queue = np.zeros((QUEUE_FIELDS, self._num_queued), np.int64)
             self.queue[:, :first], self.queue[:, at : at + waiting.shape[1]] = rest, waiting
-            self._tables = None
 
     def num_ready(self, type_id: int) -> int:
         """Return how many nodes of a type are ready."""
