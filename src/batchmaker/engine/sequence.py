@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from functools import partial
 from types import TracebackType
 from typing import Any, final
 
 from batchmaker.engine.answer import Answer
+from batchmaker.engine.catalogue import CatalogueEntry
 from batchmaker.engine.loop import Loop
 from batchmaker.engine.request import Chunk, SequenceEntry, Ticket
-from batchmaker.engine.submission import Submitter
+from batchmaker.engine.submission import Submitter, Tickets
 from batchmaker.errors import SequenceError, StoppedError
+from batchmaker.model.structure import owned
 
 
 @final
@@ -29,12 +30,22 @@ class Sequence:
     """
 
     def __init__(
-        self, entry: SequenceEntry, loop: Loop, submitter: Submitter, ticket: Callable[[Any, Any], Ticket]
+        self,
+        entry: SequenceEntry,
+        loop: Loop,
+        submitter: Submitter,
+        tickets: Tickets,
+        served: CatalogueEntry,
+        deadline_ms: float | None,
+        priority: int,
     ) -> None:
         self._entry = entry
         self._loop = loop
         self._submitter = submitter
-        self._make_ticket = ticket
+        self._tickets = tickets
+        self._served = served
+        self._deadline_ms = deadline_ms
+        self._priority = priority
         self._era = 0
         self._closed = False
 
@@ -83,11 +94,12 @@ class Sequence:
     ) -> None:
         self.close(drain=kind is None)
 
-    def ticket(self, chunk: Any, deadline_ms: float | None = None) -> Ticket:
+    def ticket(self, chunk: Any, deadline_ms: float | None = None, now_s: float | None = None) -> Ticket:
         """Return the ticket of the next chunk, which is not sent yet. For the engine itself; see `submit`."""
-        if not self.is_open:
+        if self._closed or self._entry.ended is not None:
             raise SequenceError(f"the sequence has ended: {self._entry.ended or 'it was closed'}; open another")
-        ticket = self._make_ticket(chunk, deadline_ms)
+        due_ms = self._deadline_ms if deadline_ms is None else deadline_ms
+        ticket = self._tickets.one(self._served, owned(chunk), due_ms, self._priority, now_s)
         ticket.chunk = Chunk(self._entry, self._era)
         return ticket
 
