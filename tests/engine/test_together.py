@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import batchmaker as bm
 from batchmaker.engine import Answer
-from batchmaker.errors import InvalidRequestError, OptionError, QueueFullError, StoppedError
+from batchmaker.errors import InvalidRequestError, OptionError, QueueFullError, SequenceError, StoppedError
 
 
 class Adds(nn.Module):
@@ -34,6 +34,10 @@ class Totals(bm.Model):
     def unfold(self, rows: Any) -> Any:
         total = self.add.run(rows, ([0.0] * self.width,))
         return {"all": total.steps, "last": total}
+
+    def unfold_chunk(self, rows: Any, state: Any) -> Any:
+        total = self.add.run(rows, ([0.0] * self.width,) if state is None else state)
+        return total, (total,)
 
 
 ROWS = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
@@ -140,6 +144,25 @@ def test_who_may_wait_for_room_submits_more_than_there_is() -> None:
     assert engine._submitter._room._num_free == 4  # type: ignore[union-attr]
     with pytest.raises(StoppedError):
         engine.submit_many([ROWS[:1]])
+
+
+def test_chunks_of_many_sequences_go_together_and_each_sequence_goes_on_alone(engine: bm.Engine) -> None:
+    sequences = [engine.open_sequence() for _ in range(5)]
+    for begin in range(0, 40, 10):
+        pairs = [(one, ROWS[begin + i : begin + 5]) for i, one in enumerate(sequences)]
+        pairs += [(one, ROWS[begin + 5 : begin + 10 - i]) for i, one in enumerate(sequences)]
+        answers = engine.submit_chunks(pairs)
+        for i, last in enumerate(answers[5:]):
+            mine = [part for at in range(0, begin + 10, 10) for part in ROWS[at + i : at + 10 - i]]
+            assert np.allclose(last.result(60), np.sum(mine, 0), atol=1e-4)
+        assert all(answer.exception() is None for answer in answers)
+    sequences[2].close()
+    for one, other in ((sequences[0], sequences[2]), (sequences[2], sequences[0])):
+        with pytest.raises(SequenceError, match="the sequence has ended: it was closed"):
+            engine.submit_chunks([(one, ROWS[:1]), (other, ROWS[:1])])
+    assert engine.num_in_flight == 0
+    for one in sequences:
+        one.close()
 
 
 def test_wrong_options_are_refused_at_once(engine: bm.Engine) -> None:

@@ -279,7 +279,8 @@ class Engine:
         except StoppedError:
             driver.sequences.uncount(entry)
             raise
-        return Sequence(entry, self._loop, self._submitter, self._tickets, served, deadline_ms, priority)
+        make_ticket = partial(self._tickets.one, served, priority=priority)
+        return Sequence(entry, self._loop, self._submitter, make_ticket, deadline_ms)
 
     def map(
         self,

@@ -45,7 +45,8 @@ class ResultTable:
 
     places: [nodes] of wide values, the row of the node's value, or -1 if it has none. Of narrow values it is None: the
     row of a node is the one with its number. So memory for wide values is needed for those only that have come and are
-    not answered. free: numbers of rows; the first `num_free` of them are free.
+    not answered. (What comes for a request that has ended stays until its node numbers are used again.) free: numbers
+    of rows; the first `num_free` of them are free.
     """
 
     __slots__ = ("_free", "_num_free", "_places", "_rows", "_spec", "_width")

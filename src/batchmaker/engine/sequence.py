@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from functools import partial
 from types import TracebackType
 from typing import Any, final
 
 from batchmaker.engine.answer import Answer
-from batchmaker.engine.catalogue import CatalogueEntry
 from batchmaker.engine.loop import Loop
 from batchmaker.engine.request import Chunk, SequenceEntry, Ticket
-from batchmaker.engine.submission import Submitter, Tickets
+from batchmaker.engine.submission import Submitter
 from batchmaker.errors import SequenceError, StoppedError
 from batchmaker.model.structure import owned
 
@@ -34,18 +34,14 @@ class Sequence:
         entry: SequenceEntry,
         loop: Loop,
         submitter: Submitter,
-        tickets: Tickets,
-        served: CatalogueEntry,
-        deadline_ms: float | None,
-        priority: int,
+        make_ticket: Callable[..., Ticket],
+        deadline_ms: float | None = None,
     ) -> None:
         self._entry = entry
         self._loop = loop
         self._submitter = submitter
-        self._tickets = tickets
-        self._served = served
+        self._make_ticket = make_ticket  # Tickets.one with its model and its priority
         self._deadline_ms = deadline_ms
-        self._priority = priority
         self._era = 0
         self._closed = False
 
@@ -99,7 +95,7 @@ class Sequence:
         if self._closed or self._entry.ended is not None:
             raise SequenceError(f"the sequence has ended: {self._entry.ended or 'it was closed'}; open another")
         due_ms = self._deadline_ms if deadline_ms is None else deadline_ms
-        ticket = self._tickets.one(self._served, owned(chunk), due_ms, self._priority, now_s)
+        ticket = self._make_ticket(owned(chunk), due_ms, now_s=now_s)
         ticket.chunk = Chunk(self._entry, self._era)
         return ticket
 

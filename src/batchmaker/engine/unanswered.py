@@ -103,7 +103,7 @@ class Unanswered:
             ticket.error = error = failure(ticket)  # before the pop; the engine's thread reads it after
             self._instead[ticket.request_id] = ticket
             if self._tickets.pop(ticket.request_id, None) is None:  # the engine's thread was faster, and has counted it
-                del self._instead[ticket.request_id]
+                self._instead.pop(ticket.request_id, None)
                 continue
             if ticket.has_place:
                 self._left(1)
