@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from batchmaker.model.layers import layers
     from batchmaker.model.model import Model
     from batchmaker.model.onnx_model import onnx
+    from batchmaker.model.ragged import Ragged
     from batchmaker.model.recurrent_layers import recurrent
     from batchmaker.model.trees import tree
     from batchmaker.saved import load
@@ -24,6 +25,7 @@ __all__ = [
     "Cell",
     "Engine",
     "Model",
+    "Ragged",
     "__version__",
     "errors",
     "layers",
@@ -39,6 +41,7 @@ _HOMES = {
     "Cell": "batchmaker.model.cell",
     "Engine": "batchmaker.engine.engine",
     "Model": "batchmaker.model.model",
+    "Ragged": "batchmaker.model.ragged",
     "layers": "batchmaker.model.layers",
     "load": "batchmaker.saved",
     "onnx": "batchmaker.model.onnx_model",

@@ -134,8 +134,8 @@ class Nobody:
 
 def failed() -> Answer:
     answer = Answer(RequestId(0), Nobody())
-    assert answer.claim()
-    assert not answer.settle(None, InvalidRequestError("wrong"))
+    answer.verdicts.append(None)
+    assert not Answer.settle([(answer, None, InvalidRequestError("wrong"))])
     return answer
 
 

@@ -33,18 +33,17 @@ class Desk:
 
     def send(self, entry: SequenceEntry, request: int, deadline_s: float | None = None, era: int = 0) -> None:
         ticket = Ticket(RequestId(request), None, self.clock.now_s(), deadline_s, model=Totals())
-        chunk = ticket.chunk = Chunk(entry, era)
+        ticket.chunk = Chunk(entry, era)
         self._tickets[request] = ticket
-        entry.accept(ticket, chunk)
-        if self.sequences.may_begin(ticket, chunk):
-            self.begun.append(request)
+        entry.accept([ticket])
+        self.begun += [begun.request_id for begun in self.sequences.may_begin([ticket])]
 
     def settle(self, outcomes: Sequence[Settled]) -> None:
         for ticket, _, error in outcomes:
             assert ticket.request_id not in self.outcomes, "settled twice"
             self.outcomes[ticket.request_id] = error
             assert ticket.chunk is not None
-            self.sequences.settled(ticket, ticket.chunk, error)
+            self.sequences.settled([(ticket, ticket.chunk, error)])
             self.begun += [due.request_id for due in self.sequences.take_due()]
 
     def answer(self, request: int, error: BaseException | None = None) -> None:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 import batchmaker as bm
-from batchmaker.engine.results import NARROW_BYTES, ResultTables
+from batchmaker.engine.results import KEPT_BYTES, WIDE_BYTES, ResultTables
 from batchmaker.graph.spec import ValueSpec
 
 DTYPES = ["float32", "bfloat16", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool"]
-SHAPES = [(), (1,), (3,), (2, 3), (300,)]
+SHAPES = [(), (1,), (3,), (2, 3), (300,), (9_000,)]
 
 
 class Spread(nn.Module):
@@ -142,8 +142,43 @@ def test_a_table_that_grows_keeps_what_it_has(spec: ValueSpec) -> None:
     assert tables.find(0, spec) is not table
 
 
-def test_wide_values_and_empty_ones_have_no_table() -> None:
+def test_very_wide_values_and_empty_ones_have_no_table() -> None:
     tables = ResultTables()
-    assert tables.find(0, ValueSpec((NARROW_BYTES // 4,), "float32")) is not None
-    assert tables.find(0, ValueSpec((NARROW_BYTES // 4 + 1,), "float32")) is None
+    assert tables.find(0, ValueSpec((WIDE_BYTES // 4,), "float32")) is not None
+    assert tables.find(0, ValueSpec((WIDE_BYTES // 4 + 1,), "float32")) is None
     assert tables.find(0, ValueSpec((0,), "float32")) is None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_wide_values_take_memory_only_until_they_are_answered(dtype: str) -> None:
+    tables = ResultTables()
+    table = tables.find(0, ValueSpec((300,), dtype))
+    assert table is not None
+    assert table.nbytes == 0
+    kept: dict[int, Tensor] = {}
+    draws, most = np.random.default_rng(0), 0
+    for turn in range(50):
+        tables.fit(1000 + 500 * turn)
+        nodes = draws.choice(1000 + 500 * turn, 1 + draws.integers(20), replace=False)
+        values = torch.randn(len(nodes), 300).to(getattr(torch, dtype))
+        table.write(nodes, values)  # some of them again: what came for a request that has ended
+        kept.update(zip(nodes.tolist(), values, strict=True))
+        most = max(most, len(kept))
+        read = np.array(list(kept))
+        assert torch.equal(table.read(read), torch.stack(list(kept.values())))
+        gone = draws.choice(read, draws.integers(1 + len(read)), replace=False)
+        table.leave(np.concatenate((gone, np.setdiff1d(np.arange(100), read))))  # of some no value has come
+        kept = {node: value for node, value in kept.items() if node not in gone}
+    assert table.nbytes <= 2 * most * 300 * values.itemsize
+
+
+def test_a_large_table_of_wide_values_is_given_back_when_it_is_empty() -> None:
+    table = ResultTables().find(0, ValueSpec((WIDE_BYTES // 8,), "float64"))
+    assert table is not None
+    nodes = np.arange(KEPT_BYTES // WIDE_BYTES + 1)
+    for _ in range(2):
+        table.write(nodes, torch.ones(len(nodes), WIDE_BYTES // 8, dtype=torch.float64))
+        table.leave(nodes[:-1])
+        assert float(table.read(nodes[-1:]).sum()) == WIDE_BYTES // 8
+        table.leave(nodes[-1:])
+        assert table.nbytes == 0

@@ -44,12 +44,12 @@ def test_latencies_out_of_range_are_counted_at_its_ends() -> None:
 
 def test_every_outcome_is_counted_as_what_it_is() -> None:
     stats = ServiceStats()
-    stats.settled(ticket(0.010, 0.020), None)
-    stats.settled(ticket(0.030, 0.020), None)
-    stats.settled(ticket(0.030), None)
-    stats.settled(ticket(0.001, 0.020), RefusedError("no"))
-    stats.settled(ticket(0.020, 0.020), DeadlineError("late"))
-    stats.settled(ticket(0.001, 0.020), CellError("broken"))
+    stats.settled([(ticket(0.010, 0.020), None, None)])
+    stats.settled([(ticket(0.030, 0.020), None, None)])
+    stats.settled([(ticket(0.030), None, None)])
+    stats.settled([(ticket(0.001, 0.020), None, RefusedError("no"))])
+    stats.settled([(ticket(0.020, 0.020), None, DeadlineError("late"))])
+    stats.settled([(ticket(0.001, 0.020), None, CellError("broken"))])
     assert (stats.answered, stats.late, stats.refused, stats.given_up) == (3, 1, 1, 1)
     assert stats.failed == {"RefusedError": 1, "DeadlineError": 1, "CellError": 1}
     assert (stats.violations, stats.with_deadline, stats.violation_share) == (3, 5, 0.6)

@@ -38,21 +38,20 @@ class Serving:
 
     def ask(self, request: Any, before: KeptState | None = None) -> Template | Unfolding:
         """Return what stands for the request. A template is compared with what unfolding it gives."""
-        self.templates.new_turn()
-        sight = self.templates.look(0, request, before)
+        (sight,) = self.templates.look([(0, request, before)])
         fresh = Unfolding(self.model, self.types, request, before=before)
-        if sight is not None and sight.template is not None:
-            given_, wrong = gather([sight.template], [sight.leaves])
+        if sight is not None and (template := sight[2]) is not None:
+            given_, wrong = gather([template], [sight[1]])
             if given_ is not None:
                 assert not wrong
                 fresh.start()
-                values = [given_.rows(feed, (0,), (0,))[1] for feed in range(len(sight.template.feeds))]
-                assert differs(sight.template, fresh, values) is None
-                return sight.template
+                values = [given_.rows(feed, (0,), (0,))[1] for feed in range(len(template.feeds))]
+                assert differs(template, fresh, values) is None
+                return template
         self.num_recorded += 1
         fresh.start()
         if sight is not None:
-            self.templates.recorded(sight, self.model, 0, self.types, request, before, fresh)
+            self.templates.recorded(sight, self.model, self.types, request, before, fresh)
         fresh.after = self.templates.canonical(fresh.after)
         return fresh
 

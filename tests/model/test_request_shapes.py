@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchmaker.model.request_shapes import MAX_PARTS, shape_of
+from batchmaker.model.request_shapes import MAX_PARTS, shapes_of
 from batchmaker.model.stand_ins import StandIns
 
 numbers = st.integers(-5, 5) | st.floats(-5, 5, allow_nan=False)
@@ -24,6 +24,12 @@ requests = st.recursive(
     ),
     max_leaves=8,
 )
+
+
+def shape_of(request: Any, leaves: list[Any]) -> Any:
+    """The shape of a request that is looked at alone."""
+    (shape,) = shapes_of([request], [leaves])
+    return shape
 
 
 def other_values(request: Any) -> Any:
@@ -40,6 +46,14 @@ def other_values(request: Any) -> Any:
 @given(requests)
 def test_values_are_no_part_of_a_shape(request: Any) -> None:
     assert shape_of(request, []) == shape_of(other_values(request), [])
+
+
+@given(st.lists(requests, max_size=5))
+def test_requests_that_are_looked_at_together_have_the_shapes_that_they_have_alone(together: list[Any]) -> None:
+    leaves: list[list[Any]] = [[] for _ in together]
+    alone: list[list[Any]] = [[] for _ in together]
+    assert shapes_of(together, leaves) == [shape_of(one, own) for one, own in zip(together, alone, strict=True)]
+    assert [[kind for kind, _ in own] for own in leaves] == [[kind for kind, _ in own] for own in alone]
 
 
 @given(requests)

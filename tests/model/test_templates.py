@@ -190,21 +190,21 @@ def test_templates_are_bounded_by_number_and_by_nodes(
 def test_a_model_without_templates_is_not_asked_for_ever(serve: Callable[..., Serving]) -> None:
     serving = serve(LOOKS["compares"])
     for length in range(1, template_cache.REFUSALS + 1):
-        assert serving.templates.look(0, [5] * length, None) is not None
+        assert serving.templates.look([(0, [5] * length, None)]) != [None]
         serving.ask([5] * length)
         serving.ask([5] * length)
-    assert serving.templates.look(0, [5], None) is None
+    assert serving.templates.look([(0, [5], None)]) == [None]
 
 
 def test_shapes_that_never_come_again_are_soon_asked_for_rarely(serve: Callable[..., Serving]) -> None:
     serving = serve(lambda m, r: m.look.run(r))
-    sights = [serving.templates.look(0, [1] * length, None) for length in range(1, template_cache.MISSES + 641)]
+    sights = [serving.templates.look([(0, [1] * length, None)])[0] for length in range(1, template_cache.MISSES + 641)]
     assert None not in sights[: template_cache.MISSES]
     assert sum(sight is not None for sight in sights[template_cache.MISSES :]) == 10
     for _ in range(4 * template_cache.ASKED):  # one shape again and again
         serving.ask([1, 2, 3])
     assert serving.templates.num_templates == 1
-    assert all(serving.templates.look(0, [1, 2, 3], None) for _ in range(template_cache.ASKED))
+    assert all(serving.templates.look([(0, [1, 2, 3], None)])[0] for _ in range(template_cache.ASKED))
 
 
 CHUNKS: dict[str, Callable[..., Any]] = {
@@ -295,12 +295,12 @@ def test_values_of_many_requests_are_laid_out_as_those_of_each(
         for _ in range(2):
             serving.ask(rng.integers(0, 10, length).tolist())
     requests = [rng.integers(0, 10, length).tolist() for length in lengths]
-    sights = [serving.templates.look(0, request, None) for request in requests]
+    sights = serving.templates.look([(0, request, None) for request in requests])
     groups: dict[Any, list[int]] = {}
     for i, sight in enumerate(sights):
-        groups.setdefault(sight.template.form, []).append(i)  # type: ignore[union-attr]
+        groups.setdefault(sight[2].form, []).append(i)  # type: ignore[index,union-attr]
     for members in groups.values():
-        templates, leaves = [sights[i].template for i in members], [sights[i].leaves for i in members]  # type: ignore[union-attr]
+        templates, leaves = [sights[i][2] for i in members], [sights[i][1] for i in members]  # type: ignore[index]
         together, wrong = gather(templates, leaves)  # type: ignore[arg-type]
         assert together is not None
         assert not wrong

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, Protocol, final
+from typing import Any, Final, NoReturn, Protocol, final
 
 from batchmaker.engine.observers import call_quietly
 from batchmaker.errors import CancelledError, OptionError
@@ -48,10 +48,11 @@ class Answer:
     cost more than everything else in this class. Two rules replace it. They need only that one operation on a list
     (append, pop, remove) is never interrupted by another thread.
 
-    Rule 1, who ends the request. A caller that cancels appends an error to `_verdicts`; the thread that answers appends
-    None. The first entry decides; later ones are ignored. Only the thread that appended the first entry writes the
-    result or the error. After that it sets `_is_done`, which is never reset. So a thread that sees `_is_done` also sees
-    the result.
+    Rule 1, who ends the request. A caller that cancels appends an error to `verdicts`; the thread that answers appends
+    None, which is its claim (see Unanswered.claim). The first entry decides; later ones are ignored. Only the thread
+    that appended the first entry writes the result or the error. After that it sets `_is_done`, which is never reset.
+    So a thread that sees `_is_done` also sees the result. The engine counts requests between its claim and `settle`, so
+    its counts agree with what callers get.
 
     Rule 2, who is woken. A thread that wants to wait first appends to `_waiting` and then reads `_is_done`. The thread
     that ends the request first sets `_is_done` and then empties `_waiting`. In every order of these four operations at
@@ -67,7 +68,7 @@ class Answer:
     def __init__(self, request_id: RequestId, handover: Handover, values: Values | None = None) -> None:
         self.request_id = request_id
         self._handover = handover
-        self._verdicts: list[CancelledError | None] = []
+        self.verdicts: list[CancelledError | None] = []
         self._waiting: list[asyncio.Future[None] | Callable[[], object]] = []  # futures of event loops, or functions
         if values is not None:
             self._values = values
@@ -84,9 +85,10 @@ class Answer:
         Raises TimeoutError if there is neither by then; the request goes on. Do not call it in a coroutine: `await` the
         answer there. Do not call it in a callback in the engine's thread: that thread would wait for itself.
         """
-        self._wait(timeout)
+        if not self._is_done:
+            self._wait(timeout)
         try:
-            return self._outcome()
+            return self._result if self._error is None else self._failure()
         finally:
             del self  # otherwise a cycle: the answer holds the error, its traceback this frame, the frame the answer
 
@@ -117,13 +119,13 @@ class Answer:
         Returns True if the request is cancelled, by this call or an earlier one: everybody who waits gets
         CancelledError. Returns False if it was answered before. The engine may hold its values for a moment longer.
         """
-        if self._verdicts:
+        if self.verdicts:
             return self.is_cancelled
         error = CancelledError(f"request {self.request_id}: cancelled by the caller")
-        self._verdicts.append(error)
-        if self._verdicts[0] is not error:  # another caller, or the thread that answers, was faster
+        self.verdicts.append(error)
+        if self.verdicts[0] is not error:  # another caller, or the thread that answers, was faster
             return self.is_cancelled
-        # From now on the thread that answers finds this error in `claim`, and counts the request as cancelled.
+        # From now on the thread that answers finds this error in `verdicts`, and counts the request as cancelled.
         self._error = error
         self._is_done = True
         for future in self._wake():
@@ -146,7 +148,7 @@ class Answer:
                     self.cancel()
                     raise
         try:
-            return self._outcome()
+            return self._result if self._error is None else self._failure()
         finally:
             del self  # as in `result`
 
@@ -172,34 +174,33 @@ class Answer:
     @property
     def is_cancelled(self) -> bool:
         """Whether a caller cancelled the request before it was answered."""
-        return bool(self._verdicts) and self._verdicts[0] is not None
+        return bool(self.verdicts) and self.verdicts[0] is not None
 
-    def claim(self) -> bool:
-        """Take the right to answer. True: nobody can cancel now, and `settle` must follow. False: it was cancelled.
+    @staticmethod
+    def settle(outcomes: Iterable[tuple[Answer, Any, BaseException | None]]) -> list[asyncio.Future[None]]:
+        """Answer claimed requests: wake the threads that wait for them, and call their callbacks.
 
-        The engine counts the request between `claim` and `settle`, so its counts agree with what the caller gets.
+        Returns the futures of event loops. The thread that answers resolves them together; see wake_all. Those that
+        were cancelled before the claim have their error already.
         """
-        self._verdicts.append(None)
-        return self._verdicts[0] is None
-
-    def settle(self, result: Any, error: BaseException | None) -> Sequence[asyncio.Future[None]]:
-        """Answer a claimed request: wake the threads that wait for it, and call its callbacks.
-
-        Returns the futures of event loops. The thread that answers resolves them together with those of other requests;
-        see wake_all.
-        """
-        if error is None:
-            self._result = result
-        else:
-            self._error = error
-        self._is_done = True
-        return self._wake() if self._waiting or self._values is not None else ()
+        futures: list[asyncio.Future[None]] = []
+        for answer, result, error in outcomes:
+            if answer._is_done or answer.verdicts[0] is not None:
+                continue
+            if error is None:
+                answer._result = result
+            else:
+                answer._error = error
+            answer._is_done = True
+            if answer._waiting or answer._values is not None:
+                futures += answer._wake()
+        return futures
 
     def abandon(self, error: BaseException) -> None:
         """Give an answer in a forked process this error. Those who waited for it are threads of the parent."""
         if self._is_done:
             return
-        self._verdicts[:] = [None]
+        self.verdicts[:] = [None]
         self._waiting.clear()
         self._error = error
         self._is_done = True
@@ -208,10 +209,9 @@ class Answer:
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _outcome(self) -> Any:
+    def _failure(self) -> NoReturn:
         error = self._error
-        if error is None:
-            return self._result
+        assert error is not None
         try:
             raise error
         finally:

@@ -93,12 +93,13 @@ class Catalogue:
 
         OptionError for an unknown name, and for None if there are several models.
         """
-        if name is not None and not isinstance(name, str):
-            raise OptionError(f"model must be the name of a model, a text, got {said_of(name)}")
         if name is None:
             if len(self._models) > 1:
                 raise OptionError(f"this engine has several models; give model=, one of {', '.join(self._models)}")
-            return next(iter(self))
+            (only,) = self._models.values()
+            return only
+        if not isinstance(name, str):
+            raise OptionError(f"model must be the name of a model, a text, got {said_of(name)}")
         if name not in self._models:
             raise unknown_name("model", name, self._models)
         return self._models[name]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import Final, cast, final
+from typing import Any, Final, cast, final
 
 from batchmaker.clock import Clock
 from batchmaker.engine.arrivals import Arrivals
@@ -22,8 +22,9 @@ from batchmaker.executor.base import Executor, StepsResult
 from batchmaker.model.cell import Cell
 from batchmaker.model.registry import CellRegistry
 from batchmaker.model.scope import CellTypes
+from batchmaker.model.structure import Handle
 from batchmaker.model.template_cache import TemplateCache
-from batchmaker.model.unfolding import end_of_loop
+from batchmaker.model.unfolding import computed, end_of_loop
 from batchmaker.scheduler.commands import Admit, Command, Fail, Read, Reply, Reserve, RunTask
 from batchmaker.scheduler.core import Scheduler
 from batchmaker.scheduler.events import (
@@ -127,9 +128,11 @@ class CellDriver:
     @property
     def wants_requests(self) -> bool:
         """Whether fewer nodes are ready than one of the largest batches holds."""
+        if not self._in_flight:
+            return True
         types = self._unfolder.known
-        num_ready = sum(self._scheduler.num_ready(cell.type_id) for cell in types)
-        return num_ready < max((cell.max_batch for cell in types), default=1)
+        num_ready = sum([self._scheduler.num_ready(cell.type_id) for cell in types])
+        return num_ready < max([cell.max_batch for cell in types], default=1)
 
     @property
     def templates(self) -> TemplateCache:
@@ -143,8 +146,8 @@ class CellDriver:
 
     def next_wakeup_s(self) -> float | None:
         """The next deadline or end of an idle sequence, in engine seconds; None if there is none."""
-        times = (self._scheduler.next_deadline_s, self.sequences.next_wakeup_s())
-        return min((time_s for time_s in times if time_s is not None), default=None)
+        due_s, wakeup_s = self._scheduler.next_deadline_s, self.sequences.next_wakeup_s()
+        return due_s if wakeup_s is None else wakeup_s if due_s is None else min(due_s, wakeup_s)
 
     def finish(self) -> None:
         """See Driver.finish. Ends all sequences, too."""
@@ -168,20 +171,23 @@ class CellDriver:
 
     def advance(self, tickets: Sequence[Ticket]) -> None:
         """Make events of the polled results and of these requests; let the scheduler handle them, and obey it."""
-        touched: dict[RequestId, InFlight] = {}
-        events: list[Event] = [self._take_result(result, touched) for result in self._results]
-        self._results.clear()
-        for request in touched.values():
-            self._resume(request, events)
-        self._begin([t for t in tickets if t.chunk is None or self.sequences.may_begin(t, t.chunk)], events)
+        events: list[Event] = []
+        if self._results:
+            self._take_results(events)
+        if tickets:
+            self._begin(self.sequences.may_begin(tickets), events)
         now_s = self._clock.now_s()
-        self.sequences.expire(now_s)
-        self._handle([*events, *self._following()] or [TimePassed(now_s)])
+        if self.sequences.opened:
+            self.sequences.expire(now_s)
+        if self.sequences.has_news:
+            events += self._following()
+        self._handle(events or [TimePassed(now_s)])
 
     def _handle(self, events: Sequence[Event]) -> None:
         """Give events to the scheduler and carry out its commands; repeat with the events that follow from these."""
         while events:
-            events = self._following(self._carry_out(events))
+            woken = self._carry_out(events)
+            events = self._following(woken) if woken or self.sequences.has_news else ()
 
     def _carry_out(self, events: Sequence[Event]) -> list[InFlight]:
         """Give events to the scheduler and carry out its commands. Returns requests for which a value was read."""
@@ -195,11 +201,12 @@ class CellDriver:
             if kind is Admit:
                 self._admit(list(cast(Iterator[Admit], alike)), woken)
             elif kind is Reply:
-                self._reply([command.request for command in cast(Iterator[Reply], alike)])
+                self._reply(cast(Iterator[Reply], alike))
             else:
                 for command in alike:
                     self._carry_out_one(command, woken)
-        self._fill(woken)
+        if self._unwritten:
+            self._fill(woken)
         return woken
 
     def _carry_out_one(self, command: Command, woken: list[InFlight]) -> None:
@@ -207,12 +214,14 @@ class CellDriver:
             case RunTask():
                 self.stats.tasks += 1
                 self._tasks[command.task] = command
-                self._fill(woken)
+                if self._unwritten:
+                    self._fill(woken)
                 self._executor.submit(command)
             case Reserve():
                 self._executor.reserve(command)
             case Fail():
-                request = self._leave(command.request)
+                request = self._in_flight.pop(command.request)
+                self._brought.leave([request])
                 call_quietly(request.unfolding.close, "an unfold function that was closed")
                 self._settle([(request.ticket, None, request.error or error_of(command))])
             case Read():
@@ -251,16 +260,14 @@ class CellDriver:
 
         Adds requests whose data cannot be written to `woken`, with their error.
         """
+        self._brought.fit(max([command.base + command.num_nodes for command in commands]))
+        admitted, loops = InFlight.admit(self._in_flight, commands)
+        if loops:
+            self._brought.tests.enter(loops)
         entered: list[InFlight] = []
-        self._brought.fit(max(command.base + command.num_nodes for command in commands))
-        for command in commands:
-            request = self._in_flight[command.request]
-            if not request.admitted:
+        for request, command, graph in admitted:
+            if len(request.admitted) == 1:
                 entered.append(request)
-            num_loops = len(request.loops)
-            graph = request.admit(command)
-            if len(request.loops) > num_loops:
-                self._brought.tests.enter(request.loops[num_loops:])
             if request.drawn is not None:
                 self._unwritten.append((request, command))
                 continue
@@ -274,12 +281,8 @@ class CellDriver:
     def _fill(self, woken: list[InFlight]) -> None:
         """Write the values of requests with templates that were admitted. Must run before a task reads them."""
         unwritten, self._unwritten = self._unwritten, []
-        for (request, _), error in at_fault(self._write, unwritten, _DATA):
+        for (request, _), error in at_fault(self._arrivals.fill, unwritten, _DATA):
             self._cannot_go_on(request, error, woken)
-
-    def _write(self, admitted: Sequence[tuple[InFlight, Admit]]) -> None:
-        self._arrivals.admitted([(request.drawn, command) for request, command in admitted if request.drawn])
-        self._arrivals.fill()
 
     @staticmethod
     def _cannot_go_on(request: InFlight, error: BatchmakerError, woken: list[InFlight]) -> None:
@@ -287,32 +290,28 @@ class CellDriver:
         request.error = error
         woken.append(request)
 
-    def _reply(self, request_ids: Sequence[RequestId]) -> None:
+    def _reply(self, commands: Iterable[Reply]) -> None:
         """All values that these requests need are computed: answer them together."""
-        over = [self._leave(request_id) for request_id in request_ids]
+        over = [self._in_flight.pop(command.request) for command in commands]
         for request, error in at_fault(self._brought.gather, over, "its result"):
             request.error = request.error or error
-        self._settle([self._result(request) for request in over])
-
-    def _result(self, request: InFlight) -> Settled:
-        ticket, unfolding = request.ticket, request.unfolding
-        if ticket.chunk is not None:
-            ticket.chunk.sequence.computed = unfolding.after  # see Sequences.decide
-        try:
-            if request.error is not None:  # a value that it needs could not be written or read
-                raise request.error
-            result = unfolding.result(request.value, request.gathered.get)
-        except RAISED_BY_USERS as error:  # the result may contain classes of the user, whose code runs
-            return ticket, None, blamed(error)
-        if unfolding.streams_result and ticket.on_value is not None:
-            ticket.on_value(result)
-        return ticket, result, None
-
-    def _leave(self, request_id: RequestId) -> InFlight:
-        request = self._in_flight.pop(request_id)
-        if request.admitted:
-            self._brought.leave(request)
-        return request
+        self._brought.leave(over)
+        alike: dict[int, list[InFlight]] = {}
+        for request in over:
+            if request.ticket.chunk is not None:
+                request.ticket.chunk.sequence.computed = request.unfolding.after  # see Sequences.decide
+            if request.error is None:  # otherwise a value that it needs could not be written or read
+                alike.setdefault(id(request if request.told else request.gathered), []).append(request)
+        for members in alike.values():
+            for request, error in at_fault(_make_results, members):
+                request.error = error
+        outcomes: list[Settled] = []
+        for request in over:
+            ticket = request.ticket
+            if ticket.on_value is not None and request.error is None and request.unfolding.streams_result:
+                ticket.stream(request.result)
+            outcomes.append((ticket, request.result, request.error))
+        self._settle(outcomes)
 
     def cancel(self, request_id: RequestId) -> None:
         """Give up a request in flight, or a chunk that waits; otherwise do nothing."""
@@ -332,12 +331,23 @@ class CellDriver:
 
     # --- steps that have run, and unfold functions that wait for them ----------------------------------------------
 
-    def _take_result(self, result: StepsResult, touched: dict[RequestId, InFlight]) -> StepsFinished:
-        """Store the values that steps brought to the host, and return the scheduler's event of these steps."""
+    def _take_results(self, events: list[Event]) -> None:
+        """Make events of the polled results. Unfold functions that waited for their values go on."""
+        touched: dict[RequestId, InFlight] = {}
+        now_s = self._clock.now_s()
+        for result in self._results:
+            self._take_result(result, now_s, touched, events)
+        self._results.clear()
+        for request in touched.values():
+            self._resume(request, events)
+
+    def _take_result(
+        self, result: StepsResult, now_s: float, touched: dict[RequestId, InFlight], events: list[Event]
+    ) -> None:
+        """Store the values that steps brought to the host, and make the scheduler's event of these steps."""
         task = self._tasks[result.task]
         if result.end == task.num_steps:
             del self._tasks[result.task]
-        now_s = self._clock.now_s()
         cell = self._registry.types[task.type_id]
         begin, end = task.begin_of(result.first), task.begin_of(result.end)
         slots = self._scheduler.slots(task.nodes[begin:end])
@@ -351,9 +361,24 @@ class CellDriver:
             failed += untested
         if stopped is not None:
             self._brought.loops_ended(task, begin, slots, stopped)
-        return StepsFinished(result.task, result.first, result.end, now_s, stopped, failed, result.busy_s)
+        events.append(StepsFinished(result.task, result.first, result.end, now_s, stopped, failed, result.busy_s))
 
     def _resume(self, request: InFlight, events: list[Event]) -> None:
         """Continue an unfold function that has the values it waits for, if the request has not ended meanwhile."""
         if request.ticket.request_id in self._in_flight:
             self._unfolder.resume(request, events)
+
+
+def _make_results(requests: Sequence[InFlight]) -> None:
+    """Set the results of ended requests that were gathered together, or of one. They may contain code of the user."""
+    gathered = requests[0].gathered
+
+    def column(handle: Handle) -> list[Any]:
+        values = gathered.get(handle)
+        if values is None:
+            return [computed(handle, request.value) for request in requests]
+        return values if len(values) == len(requests) else [values[request.place] for request in requests]
+
+    results = requests[0].unfolding.results(len(requests), column)
+    for request, result in zip(requests, results, strict=True):
+        request.result = result

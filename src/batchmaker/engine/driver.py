@@ -6,7 +6,7 @@ CellDriver does cellular batching. GraphDriver of the lab does graph batching of
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from batchmaker.engine.request import Settled, Ticket
 from batchmaker.engine.stats import DriverStats, StepSeen
@@ -34,6 +34,8 @@ _FAILURES: dict[FailureKind, type[BatchmakerError]] = {
     FailureKind.MEMORY: MemoryLimitError,
 }
 
+RETURNED: Final = "what unfold returned or yielded"
+
 Item = TypeVar("Item")
 
 
@@ -42,7 +44,7 @@ def error_of(command: Fail) -> BatchmakerError:
     return _FAILURES[command.kind](f"request {command.request}: {command.reason}")
 
 
-def blamed(error: BaseException, what: str = "what unfold returned or yielded") -> BatchmakerError:
+def blamed(error: BaseException, what: str = RETURNED) -> BatchmakerError:
     """Turn an exception of a request's own code or data into the error of that request. what: cannot be used then.
 
     An error of batchmaker stays as it is if its message can be shown. Everything else becomes the cause of an
@@ -62,7 +64,7 @@ def blamed(error: BaseException, what: str = "what unfold returned or yielded") 
 
 
 def at_fault(
-    call: Callable[[Sequence[Item]], object], items: Sequence[Item], what: str
+    call: Callable[[Sequence[Item]], object], items: Sequence[Item], what: str = RETURNED
 ) -> list[tuple[Item, BatchmakerError]]:
     """Call a function with requests together; if it raises, with each alone, so that only those at fault fail.
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, cast, final
+from typing import Any, Literal, final
 
 from batchmaker.clock import RealClock
 from batchmaker.engine.answer import Answer
@@ -21,22 +20,22 @@ from batchmaker.engine.loop import Loop
 from batchmaker.engine.observers import Onlooker
 from batchmaker.engine.open_sequences import DEFAULT_IDLE_TIMEOUT_S, DEFAULT_MAX_SEQUENCES
 from batchmaker.engine.options import check_choice, check_number, check_whole, checked_priority
-from batchmaker.engine.request import Ticket
+from batchmaker.engine.request import Settled, Ticket
 from batchmaker.engine.sequence import Sequence
 from batchmaker.engine.setup import Drivers, choose_policy, make_driver, prepare_scheduler
 from batchmaker.engine.start import Start
 from batchmaker.engine.stats import DriverStats, ServiceStats, StepSeen
-from batchmaker.engine.submission import Room, Submitter
+from batchmaker.engine.submission import Room, Submitter, Tickets
 from batchmaker.errors import OptionError, StoppedError
 from batchmaker.executor.base import Executor
 from batchmaker.executor.processors import default_threads
 from batchmaker.graph.recorder import DEFAULT_MAX_NODES
 from batchmaker.model.model import Model
+from batchmaker.model.ragged import Ragged, separate
 from batchmaker.model.registry import CellRegistry
 from batchmaker.model.structure import owned
 from batchmaker.policies.ageing import AGED_EVERY
 from batchmaker.policies.base import CellPolicy, GraphPolicy
-from batchmaker.scheduler.events import RequestId
 
 
 @final
@@ -133,7 +132,7 @@ class Engine:
             self._clock,
             self._settled,
             give_up_late=late == "give-up",
-            left=(lambda: None) if room is None else room.leave,
+            left=(lambda _: None) if room is None else room.leave,
             starting=lambda: self._start.said,
             aged_every=aged_every,
         )
@@ -146,8 +145,8 @@ class Engine:
             lambda request, name: self._ticket(request, math.inf, 0, name),
             lambda name: self.open_sequence(deadline_ms=math.inf, model=name),
         )
-        self._submitter = Submitter(self._send, self._hold, self._loop, room)
-        self._ids = cast(Iterator[RequestId], itertools.count())
+        self._submitter = Submitter(self._loop, self.start, room)
+        self._tickets = Tickets(self._clock)
         self._service = {served.name: ServiceStats() for served in self._catalogue}
         self._service_of = list(self._service.values())
         self._on_settled: Onlooker[[Ticket, BaseException | None]] | None = None
@@ -222,6 +221,30 @@ class Engine:
         """
         return self._submitter.submit(self._ticket(request, deadline_ms, priority, model), stream=stream)
 
+    def submit_many(
+        self,
+        requests: Iterable[Any] | Ragged,
+        *,
+        deadline_ms: float | None = None,
+        priority: int = 0,
+        model: str | None = None,
+    ) -> list[Answer]:
+        """Submit requests together: as `submit` for each of them, in order, but cheaper. Returns their answers.
+
+        requests: as those of `map`. If there is no room for all and this caller may not wait (see `when_full`), none is
+        accepted.
+        """
+        served, copies = self._catalogue.find(model), [owned(request) for request in separate(requests)]
+        return self._submitter.submit_many(self._tickets.many(served, copies, deadline_ms, checked_priority(priority)))
+
+    def submit_chunks(self, chunks: Iterable[tuple[Sequence, Any]]) -> list[Answer]:
+        """Submit chunks of sequences together: as `sequence.submit(chunk)` for each pair, in order, but cheaper.
+
+        Raises SequenceError if a sequence has ended. Then none is accepted.
+        """
+        now_s = self._clock.now_s()
+        return self._submitter.submit_many([sequence.ticket(chunk, None, now_s) for sequence, chunk in chunks])
+
     def open_sequence(
         self,
         *,
@@ -237,8 +260,7 @@ class Engine:
         `max_sequences` are open, OptionError under a policy that batches whole requests, ModelError for a model without
         `unfold_chunk`.
         """
-        served = self._catalogue.find(model)
-        checked_priority(priority)
+        served, priority = self._catalogue.find(model), checked_priority(priority)
         served.due_s(0.0, deadline_ms)  # raises OptionError for a wrong deadline
         self._loop.check()
         driver = self.driver
@@ -257,37 +279,37 @@ class Engine:
         except StoppedError:
             driver.sequences.uncount(entry)
             raise
-
-        def ticket(chunk: Any, chunk_deadline_ms: float | None) -> Ticket:
-            return self._ticket(
-                chunk, deadline_ms if chunk_deadline_ms is None else chunk_deadline_ms, priority, served.name
-            )
-
-        return Sequence(entry, self._loop, self._submitter, ticket)
+        make_ticket = partial(self._tickets.one, served, priority=priority)
+        return Sequence(entry, self._loop, self._submitter, make_ticket, deadline_ms)
 
     def map(
         self,
-        requests: Iterable[Any],
+        requests: Iterable[Any] | Ragged,
         *,
         progress: bool = True,
+        ragged: bool = False,
         max_in_flight: int = 4096,
         deadline_ms: float | None = None,
         priority: int = 0,
         model: str | None = None,
-    ) -> list[Any]:
-        """Return the results of many requests, in their order. All are batched together.
+    ) -> Any:
+        """Return the results of many requests, as a list in their order. All are batched together.
 
-        progress: show a progress bar on a terminal. The first error is raised after all requests are answered.
+        requests: the items of a list or iterator, the rows of an array or tensor, or the sequences of a `bm.Ragged`.
+        ragged: return one `bm.Ragged` of all results in place of the list; see Ragged.join for results with several
+        tensors. progress: show a progress bar on a terminal. The first error is raised after all requests are answered.
         max_in_flight: the most requests in flight at once. If `max_queue` is smaller, map waits for room. For the other
         options see `submit`.
         """
         check_whole("max_in_flight", max_in_flight, least=1)
-        return self._submitter.map(
-            list(requests),
-            lambda together: self._tickets(together, deadline_ms, priority, model),
+        served, priority = self._catalogue.find(model), checked_priority(priority)
+        results = self._submitter.map(
+            separate(requests),
+            lambda together: self._tickets.many(served, together, deadline_ms, priority),
             max_in_flight=max_in_flight,
             progress=progress,
         )
+        return Ragged.join(results) if ragged else results
 
     # --- what can be seen ------------------------------------------------------------------------------------------
 
@@ -352,37 +374,15 @@ class Engine:
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _ticket(self, request: Any, deadline_ms: float | None, priority: int, model: str | None) -> Ticket:
-        served, now_s = self._catalogue.find(model), self._clock.now_s()
-        return Ticket(
-            next(self._ids), owned(request), now_s, served.due_s(now_s, deadline_ms), model=served.model,
-            model_id=served.model_id, priority=checked_priority(priority),
-        )  # fmt: skip
+        return self._tickets.one(self._catalogue.find(model), owned(request), deadline_ms, checked_priority(priority))
 
-    def _tickets(
-        self, requests: Collection[Any], deadline_ms: float | None, priority: int, model: str | None
-    ) -> list[Ticket]:
-        """Make the tickets of requests that come together. Their common options are checked once."""
-        served = self._catalogue.find(model)
-        priority = checked_priority(priority)
-        now_s = self._clock.now_s()
-        due_s = served.due_s(now_s, deadline_ms)
-        return [
-            Ticket(number, request, now_s, due_s, model=served.model, model_id=served.model_id, priority=priority)
-            for request, number in zip(requests, self._ids, strict=False)
-        ]
-
-    def _send(self, tickets: list[Ticket]) -> None:
-        if not self._loop.is_running:
-            self.start()
-        self._loop.send(tickets)
-
-    def _hold(self, tickets: list[Ticket]) -> None:
-        if not self._loop.is_running:
-            self.start()
-        self._loop.hold(tickets)
-
-    def _settled(self, ticket: Ticket, error: BaseException | None) -> None:
-        if not ticket.trial:
-            self._service_of[ticket.model_id].settled(ticket, error)
+    def _settled(self, outcomes: Collection[Settled]) -> None:
+        counted: dict[int, list[Settled]] = {}  # by model
+        for outcome in outcomes:
+            if not outcome[0].trial:
+                counted.setdefault(outcome[0].model_id, []).append(outcome)
+        for model_id, mine in counted.items():
+            self._service_of[model_id].settled(mine)
         if self._on_settled is not None:
-            self._on_settled(ticket, error)
+            for ticket, _, error in outcomes:
+                self._on_settled(ticket, error)

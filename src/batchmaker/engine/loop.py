@@ -15,7 +15,7 @@ from batchmaker.engine.driver import Driver
 from batchmaker.engine.heartbeat import Heartbeat, Watchdog, stack_of
 from batchmaker.engine.incoming import Incoming, Item
 from batchmaker.engine.observers import release_frames
-from batchmaker.engine.request import Settled, Ticket
+from batchmaker.engine.request import Settled, SettledChunk, Ticket
 from batchmaker.engine.unanswered import Unanswered
 from batchmaker.errors import (
     RAISED_BY_USERS,
@@ -42,11 +42,10 @@ _LOG = logging.getLogger("batchmaker.engine")
 class Loop:
     """Turns a driver in a thread of its own until it is stopped and every request is answered.
 
-    remake: makes the driver that goes on in place of one that has failed. on_settled: called in that thread with each
-    settled ticket and its error, if any; it must not raise. give_up_late: whether requests fail at their deadlines;
-    then they also do so while a turn takes long. left: called before a request that has a place (see Room) is answered,
-    by the thread that answers. starting: what the engine does while it starts, in words; "" otherwise. aged_every: see
-    WaitingLine.
+    remake: makes the driver that goes on in place of one that has failed. on_settled, left: see Unanswered; on_settled
+    must not raise. give_up_late: whether requests fail at their deadlines; then they also do so while a turn takes
+    long. starting: what the engine does while it starts, in words; "" otherwise. aged_every: see WaitingLine.
+    is_running: whether the thread has been started.
     """
 
     def __init__(
@@ -54,10 +53,10 @@ class Loop:
         driver: Driver,
         remake: Callable[[Driver], Driver],
         clock: Clock,
-        on_settled: Callable[[Ticket, BaseException | None], None],
+        on_settled: Callable[[Sequence[Settled]], None],
         *,
         give_up_late: bool = True,
-        left: Callable[[], None] = lambda: None,
+        left: Callable[[int], None] = lambda _: None,
         starting: Callable[[], str] = lambda: "",
         aged_every: int | None = AGED_EVERY,
     ) -> None:
@@ -72,6 +71,7 @@ class Loop:
         self._draining = False
         self._unanswered = Unanswered(on_settled, left)
         self._lock = threading.Lock()
+        self.is_running = False
         self._thread: threading.Thread | None = None
         self._refusal = ""  # why no more requests are taken; "" while they are
         self._crash: BaseException | None = None
@@ -89,11 +89,6 @@ class Loop:
     def driver(self) -> Driver:
         """The driver that is turned. It is another one after a failure of the engine."""
         return self._driver
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the thread has been started."""
-        return self._thread is not None
 
     @property
     def has_ended(self) -> bool:
@@ -124,6 +119,7 @@ class Loop:
             self._thread = threading.Thread(target=self._run, name="batchmaker-engine", daemon=True)
             self._thread.start()
             self._watchdog.start()
+            self.is_running = True
             return True
 
     def stop(self, *, drain: bool, within_s: float | None = None) -> bool:
@@ -139,7 +135,7 @@ class Loop:
             thread = self._thread
         if thread is None:
             return True
-        self._incoming.put(partial(self._begin_stop, drain=drain))
+        self._incoming.inbox.put(partial(self._begin_stop, drain=drain))
         if thread is threading.current_thread():
             return False
         if within_s is not None:
@@ -161,38 +157,37 @@ class Loop:
 
     def send(self, item: Item) -> None:
         """Accept requests that come together, or a function for the loop's thread. Raises StoppedError after `stop`."""
-        self._send(item, hold=False)
+        with self._lock:
+            if self._refusal:
+                self._check()
+            if isinstance(item, list) and (due_s := self._unanswered.add(item)) is not None:
+                self._watchdog.expect(due_s)
+            if self._incoming.held:
+                self._incoming.put_held()
+            self._incoming.inbox.put(item)
 
     def hold(self, tickets: list[Ticket]) -> None:
         """Accept requests, but hand them over later: with the next `send`, or at `release`. StoppedError as `send`."""
-        self._send(tickets, hold=True)
+        with self._lock:
+            self._check()
+            if (due_s := self._unanswered.add(tickets)) is not None:
+                self._watchdog.expect(due_s)
+            self._incoming.held += tickets
 
     def release(self) -> None:
         """Hand over all held requests together."""
-        with self._lock:
-            self._incoming.put_held()
-
-    def _send(self, item: Item, *, hold: bool) -> None:
-        with self._lock:
-            self._check()
-            if isinstance(item, list):
-                for ticket in item:
-                    self._unanswered.add(ticket)
-                    if ticket.deadline_s is not None:
-                        self._watchdog.expect(ticket.deadline_s)
-                if hold:
-                    self._incoming.hold(item)
-                    return
-            self._incoming.put_held()
-            self._incoming.put(item)
+        # Race: who has held requests sees them here. Those that another thread holds meanwhile have a release ahead.
+        if self._incoming.held:
+            with self._lock:
+                self._incoming.put_held()
 
     def cancel(self, request_id: RequestId) -> None:
         """Give a request up, if it is not answered yet."""
-        self._incoming.put(partial(self._cancel, request_id))
+        self._incoming.inbox.put(partial(self._cancel, request_id))
 
     def call_soon(self, action: Callable[[], None]) -> None:
         """Call a function in the loop's thread, before the driver handles the next work."""
-        self._incoming.put(action)
+        self._incoming.inbox.put(action)
 
     def _notify(self) -> None:
         """Wake the loop. Coalesces wake-ups: `_woken` says that one is in the inbox already.
@@ -203,7 +198,7 @@ class Loop:
             self._work_waits = True
         elif not self._woken:
             self._woken = True
-            self._incoming.put(self._wake)
+            self._incoming.inbox.put(self._wake)
 
     # --- in another thread, while the engine's thread hangs --------------------------------------------------------
 
@@ -233,7 +228,7 @@ class Loop:
             beat.doing,
             stack_of(self._thread_id()),
         )
-        self._incoming.put(partial(self._begin_stop, drain=False))
+        self._incoming.inbox.put(partial(self._begin_stop, drain=False))
         said = "the engine was stopped, and its thread did not end in time"
         self._unanswered.answer_instead(self._unanswered.tickets(), lambda _: StoppedError(said))
 
@@ -312,16 +307,21 @@ class Loop:
         self._receive()
         self._doing = "collecting or computing steps"
         self._driver.poll()
-        self._incoming.take()  # requests that came meanwhile join the next task
+        incoming = self._incoming
+        if not incoming.inbox.empty():
+            incoming.take()  # requests that came meanwhile join the next task
         self._doing = "unfolding and scheduling"
-        self._advance(self._incoming.first() if self._should_accept() else [])
+        if incoming.num_waiting and self._should_accept():
+            self._accept()
+        else:
+            self._driver.advance(())
         self._doing = "answering"
         self._unanswered.flush()
         return self._draining and not self._driver.num_in_flight and self._incoming.is_empty
 
     def _receive(self) -> None:
         """Take what other threads have sent. Waits if there is nothing else to do."""
-        if self._work_waits or self._should_accept():
+        if self._work_waits or (self._incoming.num_waiting and self._should_accept()):
             self._since_s = self._clock.now_s()
             self._incoming.take()
         else:
@@ -331,10 +331,10 @@ class Loop:
         self._work_waits = self._woken = False
 
     def _should_accept(self) -> bool:
-        return self._incoming.should_begin(lambda: self._driver.wants_requests)
+        return self._driver.wants_requests or self._incoming.must_begin
 
-    def _advance(self, arrivals: list[Ticket]) -> None:
-        began_s = self._clock.now_s()
+    def _accept(self) -> None:
+        arrivals, began_s = self._incoming.first(), self._clock.now_s()
         self._driver.advance(arrivals)
         self._incoming.began(len(arrivals), self._clock.now_s() - began_s)
 
@@ -365,7 +365,8 @@ class Loop:
         if drain:
             return
         said = "the engine was stopped before the request began"
-        self._settle([(ticket, None, StoppedError(said)) for ticket in self._incoming.all()])
+        waiting = self._incoming.first(self._incoming.num_waiting)
+        self._settle([(ticket, None, StoppedError(said)) for ticket in waiting])
         self._driver.cancel_all()
 
     def _settle(self, outcomes: Sequence[Settled]) -> None:
@@ -374,24 +375,18 @@ class Loop:
         Race: until a request is claimed, callers cancel and another thread may answer. So the state of a sequence is
         decided after the claim, and before the caller gets the answer.
         """
-        now_s = self._clock.now_s()
-        chunks = [
-            (ticket, ticket.chunk, self._claim(ticket, error, now_s)) for ticket, _, error in outcomes if ticket.chunk
-        ]
-        if chunks:
-            chunks[0][1].sequence.sequences.decide([(chunk, error) for _, chunk, error in chunks])
-        claimed = {ticket.request_id: error for ticket, _, error in chunks}
-        for ticket, result, wanted in outcomes:
-            error = claimed[ticket.request_id] if ticket.chunk else self._claim(ticket, wanted, now_s)
-            self._unanswered.deliver(ticket, result, error)
+        claimed = self._unanswered.claim(outcomes, self._clock.now_s())
+        chunks: list[SettledChunk] = []
+        for ticket, _, error in claimed:
             if error is None:
                 self._restarts_left = MOST_RESTARTS
             if ticket.chunk is not None:
-                ticket.chunk.sequence.sequences.settled(ticket, ticket.chunk, error)
-
-    def _claim(self, ticket: Ticket, error: BaseException | None, now_s: float) -> BaseException | None:
-        ticket.finished_s = now_s
-        return self._unanswered.claim(ticket, error)
+                chunks.append((ticket, ticket.chunk, error))
+        if chunks:
+            chunks[0][1].sequence.sequences.decide(chunks)
+        self._unanswered.deliver(claimed)
+        if chunks:
+            chunks[0][1].sequence.sequences.settled(chunks)
 
     def _fail_all(self, error: BaseException) -> None:
         """Answer every request with StoppedError, because the engine has failed, and take no more."""
@@ -402,9 +397,10 @@ class Loop:
         self._fail(self._unanswered.unsettled(), error, lambda _: StoppedError(said))
 
     def _fail(self, tickets: list[Ticket], cause: BaseException, failure: Callable[[Ticket], BatchmakerError]) -> None:
-        now_s = self._clock.now_s()
+        outcomes: list[Settled] = []
         for ticket in tickets:
             error = failure(ticket)
             error.__cause__ = cause
-            self._unanswered.deliver(ticket, None, self._claim(ticket, error, now_s))
+            outcomes.append((ticket, None, error))
+        self._unanswered.deliver(self._unanswered.claim(outcomes, self._clock.now_s()))
         self._unanswered.flush()

@@ -10,15 +10,15 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import final
 
 from batchmaker.clock import Clock
 from batchmaker.engine import forks
 from batchmaker.engine.options import check_number
-from batchmaker.engine.request import Chunk, SequenceEntry, Settled, Ticket
+from batchmaker.engine.request import Chunk, SequenceEntry, Settled, SettledChunk, Ticket
 from batchmaker.errors import CancelledError, DeadlineError, OptionError, SequenceError, SequenceLimitError
-from batchmaker.model.sequence_state import KeptState
+from batchmaker.model.sequence_state import NOTHING_KEPT
 from batchmaker.scheduler.deadlines import Deadlines
 from batchmaker.scheduler.events import RequestId, SequenceId
 
@@ -31,8 +31,9 @@ class Sequences:
     """The open sequences of one engine.
 
     limit: the most sequences that are open at once. give_up_late: see Scheduler. settle: called with chunks that fail
-    here. on_decided: told which sequences go on from after their computed chunk, and which from before it. Any thread
-    may call `make`, `uncount` and `num_open`; everything else is for the engine's thread.
+    here. opened: those that have not ended. has_news: whether chunks are due or sequences have ended; see `take_due`
+    and `take_closed`. on_decided: told which sequences go on from after their computed chunk, and which from before it.
+    Any thread may call `make`, `uncount` and `num_open`; everything else is for the engine's thread.
     """
 
     def __init__(self, clock: Clock, *, limit: int = DEFAULT_MAX_SEQUENCES, give_up_late: bool = True) -> None:
@@ -44,10 +45,11 @@ class Sequences:
         self._ids = itertools.count()
         self._lock = threading.Lock()
         self._num_counted = 0
-        self._open: dict[SequenceId, SequenceEntry] = {}
+        self.opened: dict[SequenceId, SequenceEntry] = {}
         self._waiting: dict[RequestId, Ticket] = {}
         self._due: list[Ticket] = []
         self._closed: list[SequenceId] = []
+        self.has_news = False
         self._idle: Deadlines[SequenceId] = Deadlines()
         self._late: Deadlines[RequestId] = Deadlines()
         self.settle: Callable[[Sequence[Settled]], None] = lambda _: None
@@ -98,23 +100,29 @@ class Sequences:
         """Number of chunks that were taken and have not begun."""
         return len(self._waiting) + len(self._due)
 
-    def may_begin(self, ticket: Ticket, chunk: Chunk) -> bool:
-        """Take a chunk. True if it begins now. False if it waits for the chunk before it, or has failed."""
-        entry = chunk.sequence
-        if entry.ended is not None:
-            self.settle([(ticket, None, SequenceError(f"the sequence has ended: {entry.ended}"))])
-        elif entry.counts_on_failed(chunk):
-            self.settle([(ticket, None, _after_failed(entry.failed[chunk.era]))])
-        elif entry.active is not None:
-            entry.waiting[ticket.request_id] = self._waiting[ticket.request_id] = ticket
-            if ticket.deadline_s is not None and self._give_up_late:
-                self._late.add(ticket.deadline_s, ticket.request_id, self._waiting, len(self._waiting))
-        else:
-            entry.active = ticket
-            return True
-        return False
+    def may_begin(self, tickets: Sequence[Ticket]) -> list[Ticket]:
+        """Take requests, chunks among them. Return those that begin now: not chunks that wait for another, or fail."""
+        begun: list[Ticket] = []
+        for ticket in tickets:
+            chunk = ticket.chunk
+            if chunk is None:
+                begun.append(ticket)
+                continue
+            entry = chunk.sequence
+            if entry.ended is not None:
+                self.settle([(ticket, None, SequenceError(f"the sequence has ended: {entry.ended}"))])
+            elif entry.failed and entry.counts_on_failed(chunk):
+                self.settle([(ticket, None, _after_failed(entry.failed[chunk.era]))])
+            elif entry.active is not None:
+                entry.waiting[ticket.request_id] = self._waiting[ticket.request_id] = ticket
+                if ticket.deadline_s is not None and self._give_up_late:
+                    self._late.add(ticket.deadline_s, ticket.request_id, self._waiting, len(self._waiting))
+            else:
+                entry.active = ticket
+                begun.append(ticket)
+        return begun
 
-    def decide(self, chunks: Iterable[tuple[Chunk, BaseException | None]]) -> None:
+    def decide(self, chunks: Sequence[SettledChunk]) -> None:
         """Let sequences go on from the state after a computed chunk if its caller gets the result, that is: no error.
 
         Otherwise the state is the one before it, as after every chunk without a result: it was cancelled while it was
@@ -122,7 +130,7 @@ class Sequences:
         """
         answered: list[SequenceId] = []
         unanswered: list[SequenceId] = []
-        for chunk, error in chunks:
+        for _, chunk, error in chunks:
             entry = chunk.sequence
             if entry.computed is not None:
                 if error is None:
@@ -132,33 +140,40 @@ class Sequences:
         if answered or unanswered:
             self.on_decided(answered, unanswered)
 
-    def settled(self, ticket: Ticket, chunk: Chunk, error: BaseException | None) -> None:
-        """Note that a chunk is answered, in whatever state it was.
+    def settled(self, chunks: Sequence[SettledChunk]) -> None:
+        """Note that chunks are answered, in whatever state they were.
 
-        If it failed, chunks that rely on it fail too. Otherwise the next chunk is due. A sequence that closes may end.
+        If one failed, chunks that rely on it fail too. Otherwise the next chunk is due. A sequence that closes may end.
         """
-        entry = chunk.sequence
-        entry.outstanding.pop(ticket.request_id, None)
-        if error is not None:
-            entry.failed[chunk.era] = min(chunk.number, entry.failed.get(chunk.era, chunk.number))
-            doomed = [other for other in entry.waiting.values() if other.chunk and entry.counts_on_failed(other.chunk)]
-            for other in doomed:
-                self._stop_waiting(other)
-            for other in doomed:
-                self.settle([(other, None, _after_failed(chunk.number))])
-        if ticket is entry.active:
-            entry.active = None
-            if entry.waiting:
-                _, entry.active = entry.waiting.popitem(last=False)
-                del self._waiting[entry.active.request_id]
-                self._due.append(entry.active)
-        if not entry.outstanding:
-            entry.idle_since_s = self._clock.now_s()
-            if len(entry.failed) > 1:
-                last = max(entry.failed)
-                entry.failed = {last: entry.failed[last]}
-            if entry.closing:
-                self._end(entry, "it was closed")
+        now_s = self._clock.now_s()
+        for ticket, chunk, error in chunks:
+            entry = chunk.sequence
+            entry.outstanding.pop(ticket.request_id, None)
+            if error is not None:
+                self._fail_after(entry, chunk)
+            if ticket is entry.active:
+                entry.active = None
+                if entry.waiting:
+                    _, entry.active = entry.waiting.popitem(last=False)
+                    del self._waiting[entry.active.request_id]
+                    self._due.append(entry.active)
+                    self.has_news = True
+            if not entry.outstanding:
+                entry.idle_since_s = now_s
+                if len(entry.failed) > 1:
+                    last = max(entry.failed)
+                    entry.failed = {last: entry.failed[last]}
+                if entry.closing:
+                    self._end(entry, "it was closed")
+
+    def _fail_after(self, entry: SequenceEntry, chunk: Chunk) -> None:
+        """Note that a chunk has no result. Chunks that wait and rely on it fail."""
+        entry.failed[chunk.era] = min(chunk.number, entry.failed.get(chunk.era, chunk.number))
+        doomed = [other for other in entry.waiting.values() if other.chunk and entry.counts_on_failed(other.chunk)]
+        for other in doomed:
+            self._stop_waiting(other)
+        if doomed:
+            self.settle([(other, None, _after_failed(chunk.number)) for other in doomed])
 
     def cancel(self, request_id: RequestId) -> bool:
         """Give up a chunk that waits. False if no chunk of this number waits."""
@@ -190,7 +205,7 @@ class Sequences:
 
     def open(self, entry: SequenceEntry) -> None:
         """Begin a sequence. It is idle until its first chunk comes."""
-        self._open[entry.sequence_id] = entry
+        self.opened[entry.sequence_id] = entry
         entry.idle_since_s = self._clock.now_s()
         self._watch(entry, entry.idle_since_s)
 
@@ -202,7 +217,7 @@ class Sequences:
 
     def close_all(self, reason: str) -> None:
         """End every sequence. No chunk may be in flight."""
-        for entry in list(self._open.values()):
+        for entry in list(self.opened.values()):
             self._end(entry, reason)
 
     def begin_anew(self, reason: str) -> None:
@@ -217,10 +232,13 @@ class Sequences:
     def take_closed(self) -> list[SequenceId]:
         """Return the sequences that have ended since the last call."""
         closed, self._closed = self._closed, []
+        self.has_news = bool(self._due)
         return closed
 
     def next_wakeup_s(self) -> float | None:
         """Engine time at which `expire` must be called; None if nothing can expire."""
+        if not self.opened:
+            return None
         times = [time_s for time_s in (self._idle.next_s, self._late.next_s) if time_s is not None]
         return min(times, default=None)
 
@@ -232,7 +250,7 @@ class Sequences:
                 late = f"request {request_id}: its deadline passed while it waited for the chunk before it"
                 self.settle([(ticket, None, DeadlineError(late))])
         for _, sequence_id in list(self._idle.passed(now_s)):
-            entry = self._open.get(sequence_id)
+            entry = self.opened.get(sequence_id)
             if entry is None:
                 continue
             if entry.outstanding:
@@ -244,14 +262,15 @@ class Sequences:
 
     def _watch(self, entry: SequenceEntry, since_s: float) -> None:
         if entry.idle_timeout_s != math.inf:
-            self._idle.add(since_s + entry.idle_timeout_s, entry.sequence_id, self._open, len(self._open))
+            self._idle.add(since_s + entry.idle_timeout_s, entry.sequence_id, self.opened, len(self.opened))
 
     def _end(self, entry: SequenceEntry, reason: str) -> None:
-        if self._open.pop(entry.sequence_id, None) is None:
+        if self.opened.pop(entry.sequence_id, None) is None:
             return
         entry.ended = reason
-        entry.state = KeptState()
+        entry.state = NOTHING_KEPT
         self._closed.append(entry.sequence_id)
+        self.has_news = True
         self.uncount(entry)
 
 

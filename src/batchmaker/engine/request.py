@@ -6,9 +6,10 @@ import asyncio
 import math
 import queue
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Protocol, final
 
 import numpy as np
@@ -20,7 +21,7 @@ from batchmaker.graph.cell_graph import CellGraph
 from batchmaker.graph.values import ValueSequence
 from batchmaker.model.model import Model
 from batchmaker.model.scope import OpenLoop
-from batchmaker.model.sequence_state import KeptState
+from batchmaker.model.sequence_state import NOTHING_KEPT, KeptState
 from batchmaker.model.structure import Handle, owned
 from batchmaker.model.template_values import Drawn
 from batchmaker.model.templates import Template
@@ -32,12 +33,12 @@ from batchmaker.scheduler.events import RequestId, SequenceId
 class SequenceKeeper(Protocol):
     """The owner of all open sequences; see `batchmaker.engine.open_sequences.Sequences`."""
 
-    def decide(self, chunks: Iterable[tuple[Chunk, BaseException | None]]) -> None:
+    def decide(self, chunks: Sequence[SettledChunk]) -> None:
         """Let the sequences of chunks whose callers get a result have the new state. Called before the callers do."""
         ...
 
-    def settled(self, ticket: Ticket, chunk: Chunk, error: BaseException | None) -> None:
-        """Note that a chunk is answered."""
+    def settled(self, chunks: Sequence[SettledChunk]) -> None:
+        """Note that chunks are answered."""
         ...
 
     def close(self, entry: SequenceEntry) -> None:
@@ -81,7 +82,7 @@ class SequenceEntry:
         self.sequence_id = sequence_id
         self.idle_timeout_s = idle_timeout_s
         self.sequences = sequences
-        self.state = KeptState()
+        self.state = NOTHING_KEPT
         self.computed: KeptState | None = None
         self.outstanding: dict[RequestId, Ticket] = {}
         self.active: Ticket | None = None
@@ -93,11 +94,16 @@ class SequenceEntry:
         self.counted = True
         self.ended: str | None = None
 
-    def accept(self, ticket: Ticket, chunk: Chunk) -> None:
-        """Number a chunk that has come to the engine's thread. It may not have reached the driver yet."""
-        chunk.number = self.next_number
-        self.next_number += 1
-        self.outstanding[ticket.request_id] = ticket
+    @staticmethod
+    def accept(tickets: Iterable[Ticket]) -> None:
+        """Number the chunks among tickets that have come to the engine's thread, each once."""
+        for ticket in tickets:
+            chunk = ticket.chunk
+            if chunk is not None and chunk.number < 0:
+                entry = chunk.sequence
+                chunk.number = entry.next_number
+                entry.next_number += 1
+                entry.outstanding[ticket.request_id] = ticket
 
     def counts_on_failed(self, chunk: Chunk) -> bool:
         """Whether an earlier chunk of the same era has no result: the caller has not called `resume` after it."""
@@ -133,8 +139,8 @@ class Ticket:
     - chunk: set if the request is a chunk of a sequence.
     - answer: the object that the caller holds. `map` has `answers` instead, which takes the answer number `place`.
     - has_place: it takes one of the places of `max_queue`.
-    - on_value: called in the engine's thread with each streamed value. It must return at once. If it raises, the
-      request fails with CellError.
+    - on_value: takes each streamed value; None if nothing is streamed. See `stream`.
+    - fault: what `on_value` has raised, if anything: the request fails with it.
     - error: set if another thread has answered. Then the engine's thread does not answer.
 
     Attributes that few requests need are class defaults, to keep tickets cheap.
@@ -150,8 +156,8 @@ class Ticket:
     place = 0
     has_place = False
     error: BatchmakerError | None = None
-    _on_value: Callable[[Any], None] | None = None
-    _fault: BatchmakerError | None = None
+    on_value: Callable[[Any], None] | None = None
+    fault: BatchmakerError | None = None
 
     def __init__(
         self,
@@ -173,23 +179,15 @@ class Ticket:
         self.priority = priority
         self.is_urgent = deadline_s is not None or priority != 0
 
-    @property
-    def on_value(self) -> Callable[[Any], None] | None:
-        """Called with each streamed value; None if nothing is streamed."""
-        return self._on_value
-
-    @on_value.setter
-    def on_value(self, on_value: Callable[[Any], None] | None) -> None:
-        self._on_value = None if on_value is None else partial(self._hand_over, on_value)
-
-    def _hand_over(self, on_value: Callable[[Any], None], value: Any) -> None:
-        if self._fault is not None:
+    def stream(self, value: Any) -> None:
+        """Give `on_value` a value, in the engine's thread. It must return at once."""
+        if self.on_value is None or self.fault is not None:
             return
         try:
-            on_value(owned(value))  # the unfold function and the result may have the value, too
+            self.on_value(owned(value))  # the unfold function and the result may have the value, too
         except RAISED_BY_USERS as error:
-            self._fault = CellError(f"request {self.request_id}: what it streams to raised {said_by(error)}")
-            self._fault.__cause__ = error
+            self.fault = CellError(f"request {self.request_id}: what it streams to raised {said_by(error)}")
+            self.fault.__cause__ = error
 
     @property
     def over(self) -> BatchmakerError | None:
@@ -200,15 +198,6 @@ class Ticket:
         if self.error is None and self.answer is not None and self.answer.is_cancelled:
             return CancelledError(f"request {self.request_id}: cancelled by the caller")
         return self.error
-
-    def claim(self, error: BaseException | None) -> BaseException | None:
-        """Take the right to answer, and return the request's error, if any: see Answer.claim.
-
-        This is CancelledError if a caller was faster, otherwise `error`, otherwise what `on_value` raised.
-        """
-        if self.answer is not None and not self.answer.claim():
-            return CancelledError(f"request {self.request_id}: cancelled by the caller")
-        return error or self._fault
 
     @property
     def due_after_s(self) -> float:
@@ -234,28 +223,41 @@ class Ticket:
 Settled = tuple[Ticket, Any, BaseException | None]
 """A settled request: its ticket, its result, and its error or None."""
 
+SettledChunk = tuple[Ticket, Chunk, BaseException | None]
+"""A settled request that is a chunk: its ticket, its place in its sequence, and its error or None."""
+
 
 @final
 class Outbox:
-    """Answers collected during one turn of the engine and delivered together: one wake-up per event loop and caller."""
+    """Answers collected during one turn of the engine and delivered together: one wake-up per event loop and caller.
+
+    has_news: whether somebody is to be woken at the next flush.
+    """
 
     def __init__(self) -> None:
+        self.has_news = False
         self._by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
         self._together: dict[Answers, list[Settled]] = {}
 
-    def deliver(self, ticket: Ticket, result: Any, error: BaseException | None) -> None:
-        """Answer a claimed ticket. Wakes waiting threads now, event loops and callers of `map` at the next flush."""
-        if (answers := ticket.answers) is not None:
-            block = self._together.get(answers)
-            if block is None:
-                block = self._together[answers] = []
-            block.append((ticket, result, error))
-            return
-        answer = ticket.answer
-        if answer is None or answer.is_cancelled:  # this is final: nobody can cancel after the claim
-            return
-        for future in answer.settle(result, error):
-            self._by_loop.setdefault(future.get_loop(), []).append(future)
+    def deliver(self, outcomes: Iterable[Settled]) -> None:
+        """Answer claimed tickets. Wakes waiting threads now, event loops and callers of `map` at the next flush."""
+        alone: list[tuple[Answer, Any, BaseException | None]] = []
+        caller: Answers | None = None
+        block: list[Settled] = []
+        for outcome in outcomes:
+            ticket, result, error = outcome
+            if ticket.answer is not None:
+                alone.append((ticket.answer, result, error))
+            elif ticket.answers is not None:
+                if ticket.answers is not caller:
+                    self.has_news = True
+                    caller = ticket.answers
+                    block = self._together.setdefault(caller, [])
+                block.append(outcome)
+        if alone:
+            for future in Answer.settle(alone):
+                self.has_news = True
+                self._by_loop.setdefault(future.get_loop(), []).append(future)
 
     def flush(self) -> None:
         """Wake every event loop and every caller of `map` for which there are answers."""
@@ -265,6 +267,7 @@ class Outbox:
         while self._together:
             caller, block = self._together.popitem()
             caller.put(block)
+        self.has_news = False
 
 
 class InFlight:
@@ -281,7 +284,8 @@ class InFlight:
       its last possible node -> local number of the node at which it ended.
     - values: the values that it was told, by local number and output. waiting_for: those that its unfold function waits
       for. streamed: how many elements of the streamed sequence were given to the caller.
-    - gathered: the other values of its result; see Results.gather.
+    - gathered: the other values of its result: of each handle a list, for all requests that were gathered with it.
+      place: its place among them. See Results.gather. result: what its caller gets.
     - error: what it fails with, if a value could not be read or its unfold function raised.
 
     Attributes that few requests need are class defaults, to keep records cheap.
@@ -293,6 +297,9 @@ class InFlight:
     shift = 0
     streamed = 0
     error: BatchmakerError | None = None
+    gathered: Mapping[Handle, list[Any]] = MappingProxyType({})
+    place = 0
+    result: Any = None
 
     def __init__(self, ticket: Ticket, unfolding: Unfolding | Template, drawn: Drawn | None = None) -> None:
         self.ticket = ticket
@@ -303,19 +310,27 @@ class InFlight:
         self.graphs = [unfolding.graph]
         self.values: dict[tuple[int, int], Any] = {}
         self.ended: dict[int, int] = {}
-        self.gathered: dict[Handle, Any] = {}
         if unfolding.open:
             self.waiting_for = set(unfolding.awaited)
 
-    def admit(self, command: Admit) -> CellGraph:
-        """Note the node numbers of its next graph, and return this graph."""
-        graph = self.graphs.pop(0)
-        self.admitted += (command,)
-        self.shift = command.base - command.first_local
-        if self.unfolding.loops:
-            found = (self.unfolding.loops[run.first] for run in graph.runs if run.open_ended)
-            self.loops += tuple([(self.shift, loop) for loop in found])
-        return graph
+    @staticmethod
+    def admit(
+        requests: Mapping[RequestId, InFlight], commands: Iterable[Admit]
+    ) -> tuple[list[tuple[InFlight, Admit, CellGraph]], list[tuple[int, OpenLoop]]]:
+        """Note the node numbers of the next graphs of requests. Return these graphs, and all loops in them."""
+        graphs: list[tuple[InFlight, Admit, CellGraph]] = []
+        loops: list[tuple[int, OpenLoop]] = []
+        for command in commands:
+            request = requests[command.request]
+            graph = request.graphs.pop(0)
+            graphs.append((request, command, graph))
+            request.admitted += (command,)
+            request.shift = shift = command.base - command.first_local
+            if known := request.unfolding.loops:
+                found = [(shift, known[run.first]) for run in graph.runs if run.open_ended]
+                request.loops += tuple(found)
+                loops += found
+        return graphs, loops
 
     def local(self, node: int) -> int:
         """Return the local number of a node. Fast for nodes of the last graph, because these usually run.
@@ -358,7 +373,7 @@ class InFlight:
         if sequence is not None and sequence.output == output:
             nodes = sequence.nodes
             while self.streamed < len(nodes) and (int(nodes[self.streamed]), output) in self.values:
-                self.ticket.on_value(self.values[int(nodes[self.streamed]), output])
+                self.ticket.stream(self.values[int(nodes[self.streamed]), output])
                 self.streamed += 1
 
     def end_loop(self, last: int, local: int, fetched: Iterable[int]) -> None:

@@ -1,8 +1,8 @@
 """Values that steps bring to the host, and how requests get them. Used by CellDriver.
 
 Most requests need only their result. Their values go into tables: one assignment for all steps that are reported
-together, at any batch size. Requests that are told each value, and values too wide for a table, cost a Python object
-for each value.
+together, at any batch size. Requests that are told each value, and values that are very wide, cost a Python object for
+each value.
 """
 
 from __future__ import annotations
@@ -29,60 +29,122 @@ from batchmaker.scheduler.commands import RunTask, within
 Nodes = NDArray[np.int64]
 
 _UNBIND_COPY: Final[Any] = torch.unbind_copy
-"""Its stub says that it returns nothing."""
+_SPLIT_COPY: Final[Any] = torch.split_with_sizes_copy
+"""Their stubs say that they return nothing."""
 NARROW_BYTES: Final = 256
-"""Values of up to this size have a table. Wider ones would need too much memory: a table has a row for every node."""
+"""The table of values of up to this size has a row for every node. That of wider ones has a row for every value."""
+WIDE_BYTES: Final = 1 << 15
+"""Wider values have no table: copying one there takes longer than making a Python object."""
+KEPT_BYTES: Final = 1 << 24
+"""A larger table of wide values gives its memory back when it is empty."""
 
 
 @final
 class ResultTable:
-    """Values of one output, one shape and one dtype, by node number. ResultTables makes and grows it."""
+    """Values of one output, one shape and one dtype, by node number. ResultTables makes it.
 
-    __slots__ = ("_spec", "_width", "rows")
+    places: [nodes] of wide values, the row of the node's value, or -1 if it has none. Of narrow values it is None: the
+    row of a node is the one with its number. So memory for wide values is needed for those only that have come and are
+    not answered. (What comes for a request that has ended stays until its node numbers are used again.) free: numbers
+    of rows; the first `num_free` of them are free.
+    """
 
-    def __init__(self, spec: ValueSpec, num_rows: int) -> None:
+    __slots__ = ("_free", "_num_free", "_places", "_rows", "_spec", "_width")
+
+    def __init__(self, spec: ValueSpec, num_nodes: int) -> None:
         self._spec = spec
         self._width = math.prod(spec.shape)
+        is_wide = spec_bytes(spec) > NARROW_BYTES
+        self._places: Nodes | None = np.full(num_nodes, -1) if is_wide else None
+        self._free: Nodes = np.zeros(0, np.int64)
+        self._num_free = 0
+        self._rows: NDArray[Any] = self._zeros(0 if is_wide else num_nodes)
+
+    def _zeros(self, num_rows: int) -> NDArray[Any]:
         shape = (num_rows,) if self._width == 1 else (num_rows, self._width)
-        self.rows: NDArray[Any] = np.zeros(shape, as_array(torch.empty(0, dtype=torch_dtype(spec.dtype))).dtype)
+        return np.zeros(shape, as_array(torch.empty(0, dtype=torch_dtype(self._spec.dtype))).dtype)
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether it has rows for those nodes only whose values have come."""
+        return self._places is not None
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that its rows take."""
+        return self._rows.nbytes
+
+    def fit(self, num_nodes: int) -> None:
+        """Make room for node numbers below `num_nodes`. Values stay."""
+        if self._places is None:
+            self._rows = np.concatenate((self._rows, self._zeros(num_nodes - len(self._rows))))
+        else:
+            self._places = np.concatenate((self._places, np.full(num_nodes - len(self._places), -1)))
 
     def write(self, nodes: Nodes, values: Tensor) -> None:
-        """Store the values of these nodes. nodes: [count]. values: [count, *shape], or [count].
+        """Store the values of these nodes. nodes: [count], each once. values: [count, *shape], or [count].
 
         In the second form a number fills all parts of its value. NullExecutor gives such numbers.
         """
-        self.rows[nodes] = (
+        rows = nodes if self._places is None else self._taken(self._places, nodes)
+        self._rows[rows] = (
             as_array(values).reshape(-1) if self._width == 1 else as_array(values).reshape(len(nodes), -1)
         )
 
+    def _taken(self, places: Nodes, nodes: Nodes) -> Nodes:
+        """Return the rows of nodes. Those that had none have one then."""
+        rows = places[nodes]
+        missing = np.flatnonzero(rows < 0)
+        if len(missing) > self._num_free:
+            more = max(len(missing) - self._num_free, len(self._rows))
+            free = np.arange(len(self._rows), len(self._rows) + more)
+            self._rows = np.concatenate((self._rows, self._zeros(more)))
+            self._free = np.concatenate((self._free[: self._num_free], free, np.zeros(len(free), np.int64)))
+            self._num_free += more
+        self._num_free -= len(missing)
+        rows[missing] = self._free[self._num_free : self._num_free + len(missing)]
+        places[nodes] = rows
+        return rows
+
     def read(self, nodes: Nodes) -> Tensor:
         """Return the stored values of these nodes, [count, *shape], in memory of their own."""
-        values = torch.from_numpy(self.rows.take(nodes, 0))
+        values = torch.from_numpy(self._rows.take(nodes if self._places is None else self._places[nodes], 0))
         if self._spec.dtype == "bfloat16":
             values = values.view(torch.bfloat16)
         return values.view(len(nodes), *self._spec.shape) if self._spec.shape else values
+
+    def leave(self, nodes: Nodes) -> None:
+        """Let go of the values of nodes, whether they have come or not."""
+        if self._places is None:
+            return
+        rows = self._places[nodes]
+        rows = rows[rows >= 0]
+        self._places[nodes] = -1
+        self._free[self._num_free : self._num_free + len(rows)] = rows
+        self._num_free += len(rows)
+        if self._num_free == len(self._rows) and self.nbytes > KEPT_BYTES:
+            self._rows, self._free, self._num_free = self._zeros(0), np.zeros(0, np.int64), 0
 
 
 @final
 class ResultTables:
     """All tables, by output, shape and dtype. `fit` makes room for more node numbers."""
 
-    __slots__ = ("_num_rows", "_tables")
+    __slots__ = ("_num_nodes", "_tables", "wide")
 
     def __init__(self) -> None:
-        self._num_rows = 1024
+        self._num_nodes = 1024
         self._tables: dict[tuple[int, tuple[int, ...], str], ResultTable | None] = {}
+        self.wide: list[ResultTable] = []
 
-    def fit(self, num_rows: int) -> None:
-        """Make room for node numbers below `num_rows`."""
-        if num_rows <= self._num_rows:
+    def fit(self, num_nodes: int) -> None:
+        """Make room for node numbers below `num_nodes`."""
+        if num_nodes <= self._num_nodes:
             return
-        self._num_rows = max(2 * self._num_rows, num_rows)
+        self._num_nodes = max(2 * self._num_nodes, num_nodes)
         for table in self._tables.values():
             if table is not None:
-                grown = np.zeros((self._num_rows, *table.rows.shape[1:]), table.rows.dtype)
-                grown[: len(table.rows)] = table.rows
-                table.rows = grown
+                table.fit(self._num_nodes)
 
     def find(self, output: int, spec: ValueSpec) -> ResultTable | None:
         """Return the table of an output; None if its values are empty or too wide for a table."""
@@ -90,8 +152,10 @@ class ResultTables:
         try:
             return self._tables[key]
         except KeyError:
-            size = math.prod(spec.shape) * torch_dtype(spec.dtype).itemsize
-            made = self._tables[key] = ResultTable(spec, self._num_rows) if 0 < size <= NARROW_BYTES else None
+            made = ResultTable(spec, self._num_nodes) if 0 < spec_bytes(spec) <= WIDE_BYTES else None
+            self._tables[key] = made
+            if made is not None and made.is_wide:
+                self.wide.append(made)
             return made
 
 
@@ -99,12 +163,14 @@ class ResultTables:
 class Results:
     """Gives the values that steps have brought to the requests in flight.
 
-    tables: the values, except those that were told one by one. tests: the stop tests of their loops.
+    tables: the values, except those that were told one by one. Wide ones are kept until `leave`. tests: the stop tests
+    of their loops.
     """
 
     def __init__(self) -> None:
         self.tables = ResultTables()
         self.tests = StopTests()
+        self._num_nodes = 0
         self._by_slot: list[InFlight | None] = []
         self._told: NDArray[np.bool_] = np.zeros(256, np.bool_)  # by slot
         self._waits: NDArray[np.bool_] = np.zeros(256, np.bool_)  # by slot: nothing of the request has run
@@ -112,13 +178,16 @@ class Results:
 
     def fit(self, num_nodes: int) -> None:
         """Make room for node numbers below `num_nodes`: of every node that may run, whether of a loop or not."""
-        self.tables.fit(num_nodes)
-        self.tests.fit(num_nodes)
+        if num_nodes > self._num_nodes:
+            self.tables.fit(num_nodes)
+            self.tests.fit(num_nodes)
+            self._num_nodes = num_nodes
 
     def enter(self, requests: Sequence[InFlight]) -> None:
         """Note that requests have their slots. From now on steps may bring values for them."""
         slots = [request.admitted[0].slot for request in requests]
-        self._fit(max(slots, default=-1) + 1)
+        if max(slots, default=-1) >= len(self._by_slot):
+            self._fit(max(slots) + 1)
         for slot, request in zip(slots, requests, strict=True):
             self._by_slot[slot] = request
             if request.told:
@@ -132,45 +201,60 @@ class Results:
             missing = np.zeros(max(0, len(self._by_slot) - len(self._told)), np.bool_)
             self._told, self._waits = np.concatenate((self._told, missing)), np.concatenate((self._waits, missing))
 
-    def leave(self, request: InFlight) -> None:
-        """Note that a request has ended. Values that steps still bring for it are dropped."""
-        slot = request.admitted[0].slot
-        self._by_slot[slot] = None
-        if request.loops:
-            self.tests.leave(request.loops)
-        if request.told:
-            self._told[slot] = False
-            self._num_told -= 1
+    def leave(self, requests: Sequence[InFlight]) -> None:
+        """Note that requests have ended, admitted or not. Values that steps still bring for them are not used."""
+        for request in requests:
+            if not request.admitted:
+                continue
+            slot = request.admitted[0].slot
+            self._by_slot[slot] = None
+            if request.loops:
+                self.tests.leave(request.loops)
+            if request.told:
+                self._told[slot] = False
+                self._num_told -= 1
+        if self.tables.wide:
+            nodes = [np.arange(c.base, c.base + c.num_nodes) for request in requests for c in request.admitted]
+            for table in self.tables.wide if nodes else ():
+                table.leave(np.concatenate(nodes))
 
     def gather(self, requests: Sequence[InFlight]) -> None:
         """Read the values of the results of these ended requests from the tables, into `InFlight.gathered`.
 
-        Single values of one output are read for all requests at once. Each value and each sequence has memory of its
-        own.
+        All values of one table are read together. Each value and each sequence has memory of its own.
         """
         alike: dict[int, list[InFlight]] = {}  # by template or unfolding
         for request in requests:
             if not request.told:
                 alike.setdefault(id(request.unfolding), []).append(request)
-        reads: dict[ResultTable, tuple[list[int], list[tuple[InFlight, Handle]]]] = {}
+        values: dict[ResultTable, _Reads] = {}
+        sequences: dict[ResultTable, _Reads] = {}
         for members in alike.values():
+            columns: dict[Handle, list[Any]] = {}
+            shifts: list[int] = []
+            for place, request in enumerate(members):
+                request.gathered, request.place = columns, place
+                shifts.append(request.shift)
             for handle in members[0].unfolding.handles:
                 table = self.tables.find(handle.output, handle.spec)
-                if table is None:  # too wide: each value was told
+                if table is None:  # each value was told
                     continue
                 if isinstance(handle, ValueSequence):
-                    for request in members:
-                        request.gathered[handle] = table.read(request.nodes(handle))
-                    continue
-                nodes, readers = reads.setdefault(table, ([], []))
-                if handle.ends_open_loop:
-                    nodes += [request.shift + request.ended[handle.node] for request in members]
+                    nodes, sizes, owners = sequences.setdefault(table, ([], [], []))
+                    found = [request.nodes(handle) for request in members]
+                    nodes += found
+                    sizes += map(len, found)
                 else:
-                    nodes += [request.shift + handle.node for request in members]
-                readers += [(request, handle) for request in members]
-        for table, (nodes, readers) in reads.items():
-            for (request, handle), value in zip(readers, objects(table.read(np.array(nodes))), strict=True):
-                request.gathered[handle] = value
+                    nodes, _, owners = values.setdefault(table, ([], [], []))
+                    if handle.ends_open_loop:
+                        nodes.append(np.array(shifts) + [request.ended[handle.node] for request in members])
+                    else:
+                        nodes.append(np.array(shifts) + handle.node)
+                owners.append((columns, handle, len(members)))
+        for table, (nodes, _, owners) in values.items():
+            _share(objects(table.read(np.concatenate(nodes))), owners)
+        for table, (nodes, sizes, owners) in sequences.items():
+            _share(_SPLIT_COPY(table.read(np.concatenate(nodes)), sizes), owners)
 
     def begin(self, slots: Nodes, at_s: float) -> None:
         """Note when requests began. slots: of the nodes of a step that began at `at_s`; repeats allowed."""
@@ -187,7 +271,7 @@ class Results:
 
         begin: the first position of these steps in the task. slots: [positions] the slot of each node's request.
         """
-        missing = {position for position, _ in result.failed}
+        missing = {position for position, _ in result.failed} if result.failed else set[int]()
         if result.skipped is not None:
             missing.update((begin + np.flatnonzero(result.skipped)).tolist())
         touched: dict[int, InFlight] = {}
@@ -197,12 +281,18 @@ class Results:
                 continue
             nodes = task.nodes[positions]
             table = self.tables.find(fetch.output, cell.outputs[fetch.output])
-            if table is not None:
+            if table is not None and self._num_told == 0:
                 table.write(nodes, values)
-                if self._num_told == 0:
-                    continue
+                continue
             owners = slots[positions - begin]
-            self._tell(fetch.output, positions, nodes, owners, values, missing, touched, some=table is not None)
+            if table is not None:
+                told = self._told[owners]
+                if not told.all():
+                    table.write(nodes[~told], values[torch.from_numpy(~told)])
+                positions, nodes, owners, values = (
+                    positions[told], nodes[told], owners[told], values[torch.from_numpy(told)]
+                )  # fmt: skip
+            self._tell(fetch.output, positions, nodes, owners, values, missing, touched)
         return list(touched.values())
 
     def _tell(
@@ -214,15 +304,8 @@ class Results:
         values: Tensor,
         missing: set[int],
         touched: dict[int, InFlight],
-        *,
-        some: bool,
     ) -> None:
-        """Give values to their requests one by one, except at `missing` positions. some: only if told each value."""
-        if some:
-            where = np.flatnonzero(self._told[owners])
-            if len(where) < len(nodes):
-                nodes, owners, positions = nodes[where], owners[where], positions[where]
-                values = values.index_select(0, torch.from_numpy(where))
+        """Give values to their requests one by one, except at `missing` positions."""
         for slot, node, position, value in zip(
             owners.tolist(), nodes.tolist(), positions.tolist(), objects(values), strict=True
         ):
@@ -276,3 +359,20 @@ def objects(values: Tensor) -> list[Any]:
     would carry the others along.
     """
     return values.tolist() if values.ndim == 1 else list(_UNBIND_COPY(values))
+
+
+def spec_bytes(spec: ValueSpec) -> int:
+    """Return the size of one value."""
+    return math.prod(spec.shape) * torch_dtype(spec.dtype).itemsize
+
+
+_Reads = tuple[list[Nodes], list[int], list[tuple[dict[Handle, list[Any]], Handle, int]]]
+"""What is read from one table: nodes; of sequences, their sizes; for whom: columns, handle, and how many requests."""
+
+
+def _share(values: list[Any], owners: list[tuple[dict[Handle, list[Any]], Handle, int]]) -> None:
+    """Give values to the columns that they were read for, in order."""
+    first = 0
+    for columns, handle, count in owners:
+        columns[handle] = values[first : first + count]
+        first += count

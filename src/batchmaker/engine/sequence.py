@@ -13,6 +13,7 @@ from batchmaker.engine.loop import Loop
 from batchmaker.engine.request import Chunk, SequenceEntry, Ticket
 from batchmaker.engine.submission import Submitter
 from batchmaker.errors import SequenceError, StoppedError
+from batchmaker.model.structure import owned
 
 
 @final
@@ -29,12 +30,18 @@ class Sequence:
     """
 
     def __init__(
-        self, entry: SequenceEntry, loop: Loop, submitter: Submitter, ticket: Callable[[Any, Any], Ticket]
+        self,
+        entry: SequenceEntry,
+        loop: Loop,
+        submitter: Submitter,
+        make_ticket: Callable[..., Ticket],
+        deadline_ms: float | None = None,
     ) -> None:
         self._entry = entry
         self._loop = loop
         self._submitter = submitter
-        self._make_ticket = ticket
+        self._make_ticket = make_ticket  # Tickets.one with its model and its priority
+        self._deadline_ms = deadline_ms
         self._era = 0
         self._closed = False
 
@@ -83,11 +90,12 @@ class Sequence:
     ) -> None:
         self.close(drain=kind is None)
 
-    def ticket(self, chunk: Any, deadline_ms: float | None = None) -> Ticket:
+    def ticket(self, chunk: Any, deadline_ms: float | None = None, now_s: float | None = None) -> Ticket:
         """Return the ticket of the next chunk, which is not sent yet. For the engine itself; see `submit`."""
-        if not self.is_open:
+        if self._closed or self._entry.ended is not None:
             raise SequenceError(f"the sequence has ended: {self._entry.ended or 'it was closed'}; open another")
-        ticket = self._make_ticket(chunk, deadline_ms)
+        due_ms = self._deadline_ms if deadline_ms is None else deadline_ms
+        ticket = self._make_ticket(owned(chunk), due_ms, now_s=now_s)
         ticket.chunk = Chunk(self._entry, self._era)
         return ticket
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import add
@@ -13,7 +13,7 @@ from typing import Final, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.engine.request import Ticket
+from batchmaker.engine.request import Settled
 from batchmaker.errors import DeadlineError, RefusedError
 from batchmaker.executor.base import StepsResult
 from batchmaker.graph.spec import CellType, TypeId
@@ -36,12 +36,13 @@ class LatencyHistogram:
         self.num_samples = 0
         self.total_s = 0.0
 
-    def add(self, latency_s: float) -> None:
-        """Count one request."""
-        place = int(_PER_DOUBLING * math.log2(latency_s / _SHORTEST_S)) if latency_s > _SHORTEST_S else 0
-        self._counts[min(place, _NUM_BINS - 1)] += 1
-        self.num_samples += 1
-        self.total_s += latency_s
+    def add(self, *latencies_s: float) -> None:
+        """Count requests."""
+        for latency_s in latencies_s:
+            place = int(_PER_DOUBLING * math.log2(latency_s / _SHORTEST_S)) if latency_s > _SHORTEST_S else 0
+            self._counts[min(place, _NUM_BINS - 1)] += 1
+        self.num_samples += len(latencies_s)
+        self.total_s += sum(latencies_s)
 
     def absorb(self, other: LatencyHistogram) -> None:
         """Add the counts of another histogram."""
@@ -97,21 +98,24 @@ class ServiceStats:
         """The share of violations among the requests with a deadline; 0 if there are none."""
         return self.violations / self.with_deadline if self.with_deadline else 0.0
 
-    def settled(self, ticket: Ticket, error: BaseException | None) -> None:
-        """Count a request that was just settled. error: None if it has a result."""
-        if ticket.deadline_s is not None:
-            self.with_deadline += 1
-            self.late += error is None and ticket.is_late
-        if error is None:
-            self.answered += 1
-            self.latency.add(ticket.latency_s or 0.0)
-            return
-        kind = type(error).__name__
-        self.failed[kind] = self.failed.get(kind, 0) + 1
-        if isinstance(error, RefusedError):
-            self.refused += 1
-        elif isinstance(error, DeadlineError):
-            self.given_up += 1
+    def settled(self, outcomes: Iterable[Settled]) -> None:
+        """Count requests that were just settled."""
+        latencies_s: list[float] = []
+        for ticket, _, error in outcomes:
+            if ticket.deadline_s is not None:
+                self.with_deadline += 1
+                self.late += error is None and ticket.is_late
+            if error is None:
+                latencies_s.append(0.0 if ticket.finished_s is None else ticket.finished_s - ticket.arrived_s)
+                continue
+            kind = type(error).__name__
+            self.failed[kind] = self.failed.get(kind, 0) + 1
+            if isinstance(error, RefusedError):
+                self.refused += 1
+            elif isinstance(error, DeadlineError):
+                self.given_up += 1
+        self.answered += len(latencies_s)
+        self.latency.add(*latencies_s)
 
     def __str__(self) -> str:
         p50, p90, p99 = (self.latency.percentile_ms(percent) for percent in (50, 90, 99))
@@ -183,7 +187,8 @@ class StepCounts:
         skipped = result.skipped if result.skipped is not None and result.skipped.any() else None
         if skipped is not None:
             batches -= np.add.reduceat(skipped.astype(np.int64), ends - batches - begin)
-        padded = self._padded(cell)[batches]
+        sizes = self._sizes.get(cell.type_id)
+        padded = (self._padded(cell) if sizes is None else sizes)[batches]
         stats = self._stats
         stats.steps += len(batches)
         stats.cells += int(batches.sum())
@@ -195,11 +200,9 @@ class StepCounts:
 
     def _padded(self, cell: CellType) -> Numbers:
         """Return the supported size for each number of rows, [max_batch + 1]; 0 for 0 rows."""
-        found = self._sizes.get(cell.type_id)
-        if found is None:
-            batches = np.arange(cell.max_batch + 1)
-            found = self._sizes[cell.type_id] = np.array(cell.batch_sizes)[np.searchsorted(cell.batch_sizes, batches)]
-            found[0] = 0
+        batches = np.arange(cell.max_batch + 1)
+        found = self._sizes[cell.type_id] = np.array(cell.batch_sizes)[np.searchsorted(cell.batch_sizes, batches)]
+        found[0] = 0
         return found
 
     def _show(

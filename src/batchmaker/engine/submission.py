@@ -1,4 +1,4 @@
-"""How requests are handed to an engine: one by one, all of one event loop turn together, or many by `map`.
+"""How requests get their tickets and are handed to an engine: one by one, all of one event loop turn, or many.
 
 Also the limit of unanswered requests (`max_queue`). Used by Engine and Sequence.
 """
@@ -6,17 +6,21 @@ Also the limit of unanswered requests (`max_queue`). Used by Engine and Sequence
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from asyncio.events import _get_running_loop
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final, Protocol, final
+from typing import Any, Final, Protocol, cast, final
 
+from batchmaker.clock import Clock
 from batchmaker.engine import forks
 from batchmaker.engine.answer import Answer, Handover, Values
+from batchmaker.engine.catalogue import CatalogueEntry
 from batchmaker.engine.request import Answers, Ticket
 from batchmaker.errors import QueueFullError
+from batchmaker.scheduler.events import RequestId
 
 _SENT_TOGETHER: Final = 256
 """The most requests that `map` sends at once."""
@@ -97,12 +101,59 @@ class Room:
         )
 
 
+@final
+class Tickets:
+    """Makes tickets. Any thread may call it.
+
+    served: the model that the requests are for. deadline_ms: from now; None for the model's, math.inf for none. Raises
+    OptionError if it is not a number. priority: from `checked_priority`. A ticket holds its request, not a copy.
+    """
+
+    __slots__ = ("_ids", "clock")
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self._ids = cast(Iterator[RequestId], itertools.count())
+
+    def one(
+        self, served: CatalogueEntry, request: Any, deadline_ms: float | None, priority: int, now_s: float | None = None
+    ) -> Ticket:
+        """Return the ticket of a request. now_s: if the clock was read just now, what it said."""
+        now_s = self.clock.now_s() if now_s is None else now_s
+        has_deadline = deadline_ms is not None or served.deadline_ms is not None
+        due_s = served.due_s(now_s, deadline_ms) if has_deadline else None
+        return Ticket(
+            next(self._ids), request, now_s, due_s, model=served.model, model_id=served.model_id, priority=priority
+        )
+
+    def many(
+        self, served: CatalogueEntry, requests: Iterable[Any], deadline_ms: float | None, priority: int
+    ) -> list[Ticket]:
+        """Return the tickets of requests that come together."""
+        now_s = self.clock.now_s()
+        due_s = served.due_s(now_s, deadline_ms)
+        return [
+            Ticket(number, request, now_s, due_s, model=served.model, model_id=served.model_id, priority=priority)
+            for request, number in zip(requests, self._ids, strict=False)
+        ]
+
+
 class Sending(Handover, Protocol):
     """The part of the engine that takes requests; see `batchmaker.engine.loop.Loop`."""
+
+    is_running: bool
 
     @property
     def is_own_thread(self) -> bool:
         """Whether the caller runs in the engine's thread, which must not wait for an answer."""
+        ...
+
+    def send(self, item: list[Ticket]) -> None:
+        """Accept requests that come together."""
+        ...
+
+    def hold(self, tickets: list[Ticket]) -> None:
+        """Accept requests, and keep them until `release`."""
         ...
 
 
@@ -110,25 +161,18 @@ class Sending(Handover, Protocol):
 class Submitter:
     """Hands tickets to an engine.
 
-    send: accepts tickets. hold: accepts tickets, and keeps them until `release`. room: the limit, None for no limit.
+    loop: takes them. start: starts it. room: the limit, None for no limit.
 
     The requests of one turn of an event loop are handed over together, at the end of the turn. If each were handed over
     alone, each would wake the engine's thread. Then this thread would run small batches, and would compete with the
     event loop for the interpreter.
     """
 
-    __slots__ = ("_hold", "_loop", "_releasing", "_room", "_send")
+    __slots__ = ("_loop", "_releasing", "_room", "_start")
 
-    def __init__(
-        self,
-        send: Callable[[list[Ticket]], None],
-        hold: Callable[[list[Ticket]], None],
-        loop: Sending,
-        room: Room | None,
-    ) -> None:
-        self._send = send
-        self._hold = hold
+    def __init__(self, loop: Sending, start: Callable[[], object], room: Room | None) -> None:
         self._loop = loop
+        self._start = start
         self._room = room
         self._releasing: asyncio.AbstractEventLoop | None = None  # the event loop that scheduled the last release
 
@@ -141,17 +185,41 @@ class Submitter:
         ticket.answer = answer = Answer(ticket.request_id, self._loop, values)
         if values is not None:
             ticket.on_value = values.put
+        self._submit([ticket])
+        return answer
+
+    def submit_many(self, tickets: list[Ticket]) -> list[Answer]:
+        """Submit requests together and return their answers. Raises as `submit` does; then none is accepted.
+
+        If it waits for room, those that have found room may have been accepted.
+        """
+        answers: list[Answer] = []
+        for ticket in tickets:
+            ticket.answer = answer = Answer(ticket.request_id, self._loop)
+            answers.append(answer)
+        while tickets:
+            tickets = self._submit(tickets)
+        return answers
+
+    def _submit(self, tickets: list[Ticket]) -> list[Ticket]:
+        """Submit as many of these requests as have room, at least one. Return the others."""
         running = _get_running_loop()
+        others: list[Ticket] = []
         if self._room is not None:
-            self._take_place(self._room, ticket, in_event_loop=running is not None)
+            count = self._places(self._room, len(tickets), in_event_loop=running is not None)
+            tickets, others = tickets[:count], tickets[count:]
+            for ticket in tickets:
+                ticket.has_place = True
         try:
+            if not self._loop.is_running:
+                self._start()
             if running is None:
-                self._send([ticket])
-                return answer
-            self._hold([ticket])
+                self._loop.send(tickets)
+                return others
+            self._loop.hold(tickets)
         except BaseException:  # the engine has stopped or could not start: it has no request
             if self._room is not None:
-                self._room.leave()
+                self._room.leave(len(tickets))
             raise
         # Race: several event loops may submit here, each in its own thread. Only a loop's own thread sets `_releasing`
         # to this loop, and it then schedules a release. So a thread that reads its own loop here has a release ahead.
@@ -160,19 +228,25 @@ class Submitter:
         if self._releasing is not running:
             self._releasing = running
             running.call_soon(self._release_all)
-        return answer
+        return others
 
     def _release_all(self) -> None:
         self._releasing = None  # before the release: requests after this line schedule a release of their own
         self._loop.release()
 
-    def _take_place(self, room: Room, ticket: Ticket, *, in_event_loop: bool) -> None:
-        if not room.take(1):
-            if not room.waits or in_event_loop or self._loop.is_own_thread:
-                raise room.full()
-            self._loop.release()  # held requests have places, and are answered only after this
-            room.take_later(1)
-        ticket.has_place = True
+    def _places(self, room: Room, wanted: int, *, in_event_loop: bool) -> int:
+        """Take places for requests: for all, or for some if this caller may wait for the others."""
+        taken = room.take(wanted)
+        if taken == wanted:
+            return taken
+        if not room.waits or in_event_loop or self._loop.is_own_thread:
+            if taken:
+                room.leave(taken)
+            raise room.full()
+        if taken:
+            return taken
+        self._loop.release()  # held requests have places, and are answered only after this
+        return room.take_later(wanted)
 
     def map(
         self,
@@ -228,7 +302,9 @@ class Submitter:
             tickets = make(requests)
             for place, ticket in enumerate(tickets, first):
                 ticket.answers, ticket.place, ticket.has_place = answers, place, self._room is not None
-            self._send(tickets)
+            if not self._loop.is_running:
+                self._start()
+            self._loop.send(tickets)
         except BaseException:
             if self._room is not None:
                 self._room.leave(len(requests))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, final
+from collections.abc import Callable, Iterable, Sequence
+from typing import final
 
-from batchmaker.engine.request import Outbox, Ticket
-from batchmaker.errors import BatchmakerError
+from batchmaker.engine.request import Outbox, Settled, Ticket
+from batchmaker.errors import BatchmakerError, CancelledError
 from batchmaker.scheduler.events import RequestId
 
 
@@ -17,11 +17,11 @@ class Unanswered:
     That is the engine's thread, or another one while the engine's thread hangs. Race: if both try, `dict.pop` gives the
     request to one of them, and the other finds nothing.
 
-    on_settled: called in the engine's thread with each ticket and its error, if any. left: called before a request that
-    has a place (see Room) is answered, by the thread that answers.
+    on_settled: called in the engine's thread with the requests that are answered together. left: called before requests
+    that have places (see Room) are answered, with their number, by the thread that answers.
     """
 
-    def __init__(self, on_settled: Callable[[Ticket, BaseException | None], None], left: Callable[[], None]) -> None:
+    def __init__(self, on_settled: Callable[[Sequence[Settled]], None], left: Callable[[int], None]) -> None:
         self._on_settled = on_settled
         self._left = left
         self._tickets: dict[RequestId, Ticket] = {}
@@ -32,9 +32,15 @@ class Unanswered:
     def __len__(self) -> int:
         return len(self._tickets)
 
-    def add(self, ticket: Ticket) -> None:
-        """Accept a request. Any thread may call this, but only one at a time."""
-        self._tickets[ticket.request_id] = ticket
+    def add(self, tickets: Iterable[Ticket]) -> float | None:
+        """Accept requests. Return the last of their deadlines, if any. Only one thread at a time may call this."""
+        last_s: float | None = None
+        for ticket in tickets:
+            self._tickets[ticket.request_id] = ticket
+            due_s = ticket.deadline_s
+            if due_s is not None and (last_s is None or due_s > last_s):
+                last_s = due_s
+        return last_s
 
     def tickets(self) -> list[Ticket]:
         """Return the requests, in the order in which they were accepted."""
@@ -49,48 +55,61 @@ class Unanswered:
 
     # --- in the engine's thread --------------------------------------------------------------------------------------
 
-    def claim(self, ticket: Ticket, error: BaseException | None) -> BaseException | None:
-        """Take the right to answer; return the error that the caller gets, which may be another one.
+    def claim(self, outcomes: Sequence[Settled], now_s: float) -> list[Settled]:
+        """Take the right to answer; return what the callers get, which may be another error than that of `outcomes`.
 
-        `deliver` follows. If a failure of the engine comes between them, the request is claimed again, with that error.
+        It is CancelledError if a caller was faster, and what `on_value` raised where there is no other. `deliver`
+        follows. If a failure of the engine comes between them, the requests are claimed again, with that error.
         """
-        request_id = ticket.request_id
-        is_ours = request_id in self._claimed
-        self._claimed[request_id] = ticket  # before the pop, for a fork by another thread
-        if self._tickets.pop(request_id, None) is not None:
-            if ticket.has_place:
-                self._left()
-        elif not is_ours:  # another thread has answered
-            del self._claimed[request_id]
-            return ticket.error
-        return error if ticket.answer is None else ticket.claim(error)
+        ours: list[Settled] = []
+        others: list[Settled] = []
+        num_places = 0
+        for outcome in outcomes:
+            ticket = outcome[0]
+            ticket.finished_s = now_s
+            request_id = ticket.request_id
+            is_ours = request_id in self._claimed
+            self._claimed[request_id] = ticket  # before the pop, for a fork by another thread
+            if self._tickets.pop(request_id, None) is not None:
+                num_places += ticket.has_place
+            elif not is_ours:  # another thread has answered
+                del self._claimed[request_id]
+                others.append((ticket, None, ticket.error))
+                continue
+            ours.append(outcome)
+        if num_places:
+            self._left(num_places)
+        return _claimed(ours) + others
 
-    def deliver(self, ticket: Ticket, result: Any, error: BaseException | None) -> None:
-        """Count a request, and give the caller what `claim` has said, unless another thread has answered."""
-        self._on_settled(ticket, error)  # before the delivery: the caller may read the counts at once
-        if ticket.request_id in self._claimed:
-            self._outbox.deliver(ticket, result, error)
-            del self._claimed[ticket.request_id]
-        self._instead.pop(ticket.request_id, None)
+    def deliver(self, outcomes: Sequence[Settled]) -> None:
+        """Count requests, and give the callers what `claim` has said, unless another thread has answered."""
+        self._on_settled(outcomes)  # before the delivery: the callers may read the counts at once
+        self._outbox.deliver([outcome for outcome in outcomes if outcome[0].request_id in self._claimed])
+        for ticket, _, _ in outcomes:
+            self._claimed.pop(ticket.request_id, None)
+            self._instead.pop(ticket.request_id, None)
 
     def flush(self) -> None:
         """Wake the callers whose answers were collected for the end of a turn."""
-        self._outbox.flush()
+        if self._outbox.has_news:
+            self._outbox.flush()
 
     # --- in another thread, while the engine's thread hangs ----------------------------------------------------------
 
     def answer_instead(self, tickets: Iterable[Ticket], failure: Callable[[Ticket], BatchmakerError]) -> None:
         """Answer in place of the engine's thread, which counts the requests and clears their state when it goes on."""
-        outbox = Outbox()
+        ours: list[Settled] = []
         for ticket in tickets:
             ticket.error = error = failure(ticket)  # before the pop; the engine's thread reads it after
             self._instead[ticket.request_id] = ticket
             if self._tickets.pop(ticket.request_id, None) is None:  # the engine's thread was faster, and has counted it
-                del self._instead[ticket.request_id]
+                self._instead.pop(ticket.request_id, None)
                 continue
             if ticket.has_place:
-                self._left()
-            outbox.deliver(ticket, None, ticket.claim(error))
+                self._left(1)
+            ours.append((ticket, None, error))
+        outbox = Outbox()
+        outbox.deliver(_claimed(ours))
         outbox.flush()
 
     # --- in a forked process -----------------------------------------------------------------------------------------
@@ -102,3 +121,18 @@ class Unanswered:
                 ticket.answer.abandon(error)
         self._tickets = {}
         self._outbox = Outbox()
+
+
+def _claimed(outcomes: Iterable[Settled]) -> list[Settled]:
+    """Take the right to answer from callers, who may cancel until now; see Answer. Return what the callers get."""
+    claimed: list[Settled] = []
+    for outcome in outcomes:
+        ticket, _, wanted = outcome
+        error = wanted or ticket.fault
+        if ticket.answer is not None:
+            verdicts = ticket.answer.verdicts
+            verdicts.append(None)
+            if verdicts[0] is not None:
+                error = CancelledError(f"request {ticket.request_id}: cancelled by the caller")
+        claimed.append(outcome if error is wanted else (ticket, None, error))
+    return claimed

@@ -22,6 +22,7 @@ from batchmaker.model.registry import CellRegistry
 from batchmaker.model.scope import CellTypes
 from batchmaker.model.template_cache import Sight
 from batchmaker.model.template_values import Drawn
+from batchmaker.model.templates import Template
 from batchmaker.model.unfolding import Unfolding
 from batchmaker.scheduler.events import CellTypeAdded, Event, GraphExtended, RequestArrived, RequestFailed
 
@@ -69,13 +70,21 @@ class Unfolder:
             return []
         begin = time.perf_counter()
         entered = []
-        drawn, sights = zip(*self._drawn(tickets), strict=True)
-        for ticket, given, sight in zip(tickets, self._arrivals.current(drawn), sights, strict=True):
-            if (over := ticket.over) is not None:  # cancelled or late, perhaps while others were unfolded
-                settle([(ticket, None, over)])
+        now_s, has_run = self._clock.now_s(), False
+        for ticket, drawn, sight in zip(tickets, *self._drawn(tickets), strict=True):
+            answer = ticket.answer
+            if (ticket.error is not None or (answer is not None and answer.verdicts)) and (over := ticket.over):
+                settle([(ticket, None, over)])  # cancelled or late, perhaps while others were unfolded
                 continue
+            # An unfold function that has run for a request before it may have changed what was read for a template.
+            given = None if drawn is not None and has_run and not drawn[0].guard.holds() else drawn
             try:  # the model's own code, or what it returned
-                unfolded = self._unfolded(ticket, events) if given is None else given[0]
+                if given is None:
+                    has_run = True
+                    unfolded: Unfolding | Template = self._unfolded(ticket, events)
+                    now_s = self._clock.now_s()
+                else:
+                    unfolded = given[0]
                 request = InFlight(ticket, unfolded, given)
             except RAISED_BY_USERS as error:
                 settle([(ticket, None, blamed(error))])
@@ -85,7 +94,7 @@ class Unfolder:
             ticket.num_cells += unfolded.graph.num_nodes
             entered.append(request)
             events.append(RequestArrived(
-                ticket.request_id, unfolded.graph, self._clock.now_s(), ticket.deadline_s, unfolded.open,
+                ticket.request_id, unfolded.graph, now_s, ticket.deadline_s, unfolded.open,
                 ticket.priority, ticket.model_id, None if ticket.chunk is None else ticket.chunk.sequence.sequence_id,
             ))  # fmt: skip
         self.stats.unfold_s += time.perf_counter() - begin
@@ -97,15 +106,18 @@ class Unfolder:
             if not self._resume_once(request, events):
                 return
 
-    def _drawn(self, tickets: Sequence[Ticket]) -> list[tuple[Drawn | None, Sight | None]]:
+    def _drawn(self, tickets: Sequence[Ticket]) -> tuple[list[Drawn | None], list[Sight | None]]:
         """Return the template and values of each request, and its view; None and None if it must be unfolded.
 
         If a request makes this raise, it is tried alone, and unfolded then: that raises its error, if it has one.
         """
         try:
-            return list(zip(*self._arrivals.draw(tickets), strict=True))
+            return self._arrivals.draw(tickets)
         except RAISED_BY_USERS:  # its own classes, settings of its model, or its size
-            return [(None, None)] if len(tickets) == 1 else [self._drawn([ticket])[0] for ticket in tickets]
+            if len(tickets) == 1:
+                return [None], [None]
+            alone = [self._drawn([ticket]) for ticket in tickets]
+            return [drawn for (drawn,), _ in alone], [sight for _, (sight,) in alone]
 
     def _unfolded(self, ticket: Ticket, events: list[Event]) -> Unfolding:
         """Run a request's unfold function to its first `yield` or its end. Raises all that it raises."""
@@ -146,8 +158,7 @@ class Unfolder:
             return False
         finally:
             self.stats.unfold_s += time.perf_counter() - begin
-        if request.ticket.on_value is not None:
-            request.ticket.on_value(sent)
+        request.ticket.stream(sent)
         self._learn_types(events)
         request.graphs.append(unfolding.graph)
         request.waiting_for = {key for key in unfolding.awaited if key not in request.values}

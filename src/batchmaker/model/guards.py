@@ -147,7 +147,7 @@ class Guard:
             for now, then in zip(_content(container), before, strict=True):
                 if len(now) != len(then) or not all(map(is_, now, then)):
                     return False
-        return all(_values(array) == values for array, values in self._arrays.values())
+        return not self._arrays or all(_values(array) == values for array, values in self._arrays.values())
 
     def _fact(self, key: Hashable, get: Callable[[Any], Any], owner: Any) -> Any:
         known = self._facts.get(key)

@@ -220,6 +220,8 @@ def converted(array: Any, spec: ValueSpec, where: str) -> Any:
     Floats convert to floats, and are rounded; integers to integers and floats, and keep their values. Raises
     RequestShapeError for another kind, InvalidRequestError for a number that the dtype cannot hold.
     """
+    if type(array) is np.ndarray and array.dtype is _DTYPES.get(spec.dtype):
+        return np.ascontiguousarray(array)
     _check_kind(_kind(array), spec, array.dtype, where)
     wanted = torch_dtype(spec.dtype)
     is_tensor = isinstance(array, torch.Tensor)

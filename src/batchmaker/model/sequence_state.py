@@ -49,6 +49,7 @@ class KeptState:
 
 
 NOTHING_KEPT = KeptState()
+"""The state of a sequence that keeps nothing: always this object."""
 
 
 def keep(structure: Any, recorder: Recorder) -> KeptState:
@@ -71,7 +72,9 @@ def keep(structure: Any, recorder: Recorder) -> KeptState:
             return KeptHandle(int(np.searchsorted(nodes, handle.node)), handle.output, handle.spec)
         return KeptHandle(np.searchsorted(nodes, handle.nodes), handle.output, handle.spec)
 
-    return KeptState(replaced(structure, (Value, ValueSequence), kept), len(nodes))
+    return (
+        NOTHING_KEPT if structure is None else KeptState(replaced(structure, (Value, ValueSequence), kept), len(nodes))
+    )
 
 
 def signature(structure: Any) -> Hashable | None:

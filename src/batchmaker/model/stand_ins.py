@@ -66,7 +66,7 @@ class StandIns:
         self.over = True
 
     def of(self, request: Any) -> Any:
-        """Return a request of the same shape without its values. The request must have a shape (see `shape_of`)."""
+        """Return a request of the same shape without its values. The request must have a shape (see `shapes_of`)."""
         kind = type(request)
         if kind is list or kind is tuple:
             return kind([self.of(part) for part in request])

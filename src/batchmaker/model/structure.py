@@ -70,7 +70,7 @@ def owned(structure: Any) -> Any:
     kind = type(structure)
     if kind in _CONSTANT:
         return structure
-    if kind is list and _CONSTANT.issuperset(map(type, structure)):
+    if kind is np.ndarray or (kind is list and _CONSTANT.issuperset(map(type, structure))):
         return structure.copy()
     made: dict[int, Any] = {}  # copies, by the id of what they are copies of
     begun: set[int] = set()

@@ -13,7 +13,7 @@ from batchmaker.model.cell import Cell
 from batchmaker.model.guards import Guard, UnprovenError
 from batchmaker.model.model import Model
 from batchmaker.model.observed_code import read_source
-from batchmaker.model.request_shapes import Leaf, shape_of
+from batchmaker.model.request_shapes import Leaf, shapes_of
 from batchmaker.model.scope import CellTypes
 from batchmaker.model.sequence_state import NOTHING_KEPT, KeptState, signature
 from batchmaker.model.stand_ins import Looked
@@ -41,16 +41,12 @@ _REFUSED: Final = "refused"
 _log: Final = logging.getLogger(__name__)
 
 
-@final
-class Sight:
-    """The view of a request for templates. shape: with its model and previous state. template: None without one."""
+Key = tuple[int, int, Hashable]
+"""What a template is kept under: a number for what unfolds it (a model's `unfold`, or its `unfold_chunk`), the id of
+the state before it, and its shape."""
 
-    __slots__ = ("leaves", "shape", "template")
-
-    def __init__(self, shape: Hashable, leaves: list[Leaf], template: Template | None) -> None:
-        self.shape = shape
-        self.leaves = leaves
-        self.template = template
+Sight = tuple[Key, list[Leaf], Template | None]
+"""The view of a request for templates: its key, its values, its template or None. A tuple: each request has one."""
 
 
 @final
@@ -60,7 +56,7 @@ class TemplateCache:
     def __init__(self, cells: Sequence[CellType], max_nodes: int) -> None:
         self._cells = cells
         self._max_nodes = max_nodes
-        self._known: OrderedDict[Hashable, Template | str] = OrderedDict()  # by shape, least recently used first
+        self._known: OrderedDict[Key, Template | str] = OrderedDict()  # by shape, least recently used first
         self._num_templates = 0
         self._num_nodes = 0
         # A function is the `unfold` or the `unfold_chunk` of a model; one may have templates where the other has none.
@@ -71,7 +67,6 @@ class TemplateCache:
         self._proven: set[int] = set()
         self._guards: dict[Hashable, Guard] = {}
         self._forms: dict[Hashable, object] = {}  # one object for each form, which is faster to look up
-        self._held: dict[int, bool] = {}  # guards already checked in this turn
         self._states: OrderedDict[Hashable, KeptState] = OrderedDict()
 
     @property
@@ -83,68 +78,79 @@ class TemplateCache:
         """Number of nodes of all kept templates."""
         return self._num_nodes
 
-    def new_turn(self) -> None:
-        """A new turn begins: attributes of models may have changed."""
-        self._held.clear()
+    def look(self, requests: Sequence[tuple[int, Any, KeptState | None]]) -> list[Sight | None]:
+        """Return the known state of the shapes of requests of one turn; None where requests are always unfolded.
 
-    def look(self, model_id: int, request: Any, before: KeptState | None) -> Sight | None:
-        """Return the known state of a request's shape; None if its requests are always unfolded.
-
-        before: see Unfolding; a state from `canonical`.
+        requests: of each the number of its model, itself, and the state before it (see Unfolding; from `canonical`).
         """
-        function = _function(model_id, before)
-        if function in self._without:
-            return None
-        misses = self._misses.get(function, 0)
-        self._misses[function] = misses + 1
-        if misses >= MISSES and misses % ASKED:
-            return None
-        leaves: list[Leaf] = []
-        shape = shape_of(request, leaves)
-        if shape is None:
-            return None
-        key = (function, id(before), shape)
-        known = self._known.get(key)
-        if type(known) is not Template:
-            return None if known is _REFUSED else Sight(key, leaves, None)
-        if not self._holds(known.guard):
-            self._forget(key)
-            self._changes[function] = self._changes.get(function, 0) + 1
-            return Sight(key, leaves, None)
-        self._known.move_to_end(key)
-        self._misses[function] = 0
-        return Sight(key, leaves, known)
+        sights: list[Sight | None] = [None] * len(requests)
+        asked: list[tuple[int, int, KeptState | None]] = []
+        values: list[Any] = []
+        leaves: list[list[Leaf]] = []
+        for place, (model_id, request, before) in enumerate(requests):
+            function = 2 * model_id + (before is not None)
+            if function in self._without:
+                continue
+            misses = self._misses.get(function, 0)
+            self._misses[function] = misses + 1
+            if misses < MISSES or misses % ASKED == 0:
+                asked.append((place, function, before))
+                values.append(request)
+                leaves.append([])
+        holding: dict[int, bool] = {}  # guards: attributes of models may have changed since the last turn
+        for (place, function, before), shape, mine in zip(asked, shapes_of(values, leaves), leaves, strict=True):
+            if shape is None:
+                continue
+            key = (function, id(before), shape)
+            known = self._known.get(key)
+            if type(known) is not Template:
+                sights[place] = None if known is _REFUSED else (key, mine, None)
+                continue
+            guard = known.guard
+            holds = holding.get(id(guard))
+            if holds is None:
+                holds = holding[id(guard)] = guard.holds()
+            if holds:
+                self._known.move_to_end(key)
+                self._misses[function] = 0
+                sights[place] = (key, mine, known)
+            else:
+                self._forget(key)
+                self._changes[function] = self._changes.get(function, 0) + 1
+                sights[place] = (key, mine, None)
+        return sights
 
     def recorded(
-        self, sight: Sight, model: Model, model_id: int, types: CellTypes[Cell], request: Any, before: KeptState | None,
+        self, sight: Sight, model: Model, types: CellTypes[Cell], request: Any, before: KeptState | None,
         unfolding: Unfolding,
     ) -> None:  # fmt: skip
         """Note that a request which `look` has seen was unfolded.
 
         The second request of a shape proves its template, if there is one.
         """
-        function = _function(model_id, before)
-        if function in self._without or self._known.get(sight.shape) is _REFUSED:  # decided since this turn began
+        shape, leaves, template = sight
+        function = shape[0]
+        if function in self._without or self._known.get(shape) is _REFUSED:  # decided since this turn began
             return
         if unfolding.waits:
-            self._refuse(sight.shape, model, function, "it is a generator function")
+            self._refuse(shape, model, function, "it is a generator function")
             return
         if self._changes.get(function, 0) >= CHANGES:
             self._give_up(model, function, "what it reads changes often")
             return
-        if sight.template is not None:  # some of its values could not be laid out, or what it reads has just changed
+        if template is not None:  # some of its values could not be laid out, or what it reads has just changed
             return
-        if self._known.get(sight.shape) is None:
-            self._note(sight.shape, _SEEN)
+        if self._known.get(shape) is None:
+            self._note(shape, _SEEN)
             read_source(type(model).unfold if before is None else type(model).unfold_chunk)  # as the engine starts
             return
         try:
             template = prove(model, types, self._cells, request, self._max_nodes, before)
-            difference = self._difference(template, sight, unfolding)
+            difference = self._difference(template, leaves, unfolding)
         except (UnprovenError, Looked) as error:
-            self._refuse(sight.shape, model, function, str(error) or "a value of the request is part of its graph")
+            self._refuse(shape, model, function, str(error) or "a value of the request is part of its graph")
         except (RecursionError, MemoryError) as error:  # this shape is too deep or too large; others may not be
-            self._refuse(sight.shape, model, function, said_by(error))
+            self._refuse(shape, model, function, said_by(error))
         except RAISED_BY_USERS as error:  # the user's objects may raise anything
             self._give_up(model, function, said_by(error))
         else:
@@ -152,7 +158,7 @@ class TemplateCache:
                 self._give_up(model, function, f"{difference} was another for a request of the same shape")
             else:
                 template.loops = dict(unfolding.loops)  # with the functions that end them, which do not ask
-                self._keep(sight.shape, function, template)
+                self._keep(shape, function, template)
 
     def canonical(self, state: KeptState) -> KeptState:
         """Return one object for all equal states; the state itself if it could change."""
@@ -167,20 +173,14 @@ class TemplateCache:
 
     # --- inside ------------------------------------------------------------------------------------------------
 
-    def _holds(self, guard: Guard) -> bool:
-        held = self._held.get(id(guard))
-        if held is None:
-            held = self._held[id(guard)] = guard.holds()
-        return held
-
-    def _difference(self, template: Template, sight: Sight, unfolding: Unfolding) -> str | None:
-        given, wrong = gather([template], [sight.leaves])
+    def _difference(self, template: Template, leaves: list[Leaf], unfolding: Unfolding) -> str | None:
+        given, wrong = gather([template], [leaves])
         if given is None or wrong:
             return "what the request gives"
         values = [given.rows(feed, (0,), (0,))[1] for feed in range(len(template.feeds))]
         return differs(template, unfolding, values)
 
-    def _keep(self, shape: Hashable, function: int, template: Template) -> None:
+    def _keep(self, shape: Key, function: int, template: Template) -> None:
         if template.num_nodes > MAX_NODES // 4:
             self._note(shape, _REFUSED)
             return
@@ -205,19 +205,19 @@ class TemplateCache:
             oldest = next(key for key, one in self._known.items() if type(one) is Template)
             self._forget(oldest)
 
-    def _note(self, shape: Hashable, what: Template | str) -> None:
+    def _note(self, shape: Key, what: Template | str) -> None:
         self._forget(shape)
         self._known[shape] = what
         if len(self._known) > MAX_SHAPES:
             self._forget(next(iter(self._known)))
 
-    def _forget(self, shape: Hashable) -> None:
+    def _forget(self, shape: Key) -> None:
         known = self._known.pop(shape, None)
         if type(known) is Template:
             self._num_templates -= 1
             self._num_nodes -= known.num_nodes
 
-    def _refuse(self, shape: Hashable, model: Model, function: int, why: str) -> None:
+    def _refuse(self, shape: Key, model: Model, function: int, why: str) -> None:
         _log.debug("%s: requests of a shape are unfolded each: %s", type(model).__name__, why)
         self._note(shape, _REFUSED)
         misses = self._misses.get(function, 0)
@@ -232,10 +232,5 @@ class TemplateCache:
     def _give_up(self, model: Model, function: int, why: str) -> None:
         _log.debug("%s: every request is unfolded from now on: %s", type(model).__name__, why)
         self._without.add(function)
-        for shape in [shape for shape in self._known if shape[0] == function]:  # type: ignore[index]
+        for shape in [shape for shape in self._known if shape[0] == function]:
             self._forget(shape)
-
-
-def _function(model_id: int, before: KeptState | None) -> int:
-    """Return a number for what unfolds a request: the model's `unfold`, or its `unfold_chunk`."""
-    return 2 * model_id + (before is not None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from types import FunctionType
-from typing import Any, Final, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -26,9 +26,7 @@ from batchmaker.model.reads import Reads
 from batchmaker.model.scope import CellTypes
 from batchmaker.model.sequence_state import KeptHandle, KeptState, signature
 from batchmaker.model.stand_ins import CONSTANT, Codes, Kind, StandIn, StandIns, standing_in
-from batchmaker.model.unfolding import Lookup, Rows, Unfolding, resolved
-
-_PLAIN: Final = (type(None), bool, int, float, complex, str, bytes)
+from batchmaker.model.unfolding import PLAIN, Column, Unfolding, resolved
 
 
 @final
@@ -110,9 +108,12 @@ class Template:
         self.form: Hashable = (kinds, fed, checks) if in_order else id(self)
         self.spans = [*[feed.host.first for feed in feeds], *[feed.host.count for feed in feeds]]
 
-    def result(self, lookup: Lookup, rows: Rows = lambda _: None) -> Any:
-        """Return a request's result; everything fetched must be there."""
-        return resolved(self._result, lookup, rows)
+    def results(self, count: int, column: Column) -> list[Any]:
+        """Return the results of `count` requests; everything fetched must be there.
+
+        column: gives what a handle of the result stands for in each of these requests.
+        """
+        return resolved(self._result, count, column)
 
     def close(self) -> None:
         """Nothing to do: there is no running function."""
@@ -166,10 +167,10 @@ def prove(
 def _ends_alike(until: Any, reads: Reads) -> bool:
     """Whether what ends a loop is the same for all requests of a shape. Functions are looked at when the loop runs."""
     if type(until) is not FunctionType or not reads.has_made(until):
-        return type(until) in (*_PLAIN, FunctionType)
+        return type(until) in (*PLAIN, FunctionType)
     bound = [*[cell.cell_contents for cell in until.__closure__ or ()], *(until.__defaults__ or ())]
     named = [*(until.__kwdefaults__ or {}).values()]
-    return all(part is reads.model or type(part) in (*_PLAIN, Cell) for part in (*bound, *named))
+    return all(part is reads.model or type(part) in (*PLAIN, Cell) for part in (*bound, *named))
 
 
 def _checks(feeds: Sequence[Feed], stand_ins: StandIns) -> tuple[Check, ...]:
@@ -190,10 +191,10 @@ def _checks(feeds: Sequence[Feed], stand_ins: StandIns) -> tuple[Check, ...]:
 
 def _is_plain(returned: Any) -> bool:
     """Whether a result consists of handles and immutable objects, in lists, tuples, dicts and dataclasses."""
-    if type(returned) in (Value, ValueSequence, KeptHandle, *_PLAIN):
+    if type(returned) in (Value, ValueSequence, KeptHandle, *PLAIN):
         return True
     if type(returned) is dict:
-        return all(type(key) in _PLAIN for key in returned) and all(map(_is_plain, returned.values()))
+        return all(type(key) in PLAIN for key in returned) and all(map(_is_plain, returned.values()))
     if is_dataclass(returned) and not isinstance(returned, type):
         plain = getattr(returned, "__dict__", {}).keys() <= returned.__dataclass_fields__.keys()
         return plain and all(_is_plain(getattr(returned, field.name, returned)) for field in fields(returned))
@@ -279,7 +280,7 @@ def _same(one: Any, other: Any) -> bool:
         return len(one) == len(other) and all(map(_same, one, other))
     if isinstance(one, FunctionType):  # made anew by each run; the one of a proof asks
         return one.__code__ in (other.__code__, observed_code(other.__code__))
-    if isinstance(one, _PLAIN):
+    if isinstance(one, PLAIN):
         return bool(one == other) or one != one
     fields = getattr(type(one), "__dataclass_fields__", None)
     return fields is not None and all(_same(getattr(one, name), getattr(other, name)) for name in fields)

@@ -24,9 +24,11 @@ from batchmaker.model.structure import Handle, handles, replaced
 Lookup = Callable[[int, int], Any]
 """(local node, output) -> its value, which must have been fetched."""
 
-Rows = Callable[[Handle], torch.Tensor | None]
-"""A handle -> a tensor of its values, or None if they must be looked up one by one."""
+Column = Callable[[Handle], list[Any]]
+"""A handle -> what it stands for in each of some requests."""
 
+PLAIN: Final = (type(None), bool, int, float, complex, str, bytes)
+"""Kinds of values that have no parts and cannot change."""
 
 _RESULTS: Final = frozenset((Value, ValueSequence, tuple, list, dict))
 """The usual result types of functions that do not wait."""
@@ -109,7 +111,7 @@ class Unfolding:
         """Give the function the values that it waited for and continue it. Returns these values."""
         generator = self._generator
         assert generator is not None
-        sent = _resolve(self._yielded, lambda handle: _computed(handle, lookup))
+        (sent,) = resolved(self._yielded, 1, lambda handle: [computed(handle, lookup)])
         self._streamed.append(sent)
         self._yielded = None
         if len(self._streamed) > self._max_yields:  # waiting for existing values adds no node
@@ -119,11 +121,16 @@ class Unfolding:
         self._advance(lambda: generator.send(sent))
         return sent
 
-    def result(self, lookup: Lookup, rows: Rows = lambda _: None) -> Any:
+    def result(self, lookup: Lookup) -> Any:
         """Return the request's result; everything fetched must be there."""
+        (result,) = self.results(1, lambda handle: [computed(handle, lookup)])
+        return result
+
+    def results(self, count: int, column: Column) -> list[Any]:
+        """Return the request's result, as Template.results does for many. count: 1."""
         if self._generator is not None and self._result is None:
-            return self._streamed
-        return resolved(self._result, lookup, rows)
+            return [self._streamed]
+        return resolved(self._result, count, column)
 
     @property
     def returned(self) -> Any:
@@ -268,24 +275,27 @@ def _place(value: Value) -> int:
     return end_of_loop(value.node) if value.ends_open_loop else value.node
 
 
-def resolved(structure: Any, lookup: Lookup, rows: Rows) -> Any:
-    """Return an unfold function's result with computed values in place of its handles."""
+def resolved(structure: Any, count: int, column: Column) -> list[Any]:
+    """Return a structure for each of `count` requests, with computed values in place of its handles."""
+    kind = type(structure)
+    if kind is Value or kind is ValueSequence:
+        return column(structure)
+    if kind in PLAIN:
+        return [structure] * count
+    if (kind is tuple or kind is list or kind is dict) and structure:
+        parts = structure.values() if kind is dict else structure
+        rows = zip(*[resolved(part, count, column) for part in parts], strict=True)
+        if kind is tuple:
+            return list(rows)
+        return [dict(zip(structure, row, strict=True)) for row in rows] if kind is dict else list(map(list, rows))
+    columns = {handle: column(handle) for handle in handles(structure)}
+    return [
+        replaced(structure, (Value, ValueSequence), lambda handle: columns[handle][place])  # noqa: B023 - called now
+        for place in range(count)
+    ]
 
-    def computed(handle: Handle) -> Any:
-        found = rows(handle)
-        return _computed(handle, lookup) if found is None else found
 
-    return _resolve(structure, computed)
-
-
-def _resolve(structure: Any, computed: Callable[[Handle], Any]) -> Any:
-    """Replace every handle by its computed value."""
-    if isinstance(structure, Value):
-        return computed(structure)
-    return replaced(structure, (Value, ValueSequence), computed)
-
-
-def _computed(handle: Handle, lookup: Lookup) -> Any:
+def computed(handle: Handle, lookup: Lookup) -> Any:
     """Return what a handle stands for: a tensor, or a Python number where it is a single number."""
     if isinstance(handle, Value):
         return lookup(_place(handle), handle.output)

@@ -172,8 +172,7 @@ class GraphDriver:
                     self._submit(command)
                 case Reply():
                     ticket, (result, _) = self._leave(command.request)
-                    if ticket.on_value is not None:
-                        ticket.on_value(result)
+                    ticket.stream(result)
                     settled.append((ticket, result, None))
                 case Fail():
                     ticket, (_, error) = self._leave(command.request)

@@ -1,0 +1,118 @@
+"""How many of the package's own Python functions a request calls. Counted, not timed: a count is the same everywhere.
+
+Each count is the least of some: a slow machine needs more turns of the engine for the same requests, never fewer.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import nn
+
+import batchmaker as bm
+from batchmaker.lab import zoo
+
+ROOT = Path(bm.__file__).parent
+EDGE = ("engine", "model")
+"""Where requests come in and answers go out. The scheduler, the policies and the executors have counts of their own."""
+
+
+class Calls:
+    """Counts the calls of the package's functions, by room, in all threads that begin while it is there."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._on = False
+
+    def note(self, frame: FrameType, event: str, _: Any) -> None:
+        if self._on and event == "call" and frame.f_code.co_filename.startswith(f"{ROOT}/"):
+            self.counts[Path(frame.f_code.co_filename).relative_to(ROOT).parts[0]] += 1
+
+    def edge(self, run: Callable[[], object], tries: int = 7) -> int:
+        """Return how many calls of the edge `run` makes, in this thread and the engine's: the least of some tries."""
+        found = []
+        for _ in range(tries):
+            self.counts.clear()
+            self._on = True
+            sys.setprofile(self.note)
+            try:
+                run()
+            finally:
+                sys.setprofile(None)
+                self._on = False
+            found.append(sum(self.counts[room] for room in EDGE))
+        return min(found)
+
+
+@pytest.fixture
+def calls() -> Iterator[Calls]:
+    counted = Calls()
+    threading.setprofile(counted.note)
+    yield counted
+    threading.setprofile(None)
+
+
+REQUESTS = [np.random.default_rng(i).integers(1, 99, 25) for i in range(256)]
+
+
+@pytest.fixture
+def engine(calls: Calls) -> Iterator[bm.Engine]:
+    model = zoo.make("lstm", vocabulary_size=100, hidden=16, max_batch=256)
+    with bm.Engine(model, threads=1) as engine:
+        for _ in range(4):  # its template is proved, and all requests of a call begin in one turn
+            engine.map(REQUESTS, progress=False)
+        yield engine
+
+
+def test_one_request_alone(engine: bm.Engine, calls: Calls) -> None:
+    assert calls.edge(lambda: engine.submit(REQUESTS[0]).result(60)) <= 106
+
+
+def test_each_further_request_of_a_map(engine: bm.Engine, calls: Calls) -> None:
+    one = calls.edge(lambda: engine.map(REQUESTS[:1], progress=False))
+    whole = calls.edge(lambda: engine.map(REQUESTS, progress=False))
+    assert (whole - one) / 255 <= 2.5  # the contract has 6, the scheduler and the policies included
+
+
+def test_each_further_request_that_is_submitted_with_others(engine: bm.Engine, calls: Calls) -> None:
+    def ask(count: int) -> None:
+        for answer in engine.submit_many(REQUESTS[:count]):
+            answer.result(60)
+
+    assert (calls.edge(lambda: ask(256)) - calls.edge(lambda: ask(1))) / 255 <= 5.5
+
+
+class Recogniser(bm.Model):
+    """Frames [n, 4] of a sequence -> the state after them, which goes on with the next frames."""
+
+    def __init__(self) -> None:
+        self.step = bm.Cell(nn.GRUCell(4, 4))
+
+    def unfold(self, frames: Any) -> Any:
+        return self.step.run(frames)
+
+    def unfold_chunk(self, frames: Any, state: Any) -> Any:
+        h = self.step.run(frames, state)
+        return h, h
+
+
+def test_a_chunk_of_each_of_fifty_sequences(calls: Calls) -> None:
+    frames = np.ones((2, 4), np.float32)
+    with bm.Engine(Recogniser(), threads=1) as engine:
+        sequences = [engine.open_sequence() for _ in range(50)]
+
+        def ask(count: int = 50) -> None:
+            for answer in engine.submit_chunks([(sequence, frames) for sequence in sequences[:count]]):
+                answer.result(60)
+
+        for _ in range(4):
+            ask()
+        assert (calls.edge(ask) - calls.edge(lambda: ask(1))) / 49 <= 8
