@@ -176,3 +176,16 @@ def test_reading_requests_without_declaring_it_is_a_clear_error():
 
     with pytest.raises(InvariantError, match="watches_requests"):
         Harness([CELL], policy=Sly())
+
+
+@given(st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=4), st.integers(0, 6))
+def test_those_who_join_together_stand_as_if_they_had_joined_one_by_one(groups: list[list[int]], taken: int) -> None:
+    together, alone, number = WaitingLine[str](), WaitingLine[str](), 0
+    for priorities in groups:
+        joining = [(number + i, f"item {number + i}", priority) for i, priority in enumerate(priorities)]
+        number += len(joining)
+        together.join_all(joining)
+        for one in joining:
+            alone.join(*one)
+        assert together.take(taken // 2) == alone.take(taken // 2)
+    assert together.take(number) == alone.take(number)

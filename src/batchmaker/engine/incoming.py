@@ -132,12 +132,9 @@ class Incoming:
         return {ticket.request_id for ticket in (*tickets, *self.held)}
 
     def _accept(self, tickets: list[Ticket]) -> None:
-        chunks: list[Ticket] = []
-        for ticket in tickets:
-            self._backlog.join(ticket.request_id, ticket, ticket.priority)
-            self._num_urgent += ticket.is_urgent
-            if ticket.chunk is not None:
-                chunks.append(ticket)
+        self._backlog.join_all([(ticket.request_id, ticket, ticket.priority) for ticket in tickets])
+        self._num_urgent += sum([ticket.is_urgent for ticket in tickets])
         self.num_waiting += len(tickets)
+        chunks = [ticket for ticket in tickets if ticket.chunk is not None]
         if chunks:
             SequenceEntry.accept(chunks)

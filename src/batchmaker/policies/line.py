@@ -48,6 +48,17 @@ class WaitingLine(Generic[Item]):
             self._only = priority
         self._items[number] = priority, item
 
+    def join_all(self, waiting: Sequence[tuple[int, Item, int]]) -> None:
+        """Put requests at the end of their priorities, in order: (number, item, priority) of each."""
+        first = waiting[0][2] if waiting else 0
+        if self._numbers or (self._items and first != self._only) or any(one[2] != first for one in waiting):
+            for number, item, priority in waiting:
+                self.join(number, item, priority)
+            return
+        self._only = first
+        for number, item, priority in waiting:
+            self._items[number] = priority, item
+
     def _join_others(self, number: int, priority: int) -> None:
         if not self._numbers:
             self._numbers, self._order = {self._only: OrderedDict.fromkeys(self._items)}, [-self._only]

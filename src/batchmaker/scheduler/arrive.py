@@ -63,30 +63,28 @@ def arrive(addresses: Ids, forms_addresses: Ids, ids: Ids, ranks: Ids, numbers: 
     """Take requests with copies of known graphs, none of them empty, and queue what is ready.
 
     ids, ranks, numbers: [requests] the number of each, its rank, and the number of its form. Returns [2, requests]
-    their slots, and the first nodes of their graphs; with no columns, and nothing changed, if some table may lack room.
+    their slots, and the first nodes of their graphs; with no columns, and nothing changed, if some table lacks room.
     """
     state, forms = state_at(addresses), forms_at(forms_addresses)
     nodes, subgraphs, requests, types, free, counts = (
         state.nodes, state.subgraphs, state.requests, state.types, state.free, state.counts,
     )  # fmt: skip
     count = len(numbers)
-    wanted, places = np.zeros(len(counts), np.int64), np.zeros(types.shape[1], np.int64)
-    wanted[SLOTS] = wanted[EXTENTS] = count
+    places = np.zeros(types.shape[1], np.int64)
     columns, where = np.zeros((EXTENT_FIELDS, count), np.int64), np.zeros((KEPT + 1, count), np.int64)
     for i in range(count):
         form = numbers[i]
         columns[FIRST_LOCAL, i], columns[NUM_NODES, i] = forms.counts[0, form], forms.counts[1, form]
         columns[NUM_SUBGRAPHS, i], columns[EXTENT_NUM_EDGES, i] = forms.counts[2, form], forms.counts[3, form]
-        wanted[NODES] += extents.size_class(columns[NUM_NODES, i])[0]
-        wanted[SUBGRAPHS] += extents.size_class(columns[NUM_SUBGRAPHS, i])[0]
-        wanted[EDGES] += extents.size_class(columns[EXTENT_NUM_EDGES, i])[0]
         for j in range(forms.subgraphs_begins[form], forms.subgraphs_begins[form + 1]):
             is_run = forms.subgraphs[FORM_END, j] > 0
             places[forms.subgraphs[FORM_TYPE, j]] += 1 if is_run else forms.subgraphs[FORM_SIZE, j]
-    has_room = counts[NODES] + wanted[NODES] <= nodes.shape[1]
-    has_room &= counts[SUBGRAPHS] + wanted[SUBGRAPHS] <= subgraphs.shape[1]
-    has_room &= counts[EDGES] + wanted[EDGES] <= len(state.consumer)
-    has_room &= counts[SLOTS] + count <= requests.shape[1] and counts[EXTENTS] + count <= state.extents.shape[1]
+    ones = np.ones(count, np.int64)
+    has_room = extents.top_after(free, counts, NODES, nodes[FIRST_EDGE], columns[NUM_NODES]) <= nodes.shape[1]
+    has_room &= extents.top_after(free, counts, SUBGRAPHS, subgraphs[HEAD], columns[NUM_SUBGRAPHS]) <= len(subgraphs[0])
+    has_room &= extents.top_after(free, counts, EDGES, state.consumer, columns[EXTENT_NUM_EDGES]) <= len(state.consumer)
+    has_room &= extents.top_after(free, counts, SLOTS, requests[NEXT_SLOT], ones) <= requests.shape[1]
+    has_room &= extents.top_after(free, counts, EXTENTS, state.extents[NEXT], ones) <= state.extents.shape[1]
     for type_id in range(types.shape[1]):
         room = types[QUEUE_END, type_id] - types[QUEUE_BEGIN, type_id]
         has_room &= 2 * (types[PLACES, type_id] + places[type_id]) <= room

@@ -126,7 +126,7 @@ class _CopyTable:
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Form:
+class GraphForm:
     """A remembered graph. It is found by its identity, so it is kept alive here.
 
     - number: index of the form in the tables.
@@ -149,7 +149,7 @@ class GraphCopies:
         self._forget()
 
     def _forget(self) -> None:
-        self._forms: dict[int, _Form] = {}
+        self._forms: dict[int, GraphForm] = {}
         self._counts = _CopyTable(len(_COUNTS))
         self._nodes = _CopyTable(6)
         self._subgraphs = _CopyTable(7)
@@ -166,29 +166,25 @@ class GraphCopies:
             self._addresses = addresses_of([array for table in tables for array in (table.columns, table.begins)])
         return self._addresses
 
-    def numbers_of_all(self, events: Sequence[RequestArrived]) -> list[int] | None:
-        """Return the numbers of the forms of these requests' graphs.
+    def forms_of(self, events: Sequence[RequestArrived]) -> list[GraphForm] | None:
+        """Return the forms of these requests' graphs.
 
         None if one is not known, empty or of a sequence, or if its unfold function waits.
         """
-        forms, numbers = self._forms, list[int]()
+        forms, found = self._forms, list[GraphForm]()
         for event in events:
             form = forms.get(id(event.graph))
             if form is None or not event.graph.num_nodes or event.open or event.sequence is not None:
                 return None
-            numbers.append(form.number)
-        return numbers
+            found.append(form)
+        return found
 
-    def host_tables(self, graph: CellGraph) -> tuple[TableId, ...]:
-        """Return the tables that the driver fills for a known graph."""
-        return self._forms[id(graph)].host_tables
-
-    def known(self, graphs: Sequence[CellGraph], kept_bases: Sequence[int], begin: int) -> list[_Form]:
+    def known(self, graphs: Sequence[CellGraph], kept_bases: Sequence[int], begin: int) -> list[GraphForm]:
         """Return the forms of the graphs from `begin` on, up to the first that must be admitted as a new one.
 
         kept_bases: first of the stored nodes of the request's sequence. They must have the types that the form expects.
         """
-        forms, found = self._forms, list[_Form]()
+        forms, found = self._forms, list[GraphForm]()
         for graph, kept_base in zip(graphs[begin:], kept_bases[begin:], strict=True):
             form = forms.get(id(graph))
             if form is None or (form.kept and not self._has_types(form, kept_base)):
@@ -196,7 +192,7 @@ class GraphCopies:
             found.append(form)
         return found
 
-    def _has_types(self, form: _Form, kept_base: int) -> bool:
+    def _has_types(self, form: GraphForm, kept_base: int) -> bool:
         """Whether the stored nodes have the types that a form expects."""
         arena = self._arena
         return all(arena.type[arena.subgraph[kept_base + local]] == type_id for local, type_id in form.kept.items())
@@ -240,7 +236,7 @@ class GraphCopies:
         self._ready.add(number, np.flatnonzero(external == 0)[None])
         sources, kept = self._known_sources(graph, extent, is_host, kept_base)
         self._sources.add(number, sources)
-        self._forms[id(graph)] = _Form(number, graph, host_tables, kept)
+        self._forms[id(graph)] = GraphForm(number, graph, host_tables, kept)
 
     def _known_sources(
         self, graph: CellGraph, extent: Extent, is_host: NDArray[np.bool_], kept_base: int
@@ -262,7 +258,7 @@ class GraphCopies:
         types = {one: int(arena.type[arena.subgraph[kept_base + one]]) for one in kept}
         return np.array([port, node, np.where(is_value, local, _NO_SOURCE), table]), types
 
-    def write(self, forms: Sequence[_Form], slots: Ids, bases: Ids, kept_bases: Ids, columns: Ids) -> Ids:
+    def write(self, forms: Sequence[GraphForm], slots: Ids, bases: Ids, kept_bases: Ids, columns: Ids) -> Ids:
         """Write known graphs, each with the slot of its request and the first number of its nodes.
 
         Afterwards the arena is as after their first admission, but for the numbers, and `columns` [EXTENT_FIELDS,

@@ -182,8 +182,8 @@ class Scheduler(View):
         if state.watched is not None:
             state.watched.note_kinds(events)
         begins = state.watched is None or (not len(state.line) and self._policy.begins_on_arrival(self))
-        placed = self._arrive(events) if begins else None
-        slots = (state.open(events) if placed is None else placed[0]).tolist()
+        placed = self._arrive(events, commands) if begins else None
+        slots = state.open(events) if placed is None else placed
         if state.watched is not None:
             state.watched.arrived(slots, events)
         if self._urgency is not None:
@@ -195,46 +195,44 @@ class Scheduler(View):
                 if event.deadline_s is not None:
                     self._deadlines.add(event.deadline_s, event.request, state.requests, len(state.requests))
         if placed is not None:
-            self._placed(events, slots, placed[1], commands)
+            if state.watched is not None:
+                state.watched.begin(slots, self._now_s)
         elif begins:
             self._begin([event.graph for event in events], slots, commands)
         else:
-            for event, slot in zip(events, slots, strict=True):
-                state.line.join(slot, event.graph, event.priority)
+            waiting = zip(slots, events, strict=True)
+            state.line.join_all([(slot, event.graph, event.priority) for slot, event in waiting])
         events.clear()
 
-    def _arrive(self, events: Sequence[RequestArrived]) -> Slots | None:
-        """Let requests begin in one call if all their graphs are known; see `arrive`. Else None, and no change."""
+    def _arrive(self, events: Sequence[RequestArrived], commands: list[Command]) -> list[int] | None:
+        """Let requests begin in one call if all their graphs are known; see `arrive`. Returns their slots.
+
+        Otherwise None, and nothing has changed.
+        """
         state = self._state
         if self._urgency is not None or state.depths is not None:
             return None
-        forms = state.admission.copies.numbers_of_all(events)
+        forms = state.admission.copies.forms_of(events)
         if forms is None:
             return None
         ids = [event.request for event in events]
         state.check_new(ids)
         placed = arrive(
             state.arena.tables, state.admission.copies.tables, np.array(ids, np.int64),
-            np.array([usual_rank(event.priority) for event in events], np.int64), np.array(forms, np.int64),
+            np.array([usual_rank(event.priority) if event.priority else 0 for event in events], np.int64),
+            np.array([form.number for form in forms], np.int64),
         )  # fmt: skip
         if not placed.shape[1]:
             return None
-        state.enter(ids, placed[0], events)
-        return placed
-
-    def _placed(
-        self, events: Sequence[RequestArrived], slots: Sequence[int], bases: Slots, commands: list[Command]
-    ) -> None:
-        """Tell of requests that have begun in one call. bases: the first nodes of their graphs."""
-        state, host_tables = self._state, self._state.admission.copies.host_tables
-        if state.watched is not None:
-            state.watched.begin(slots, self._now_s)
+        slots: list[int] = placed[0].tolist()
+        state.enter(ids, slots, events)
         if state.frontiers is not None:
-            state.frontiers.admit(np.stack((bases, [event.graph.num_nodes for event in events]), axis=1), ())
+            state.frontiers.admit(np.stack((placed[1], [event.graph.num_nodes for event in events]), axis=1), ())
         commands += [
-            Admit(event.request, slot, 0, base, event.graph.num_nodes, host_tables(event.graph))
-            for event, slot, base in zip(events, slots, bases.tolist(), strict=True)
+            Admit(event.request, slot, 0, base, event.graph.num_nodes, form.host_tables)
+            for event, slot, base, form in zip(events, slots, placed[1].tolist(), forms, strict=True)
         ]
+        return slots
 
     def _begin(self, graphs: Sequence[CellGraph], slots: Sequence[int], commands: list[Command]) -> None:
         if self._state.watched is not None:

@@ -174,20 +174,20 @@ class SchedulerState:
 
     # --- requests ------------------------------------------------------------------------------------------------
 
-    def open(self, events: Sequence[RequestArrived]) -> Nodes:
+    def open(self, events: Sequence[RequestArrived]) -> list[int]:
         """Make the state of requests that have arrived; return their slots. InvariantError if one arrived twice."""
         arena, ids = self.arena, [event.request for event in events]
         self.check_new(ids)
         ones = np.ones(len(ids), np.int64)
         arena.fit(SLOTS, ones)
-        slots = arena.allocate(SLOTS, ones)
+        slots: list[int] = arena.allocate(SLOTS, ones).tolist()
         fresh = np.zeros((len(arena.requests), len(ids)), np.int64)
         fresh[ID], fresh[OPEN] = ids, [event.open for event in events]
         fresh[OWNS], fresh[IN_USE], fresh[ALIVE] = fresh[OPEN], 1, 1
         fresh[FIRST] = fresh[LAST] = NOWHERE
         arena.requests[:, slots] = fresh
         self.enter(ids, slots, events)
-        for event, slot in zip(events, slots.tolist(), strict=True):
+        for event, slot in zip(events, slots, strict=True):
             if event.sequence is not None:
                 self.chunks[slot] = ChunkNodes(event.sequence, self.store.lend(event.sequence, event.graph.first))
             if event.priority:
@@ -200,10 +200,10 @@ class SchedulerState:
             twice = [one for i, one in enumerate(ids) if one in self.requests or one in ids[:i]]
             raise InvariantError(f"request {twice[0]} arrived twice")
 
-    def enter(self, ids: Sequence[RequestId], slots: Nodes, events: Sequence[RequestArrived]) -> None:
+    def enter(self, ids: Sequence[RequestId], slots: Sequence[int], events: Sequence[RequestArrived]) -> None:
         """List requests that have their slots."""
-        self.requests.update(zip(ids, slots.tolist(), strict=True))
-        for event, slot in zip(events, slots.tolist(), strict=True):
+        self.requests.update(zip(ids, slots, strict=True))
+        for event, slot in zip(events, slots, strict=True):
             if event.deadline_s is not None:
                 self.times_s[slot] = event.at_s, event.deadline_s
 
