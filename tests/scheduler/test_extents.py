@@ -31,8 +31,8 @@ def test_no_number_is_given_out_twice_and_the_tables_have_room_for_all(
         assert len(set(numbers)) == len(numbers) == arena.num_used(kind)
         assert max(numbers, default=0) < len(arena._links(kind))
         given_back, held = held[:num_released], held[num_released:]
-        for first, count in given_back:
-            arena.release(kind, first, count)
+        firsts, released = (np.array([one[part] for one in given_back], np.int64) for part in (0, 1))
+        arena.release(kind, firsts, released)
 
 
 @given(st.integers(1, 2**40))
@@ -47,7 +47,6 @@ def test_what_is_freed_is_used_again() -> None:
     arena = Arena()
     wanted = np.array([5, 100, 5], np.int64)
     firsts = arena.allocate(NODES, wanted)
-    for first, count in zip(firsts.tolist(), wanted.tolist(), strict=True):
-        arena.release(NODES, first, count)
+    arena.release(NODES, firsts, wanted)
     assert sorted(arena.allocate(NODES, np.array([97, 5, 5], np.int64)).tolist()) == sorted(firsts.tolist())
     assert KINDS == 5

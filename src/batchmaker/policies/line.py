@@ -50,14 +50,15 @@ class WaitingLine(Generic[Item]):
 
     def join_all(self, waiting: Sequence[tuple[int, Item, int]]) -> None:
         """Put requests at the end of their priorities, in order: (number, item, priority) of each."""
-        first = waiting[0][2] if waiting else 0
-        if self._numbers or (self._items and first != self._only) or any(one[2] != first for one in waiting):
+        priorities = {priority for _, _, priority in waiting}
+        if self._items:
+            priorities.add(self._only)
+        if self._numbers or len(priorities) > 1:
             for number, item, priority in waiting:
                 self.join(number, item, priority)
-            return
-        self._only = first
-        for number, item, priority in waiting:
-            self._items[number] = priority, item
+        elif waiting:
+            self._only = priorities.pop()
+            self._items.update({number: (priority, item) for number, item, priority in waiting})
 
     def _join_others(self, number: int, priority: int) -> None:
         if not self._numbers:

@@ -209,9 +209,9 @@ class Arena:
         """Return the first of so many consecutive numbers, for each of `wanted`. There must be room: see `fit`."""
         return extents.allocate_each(self.free, self.counts, kind, self._links(kind), wanted)
 
-    def release(self, kind: int, first: int, count: int) -> None:
-        """Give back what `allocate` has returned as `first` for `count`."""
-        extents.release(self.free, self.counts, kind, self._links(kind), first, count)
+    def release(self, kind: int, firsts: Ids, counts: Ids) -> None:
+        """Give back what `allocate` has returned as `firsts` for `counts`."""
+        extents.release_each(self.free, self.counts, kind, self._links(kind), firsts, counts)
 
     def fit_depths(self) -> None:
         """Have a depth for every node number."""

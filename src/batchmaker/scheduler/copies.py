@@ -88,6 +88,8 @@ class Forms(NamedTuple):
     sources_begins: Ids
     ready: Ids
     ready_begins: Ids
+    kept: Ids
+    kept_begins: Ids
 
 
 @compiled_within
@@ -95,7 +97,7 @@ def forms_at(a: Ids) -> Forms:
     """Return the tables at these addresses; see `addresses_of`."""
     return Forms(
         table_at(a, 0), row_at(a, 1), table_at(a, 2), row_at(a, 3), table_at(a, 4), row_at(a, 5), table_at(a, 6),
-        row_at(a, 7), table_at(a, 8), row_at(a, 9), table_at(a, 10), row_at(a, 11),
+        row_at(a, 7), table_at(a, 8), row_at(a, 9), table_at(a, 10), row_at(a, 11), table_at(a, 12), row_at(a, 13),
     )  # fmt: skip
 
 
@@ -131,13 +133,13 @@ class GraphForm:
 
     - number: index of the form in the tables.
     - host_tables: see Admit.
-    - kept: the stored nodes that the graph reads: local number -> cell type.
+    - reads_kept: whether the graph reads stored nodes. Their local numbers and cell types are in the table `kept`.
     """
 
     number: int
     graph: CellGraph
     host_tables: tuple[TableId, ...]
-    kept: dict[int, int]
+    reads_kept: bool
 
 
 @final
@@ -156,13 +158,14 @@ class GraphCopies:
         self._edges = _CopyTable(1)
         self._sources = _CopyTable(4)
         self._ready = _CopyTable(1)
+        self._kept = _CopyTable(2)
         self._addresses: Ids | None = None
 
     @property
     def tables(self) -> Ids:
         """The addresses of all tables; see `forms_at`. Ask again after a graph was remembered."""
         if self._addresses is None:
-            tables = (self._counts, self._nodes, self._subgraphs, self._edges, self._sources, self._ready)
+            tables = (self._counts, self._nodes, self._subgraphs, self._edges, self._sources, self._ready, self._kept)
             self._addresses = addresses_of([array for table in tables for array in (table.columns, table.begins)])
         return self._addresses
 
@@ -185,17 +188,16 @@ class GraphCopies:
         kept_bases: first of the stored nodes of the request's sequence. They must have the types that the form expects.
         """
         forms, found = self._forms, list[GraphForm]()
-        for graph, kept_base in zip(graphs[begin:], kept_bases[begin:], strict=True):
+        for graph in graphs[begin:]:
             form = forms.get(id(graph))
-            if form is None or (form.kept and not self._has_types(form, kept_base)):
+            if form is None:
                 break
             found.append(form)
+        if any(form.reads_kept for form in found):
+            numbers = np.array([form.number for form in found], np.int64)
+            stored = np.array(kept_bases[begin : begin + len(found)], np.int64)
+            found = found[: num_fitting(self._arena.tables, self.tables, numbers, stored)]
         return found
-
-    def _has_types(self, form: GraphForm, kept_base: int) -> bool:
-        """Whether the stored nodes have the types that a form expects."""
-        arena = self._arena
-        return all(arena.type[arena.subgraph[kept_base + local]] == type_id for local, type_id in form.kept.items())
 
     def begin(self, base: int, count: int) -> None:
         """Prepare to remember a graph: mark the inputs of its nodes as not written."""
@@ -234,14 +236,13 @@ class GraphCopies:
         ], np.int64))  # fmt: skip
         self._edges.add(number, arena.consumer[None, edges] - extent.base)
         self._ready.add(number, np.flatnonzero(external == 0)[None])
-        sources, kept = self._known_sources(graph, extent, is_host, kept_base)
+        sources, kept = self._known_sources(extent, is_host, kept_base)
         self._sources.add(number, sources)
-        self._forms[id(graph)] = GraphForm(number, graph, host_tables, kept)
+        self._kept.add(number, kept)
+        self._forms[id(graph)] = GraphForm(number, graph, host_tables, bool(kept.size))
 
-    def _known_sources(
-        self, graph: CellGraph, extent: Extent, is_host: NDArray[np.bool_], kept_base: int
-    ) -> tuple[Ids, dict[int, int]]:
-        """Return the inputs that were written, and the stored nodes among their sources with their types.
+    def _known_sources(self, extent: Extent, is_host: NDArray[np.bool_], kept_base: int) -> tuple[Ids, Ids]:
+        """Return the inputs that were written, and the stored nodes among their sources with their types: [2, nodes].
 
         The inputs are [4, inputs]: port, node, source, table. Nodes count from the graph's first node. Stored node i of
         the sequence is source -(i+1). The source is _NO_SOURCE if no node computes the input.
@@ -254,9 +255,9 @@ class GraphCopies:
         is_value = ~((table == ZERO_TABLE) | is_host[np.where(table < 0, 0, table)])
         place = source - kept_base
         local = np.where(is_own, source - extent.base, -1 - place)
-        kept = np.unique(place[is_value & ~is_own]).tolist()
-        types = {one: int(arena.type[arena.subgraph[kept_base + one]]) for one in kept}
-        return np.array([port, node, np.where(is_value, local, _NO_SOURCE), table]), types
+        kept = np.unique(place[is_value & ~is_own])
+        types = arena.type[arena.subgraph[kept_base + kept]]
+        return np.array([port, node, np.where(is_value, local, _NO_SOURCE), table]), np.stack((kept, types))
 
     def write(self, forms: Sequence[GraphForm], slots: Ids, bases: Ids, kept_bases: Ids, columns: Ids) -> Ids:
         """Write known graphs, each with the slot of its request and the first number of its nodes.
@@ -274,6 +275,18 @@ class GraphCopies:
         columns[BASE] = bases
         where = np.stack((numbers, slots, bases, columns[FIRST_SUBGRAPH], columns[EXTENT_FIRST_EDGE], kept_bases))
         return _write(arena.tables, self.tables, where)
+
+
+@compiled
+def num_fitting(addresses: Ids, forms_addresses: Ids, numbers: Ids, kept_bases: Ids) -> int:
+    """Return how many of these forms, up to the first that does not, find stored nodes of the types that they read."""
+    state, forms = state_at(addresses), forms_at(forms_addresses)
+    for i in range(len(numbers)):
+        for j in range(forms.kept_begins[numbers[i]], forms.kept_begins[numbers[i] + 1]):
+            stored = state.subgraphs[TYPE, state.nodes[SUBGRAPH, kept_bases[i] + forms.kept[0, j]]]
+            if stored != forms.kept[1, j]:
+                return i
+    return len(numbers)
 
 
 @compiled

@@ -314,7 +314,7 @@ class Scheduler(View):
             if is_open:
                 arena.held[base : base + graph.num_nodes] = 1
             commands.append(Admit(request, slot, graph.first, base, graph.num_nodes, tables, kept_base))
-            if graph.first and graph.fetches_earlier:
+            if graph.first and graph.known_fetches_earlier is not False and graph.fetches_earlier:
                 commands.extend(self._completion.fetch_late(slot, graph))
         keeping = [(slot, graph.kept) for slot, graph in zip(slots, graphs, strict=True) if graph.kept is not None]
         if keeping:

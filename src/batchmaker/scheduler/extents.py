@@ -68,6 +68,13 @@ def release(free: Ids, counts: Ids, kind: int, links: Ids, first: int, count: in
 
 
 @compiled
+def release_each(free: Ids, counts: Ids, kind: int, links: Ids, firsts: Ids, given: Ids) -> None:
+    """Call `release` for each of these extents, in order. given: the count of each."""
+    for i in range(len(firsts)):
+        release(free, counts, kind, links, firsts[i], given[i])
+
+
+@compiled
 def top_after(free: Ids, counts: Ids, kind: int, links: Ids, wanted: Ids) -> int:
     """Return one past the highest number after `allocate` of each of these counts, in order. Changes nothing."""
     following = np.empty(free.shape[1], np.int64)

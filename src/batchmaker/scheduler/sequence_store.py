@@ -76,21 +76,22 @@ class SequenceStore:
         self._undecided: dict[SequenceId, tuple[StoredNodes | None, Nodes]] = {}
         self.in_use: dict[int, StoredNodes] = {}  # by first node
 
-    def lend(self, sequence: SequenceId, num_nodes: int) -> StoredNodes | None:
-        """Return the stored nodes of a sequence for a new request, and count the request as a user.
+    def lend(self, wanted: Sequence[tuple[SequenceId, int]]) -> list[StoredNodes | None]:
+        """Return the stored nodes of sequences for new requests, and count each request as a user.
 
-        num_nodes: the number of stored nodes that the request's graph begins from. InvariantError if the sequence keeps
-        another number. Returns None if it is 0.
+        wanted: each sequence, and the number of stored nodes that the request's graph begins from. InvariantError if a
+        sequence keeps another number. Of one that keeps none it is None.
         """
-        if sequence in self._undecided:
-            self.decide((sequence,), ())
-        stored = self._latest.get(sequence)
-        have = 0 if stored is None else stored.extent.num_nodes
-        if have != num_nodes:
-            raise InvariantError(f"sequence {sequence} keeps {have} nodes; its next request counts on {num_nodes}")
-        if stored is not None:
-            stored.num_users += 1
-        return stored
+        if self._undecided:
+            self.decide([sequence for sequence, _ in wanted if sequence in self._undecided], ())
+        lent = [self._latest.get(sequence) for sequence, _ in wanted]
+        for stored, (sequence, num_nodes) in zip(lent, wanted, strict=True):
+            have = 0 if stored is None else stored.extent.num_nodes
+            if have != num_nodes:
+                raise InvariantError(f"sequence {sequence} keeps {have} nodes; its next request counts on {num_nodes}")
+            if stored is not None:
+                stored.num_users += 1
+        return lent
 
     def give_back(self, given: Sequence[StoredNodes]) -> None:
         """Count one user less of each. Without users, their numbers are freed, and the rows that they still have."""
@@ -101,18 +102,18 @@ class SequenceStore:
                 unused.append(stored)
         if not unused:
             return
-        arena, extents = self._arena, [stored.extent for stored in unused]
-        bases, counts = [extent.base for extent in extents], [extent.num_nodes for extent in extents]
+        arena = self._arena
+        places = [(one.extent.base, one.extent.first_subgraph, one.extent.num_nodes) for one in unused]
+        bases, firsts, counts = np.array(places, np.int64).T.copy()
         ends = np.cumsum(counts)
-        nodes = np.repeat(np.array(bases) + counts - ends, counts) + np.arange(ends[-1])
+        nodes = np.repeat(bases + counts - ends, counts) + np.arange(ends[-1])
         owners = nodes[arena.row[nodes] != NOWHERE]
         if len(owners):
             self._free_rows(owners)
-        for base in bases:
+        for base, _, _ in places:
             del self.in_use[base]
-        for extent in extents:
-            arena.release(NODES, extent.base, extent.num_nodes)
-            arena.release(SUBGRAPHS, extent.first_subgraph, extent.num_nodes)
+        arena.release(NODES, bases, counts)
+        arena.release(SUBGRAPHS, firsts, counts)
 
     def put(self, kept: Sequence[tuple[SequenceId, Nodes]]) -> tuple[list[StoredNodes], bool]:
         """Let sequences keep the rows of these nodes, in this order. `decide` must follow for each.

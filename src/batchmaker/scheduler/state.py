@@ -187,9 +187,13 @@ class SchedulerState:
         fresh[FIRST] = fresh[LAST] = NOWHERE
         arena.requests[:, slots] = fresh
         self.enter(ids, slots, events)
+        of = zip(events, slots, strict=True)
+        chunks = [(slot, event.sequence, event.graph.first) for event, slot in of if event.sequence is not None]
+        if chunks:
+            lent = self.store.lend([(sequence, num_nodes) for _, sequence, num_nodes in chunks])
+            for (slot, sequence, _), stored in zip(chunks, lent, strict=True):
+                self.chunks[slot] = ChunkNodes(sequence, stored)
         for event, slot in zip(events, slots, strict=True):
-            if event.sequence is not None:
-                self.chunks[slot] = ChunkNodes(event.sequence, self.store.lend(event.sequence, event.graph.first))
             if event.priority:
                 self.priorities.enter(slot, event.priority)
         return slots

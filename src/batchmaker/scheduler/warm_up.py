@@ -20,6 +20,7 @@ from batchmaker.policies.base import CellPolicy, ReadyView
 from batchmaker.policies.cellular import CellularPolicy
 from batchmaker.scheduler.arena import Arena
 from batchmaker.scheduler.commands import Command, RunTask
+from batchmaker.scheduler.copies import GraphCopies, num_fitting
 from batchmaker.scheduler.core import Scheduler
 from batchmaker.scheduler.events import (
     CellTypeAdded,
@@ -69,6 +70,7 @@ def prepare() -> None:
     none = np.empty(0, np.int64)
     arena, extents, counts = Arena(), np.empty((0, 3), np.int64), np.empty((0, 0), np.int64)
     order_again(arena.nodes, arena.subgraphs, arena.requests, arena.types, arena.queue)
+    num_fitting(arena.tables, GraphCopies(arena).tables, none, none)
     count_submitted(arena.nodes, arena.subgraphs, extents, none, none, counts)
 
 
