@@ -146,8 +146,11 @@ def digest(commands: list[Any]) -> str:
         elif is_dataclass(value):
             found.update(type(value).__name__.encode())
             for field in fields(value):
+                part = getattr(value, field.name)
+                if field.name == "may_stop" and part is None:
+                    part = np.zeros(value.num_steps, np.bool_)
                 if not (field.name == "base" and value.num_nodes == 0):  # where no node is means nothing
-                    add(getattr(value, field.name))
+                    add(part)
         elif isinstance(value, tuple | list):
             found.update(f"({len(value)}".encode())
             for part in value:

@@ -356,7 +356,7 @@ class CellDriver:
         for request in self._brought.take(cell, task, result, begin, slots):
             touched[request.ticket.request_id] = request
         stopped, failed = result.stopped, result.failed
-        if stopped is None and task.may_stop[result.first : result.end].any():
+        if stopped is None and task.may_stop is not None and task.may_stop[result.first : result.end].any():
             stopped, untested = self._brought.stopped(cell, task, result, begin, len(slots))
             failed += untested
         if stopped is not None:

@@ -252,7 +252,8 @@ class Results:
                         nodes.append(np.array(shifts) + handle.node)
                 owners.append((columns, handle, len(members)))
         for table, (nodes, _, owners) in values.items():
-            _share(objects(table.read(np.concatenate(nodes))), owners)
+            read = table.read(nodes[0] if len(nodes) == 1 else np.concatenate(nodes))
+            _share([read[0]] if len(read) == 1 and read.ndim > 1 else objects(read), owners)
         for table, (nodes, sizes, owners) in sequences.items():
             _share(_SPLIT_COPY(table.read(np.concatenate(nodes)), sizes), owners)
 

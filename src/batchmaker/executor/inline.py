@@ -62,7 +62,7 @@ class InlineExecutor(ComputingExecutor):
         task, first = self._tasks[0], 0
         try:
             if self._running is None:
-                self._running = self._runner.begin(task, self._tests if task.may_stop.any() else None)
+                self._running = self._runner.begin(task, None if task.may_stop is None else self._tests)
                 if self._tests is not None:
                     self._tests.begin_task()
             first = self._running.num_finished

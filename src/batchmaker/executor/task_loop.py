@@ -54,7 +54,7 @@ def run_in_loop(task: RunTask, cell: BoundCell, tables: StateTables, tests: Loop
             return None
         values = _as_values(task, fetched, cell)
         return Looped(values) if tests is None else Looped(values, *ended)
-    if task.num_steps > 1 and task.may_stop.any():
+    if task.num_steps > 1 and task.may_stop is not None:
         return None
     source_tables = source_rows = _NONE
     inputs: tuple[NDArray[Any], ...] = ()

@@ -57,6 +57,7 @@ from batchmaker.scheduler.priorities import priority_of
 from batchmaker.scheduler.queues import candidates, put, ranks_of, sort, take
 from batchmaker.scheduler.state import SchedulerState, TaskEntry, TypeEntry
 from batchmaker.scheduler.steps import (
+    ALL_FLAGS,
     ALL_MARKS,
     AT_LANE,
     AT_NODE,
@@ -69,12 +70,6 @@ from batchmaker.scheduler.steps import (
     MAY_STOP,
     NUM_FACTS,
     NUM_STEPS,
-    PART_AT,
-    PART_ENDS,
-    PART_FLAGS,
-    PART_KEPT,
-    PART_MARKS,
-    PART_MOVES,
     POSITIONS,
     ROWS_NEEDED,
     ROWS_WANTED,
@@ -288,31 +283,29 @@ class Batcher:
     def _described(self, task: TaskId, worker: WorkerId, entry: TypeEntry, steps: Ids, header: list[int]) -> RunTask:
         """Return the command of a packed task."""
 
-        def part(number: int) -> Ids:
-            begin, rows, columns = header[FIRST_PART + 3 * number : FIRST_PART + 3 * number + 3]
-            return steps[begin : begin + rows * columns].reshape(rows, columns)
-
-        at, flags, kept = part(PART_AT), part(PART_FLAGS) > 0, part(PART_KEPT)
-        inputs = NUM_FACTS + (len(at) - NUM_FACTS) // 2
+        ends, flags, at, _, _, _, moves, kept, marks = [
+            steps[begin : begin + rows * columns].reshape(rows, columns)
+            for begin, rows, columns in zip(*[iter(header[FIRST_PART:])] * 3, strict=True)
+        ]
+        said, inputs = flags > 0, NUM_FACTS + (len(at) - NUM_FACTS) // 2
         keep = Keep(entry.pool.table_ids, kept[1], kept[0]) if kept.shape[1] else None
         lanes = None
-        if flags[HAS_LANES].any():
+        if header[ALL_FLAGS] >> HAS_LANES & 1:
             assert entry.num_sequence_inputs is not None
             tables = self._state.tables.lane_ids(worker, entry.cell, entry.num_sequence_inputs)
-            moves = part(PART_MOVES)
             lanes = TaskLanes(
-                tables, at[AT_LANE], flags[HAS_LANES], flags[IS_DENSE], moves[0], moves[1 : 1 + len(tables)],
+                tables, at[AT_LANE], said[HAS_LANES], said[IS_DENSE], moves[0], moves[1 : 1 + len(tables)],
                 moves[1 + len(tables) :],
             )  # fmt: skip
         fetches = list[FetchOutput]()
         if header[ALL_MARKS]:
-            marks = part(PART_MARKS)[0]
             fetches = [
-                FetchOutput(output, marked(marks, output))
+                FetchOutput(output, marked(marks[0], output))
                 for output in range(header[ALL_MARKS].bit_length())
                 if header[ALL_MARKS] >> output & 1
             ]
         return RunTask(
-            task, worker, entry.cell.type_id, header[LARGEST], part(PART_ENDS)[POSITIONS], at[AT_NODE],
-            at[NUM_FACTS:inputs], at[inputs:], lanes, keep, tuple(fetches), flags[MAY_STOP],
+            task, worker, entry.cell.type_id, header[LARGEST], ends[POSITIONS], at[AT_NODE],
+            at[NUM_FACTS:inputs], at[inputs:], lanes, keep, tuple(fetches),
+            said[MAY_STOP] if header[ALL_FLAGS] >> MAY_STOP & 1 else None,
         )  # fmt: skip

@@ -185,7 +185,8 @@ class RunTask:
     - source_tables, source_rows: [inputs, positions] the table and row of each input that is not lane state.
     - lanes: None if no node belongs to a run.
     - keep, fetches: for all steps together; their positions ascend.
-    - may_stop: [steps] whether a step has runs that may stop there, so that the driver applies the stop test.
+    - may_stop: [steps] whether a step has runs that may stop there, so that the driver applies the stop test; None if
+      no step has any.
     """
 
     task: TaskId
@@ -199,7 +200,7 @@ class RunTask:
     lanes: TaskLanes | None
     keep: Keep | None
     fetches: tuple[FetchOutput, ...]
-    may_stop: Flags
+    may_stop: Flags | None
 
     @property
     def num_steps(self) -> int:
@@ -276,7 +277,16 @@ def steps_of(task: RunTask) -> tuple[Step, ...]:
             keep = kept if len(positions) else None
         found = [(f.output, f.positions[within(f.positions, begin, end)] - begin) for f in task.fetches]
         fetches = tuple(FetchOutput(output, positions) for output, positions in found if len(positions))
-        steps.append(Step(task.nodes[begin:end], inputs, lanes, keep, fetches, bool(task.may_stop[number])))
+        steps.append(
+            Step(
+                task.nodes[begin:end],
+                inputs,
+                lanes,
+                keep,
+                fetches,
+                task.may_stop is not None and bool(task.may_stop[number]),
+            )
+        )
         begin = end
     return tuple(steps)
 

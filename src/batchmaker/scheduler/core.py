@@ -226,7 +226,7 @@ class Scheduler(View):
             return None
         slots: list[int] = placed[0].tolist()
         state.enter(ids, slots, events)
-        if state.frontiers is not None:
+        if state.frontiers is not None and state.frontiers.kept:
             state.frontiers.admit(np.stack((placed[1], [event.graph.num_nodes for event in events]), axis=1), ())
         commands += [
             Admit(event.request, slot, 0, base, event.graph.num_nodes, form.host_tables)

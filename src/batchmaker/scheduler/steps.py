@@ -124,7 +124,7 @@ class Steps(NamedTuple):
 
 
 # A task as one array: some numbers, where each part begins with its rows and columns, and the parts.
-NUM_STEPS, LANES_WANTED, ROWS_WANTED, ROWS_NEEDED, LARGEST, ALL_MARKS, FIRST_PART = range(7)
+NUM_STEPS, LANES_WANTED, ROWS_WANTED, ROWS_NEEDED, LARGEST, ALL_MARKS, ALL_FLAGS, FIRST_PART = range(8)
 (
     PART_ENDS, PART_FLAGS, PART_AT, PART_DONE, PART_ENTERING, PART_LEFT, PART_MOVES, PART_KEPT, PART_MARKS, PARTS,
 ) = range(10)  # fmt: skip
@@ -165,6 +165,10 @@ def packed(steps: Steps) -> Ids:
     task = np.empty(size, np.int64)
     task[NUM_STEPS], task[LANES_WANTED], task[LARGEST] = steps.num_steps, steps.lanes_wanted, steps.largest
     task[ROWS_WANTED], task[ROWS_NEEDED], task[ALL_MARKS] = steps.rows_wanted, steps.rows_needed, steps.all_marks
+    task[ALL_FLAGS] = 0
+    for flag in range(NUM_FLAGS):
+        for step in range(steps.num_steps):
+            task[ALL_FLAGS] |= steps.flags[flag, step] << flag
     end = _add(task, PART_ENDS, steps.ends, HEADER)
     end = _add(task, PART_FLAGS, steps.flags, end)
     end = _add(task, PART_AT, steps.at, end)

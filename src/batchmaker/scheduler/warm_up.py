@@ -78,7 +78,7 @@ def _carried_out(scheduler: Scheduler, command: Command) -> list[Command]:
     """Carry out a command; return the commands that follow. If runs may stop, every second position stops."""
     following: list[Command] = []
     if isinstance(command, RunTask):
-        stopped = np.arange(len(command.nodes)) % 2 == 1 if command.may_stop.any() else None
+        stopped = np.arange(len(command.nodes)) % 2 == 1 if command.may_stop is not None else None
         following += scheduler.handle(StepsFinished(command.task, 0, command.num_steps, 0.0, stopped))
     return following
 
