@@ -277,16 +277,8 @@ def steps_of(task: RunTask) -> tuple[Step, ...]:
             keep = kept if len(positions) else None
         found = [(f.output, f.positions[within(f.positions, begin, end)] - begin) for f in task.fetches]
         fetches = tuple(FetchOutput(output, positions) for output, positions in found if len(positions))
-        steps.append(
-            Step(
-                task.nodes[begin:end],
-                inputs,
-                lanes,
-                keep,
-                fetches,
-                task.may_stop is not None and bool(task.may_stop[number]),
-            )
-        )
+        may_stop = task.may_stop is not None and bool(task.may_stop[number])
+        steps.append(Step(task.nodes[begin:end], inputs, lanes, keep, fetches, may_stop))
         begin = end
     return tuple(steps)
 
