@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from batchmaker.compiled import compiled
+from batchmaker.compiled import compiled, compiled_inline
 from batchmaker.scheduler import extents
 from batchmaker.scheduler.admission import enter_extents
 from batchmaker.scheduler.copies import (
@@ -18,6 +18,7 @@ from batchmaker.scheduler.copies import (
     KEPT,
     SLOT,
     SUBGRAPHS_FROM,
+    Forms,
     forms_at,
     write_copies,
 )
@@ -52,53 +53,65 @@ from batchmaker.scheduler.layout import (
     SUBGRAPHS,
 )
 from batchmaker.scheduler.progress import release
-from batchmaker.scheduler.tables import state_at
+from batchmaker.scheduler.tables import State, state_at
 
 Ids = NDArray[np.int64]
 
 
-@compiled
-def arrive(addresses: Ids, forms_addresses: Ids, ids: Ids, ranks: Ids, numbers: Ids) -> Ids:
-    """Take requests with copies of known graphs, none of them empty, and queue what is ready.
+@compiled_inline
+def _has_room(state: State, forms: Forms, numbers: Ids) -> bool:
+    """Whether no table can lack room for copies of these forms. Where it may, nothing is known."""
+    counts, types = state.counts, state.types
+    num_nodes = num_subgraphs = num_edges = 0
+    places = np.zeros(types.shape[1], np.int64)
+    for form in numbers:
+        num_nodes += extents.size_class(forms.counts[1, form])[0]
+        num_subgraphs += extents.size_class(forms.counts[2, form])[0]
+        num_edges += extents.size_class(forms.counts[3, form])[0]
+        for j in range(forms.subgraphs_begins[form], forms.subgraphs_begins[form + 1]):
+            is_run = forms.subgraphs[FORM_END, j] > 0
+            places[forms.subgraphs[FORM_TYPE, j]] += 1 if is_run else forms.subgraphs[FORM_SIZE, j]
+    has_room: bool = counts[NODES] + num_nodes <= state.nodes.shape[1]
+    has_room &= counts[SUBGRAPHS] + num_subgraphs <= state.subgraphs.shape[1]
+    has_room &= counts[EDGES] + num_edges <= len(state.consumer)
+    has_room &= counts[EXTENTS] + len(numbers) <= state.extents.shape[1]
+    for type_id in range(types.shape[1]):
+        room = types[QUEUE_END, type_id] - types[QUEUE_BEGIN, type_id]
+        has_room &= 2 * (types[PLACES, type_id] + places[type_id]) <= room
+    return has_room
 
-    ids, ranks, numbers: [requests] the number of each, its rank, and the number of its form. Returns [2, requests]
-    their slots, and the first nodes of their graphs; with no columns, and nothing changed, if some table may lack room.
+
+@compiled_inline
+def _take_slots(state: State, ids: Ids, ranks: Ids) -> Ids:
+    """Give these requests slots; return them. There must be room."""
+    requests, counts = state.requests, state.counts
+    slots = np.empty(len(ids), np.int64)
+    for i in range(len(ids)):
+        slot = extents.allocate(state.free, counts, SLOTS, requests[NEXT_SLOT], 1)
+        requests[:, slot] = 0
+        requests[ID, slot], requests[IN_USE, slot], requests[ALIVE, slot] = ids[i], 1, 1
+        requests[RANK, slot], requests[FIRST, slot], requests[LAST, slot] = ranks[i], NOWHERE, NOWHERE
+        counts[NUM_RANKED] += ranks[i] != 0
+        slots[i] = slot
+    return slots
+
+
+@compiled_inline
+def _begin(state: State, forms: Forms, slots: Ids, numbers: Ids) -> Ids:
+    """Write copies of these forms for the requests in these slots, and queue what is ready. There must be room.
+
+    Returns the first nodes of the copies.
     """
-    state, forms = state_at(addresses), forms_at(forms_addresses)
     nodes, subgraphs, requests, types, free, counts = (
         state.nodes, state.subgraphs, state.requests, state.types, state.free, state.counts,
     )  # fmt: skip
     count = len(numbers)
-    wanted, places = np.zeros(len(counts), np.int64), np.zeros(types.shape[1], np.int64)
-    wanted[SLOTS] = wanted[EXTENTS] = count
     columns, where = np.zeros((EXTENT_FIELDS, count), np.int64), np.zeros((KEPT + 1, count), np.int64)
     for i in range(count):
         form = numbers[i]
         columns[FIRST_LOCAL, i], columns[NUM_NODES, i] = forms.counts[0, form], forms.counts[1, form]
         columns[NUM_SUBGRAPHS, i], columns[EXTENT_NUM_EDGES, i] = forms.counts[2, form], forms.counts[3, form]
-        wanted[NODES] += extents.size_class(columns[NUM_NODES, i])[0]
-        wanted[SUBGRAPHS] += extents.size_class(columns[NUM_SUBGRAPHS, i])[0]
-        wanted[EDGES] += extents.size_class(columns[EXTENT_NUM_EDGES, i])[0]
-        for j in range(forms.subgraphs_begins[form], forms.subgraphs_begins[form + 1]):
-            is_run = forms.subgraphs[FORM_END, j] > 0
-            places[forms.subgraphs[FORM_TYPE, j]] += 1 if is_run else forms.subgraphs[FORM_SIZE, j]
-    has_room = counts[NODES] + wanted[NODES] <= nodes.shape[1]
-    has_room &= counts[SUBGRAPHS] + wanted[SUBGRAPHS] <= subgraphs.shape[1]
-    has_room &= counts[EDGES] + wanted[EDGES] <= len(state.consumer)
-    has_room &= counts[SLOTS] + count <= requests.shape[1] and counts[EXTENTS] + count <= state.extents.shape[1]
-    for type_id in range(types.shape[1]):
-        room = types[QUEUE_END, type_id] - types[QUEUE_BEGIN, type_id]
-        has_room &= 2 * (types[PLACES, type_id] + places[type_id]) <= room
-    if not has_room:
-        return np.empty((2, 0), np.int64)
-    for i in range(count):
-        slot = extents.allocate(free, counts, SLOTS, requests[NEXT_SLOT], 1)
-        requests[:, slot] = 0
-        requests[ID, slot], requests[IN_USE, slot], requests[ALIVE, slot] = ids[i], 1, 1
-        requests[RANK, slot], requests[FIRST, slot], requests[LAST, slot] = ranks[i], NOWHERE, NOWHERE
-        counts[NUM_RANKED] += ranks[i] != 0
-        where[FORM, i], where[SLOT, i] = numbers[i], slot
-    for i in range(count):
+        where[FORM, i], where[SLOT, i] = form, slots[i]
         base = extents.allocate(free, counts, NODES, nodes[FIRST_EDGE], columns[NUM_NODES, i])
         columns[BASE, i] = where[FORM_BASE, i] = base
     for i in range(count):
@@ -112,7 +125,39 @@ def arrive(addresses: Ids, forms_addresses: Ids, ids: Ids, ranks: Ids, numbers: 
         extent_numbers[i] = extents.allocate(free, counts, EXTENTS, state.extents[NEXT], 1)
     enter_extents(columns, extent_numbers, where[SLOT], state.extents, requests, subgraphs, types)
     release(nodes, subgraphs, requests, types, state.queue, counts, ready)
-    found = np.empty((2, count), np.int64)
-    for i in range(count):
-        found[0, i], found[1, i] = where[SLOT, i], where[FORM_BASE, i]
+    bases: Ids = columns[BASE]
+    return bases
+
+
+@compiled
+def arrive(addresses: Ids, forms_addresses: Ids, ids: Ids, ranks: Ids, numbers: Ids) -> Ids:
+    """Take requests with copies of known graphs, none of them empty, and queue what is ready.
+
+    ids, ranks, numbers: [requests] the number of each, its rank, and the number of its form. Returns [2, requests]
+    their slots, and the first nodes of their graphs; with no columns, and nothing changed, if some table may lack room.
+    """
+    state, forms = state_at(addresses), forms_at(forms_addresses)
+    if not _has_room(state, forms, numbers) or state.counts[SLOTS] + len(ids) > state.requests.shape[1]:
+        return np.empty((2, 0), np.int64)
+    found = np.empty((2, len(ids)), np.int64)
+    found[0] = _take_slots(state, ids, ranks)
+    found[1] = _begin(state, forms, found[0], numbers)
     return found
+
+
+@compiled
+def wait(addresses: Ids, ids: Ids, ranks: Ids) -> Ids:
+    """Take requests that do not begin yet; see `arrive`. Returns their slots; none, if the table may lack room."""
+    state = state_at(addresses)
+    if state.counts[SLOTS] + len(ids) > state.requests.shape[1]:
+        return np.empty(0, np.int64)
+    return _take_slots(state, ids, ranks)
+
+
+@compiled
+def begin(addresses: Ids, forms_addresses: Ids, slots: Ids, numbers: Ids) -> Ids:
+    """Let requests begin that wait; see `arrive`. Returns the first nodes of their graphs; none, if room may lack."""
+    state, forms = state_at(addresses), forms_at(forms_addresses)
+    if not _has_room(state, forms, numbers):
+        return np.empty(0, np.int64)
+    return _begin(state, forms, slots, numbers)

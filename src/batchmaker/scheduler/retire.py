@@ -23,6 +23,7 @@ from batchmaker.scheduler.leave import end_those_done, leave_all
 from batchmaker.scheduler.progress import end_step, finish, release, stop_or_go_on
 from batchmaker.scheduler.queues import put, ranks_of, sort
 from batchmaker.scheduler.row_release import free_rows
+from batchmaker.scheduler.step_times import learn_steps
 from batchmaker.scheduler.steps import (
     AT_NODE,
     AT_SUBGRAPH,
@@ -60,13 +61,15 @@ NUM_OVER, NUM_DYING, NUM_DONE, NUM_STOPPED, RETIRED = range(5)
 
 @compiled
 def retire(
-    addresses: Ids, type_id: int, worker: int, task: Ids, first: int, end: int, stopped: Flags, answer: bool
-) -> Ids:
+    addresses: Ids, type_id: int, worker: int, task: Ids, first: int, end: int, stopped: Flags, answer: bool,
+    busy_s: float,
+) -> Ids:  # fmt: skip
     """Update the tables after steps `first` to before `end` of a task have run.
 
     task: see `packed`. stopped: [positions of these steps] whether a value has ended the run; empty if none has.
     answer: whether to end the requests that have no work left and may get no more, and to forget them; if none is a
-    chunk of a sequence, and no unfold function waits for what has run.
+    chunk of a sequence, and no unfold function waits for what has run. busy_s: seconds that the steps took, to learn
+    from; 0 if nobody knows.
     """
     state = state_at(addresses)
     nodes, subgraphs, types, queue, requests, counts = (
@@ -78,6 +81,8 @@ def retire(
     if first > 0:
         begins[:] = ends[:, first - 1]
     until = ends[:, end - 1]
+    if busy_s > 0:
+        learn_steps(state, type_id, end - first, until[POSITIONS] - begins[POSITIONS], busy_s)
     types[NUM_RUNNING, type_id] -= end - first
     state.workers[STEPS_ON, worker] -= end - first
     state.workers[TASKS_ON, worker] -= end == task[NUM_STEPS]
