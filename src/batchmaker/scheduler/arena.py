@@ -142,6 +142,7 @@ class Arena:
         self.budget_s: NDArray[np.float64] = np.zeros((1, 1))
         self.place: Ids = np.full(n, -1, np.int64)  # scratch of admission, all -1 between calls
         self._num_queued = 0  # of `queue`, what types have
+        self.keeps_sources = True  # whether there is a place for the inputs of every node
         self._tables: Ids | None = None
         self._name_rows()
 
@@ -226,10 +227,9 @@ class Arena:
     def grow_nodes(self, size: int) -> None:
         """Make room for node numbers below `size`."""
         before = self.node_capacity
-        self.nodes, self.source, self.source_table = (
-            np.concatenate((table, np.zeros((len(table), size - before), np.int64)), axis=1)
-            for table in (self.nodes, self.source, self.source_table)
-        )
+        for name in ("nodes", "source", "source_table") if self.keeps_sources else ("nodes",):
+            table = getattr(self, name)
+            setattr(self, name, np.concatenate((table, np.zeros((len(table), size - before), np.int64)), axis=1))
         self._name_rows()
 
     # --- cell types, pools, lanes -------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from batchmaker.compiled import compiled
 from batchmaker.scheduler.layout import (
     ID,
     LANES_BEGIN,
+    MAX_BATCH,
     NOBODY,
     NUM_LANES,
     NUM_PORTS,
@@ -82,7 +83,10 @@ def retire(
         begins[:] = ends[:, first - 1]
     until = ends[:, end - 1]
     if busy_s > 0:
-        learn_steps(state, type_id, end - first, until[POSITIONS] - begins[POSITIONS], busy_s)
+        learn_steps(
+            state.seconds, state.known_s, type_id, types[MAX_BATCH, type_id], end - first,
+            until[POSITIONS] - begins[POSITIONS], busy_s,
+        )  # fmt: skip
     types[NUM_RUNNING, type_id] -= end - first
     state.workers[STEPS_ON, worker] -= end - first
     state.workers[TASKS_ON, worker] -= end == task[NUM_STEPS]

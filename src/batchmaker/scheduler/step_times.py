@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from batchmaker.compiled import compiled
-from batchmaker.scheduler.layout import MAX_BATCH
-from batchmaker.scheduler.tables import State
+
+Times = NDArray[np.float64]
 
 WEIGHT: Final = 0.2
 """Weight of the newest report in the mean of a size."""
@@ -20,15 +21,18 @@ MOST: Final = 4.0
 
 
 @compiled
-def learn_steps(state: State, type_id: int, num_steps: int, num_rows: int, busy_s: float) -> None:
+def learn_steps(
+    seconds: Times, known_s: Times, type_id: int, most: int, num_steps: int, num_rows: int, busy_s: float
+) -> None:  # fmt: skip
     """Note that `num_steps` steps of a type with `num_rows` rows in all took `busy_s` seconds.
 
-    There is one mean for each doubling of the rows, in State.known_s. In State.seconds a size that has not been
-    measured takes as long as the next larger measured one. Above the largest measured size, the time is proportional to
-    the rows. These two are computed whenever a doubling is measured for the first time, and not at later measurements.
+    There is one mean for each doubling of the rows, in `known_s`. In `seconds` a size that has not been measured takes
+    as long as the next larger measured one. Above the largest measured size, the time is proportional to the rows.
+    These two are computed whenever a doubling is measured for the first time, and not at later measurements.
+
+    seconds, known_s: see State. most: the largest batch of the type.
     """
-    seconds, known_s, end = state.seconds, state.known_s, state.types[MAX_BATCH, type_id] + 1
-    seen_s, rows, size = busy_s / num_steps, num_rows // num_steps, 0
+    seen_s, rows, end, size = busy_s / num_steps, num_rows // num_steps, most + 1, 0
     while 2 << size <= rows:
         size += 1
     before = known_s[type_id, size]

@@ -144,15 +144,29 @@ def test_a_type_that_is_passed_over_a_thousand_times_goes_first_compiled() -> No
     play_both(model, "cellular:max_steps=1", play, device, profile_of(model, device.seconds, 0))
 
 
+@pytest.mark.parametrize("text", ["cellular", "cellular:max_steps=1", "lazy"])
+def test_several_runs_of_one_type_give_the_same_answers_compiled(text: str) -> None:
+    rng = np.random.default_rng(2)
+
+    def several(num: int) -> SimulatedRequest:
+        recorder = Recorder()
+        for _ in range(num):
+            recorder.run(CHAIN.cells[0], [HostValues(None, num, CHAIN.cells[0].inputs[0])], None)
+        return SimulatedRequest(recorder.take(), num)
+
+    shapes = [several(num) for num in range(1, 7)]
+    requests = [shapes[i] for i in rng.integers(0, len(shapes), 150)]
+    play = offered(requests, np.cumsum(rng.exponential(0.02, 150)).tolist())
+    device = costs(CHAIN.cells, fixed_s=0.004, per_row_s=0.002)
+    play_both(CHAIN, text, play, device, profile_of(CHAIN, device.seconds, 3), sla_s=0.5)
+
+
 def test_what_the_loop_does_not_know_is_left_to_the_scheduler() -> None:
     play, device = offered([chain(2)] * 3, [0.0] * 3), costs(CHAIN.cells)
-    twice = Recorder()
-    for _ in range(2):
-        twice.run(CHAIN.cells[0], [HostValues(None, 2, CHAIN.cells[0].inputs[0])], None)
     for policy, coming, why in (
         (policies.make("agenda"), play, "knows `cellular` and `lazy`"),
         (policies.make("lazy"), play, "does not know the time"),
-        (CellularPolicy(), offered([SimulatedRequest(twice.take(), 4)], [0.0]), "in several runs"),
+        (CellularPolicy(), offered([SimulatedRequest(Recorder().take(), 0)], [0.0]), "has no nodes"),
     ):
         assert isinstance(policy, CellPolicy)
         found = compiled_cells(CHAIN, policy, coming, device.seconds, overhead=Overhead())

@@ -1,66 +1,63 @@
-"""Cell policies in virtual time, in one compiled loop: `cellular` and `lazy`, on one worker."""
+"""Cell policies in virtual time, in one compiled loop over the scheduler's own tables, on one worker."""
 
 from __future__ import annotations
 
 import math
-from typing import Final, final
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchmaker.cost.profile import Overhead
 from batchmaker.errors import InvariantError, OptionError
-from batchmaker.graph.spec import CellType
-from batchmaker.lab.simulator import line_loop
-from batchmaker.lab.simulator.cell_loop import play
-from batchmaker.lab.simulator.lazy_loop import Lazy
-from batchmaker.lab.simulator.line_loop import NOBODY, DeviceCosts, Flight, Task
-from batchmaker.lab.simulator.shapes import Ids, Shapes, Small, shapes_of
-from batchmaker.lab.simulator.workload import Offered, Records, SimulatedModel
+from batchmaker.graph.work import work_of
+from batchmaker.lab.simulator import cell_loop
+from batchmaker.lab.simulator.cell_loop import Device, Lazy, Loop, Offer, Watched, play
+from batchmaker.lab.simulator.core_tables import CoreTables, kinds_of
+from batchmaker.lab.simulator.workload import Offered, Records, SimulatedModel, SimulatedRequest
+from batchmaker.policies.ageing import PATIENCE
 from batchmaker.policies.base import CellPolicy
 from batchmaker.policies.cellular import CellularPolicy
+from batchmaker.policies.expectation import NO_PREDICTIONS, NOBODY, Predictions, StepsLeft
 from batchmaker.policies.joining import NO_TEST, JoiningRules
 from batchmaker.policies.lazy import LazyPolicy
-from batchmaker.scheduler.arena import UNKNOWN_S
-from batchmaker.scheduler.batching import BATCHES_AHEAD
-from batchmaker.scheduler.extents import size_class
+from batchmaker.policies.requests import RequestTable
+from batchmaker.scheduler.steps import HEADER
 
-_NONE: Final = np.zeros((0, 0), np.int64)
-_NO_RULES: Final = JoiningRules(NO_TEST, False, False, False)
+Ids = NDArray[np.int64]
+Times = NDArray[np.float64]
 
 
 def compiled_cells(
     model: SimulatedModel,
     policy: CellPolicy,
     offered: Offered,
-    seconds: NDArray[np.float64],
+    seconds: Times,
     *,
     sla_s: float | None = None,
     overhead: Overhead,
 ) -> CompiledCells | str:
     """Return the simulation; or why the compiled loop cannot play it. seconds: as of CellSimulation.
 
-    It plays `cellular` and `lazy` on one worker that does not run ahead, and graphs in which each cell type is one run
-    or one node.
+    It plays `cellular` and `lazy` on one worker that does not run ahead.
     """
     policy.check_cells(model.cells)
-    reason = _why_not(model, policy, seconds)
+    shapes, kinds = kinds_of(offered.requests)
+    reason = _why_not(model, policy, shapes, seconds)
     if reason is not None:
         return reason
-    found = shapes_of(model, offered.requests)
-    if isinstance(found, str):
-        return found
-    reason = _why_not_these(found[0], policy)
-    if reason is not None:
-        return reason
-    return CompiledCells(policy, *found, offered, _device(model.cells, policy, seconds, overhead), sla_s)
+    return CompiledCells(model, policy, shapes, kinds, offered, seconds, sla_s, overhead)
 
 
-def _why_not(model: SimulatedModel, policy: CellPolicy, seconds: NDArray[np.float64]) -> str | None:
-    """Return why the loop cannot play this policy on these cells, None if it can."""
+def _why_not(
+    model: SimulatedModel, policy: CellPolicy, shapes: list[SimulatedRequest], seconds: Times
+) -> str | None:  # fmt: skip
+    """Return why the loop cannot play this policy on these cells and requests, None if it can."""
     largest = max(cell.max_batch for cell in model.cells)
     if seconds.shape[0] != len(model.cells) or seconds.shape[1] <= largest or not (seconds[:, 1:] > 0).all():
         return "a step of some size takes no time, or its time is not known"
+    if any(shape.graph.first or not shape.graph.num_nodes for shape in shapes):
+        return "a request has no nodes, or begins with stored ones"
     if type(policy) is CellularPolicy:
         return None
     if type(policy) is not LazyPolicy:
@@ -68,10 +65,13 @@ def _why_not(model: SimulatedModel, policy: CellPolicy, seconds: NDArray[np.floa
     policy.learn_types(model.cells)
     if policy.drops:
         return "the policy refuses requests"
-    if policy.cap > min(cell.max_batch for cell in model.cells):
-        return "more requests may be in flight than fit into a batch"
     if not (policy.times.base[:, 1:] > 0).all():
         return "the policy does not know the time of some cell beforehand"
+    users: dict[int, int] = {}
+    for shape in shapes:
+        for type_id in work_of(shape.graph).types.tolist():
+            if users.setdefault(type_id, shape.model) != shape.model:
+                return "several models use one cell type"
     return None
 
 
@@ -79,136 +79,126 @@ def _why_not(model: SimulatedModel, policy: CellPolicy, seconds: NDArray[np.floa
 class CompiledCells:
     """One simulation of a cell policy, with the outcome of CellSimulation, many times as fast. See `compiled_cells`.
 
-    The policy object is left as it was, but for its length profiles. sla_s: see Simulation.
+    sla_s: see Simulation.
     """
 
     def __init__(
-        self, policy: CellPolicy, shapes: Shapes, kinds: Ids, offered: Offered, device: DeviceCosts, sla_s: float | None
-    ) -> None:  # fmt: skip
+        self,
+        model: SimulatedModel,
+        policy: CellPolicy,
+        shapes: list[SimulatedRequest],
+        kinds: Ids,
+        offered: Offered,
+        seconds: Times,
+        sla_s: float | None,
+        overhead: Overhead,
+    ) -> None:
         if sla_s is not None and not (math.isfinite(sla_s) and sla_s > 0):
             raise OptionError(f"an SLA must be a finite time above 0, got {sla_s} s")
-        self._policy, self._shapes, self._kinds, self._device = policy, shapes, kinds, device
-        self._arrived_s = np.ascontiguousarray(offered.arrived_s, np.float64)
+        self._policy, num_types = policy, len(model.cells)
+        self._tables = CoreTables(model.cells, policy, [shape.graph for shape in shapes], overhead)
+        self._requests = RequestTable()
+        for _ in model.cells:
+            self._requests.add_type()
+        self._device = Device(
+            np.ascontiguousarray(seconds, np.float64), overhead.step_s, overhead.row_s, overhead.turn_s,
+            overhead.request_s, np.array([cell.priority for cell in model.cells], np.int64), PATIENCE,
+        )  # fmt: skip
+        self._offer = _offer(shapes, kinds, np.ascontiguousarray(offered.arrived_s, np.float64), sla_s, num_types)
         self.records = Records.of(offered.arrived_s)
-        count, num_models = len(kinds), int(shapes.model.max()) + 1
-        slots = min(count, policy.cap * num_models) if isinstance(policy, LazyPolicy) else count
-        self._flight = _flight(slots, device, self.records)
-        self._task = _task(device)
-        if isinstance(policy, LazyPolicy) and policy.left.predicted and policy.left.lengths == "conditional":
-            self._flight.numbers[line_loop.STALE] = 1
-        self._lazy = _lazy(policy, shapes, self._arrived_s + (math.inf if sla_s is None else sla_s))
+        self._loop = Loop(
+            np.zeros(cell_loop.NUM_NUMBERS, np.int64), np.zeros(cell_loop.NUM_SECONDS), np.zeros_like(kinds),
+            np.zeros_like(kinds), np.zeros(num_types, np.int64), np.zeros_like(kinds), self.records.started_s,
+            self.records.finished_s, np.zeros(0, np.bool_),
+        )  # fmt: skip
+        self._loop.numbers[cell_loop.REJECTED] = -1
+        self._lazy = _lazy(policy, self._offer)
+        self._loop.numbers[cell_loop.STALE] = bool(np.any(self._lazy.predictions.fixed == 0))
 
     def run(self) -> Records:
         """Run to the end."""
-        given = (self._shapes, self._kinds, self._task, self._device)
-        while play(self._flight, *given, self._lazy, self._arrived_s):
-            self._lazy = self._with_new_tables(self._lazy)
-        numbers, records = self._flight.numbers, self.records
+        numbers, records, task = self._loop.numbers, self.records, np.zeros(HEADER, np.int64)
+        while True:
+            task = play(
+                self._tables.addresses, self._tables.forms, self._loop, self._offer, self._device, self._watched(),
+                self._lazy, task,
+            )  # fmt: skip
+            if numbers[cell_loop.WHY] == cell_loop.OVER:
+                break
+            if numbers[cell_loop.WHY] == cell_loop.NO_ROOM:
+                self._tables.make_room(self._loop.coming[: numbers[cell_loop.NUM_COMING]])
+            else:
+                self._follow()
         if np.isnan(records.finished_s).any():
             raise InvariantError(f"policy {self._policy.name!r} leaves requests unanswered and nothing runs")
-        records.steps, records.rows = int(numbers[line_loop.STEPS]), int(numbers[line_loop.ROWS])
-        records.busy_s = float(self._flight.seconds[line_loop.BUSY_S])
+        records.steps, records.rows = int(numbers[cell_loop.STEPS]), int(numbers[cell_loop.ROWS])
+        records.busy_s = float(self._loop.seconds[cell_loop.BUSY_S])
         return records
 
-    def _with_new_tables(self, lazy: Lazy) -> Lazy:
-        """Learn the lengths of the runs that have ended, and return the policy with present tables of lengths."""
-        assert isinstance(self._policy, LazyPolicy)
-        tables = []
-        for i, (_, _, profile) in enumerate(self._policy.left.predicted):
+    def _watched(self) -> Watched:
+        table = self._requests
+        if self._lazy.watches:
+            table.fit(self._tables.num_slots - 1)
+        return Watched(
+            table.left, table.done, table.width, table.open, table.deadline_s, table.began_s, table.model
+        )  # fmt: skip
+
+    def _follow(self) -> None:
+        """Let the policy learn from what has run so far, and let the loop know what it expects now."""
+        policy, lazy, numbers = self._policy, self._lazy, self._loop.numbers
+        if not isinstance(policy, LazyPolicy):
+            return
+        if numbers[cell_loop.WHY] == cell_loop.CORRECT:
+            policy.times.rebuild()
+            numbers[cell_loop.SINCE] = 0
+            self._lazy = lazy._replace(expected_s=policy.times.replay.seconds)
+            return
+        for i, (_, _, profile) in enumerate(policy.left.predicted):
             seen = int(lazy.num_seen[i])
             profile.observe_all(lazy.seen_given[i, :seen], lazy.seen_steps[i, :seen])
-            tables.append(profile.table(self._policy.left.quantile))
-            lazy.num_seen[i], lazy.stale_at[i] = 0, profile.num_until_stale
-            lazy.widths[i] = tables[-1].shape[1]
-        shape = [max(sizes) for sizes in zip(*(table.shape for table in tables), strict=True)]
-        padded = np.zeros((len(tables), *shape), np.int64)
-        for i, table in enumerate(tables):
-            padded[i, : table.shape[0], : table.shape[1]] = table
-        self._flight.numbers[line_loop.STALE] = 0
-        return lazy._replace(tables=padded)
+            lazy.num_seen[i] = 0
+        predictions = policy.left.predictions()
+        for i, (_, _, profile) in enumerate(policy.left.predicted):
+            lazy.stale_at[i] = profile.num_until_stale
+        numbers[cell_loop.STALE] = 0
+        self._lazy = lazy._replace(predictions=predictions)
 
 
-def _why_not_these(shapes: Shapes, policy: CellPolicy) -> str | None:
-    """Return why the loop cannot play requests of these shapes, None if it can."""
-    if isinstance(policy, LazyPolicy):
-        users = [{*shapes.model[used].tolist()} for used in (shapes.steps > 0).T]
-        return "several models use one cell type" if any(len(models) > 1 for models in users) else None
-    classes = {size_class(count)[0] for count in shapes.parts.tolist()}  # of one class, slots and subgraphs go together
-    return None if len(classes) == 1 else "requests have different numbers of runs and nodes"
+def _offer(shapes: list[SimulatedRequest], kinds: Ids, arrived_s: Times, sla_s: float | None, num_types: int) -> Offer:
+    nodes, width = np.zeros((len(shapes), num_types), np.int64), np.ones((len(shapes), num_types))
+    for i, shape in enumerate(shapes):
+        work = work_of(shape.graph)
+        nodes[i, work.types], width[i, work.types] = work.nodes, np.maximum(work.nodes / work.steps, 1.0)
+    deadline_s = arrived_s + (math.inf if sla_s is None else sla_s)
+    return Offer(arrived_s, deadline_s, kinds, nodes, width, np.array([shape.model for shape in shapes], np.int64))
 
 
-def _device(
-    cells: tuple[CellType, ...], policy: CellPolicy, seconds: NDArray[np.float64], overhead: Overhead
-) -> DeviceCosts:
-    return DeviceCosts(
-        seconds=np.ascontiguousarray(seconds, np.float64), step_s=overhead.step_s, row_s=overhead.row_s,
-        turn_s=overhead.turn_s, request_s=overhead.request_s, max_batch=_ids([cell.max_batch for cell in cells]),
-        min_batch=_ids([cell.min_batch for cell in cells]), priority=_ids([cell.priority for cell in cells]),
-        max_steps=policy.max_steps, budget_s=policy.budget_s,
-        num_ahead=BATCHES_AHEAD if policy.budget_s < math.inf else policy.max_steps, watched=policy.watches_requests,
-    )  # fmt: skip
-
-
-def _flight(slots: int, device: DeviceCosts, records: Records) -> Flight:
-    types, most = len(device.max_batch), int(device.max_batch.max())
-    numbers = np.zeros(line_loop.NUM_NUMBERS, np.int64)
-    numbers[[line_loop.REJECTED, line_loop.LINE, line_loop.LAST_IN_LINE]] = NOBODY
-
-    def small() -> Small:
-        return np.empty((slots, types), np.int32)
-
-    def ids(count: int) -> Ids:
-        return np.zeros(count, np.int64)
-
-    return Flight(
-        left=small(), done=small(), waits=small(), following=small(), place=np.empty((slots, types), np.int64),
-        parts_left=ids(slots), owner=ids(slots), free=ids(slots), members=ids(slots), first=ids(types),
-        last=ids(types), ready=ids(types), passed=ids(types), known=np.full((types, most.bit_length()), np.nan),
-        step_s=np.full((types, most + 1), UNKNOWN_S), next_in_line=ids(len(records.arrived_s)), numbers=numbers,
-        seconds=np.zeros(line_loop.NUM_SECONDS), started_s=records.started_s, finished_s=records.finished_s,
-    )  # fmt: skip
-
-
-def _task(device: DeviceCosts) -> Task:
-    most, types = int(device.max_batch.max()), len(device.max_batch)
-    rows = device.max_steps * most
-    return Task(
-        np.empty(rows, np.int64), np.empty(rows, np.int64), np.empty(device.max_steps, np.int64),
-        np.empty(device.max_steps), np.empty(most, np.int64), np.empty(most * types, np.int64),
-        np.empty(most * types, np.int64),
-    )  # fmt: skip
-
-
-def _lazy(policy: CellPolicy, shapes: Shapes, deadline_s: NDArray[np.float64]) -> Lazy:
-    """Return the options of `lazy`; with another policy, nothing that is ever read."""
-    types, count = shapes.steps.shape[1], len(deadline_s)
-    of_type = np.zeros(types, np.int64)
-    for type_id in range(types):
-        of_type[type_id] = shapes.model[shapes.steps[:, type_id] > 0].max(initial=0)
+def _lazy(policy: CellPolicy, offer: Offer) -> Lazy:
+    """Return what `lazy` knows; with another policy, nothing that is ever read."""
+    count, num_types = len(offer.kinds), offer.nodes.shape[1]
     if not isinstance(policy, LazyPolicy):
-        none = np.zeros(0, np.int64)
-        times = np.zeros((types, 2))
+        none, no_times = np.zeros((0, 0), np.int64), np.zeros((0, 0))
         return Lazy(
-            _NO_RULES, 1, False, False, times, times, np.ones(types), of_type, none, none, none, _NONE, none,
-            np.zeros((0, 0, 0), np.int64), none, _NONE, _NONE, none, none, deadline_s, np.zeros(0), none,
+            False, JoiningRules(NO_TEST, False, False, False), 0, False, False, no_times, np.zeros(0), no_times,
+            none.ravel(), NO_PREDICTIONS, none, none, none.ravel(), none.ravel(),
         )  # fmt: skip
-    left, times = policy.left, policy.times.base
-    num = len(left.predicted)
-    fixed = [profile.fixed(left.share) if left.lengths == "fixed" else 0 for _, _, profile in left.predicted]
-    edges = np.zeros((num, max((len(p.edges) for _, _, p in left.predicted), default=0)), np.int64)
-    for i, (_, _, profile) in enumerate(left.predicted):
-        edges[i, : len(profile.edges)] = profile.edges
-    num_models = int(shapes.model.max()) + 1
+    num = len(policy.left.predicted)
+    of_type = np.array([offer.model[offer.nodes[:, t] > 0].max(initial=0) for t in range(num_types)], np.int64)
     return Lazy(
-        policy.rules, policy.cap, policy.recent, policy.times.corrects, np.ascontiguousarray(times), times.copy(),
-        np.ones(types), of_type, _ids([cell for cell, _, _ in left.predicted]),
-        _ids([NOBODY if given is None else given for _, given, _ in left.predicted]), _ids(fixed), edges,
-        _ids([len(profile.edges) for _, _, profile in left.predicted]), np.zeros((num, 0, 0), np.int64),
-        np.zeros(num, np.int64), np.zeros((num, count), np.int64), np.zeros((num, count), np.int64),
-        np.zeros(num, np.int64), np.full(num, count + 1), deadline_s, np.full(count, math.inf),
-        np.empty(policy.cap * num_models, np.int64),
+        True, policy.rules, policy.cap, policy.recent, policy.times.corrects, np.ascontiguousarray(policy.times.base),
+        policy.times.factors, policy.times.replay.seconds, of_type, _predictions(policy.left),
+        np.zeros((num, count), np.int64), np.zeros((num, count), np.int64), np.zeros(num, np.int64),
+        np.full(num, count + 1),
     )  # fmt: skip
 
 
-def _ids(values: list[int]) -> Ids:
-    return np.array(values, np.int64)
+def _predictions(left: StepsLeft) -> Predictions:
+    """Return what is predicted, without tables of lengths, which are made when they are first needed."""
+    if left.lengths != "conditional" or not left.predicted:
+        return left.predictions()
+    num = len(left.predicted)
+    cell, given = [cell for cell, _, _ in left.predicted], [given for _, given, _ in left.predicted]
+    return Predictions(
+        np.array(cell, np.int64), np.array([NOBODY if one is None else one for one in given], np.int64),
+        np.zeros(num, np.int64), np.zeros((num, 0), np.int64), np.zeros((num, 0, 0), np.int64), np.zeros(num, np.int64),
+    )  # fmt: skip

@@ -1,6 +1,6 @@
 """Tasks of one replica whose requests are chains of one cell, by the scheduler's own rules, in compiled loops.
 
-What `Batcher.form_task`, `find_steps` and `StepTimes` do for such requests under the policy `cellular`, and
+What `form` and `find_steps` do for such requests under the policy `cellular`, and
 `CellSimulation` with the result, written as one loop over a line of requests. `tests/lab/simulator/fleet` compares the
 two answer by answer.
 """
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from batchmaker.compiled import compiled
 from batchmaker.scheduler.arena import UNKNOWN_S
 from batchmaker.scheduler.batching import SATURATED_BUDGETS
-from batchmaker.scheduler.step_times import MOST, WEIGHT
+from batchmaker.scheduler.step_times import learn_steps
 
 Ids = NDArray[np.int64]
 Times = NDArray[np.float64]
@@ -56,8 +56,8 @@ class ReplicaTables(NamedTuple):
 
     first, last: of its line, without those whose last step is planned. num_line: how many. num_new: arrived since its
     last task. is_busy: 0 or 1. task_end_s: of the task that runs. known, seconds: [replicas, doublings] and [replicas,
-    max_batch + 1] of StepTimes, NaN where nothing is known. done: [replicas, num_ahead] requests whose last step is in
-    the task, in order; num_done: how many, next_done: the first that has not been told of. num_here: unanswered.
+    max_batch + 1], see `learn_steps`. done: [replicas, num_ahead] requests whose last step is in the task, in order;
+    num_done: how many, next_done: the first that has not been told of. num_here: unanswered.
     """
 
     first: Ids
@@ -80,48 +80,6 @@ class Scratch(NamedTuple):
     batch: Ids
     sizes: Ids
     counts: Ids
-
-
-@compiled
-def bit_length(number: int) -> int:
-    """Return the number of binary digits."""
-    digits = 0
-    while number > 0:
-        number >>= 1
-        digits += 1
-    return digits
-
-
-@compiled
-def fill(known: Times, seconds: Times) -> None:
-    """As `StepTimes._fill`: write what is known of each doubling, and what follows for the others."""
-    most = len(seconds) - 1
-    last = len(known) - 1
-    while np.isnan(known[last]):
-        last -= 1
-    taken = known[last]
-    for rows in range(2 << last, most + 1):
-        seconds[rows] = taken * rows / (1 << last)
-    for size in range(last, -1, -1):
-        if not np.isnan(known[size]):
-            taken = known[size]
-        for rows in range(1 << size, min(2 << size, most + 1)):
-            seconds[rows] = taken
-
-
-@compiled
-def learn(known: Times, seconds: Times, rows: int, steps: int, seen_s: float) -> None:
-    """As `StepTimes.add`, once for each of so many steps."""
-    size = bit_length(rows) - 1
-    for _ in range(steps):
-        before = known[size]
-        if np.isnan(before):
-            known[size] = seen_s
-            fill(known, seconds)
-        else:
-            known[size] = before + WEIGHT * (min(seen_s, MOST * before) - before)
-    for row in range(1 << size, min(2 << size, len(seconds))):
-        seconds[row] = known[size]
 
 
 @compiled
@@ -196,10 +154,9 @@ def form_task(
     _put_back(line, places, place, batch, count, waiting, num_done)
     for group in range(num_groups):
         rows = scratch.sizes[group]
-        learn(
-            places.known[place], seconds, rows, scratch.counts[group],
-            costs.seconds[rows] + costs.step_s + rows * costs.row_s,
-        )  # fmt: skip
+        taken_s = costs.seconds[rows] + costs.step_s + rows * costs.row_s
+        for _ in range(scratch.counts[group]):
+            learn_steps(places.seconds, places.known, place, costs.max_batch, 1, rows, taken_s)
     places.num_done[place], places.next_done[place] = num_done, 0
     places.is_busy[place], places.task_end_s[place] = 1, begin_s
     return num_steps, num_rows
