@@ -171,6 +171,20 @@ class StepsLeft:
         return whole
 
 
+class ExpectedTimes(NamedTuple):
+    """What ExpectedStepTimes knows, for compiled loops.
+
+    corrects: whether steps change `factors`, [types], by which base_s is to be multiplied. base_s, seconds: [types,
+    most + 1] as profiled, and as expected now. single_s: [types] of one row.
+    """
+
+    corrects: bool
+    base_s: NDArray[np.float64]
+    factors: NDArray[np.float64]
+    seconds: NDArray[np.float64]
+    single_s: NDArray[np.float64]
+
+
 @final
 class ExpectedStepTimes:
     """Seconds per step of each type and batch size: profiled, and corrected by measured times while serving.
@@ -214,9 +228,10 @@ class ExpectedStepTimes:
         return self._correction is not None
 
     @property
-    def factors(self) -> NDArray[np.float64]:
-        """The present slowdown of each type, [types], which steps correct in place; empty unless it `corrects`."""
-        return np.zeros(0) if self._correction is None else self._correction.factors
+    def tables(self) -> ExpectedTimes:
+        """What is expected now. Its factors are those of this object."""
+        factors = np.zeros(0) if self._correction is None else self._correction.factors
+        return ExpectedTimes(self.corrects, self.base, factors, self._replay.seconds, self._single_s)
 
     @property
     def replay(self) -> Replay:

@@ -6,19 +6,53 @@ Nothing is decided here. Requests arrive by `arrive`, or `wait` and `begin`; tas
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
-
 import numpy as np
-from numpy.typing import NDArray
 
 from batchmaker.compiled import compiled, compiled_inline
 from batchmaker.cost.latency import corrected
+from batchmaker.lab.simulator.auto_turns import order_of, who_begins
+from batchmaker.lab.simulator.lazy_turns import learn_lengths, urgency_of, who_joins
+from batchmaker.lab.simulator.loop_tables import (
+    ADMITTED,
+    AUTO,
+    BUSY_S,
+    CELLULAR,
+    CHANGES,
+    FIRST,
+    FREE_S,
+    IN_FLIGHT,
+    LAST,
+    LAZY,
+    LEARN,
+    MODELS,
+    NEXT,
+    NO_ROOM,
+    NONE,
+    NOW_S,
+    NUM_CHOSEN,
+    NUM_COMING,
+    NUM_NEW,
+    OVER,
+    ROWS,
+    SINCE,
+    STALE,
+    STEP,
+    STEP_S,
+    STEPS,
+    TYPE,
+    WHY,
+    Device,
+    Ids,
+    Loop,
+    Offer,
+    Policy,
+    Watched,
+)
 from batchmaker.policies.ageing import note_ran, overdue_first
 from batchmaker.policies.cellular import by_algorithm_one
-from batchmaker.policies.expectation import CORRECT_EVERY, Predictions
-from batchmaker.policies.joining import NO_TEST, JoiningRules
-from batchmaker.policies.lazy import fitting, num_joining_of, urgencies
+from batchmaker.policies.expectation import CORRECT_EVERY
 from batchmaker.policies.requests import submit
+from batchmaker.policies.run_lengths import note_ended
 from batchmaker.scheduler.arrive import arrive, begin, wait
 from batchmaker.scheduler.batching import form
 from batchmaker.scheduler.layout import (
@@ -42,107 +76,6 @@ from batchmaker.scheduler.steps import (
 )
 from batchmaker.scheduler.tables import State, state_at
 
-Ids = NDArray[np.int64]
-Times = NDArray[np.float64]
-
-NONE: Final = -1
-"""No type is ready."""
-OVER, NO_ROOM, RECOUNT, CORRECT = range(4)
-"""Why `play` comes back: all is done; a table may lack room for `Loop.coming`; a table of lengths must be made anew;
-the expected times of steps must be."""
-(
-    NEXT, STEP, TYPE, STEPS, ROWS, NUM_NEW, CHANGES, REJECTED, FIRST, LAST, IN_FLIGHT, MODELS, SINCE, STALE, WHY,
-    NUM_COMING, ADMITTED, NUM_NUMBERS,
-) = range(18)  # fmt: skip
-"""Entries of `Loop.numbers`.
-
-NEXT: the next request to arrive. STEP, TYPE: of the task that runs, its next step to end, and its type. STEPS, ROWS:
-that were submitted. NUM_NEW: arrived since a step was submitted. CHANGES, REJECTED: see LazyPolicy. FIRST, LAST: where
-those who wait are in `Loop.line`. IN_FLIGHT: how many. MODELS: see RequestTable. SINCE: steps since the expected times
-were made. STALE: 1 if a table of lengths must be made anew. WHY: as above. NUM_COMING: of `Loop.coming`.
-ADMITTED: 1 where the policy has said who begins, but not yet which type goes first.
-"""
-NOW_S, STEP_S, FREE_S, BUSY_S, NUM_SECONDS = range(5)
-"""Entries of `Loop.seconds`: the present; the begin of the step that ends next; the end of the task; of all steps."""
-
-
-class Device(NamedTuple):
-    """seconds: [types, most + 1] of a step. step_s, row_s, turn_s, request_s: see Overhead. priority: [types].
-    patience: see Ageing."""
-
-    seconds: Times
-    step_s: float
-    row_s: float
-    turn_s: float
-    request_s: float
-    priority: Ids
-    patience: int
-
-
-class Offer(NamedTuple):
-    """What comes. arrived_s, deadline_s, kinds: [requests]; kinds: the form of each. nodes, width: [kinds, types], see
-    RequestTable. model: [kinds]."""
-
-    arrived_s: Times
-    deadline_s: Times
-    kinds: Ids
-    nodes: Ids
-    width: Times
-    model: Ids
-
-
-class Watched(NamedTuple):
-    """Columns of the RequestTable, by slot."""
-
-    left: Ids
-    done: Ids
-    width: Times
-    is_open: NDArray[np.bool_]
-    deadline_s: Times
-    began_s: Times
-    model: Ids
-
-
-class Lazy(NamedTuple):
-    """What `lazy` knows. watches: False under `cellular`, which needs nothing of this.
-
-    - rules, cap, recent: see LazyPolicy. corrects, base_s, factors, expected_s: see ExpectedStepTimes; expected_s are
-      those of its `replay`. type_model: [types]. predictions: see StepsLeft.
-    - seen_given, seen_steps, num_seen, stale_at: [predictions, requests] runs that have ended since the tables were
-      made; [predictions] how many; and how many make the table stale.
-    """
-
-    watches: bool
-    rules: JoiningRules
-    cap: int
-    recent: bool
-    corrects: bool
-    base_s: Times
-    factors: Times
-    expected_s: Times
-    type_model: Ids
-    predictions: Predictions
-    seen_given: Ids
-    seen_steps: Ids
-    num_seen: Ids
-    stale_at: Ids
-
-
-class Loop(NamedTuple):
-    """What the loop itself keeps. line: [requests] slots of those who wait. members: [requests] slots of those in
-    flight, in the order in which they began. passed: [types] see Ageing. coming: [requests] forms that lack room.
-    started_s, finished_s: [requests], see Records. never: no flags."""
-
-    numbers: Ids
-    seconds: Times
-    line: Ids
-    members: Ids
-    passed: Ids
-    coming: Ids
-    started_s: Times
-    finished_s: Times
-    never: NDArray[np.bool_]
-
 
 @compiled_inline
 def _wants(loop: Loop, kinds: Ids) -> None:
@@ -152,7 +85,7 @@ def _wants(loop: Loop, kinds: Ids) -> None:
 
 
 @compiled
-def _tell(addresses: Ids, forms: Ids, loop: Loop, offer: Offer, watched: Watched, lazy: Lazy) -> bool:
+def _tell(addresses: Ids, forms: Ids, loop: Loop, offer: Offer, watched: Watched, policy: Policy) -> bool:
     """Requests that have arrived by now wait in line, or begin. Returns whether there was room."""
     numbers, first = loop.numbers, loop.numbers[NEXT]
     end = first
@@ -161,19 +94,20 @@ def _tell(addresses: Ids, forms: Ids, loop: Loop, offer: Offer, watched: Watched
     if end == first:
         return True
     ids, kinds, ranks = np.arange(first, end), offer.kinds[first:end], np.zeros(end - first, np.int64)
-    slots = wait(addresses, ids, ranks) if lazy.watches else arrive(addresses, forms, ids, ranks, kinds)[0]
+    slots = wait(addresses, ids, ranks) if policy.how != CELLULAR else arrive(addresses, forms, ids, ranks, kinds)[0]
     if len(slots) == 0:
         _wants(loop, kinds)
         return False
     numbers[NEXT] = end
     numbers[NUM_NEW] += end - first
-    if not lazy.watches:
+    if policy.how == CELLULAR:
         return True
     numbers[CHANGES] += 1
     for i in range(len(slots)):
         slot, kind = slots[i], kinds[i]
         watched.left[slot], watched.done[slot], watched.width[slot] = offer.nodes[kind], 0, offer.width[kind]
         watched.deadline_s[slot], watched.began_s[slot] = offer.deadline_s[ids[i]], np.inf
+        watched.arrived_s[slot] = offer.arrived_s[ids[i]]
         watched.model[slot] = offer.model[kind]
         numbers[MODELS] = max(numbers[MODELS], offer.model[kind] + 1)
         loop.line[numbers[LAST]] = slot
@@ -182,94 +116,80 @@ def _tell(addresses: Ids, forms: Ids, loop: Loop, offer: Offer, watched: Watched
 
 
 @compiled
-def _admit(addresses: Ids, forms: Ids, loop: Loop, offer: Offer, watched: Watched, lazy: Lazy) -> bool:
-    """Let requests begin, as LazyPolicy.admit says. Returns False where it cannot be said yet; see WHY."""
+def _admit(addresses: Ids, forms: Ids, loop: Loop, offer: Offer, watched: Watched, policy: Policy) -> bool:
+    """Let requests begin, as the policy says. Returns False where it cannot be said, or done, yet; see WHY."""
     numbers, line, state = loop.numbers, loop.line, state_at(addresses)
-    first, last, in_flight = numbers[FIRST], numbers[LAST], loop.members[: numbers[IN_FLIGHT]]
-    if first == last or numbers[CHANGES] == numbers[REJECTED]:
-        return True
-    room = lazy.cap - len(in_flight) if numbers[MODELS] < 2 else lazy.cap * numbers[MODELS]
-    found = line[first : min(last, first + max(room, 0))]
-    if numbers[MODELS] > 1:
-        found = fitting(watched.model, in_flight, found, lazy.cap, numbers[MODELS])
-    if len(found) > 0 and len(in_flight) > 0 and (lazy.rules.benefit or lazy.rules.slack != NO_TEST):
-        if numbers[STALE]:
-            numbers[WHY] = RECOUNT
+    if numbers[NUM_CHOSEN] == 0:
+        numbers[WHY] = OVER
+        found = who_joins(loop, watched, policy) if policy.how == LAZY else who_begins(loop, watched, policy)
+        if numbers[WHY] == LEARN:
             return False
-        num = num_joining_of(
-            np.concatenate((in_flight, found)), len(in_flight), watched.left, watched.done, watched.width,
-            watched.is_open, watched.deadline_s, watched.began_s, lazy.predictions, lazy.expected_s,
-            loop.seconds[NOW_S], lazy.rules,
-        )  # fmt: skip
-        found = found[:num]
-        if num == 0:
-            numbers[REJECTED] = numbers[CHANGES]
-    if len(found) == 0:
+        loop.chosen[: len(found)] = found
+        numbers[NUM_CHOSEN] = len(found)
+    slots = loop.chosen[: numbers[NUM_CHOSEN]]
+    if len(slots) == 0:
         return True
-    slots, kinds = found.copy(), np.empty(len(found), np.int64)
+    kinds = np.empty(len(slots), np.int64)
     for i in range(len(slots)):
         kinds[i] = offer.kinds[state.requests[ID, slots[i]]]
     if len(begin(addresses, forms, slots, kinds)) == 0:
         _wants(loop, kinds)
         return False
     numbers[CHANGES] += 1
-    at, to = last - 1, last - 1
-    taken = len(slots) - 1
-    while at >= first:  # those who stay move up to the end
-        if taken >= 0 and line[at] == slots[taken]:
-            taken -= 1
-        else:
-            line[to] = line[at]
-            to -= 1
-        at -= 1
-    numbers[FIRST] = to + 1
+    numbers[NUM_CHOSEN] = 0
     for slot in slots:
         watched.began_s[slot] = loop.seconds[NOW_S]
         loop.members[numbers[IN_FLIGHT]] = slot
         numbers[IN_FLIGHT] += 1
+    end, left = numbers[FIRST], len(slots)
+    while left > 0:
+        left -= watched.began_s[line[end]] < np.inf
+        end += 1
+    to = end - 1
+    for at in range(end - 1, numbers[FIRST] - 1, -1):  # those before who stay move up
+        if watched.began_s[line[at]] == np.inf:
+            line[to] = line[at]
+            to -= 1
+    numbers[FIRST] = to + 1
     return True
 
 
 @compiled
-def _choose(state: State, loop: Loop, device: Device, watched: Watched, lazy: Lazy) -> int:
+def _choose(state: State, loop: Loop, device: Device, watched: Watched, policy: Policy) -> int:
     """Return the type that runs next, NONE if none is ready; or, if it cannot be said yet, a number below; see WHY."""
     types, num_types = state.types, state.types.shape[1]
-    ready = np.empty(num_types, np.int64)
+    ready, num_ready = np.empty(num_types, np.int64), np.empty(num_types, np.int64)
     count = 0
     for type_id in range(num_types):
-        if types[TAIL_OF_QUEUE, type_id] > types[HEAD_OF_QUEUE, type_id]:
-            ready[count] = type_id
+        num = types[TAIL_OF_QUEUE, type_id] - types[HEAD_OF_QUEUE, type_id]
+        if num > 0:
+            ready[count], num_ready[count] = type_id, num
             count += 1
+    ready, num_ready = ready[:count], num_ready[:count]
+    ranked = ready
+    if policy.how == AUTO:
+        for i in range(count):
+            policy.auto.num_ready[ready[i]] = num_ready[i]
+        ranked = order_of(loop, watched, policy, ready)
+    elif count > 1 and policy.how == CELLULAR:
+        max_batch, num_running = np.empty(count, np.int64), np.empty(count, np.int64)
+        for i in range(count):
+            max_batch[i], num_running[i] = types[MAX_BATCH, ready[i]], types[NUM_RUNNING, ready[i]]
+        ranked = by_algorithm_one(ready, num_ready, num_running, max_batch, device.priority[ready])
+    elif count > 1 and loop.numbers[MODELS] > 1:
+        urgency = urgency_of(loop, watched, policy)
+        if len(urgency) == 0:
+            return NONE - 1
+        ranked = ready[np.argsort(urgency[policy.lazy.type_model[ready]], kind="mergesort")]
     if count == 0:
         return NONE
-    ready = ready[:count]
-    ranked = ready
-    if count > 1 and not lazy.watches:
-        num_ready, max_batch = np.empty(count, np.int64), np.empty(count, np.int64)
-        num_running, priority = np.empty(count, np.int64), np.empty(count, np.int64)
-        for i in range(count):
-            type_id = ready[i]
-            num_ready[i] = types[TAIL_OF_QUEUE, type_id] - types[HEAD_OF_QUEUE, type_id]
-            max_batch[i], num_running[i] = types[MAX_BATCH, type_id], types[NUM_RUNNING, type_id]
-            priority[i] = device.priority[type_id]
-        ranked = by_algorithm_one(ready, num_ready, num_running, max_batch, priority)
-    elif count > 1 and loop.numbers[MODELS] > 1:
-        if loop.numbers[STALE] and not lazy.recent:
-            loop.numbers[WHY] = RECOUNT
-            return NONE - 1
-        urgency = urgencies(
-            loop.members[: loop.numbers[IN_FLIGHT]], watched.left, watched.done, watched.width, watched.is_open,
-            watched.deadline_s, watched.began_s, watched.model, loop.numbers[MODELS], lazy.predictions,
-            lazy.expected_s, lazy.recent,
-        )  # fmt: skip
-        ranked = ready[np.argsort(urgency[lazy.type_model[ready]], kind="mergesort")]
     first: int = overdue_first(ranked, loop.passed, device.patience)[0]
     note_ran(loop.passed, ready, first)
     return first
 
 
 @compiled
-def _submitted(state: State, loop: Loop, device: Device, watched: Watched, lazy: Lazy, task: Ids) -> None:
+def _submitted(state: State, loop: Loop, device: Device, watched: Watched, policy: Policy, task: Ids) -> None:
     """Note when the steps of a new task begin and end."""
     numbers, seconds, type_id = loop.numbers, loop.seconds, loop.numbers[TYPE]
     ends, entering, nodes = part_of(task, PART_ENDS), part_of(task, PART_ENTERING)[0], part_of(task, PART_AT)[AT_NODE]
@@ -291,28 +211,13 @@ def _submitted(state: State, loop: Loop, device: Device, watched: Watched, lazy:
     seconds[FREE_S] = begin_s
     numbers[STEPS] += task[NUM_STEPS]
     numbers[ROWS] += num_rows
-    if lazy.watches:
+    if policy.how != CELLULAR:
         submit(watched.left, watched.done, state.nodes[REQUEST][nodes], type_id)
 
 
 @compiled
-def _learn_lengths(loop: Loop, watched: Watched, lazy: Lazy, slot: int) -> None:
-    """Note the lengths of the runs of a request that is done."""
-    cells, given = lazy.predictions.cell, lazy.predictions.given
-    for which in range(len(cells)):
-        done, source, at = watched.done[slot, cells[which]], given[which], lazy.num_seen[which]
-        if done == 0 or lazy.predictions.fixed[which] > 0:
-            continue
-        lazy.seen_given[which, at] = watched.left[slot, source] + watched.done[slot, source] if source >= 0 else 0
-        lazy.seen_steps[which, at] = done
-        lazy.num_seen[which] += 1
-        if lazy.num_seen[which] >= lazy.stale_at[which]:
-            loop.numbers[STALE] = 1
-
-
-@compiled
 def _end_step(
-    addresses: Ids, loop: Loop, device: Device, watched: Watched, lazy: Lazy, task: Ids, taken_s: float, rows: int
+    addresses: Ids, loop: Loop, device: Device, watched: Watched, policy: Policy, task: Ids, taken_s: float, rows: int
 ) -> None:  # fmt: skip
     """The next step of the task is done: retire it, answer whom it finishes, and learn from it."""
     numbers, type_id, step, now_s = loop.numbers, loop.numbers[TYPE], loop.numbers[STEP], loop.seconds[NOW_S]
@@ -321,15 +226,21 @@ def _end_step(
     num_over = found[NUM_OVER]
     for i in range(num_over):
         loop.finished_s[found[RETIRED + num_over + i]] = now_s
-    if not lazy.watches:
+    if policy.how == CELLULAR:
         return
-    if lazy.corrects:
-        lazy.factors[type_id] = corrected(lazy.factors[type_id], lazy.base_s[type_id, rows], taken_s)
+    times = policy.times
+    if times.corrects:
+        times.factors[type_id] = corrected(times.factors[type_id], times.base_s[type_id, rows], taken_s)
         numbers[SINCE] += 1
     numbers[CHANGES] += num_over > 0
-    for i in range(num_over):
-        slot = found[RETIRED + i]
-        _learn_lengths(loop, watched, lazy, slot)
+    if num_over == 0:
+        return
+    slots = found[RETIRED : RETIRED + num_over]
+    if policy.how == LAZY:
+        learn_lengths(loop, watched, policy, slots)
+    elif note_ended(slots, watched.left, watched.done, watched.width, policy.auto.ended):
+        numbers[STALE] = 1
+    for slot in slots:
         at = 0
         while loop.members[at] != slot:
             at += 1
@@ -340,7 +251,7 @@ def _end_step(
 
 @compiled
 def play(
-    addresses: Ids, forms: Ids, loop: Loop, offer: Offer, device: Device, watched: Watched, lazy: Lazy, task: Ids
+    addresses: Ids, forms: Ids, loop: Loop, offer: Offer, device: Device, watched: Watched, policy: Policy, task: Ids
 ) -> Ids:  # fmt: skip
     """Play until all is done, or until there is something to do that is not compiled: see `numbers[WHY]`.
 
@@ -353,29 +264,30 @@ def play(
             rows = ends[POSITIONS, step] - (ends[POSITIONS, step - 1] if step > 0 else 0)
             taken_s = device.seconds[type_id, rows] + device.step_s + rows * device.row_s
             seconds[NOW_S] = seconds[STEP_S] + (taken_s + device.turn_s)
-            if not _tell(addresses, forms, loop, offer, watched, lazy):
+            if not _tell(addresses, forms, loop, offer, watched, policy):
                 return task
             seconds[STEP_S] = seconds[NOW_S]
-            _end_step(addresses, loop, device, watched, lazy, task, taken_s, rows)
-            if numbers[SINCE] >= CORRECT_EVERY:
-                numbers[WHY] = CORRECT
+            _end_step(addresses, loop, device, watched, policy, task, taken_s, rows)
+            if numbers[SINCE] >= CORRECT_EVERY or (policy.how == AUTO and numbers[STALE]):
+                numbers[WHY] = LEARN
                 return task
             continue
-        if lazy.watches and not numbers[ADMITTED] and not _admit(addresses, forms, loop, offer, watched, lazy):
+        is_asked = policy.how != CELLULAR and not numbers[ADMITTED]
+        if is_asked and not _admit(addresses, forms, loop, offer, watched, policy):
             return task
         numbers[ADMITTED] = 1
-        type_id = _choose(state, loop, device, watched, lazy)
+        type_id = _choose(state, loop, device, watched, policy)
         if type_id < NONE:
             return task
         numbers[ADMITTED] = 0
         if type_id != NONE:
             numbers[TYPE] = type_id
             task = form(addresses, type_id, 0, False, False)
-            _submitted(state, loop, device, watched, lazy, task)
+            _submitted(state, loop, device, watched, policy, task)
             continue
         if numbers[NEXT] == len(offer.arrived_s):
             numbers[WHY] = OVER
             return task
         seconds[NOW_S] = max(seconds[NOW_S], offer.arrived_s[numbers[NEXT]])
-        if not _tell(addresses, forms, loop, offer, watched, lazy):
+        if not _tell(addresses, forms, loop, offer, watched, policy):
             return task

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import final
 
 import numpy as np
@@ -10,18 +11,42 @@ from numpy.typing import NDArray
 
 from batchmaker.cost.profile import Overhead
 from batchmaker.errors import InvariantError, OptionError
+from batchmaker.graph.spec import CellType
 from batchmaker.graph.work import work_of
-from batchmaker.lab.simulator import cell_loop
-from batchmaker.lab.simulator.cell_loop import Device, Lazy, Loop, Offer, Watched, play
+from batchmaker.lab.simulator.cell_loop import play
 from batchmaker.lab.simulator.core_tables import CoreTables, kinds_of
+from batchmaker.lab.simulator.loop_tables import (
+    AUTO,
+    BUSY_S,
+    CELLULAR,
+    LAZY,
+    NO_ROOM,
+    NUM_COMING,
+    NUM_NUMBERS,
+    NUM_SECONDS,
+    OVER,
+    REJECTED,
+    ROWS,
+    SINCE,
+    STALE,
+    STEPS,
+    WHY,
+    Device,
+    Lazy,
+    Loop,
+    Offer,
+    Policy,
+    Watched,
+)
 from batchmaker.lab.simulator.workload import Offered, Records, SimulatedModel, SimulatedRequest
 from batchmaker.policies.ageing import PATIENCE
+from batchmaker.policies.auto import AutoPolicy
 from batchmaker.policies.base import CellPolicy
 from batchmaker.policies.cellular import CellularPolicy
-from batchmaker.policies.expectation import NO_PREDICTIONS, NOBODY, Predictions, StepsLeft
-from batchmaker.policies.joining import NO_TEST, JoiningRules
+from batchmaker.policies.expectation import CORRECT_EVERY, NOBODY, ExpectedStepTimes, Predictions, StepsLeft
 from batchmaker.policies.lazy import LazyPolicy
 from batchmaker.policies.requests import RequestTable
+from batchmaker.policies.run_lengths import MOST_NOTED
 from batchmaker.scheduler.steps import HEADER
 
 Ids = NDArray[np.int64]
@@ -39,7 +64,7 @@ def compiled_cells(
 ) -> CompiledCells | str:
     """Return the simulation; or why the compiled loop cannot play it. seconds: as of CellSimulation.
 
-    It plays `cellular` and `lazy` on one worker that does not run ahead.
+    It plays `cellular`, `lazy` and `auto` on one worker that does not run ahead.
     """
     policy.check_cells(model.cells)
     shapes, kinds = kinds_of(offered.requests)
@@ -60,19 +85,44 @@ def _why_not(
         return "a request has no nodes, or begins with stored ones"
     if type(policy) is CellularPolicy:
         return None
-    if type(policy) is not LazyPolicy:
-        return f"the policy is {policy.name!r}, and the loop knows `cellular` and `lazy`"
-    policy.learn_types(model.cells)
+    if not isinstance(policy, LazyPolicy | AutoPolicy):
+        return f"the policy is {policy.name!r}, and the loop knows `cellular`, `lazy` and `auto`"
     if policy.drops:
         return "the policy refuses requests"
-    if not (policy.times.base[:, 1:] > 0).all():
+    if not (_times(policy, model.cells).base[:, 1:] > 0).all():
         return "the policy does not know the time of some cell beforehand"
+    if isinstance(policy, AutoPolicy):
+        return _why_not_auto(model, shapes)
     users: dict[int, int] = {}
     for shape in shapes:
         for type_id in work_of(shape.graph).types.tolist():
             if users.setdefault(type_id, shape.model) != shape.model:
                 return "several models use one cell type"
     return None
+
+
+def _why_not_auto(model: SimulatedModel, shapes: list[SimulatedRequest]) -> str | None:
+    """Return why the loop cannot play `auto` on these cells and requests, None if it can."""
+    if len(model.cells) == 1 or any(shape.model for shape in shapes):
+        return "under `auto` the loop knows one model with several cells"
+    if max(cell.max_batch for cell in model.cells) > MOST_NOTED:
+        return f"under `auto` the loop knows batches of up to {MOST_NOTED}"
+    for shape in shapes:
+        used = [part.type_id for part in shape.graph.runs]
+        if len(set(used)) < len(used) or len(used) < len(shape.graph.parts):
+            return "under `auto` the loop knows requests in which each cell type is one run"
+    stopping = [{run.type_id for run in shape.graph.runs if run.open_ended} for shape in shapes]
+    if any(types != stopping[0] for types in stopping):
+        return "requests differ in which of their runs a value may end"
+    return None
+
+
+def _times(policy: LazyPolicy | AutoPolicy, cells: Sequence[CellType]) -> ExpectedStepTimes:
+    """Return what a policy expects of the steps of these cells."""
+    if isinstance(policy, AutoPolicy):
+        return policy.times(cells)
+    policy.learn_types(cells)
+    return policy.times
 
 
 @final
@@ -98,8 +148,7 @@ class CompiledCells:
         self._policy, num_types = policy, len(model.cells)
         self._tables = CoreTables(model.cells, policy, [shape.graph for shape in shapes], overhead)
         self._requests = RequestTable()
-        for _ in model.cells:
-            self._requests.add_type()
+        self._note_kinds(model, shapes, sla_s)
         self._device = Device(
             np.ascontiguousarray(seconds, np.float64), overhead.step_s, overhead.row_s, overhead.turn_s,
             overhead.request_s, np.array([cell.priority for cell in model.cells], np.int64), PATIENCE,
@@ -107,13 +156,23 @@ class CompiledCells:
         self._offer = _offer(shapes, kinds, np.ascontiguousarray(offered.arrived_s, np.float64), sla_s, num_types)
         self.records = Records.of(offered.arrived_s)
         self._loop = Loop(
-            np.zeros(cell_loop.NUM_NUMBERS, np.int64), np.zeros(cell_loop.NUM_SECONDS), np.zeros_like(kinds),
-            np.zeros_like(kinds), np.zeros(num_types, np.int64), np.zeros_like(kinds), self.records.started_s,
-            self.records.finished_s, np.zeros(0, np.bool_),
+            np.zeros(NUM_NUMBERS, np.int64), np.zeros(NUM_SECONDS), np.zeros_like(kinds),
+            np.zeros_like(kinds), np.zeros(num_types, np.int64), np.zeros_like(kinds), np.zeros_like(kinds),
+            self.records.started_s, self.records.finished_s, np.zeros(0, np.bool_),
         )  # fmt: skip
-        self._loop.numbers[cell_loop.REJECTED] = -1
-        self._lazy = _lazy(policy, self._offer)
-        self._loop.numbers[cell_loop.STALE] = bool(np.any(self._lazy.predictions.fixed == 0))
+        self._loop.numbers[REJECTED] = -1
+        self._cells = model.cells
+        self._told = self._policy_tables()
+        self._loop.numbers[STALE] = self._told.how == LAZY and bool(np.any(self._told.lazy.predictions.fixed == 0))
+
+    def _note_kinds(self, model: SimulatedModel, shapes: list[SimulatedRequest], sla_s: float | None) -> None:
+        """Note what requests are like, as they would be noted when they arrive."""
+        for _ in model.cells:
+            self._requests.add_type()
+        for shape in shapes:
+            self._requests.note_kind(math.inf if sla_s is None else 0.0, shape.model)
+            for run in shape.graph.runs:
+                self._requests.note_run(run.type_id, may_stop=run.open_ended)
 
     def run(self) -> Records:
         """Run to the end."""
@@ -121,47 +180,67 @@ class CompiledCells:
         while True:
             task = play(
                 self._tables.addresses, self._tables.forms, self._loop, self._offer, self._device, self._watched(),
-                self._lazy, task,
+                self._told, task,
             )  # fmt: skip
-            if numbers[cell_loop.WHY] == cell_loop.OVER:
+            if numbers[WHY] == OVER:
                 break
-            if numbers[cell_loop.WHY] == cell_loop.NO_ROOM:
-                self._tables.make_room(self._loop.coming[: numbers[cell_loop.NUM_COMING]])
+            if numbers[WHY] == NO_ROOM:
+                self._tables.make_room(self._loop.coming[: numbers[NUM_COMING]])
             else:
-                self._follow()
+                self._learn()
         if np.isnan(records.finished_s).any():
             raise InvariantError(f"policy {self._policy.name!r} leaves requests unanswered and nothing runs")
-        records.steps, records.rows = int(numbers[cell_loop.STEPS]), int(numbers[cell_loop.ROWS])
-        records.busy_s = float(self._loop.seconds[cell_loop.BUSY_S])
+        records.steps, records.rows = int(numbers[STEPS]), int(numbers[ROWS])
+        records.busy_s = float(self._loop.seconds[BUSY_S])
         return records
 
     def _watched(self) -> Watched:
         table = self._requests
-        if self._lazy.watches:
+        if self._told.how != CELLULAR:
             table.fit(self._tables.num_slots - 1)
         return Watched(
-            table.left, table.done, table.width, table.open, table.deadline_s, table.began_s, table.model
+            table.left, table.done, table.width, table.open, table.arrived_s, table.deadline_s, table.began_s,
+            table.model,
         )  # fmt: skip
 
-    def _follow(self) -> None:
+    def _learn(self) -> None:
         """Let the policy learn from what has run so far, and let the loop know what it expects now."""
-        policy, lazy, numbers = self._policy, self._lazy, self._loop.numbers
-        if not isinstance(policy, LazyPolicy):
-            return
-        if numbers[cell_loop.WHY] == cell_loop.CORRECT:
-            policy.times.rebuild()
-            numbers[cell_loop.SINCE] = 0
-            self._lazy = lazy._replace(expected_s=policy.times.replay.seconds)
-            return
-        for i, (_, _, profile) in enumerate(policy.left.predicted):
-            seen = int(lazy.num_seen[i])
-            profile.observe_all(lazy.seen_given[i, :seen], lazy.seen_steps[i, :seen])
-            lazy.num_seen[i] = 0
+        policy, numbers = self._policy, self._loop.numbers
+        assert isinstance(policy, LazyPolicy | AutoPolicy)
+        if numbers[SINCE] >= CORRECT_EVERY:
+            times = _times(policy, self._cells) if isinstance(policy, AutoPolicy) else policy.times
+            times.rebuild()
+            numbers[SINCE] = 0
+            self._told = self._told._replace(times=times.tables)
+        elif isinstance(policy, LazyPolicy):
+            self._learn_lengths(policy, self._told.lazy)
+        if isinstance(policy, AutoPolicy) and numbers[STALE]:
+            self._told = self._told._replace(auto=policy.tables(self._requests))
+            numbers[STALE] = 0
+
+    def _learn_lengths(self, policy: LazyPolicy, lazy: Lazy) -> None:
+        profiles = [profile for _, _, profile in policy.left.predicted]
+        for profile, given, steps, seen in zip(
+            profiles, lazy.seen_given, lazy.seen_steps, lazy.num_seen.tolist(), strict=True
+        ):
+            profile.observe_all(given[:seen], steps[:seen])
         predictions = policy.left.predictions()
-        for i, (_, _, profile) in enumerate(policy.left.predicted):
-            lazy.stale_at[i] = profile.num_until_stale
-        numbers[cell_loop.STALE] = 0
-        self._lazy = lazy._replace(predictions=predictions)
+        lazy.num_seen[:] = 0
+        lazy.stale_at[:] = [profile.num_until_stale for profile in profiles]
+        self._loop.numbers[STALE] = 0
+        self._told = self._told._replace(lazy=lazy._replace(predictions=predictions))
+
+    def _policy_tables(self) -> Policy:
+        """Return what the policy knows, for the loop; of other policies, nothing that is ever read."""
+        policy, offer, cells = self._policy, self._offer, self._cells
+        lazy = _lazy(policy if isinstance(policy, LazyPolicy) else LazyPolicy(), offer)
+        auto = policy if isinstance(policy, AutoPolicy) else AutoPolicy()
+        if isinstance(policy, LazyPolicy):
+            return Policy(LAZY, policy.times.tables, lazy, auto.tables(RequestTable()))
+        times = auto.times(cells).tables
+        if isinstance(policy, AutoPolicy):
+            return Policy(AUTO, times, lazy, auto.tables(self._requests))
+        return Policy(CELLULAR, times, lazy, auto.tables(RequestTable()))
 
 
 def _offer(shapes: list[SimulatedRequest], kinds: Ids, arrived_s: Times, sla_s: float | None, num_types: int) -> Offer:
@@ -173,22 +252,13 @@ def _offer(shapes: list[SimulatedRequest], kinds: Ids, arrived_s: Times, sla_s: 
     return Offer(arrived_s, deadline_s, kinds, nodes, width, np.array([shape.model for shape in shapes], np.int64))
 
 
-def _lazy(policy: CellPolicy, offer: Offer) -> Lazy:
-    """Return what `lazy` knows; with another policy, nothing that is ever read."""
-    count, num_types = len(offer.kinds), offer.nodes.shape[1]
-    if not isinstance(policy, LazyPolicy):
-        none, no_times = np.zeros((0, 0), np.int64), np.zeros((0, 0))
-        return Lazy(
-            False, JoiningRules(NO_TEST, False, False, False), 0, False, False, no_times, np.zeros(0), no_times,
-            none.ravel(), NO_PREDICTIONS, none, none, none.ravel(), none.ravel(),
-        )  # fmt: skip
-    num = len(policy.left.predicted)
+def _lazy(policy: LazyPolicy, offer: Offer) -> Lazy:
+    """Return what `lazy` knows."""
+    num, count, num_types = len(policy.left.predicted), len(offer.kinds), offer.nodes.shape[1]
     of_type = np.array([offer.model[offer.nodes[:, t] > 0].max(initial=0) for t in range(num_types)], np.int64)
     return Lazy(
-        True, policy.rules, policy.cap, policy.recent, policy.times.corrects, np.ascontiguousarray(policy.times.base),
-        policy.times.factors, policy.times.replay.seconds, of_type, _predictions(policy.left),
-        np.zeros((num, count), np.int64), np.zeros((num, count), np.int64), np.zeros(num, np.int64),
-        np.full(num, count + 1),
+        policy.rules, policy.cap, policy.recent, of_type, _predictions(policy.left), np.zeros((num, count), np.int64),
+        np.zeros((num, count), np.int64), np.zeros(num, np.int64), np.full(num, count + 1),
     )  # fmt: skip
 
 
