@@ -56,6 +56,7 @@ class CellularPolicy(CellPolicy):
     name = "cellular"
 
     def __init__(self, max_steps: int | None = None, budget_ms: float = BUDGET_MS) -> None:
+        by_algorithm_one(*np.zeros((5, 0), np.int64))  # compiled now, and not while a request waits
         if max_steps is None:
             super().__init__(MOST_STEPS, budget_ms)
         else:

@@ -15,7 +15,7 @@ from batchmaker.lab.simulator.loop_tables import (
     RANKED_S,
     REJECTED,
     Ids,
-    Loop,
+    LoopTables,
     Policy,
     Watched,
 )
@@ -24,7 +24,7 @@ from batchmaker.policies.type_order import count_chains, type_order
 
 
 @compiled
-def who_begins(loop: Loop, watched: Watched, policy: Policy) -> Ids:
+def who_begins(loop: LoopTables, watched: Watched, policy: Policy) -> Ids:
     """Return the slots of those who begin now, as AutoPolicy.admit."""
     numbers, auto, times, now_s = loop.numbers, policy.auto, policy.times, loop.seconds[NOW_S]
     line, in_flight = loop.line[numbers[FIRST] : numbers[LAST]], loop.members[: numbers[IN_FLIGHT]]
@@ -59,7 +59,7 @@ def who_begins(loop: Loop, watched: Watched, policy: Policy) -> Ids:
 
 
 @compiled
-def order_of(loop: Loop, watched: Watched, policy: Policy, ready: Ids) -> Ids:
+def order_of(loop: LoopTables, watched: Watched, policy: Policy, ready: Ids) -> Ids:
     """Return the ready types in the order of AutoPolicy.rank. Ask also where fewer than two are ready."""
     numbers, seconds, auto, now_s = loop.numbers, loop.seconds, policy.auto, loop.seconds[NOW_S]
     passed_s = now_s - seconds[RANKED_S]

@@ -41,10 +41,10 @@ from batchmaker.lab.simulator.loop_tables import (
     STEPS,
     TYPE,
     WHY,
-    Device,
+    DeviceCosts,
     Ids,
-    Loop,
-    Offer,
+    LoopTables,
+    OfferTables,
     Policy,
     Watched,
 )
@@ -78,14 +78,14 @@ from batchmaker.scheduler.tables import State, state_at
 
 
 @compiled_inline
-def _wants(loop: Loop, kinds: Ids) -> None:
+def _wants(loop: LoopTables, kinds: Ids) -> None:
     """There may be no room for requests of these forms."""
     loop.numbers[WHY], loop.numbers[NUM_COMING] = NO_ROOM, len(kinds)
     loop.coming[: len(kinds)] = kinds
 
 
 @compiled
-def _tell(addresses: Ids, forms: Ids, loop: Loop, offer: Offer, watched: Watched, policy: Policy) -> bool:
+def _tell(addresses: Ids, forms: Ids, loop: LoopTables, offer: OfferTables, watched: Watched, policy: Policy) -> bool:
     """Requests that have arrived by now wait in line, or begin. Returns whether there was room."""
     numbers, first = loop.numbers, loop.numbers[NEXT]
     end = first
@@ -116,7 +116,7 @@ def _tell(addresses: Ids, forms: Ids, loop: Loop, offer: Offer, watched: Watched
 
 
 @compiled
-def _admit(addresses: Ids, forms: Ids, loop: Loop, offer: Offer, watched: Watched, policy: Policy) -> bool:
+def _admit(addresses: Ids, forms: Ids, loop: LoopTables, offer: OfferTables, watched: Watched, policy: Policy) -> bool:
     """Let requests begin, as the policy says. Returns False where it cannot be said, or done, yet; see WHY."""
     numbers, line, state = loop.numbers, loop.line, state_at(addresses)
     if numbers[NUM_CHOSEN] == 0:
@@ -155,7 +155,7 @@ def _admit(addresses: Ids, forms: Ids, loop: Loop, offer: Offer, watched: Watche
 
 
 @compiled
-def _choose(state: State, loop: Loop, device: Device, watched: Watched, policy: Policy) -> int:
+def _choose(state: State, loop: LoopTables, device: DeviceCosts, watched: Watched, policy: Policy) -> int:
     """Return the type that runs next, NONE if none is ready; or, if it cannot be said yet, a number below; see WHY."""
     types, num_types = state.types, state.types.shape[1]
     ready, num_ready = np.empty(num_types, np.int64), np.empty(num_types, np.int64)
@@ -189,7 +189,9 @@ def _choose(state: State, loop: Loop, device: Device, watched: Watched, policy: 
 
 
 @compiled
-def _submitted(state: State, loop: Loop, device: Device, watched: Watched, policy: Policy, task: Ids) -> None:
+def _submitted(
+    state: State, loop: LoopTables, device: DeviceCosts, watched: Watched, policy: Policy, task: Ids
+) -> None:
     """Note when the steps of a new task begin and end."""
     numbers, seconds, type_id = loop.numbers, loop.seconds, loop.numbers[TYPE]
     ends, entering, nodes = part_of(task, PART_ENDS), part_of(task, PART_ENTERING)[0], part_of(task, PART_AT)[AT_NODE]
@@ -217,7 +219,8 @@ def _submitted(state: State, loop: Loop, device: Device, watched: Watched, polic
 
 @compiled
 def _end_step(
-    addresses: Ids, loop: Loop, device: Device, watched: Watched, policy: Policy, task: Ids, taken_s: float, rows: int
+    addresses: Ids, loop: LoopTables, device: DeviceCosts, watched: Watched, policy: Policy, task: Ids,
+    taken_s: float, rows: int,
 ) -> None:  # fmt: skip
     """The next step of the task is done: retire it, answer whom it finishes, and learn from it."""
     numbers, type_id, step, now_s = loop.numbers, loop.numbers[TYPE], loop.numbers[STEP], loop.seconds[NOW_S]
@@ -251,7 +254,8 @@ def _end_step(
 
 @compiled
 def play(
-    addresses: Ids, forms: Ids, loop: Loop, offer: Offer, device: Device, watched: Watched, policy: Policy, task: Ids
+    addresses: Ids, forms: Ids, loop: LoopTables, offer: OfferTables, device: DeviceCosts, watched: Watched,
+    policy: Policy, task: Ids,
 ) -> Ids:  # fmt: skip
     """Play until all is done, or until there is something to do that is not compiled: see `numbers[WHY]`.
 

@@ -31,10 +31,10 @@ from batchmaker.lab.simulator.loop_tables import (
     STALE,
     STEPS,
     WHY,
-    Device,
+    DeviceCosts,
     Lazy,
-    Loop,
-    Offer,
+    LoopTables,
+    OfferTables,
     Policy,
     Watched,
 )
@@ -149,13 +149,13 @@ class CompiledCells:
         self._tables = CoreTables(model.cells, policy, [shape.graph for shape in shapes], overhead)
         self._requests = RequestTable()
         self._note_kinds(model, shapes, sla_s)
-        self._device = Device(
+        self._device = DeviceCosts(
             np.ascontiguousarray(seconds, np.float64), overhead.step_s, overhead.row_s, overhead.turn_s,
             overhead.request_s, np.array([cell.priority for cell in model.cells], np.int64), PATIENCE,
         )  # fmt: skip
         self._offer = _offer(shapes, kinds, np.ascontiguousarray(offered.arrived_s, np.float64), sla_s, num_types)
         self.records = Records.of(offered.arrived_s)
-        self._loop = Loop(
+        self._loop = LoopTables(
             np.zeros(NUM_NUMBERS, np.int64), np.zeros(NUM_SECONDS), np.zeros_like(kinds),
             np.zeros_like(kinds), np.zeros(num_types, np.int64), np.zeros_like(kinds), np.zeros_like(kinds),
             self.records.started_s, self.records.finished_s, np.zeros(0, np.bool_),
@@ -243,16 +243,20 @@ class CompiledCells:
         return Policy(CELLULAR, times, lazy, auto.tables(RequestTable()))
 
 
-def _offer(shapes: list[SimulatedRequest], kinds: Ids, arrived_s: Times, sla_s: float | None, num_types: int) -> Offer:
+def _offer(
+    shapes: list[SimulatedRequest], kinds: Ids, arrived_s: Times, sla_s: float | None, num_types: int
+) -> OfferTables:
     nodes, width = np.zeros((len(shapes), num_types), np.int64), np.ones((len(shapes), num_types))
     for i, shape in enumerate(shapes):
         work = work_of(shape.graph)
         nodes[i, work.types], width[i, work.types] = work.nodes, np.maximum(work.nodes / work.steps, 1.0)
     deadline_s = arrived_s + (math.inf if sla_s is None else sla_s)
-    return Offer(arrived_s, deadline_s, kinds, nodes, width, np.array([shape.model for shape in shapes], np.int64))
+    return OfferTables(
+        arrived_s, deadline_s, kinds, nodes, width, np.array([shape.model for shape in shapes], np.int64)
+    )
 
 
-def _lazy(policy: LazyPolicy, offer: Offer) -> Lazy:
+def _lazy(policy: LazyPolicy, offer: OfferTables) -> Lazy:
     """Return what `lazy` knows."""
     num, count, num_types = len(policy.left.predicted), len(offer.kinds), offer.nodes.shape[1]
     of_type = np.array([offer.model[offer.nodes[:, t] > 0].max(initial=0) for t in range(num_types)], np.int64)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
+from functools import partial
 from typing import Final, final
 
 import numpy as np
@@ -20,6 +22,8 @@ from batchmaker.scheduler.layout import (
     EDGES,
     EXTENT_NUM_EDGES,
     EXTENTS,
+    ID,
+    NODE_MASK,
     NODES,
     NUM_NODES,
     NUM_SUBGRAPHS,
@@ -27,6 +31,7 @@ from batchmaker.scheduler.layout import (
     SLOTS,
     SUBGRAPHS,
 )
+from batchmaker.scheduler.state import SchedulerState
 
 Ids = NDArray[np.int64]
 
@@ -47,6 +52,17 @@ def task_s(overhead: Overhead) -> float:
     return 0.0 if overhead == Overhead() else TASK_S
 
 
+def _new_state(
+    cells: Sequence[CellType], policy: CellPolicy, graphs: Sequence[CellGraph], overhead: Overhead
+) -> SchedulerState:
+    """Return the state of a scheduler that has seen no request, and knows how runs of these graphs use each type."""
+    scheduler = Scheduler(policy, plan_rows=False, give_up_late=False, task_s=task_s(overhead))
+    scheduler.handle(*(CellTypeAdded(cell, 0.0) for cell in cells))
+    for type_id, num in {(run.type_id, len(run.sequences)) for graph in graphs for run in graph.runs}:
+        scheduler.state.learn_form(type_id, num)
+    return scheduler.state
+
+
 @final
 class CoreTables:
     """The tables of a scheduler for one worker, which plans no rows, has nothing in flight, and knows these graphs.
@@ -57,22 +73,28 @@ class CoreTables:
     def __init__(
         self, cells: Sequence[CellType], policy: CellPolicy, graphs: Sequence[CellGraph], overhead: Overhead
     ) -> None:  # fmt: skip
-        self._scheduler = Scheduler(policy, plan_rows=False, give_up_late=False, task_s=task_s(overhead))
-        self._scheduler.handle(*(CellTypeAdded(cell, 0.0) for cell in cells))
-        state = self._scheduler.state
+        self._make = partial(_new_state, cells, policy, graphs, overhead)
+        state = self._make()
         self._arena, self._copies = state.arena, state.admission.copies
         self._copies.max_forms = self._copies.max_nodes = _NO_LIMIT
         self._counts = np.zeros((3, len(graphs)), np.int64)
         self._places = np.zeros((len(cells), len(graphs)), np.int64)
+        known = set[int]()
         for number, graph in enumerate(graphs):
-            for run in graph.runs:
-                state.learn_form(run.type_id, len(run.sequences))
-            extent = state.admission.admit([graph], [0]).extents[:, 0]
+            extent = state.admission.admit([copy(graph) if id(graph) in known else graph], [0]).extents[:, 0]
+            known.add(id(graph))
             self._counts[:, number] = extent[[NUM_NODES, NUM_SUBGRAPHS, EXTENT_NUM_EDGES]]
             for part in graph.parts:
                 np.add.at(self._places[:, number], part.type_id if isinstance(part, Run) else part.types, 1)
             self._arena.forget_numbers()
         self._arena.keeps_sources = False  # copies have none
+
+    def another(self) -> CoreTables:
+        """Return the tables of another such scheduler, which has seen nothing. It has the forms of this one."""
+        other = copy(self)
+        other._arena = self._make().arena
+        other._arena.keeps_sources = False
+        return other
 
     @property
     def addresses(self) -> Ids:
@@ -83,6 +105,12 @@ class CoreTables:
     def forms(self) -> Ids:
         """See `copies.forms_at`."""
         return self._copies.tables
+
+    def ids_of_ready(self, type_id: int) -> list[int]:
+        """Return the requests that have ready nodes of a type, in the order of their queue."""
+        arena = self._arena
+        found: list[int] = arena.requests[ID, arena.request[arena.ready_keys(type_id) & NODE_MASK]].tolist()
+        return found
 
     @property
     def num_slots(self) -> int:

@@ -18,27 +18,27 @@ NONE: Final = -1
 """No type is ready."""
 CELLULAR, LAZY, AUTO = range(3)
 OVER, NO_ROOM, LEARN = range(3)
-"""Why `play` comes back: all is done; a table may lack room for `Loop.coming`; the policy must learn from what has run,
+"""Why `play` comes back: all is done; a table may lack room for `coming`; the policy must learn from what has run,
 lengths where they are STALE, times where they are not corrected any more since CORRECT_EVERY steps."""
 (
     NEXT, STEP, TYPE, STEPS, ROWS, NUM_NEW, CHANGES, REJECTED, FIRST, LAST, IN_FLIGHT, MODELS, SINCE, STALE, WHY,
     NUM_COMING, ADMITTED, HAS_RANKED, NUM_CHOSEN, NUM_NUMBERS,
 ) = range(20)  # fmt: skip
-"""Entries of `Loop.numbers`.
+"""Entries of `numbers`.
 
 NEXT: the next request to arrive. STEP, TYPE: of the task that runs, its next step to end, and its type. STEPS, ROWS:
 that were submitted. NUM_NEW: arrived since a step was submitted. CHANGES, REJECTED: see LazyPolicy. FIRST, LAST: where
-those who wait are in `Loop.line`. IN_FLIGHT: how many. MODELS: see RequestTable. SINCE: steps since the expected times
-were made. STALE: 1 if a table of lengths must be made anew. WHY: as above. NUM_COMING: of `Loop.coming`.
+those who wait are in `line`. IN_FLIGHT: how many. MODELS: see RequestTable. SINCE: steps since the expected times
+were made. STALE: 1 if a table of lengths must be made anew. WHY: as above. NUM_COMING: of `coming`.
 ADMITTED: 1 where the policy has said who begins, but not yet which type goes first.
-HAS_RANKED: see AutoPolicy. NUM_CHOSEN: of `Loop.chosen`.
+HAS_RANKED: see AutoPolicy. NUM_CHOSEN: of `chosen`.
 """
 NOW_S, STEP_S, FREE_S, BUSY_S, RANKED_S, NUM_SECONDS = range(6)
-"""Entries of `Loop.seconds`: the present; the begin of the step that ends next; the end of the task; of all steps; when
+"""Entries of `seconds`: the present; the begin of the step that ends next; the end of the task; of all steps; when
 `auto` was asked for a type last."""
 
 
-class Device(NamedTuple):
+class DeviceCosts(NamedTuple):
     """seconds: [types, most + 1] of a step. step_s, row_s, turn_s, request_s: see Overhead. priority: [types].
     patience: see Ageing."""
 
@@ -51,7 +51,7 @@ class Device(NamedTuple):
     patience: int
 
 
-class Offer(NamedTuple):
+class OfferTables(NamedTuple):
     """What comes. arrived_s, deadline_s, kinds: [requests]; kinds: the form of each. nodes, width: [kinds, types], see
     RequestTable. model: [kinds]."""
 
@@ -95,7 +95,7 @@ class Lazy(NamedTuple):
     stale_at: Ids
 
 
-class Loop(NamedTuple):
+class LoopTables(NamedTuple):
     """What the loop itself keeps. line: [requests] slots of those who wait. members: [requests] slots of those in
     flight, in the order in which they began. passed: [types] see Ageing. coming: [requests] forms that lack room.
     chosen: [requests] slots of those who are to begin.
